@@ -1,0 +1,193 @@
+"""One forward of the root: what every submodule received and returned.
+
+Only metadata is kept: a tensor becomes a :class:`TensorSpec`, a cache a copy of itself without data. Each module
+keeps its first call, and one more for every other signature it was called with.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
+
+from schedule.errors import NotApplicable, ScheduleError
+from schedule.tracing.calls import intercepted_calls
+from schedule.tracing.specs import TensorSpec
+from schedule.tracing.structure import leaves, map_structure
+
+MAX_SIGNATURES = 4
+_IMMUTABLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, range)
+
+
+class Opaque:
+    """A stateful object that was seen, such as a cache: its structure with tensors that hold no data."""
+
+    def __init__(self, snapshot: Any) -> None:
+        self.snapshot = snapshot
+
+    def __repr__(self) -> str:
+        return f"Opaque({type(self.snapshot).__name__})"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a module, by metadata only.
+
+    Attributes:
+        args: positional arguments; tensors are specs, caches are :class:`Opaque`.
+        kwargs: keyword arguments, likewise.
+        output: what the call returned, likewise.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any
+
+    def key(self) -> tuple[Any, ...]:
+        """What tells two signatures apart: structure and constants, dtypes and ranks, not sizes."""
+        return tuple((path, _kind(leaf)) for path, leaf in leaves((self.args, self.kwargs)))
+
+
+def _kind(leaf: Any) -> Any:
+    if isinstance(leaf, TensorSpec):
+        return (leaf.dtype, leaf.ndim)
+    return leaf if isinstance(leaf, (bool, str, type(None))) else type(leaf)
+
+
+@dataclass
+class Recording:
+    """What each module of one root received, by module.
+
+    Attributes:
+        fake_mode: the mode that all data-free tensors of this recording belong to.
+        calls: first call of each module and one per further signature, in order of appearance.
+    """
+
+    fake_mode: FakeTensorMode = field(default_factory=lambda: FakeTensorMode(allow_non_fake_inputs=True))
+    calls: dict[nn.Module, list[Call]] = field(default_factory=dict)
+
+    def describe(self, value: Any) -> Any:
+        """``value`` with its data left out."""
+        return map_structure(value, self._describe_leaf)
+
+    def _describe_leaf(self, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return TensorSpec.of(leaf)
+        if isinstance(leaf, _IMMUTABLE) or callable(leaf) or isinstance(leaf, nn.Module):
+            return leaf
+        return Opaque(self.snapshot(leaf))
+
+    def snapshot(self, value: Any) -> Any:
+        """A deep copy of ``value`` in which every tensor is a data-free one; itself where it cannot be copied."""
+        try:
+            with _DataFreeCopies(self.fake_mode):
+                return copy.deepcopy(value)
+        except (TypeError, ValueError, RuntimeError, AttributeError):
+            return value
+
+    def materialise(self, value: Any) -> Any:
+        """The inverse of :meth:`describe`: data-free tensors in place of specs."""
+        return map_structure(value, self._materialise_leaf)
+
+    def _materialise_leaf(self, leaf: Any) -> Any:
+        if isinstance(leaf, TensorSpec):
+            with self.fake_mode:
+                return torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device)
+        return self.snapshot(leaf.snapshot) if isinstance(leaf, Opaque) else leaf
+
+    def add(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Keep this call if its signature is new."""
+        kept = self.calls.setdefault(module, [])
+        if len(kept) >= MAX_SIGNATURES:
+            return
+        call = Call(args, kwargs, output)
+        if all(call.key() != other.key() for other in kept):
+            kept.append(call)
+
+
+class _DataFreeCopies(TorchFunctionMode):
+    """Under it, ``copy.deepcopy`` of a tensor gives a data-free tensor."""
+
+    def __init__(self, fake_mode: FakeTensorMode) -> None:
+        super().__init__()
+        self.fake_mode = fake_mode
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.Tensor.__deepcopy__:
+            return func(*args, **(kwargs or {}))
+        tensor, memo = args
+        if id(tensor) not in memo:
+            memo[id(tensor)] = self._data_free(tensor)
+        return memo[id(tensor)]
+
+    def _data_free(self, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        with self.fake_mode:
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+
+def as_call(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """``(args, kwargs)`` for a model from a dict, a tuple or a single tensor."""
+    if isinstance(example_inputs, Mapping):
+        return (), dict(example_inputs)
+    if isinstance(example_inputs, (tuple, list)):
+        return tuple(example_inputs), {}
+    return (example_inputs,), {}
+
+
+def record(root: nn.Module, example_inputs: Any) -> Recording:
+    """Run ``root`` once in eval mode and keep what every submodule received and returned.
+
+    Neither the random state, nor the training flags, nor any gradient changes.
+
+    Args:
+        root: the model.
+        example_inputs: a dict of keyword arguments, a tuple of positional ones, or one tensor.
+
+    Raises:
+        NotApplicable: the model refuses these inputs; the model's own error is the cause.
+    """
+    recording = Recording()
+    args, kwargs = as_call(example_inputs)
+
+    def keep(module: nn.Module, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        received = recording.describe(args), recording.describe(kwargs)
+        output = call(*args, **kwargs)
+        recording.add(module, *received, recording.describe(output))
+        return output
+
+    with undisturbed(root), torch.no_grad(), intercepted_calls(root, keep):
+        root.eval()
+        try:
+            root(*args, **kwargs)
+        except ScheduleError:
+            raise
+        except Exception as error:
+            raise NotApplicable(
+                f"the model refused the example inputs: {type(error).__name__}: {error}",
+                where=f"{type(root).__name__}.forward{inspect.signature(type(root).forward)}",
+                fix="pass example_inputs that `model(**example_inputs)` accepts",
+            ) from error
+    return recording
+
+
+@contextmanager
+def undisturbed(root: nn.Module) -> Iterator[None]:
+    """Give back the training flags of every module and the random state, whatever happens inside."""
+    flags = [(module, module.training) for module in root.modules()]
+    devices = sorted({p.device.index or 0 for p in root.parameters() if p.device.type == "cuda"})
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            for module, training in flags:
+                module.training = training

@@ -1,0 +1,110 @@
+"""What a torch function is to the tracer: a question about metadata, a mutation, or a node like any other."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
+
+_CONSTANT_ATTRIBUTES = {
+    "dtype", "ndim", "layout", "names", "is_cuda", "is_cpu", "is_meta", "is_mps", "is_xpu", "is_sparse",
+    "is_quantized", "is_nested", "is_leaf", "grad_fn", "itemsize", "is_mkldnn", "is_sparse_csr", "grad",
+    "_version", "is_xla",
+}  # fmt: skip
+_CONSTANT_METHODS = {
+    "dim", "ndimension", "is_floating_point", "is_complex", "element_size", "__repr__", "__format__",
+    "__hash__", "is_signed", "__contains__",
+}  # fmt: skip
+_CONSTANT_FUNCTIONS = {torch.is_floating_point, torch.is_complex, torch.is_same_size, torch.result_type}
+
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "__floordiv__": operator.floordiv,
+    "matmul": operator.matmul,
+    "__matmul__": operator.matmul,
+    "pow": operator.pow,
+    "neg": operator.neg,
+    "__invert__": operator.invert,
+    "gt": operator.gt,
+    "lt": operator.lt,
+    "ge": operator.ge,
+    "le": operator.le,
+    "__eq__": operator.eq,
+    "__ne__": operator.ne,
+    "__and__": operator.and_,
+    "__or__": operator.or_,
+    "__getitem__": operator.getitem,
+    "__setitem__": operator.setitem,
+}
+_REVERSED: dict[str, Callable[..., Any]] = {
+    "__rsub__": operator.sub,
+    "__rdiv__": operator.truediv,
+    "__rpow__": operator.pow,
+    "__rmatmul__": operator.matmul,
+    "__rfloordiv__": operator.floordiv,
+}
+
+
+def attribute_name(func: Any) -> str | None:
+    """``"shape"`` for the getter of ``Tensor.shape``; None for what is no attribute getter."""
+    if getattr(func, "__name__", "") != "__get__":
+        return None
+    return getattr(func.__self__, "__name__", None)
+
+
+def is_attribute(func: Any, name: str) -> bool:
+    """Whether ``func`` is the getter of tensor attribute ``name``."""
+    return attribute_name(func) == name
+
+
+def is_method(func: Any) -> bool:
+    """Whether ``func`` is a method of ``torch.Tensor`` (and so written ``x.name(…)``)."""
+    owner = getattr(func, "__objclass__", None)
+    if owner is not None:
+        return issubclass(torch.Tensor, owner)
+    return getattr(func, "__module__", "") == "torch._tensor"
+
+
+def is_constant_query(func: Any) -> bool:
+    """Whether the answer depends on neither data nor sizes (dtype, rank, layout, …)."""
+    name = attribute_name(func)
+    if name is not None:
+        return name in _CONSTANT_ATTRIBUTES
+    if func in _CONSTANT_FUNCTIONS:
+        return True
+    return is_method(func) and func.__name__ in _CONSTANT_METHODS
+
+
+def written_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:
+    """``(target, args)`` of the node that stands for a call: an operator, a method name, or the function."""
+    name = attribute_name(func)
+    if name is not None:
+        return getattr, (args[0], name)
+    if not is_method(func):
+        return func, args
+    if not kwargs and func.__name__ in _REVERSED and len(args) == 2:
+        return _REVERSED[func.__name__], (args[1], args[0])
+    arity = 3 if func.__name__ == "__setitem__" else 1 if func.__name__ in ("neg", "__invert__") else 2
+    if not kwargs and len(args) == arity and func.__name__ in _OPERATORS:
+        return _OPERATORS[func.__name__], args
+    return func.__name__, args
+
+
+def mutated_tensor(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """The tensor that the call changes in place, if it does."""
+    if isinstance(kwargs.get("out"), torch.Tensor):
+        return kwargs["out"]
+    if not args or not isinstance(args[0], torch.Tensor):
+        return None
+    name = getattr(func, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__")
+    augmented = name in ("__setitem__", "__iadd__", "__isub__", "__imul__", "__idiv__", "__itruediv__", "__iand__")
+    return args[0] if in_place or augmented or kwargs.get("inplace") is True else None

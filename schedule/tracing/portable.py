@@ -1,0 +1,49 @@
+"""A graph as plain data, for pickling and copying: nodes by name, targets by reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+_KEPT_META = ("spec", "source", "opaque", "object", "module", "rule")
+
+
+class _Ref:
+    """Stands for a node in packed arguments."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def pack_graph(graph: fx.Graph) -> list[tuple[Any, ...]]:
+    """Each node as ``(op, name, target, args, kwargs, meta)``."""
+
+    def reference(node: fx.Node) -> Any:
+        return _Ref(node.name)
+
+    return [
+        (
+            node.op,
+            node.name,
+            node.target,
+            fx.node.map_arg(node.args, reference),
+            fx.node.map_arg(node.kwargs, reference),
+            {key: node.meta[key] for key in _KEPT_META if key in node.meta},
+        )
+        for node in graph.nodes
+    ]
+
+
+def unpack_graph(packed: list[tuple[Any, ...]]) -> fx.Graph:
+    """The inverse of :func:`pack_graph`."""
+    graph, nodes = fx.Graph(), {}
+
+    def resolve(value: Any) -> Any:
+        return nodes[value.name] if isinstance(value, _Ref) else value
+
+    for op, name, target, args, kwargs, meta in packed:
+        args, kwargs = fx.node.map_aggregate(args, resolve), fx.node.map_aggregate(kwargs, resolve)
+        nodes[name] = graph.create_node(op, target, args, kwargs, name=name)
+        nodes[name].meta.update(meta)
+    return graph

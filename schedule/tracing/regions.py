@@ -1,0 +1,123 @@
+"""``no_grad``, ``enable_grad`` and ``autocast`` blocks, as pairs of nodes.
+
+In a graph a block reads ``token = begin_…(…); …; end_region(token)``. What was begun and not ended when an
+exception passes is ended by :func:`closing_regions`, which the runtime puts around graphs that have regions.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+from torch import fx
+
+if TYPE_CHECKING:
+    from schedule.tracing.tracer import ModuleTracer
+
+
+class _Open(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[AbstractContextManager[Any]] = []
+
+
+_open = _Open()
+
+
+def begin_grad_mode(enabled: bool) -> AbstractContextManager[Any]:
+    """Enter ``torch.set_grad_enabled(enabled)``; the result goes to :func:`end_region`."""
+    previous = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(enabled)
+    return _opened(_GradMode(previous))
+
+
+def begin_autocast(
+    device_type: str, dtype: torch.dtype | None, enabled: bool, cache_enabled: bool | None
+) -> AbstractContextManager[Any]:
+    """Enter ``torch.autocast``; the result goes to :func:`end_region`."""
+    block = torch.autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
+    block.__enter__()
+    return _opened(block)
+
+
+def end_region(block: AbstractContextManager[Any]) -> None:
+    """Leave a block that a ``begin_…`` function entered."""
+    _open.stack.remove(block)
+    block.__exit__(None, None, None)
+
+
+def _opened(block: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
+    _open.stack.append(block)
+    return block
+
+
+class _GradMode(AbstractContextManager[Any]):
+    def __init__(self, previous: bool) -> None:
+        self.previous = previous
+
+    def __exit__(self, *_: object) -> None:
+        torch._C._set_grad_enabled(self.previous)
+
+
+REGION_FUNCTIONS = frozenset({begin_grad_mode, begin_autocast, end_region})
+
+
+@contextmanager
+def closing_regions() -> Iterator[None]:
+    """Leave, innermost first, the blocks that were entered inside and not left because of an exception."""
+    depth = len(_open.stack)
+    try:
+        yield
+    finally:
+        while len(_open.stack) > depth:
+            _open.stack.pop().__exit__(None, None, None)
+
+
+class RegionTracker:
+    """Writes grad-mode and autocast blocks into the graph of ``tracer``."""
+
+    def __init__(self, tracer: ModuleTracer) -> None:
+        self.tracer = tracer
+        self._grad: list[tuple[fx.Node, bool]] = []
+        self._autocast: dict[int, fx.Node] = {}
+
+    def handles(self, func: Any) -> bool:
+        """Whether ``func`` begins or ends a block."""
+        return func is torch._C._set_grad_enabled
+
+    def on_call(self, func: Any, args: Any) -> None:
+        """Grad mode is being set: the end of the innermost block if it restores what was, else a new block."""
+        enabled, current = args[0], torch.is_grad_enabled()
+        func(enabled)
+        if self._grad and self._grad[-1][1] == enabled:
+            node, _ = self._grad.pop()
+            self.tracer.emit(end_region, (node,))
+        else:
+            node = self.tracer.emit(begin_grad_mode, (enabled,))
+            self._grad.append((node, current))
+
+    @contextmanager
+    def autocast_tracked(self) -> Iterator[None]:
+        """Within, entering and leaving ``torch.autocast`` in this thread is written into the graph."""
+        thread = threading.get_ident()
+        enter, leave = torch.autocast.__enter__, torch.autocast.__exit__
+
+        def __enter__(block: Any) -> Any:
+            if threading.get_ident() == thread:
+                arguments = (block.device, block.fast_dtype, block._enabled, block._cache_enabled)
+                self._autocast[id(block)] = self.tracer.emit(begin_autocast, arguments)
+            return enter(block)
+
+        def __exit__(block: Any, *error: Any) -> Any:
+            if threading.get_ident() == thread and id(block) in self._autocast:
+                self.tracer.emit(end_region, (self._autocast.pop(id(block)),))
+            return leave(block, *error)
+
+        with (
+            mock.patch.object(torch.autocast, "__enter__", __enter__),
+            mock.patch.object(torch.autocast, "__exit__", __exit__),
+        ):
+            yield

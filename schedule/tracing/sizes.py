@@ -1,0 +1,198 @@
+"""Reading sizes: every size as an expression of the sizes of inputs and parameters, where that can be proved.
+
+``linear(x, w).view(b, s, -1).shape[0]`` is ``b``, whatever ``b`` is. Following sizes back to the inputs lets a
+branch on them be decided before the graph runs, and keeps intermediate values free of extra readers.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx, nn
+
+from schedule.tracing import metadata
+from schedule.tracing.scalars import scalar_of, symbolic
+
+if TYPE_CHECKING:
+    from schedule.tracing.tracer import ModuleTracer
+
+_SAME_SHAPE_METHODS = {
+    "to", "type", "float", "half", "bfloat16", "double", "contiguous", "clone", "detach", "softmax", "relu",
+    "sigmoid", "tanh", "exp", "sqrt", "rsqrt", "abs", "masked_fill", "masked_fill_", "bool", "long", "int",
+    "type_as", "log_softmax", "square", "gelu", "silu", "clamp", "cos", "sin", "cumsum", "requires_grad_",
+}  # fmt: skip
+_SAME_SHAPE_FUNCTIONS = {
+    "softmax", "dropout", "gelu", "relu", "silu", "tanh", "sigmoid", "layer_norm", "rms_norm", "log_softmax",
+    "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "neg", "invert", "rsqrt",
+    "sqrt", "exp", "cumsum", "logical_not", "clamp", "mish", "hardswish", "leaky_relu", "elu", "softplus",
+}  # fmt: skip
+_SCALAR_OPERATORS = {
+    operator.add, operator.sub, operator.mul, operator.truediv, operator.pow, operator.gt, operator.lt,
+    operator.ge, operator.le, operator.eq, operator.ne,
+}  # fmt: skip
+_SAME_SHAPE_MODULES = (nn.Dropout, nn.LayerNorm, nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Identity)
+_FEATURE_MODULES = ("Linear", "Conv1D")
+
+
+class SizeReader:
+    """Answers ``x.shape``, ``x.size(…)``, ``x.numel()`` and ``len(x)`` for ``tracer``."""
+
+    def __init__(self, tracer: ModuleTracer) -> None:
+        self.tracer = tracer
+        self._sizes: dict[tuple[fx.Node, int], Any] = {}
+        self._shapes: dict[fx.Node, fx.Node] = {}
+
+    def handles(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
+        """The answer to a question about sizes, to be called; None if ``func`` asks something else."""
+        if metadata.is_attribute(func, "shape"):
+            return lambda: self.shape(args[0])
+        if not metadata.is_method(func) or not isinstance(args[0], torch.Tensor):
+            return None
+        if func.__name__ == "size":
+            dim = args[1] if len(args) > 1 else kwargs.get("dim")
+            return lambda: self.shape(args[0]) if dim is None else self.shape(args[0])[dim]
+        if func.__name__ == "__len__":
+            return lambda: int(self.shape(args[0])[0])
+        return None
+
+    def shape(self, tensor: torch.Tensor) -> torch.Size:
+        """``tensor.shape`` with symbolic sizes."""
+        with torch._C.DisableTorchFunction():
+            node = self.tracer.node_of(tensor)
+            sizes = tuple(tensor.shape)
+            return torch.Size([self.size(node, dim, int(value)) for dim, value in enumerate(sizes)])
+
+    def size(self, node: fx.Node, dim: int, value: int) -> Any:
+        """Size ``dim`` of the value of ``node``, traced back as far as it can be."""
+        key = (node, dim)
+        if key not in self._sizes:
+            traced = self._trace_back(node, dim, value)
+            self._sizes[key] = self._read(node, dim, value) if traced is None else traced
+        return self._sizes[key]
+
+    def _read(self, node: fx.Node, dim: int, value: int) -> Any:
+        if node not in self._shapes:
+            self._shapes[node] = self.tracer.emit(getattr, (node, "shape"))
+        read = self.tracer.emit(operator.getitem, (self._shapes[node], dim))
+        read.meta["spec"] = value
+        return symbolic(self.tracer, read, value)
+
+    def _as_size(self, written: Any, value: int) -> Any:
+        """A size argument found in the graph: a number, or a node that computes one."""
+        if isinstance(written, fx.Node):
+            return symbolic(self.tracer, written, value)
+        return written if isinstance(written, int) and written == value else None
+
+    def _from(self, source: Any, dim: int, value: int) -> Any:
+        if not isinstance(source, fx.Node):
+            return None
+        spec = source.meta.get("spec")
+        if spec is None or dim >= spec.ndim or spec.shape[dim] != value:
+            return None
+        return self.size(source, dim, value)
+
+    def _trace_back(self, node: fx.Node, dim: int, value: int) -> Any:
+        rank = len(node.meta["spec"].shape)
+        if node.op == "call_module":
+            return self._through_module(node, dim, rank, value)
+        if node.op not in ("call_function", "call_method") or not node.args:
+            return None
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        source = node.args[0]
+        if name in ("view", "reshape", "expand"):
+            return self._through_view(node, dim, rank, value)
+        if name in ("transpose", "permute"):
+            return self._from(source, _permuted(name, node.args[1:], dim, rank), value)
+        if name == "linear" and dim < rank - 1:
+            return self._from(source, dim, value)
+        if name == "matmul" and dim < rank - 1 and _rank(node.args[1]) == 2:
+            return self._from(source, dim, value)
+        if name == "unsqueeze" and isinstance(node.args[1], int):
+            at = node.args[1] % rank
+            return 1 if dim == at else self._from(source, dim - (dim > at), value)
+        if node.target is operator.getitem:
+            return self._through_getitem(node, dim, value)
+        same = name in (_SAME_SHAPE_METHODS if node.op == "call_method" else _SAME_SHAPE_FUNCTIONS)
+        if same or self._scalar_operator(node):
+            return self._from(source, dim, value)
+        return None
+
+    def _scalar_operator(self, node: fx.Node) -> bool:
+        if node.target not in _SCALAR_OPERATORS:
+            return False
+        other = node.args[1]
+        return not (isinstance(other, fx.Node) and hasattr(other.meta.get("spec"), "shape"))
+
+    def _through_module(self, node: fx.Node, dim: int, rank: int, value: int) -> Any:
+        child = self.tracer.module.get_submodule(str(node.target))
+        source = node.args[0] if node.args else next(iter(node.kwargs.values()), None)
+        if type(child).__name__ in _FEATURE_MODULES and dim == rank - 1:
+            features = getattr(child, "out_features", None) or getattr(child, "nf", None)
+            return features if features == value else None
+        if type(child).__name__ in _FEATURE_MODULES or isinstance(child, _SAME_SHAPE_MODULES):
+            return self._from(source, dim, value)
+        if isinstance(child, nn.Embedding) and dim < rank - 1:
+            return self._from(source, dim, value)
+        return None
+
+    def _through_view(self, node: fx.Node, dim: int, rank: int, value: int) -> Any:
+        sizes = node.args[1:]
+        if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
+            sizes = tuple(sizes[0])
+        if len(sizes) != rank:
+            return None
+        if sizes[dim] == -1 and node.target == "expand":
+            return self._from(node.args[0], dim - rank + (_rank(node.args[0]) or 0), value)
+        if sizes[dim] == -1 and isinstance(node.args[0], fx.Node):
+            return self._inferred(node.args[0], sizes, value)
+        return self._as_size(sizes[dim], value)
+
+    def _inferred(self, source: fx.Node, sizes: tuple[Any, ...], value: int) -> Any:
+        """The size that ``-1`` stands for: what is left of the source's sizes once the given ones are divided out."""
+        spec = source.meta.get("spec")
+        left = [self.size(source, dim, n) for dim, n in enumerate(getattr(spec, "shape", ()))]
+        scalars = [s.node if (s := scalar_of(size)) else size for size in left]
+        constant = math.prod(size for size in scalars if isinstance(size, int))
+        symbols = [size for size in scalars if isinstance(size, fx.Node)]
+        for size in sizes:
+            if isinstance(size, fx.Node):
+                if size not in symbols:
+                    return None
+                symbols.remove(size)
+            elif size != -1:
+                if constant % size:
+                    return None
+                constant //= size
+        if not symbols:
+            return constant if constant == value else None
+        return self._as_size(symbols[0], value) if len(symbols) == 1 and constant == 1 else None
+
+    def _through_getitem(self, node: fx.Node, dim: int, value: int) -> Any:
+        """An item of ``x.split(…, dim=k)`` or ``x.chunk(…)`` has the sizes of ``x`` in every other dim."""
+        parent = node.args[0]
+        if not isinstance(parent, fx.Node) or parent.target not in ("split", "chunk", torch.split, torch.chunk):
+            return None
+        along = parent.kwargs.get("dim", parent.args[2] if len(parent.args) > 2 else 0)
+        rank = len(node.meta["spec"].shape)
+        if not isinstance(along, int) or along % rank == dim:
+            return None
+        return self._from(parent.args[0], dim, value)
+
+
+def _rank(node: Any) -> int | None:
+    spec = node.meta.get("spec") if isinstance(node, fx.Node) else None
+    return getattr(spec, "ndim", None)
+
+
+def _permuted(name: str, arguments: tuple[Any, ...], dim: int, rank: int) -> int:
+    """Which dim of the source becomes ``dim``."""
+    if name == "permute":
+        order = arguments[0] if isinstance(arguments[0], (tuple, list)) else arguments
+        return order[dim] % rank
+    first, second = (d % rank for d in arguments[:2])
+    return {first: second, second: first}.get(dim, dim)
+

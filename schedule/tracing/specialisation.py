@@ -1,0 +1,179 @@
+"""A specialisation: one graph of one module, with the conditions under which it may run in place of the forward."""
+
+from __future__ import annotations
+
+import dataclasses
+import linecache
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from schedule.errors import TraceError
+from schedule.recording import Call, Recording
+from schedule.tracing.attributes import SettingsReads
+from schedule.tracing.effects import remove_dead
+from schedule.tracing.guards import check, conditions
+from schedule.tracing.regions import REGION_FUNCTIONS
+from schedule.tracing.signature import Parameters, Signature, SignatureBuilder, bound_or_refused
+from schedule.tracing.structure import is_dataclass_value, is_plain_mapping
+from schedule.tracing.tracer import EnterChild, ModuleTracer
+
+_counter = iter(range(1 << 62))
+
+
+@dataclass(frozen=True)
+class Specialisation:
+    """One traced forward of one module.
+
+    Attributes:
+        graph: the FX graph; treated as immutable once it is part of a specialisation.
+        signature: how the arguments look and where the inputs are.
+        training: the module's training flag the graph was made under.
+        guards: further conditions, as Python source over ``self`` and the arguments.
+        settings: plain attributes of modules and configs that the forward read, with the values they had.
+        entered: paths of submodules whose inside is part of the graph, with their classes.
+        call: the recorded call it was made from.
+        function: the graph, compiled to a Python function of ``(module, *inputs)``.
+    """
+
+    graph: fx.Graph
+    signature: Signature
+    training: bool
+    guards: tuple[str, ...]
+    settings: Mapping[Any, Any]
+    entered: Mapping[str, type]
+    call: Call
+    function: Callable[..., Any] = field(compare=False, repr=False, default=lambda *_: None)
+
+    def with_graph(self, graph: fx.Graph, entered: Mapping[str, type] | None = None) -> Specialisation:
+        """The same specialisation with another graph; ``entered`` adds submodules whose inside it now holds."""
+        return dataclasses.replace(
+            self, graph=graph, function=compiled(graph), entered={**self.entered, **(entered or {})}
+        )
+
+    @property
+    def has_regions(self) -> bool:
+        """Whether the graph enters ``no_grad`` or ``autocast`` blocks."""
+        return any(node.target in REGION_FUNCTIONS for node in self.graph.nodes)
+
+    @property
+    def has_checks(self) -> bool:
+        """Whether the graph may find, while running, that it does not hold."""
+        return any(node.target is check for node in self.graph.nodes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        from schedule.tracing.portable import pack_graph
+
+        state = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "function"}
+        return {**state, "graph": pack_graph(self.graph), "settings": dict(self.settings)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        from schedule.tracing.portable import unpack_graph
+
+        graph = unpack_graph(state["graph"])
+        for name, value in {**state, "graph": graph, "function": compiled(graph)}.items():
+            object.__setattr__(self, name, value)
+
+
+def compiled(graph: fx.Graph) -> Callable[..., Any]:
+    """``graph`` as a Python function of ``(self, *inputs)``, with source that tracebacks can show."""
+    code = graph.python_code("self")
+    filename = f"<schedule graph {next(_counter)}>"
+    linecache.cache[filename] = (len(code.src), None, code.src.splitlines(True), filename)
+    namespace = dict(code.globals)
+    exec(compile(code.src, filename, "exec"), namespace)
+    function: Callable[..., Any] = namespace["forward"]
+    return function
+
+
+def specialise(
+    module: nn.Module,
+    forward: Callable[..., Any],
+    call: Call,
+    recording: Recording,
+    training: bool,
+    enter: EnterChild = lambda module, path: False,
+) -> Specialisation:
+    """Trace ``forward`` of ``module`` for calls that look like ``call``.
+
+    Args:
+        module: the module; unchanged afterwards.
+        forward: its original, unbound forward.
+        call: a recorded call, by metadata.
+        recording: the run that ``call`` was recorded in.
+        training: which training flag to trace under, for the module and the submodules entered.
+        enter: which submodules to write the inside of.
+
+    Raises:
+        TraceError: the forward cannot be turned into a graph; says at which line and why.
+    """
+    parameters = Parameters(forward)
+    bound_or_refused(parameters, call, forward)
+    tracer = ModuleTracer(module, recording, enter)
+    builder = SignatureBuilder(tracer.placeholder)
+    args, kwargs = builder.build(parameters, call)
+    reads = SettingsReads()
+    watched = {
+        name: child
+        for name, child in module.named_modules()
+        if "." not in name or enter(child, name)  # the module itself, its direct children, and what is entered
+    }
+    flags = [(child, child.training) for child in module.modules()]
+    try:
+        for child, _ in flags:
+            child.training = training
+        with reads.watching(watched):
+            result = tracer.run(forward, (module, *args), kwargs)
+            written = _written(tracer, result)
+    finally:
+        for child, flag in flags:
+            child.training = flag
+    tracer.graph.output(written)
+    return _finished(tracer, builder.signature, reads, training, call)
+
+
+def _finished(
+    tracer: ModuleTracer, signature: Signature, reads: SettingsReads, training: bool, call: Call
+) -> Specialisation:
+    graph = tracer.graph
+    inputs = {node: signature.inputs[str(node.target)] for node in graph.nodes if node.op == "placeholder"}
+    guards = conditions(graph, tracer.guards, inputs)
+    remove_dead(graph)
+    graph.lint()
+    entered = {path: original_class(child) for path, child in tracer.entered.items() if path}
+    return Specialisation(
+        graph=graph,
+        signature=signature,
+        training=training,
+        guards=tuple(guards),
+        settings=reads.values,
+        entered=entered,
+        call=call,
+        function=compiled(graph),
+    )
+
+
+def _written(tracer: ModuleTracer, value: Any) -> Any:
+    """A forward's result as the graph's output: containers as they are, dataclasses rebuilt by a call."""
+    with torch._C.DisableTorchFunction():
+        if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+            items = [_written(tracer, item) for item in value]
+            return items if isinstance(value, list) else tuple(items)
+        if is_plain_mapping(value) or is_dataclass_value(value):
+            names = list(value) if isinstance(value, dict) else list(value.__dataclass_fields__)
+            items = {n: _written(tracer, value[n] if isinstance(value, dict) else getattr(value, n)) for n in names}
+            return items if type(value) is dict else tracer.emit(type(value), (), items)
+        if hasattr(value, "_fields"):
+            return tracer.emit(type(value), tuple(_written(tracer, item) for item in value))
+        return tracer.node_of(value)
+
+
+def original_class(module: nn.Module) -> type[nn.Module]:
+    """The user's class of ``module``, also when it is scheduled."""
+    return getattr(type(module), "_schedule_original", type(module))
+
+
+__all__ = ["Specialisation", "TraceError", "compiled", "original_class", "specialise"]

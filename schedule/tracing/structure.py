@@ -1,0 +1,86 @@
+"""Containers and leaves: walking the arguments and results of a forward.
+
+Lists, tuples, named tuples, mappings (``ModelOutput`` is one), dataclasses and slices are containers and are
+rebuilt with the type they had; everything else is a leaf.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from schedule.tracing.specs import TensorSpec
+
+Path = tuple[tuple[str, Any], ...]
+
+
+def is_dataclass_value(value: Any) -> bool:
+    """Whether ``value`` is an instance of a dataclass."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def is_plain_mapping(value: Any) -> bool:
+    """Whether ``value`` can be rebuilt from its items alone: a dict, or a dataclass that is one (ModelOutput)."""
+    return type(value) is dict or (isinstance(value, dict) and is_dataclass_value(value)) or _is_ordered(value)
+
+
+def _is_ordered(value: Any) -> bool:
+    return isinstance(value, Mapping) and type(value).__name__ in ("OrderedDict", "mappingproxy", "BatchEncoding")
+
+
+def is_plain_dataclass(value: Any) -> bool:
+    """Whether ``value`` is a dataclass that is nothing but its fields (a config with a life of its own is not)."""
+    if not is_dataclass_value(value) or isinstance(value, (torch.nn.Module, TensorSpec)):
+        return False
+    fields = value.__dataclass_fields__
+    return not hasattr(value, "__post_init__") and vars(value).keys() == fields.keys()
+
+
+def map_structure(value: Any, leaf: Callable[[Any], Any]) -> Any:
+    """``value`` rebuilt with ``leaf`` applied to each leaf."""
+    if isinstance(value, (list, tuple)):
+        return _rebuild_sequence(value, [map_structure(item, leaf) for item in value])
+    if is_plain_mapping(value):
+        items = {key: map_structure(item, leaf) for key, item in value.items()}
+        return items if type(value) is dict or not is_dataclass_value(value) else type(value)(**items)
+    if isinstance(value, slice):
+        return slice(*(map_structure(item, leaf) for item in (value.start, value.stop, value.step)))
+    if is_plain_dataclass(value):
+        fields = {f.name: map_structure(getattr(value, f.name), leaf) for f in dataclasses.fields(value)}
+        return type(value)(**fields)
+    return leaf(value)
+
+
+def _rebuild_sequence(value: Any, items: list[Any]) -> Any:
+    if isinstance(value, list):
+        return items
+    if isinstance(value, torch.Size) or type(value) is tuple:
+        return tuple(items)
+    if hasattr(value, "_fields"):
+        return type(value)(*items)
+    return type(value)(items)  # torch.return_types
+
+
+def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Each leaf of ``value`` with the way to it: steps ``("[]", key)`` and ``(".", name)``."""
+    if isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from leaves(item, (*path, ("[]", index)))
+    elif is_plain_mapping(value):
+        for key, item in value.items():
+            yield from leaves(item, (*path, ("[]", key)))
+    elif is_plain_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from leaves(getattr(value, field.name), (*path, (".", field.name)))
+    else:
+        yield path, value
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Each tensor among the leaves of ``value``."""
+    for _, leaf in leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf

@@ -1,0 +1,314 @@
+"""The tracer: one module's forward, run on data-free tensors, written down as an FX graph.
+
+Every torch call made by the forward passes through :meth:`ModuleTracer.__torch_function__`. The tensors are real
+``torch.Tensor`` objects without data, so Python code that tests types, shapes, dtypes or ``None`` just works;
+sizes are symbolic (:mod:`schedule.tracing.scalars`). Calls of submodules are written as ``call_module`` nodes and
+not entered, unless flattened; parameters and buffers become ``get_attr`` nodes.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.overrides import TorchFunctionMode
+
+from schedule.errors import TraceError
+from schedule.recording import Opaque, Recording
+from schedule.tracing import metadata
+from schedule.tracing.attributes import is_settings
+from schedule.tracing.calls import intercepted_calls
+from schedule.tracing.opaque import OpaqueTracker, untracked
+from schedule.tracing.regions import RegionTracker
+from schedule.tracing.scalars import scalar_of, symbolic
+from schedule.tracing.sizes import SizeReader
+from schedule.tracing.source import user_line
+from schedule.tracing.specs import TensorSpec
+from schedule.tracing.structure import leaves as structure_leaves, is_plain_dataclass, is_plain_mapping, map_structure
+
+EnterChild = Callable[[nn.Module, str], bool]
+
+
+class ModuleTracer(TorchFunctionMode):
+    """Traces one module; use once.
+
+    Args:
+        module: the module whose forward is traced.
+        recording: where the values of submodule calls come from.
+        enter: whether to write the inside of a submodule (given the module and its path) instead of a call.
+    """
+
+    def __init__(self, module: nn.Module, recording: Recording, enter: EnterChild) -> None:
+        super().__init__()
+        self.module, self.recording, self.enter_child = module, recording, enter
+        self.graph = fx.Graph()
+        self.guards: dict[fx.Node, Any] = {}
+        self.entered: dict[str, nn.Module] = {}
+        self._nodes: dict[int, tuple[torch.Tensor, fx.Node]] = {}
+        self._devices: dict[int, tuple[torch.device, fx.Node]] = {}
+        self._paths = {id(tensor): name for name, tensor in _named_tensors(module)}
+        self._module_paths = {child: name for name, child in module.named_modules()}
+        self._settings = {id(v): name for name, v in vars(module).items() if is_settings(v)}
+        self._data_free: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._inside_child = False
+        self.sizes = SizeReader(self)
+        self.opaque = OpaqueTracker(self)
+        self.regions = RegionTracker(self)
+
+    # -- running ---------------------------------------------------------------------------------------
+
+    def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call ``forward`` under the tracer; returns what it returned, in tracked values."""
+        with ExitStack() as stack:
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(intercepted_calls(self.module, self._on_module_call))
+            stack.enter_context(self.opaque.construction_tracked())
+            stack.enter_context(self.regions.autocast_tracked())
+            stack.enter_context(self)
+            return forward(*args, **kwargs)
+
+    def placeholder(self, name: str, described: Any) -> Any:
+        """A tracked input: a data-free tensor, a symbolic number, or a watched opaque object."""
+        node = self.graph.placeholder(name)
+        return self.track(self.recording.materialise(described), node)
+
+    # -- values and nodes ------------------------------------------------------------------------------
+
+    def track(self, value: Any, node: fx.Node) -> Any:
+        """Remember that ``node`` computes ``value``; returns the value to go on with."""
+        node.meta.setdefault("spec", self._spec(value))
+        if isinstance(value, torch.Tensor):
+            if id(value) in self._nodes and self._nodes[id(value)][1] is not node:
+                with self.recording.fake_mode:
+                    value = value.detach()  # the same object came back: a second name must not rename the first
+            self._nodes[id(value)] = (value, node)
+            return value
+        if isinstance(value, (bool, int, float)):
+            return symbolic(self, node, value)
+        if isinstance(value, (list, tuple)) or is_plain_mapping(value):
+            return self._track_items(value, node)
+        if is_plain_dataclass(value):
+            return map_fields(value, lambda name, item: self.track(item, self.emit(getattr, (node, name))))
+        if value is None or isinstance(value, (str, torch.dtype)):
+            return value
+        if isinstance(value, torch.device):
+            self._devices[id(value)] = (value, node)
+            return value
+        return self.opaque.watch(value, node)
+
+    def _track_items(self, value: Any, node: fx.Node) -> Any:
+        if isinstance(value, dict):
+            items = {k: self.track(v, self.emit(operator.getitem, (node, k))) for k, v in value.items()}
+            return items if type(value) is dict else type(value)(**items)
+        tracked = [self.track(item, self.emit(operator.getitem, (node, i))) for i, item in enumerate(value)]
+        if isinstance(value, list):
+            return tracked
+        if hasattr(value, "_fields"):
+            return type(value)(*tracked)
+        return tuple(tracked) if type(value) in (tuple, torch.Size) else type(value)(tracked)
+
+    def _spec(self, value: Any) -> Any:
+        return map_structure(value, lambda leaf: TensorSpec.of(leaf) if isinstance(leaf, torch.Tensor) else leaf)
+
+    def emit(self, target: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: Any = None) -> fx.Node:
+        """A ``call_function`` node, or a ``call_method`` node where ``target`` is a name."""
+        op = "call_method" if isinstance(target, str) else "call_function"
+        node = self.graph.create_node(op, target, args, kwargs or {})
+        node.meta["source"] = user_line()
+        return node
+
+    def emit_scalar(self, function: Callable[..., Any], operands: tuple[Any, ...], value: Any) -> fx.Node:
+        """A node of arithmetic on sizes."""
+        node = self.emit(function, operands)
+        node.meta["spec"] = value
+        return node
+
+    def guard(self, node: fx.Node, value: Any) -> None:
+        """From here on the graph only holds where ``node`` computes ``value``."""
+        self.guards.setdefault(node, value)
+
+    def node_of(self, leaf: Any) -> Any:
+        """What stands for ``leaf`` in the graph: a node, or the constant itself."""
+        if isinstance(leaf, torch.Tensor):
+            return self._tensor_node(leaf)
+        scalar = scalar_of(leaf)
+        if scalar is not None:
+            return scalar.node
+        if isinstance(leaf, torch.device) and id(leaf) in self._devices:
+            return self._devices[id(leaf)][1]
+        if id(leaf) in self._settings:
+            return self.graph.get_attr(self._settings[id(leaf)])
+        return self.opaque.node_of(leaf)
+
+    def _tensor_node(self, tensor: torch.Tensor) -> fx.Node:
+        if id(tensor) in self._nodes:
+            return self._nodes[id(tensor)][1]
+        path = self._paths.get(id(tensor))
+        if path is None:
+            raise TraceError(
+                f"the forward uses a tensor of shape {tuple(tensor.shape)} that is neither an input, a parameter, "
+                "a buffer nor a tensor attribute of this module",
+                where=user_line(),
+                fix="register it as a buffer, pass it as an argument, or mark the module as a leaf",
+            )
+        node = self.graph.get_attr(path)
+        node.meta["source"] = user_line()
+        node.meta["spec"] = TensorSpec.of(tensor)
+        self._nodes[id(tensor)] = (tensor, node)
+        return node
+
+    def as_nodes(self, value: Any) -> Any:
+        """Arguments as the graph writes them."""
+        return map_structure(value, self.node_of)
+
+    def value_of(self, leaf: Any) -> Any:
+        """What a leaf is worth when the call is really made on data-free tensors."""
+        if isinstance(leaf, torch.Tensor):
+            return self.data_free(leaf)
+        scalar = scalar_of(leaf)
+        return untracked(leaf) if scalar is None else scalar.value
+
+    def data_free(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A data-free stand-in for a parameter or buffer; any other tensor as it is."""
+        if id(tensor) in self._nodes and id(tensor) not in self._paths:
+            return tensor
+        if id(tensor) not in self._data_free:
+            with self.recording.fake_mode:
+                stand_in = torch.empty_strided(
+                    tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+                )
+            self._data_free[id(tensor)] = (tensor, stand_in)
+        return self._data_free[id(tensor)][1]
+
+    # -- torch calls -----------------------------------------------------------------------------------
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if metadata.is_constant_query(func):
+            return self._constant_query(func, args, kwargs)
+        if self.regions.handles(func):
+            return self.regions.on_call(func, args)
+        answer = self.sizes.handles(func, args, kwargs)
+        if answer is not None:
+            return answer()
+        target, operands = metadata.written_call(func, tuple(args), kwargs)
+        node = self.emit(target, self.as_nodes(operands), self.as_nodes(kwargs))
+        value = self._evaluate(func, args, kwargs)
+        mutated = metadata.mutated_tensor(func, args, kwargs)
+        if mutated is not None:
+            return self._track_mutation(mutated, value, node)
+        return self.track(value, node)
+
+    def _track_mutation(self, mutated: torch.Tensor, value: Any, node: fx.Node) -> Any:
+        if isinstance(value, torch.Tensor):
+            node.meta["spec"] = TensorSpec.of(value)
+            self._nodes[id(mutated)] = (mutated, node)
+            return mutated
+        node.meta["spec"] = None
+        return value
+
+    def _constant_query(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if args and isinstance(args[0], torch.Tensor) and metadata.is_attribute(func, "dtype"):
+            self._guard_parameter_dtype(args[0])
+        return func(*args, **kwargs)
+
+    def _guard_parameter_dtype(self, tensor: torch.Tensor) -> None:
+        if id(tensor) in self._paths:
+            node = self.emit(getattr, (self._tensor_node(tensor), "dtype"))
+            node.meta["spec"] = tensor.dtype
+            self.guard(node, tensor.dtype)
+
+    def _evaluate(self, func: Any, args: Any, kwargs: Any) -> Any:
+        real_args, real_kwargs = map_structure(tuple(args), self.value_of), map_structure(kwargs, self.value_of)
+        try:
+            with self.recording.fake_mode:
+                return func(*real_args, **real_kwargs)
+        except metadata.DATA_DEPENDENT as error:
+            raise data_dependent(func) from error
+
+    # -- submodule calls -------------------------------------------------------------------------------
+
+    def _on_module_call(
+        self, child: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        path = self._module_paths[child]
+        if self._inside_child or child is self.module or self.enter_child(child, path):
+            if not self._inside_child:
+                self.entered[path] = child
+            return call(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            node = self.graph.create_node("call_module", path, self.as_nodes(args), self.as_nodes(kwargs))
+            node.meta["source"] = user_line()
+            described = self._recorded_output(child, args, kwargs)
+            if described is None:
+                value = self._run_child(call, args, kwargs)
+            else:
+                value = self.recording.materialise(described)
+            return self.track(value, node)
+
+    def _recorded_output(self, child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        calls = self.recording.calls.get(child, ())
+        if not calls:
+            return None
+        received = _comparable(map_structure((args, kwargs), self.value_of))
+        for call in calls:
+            if _comparable((call.args, call.kwargs)) == received:
+                return call.output
+        return None
+
+    def _run_child(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The child on data-free tensors, unrecorded."""
+        real_args, real_kwargs = map_structure(tuple(args), self.value_of), map_structure(kwargs, self.value_of)
+        self._inside_child = True
+        try:
+            with self.recording.fake_mode:
+                return call(*real_args, **real_kwargs)
+        except metadata.DATA_DEPENDENT as error:
+            raise data_dependent(call) from error
+        finally:
+            self._inside_child = False
+
+
+def data_dependent(func: Any) -> TraceError:
+    """The error for Python code that needs to know what is inside a tensor."""
+    name = getattr(func, "__name__", str(func))
+    return TraceError(
+        f"the forward needs the data of a tensor to go on ({name})",
+        where=user_line(),
+        fix="flatten less: keep the module that holds this line a leaf (`leaves=(…,)`), "
+        "or schedule its submodules instead",
+    )
+
+
+def map_fields(value: Any, function: Callable[[str, Any], Any]) -> Any:
+    """A dataclass rebuilt with ``function(field name, field value)``."""
+    fields = {name: function(name, getattr(value, name)) for name in value.__dataclass_fields__}
+    return type(value)(**fields)
+
+
+def _named_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Parameters, buffers and plain tensor attributes, by dotted path."""
+    found: list[tuple[str, torch.Tensor]] = []
+    for prefix, child in module.named_modules():
+        dot = f"{prefix}." if prefix else ""
+        for table in (child._parameters, child._buffers, vars(child)):
+            found += [(dot + name, t) for name, t in table.items() if isinstance(t, torch.Tensor)]
+    return found[::-1]  # the first name of a tied tensor wins
+
+
+def _comparable(value: Any) -> Any:
+    def kind(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return (tuple(leaf.shape), leaf.dtype)
+        if isinstance(leaf, TensorSpec):
+            return (leaf.shape, leaf.dtype)
+        if isinstance(leaf, Opaque):
+            return type(leaf.snapshot)
+        return leaf if isinstance(leaf, (bool, int, float, str, type(None))) else type(leaf)
+
+    return [(path, kind(leaf)) for path, leaf in structure_leaves(value)]
+
