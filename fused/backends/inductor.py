@@ -1,0 +1,128 @@
+"""The formulas compiled by inductor: one compiled object per formula, setting and kind of input.
+
+`torch.compile` specialises on more than we want (sizes 0 and 1, `requires_grad`, numbers, autocast, strides)
+and gives up after a few recompilations of one code object. So inputs are brought to a normal form first
+(detached, contiguous, numbers as tensors without dimensions), and every remaining kind of input gets a code
+object of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import types
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fused.backends import availability
+
+Formula = Callable[..., Any]
+
+_compiled: dict[Hashable, Formula] = {}
+_serial = itertools.count()
+
+
+def run(formula: Formula, args: Sequence[Any], statics: Mapping[str, Hashable], device: str) -> Any:
+    """`formula(*args, **statics)`, compiled. Falls back to the formula itself, with a warning, if that fails.
+
+    Args:
+        formula: plain torch operations; no side effects.
+        args: tensors, None, or floats (which may change from call to call without a recompilation).
+        statics: what the code is specialised for.
+        device: device type of the tensors.
+    """
+    inputs = [_normal(arg) for arg in args]
+    key = (formula, tuple(statics.items()), tuple(_kind(arg) for arg in inputs))
+    compiled = _compiled.get(key)
+    if compiled is None:
+        compiled = _compiled[key] = _specialise(formula, statics)
+    try:
+        with _no_autocast(device), torch.no_grad():
+            return compiled(*inputs)
+    except _failures() as error:
+        return _fall_back(formula, inputs, statics, device, key, error)
+
+
+def _fall_back(
+    formula: Formula,
+    inputs: Sequence[Any],
+    statics: Mapping[str, Hashable],
+    device: str,
+    key: Hashable,
+    error: Exception,
+) -> Any:
+    with _no_autocast(device), torch.no_grad():
+        # First the formula, so that an error that is the caller's own comes out as itself.
+        result = formula(*inputs, **statics)
+    from torch._dynamo.exc import FailOnRecompileLimitHit
+
+    if isinstance(error, FailOnRecompileLimitHit):
+        _compiled[key] = functools.partial(formula, **statics)
+        availability.warn_once(
+            f"fused: {formula.__name__} was recompiled too often and runs uncompiled from here on; "
+            "raise torch._dynamo.config.recompile_limit"
+        )
+        return result
+    reason = f"compiling failed ({_first_line(error)})"
+    availability.mark_broken("inductor", device, reason)
+    availability.warn_once(
+        f"fused: {reason}; the ops run on the reference backend, which is slower. Check that the C++ "
+        'compiler (CXX) works, or choose fused.backend("reference") to say so yourself'
+    )
+    return result
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+@functools.cache
+def _failures() -> tuple[type[Exception], ...]:
+    try:
+        from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+    except ImportError:
+        return (ImportError,)
+    return (TorchDynamoException, FailOnRecompileLimitHit, ImportError, OSError)
+
+
+def _specialise(formula: Formula, statics: Mapping[str, Hashable]) -> Formula:
+    def fused_formula(*inputs: Any) -> Any:
+        return formula(*inputs, **statics)
+
+    # Dynamo counts recompilations per code object: give each specialisation its own.
+    code = fused_formula.__code__.replace(co_name=f"fused_{formula.__name__}_{next(_serial)}")
+    own = types.FunctionType(code, globals(), code.co_name, None, fused_formula.__closure__)
+    compiled: Formula = torch.compile(own, dynamic=True, fullgraph=True)
+    return compiled
+
+
+def _normal(arg: Any) -> Any:
+    if isinstance(arg, torch.Tensor):
+        return arg.detach().contiguous()
+    if isinstance(arg, float):
+        return _number(arg)
+    return arg
+
+
+@functools.lru_cache(maxsize=1024)
+def _number(value: float) -> torch.Tensor:
+    # float64 without dimensions: takes no part in type promotion, so it acts like the Python number.
+    with torch.inference_mode(False):
+        return torch.tensor(value, dtype=torch.float64)
+
+
+def _kind(arg: Any) -> Hashable:
+    if isinstance(arg, torch.Tensor):
+        ones = tuple(size == 1 for size in arg.shape)
+        return (arg.dtype, arg.device, ones, arg.is_inference())
+    return arg
+
+
+def _no_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
+    if torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return contextlib.nullcontext()

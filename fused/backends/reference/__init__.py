@@ -1,0 +1,1 @@
+"""The formulas that define the ops, in plain torch."""

@@ -1,0 +1,138 @@
+"""Scaled, masked softmax with sinks, windows and dropout: the formulas.
+
+With p the probabilities, the gradient of the scores is p·(g − Σ g·p). A sink is one more column that only
+shows in the denominator. Dropout is kept in the sign of the saved probabilities: a negative one was dropped.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fused.backends.reference.numbers import compute_dtype
+
+Tensor = torch.Tensor
+Number = float | Tensor
+Window = tuple[int, int]
+
+
+def masked_softmax(
+    x: Tensor,
+    mask: Tensor | None,
+    sink: Tensor | None,
+    keep: Tensor | None,
+    scale: Number,
+    keep_scale: Number,
+    *,
+    window: Window | None,
+    shift: int,
+    out_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """softmax(scale·x + mask), and what the backward pass needs beside it.
+
+    Args:
+        x: scores ``[..., queries, keys]``.
+        mask: broadcastable to x: bool (True = masked) or floating point (added).
+        sink: broadcastable to ``[..., queries, 1]``.
+        keep: the shape of x, bool: what dropout keeps, each multiplied with `keep_scale`.
+        window: keys before and after a query's own that it sees, −1 for all.
+        shift: added to the position of every query, for a shard of them.
+
+    Returns:
+        The result; the signed probabilities with dropout, else None (they are the result); the sink's own
+        probabilities ``[..., queries, 1]``, or None.
+    """
+    dtype = torch.promote_types(x.dtype, out_dtype)
+    if mask is not None and mask.dtype != torch.bool:
+        dtype = torch.promote_types(dtype, mask.dtype)
+    z = x.to(compute_dtype(dtype))
+    if not (isinstance(scale, float) and scale == 1.0):
+        z = z * scale
+    hidden = None if window is None else out_of_window(x.shape[-2], x.shape[-1], window, shift, x.device)
+    if mask is not None:
+        if mask.dtype != torch.bool:
+            z = z + mask.to(z.dtype)
+        else:
+            hidden = mask if hidden is None else mask | hidden
+    if hidden is not None:
+        z = z.masked_fill(hidden, -torch.inf)
+    p, p_sink = _softmax(z, sink)
+    if hidden is not None:
+        # Turns rows without a key, which are NaN up to here, to zeros.
+        p = p.masked_fill(hidden, 0)
+    if keep is None:
+        return p.to(out_dtype), None, p_sink
+    out = torch.where(keep, p * keep_scale, 0).to(out_dtype)
+    return out, torch.where(keep, p, -p).to(out_dtype), p_sink
+
+
+def _softmax(z: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    if sink is None:
+        return torch.softmax(z, -1), None
+    sink = sink.to(z.dtype)
+    if z.shape[-1] == 0:
+        return z, torch.ones_like(z.sum(-1, keepdim=True))
+    highest = torch.maximum(z.amax(-1, keepdim=True), sink).detach()
+    e, e_sink = torch.exp(z - highest), torch.exp(sink - highest)
+    total = e.sum(-1, keepdim=True) + e_sink
+    return e / total, e_sink / total
+
+
+def out_of_window(queries: int, keys: int, window: Window, shift: int, device: torch.device) -> Tensor:
+    """Bool ``[queries, keys]``: keys outside of a query's window, the last query aligned to the last key."""
+    before, after = window
+    rows = torch.arange(queries, device=device, dtype=torch.int32).unsqueeze(-1)
+    columns = torch.arange(keys, device=device, dtype=torch.int32)
+    distance = columns - (rows + (keys - queries + shift))
+    if before < 0:
+        return distance > after
+    if after < 0:
+        return distance < -before
+    return (distance > after) | (distance < -before)
+
+
+def masked_softmax_backward(
+    p: Tensor,
+    p_sink: Tensor | None,
+    g: Tensor | None,
+    g_signed: Tensor | None,
+    g_sink: Tensor | None,
+    scale: Number,
+    keep_scale: Number,
+    *,
+    dropout: bool,
+    x_dtype: torch.dtype | None,
+    mask_sum: tuple[int, ...] | None,
+    sink_sum: tuple[int, ...] | None,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of x (if it has an `x_dtype`), of an additive mask and of the sink.
+
+    Args:
+        p: the probabilities, negative where they were dropped if there was dropout.
+        p_sink: the sink's probabilities.
+        g, g_signed, g_sink: gradients of the three results; the last two only in double backward.
+        mask_sum, sink_sum: the dimensions that the mask and the sink were broadcast along, from the end;
+            None if no gradient is needed. Their gradients keep these dimensions and the dtype of the sum.
+    """
+    compute = compute_dtype(p.dtype)
+    p = p.to(compute)
+    dp = torch.zeros_like(p) if g is None else g.to(compute)
+    if dropout:
+        dropped = torch.signbit(p)
+        dp = (dp * keep_scale).masked_fill(dropped, 0)
+        p = p.abs()
+        if g_signed is not None:
+            dp = dp + torch.where(dropped, -g_signed, g_signed)
+    inner = (dp * p).sum(-1, keepdim=True)
+    if p_sink is not None and g_sink is not None:
+        inner = inner + g_sink * p_sink
+    dz = p * (dp - inner)
+    dx = None if x_dtype is None else (dz * scale).to(x_dtype)
+    dmask = None if mask_sum is None else _sum(dz, mask_sum)
+    dsink = None
+    if p_sink is not None and sink_sum is not None:
+        dsink = _sum(p_sink * ((0 if g_sink is None else g_sink) - inner), sink_sum)
+    return dx, dmask, dsink
+
+
+def _sum(gradient: Tensor, dims: tuple[int, ...]) -> Tensor:
+    return gradient.sum(dims, keepdim=True) if dims else gradient

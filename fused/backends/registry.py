@@ -1,0 +1,162 @@
+"""The registry of ops: what defines each, and which implementation runs for a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from fused.backends import availability, inductor
+from fused.backends.selection import requested
+from fused.backends.tracing import needs_reference
+
+Formula = Callable[..., Any]
+Part = Literal["forward", "backward"]
+Finish = Callable[[Any], Any]
+Canonical = Callable[[Sequence[Any]], tuple[Sequence[Any], Finish]]
+
+# A compiled call on the CPU has a fixed cost of some 30 µs, in which plain torch does this many elements.
+SMALL_ON_CPU = 2**15
+
+PREFERENCE = {"cpu": ("inductor", "reference"), "cuda": ("triton", "inductor", "reference")}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What runs an op: the backend and the reason for it."""
+
+    op: str
+    device: str
+    backend: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.op} on {self.device}: {self.backend} ({self.reason})"
+
+
+@dataclass
+class Op:
+    """An op: two formulas in plain torch that define it, and faster implementations of the same.
+
+    Args:
+        name: as `fused.backends()` lists it.
+        forward, backward: the formulas, ``formula(*args, **statics)`` with tensors, None and floats in `args`
+            and hashable settings in `statics`. Differentiable plain torch operations without side effects.
+        canonical: brings `args` to few ranks for compiled code and returns what undoes it on the results.
+        implementations: per backend and part, a function of the formula's signature.
+    """
+
+    name: str
+    forward: Formula
+    backward: Formula
+    canonical: Canonical | None = None
+    implementations: dict[str, dict[Part, Formula]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.name in OPS:
+            raise ValueError(f"there is an op {self.name!r} already")
+        OPS[self.name] = self
+
+    def register(self, backend: str, *, forward: Formula, backward: Formula) -> None:
+        """Add hand-written kernels: functions of the formulas' signatures.
+
+        A kernel may return NotImplemented for arguments that it does not take; the next backend then runs.
+        """
+        self.implementations[backend] = {"forward": forward, "backward": backward}
+
+    def run(self, part: Part, args: Sequence[Any], request: str | None = None, **statics: Hashable) -> Any:
+        """Run the forward or the backward formula on the backend chosen for these arguments.
+
+        Args:
+            part: "forward" or "backward".
+            args: tensors, None and floats; the first one is a tensor and its device decides.
+            request: the backend asked for, as `requested()` gave it in the forward pass.
+            statics: settings of the formula.
+        """
+        formula = self.forward if part == "forward" else self.backward
+        if needs_reference(args):
+            return formula(*args, **statics)
+        first: torch.Tensor = args[0]
+        if request == "reference" or first.numel() == 0 or (request is None and _plain_is_better(first)):
+            return formula(*args, **statics)
+        for name in self._order(first.device.type, request):
+            result = self._run_on(name, part, args, statics, first.device.type)
+            if result is not NotImplemented:
+                return result
+        return formula(*args, **statics)
+
+    def choose(self, device: str, request: str | None = None) -> Choice:
+        """What runs this op on large tensors of a device type, and why."""
+        asked = f"{request} was asked for" if request else f"the default on {device}"
+        problems = []
+        chosen = "reference"
+        for name in _candidates(device, request):
+            problem = self._problem(name, device)
+            if problem is None:
+                chosen = name
+                break
+            problems.append(f"not {name}: {problem}")
+        return Choice(self.name, device, chosen, "; ".join(problems) or asked)
+
+    def _problem(self, backend: str, device: str) -> str | None:
+        if backend == "triton" and "triton" not in self.implementations:
+            return "this op has no Triton kernels yet"
+        return availability.why_unavailable(backend, device)
+
+    def _order(self, device: str, request: str | None) -> list[str]:
+        names = []
+        for name in _candidates(device, request):
+            problem = self._problem(name, device)
+            if problem is None:
+                names.append(name)
+            elif name == request or name == "inductor":
+                availability.warn_once(f"fused: not running on {name}: {problem}")
+        return names
+
+    def _run_on(
+        self, backend: str, part: Part, args: Sequence[Any], statics: dict[str, Hashable], device: str
+    ) -> Any:
+        formula = self.forward if part == "forward" else self.backward
+        if backend in self.implementations:
+            return self.implementations[backend][part](*args, **statics)
+        if backend == "inductor":
+            if self.canonical is None:
+                return inductor.run(formula, args, statics, device)
+            canonical_args, finish = self.canonical(args)
+            return finish(inductor.run(formula, canonical_args, statics, device))
+        return formula(*args, **statics)
+
+
+OPS: dict[str, Op] = {}
+
+
+def _plain_is_better(tensor: torch.Tensor) -> bool:
+    """Small tensors on the CPU, and float64, which is there for checking against."""
+    return tensor.dtype == torch.float64 or (tensor.device.type == "cpu" and tensor.numel() < SMALL_ON_CPU)
+
+
+def _candidates(device: str, request: str | None) -> tuple[str, ...]:
+    """The backends to try in order."""
+    usual = PREFERENCE.get(device, ("reference",))
+    if request is None:
+        return usual
+    if request == "reference":
+        return ("reference",)
+    return (request, *(name for name in usual if name != request))
+
+
+def backends(device: str | None = None) -> dict[str, Choice]:
+    """For each op: what would run here, and why.
+
+    Args:
+        device: a device type, by default "cuda" if there is one, else "cpu".
+
+    Returns:
+        `Choice` by the name of the op, for large tensors. Whatever is chosen, plain torch runs under
+        `torch.compile`, `torch.func` transforms and double backward, for tensor subclasses, and (unless a
+        backend is forced) for float64 and for CPU tensors below 32,768 elements.
+    """
+    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return {name: op.choose(kind, requested()) for name, op in sorted(OPS.items())}

@@ -1,0 +1,41 @@
+"""Is somebody watching: tracers and transforms that need plain torch operations to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def transformed() -> bool:
+    """True while a tracer, a `torch.func` transform or forward-mode differentiation is at work.
+
+    The ops are then written out as differentiable torch operations: whoever is watching sees through them.
+    """
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or torch.jit.is_tracing()
+    )
+
+
+def needs_reference(tensors: Iterable[Any]) -> bool:
+    """True if only plain torch operations are right for these tensors here.
+
+    Tracing and transforms; dispatch modes (fake tensors, `make_fx`, operation counters); tensor subclasses;
+    the meta device; a backward pass that is itself recorded for another one.
+    """
+    if transformed() or torch._C._len_torch_dispatch_stack() > 0:
+        return True
+    recording = torch.is_grad_enabled()
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor) and (
+            type(tensor) not in _PLAIN or tensor.device.type == "meta" or (recording and tensor.requires_grad)
+        ):
+            return True
+    return False

@@ -1,0 +1,283 @@
+"""Bias + activation in one pass, saving its inputs and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fused.backends import Op, requested
+from fused.backends.reference import activations as formulas
+from fused.backends.reference.activations import ACTIVATIONS
+from fused.backends.tracing import transformed
+from fused.checks import check_bias, check_float, check_same_device, shape
+from fused.sharding import localise, sharded
+
+Tensor = torch.Tensor
+
+
+def _rows(args: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+    """Inputs as [rows, hidden], so that one compilation serves every rank."""
+    leading = args[0].shape[:-1]
+
+    def flat(tensor: Any) -> Any:
+        return tensor.reshape(-1, tensor.shape[-1]) if tensor is not None and tensor.ndim != 1 else tensor
+
+    def one(tensor: Any) -> Any:
+        if tensor is None or tensor.ndim != 2:
+            return tensor
+        return tensor.reshape(*leading, tensor.shape[-1])
+
+    def finish(result: Any) -> Any:
+        return tuple(map(one, result)) if isinstance(result, tuple) else one(result)
+
+    return [flat(arg) for arg in args], finish
+
+
+BIAS_ACTIVATION = Op(
+    "bias_activation",
+    forward=formulas.bias_activation,
+    backward=formulas.bias_activation_backward,
+    canonical=_rows,
+)
+WEIGHTED_SQUARED_RELU = Op(
+    "weighted_squared_relu",
+    forward=formulas.weighted_squared_relu,
+    backward=formulas.weighted_squared_relu_backward,
+    canonical=_rows,
+)
+
+
+def _forward(inp: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    result: Tensor = BIAS_ACTIVATION.run("forward", (inp, bias), requested(), activation=activation)
+    return result
+
+
+def _save(ctx: Any, inp: Tensor, bias: Tensor | None, activation: str) -> None:
+    ctx.save_for_backward(inp, bias)
+    ctx.activation = activation
+    ctx.backend = requested()
+
+
+def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    inp, bias = ctx.saved_tensors
+    needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[1])
+    dx, dbias = BIAS_ACTIVATION.run(
+        "backward", (g, inp, bias), ctx.backend, activation=ctx.activation, needs=needs
+    )
+    return dx, dbias
+
+
+class _BiasActivation(torch.autograd.Function):
+    """act(inp + bias), for plain tensors. Saves inp and bias."""
+
+    @staticmethod
+    def forward(inp: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+        return _forward(inp, bias, activation)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _save(ctx, *inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        return *_gradients(ctx, grad_output), None
+
+
+class BiasGeLUFunction(torch.autograd.Function):
+    """Megatron's and Slapo's fused bias + GELU (tanh form): ``BiasGeLUFunction.apply(inp, bias)``.
+
+    Args:
+        inp: ``[..., hidden]``, floating point.
+        bias: ``[hidden]``, or None.
+
+    Returns:
+        ``[..., hidden]`` in the dtype of ``inp + bias``. Saves `inp` and `bias`.
+
+    Raises:
+        TypeError, ValueError: as `bias_activation`.
+
+    Source: Megatron-LM ``fused_bias_gelu``, Slapo ``fused_bias``; with exact constants.
+    """
+
+    @classmethod
+    def apply(cls, *args: Any) -> Any:
+        """As `bias_gelu` with ``approximate="tanh"``."""
+        return bias_gelu(*args)
+
+    # Tracers that open an autograd function by its parts see these and not `apply`.
+    @staticmethod
+    def forward(inp: Tensor, bias: Tensor | None) -> Tensor:
+        return _forward(inp, bias, "gelu_tanh")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _save(ctx, inputs[0], inputs[1], "gelu_tanh")
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        return _gradients(ctx, grad_output)
+
+
+GeLUFunction = BiasGeLUFunction
+
+
+class _WeightedSquaredReLU(torch.autograd.Function):
+    """relu(x)² · weights, for plain tensors. Saves both."""
+
+    @staticmethod
+    def forward(x: Tensor, weights: Tensor) -> Tensor:
+        result: Tensor = WEIGHTED_SQUARED_RELU.run("forward", (x, weights), requested())
+        return result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.backend = requested()
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        dx, dweights = WEIGHTED_SQUARED_RELU.run(
+            "backward",
+            (grad_output, *ctx.saved_tensors),
+            ctx.backend,
+            needs=tuple(ctx.needs_input_grad),
+        )
+        return dx, dweights
+
+
+def bias_activation(x: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    """``act(x + bias)``, saving only x and the bias for the backward pass.
+
+    Args:
+        x: ``[..., hidden]``, any rank from 1, any strides; float16, bfloat16, float32 or float64. A DTensor
+            may be sharded on any dimension; the op runs on its shards.
+        bias: ``[hidden]``, or None for no bias. May have another dtype than x.
+        activation: ``"relu"``, ``"relu2"`` (relu(z)²), ``"silu"``, ``"quick_gelu"`` (z·σ(1.702z)), ``"gelu"``
+            (erf), ``"gelu_tanh"``, ``"tanh"`` or ``"sigmoid"``.
+
+    Returns:
+        ``[..., hidden]`` in the dtype that ``x + bias`` has in torch (bfloat16 with a float32 bias gives
+        float32). 16-bit inputs are computed in float32 and rounded once. Each gradient has its own tensor's
+        dtype; the bias gradient is summed in float32.
+
+    Raises:
+        TypeError: if x or the bias is not a floating-point tensor.
+        ValueError: for an unknown activation, a bias that is not ``[hidden]``, or two devices.
+
+    Source: Megatron-LM ``fused_bias_gelu``, Slapo ``fused_bias``.
+    """
+    return _bias_activation("bias_activation", x, bias, activation)
+
+
+def bias_gelu(x: Tensor, bias: Tensor | None, approximate: str = "tanh") -> Tensor:
+    """``gelu(x + bias)``.
+
+    Args:
+        x: ``[..., hidden]``, floating point.
+        bias: ``[hidden]``, or None.
+        approximate: ``"tanh"`` for ½z(1 + tanh(√(2/π)(z + 0.044715z³))), ``"none"`` for z·Φ(z). The two
+            differ by up to 4.7e-4.
+
+    Returns:
+        ``[..., hidden]``, dtypes and gradients as `bias_activation`.
+
+    Raises:
+        TypeError, ValueError: as `bias_activation`; ValueError for another `approximate`.
+
+    Source: Megatron-LM ``fused_bias_gelu`` (tanh form).
+    """
+    if approximate not in ("tanh", "none"):
+        raise ValueError(f"bias_gelu: approximate must be 'tanh' or 'none', got {approximate!r}")
+    return _bias_activation("bias_gelu", x, bias, "gelu_tanh" if approximate == "tanh" else "gelu")
+
+
+def bias_gelu_impl(input: Tensor, bias: Tensor | None) -> Tensor:
+    """Megatron's name for ``bias_gelu(input, bias, approximate="tanh")``, its shapes, dtypes and errors."""
+    return _bias_activation("bias_gelu_impl", input, bias, "gelu_tanh")
+
+
+def new_gelu(x: Tensor) -> Tensor:
+    """HuggingFace's ``NewGELUActivation``: the tanh form of GELU, in one pass.
+
+    Args:
+        x: ``[..., hidden]``, floating point.
+
+    Returns:
+        The shape and dtype of x. Saves x.
+
+    Raises:
+        TypeError, ValueError: as `bias_activation`.
+
+    Source: transformers ``NewGELUActivation``.
+    """
+    return _bias_activation("new_gelu", x, None, "gelu_tanh")
+
+
+def bias_new_gelu(x: Tensor, bias: Tensor | None) -> Tensor:
+    """``new_gelu(x + bias)``: `bias_gelu` with the tanh form, with its shapes, dtypes and errors."""
+    return _bias_activation("bias_new_gelu", x, bias, "gelu_tanh")
+
+
+def weighted_squared_relu(x: Tensor, weights: Tensor) -> Tensor:
+    """``relu(x)² · weights`` with a weight for each token, as in a mixture of experts.
+
+    Args:
+        x: ``[..., hidden]``, floating point.
+        weights: ``[..., 1]`` with the leading dimensions of x; may have another dtype.
+
+    Returns:
+        The shape and dtype of x. Saves x and the weights. dw = Σ_last relu(x)²·g in the weights' dtype.
+
+    Raises:
+        TypeError: if one is not a floating-point tensor.
+        ValueError: for other shapes of the weights, or two devices.
+
+    Source: Megatron-LM ``weighted_squared_relu_impl``.
+    """
+    op = "weighted_squared_relu"
+    check_float(op, "input", x, min_ndim=1)
+    check_float(op, "weights", weights)
+    if sharded(x) or not sharded(weights):
+        _check_weights(op, x, weights)
+    local = localise(op, x, [weights])
+    x, weights = local.x, local.given(0)
+    _check_weights(op, x, weights)
+    if transformed():
+        return local.wrap(formulas.weighted_squared_relu(x, weights))
+    return local.wrap(_WeightedSquaredReLU.apply(x, weights))
+
+
+def _check_weights(op: str, x: Tensor, weights: Tensor) -> None:
+    if weights.shape != (*x.shape[:-1], 1):
+        raise ValueError(
+            f"{op}: weights of shape {shape(weights)} are not one number a token of the input {shape(x)}"
+        )
+    check_same_device(op, x, "weights", weights)
+
+
+def _bias_activation(op: str, x: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"{op}: there is no activation {activation!r}; there are {', '.join(ACTIVATIONS)}")
+    if sharded(x, bias):
+        return _bias_activation_sharded(op, x, bias, activation)
+    check_bias(op, x, bias)
+    return _apply(x, bias, activation)
+
+
+def _bias_activation_sharded(op: str, x: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    # A plain x is a local shard: its bias is checked against it once it is local too.
+    check_float(op, "input", x, min_ndim=1)
+    if sharded(x):
+        check_bias(op, x, bias)
+    local = localise(op, x, [bias])
+    check_bias(op, local.x, local.others[0])
+    return local.wrap(_apply(local.x, local.others[0], activation))
+
+
+def _apply(x: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    if transformed():
+        return formulas.bias_activation(x, bias, activation=activation)
+    result: Tensor = _BiasActivation.apply(x, bias, activation)
+    return result

@@ -1,0 +1,57 @@
+"""Checks of the arguments, before any work."""
+
+from __future__ import annotations
+
+import torch
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def check_float(op: str, name: str, tensor: object, *, min_ndim: int = 0) -> None:
+    """Raise TypeError unless `tensor` is a floating-point tensor, ValueError if it has too few dimensions."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{op}: {name} must be a tensor, got {type(tensor).__name__}")
+    if tensor.dtype not in FLOATS:
+        raise TypeError(
+            f"{op}: {name} must be float16, bfloat16, float32 or float64, got {tensor.dtype} "
+            f"of shape {shape(tensor)}"
+        )
+    if tensor.ndim < min_ndim:
+        raise ValueError(f"{op}: {name} needs at least {min_ndim} dimension(s), got shape {shape(tensor)}")
+
+
+def check_same_device(op: str, x: torch.Tensor, name: str, other: torch.Tensor) -> None:
+    """Raise ValueError unless both tensors are on one device."""
+    if x.device != other.device:
+        raise ValueError(
+            f"{op}: {name} {shape(other)} is on {other.device}, but the input {shape(x)} is on {x.device}"
+        )
+
+
+def check_bias(op: str, x: torch.Tensor, bias: torch.Tensor | None) -> None:
+    """Raise unless x is ``[..., hidden]`` and the bias ``[hidden]`` or None, both floating point."""
+    check_float(op, "input", x, min_ndim=1)
+    if bias is None:
+        return
+    check_float(op, "bias", bias)
+    if bias.ndim != 1 or bias.shape[0] != x.shape[-1]:
+        raise ValueError(
+            f"{op}: bias must have shape [{x.shape[-1]}], the last dimension of the input {shape(x)}, "
+            f"got {shape(bias)}"
+        )
+    check_same_device(op, x, "bias", bias)
+
+
+def check_broadcast(op: str, x: torch.Tensor, name: str, other: torch.Tensor) -> None:
+    """Raise ValueError unless `other` broadcasts to the shape of x, on the same device."""
+    leading = x.ndim - other.ndim
+    if leading < 0 or any(
+        size != 1 and size != x.shape[leading + dim] for dim, size in enumerate(other.shape)
+    ):
+        raise ValueError(f"{op}: {name} of shape {shape(other)} does not broadcast to the input {shape(x)}")
+    check_same_device(op, x, name, other)
+
+
+def shape(tensor: torch.Tensor) -> str:
+    """The shape as text: ``[2, 3]``."""
+    return "[" + ", ".join(str(size) for size in tensor.shape) + "]"

@@ -1,0 +1,179 @@
+"""The softmax of attention: scale, mask, softmax, cast and dropout in one pass, saving the probabilities."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from fused.backends.reference import softmax as formulas
+from fused.backends.reference.softmax import Window
+from fused.backends.tracing import transformed
+from fused.checks import FLOATS, check_broadcast, check_float, shape
+from fused.dropout import check_probability, keep_mask, keep_scale
+from fused.sharding import localise, sharded
+from fused.softmax_autograd import MaskedSoftmax
+
+Tensor = torch.Tensor
+
+CAUSAL: Window = (-1, 0)
+
+
+def scaled_masked_softmax(
+    x: Tensor,
+    mask: Tensor | None = None,
+    scale: float | None = 1.0,
+    *,
+    causal: bool = False,
+    window: Window | None = None,
+    sink: Tensor | None = None,
+    softmax_in_fp32: bool = True,
+    dropout_p: float = 0.0,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """``dropout(softmax(scale·x + mask))`` over the last dimension, in one pass.
+
+    Args:
+        x: scores ``[..., queries, keys]`` (``[..., keys]`` without `causal` and `window`); float16, bfloat16,
+            float32 or float64. Never changed. A DTensor may be sharded on any dimension but the last.
+        mask: broadcastable to x, or None. Floating point: added to the scaled scores (a causal mask of
+            HuggingFace, T5's relative positions, ALiBi), and given its gradient if it requires one. bool or
+            uint8: True (1) = masked, as in Megatron; HuggingFace's boolean masks mean the opposite.
+        scale: a number, applied before the mask; None is 1.
+        causal: a query sees no later keys; the last query is aligned to the last key.
+        window: ``(left, right)``: a query sees so many keys before and after its own, −1 for all.
+            HuggingFace's ``sliding_window=n`` is ``(n - 1, 0)``. Mask, `causal` and `window` all apply.
+        sink: ``[heads]`` (x then is ``[..., heads, queries, keys]``) or broadcastable to ``[..., queries,
+            1]``: logits of one more key, which takes its share of the probability and is left out (GPT-OSS).
+        softmax_in_fp32: accepted for Megatron's callers. 16-bit scores are computed in float32 either way.
+        dropout_p: probability of dropping; drawn whenever it is above 0, so pass 0 in evaluation. Under one
+            seed the CPU and the reference backend drop what ``F.dropout`` drops.
+        out_dtype: dtype of the result, by default that of x.
+
+    Returns:
+        The shape of x. A row whose keys are all hidden by bool mask, `causal` or `window` is zeros; one
+        hidden by an additive mask is what eager torch gives (NaN for −inf, the softmax of the rest for finite
+        numbers). Saves the probabilities in `out_dtype` (their sign says what was dropped), and with a sink
+        its column.
+
+    Raises:
+        TypeError: if x, the sink or `out_dtype` is not floating point, the mask neither that nor bool or
+            uint8, the scale not a number, or the window not two integers.
+        ValueError: for shapes that do not broadcast, two devices, a probability outside [0, 1], or fewer than
+            two dimensions with `causal` or `window`.
+
+    Source: Megatron-LM ``fused_softmax``; HuggingFace ``eager_attention_forward``.
+    """
+    return checked_softmax(
+        "scaled_masked_softmax",
+        x,
+        mask,
+        scale,
+        checked_window("scaled_masked_softmax", causal, window),
+        sink,
+        dropout_p,
+        out_dtype,
+    )
+
+
+def checked_window(op: str, causal: bool, window: object) -> Window | None:
+    """Causality and a window as one window; None if everything is seen."""
+    before, after = -1, -1
+    if window is not None:
+        pair = tuple(window) if isinstance(window, tuple | list) else ()
+        if len(pair) != 2 or not all(isinstance(side, int) for side in pair):
+            raise TypeError(f"{op}: window must be two integers (left, right), −1 for all, got {window!r}")
+        before, after = pair
+        if before < -1 or after < -1:
+            raise ValueError(f"{op}: the sides of a window are −1 (all) or more, got {window!r}")
+    if causal:
+        after = 0
+    return None if before == after == -1 else (before, after)
+
+
+def checked_softmax(
+    op: str,
+    x: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    window: Window | None = None,
+    sink: Tensor | None = None,
+    dropout_p: float = 0.0,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """`scaled_masked_softmax` under the name `op`: checks, shards, and the op itself."""
+    scale = _checked_scale(op, scale)
+    check_probability(op, dropout_p)
+    check_float(op, "input", x, min_ndim=1 if window is None else 2)
+    if out_dtype is None:
+        out_dtype = x.dtype
+    elif out_dtype not in FLOATS:
+        raise TypeError(f"{op}: out_dtype must be a floating-point dtype, got {out_dtype}")
+    if mask is not None and mask.dtype == torch.uint8:
+        mask = mask.to(torch.bool)
+    if sink is not None and sink.ndim == 1:
+        sink = sink.reshape(-1, 1, 1)
+    if not sharded(x, mask, sink):
+        _check_operands(op, x, mask, sink)
+        return _apply(x, mask, sink, scale, window, 0, dropout_p, out_dtype)
+    if sharded(x):
+        _check_operands(op, x, mask, sink)
+    local = localise(op, x, [mask, sink], whole=[-1])
+    mask, sink = local.others
+    _check_operands(op, local.x, mask, sink)
+    shift = 0
+    if window is not None and local.mesh is not None:
+        shift = local.offset(-2) + local.x.shape[-2] - x.shape[-2]
+    if local.mesh is None:
+        return _apply(local.x, mask, sink, scale, window, 0, dropout_p, out_dtype)
+    out = local.wrap(_apply(local.x, mask, sink, scale, window, shift, 0.0, out_dtype))
+    # Only torch knows which shards must drop alike.
+    return F.dropout(out, dropout_p) if dropout_p > 0 else out
+
+
+def _apply(
+    x: Tensor,
+    mask: Tensor | None,
+    sink: Tensor | None,
+    scale: float,
+    window: Window | None,
+    shift: int,
+    dropout_p: float,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    if transformed():
+        out = formulas.masked_softmax(
+            x, mask, sink, None, scale, 1.0, window=window, shift=shift, out_dtype=out_dtype
+        )[0]
+        return F.dropout(out, dropout_p) if dropout_p > 0 else out
+    keep = keep_mask(x, dropout_p, out_dtype) if dropout_p > 0 and x.numel() > 0 else None
+    result: Tensor = MaskedSoftmax.apply(
+        x, mask, sink, keep, scale, keep_scale(dropout_p), window, shift, out_dtype
+    )[0]
+    return result
+
+
+def _checked_scale(op: str, scale: object) -> float:
+    if scale is None:
+        return 1.0
+    if isinstance(scale, torch.Tensor) or not hasattr(scale, "__float__"):
+        raise TypeError(f"{op}: scale must be a number or None, got {type(scale).__name__}")
+    # A symbolic number of torch.compile stays as it is.
+    return scale if isinstance(scale, torch.SymFloat) else float(scale)  # type: ignore[return-value]
+
+
+def _check_operands(op: str, x: Tensor, mask: Tensor | None, sink: Tensor | None) -> None:
+    if mask is not None:
+        if not isinstance(mask, torch.Tensor) or mask.dtype not in (torch.bool, *FLOATS):
+            kind = f"{mask.dtype} of shape {shape(mask)}" if isinstance(mask, torch.Tensor) else type(mask)
+            raise TypeError(
+                f"{op}: mask must be bool or uint8 (True = masked) or floating point (added), got {kind}"
+            )
+        check_broadcast(op, x, "mask", mask)
+    if sink is not None:
+        check_float(op, "sink", sink)
+        if sink.shape[-1] != 1:
+            raise ValueError(
+                f"{op}: sink must be [heads] or broadcast to [..., queries, 1] of the input {shape(x)}, "
+                f"got {shape(sink)}"
+            )
+        check_broadcast(op, x, "sink", sink)

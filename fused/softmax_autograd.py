@@ -1,0 +1,136 @@
+"""The masked softmax as an op and as an autograd function, for checked plain tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fused.backends import Op, requested
+from fused.backends.reference import softmax as formulas
+from fused.backends.reference.softmax import Window
+
+Tensor = torch.Tensor
+
+_RANK = 4
+
+
+def _four_dimensions(args: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+    """Inputs as [batch, heads, queries, keys], and masks without expanded dimensions, for compiled code."""
+    ndim = args[0].ndim
+
+    def pad(tensor: Any) -> Any:
+        if not isinstance(tensor, Tensor):
+            return tensor
+        for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+            if stride == 0 and size > 1 and tensor is not args[0]:
+                tensor = tensor.narrow(dim, 0, 1)
+        return tensor.reshape((1,) * (_RANK - tensor.ndim) + tensor.shape)
+
+    def finish(results: Any) -> Any:
+        extra = max(_RANK - ndim, 0)
+        return tuple(None if result is None else result.reshape(result.shape[extra:]) for result in results)
+
+    return [pad(arg) for arg in args], finish
+
+
+MASKED_SOFTMAX = Op(
+    "masked_softmax",
+    forward=formulas.masked_softmax,
+    backward=formulas.masked_softmax_backward,
+    canonical=_four_dimensions,
+)
+
+Results = tuple[Tensor, Tensor | None, Tensor | None]
+
+
+def forward(
+    x: Tensor,
+    mask: Tensor | None,
+    sink: Tensor | None,
+    keep: Tensor | None,
+    scale: float,
+    kept: float,
+    window: Window | None,
+    shift: int,
+    out_dtype: torch.dtype,
+) -> Results:
+    """Run the forward formula on the backend asked for."""
+    results: Results = MASKED_SOFTMAX.run(
+        "forward",
+        (x, mask, sink, keep, scale, kept),
+        requested(),
+        window=window,
+        shift=shift,
+        out_dtype=out_dtype,
+    )
+    return results
+
+
+def save(ctx: Any, inputs: Sequence[Any], results: Sequence[Any]) -> None:
+    """Keep what the backward pass needs: tensors for the probabilities, shapes for all else."""
+    x, mask, sink, keep, ctx.scale, ctx.keep_scale = inputs[:6]
+    out, signed, p_sink = results
+    ctx.dropout = keep is not None
+    ctx.x = (x.shape, x.dtype)
+    ctx.mask = None if mask is None else (mask.shape, mask.dtype)
+    ctx.sink = None if sink is None else (sink.shape, sink.dtype)
+    ctx.backend = requested()
+    ctx.save_for_backward(signed if ctx.dropout else out, p_sink)
+
+
+def gradients(
+    ctx: Any,
+    needs: Sequence[bool],
+    g: Tensor | None,
+    g_signed: Tensor | None = None,
+    g_sink: Tensor | None = None,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of x, mask and sink, as far as they are needed, in their own shapes and dtypes."""
+    p, p_sink = ctx.saved_tensors
+    x_shape, x_dtype = ctx.x
+    mask = ctx.mask if needs[1] else None
+    sink = ctx.sink if needs[2] else None
+    dx, dmask, dsink = MASKED_SOFTMAX.run(
+        "backward",
+        (p, p_sink, g, g_signed, g_sink, ctx.scale, ctx.keep_scale),
+        ctx.backend,
+        dropout=ctx.dropout,
+        x_dtype=x_dtype if needs[0] else None,
+        mask_sum=None if mask is None else _broadcast_dims(mask[0], x_shape),
+        sink_sum=None if sink is None else _broadcast_dims(sink[0], (*x_shape[:-1], 1)),
+    )
+    if mask is not None and dmask is not None:
+        dmask = dmask.reshape(mask[0]).to(mask[1])
+    if sink is not None and dsink is not None:
+        dsink = dsink.reshape(sink[0]).to(sink[1])
+    return dx, dmask, dsink
+
+
+def _broadcast_dims(small: Sequence[int], large: Sequence[int]) -> tuple[int, ...]:
+    """The dimensions, counted from the end, along which `small` is broadcast to `large`."""
+    return tuple(
+        -dim
+        for dim in range(1, len(large) + 1)
+        if large[-dim] != 1 and (dim > len(small) or small[-dim] == 1)
+    )
+
+
+class MaskedSoftmax(torch.autograd.Function):
+    """All of `scaled_masked_softmax`, for plain tensors. Saves the probabilities, and a column for a sink."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> Results:
+        return forward(*inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
+        ctx.set_materialize_grads(False)
+        save(ctx, inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        if all(g is None for g in grads):
+            return (None,) * 9
+        return *gradients(ctx, ctx.needs_input_grad, *grads), *(None,) * 6
