@@ -1,0 +1,44 @@
+"""Patterns and how they are found in graphs.
+
+pattern = compile_pattern(lambda x, b: F.gelu(x + b, approximate="tanh"), name="bias_gelu")
+found = search(graph, pattern, modules=dict(module.named_modules()))
+found.occurrences[0].inputs        # {"x": <fx node>, "b": <fx node>}
+print(found.near_misses[0])        # where it nearly matched, what was expected, what is there
+"""
+
+from .compiling import Pattern, compile_pattern
+from .effects import Effects, effects
+from .equality import difference, graphs_equal
+from .language import any_of, call_module, optional, scalar, tensor
+from .matcher import search
+from .normalise import normalise
+from .occurrence import NearMiss, Occurrence, SearchResult, resolve
+from .ops import declare_pure, register_form, register_module, register_op
+from .values import Attr, NormalGraph, OpNode
+
+__all__ = [
+    "Attr",
+    "Effects",
+    "NearMiss",
+    "NormalGraph",
+    "Occurrence",
+    "OpNode",
+    "Pattern",
+    "SearchResult",
+    "any_of",
+    "call_module",
+    "compile_pattern",
+    "declare_pure",
+    "difference",
+    "effects",
+    "graphs_equal",
+    "normalise",
+    "optional",
+    "register_form",
+    "register_module",
+    "register_op",
+    "resolve",
+    "scalar",
+    "search",
+    "tensor",
+]

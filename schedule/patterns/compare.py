@@ -1,0 +1,105 @@
+"""When a constant of the pattern is a constant of the graph, and how both read in messages."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from schedule.tracing.specs import TensorSpec
+
+from .nodes import CallNode, ChoiceNode, InputNode, ScalarNode
+from .values import OpNode, operands
+
+
+def same_constant(expected: Any, found: Any) -> bool:
+    """Equal in value and kind: 2 and 2.0 are, 1 and True are not, nan and nan are."""
+    if expected is found:
+        return True
+    if isinstance(expected, bool) or isinstance(found, bool):
+        return False
+    if isinstance(expected, (int, float)) and isinstance(found, (int, float)):
+        return expected == found or (math.isnan(expected) and math.isnan(found))
+    return type(expected) is type(found) and bool(expected == found)
+
+
+def same_kind_matters(expected: Any, found: Any, node: OpNode) -> bool:
+    """Whether 2 for 2.0 would change ``node``'s dtype: only among integer tensors."""
+    if isinstance(expected, float) is isinstance(found, float):
+        return False
+    specs = [n.spec for n in operands(tuple(node.args.values()))]
+    tensors = [s for s in specs if isinstance(s, TensorSpec)]
+    return any(not (s.dtype.is_floating_point or s.dtype.is_complex) for s in tensors)
+
+
+def same_dims(expected: Any, found: Any, node: OpNode) -> bool:
+    """Whether two dimension numbers, or tuples of them, mean the same for the rank of ``node``'s input."""
+    if expected == found and isinstance(expected, bool) is isinstance(found, bool):
+        return True
+    rank = rank_of(node)
+    if rank is None:
+        return False
+    if isinstance(expected, tuple) and isinstance(found, tuple) and len(expected) == len(found):
+        return all(same_dims(a, b, node) for a, b in zip(expected, found, strict=True))
+    if type(expected) is int and type(found) is int:
+        return expected % rank == found % rank
+    return False
+
+
+def same_swapped_dims(expected: OpNode, found: OpNode) -> bool:
+    """Whether two ``transpose`` swap the same dimensions, in either order."""
+    pair, other = ((n.args["dim0"], n.args["dim1"]) for n in (expected, found))
+    return same_dims(pair, other, found) or same_dims(pair, other[::-1], found)
+
+
+def rank_of(node: OpNode) -> int | None:
+    """The rank of a node's first argument, if the recorded run told."""
+    first = next(iter(node.args.values()), None)
+    spec = first.spec if isinstance(first, OpNode) else None
+    return spec.ndim or 1 if isinstance(spec, TensorSpec) else None
+
+
+def describe(value: Any) -> str:
+    """A pattern node, graph node or constant as messages show it: ``gelu(approximate='tanh')``."""
+    if isinstance(value, InputNode):
+        return f"the input {value.name}"
+    if isinstance(value, ScalarNode):
+        return f"the constant {value.name}"
+    if isinstance(value, ChoiceNode):
+        return f"{value.name} or " + describe(value.args["alternatives"][-1])
+    if isinstance(value, CallNode):
+        return f"a call of module {value.what if isinstance(value.what, str) else value.what.__name__}"
+    if isinstance(value, OpNode):
+        if value.op in ("placeholder", "get_attr"):
+            return f"{value.op} {value.name}"
+        given = [f"{k}={v!r}" for k, v in value.args.items() if _worth_saying(value, k, v)]
+        return f"{value.op}({', '.join(given)})"
+    if isinstance(value, tuple):
+        return "(" + ", ".join(describe(v) for v in value) + ")"
+    return repr(value)
+
+
+def _worth_saying(node: OpNode, name: str, value: Any) -> bool:
+    if isinstance(value, OpNode) or next(operands(value), None) is not None:
+        return False
+    if node.definition is None or value != node.definition.params.get(name):
+        return True
+    return not (value is None or isinstance(value, bool) or value == 1)  # such defaults only make noise
+
+
+def congruent(a: Any, b: Any) -> bool:
+    """Whether two values of a graph are the same: one node, one parameter read twice, equal sizes or constants."""
+    if a is b:
+        return True
+    if not isinstance(a, OpNode) or not isinstance(b, OpNode):
+        if isinstance(a, OpNode) or isinstance(b, OpNode):
+            return False
+        if isinstance(a, tuple) and isinstance(b, tuple):
+            return len(a) == len(b) and all(congruent(x, y) for x, y in zip(a, b, strict=True))
+        return same_constant(a, b)
+    if a.op != b.op:
+        return False
+    if a.op == "get_attr":
+        return bool(a.target == b.target)
+    if not (a.is_metadata and b.is_metadata) or a.args.keys() != b.args.keys():
+        return False
+    return all(congruent(a.args[k], b.args[k]) for k in a.args)

@@ -1,0 +1,189 @@
+"""What a node does besides computing its value: mutation, random numbers, the unknown; and who shares memory."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from . import optable  # fills the vocabulary
+from .ops import METHODS, MODULES, PURE, CannotBind, Form, find_form, is_tensor_method
+from .values import is_number
+
+_RANDOM_PREFIXES = (
+    "rand",
+    "normal",
+    "bernoulli",
+    "multinomial",
+    "poisson",
+    "uniform",
+    "exponential",
+    "geometric",
+)
+_PURE_NUMBERS = frozenset(optable.PURE_NUMBERS)
+
+
+@dataclass(frozen=True)
+class Effects:
+    """What a node does besides its value.
+
+    Attributes:
+        mutates: the fx nodes whose value it changes.
+        rng: it draws random numbers.
+        opaque: unknown code: it may change anything it is given, and hidden state.
+        fresh: its value shares memory with no other value.
+    """
+
+    mutates: tuple[fx.Node, ...] = ()
+    rng: bool = False
+    opaque: bool = False
+    fresh: bool = False
+
+    @property
+    def pure(self) -> bool:
+        """Nothing but a value: may be moved, or erased once unused."""
+        return not (self.mutates or self.rng or self.opaque)
+
+
+FRESH, VIEW, OPAQUE = Effects(fresh=True), Effects(), Effects(opaque=True)
+
+
+def is_plain_module(module: nn.Module | None) -> bool:
+    """Whether calling ``module`` does only what its ``torch.nn`` class says: no subclass, hook or own forward."""
+    return (
+        module is not None
+        and type(module) in MODULES
+        and "forward" not in module.__dict__
+        and not any(getattr(module, hooks) for hooks in _HOOKS)
+    )
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def effects(node: fx.Node, modules: Mapping[str, nn.Module] | None = None) -> Effects:
+    """The effects of one node; whatever is unknown is opaque."""
+    if node.op == "call_function":
+        return _function_effects(node)
+    if node.op == "call_method":
+        return _method_effects(node, str(node.target))
+    if node.op == "call_module":
+        return _module_effects(node, (modules or {}).get(str(node.target)))
+    return VIEW if node.op != "output" else OPAQUE
+
+
+def _first(node: fx.Node) -> tuple[fx.Node, ...]:
+    first = node.args[0] if node.args else node.kwargs.get("input", node.kwargs.get("self"))
+    return (first,) if isinstance(first, fx.Node) else ()
+
+
+def _form_effects(node: fx.Node, form: Form) -> Effects:
+    try:
+        bound, mutates = form.bind(node.args, node.kwargs)
+    except CannotBind:
+        bound, mutates = dict(node.kwargs), form.mutates
+    changed = list(_first(node)) if mutates else []
+    out = node.kwargs.get("out")
+    changed += [n for n in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(n, fx.Node)]
+    return Effects(tuple(changed), _draws(form, bound), False, not (form.definition.view or changed))
+
+
+def _draws(form: Form, bound: Mapping[str, Any]) -> bool:
+    if not form.definition.rng:
+        return False
+    probability = bound.get("p", None)
+    return bound.get("training", True) is not False and not (is_number(probability) and probability == 0)
+
+
+def _function_effects(node: fx.Node) -> Effects:
+    target: Any = node.target
+    form = find_form("call_function", target)
+    if form is not None:
+        return _form_effects(node, form)
+    if target in _PURE_NUMBERS:
+        return FRESH
+    if target in PURE:
+        return Effects(rng=PURE[target], fresh=True)
+    name = getattr(target, "__name__", "")
+    module = getattr(target, "__module__", None) or ""
+    if name == "setitem":
+        return Effects(_first(node))
+    if is_tensor_method(target):
+        return _method_effects(node, name)
+    if module == "fused" or module.startswith("fused."):
+        return Effects(rng=_fused_draws(node), fresh=True)
+    if module.split(".")[0] in ("torch", "_operator", "operator", "math", "builtins"):
+        return _named_effects(node, name)
+    return OPAQUE
+
+
+def _fused_draws(node: fx.Node) -> bool:
+    """Whether a fused op draws: it has a dropout probability that is not the constant 0, and trains."""
+    try:
+        bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return True
+    bound.apply_defaults()
+    given = bound.arguments
+    chances = [v for k, v in given.items() if k in ("p", "dropout_p", "dropout")]
+    return given.get("training", True) is not False and any(not is_number(v) or v != 0 for v in chances)
+
+
+def _named_effects(node: fx.Node, name: str) -> Effects:
+    """A torch function outside the vocabulary: torch's naming says whether it mutates or draws."""
+    changed = _first(node) if name.endswith("_") and not name.endswith("__") else ()
+    out = node.kwargs.get("out")
+    changed += (out,) if isinstance(out, fx.Node) else ()
+    rng = name.startswith(_RANDOM_PREFIXES) or "dropout" in name or "generator" in node.kwargs
+    if name == "scaled_dot_product_attention":
+        rng = node.kwargs.get("dropout_p", 0) != 0
+    return Effects(changed, rng)
+
+
+def _method_effects(node: fx.Node, name: str) -> Effects:
+    if name == "__setitem__":
+        return Effects(_first(node))
+    form = METHODS.get(name)
+    if form is not None:
+        return _form_effects(node, form)
+    if hasattr(torch.Tensor, name) or hasattr(torch.Size, name):
+        return _named_effects(node, name)
+    return OPAQUE
+
+
+def _module_effects(node: fx.Node, module: nn.Module | None) -> Effects:
+    if not is_plain_module(module):
+        return OPAQUE
+    assert module is not None  # noqa: S101 - for the type checker; is_plain_module refused None
+    name, arguments = MODULES[type(module)]
+    given = dict(arguments(module))
+    if given.get("inplace"):
+        return Effects(_first(node))
+    draws = "dropout" in name and bool(given.get("training")) and given.get("p") != 0
+    return Effects(rng=draws, fresh="dropout" not in name and name != "identity")
+
+
+def memory_of(
+    node: fx.Node, modules: Mapping[str, nn.Module] | None, seen: dict[fx.Node, frozenset[fx.Node]]
+) -> frozenset[fx.Node]:
+    """The values whose memory ``node`` may share: itself, or what it is a view of. ``seen`` caches."""
+    stack = [node]
+    while stack:
+        current = stack[-1]
+        if current in seen:
+            stack.pop()
+            continue
+        if effects(current, modules).fresh or current.op in ("placeholder", "get_attr"):
+            seen[current] = frozenset((current,))
+            continue
+        below = current.all_input_nodes
+        waiting = [n for n in below if n not in seen]
+        if waiting:
+            stack.extend(waiting)
+            continue
+        seen[current] = frozenset((current,)).union(*(seen[n] for n in below))
+    return seen[node]

@@ -1,0 +1,146 @@
+"""Whether two graphs are the same up to names and order: golden tests for rewrites."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import networkx as nx
+from networkx.algorithms.isomorphism import DiGraphMatcher
+from torch import fx, nn
+
+from .compare import describe
+from .normalise import normalise
+from .values import Attr, OpNode, operands
+
+
+def graphs_equal(
+    a: fx.Graph,
+    b: fx.Graph,
+    modules_a: Mapping[str, nn.Module] | None = None,
+    modules_b: Mapping[str, nn.Module] | None = None,
+) -> bool:
+    """Whether two graphs compute the same operations with the same configuration on the same data edges.
+
+    Names and order do not count; the order of operands does, unless they commute; the order of the graph's own
+    arguments and the paths of parameters and modules do. Dead nodes without effects are left out.
+    """
+    left, right = _labelled(a, modules_a), _labelled(b, modules_b)
+    if _census(left) != _census(right):
+        return False
+    matcher = DiGraphMatcher(
+        left,
+        right,
+        node_match=lambda x, y: x["label"] == y["label"],
+        edge_match=lambda x, y: x["slots"] == y["slots"],
+    )
+    return bool(matcher.is_isomorphic())
+
+
+def difference(
+    a: fx.Graph,
+    b: fx.Graph,
+    modules_a: Mapping[str, nn.Module] | None = None,
+    modules_b: Mapping[str, nn.Module] | None = None,
+) -> str:
+    """What tells the graphs apart, "" if they are equal: the operations only one has, or edges that differ."""
+    if graphs_equal(a, b, modules_a, modules_b):
+        return ""
+    left, right = _labelled(a, modules_a), _labelled(b, modules_b)
+    lines = []
+    mine, theirs = (Counter(nx.get_node_attributes(g, "text").values()) for g in (left, right))
+    for sign, extra in (("-", mine - theirs), ("+", theirs - mine)):
+        lines += [f"{sign} {text}" + (f"  × {n}" if n > 1 else "") for text, n in sorted(extra.items())]
+    if not lines:
+        lines.append("the same operations, connected otherwise:")
+        ours, others = _edges(left), _edges(right)
+        lines += [f"- {edge}" for edge in sorted((ours - others).elements())]
+        lines += [f"+ {edge}" for edge in sorted((others - ours).elements())]
+    return "\n".join(lines)
+
+
+def _edges(graph: nx.DiGraph) -> Counter[str]:
+    text = nx.get_node_attributes(graph, "text")
+    return Counter(
+        f"{text[u]} -> {text[v]} as {', '.join(slots)}" for u, v, slots in graph.edges(data="slots")
+    )
+
+
+def _labelled(graph: fx.Graph, modules: Mapping[str, nn.Module] | None) -> nx.DiGraph:
+    """The live part of the normalised digraph, each node and edge with what must be equal.
+
+    Colours are refined a few times along the edges first, so that the isomorphism test has little left to try.
+    """
+    normal = normalise(graph, modules)
+    ends = [n for n in normal.nodes if n.op == "output" or n.mutates or _is_opaque(n)]
+    live = set(ends).union(*(nx.ancestors(normal.digraph, n) for n in ends))
+    arguments = [n for n in normal.nodes if n.op == "placeholder"]
+    result = nx.DiGraph()
+    for node in (n for n in normal.nodes if n in live):
+        position = arguments.index(node) if node.op == "placeholder" else -1
+        result.add_node(node, label=(node.op, node.mutates, position, _identity(node), _configuration(node)))
+        result.nodes[node]["text"] = describe(node) if position < 0 else f"argument {position}"
+        for slot, operand in _edges_of(node):
+            slots = result.get_edge_data(operand, node, {"slots": ()})["slots"]
+            result.add_edge(operand, node, slots=tuple(sorted((*slots, slot))))
+    colours = {n: hash(d["label"]) for n, d in result.nodes(data=True)}
+    for _ in range(4):
+        colours = {n: hash((colours[n], *sorted(_seen(result, colours, n)))) for n in result}
+    for node, data in result.nodes(data=True):
+        data["label"] = (data["label"], colours[node])
+    return result
+
+
+def _seen(graph: nx.DiGraph, colours: dict[OpNode, int], node: OpNode) -> list[int]:
+    below = [hash(("in", colours[u], graph.edges[u, node]["slots"])) for u in graph.predecessors(node)]
+    return below + [hash(("out", colours[v], graph.edges[node, v]["slots"])) for v in graph.successors(node)]
+
+
+def _is_opaque(node: OpNode) -> bool:
+    return node.definition is None and node.op not in ("placeholder", "get_attr")
+
+
+def _identity(node: OpNode) -> Any:
+    """What an operation outside the vocabulary is: the very callable, or the path."""
+    if node.definition is not None or node.op in ("placeholder", "output"):
+        return None
+    return node.target if isinstance(node.target, str) else id(node.target)
+
+
+def _edges_of(node: OpNode) -> list[tuple[str, OpNode]]:
+    commuting = node.definition.commutative if node.commutes and node.definition else ()
+    found = []
+    for name, value in node.args.items():
+        slot = "|".join(commuting) if name in commuting else name
+        found += [
+            (slot if isinstance(value, OpNode) else f"{slot}.{i}", o) for i, o in enumerate(operands(value))
+        ]
+    return found
+
+
+def _configuration(node: OpNode) -> tuple[Any, ...]:
+    """The constants of ``node`` in a form that compares and hashes; those of commuting operands without order."""
+    commuting = node.definition.commutative if node.commutes and node.definition else ()
+    loose = sorted(repr(_frozen(node.args[name])) for name in commuting)
+    return (*loose, *((k, _frozen(v)) for k, v in sorted(node.args.items()) if k not in commuting))
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, OpNode):
+        return "value"
+    if isinstance(value, (tuple, list)):
+        return tuple(_frozen(v) for v in value)
+    if isinstance(value, dict):
+        return tuple((k, _frozen(v)) for k, v in sorted(value.items()))
+    if isinstance(value, slice):
+        return ("slice", _frozen((value.start, value.stop, value.step)))
+    if isinstance(value, bool):
+        return ("flag", value)
+    if isinstance(value, (int, float)):
+        return ("number", float(value)) if value == value else ("number", "nan")
+    return value.path if isinstance(value, Attr) else repr(value)
+
+
+def _census(graph: nx.DiGraph) -> Counter[Any]:
+    return Counter(nx.get_node_attributes(graph, "label").values())

@@ -1,0 +1,123 @@
+"""From a complete binding to an :class:`Occurrence`, or to the reason why it is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from schedule.tracing.specs import TensorSpec
+
+from .compiling import Pattern
+from .nodes import MISSING, CallNode
+from .occurrence import Occurrence
+from .regions import absorb, detour, escape
+from .unify import Unifier
+from .values import OpNode, operands
+
+Reason = tuple[OpNode, Callable[[], str], Callable[[], str]]
+
+
+def finish(
+    graph: fx.Graph, pattern: Pattern, state: Unifier, closed: bool
+) -> tuple[Occurrence | None, Reason | None]:
+    """The occurrence behind the current binding, or where and why it cannot stand."""
+    consumed = {value: node for value, node in state.used.items() if not value.is_metadata}
+    reason = _half_a_call(state, consumed) or _other_dtype(state) or _crossed(pattern, state, consumed)
+    if reason is not None:
+        return None, reason
+    outputs = [state.binding[node] for node in pattern.outputs]
+    region = absorb(value.fx for value in consumed if value.fx is not None)
+    ends = [value.fx for value in outputs]
+    if closed:
+        reason = _open_region(state, region, ends)
+        if reason is not None:
+            return None, reason
+    nodes = tuple(sorted(region))
+    places = [
+        value.index for value in (state.binding[n] for n in pattern.required) if isinstance(value, OpNode)
+    ]
+    return Occurrence(
+        pattern=pattern,
+        graph=graph,
+        nodes=nodes,
+        inputs={n.name: _plain(_bound(state, n, n.default)) for n in pattern.input_nodes},
+        scalars={n.name: _plain(_bound(state, n, MISSING)) for n in pattern.scalar_nodes},
+        outputs=tuple(ends),
+        choices={c.name: c.chosen(state.picks[c]) for c in pattern.choice_nodes if c in state.picks},
+        binding={node: _plain(value) for node, value in state.binding.items()},
+        order=(min(places), *places),
+    ), None
+
+
+def _bound(state: Unifier, node: OpNode, default: Any) -> Any:
+    return state.binding.get(node, None if default is MISSING else default)
+
+
+def _plain(value: Any) -> Any:
+    """A bound value without our own nodes: fx nodes, Attrs and constants."""
+    if isinstance(value, OpNode):
+        return value.attr if value.fx is None else value.fx
+    if isinstance(value, (tuple, list)):
+        return tuple(_plain(item) for item in value)
+    return value
+
+
+def _half_a_call(state: Unifier, consumed: dict[OpNode, OpNode]) -> Reason | None:
+    """A call that stands for two operations must be taken whole."""
+    for value, node in consumed.items():
+        parts = state.normal.parts.get(value.fx) if value.fx is not None else None
+        if parts is not None and not isinstance(node, CallNode) and any(p not in consumed for p in parts):
+            return (
+                value,
+                lambda: "all of this call in the pattern",
+                lambda: "a product with its bias in one call: decompose it first",
+            )
+    return None
+
+
+def _other_dtype(state: Unifier) -> Reason | None:
+    """Where the pattern says ``x.dtype`` and the graph names a dtype, that must be x's."""
+    for node, value in state.binding.items():
+        if isinstance(value, torch.dtype) and node.op == "getattr":
+            source = state.binding.get(node.args["input"])
+            spec = source.spec if isinstance(source, OpNode) else None
+            if not isinstance(spec, TensorSpec) or spec.dtype != value:
+                at = source if isinstance(source, OpNode) else next(iter(state.used))
+                return at, lambda spec=spec: f"the dtype of {spec}", lambda value=value: str(value)  # type: ignore
+    return None
+
+
+def _crossed(pattern: Pattern, state: Unifier, consumed: dict[OpNode, OpNode]) -> Reason | None:
+    """Outputs must be consumed values, inputs must not."""
+    for node in pattern.outputs:
+        value = state.binding[node]
+        if value not in consumed:
+            at = value if isinstance(value, OpNode) else next(iter(state.used))
+            return at, lambda: "an output that is computed here", lambda: "an input passed through"
+    owned = {value.fx for value in consumed}
+    for node in (*pattern.input_nodes, *pattern.scalar_nodes):
+        for value in operands(state.binding.get(node)):
+            if value.fx is not None and value.fx in owned:
+                name = node.name
+                return value, lambda: f"{name} from outside", lambda: "a value of the match itself"
+    return None
+
+
+def _open_region(state: Unifier, region: set[fx.Node], ends: list[fx.Node]) -> Reason | None:
+    """An interior value used outside, or a way out of the region and back in."""
+    leak = escape(region, ends)
+    if leak is not None:
+        inner, user = leak
+        return state.normal.of[inner], lambda: "no use outside the match", lambda: f"a use by {user.name}"
+    if len(ends) > 1:
+        between = detour(region, ends)
+        if between is not None:
+            return (
+                state.normal.of[between],
+                lambda: "a match in one piece",
+                lambda: f"{between.name}, computed from it and read by it",
+            )
+    return None

@@ -1,0 +1,114 @@
+"""Finding a pattern in a graph: start at the rarest operation, follow data edges, back out of wrong turns.
+
+Cost follows the candidates of the rarest operation, not the graph: each is matched along data edges only.
+Deterministic steps go first, commuted operands and alternatives wait until nothing else is left to do, and those
+that cannot fit by structure alone are dropped through a memo, so that choices do not multiply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import fx, nn
+
+from .compare import describe
+from .compiling import Pattern, compile_pattern
+from .finish import finish
+from .normalise import normalise
+from .occurrence import NearMiss, Occurrence, SearchResult, resolve
+from .unify import Unifier
+from .values import NormalGraph, OpNode
+
+MAX_NEAR_MISSES = 5
+
+
+def search(
+    graph: fx.Graph,
+    pattern: Any,
+    modules: Mapping[str, nn.Module] | None = None,
+    *,
+    closed: bool = True,
+) -> SearchResult:
+    """Every disjoint occurrence of ``pattern`` in ``graph``.
+
+    Args:
+        graph: the graph of one module; its normalised form is kept with it for the next search.
+        pattern: a :class:`Pattern` or anything :func:`compile_pattern` takes.
+        modules: path → module, for the ``call_module`` nodes.
+        closed: leave out places whose interior values are used outside, or that are not convex (they become near
+            misses); False returns those too.
+
+    Returns:
+        Occurrences in graph order; overlaps are resolved by :func:`resolve`.
+    """
+    pattern = compile_pattern(pattern)
+    return _Search(graph, normalise(graph, modules), pattern, closed).run()
+
+
+class _Search:
+    def __init__(self, graph: fx.Graph, normal: NormalGraph, pattern: Pattern, closed: bool) -> None:
+        self.graph, self.normal, self.pattern, self.closed = graph, normal, pattern, closed
+        self.unifier = Unifier(normal, pattern)
+
+    def run(self) -> SearchResult:
+        anchor, candidates = self.anchor()
+        found: list[Occurrence] = []
+        if candidates:
+            for candidate in candidates:
+                occurrence = self.attempt(anchor, candidate)
+                if occurrence is not None:
+                    found.append(occurrence)
+        occurrences = resolve(found)
+        return SearchResult(occurrences, self.unifier.visited, lambda: self.explain(occurrences))
+
+    def anchor(self) -> tuple[OpNode, list[OpNode]]:
+        """The required operation with the fewest candidates; among equals the last, which needs no way up."""
+        best: tuple[OpNode, list[OpNode]] | None = None
+        for node in reversed(self.pattern.required):
+            candidates = self.unifier.candidates(node)
+            if candidates is not None and (best is None or len(candidates) < len(best[1])):
+                best = (node, candidates)
+        if best is None:  # every part is a choice that an input could take: try everything
+            best = (self.pattern.outputs[0], self.normal.nodes)
+        return best
+
+    def attempt(self, anchor: OpNode, candidate: OpNode) -> Occurrence | None:
+        for _ in self.unifier.solutions(anchor, candidate):
+            occurrence, failure = finish(self.graph, self.pattern, self.unifier, self.closed)
+            if occurrence is not None:
+                return occurrence
+            if failure is not None:
+                self.unifier.record(*failure)
+        return None
+
+    def explain(self, occurrences: list[Occurrence]) -> list[NearMiss]:
+        """The best failures; if the rarest operation does not occur at all, those of the next rarest."""
+        unifier = self.unifier
+        if not unifier.failures:
+            order = sorted(
+                (
+                    (len(c), -i, n, c)
+                    for i, n in enumerate(self.pattern.required)
+                    if (c := unifier.candidates(n))
+                ),
+                key=lambda row: row[:2],
+            )
+            for _, _, anchor, candidates in order[:1]:
+                for candidate in candidates:
+                    for _ in unifier.solutions(anchor, candidate):
+                        break
+        taken = {n for o in occurrences for n in o.nodes}
+        missed = [f for f in unifier.failures.values() if f.node.fx is None or f.node.fx not in taken]
+        missed.sort(key=lambda f: (-f.matched, f.node.index))
+        total = self.pattern.size
+        misses = [f.near_miss(self.pattern.name, total) for f in missed[:MAX_NEAR_MISSES]]
+        if not misses and not occurrences:
+            misses.append(self.absent())
+        return misses
+
+    def absent(self) -> NearMiss:
+        wanted = next(
+            (n for n in self.pattern.required if not self.unifier.candidates(n)), self.pattern.outputs[0]
+        )
+        return NearMiss(self.pattern.name, "the whole graph", describe(wanted), "none", 0, self.pattern.size)

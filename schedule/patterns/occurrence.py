@@ -1,0 +1,111 @@
+"""What a search hands back: occurrences, near misses, the cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from torch import fx
+
+from .compiling import Pattern
+from .values import OpNode
+
+
+@dataclass(frozen=True, eq=False)
+class Occurrence:
+    """One place where a pattern was found.
+
+    Attributes:
+        pattern: what was looked for.
+        graph: where it was found.
+        nodes: the fx nodes it consumes, in graph order.
+        inputs: name → fx node, :class:`Attr` (a parameter no node reads yet) or constant; an input that the
+            chosen alternatives do not reach has its default, else None.
+        scalars: name → constant, or the fx node of a size; None if not reached.
+        outputs: the consumed nodes whose values the pattern returns.
+        choices: name → present (``optional``) or which alternative (``any_of``); only those that were reached.
+        binding: pattern node → fx node, Attr, constant, or a tuple of these.
+    """
+
+    pattern: Pattern
+    graph: fx.Graph
+    nodes: tuple[fx.Node, ...]
+    inputs: dict[str, Any]
+    scalars: dict[str, Any]
+    outputs: tuple[fx.Node, ...]
+    choices: dict[str, bool | int] = field(default_factory=dict)
+    binding: dict[OpNode, Any] = field(default_factory=dict, repr=False)
+    order: tuple[int, ...] = field(default=(), repr=False)
+
+    @property
+    def source(self) -> str:
+        """``file:line`` of the last consumed node, "" if unknown."""
+        return next((n.meta["source"] for n in reversed(self.nodes) if n.meta.get("source")), "")
+
+
+@dataclass(frozen=True)
+class NearMiss:
+    """Where a pattern almost matched.
+
+    Attributes:
+        node: the graph node at which it failed.
+        expected: what the pattern has there.
+        found: what the graph has there.
+        matched: how many operations fitted, of ``total``.
+        source: ``file:line`` of ``node``, "" if unknown.
+    """
+
+    pattern: str
+    node: str
+    expected: str
+    found: str
+    matched: int
+    total: int
+    source: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.node} ({self.source})" if self.source else self.node
+        return (
+            f"{self.pattern}: {self.matched} of {self.total} operations match; "
+            f"at {where} expected {self.expected}, found {self.found}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class SearchResult:
+    """What :func:`search` found.
+
+    Attributes:
+        occurrences: disjoint, in graph order.
+        visited: graph nodes compared with pattern nodes, repeats counted.
+    """
+
+    occurrences: list[Occurrence]
+    visited: int
+    _explain: Callable[[], list[NearMiss]] = field(repr=False)
+
+    @cached_property
+    def near_misses(self) -> list[NearMiss]:
+        """The best partial matches that are no part of an occurrence, best first; made when first read."""
+        return self._explain()
+
+
+def resolve(occurrences: Iterable[Occurrence]) -> list[Occurrence]:
+    """The disjoint occurrences of greatest benefit, in graph order.
+
+    More consumed nodes come first; among equals the earlier one given, then the one earlier in the graph. They may
+    stem from several patterns over one graph.
+    """
+    taken: set[fx.Node] = set()
+    kept: list[Occurrence] = []
+    for occurrence in sorted(occurrences, key=lambda o: (-len(o.nodes), o.order)):
+        if taken.isdisjoint(occurrence.nodes):
+            taken.update(occurrence.nodes)
+            kept.append(occurrence)
+    return sorted(kept, key=_place)
+
+
+def _place(occurrence: Occurrence) -> Sequence[int]:
+    return occurrence.order

@@ -1,0 +1,265 @@
+"""One vocabulary for every way to call an operation.
+
+``F.softmax``, ``torch.softmax``, ``Tensor.softmax`` and ``nn.Softmax`` are *forms* of one :class:`OpDef`. A form
+knows how its own arguments become the definition's: by name, defaults filled in, nothing dropped. The table of
+torch's operations is data, in :mod:`schedule.patterns.optable`; :func:`register_op` adds to it.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import nn
+
+REQUIRED = inspect.Parameter.empty
+ALIASES = {"axis": "dim", "self": "input", "x": "input", "keepdims": "keepdim"}
+"""Keyword names torch accepts in place of the canonical one."""
+
+
+class CannotBind(Exception):
+    """The arguments do not fit the form; the call keeps its own name and its arguments by position."""
+
+
+@dataclass(frozen=True, eq=False)
+class OpDef:
+    """A canonical operation.
+
+    Attributes:
+        name: canonical name, such as ``"softmax"``.
+        params: parameter name → default (``REQUIRED`` if there is none), in canonical order.
+        variadic: parameter that also takes its elements as separate arguments (``view(2, 3)``).
+        commutative: the two parameters that may be swapped, or ().
+        dims: parameters that are dimension numbers, equal modulo the rank.
+        view: the result may share memory with the first argument.
+        rng: draws random numbers.
+        metadata: reads sizes, dtype or device, never data.
+    """
+
+    name: str
+    params: Mapping[str, Any]
+    variadic: str = ""
+    commutative: tuple[str, ...] = ()
+    dims: frozenset[str] = frozenset()
+    view: bool = False
+    rng: bool = False
+    metadata: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """One way to call an :class:`OpDef`: its own parameter order, constants it implies, whether it mutates."""
+
+    definition: OpDef
+    names: tuple[str, ...]
+    variadic: str = ""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    swap: bool = False
+    mutates: bool = False
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+        """The definition's arguments by name, and whether the first argument is mutated.
+
+        Raises:
+            CannotBind: an argument is missing, or there are too many.
+        """
+        names = self.names
+        bound: dict[str, Any] = dict(zip(names, args, strict=False))
+        if self.variadic:
+            rest = args[len(names) - 1 :] if names[-1] == self.variadic else args[len(names) :]
+            if rest:
+                bound[self.variadic] = tuple(rest[0]) if _is_one_sequence(rest) else _several(rest)
+        elif len(args) > len(names):
+            raise CannotBind
+        for key, value in kwargs.items():
+            bound[key if key in names else ALIASES.get(key, key)] = value
+        mutates = self.mutates
+        if "inplace" in bound:
+            mutates = mutates or bound.pop("inplace") is not False
+        if self.fixed:
+            bound.update(self.fixed)
+        result = {}
+        for name, default in self.definition.params.items():
+            value = bound.pop(name, self.defaults.get(name, default) if self.defaults else default)
+            if value is REQUIRED:
+                raise CannotBind
+            result[name] = value
+        for key, value in bound.items():
+            if key[0] != "_":  # such as _stacklevel, which changes no value; anything else is kept
+                result[key] = value
+        if self.swap:
+            first, second = list(self.definition.params)[:2]
+            result[first], result[second] = result[second], result[first]
+        return result, mutates
+
+
+def _is_one_sequence(rest: Sequence[Any]) -> bool:
+    return len(rest) == 1 and isinstance(rest[0], (tuple, list))
+
+
+def _several(rest: Sequence[Any]) -> Any:
+    # A single value that is no int may be a whole torch.Size: x.view(shape). One int is a one-dimensional size.
+    if len(rest) == 1 and not isinstance(rest[0], int):
+        return rest[0]
+    return tuple(rest)
+
+
+DEFINITIONS: dict[str, OpDef] = {}
+FUNCTIONS: dict[Any, Form] = {}
+METHODS: dict[str, Form] = {}
+ModuleArguments = Callable[[nn.Module], Mapping[str, Any]]
+MODULES: dict[type[nn.Module], tuple[str, ModuleArguments]] = {}
+PURE: dict[Any, bool] = {}
+"""Callables declared free of effects → whether they draw random numbers."""
+
+
+def parse_signature(text: str) -> tuple[dict[str, Any], str]:
+    """``"input, *size, dim=None"`` → parameters with defaults, and the variadic one's name."""
+    arguments = ast.parse(f"def f({text}): ...").body[0].args  # type: ignore[attr-defined]
+    params: dict[str, Any] = {a.arg: REQUIRED for a in arguments.args}
+    for a, default in zip(reversed(arguments.args), reversed(arguments.defaults), strict=False):
+        params[a.arg] = ast.literal_eval(default)
+    variadic = arguments.vararg.arg if arguments.vararg else ""
+    if variadic:
+        params[variadic] = REQUIRED
+    for a, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        params[a.arg] = REQUIRED if default is None else ast.literal_eval(default)
+    return params, variadic
+
+
+def _own_names(
+    function: Any, definition: OpDef, signature: str
+) -> tuple[tuple[str, ...], str, dict[str, Any]]:
+    """A form's own positional order, variadic and defaults: as given, as Python knows them, or canonical."""
+    if signature:
+        params, variadic = parse_signature(signature)
+    elif inspect.isfunction(function):
+        parameters = inspect.signature(function).parameters
+        params, variadic = {ALIASES.get(n, n): p.default for n, p in parameters.items()}, ""
+        if not set(params) & set(definition.params):  # (*args, **kwargs) wrappers say nothing
+            params, variadic = dict(definition.params), definition.variadic
+    else:
+        params, variadic = dict(definition.params), definition.variadic
+    defaults = {
+        name: default
+        for name, default in params.items()
+        if default is not REQUIRED and name in definition.params and default != definition.params[name]
+    }
+    return tuple(params), variadic, defaults
+
+
+def register_op(
+    name: str,
+    signature: str,
+    *,
+    functions: Iterable[Any] = (),
+    methods: Iterable[str] = (),
+    module: tuple[type[nn.Module], ModuleArguments] | None = None,
+    commutative: tuple[str, ...] = (),
+    dims: Iterable[str] = (),
+    view: bool = False,
+    rng: bool = False,
+    metadata: bool = False,
+) -> OpDef:
+    """Add an operation to the vocabulary, or more forms to one that is there.
+
+    Args:
+        name: canonical name. ``torch.<name>``, ``F.<name>``, ``operator.<name>``, ``Tensor.<name>``, their
+            in-place twins (``<name>_``, ``operator.i<name>``) become forms by themselves.
+        signature: canonical parameters, such as ``"input, dim, dtype=None"``; defaults are Python literals.
+        functions: further callables with the same meaning and parameter order.
+        methods: further method names with the same meaning.
+        module: a ``torch.nn`` class (subclasses excluded) and how its attributes become arguments.
+        commutative, dims, view, rng, metadata: see :class:`OpDef`.
+    """
+    params, variadic = parse_signature(signature)
+    definition = OpDef(name, params, variadic, tuple(commutative), frozenset(dims), view, rng, metadata)
+    DEFINITIONS[name] = definition
+    spaces = (torch, functional, torch.special, torch._C._nn, operator)
+    found = [getattr(space, n) for space in spaces for n in (name, name + "_") if hasattr(space, n)]
+    for function in [*found, *functions]:
+        if callable(function):
+            mutating = getattr(function, "__name__", "").endswith(f"{name}_")
+            register_form(name, function, mutates=mutating)
+    if hasattr(operator, f"i{name}"):
+        register_form(name, getattr(operator, f"i{name}"), mutates=True)
+    for method in (name, *methods):
+        register_form(name, method)
+        register_form(name, f"{method}_", mutates=True)
+        register_form(name, f"__{method}__")
+        register_form(name, f"__i{method}__", mutates=True)
+    if module is not None:
+        MODULES[module[0]] = (name, module[1])
+    return definition
+
+
+def register_form(
+    name: str,
+    target: Any,
+    signature: str = "",
+    *,
+    fixed: Mapping[str, Any] | None = None,
+    swap: bool = False,
+    mutates: bool = False,
+) -> None:
+    """Add one way to call the operation ``name``.
+
+    Args:
+        name: canonical name, registered before.
+        target: a callable, or a method's name.
+        signature: its own parameters where they differ from the canonical ones.
+        fixed: canonical arguments it implies (``x.float()`` is a cast to float32).
+        swap: the first two arguments change places (``rsub``).
+        mutates: its first argument is changed in place.
+    """
+    definition = DEFINITIONS[name]
+    names, variadic, defaults = _own_names(target, definition, signature)
+    form = Form(definition, names, variadic, dict(fixed or {}), defaults, swap, mutates)
+    if isinstance(target, str):
+        METHODS[target] = form
+    else:
+        FUNCTIONS[target] = form
+
+
+def register_module(name: str, kind: type[nn.Module], arguments: ModuleArguments) -> None:
+    """Let ``kind`` (exactly, no subclass) be the operation ``name`` with these arguments."""
+    MODULES[kind] = (name, arguments)
+
+
+def declare_pure(function: Callable[..., Any], *, rng: bool = False) -> None:
+    """Declare that ``function`` changes nothing it is given; ``rng``: it draws random numbers."""
+    PURE[function] = rng
+
+
+def find_form(kind: str, target: Any) -> Form | None:
+    """The form behind a ``call_function`` or ``call_method`` target, None if it is unknown."""
+    if kind == "call_method":
+        return METHODS.get(target)
+    try:
+        form = FUNCTIONS.get(target)
+    except TypeError:  # an unhashable callable
+        return None
+    if form is None and is_tensor_method(target):
+        return METHODS.get(target.__name__)
+    return form
+
+
+def is_tensor_method(target: Any) -> bool:
+    """Whether ``target`` is an unbound method of Tensor, such as ``torch.Tensor.add``."""
+    name = getattr(target, "__name__", None)
+    return isinstance(name, str) and getattr(torch.Tensor, name, None) is target
+
+
+def qualified_name(target: Any) -> str:
+    """``module.qualname`` of a callable, ``.name`` of a method."""
+    if isinstance(target, str):
+        return "." + target
+    name = getattr(target, "__qualname__", None) or type(target).__qualname__
+    return f"{getattr(target, '__module__', None) or 'builtins'}.{name}"

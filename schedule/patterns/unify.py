@@ -1,0 +1,433 @@
+"""Matching one anchor: bind pattern nodes to graph nodes along data edges, with backtracking."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+
+from .compare import congruent, describe, same_constant, same_dims, same_kind_matters, same_swapped_dims
+from .compiling import Pattern
+from .nodes import CallNode, ChoiceNode, InputNode, ScalarNode
+from .occurrence import NearMiss
+from .values import NormalGraph, OpNode, operands
+
+BUDGET = 20_000
+"""Comparisons one anchor may cost; beyond it the anchor is reported as a near miss, not followed further."""
+
+Pair = tuple[Any, Any]
+
+
+@dataclass(slots=True)
+class Failure:
+    """The deepest point one anchor reached."""
+
+    matched: int
+    node: OpNode
+    expected: Callable[[], str]
+    found: Callable[[], str]
+
+    def near_miss(self, pattern: str, total: int) -> NearMiss:
+        """The failure in words."""
+        source = self.node.fx.meta.get("source", "") if self.node.fx is not None else ""
+        return NearMiss(
+            pattern, self.node.name, self.expected(), self.found(), self.matched, total, source or ""
+        )
+
+
+@dataclass(slots=True)
+class Option:
+    """One way to go on: pairs to match, and the alternative this takes, if any."""
+
+    pairs: tuple[Pair, ...]
+    pick: tuple[ChoiceNode, int] | None = None
+
+
+@dataclass(slots=True)
+class Point:
+    """Where several ways are open: how far to undo, the ways left, the choices still postponed."""
+
+    mark: int
+    options: Iterator[Option]
+    waiting: list[Pair]
+
+
+class Unifier:
+    """The state of a search: bindings and their trail, the memo of what cannot fit, the deepest failures.
+
+    Attributes:
+        binding: pattern node → graph node or constant.
+        used: graph operation → the pattern operation it is bound to; one-to-one but for size reads.
+        picks: choice → alternative taken.
+        visited: comparisons of a pattern operation with a graph node.
+        failures: anchor → the deepest point it reached.
+    """
+
+    def __init__(self, normal: NormalGraph, pattern: Pattern) -> None:
+        self.normal, self.pattern = normal, pattern
+        self.binding: dict[OpNode, Any] = {}
+        self.used: dict[OpNode, OpNode] = {}
+        self.picks: dict[ChoiceNode, int] = {}
+        self.visited = 0
+        self.failures: dict[OpNode, Failure] = {}
+        self._trail: list[tuple[dict[Any, Any], Any]] = []
+        self._memo: dict[tuple[OpNode, OpNode], bool] = {}
+        self._anchor: OpNode
+
+    def candidates(self, node: Any) -> list[OpNode] | None:
+        """The graph nodes a pattern node may bind by its operation; None if that says nothing."""
+        if isinstance(node, ChoiceNode):
+            found: dict[OpNode, None] = {}
+            for alternative in node.args["alternatives"]:
+                some = self.candidates(alternative)
+                if some is None:
+                    return None
+                found.update(dict.fromkeys(some))
+            return sorted(found, key=lambda n: n.index)
+        if isinstance(node, CallNode):
+            return [n for n in self.normal.calls if self._is_call(node, n)]
+        if not isinstance(node, OpNode) or isinstance(node, (InputNode, ScalarNode)):
+            return None
+        return self.normal.by_op.get(node.op, [])
+
+    # the search
+
+    def solutions(self, anchor: OpNode, candidate: OpNode) -> Iterator[None]:
+        """Complete bindings with ``anchor`` at ``candidate``, one after the other, in ``binding``."""
+        self._undo(0)
+        self._anchor = candidate
+        limit = self.visited + BUDGET
+        points = [Point(0, iter((Option(((anchor, candidate),)),)), [])]
+        while points:
+            point = points[-1]
+            self._undo(point.mark)
+            option = next(point.options, None)
+            if option is None:
+                points.pop()
+                continue
+            if self.visited > limit:
+                self.record(
+                    candidate, lambda: f"an answer in {BUDGET} steps", lambda: "too many ways to match"
+                )
+                return
+            following = self._settle(option, list(point.waiting))
+            if following is True:
+                yield None
+            elif following is not None:
+                points.append(following)
+
+    def _settle(self, option: Option, waiting: list[Pair]) -> Point | bool | None:
+        """Take every step that leaves no choice: None if one fails, True when all is bound, else what to try."""
+        agenda = list(option.pairs)
+        if option.pick is not None:
+            self._set(self.picks, *option.pick)
+        while True:
+            while agenda:
+                pattern_value, value = agenda.pop()
+                if not self._match(pattern_value, value, agenda, waiting):
+                    return None
+            if waiting:
+                options = self._narrow(waiting)
+                if len(options) > 1:
+                    return Point(len(self._trail), iter(options), waiting)
+                agenda.extend(options[0].pairs)
+                if options[0].pick is not None:
+                    self._set(self.picks, *options[0].pick)
+                continue
+            binding = self.binding
+            unbound = [node for node in self.pattern.required if node not in binding]
+            if not unbound:
+                return True
+            return Point(len(self._trail), self._upward(unbound), waiting)
+
+    def _narrow(self, waiting: list[Pair]) -> list[Option]:
+        """Take out a postponed choice with one way left, or else the last one, and list its ways."""
+        options: list[Option] = []
+        for i in range(len(waiting) - 1, -1, -1):
+            options = self._options(*waiting[i])
+            if len(options) == 1:
+                del waiting[i]
+                return options
+        options = self._options(*waiting.pop())
+        return options
+
+    def _options(self, node: OpNode, value: Any) -> list[Option]:
+        """The ways that structure and bindings allow; if none does, the first, so that its failure is explained."""
+        if isinstance(node, ChoiceNode):
+            ways = [Option(((a, value),), (node, i)) for i, a in enumerate(node.args["alternatives"])]
+        else:
+            a, b = list(node.args.values())[:2]
+            c, d = list(value.args.values())[:2]
+            ways = [Option(((b, d), (a, c))), Option(((b, c), (a, d)))]
+            if c is d or a is b:
+                del ways[1]
+        fitting = [way for way in ways if all(self._fits(p, v) for p, v in way.pairs)]
+        return fitting or [max(ways, key=self._likeness)]
+
+    def _likeness(self, way: Option) -> int:
+        return sum(
+            isinstance(p, OpNode) and isinstance(v, OpNode) and p.op == v.op and p.op != "choice"
+            for p, v in way.pairs
+        )
+
+    def _fits(self, node: Any, value: Any) -> bool:
+        if isinstance(node, OpNode) and node in self.binding:
+            return congruent(self.binding[node], value)
+        return self._feasible(node, value)
+
+    # one pair
+
+    def _match(self, node: Any, value: Any, agenda: list[Pair], waiting: list[Pair]) -> bool:
+        if not isinstance(node, OpNode):
+            return self._match_plain(node, value, agenda, waiting)
+        bound = self.binding.get(node, self)
+        if bound is not self:
+            if congruent(bound, value):
+                return True
+            return self._fail(value, lambda: f"{describe(node)} to be {describe(bound)} again", value)
+        if isinstance(node, (InputNode, ScalarNode)):
+            reason = node.accepts(value)
+            if reason:
+                return self._fail(value, lambda: f"{reason} for {describe(node)}", value)
+            self._set(self.binding, node, value)
+            return True
+        if isinstance(node, ChoiceNode):
+            self._set(self.binding, node, value)
+            waiting.append((node, value))
+            return True
+        if self._is_dtype_of(node, value):
+            self._set(self.binding, node, value)
+            return True
+        return self._match_operation(node, value, agenda, waiting)
+
+    def _match_operation(self, node: OpNode, value: Any, agenda: list[Pair], waiting: list[Pair]) -> bool:
+        self.visited += 1
+        problem = self._mismatch(node, value)
+        if problem:
+            return self._fail(value, lambda: describe(node), value)
+        if value in self.used and not value.is_metadata:
+            return self._fail(value, lambda: f"{describe(node)} apart from {value.name}", value)
+        self._set(self.binding, node, value)
+        self._set(self.used, value, node)
+        if isinstance(node, CallNode):
+            given = self._call_arguments(value)
+            return node.any_arguments or self._match_plain(tuple(node.args.values()), given, agenda, waiting)
+        names = list(node.args)
+        if node.commutes:
+            waiting.append((node, value))
+            names = names[2:]
+        for name in names:
+            expected = node.args[name]
+            if isinstance(expected, OpNode):
+                agenda.append((expected, value.args[name]))
+            elif isinstance(expected, (tuple, slice, dict)) and not self._is_constant(expected):
+                if not self._match_plain(expected, value.args[name], agenda, waiting):
+                    return False
+        return True
+
+    def _match_plain(self, expected: Any, value: Any, agenda: list[Pair], waiting: list[Pair]) -> bool:
+        """A constant, or a nesting that holds pattern nodes somewhere."""
+        if self._is_constant(expected):
+            return same_constant(expected, value) or self._fail(value, lambda: describe(expected), value)
+        pairs = nested_pairs(expected, value)
+        if pairs is None:
+            return self._fail(value, lambda: describe(expected), value)
+        agenda.extend(reversed(pairs))
+        return True
+
+    @staticmethod
+    def _is_constant(value: Any) -> bool:
+        return next(operands(value), None) is None
+
+    def _mismatch(self, node: OpNode, value: Any) -> bool:
+        """Whether operation or configuration differ; operands are not looked at."""
+        if not isinstance(value, OpNode):
+            return True
+        if isinstance(node, CallNode):
+            return not self._is_call(node, value) or (
+                not node.any_arguments and len(node.args) != len(self._call_arguments(value))
+            )
+        if node.op != value.op or node.args.keys() != value.args.keys():
+            return True
+        if node.definition is None:
+            return node.target is not value.target and node.target != value.target
+        if node.op == "transpose" and self._is_constant((node.args["dim0"], node.args["dim1"])):
+            return not same_swapped_dims(node, value)
+        dims = node.definition.dims
+        skip = node.definition.commutative if node.commutes else ()
+        for name, expected in node.args.items():
+            found = value.args[name]
+            if isinstance(expected, OpNode) or name in skip or not self._is_constant(expected):
+                continue
+            if name in dims:
+                if not same_dims(expected, found, value):
+                    return True
+            elif not same_constant(expected, found) or same_kind_matters(expected, found, value):
+                return True
+        return bool(skip) and not value.commutes
+
+    def _is_call(self, node: CallNode, value: OpNode) -> bool:
+        call = value.fx
+        return (
+            call is not None
+            and call.op == "call_module"
+            and self.normal.of.get(call) is value
+            and node.accepts(str(call.target), value.module)
+        )
+
+    def _call_arguments(self, value: OpNode) -> tuple[Any, ...]:
+        call = value.fx
+        assert call is not None  # noqa: S101 - for the type checker; only module calls come here
+        of = self.normal.of
+        given = (*call.args, *call.kwargs.values())
+        return tuple(of[a] if a in of else a for a in given)  # type: ignore[index]
+
+    @staticmethod
+    def _is_dtype_of(node: OpNode, value: Any) -> bool:
+        """``x.dtype`` in the pattern, a dtype in the graph: :func:`.finish.finish` compares once x is known."""
+        return isinstance(value, torch.dtype) and node.op == "getattr" and node.args.get("name") == "dtype"
+
+    def _feasible(self, node: Any, value: Any) -> bool:
+        """Whether structure and configuration fit all the way down, whatever is bound; remembered per pair."""
+        if not isinstance(node, OpNode):
+            if self._is_constant(node):
+                return same_constant(node, value)
+            pairs = nested_pairs(node, value)
+            return pairs is not None and all(self._feasible(p, v) for p, v in pairs)
+        if isinstance(node, (InputNode, ScalarNode)):
+            return not node.accepts(value)
+        if not isinstance(value, OpNode):
+            if isinstance(node, ChoiceNode):
+                return any(self._feasible(a, value) for a in node.args["alternatives"])
+            return self._is_dtype_of(node, value)
+        known = self._memo.get((node, value))
+        if known is None:
+            known = self._memo[node, value] = self._feasible_below(node, value)
+        return known
+
+    def _feasible_below(self, node: OpNode, value: OpNode) -> bool:
+        if isinstance(node, ChoiceNode):
+            return any(self._feasible(a, value) for a in node.args["alternatives"])
+        self.visited += 1
+        if self._mismatch(node, value):
+            return False
+        if isinstance(node, CallNode):
+            return True
+        expected, found = list(node.args.values()), list(value.args.values())
+        if node.commutes:
+            (a, b), (c, d) = expected[:2], found[:2]
+            straight = self._feasible(a, c) and self._feasible(b, d)
+            if not straight and not (self._feasible(a, d) and self._feasible(b, c)):
+                return False
+            expected, found = expected[2:], found[2:]
+        return all(
+            self._feasible(p, v) for p, v in zip(expected, found, strict=True) if not self._is_constant(p)
+        )
+
+    # the way up
+
+    def _upward(self, unbound: list[OpNode]) -> Iterator[Option]:
+        """The values the first reachable unbound node may take, among the users of what is bound."""
+        for node in unbound:
+            if self._cost(node) is None:
+                continue
+            tried = False
+            for value in self._ways(node):
+                tried = True
+                yield Option(((node, value),))
+            if not tried:
+                below = self._anchor
+                for operand in operands(tuple(node.args.values())):
+                    bound = self.binding.get(operand)
+                    below = bound if isinstance(bound, OpNode) else below
+                self.record(
+                    below,
+                    lambda: f"{describe(node)} to use it",
+                    lambda: ", ".join(describe(u) for u in self.normal.users_of(below)[:3]) or "no user",
+                )
+            return
+
+    def _cost(self, node: Any) -> int | None:
+        """How many values :meth:`_ways` may give; None if nothing bound lies below."""
+        if not isinstance(node, OpNode):
+            return None
+        if node in self.binding:
+            bound = self.binding[node]
+            return len(self.normal.users_of(bound)) if isinstance(bound, OpNode) else None
+        if isinstance(node, (InputNode, ScalarNode)):
+            return None
+        costs = [c for o in operands(tuple(node.args.values())) if (c := self._cost(o)) is not None]
+        return min(costs) + 1 if costs else None
+
+    def _ways(self, node: Any) -> Iterator[OpNode]:
+        if node in self.binding:
+            yield self.binding[node]
+        elif isinstance(node, ChoiceNode):
+            for alternative in node.args["alternatives"]:
+                if self._cost(alternative) is not None:
+                    yield from self._ways(alternative)
+        else:
+            reachable = [o for o in operands(tuple(node.args.values())) if self._cost(o) is not None]
+            nearest = min(reachable, key=lambda o: self._cost(o) or 0)
+            for below in self._ways(nearest):
+                for user in self._nearest_users(below):
+                    if self._is_call(node, user) if isinstance(node, CallNode) else user.op == node.op:
+                        yield user
+
+    def _nearest_users(self, value: OpNode) -> Iterator[OpNode]:
+        """Users of ``value``, the nearest to the anchor first, so that one shared by all layers costs little."""
+        users = self.normal.users_of(value)
+        if len(users) < 3:
+            return iter(users)
+        at = bisect_left(users, self._anchor.index, key=lambda u: u.index)
+        return chain.from_iterable(_outwards(users, at))
+
+    # bookkeeping
+
+    def _set(self, table: dict[Any, Any], key: Any, value: Any) -> None:
+        if key not in table:
+            table[key] = value
+            self._trail.append((table, key))
+
+    def _undo(self, mark: int) -> None:
+        trail = self._trail
+        while len(trail) > mark:
+            table, key = trail.pop()
+            del table[key]
+
+    def _fail(self, at: Any, expected: Callable[[], str], found: Any) -> bool:
+        node = at if isinstance(at, OpNode) else next(reversed(self.used), self._anchor)
+        self.record(node, expected, lambda: describe(found))
+        return False
+
+    def record(self, node: OpNode, expected: Callable[[], str], found: Callable[[], str]) -> None:
+        """Remember a failure at ``node`` if this anchor came no further before."""
+        depth = len(self.used)
+        best = self.failures.get(self._anchor)
+        if best is None or depth > best.matched:
+            self.failures[self._anchor] = Failure(depth, node, expected, found)
+
+
+def _outwards(users: list[OpNode], at: int) -> Iterator[list[OpNode]]:
+    """``users`` from position ``at`` outwards: after, before, after, ..."""
+    low, high = at - 1, at
+    while low >= 0 or high < len(users):
+        yield users[high : high + 1]
+        if low >= 0:
+            yield [users[low]]
+        low, high = low - 1, high + 1
+
+
+def nested_pairs(expected: Any, value: Any) -> list[Pair] | None:
+    """The items of two nestings of one shape, side by side; None if the shapes differ."""
+    if isinstance(expected, tuple) and isinstance(value, tuple) and len(expected) == len(value):
+        return list(zip(expected, value, strict=True))
+    if isinstance(expected, slice) and isinstance(value, slice):
+        return [(getattr(expected, end), getattr(value, end)) for end in ("start", "stop", "step")]
+    if isinstance(expected, dict) and isinstance(value, dict) and expected.keys() == value.keys():
+        return [(expected[key], value[key]) for key in expected]
+    return None
