@@ -1,0 +1,21 @@
+"""Proof that a scheduled model computes what it did: outputs, gradients, training, at several shapes."""
+
+from __future__ import annotations
+
+from schedule.verify.equivalence import equivalent
+from schedule.verify.report import CaseResult, Deviation, EquivalenceReport
+from schedule.verify.scheduled import Verification, verify
+from schedule.verify.shapes import other_shapes
+from schedule.verify.tolerances import TOLERANCES, Tolerance
+
+__all__ = [
+    "TOLERANCES",
+    "CaseResult",
+    "Deviation",
+    "EquivalenceReport",
+    "Tolerance",
+    "Verification",
+    "equivalent",
+    "other_shapes",
+    "verify",
+]

@@ -1,0 +1,174 @@
+"""Two observations side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from schedule.verify.observe import Observation, rms
+from schedule.verify.report import Deviation, missing
+from schedule.verify.tolerances import Tolerance
+from schedule.verify.values import Plain, limit_of
+
+_SPREAD = 0.25
+"""Rounding is spread evenly: over many elements its RMS is a fourth of its largest and less. What is wrong
+everywhere by a little, such as the other GELU, is not, and shows in the RMS first."""
+_MANY = 256
+
+
+def compare(reference: Observation, other: Observation, tolerance: Tolerance) -> list[Deviation]:
+    """Every deviation of ``other`` from ``reference``, worst first."""
+    found = [*_structure(reference, other)]
+    for kind, ours, theirs in (
+        ("output", reference.outputs, other.outputs),
+        ("output without grad", reference.outputs_without_grad, other.outputs_without_grad),
+        ("input after the call", reference.inputs_after, other.inputs_after),
+        ("buffer", reference.buffers, other.buffers),
+    ):
+        found += _values(kind, ours, theirs, tolerance.forward)
+    floor = tolerance.floor * _largest_rms(reference.gradients)
+    found += _values("gradient", reference.gradients, other.gradients, tolerance.gradient, floor)
+    found += _input_gradients(reference, other, tolerance)
+    found += _updates(reference, other, tolerance)
+    found += _trained(reference, other, tolerance)
+    return sorted(found, key=lambda deviation: -deviation.excess)
+
+
+def _structure(reference: Observation, other: Observation) -> Iterator[Deviation]:
+    if reference.structure != other.structure:
+        note = f"returns {other.structure} where the original returns {reference.structure}"
+        yield missing("output", "", note)
+    for name in sorted(reference.differentiable - other.differentiable):
+        if name in other.outputs:
+            yield missing(
+                "output", name, "is detached: no gradient flows through it, but one did in the original"
+            )
+    for name in sorted(reference.trainable ^ other.trainable):
+        side = "only in the original" if name in reference.trainable else "only after scheduling"
+        yield missing("parameter", name, f"is trainable {side}")
+    for name, state in reference.generators.items():
+        if name in other.generators and not torch.equal(state, other.generators[name]):
+            yield missing("random state", name, "differs after the call: other random numbers were drawn")
+
+
+def _values(
+    kind: str,
+    ours: Mapping[str, torch.Tensor | Plain],
+    theirs: Mapping[str, torch.Tensor | Plain],
+    allowed: float,
+    floor: float = 0.0,
+) -> Iterator[Deviation]:
+    for name, value in ours.items():
+        if name not in theirs:
+            yield missing(kind, name, "is missing")
+            continue
+        other = theirs[name]
+        if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
+            yield _tensor(kind, name, value, other, allowed, floor)
+        elif isinstance(value, torch.Tensor) or isinstance(other, torch.Tensor):
+            yield missing(kind, name, f"is {_described(other)}, in the original {_described(value)}")
+        elif isinstance(value, float) and isinstance(other, float):
+            yield _tensor(kind, name, torch.tensor(value), torch.tensor(other), allowed, floor)
+        elif value != other:
+            yield missing(kind, name, f"is {other!r}, in the original {value!r}")
+
+
+def _described(value: torch.Tensor | Plain) -> str:
+    return f"a tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+
+
+def _input_gradients(reference: Observation, other: Observation, tolerance: Tolerance) -> Iterator[Deviation]:
+    # No gradient and zeros are the same for an input: no optimizer reads it.
+    for name, grad in reference.input_gradients.items():
+        if name not in other.input_gradients:
+            continue
+        theirs = other.input_gradients[name]
+        if grad is None and theirs is None:
+            continue
+        grad = torch.zeros_like(theirs) if grad is None and theirs is not None else grad
+        theirs = torch.zeros_like(grad) if theirs is None and grad is not None else theirs
+        if grad is not None and theirs is not None:
+            floor = tolerance.floor * 1e-3 * rms(grad)
+            yield _tensor("input gradient", name, grad, theirs, tolerance.gradient, floor)
+
+
+def _tensor(
+    kind: str, name: str, ours: torch.Tensor, theirs: torch.Tensor, allowed: float, floor: float
+) -> Deviation:
+    """Per element, relative to the element's size plus the RMS of its tensor; and by RMS over all."""
+    if (ours.shape, ours.dtype, ours.device) != (theirs.shape, theirs.dtype, theirs.device):
+        before = f"{list(ours.shape)} {ours.dtype} {ours.device}"
+        return missing(kind, name, f"is {list(theirs.shape)} {theirs.dtype} {theirs.device}, was {before}")
+    if torch.equal(ours, theirs):
+        return Deviation(kind, name, tolerance=allowed)
+    if not ours.is_floating_point() and not ours.is_complex():
+        count = int((ours != theirs).sum())
+        return missing(kind, name, f"differs in {count} of {ours.numel()} entries of {ours.dtype}")
+    if ours.is_complex():
+        ours, theirs = torch.view_as_real(ours), torch.view_as_real(theirs)
+    limit = limit_of(ours.dtype)
+    if not torch.equal(_class(ours, limit), _class(theirs, limit)):
+        return missing(kind, name, "is NaN, infinite or masked at other places")
+    normal = ours.abs() < limit
+    ours, theirs = ours[normal].double(), theirs[normal].double()
+    difference = (ours - theirs).abs()
+    if not bool((difference > 0).any()):
+        return Deviation(kind, name, tolerance=allowed)
+    size = ours.pow(2).mean().sqrt()
+    scale = (ours.abs() + size).clamp_min(1e-300)
+    excess = float((difference / (allowed * scale + floor)).max())
+    if ours.numel() >= _MANY:
+        spread = difference.pow(2).mean().sqrt() / (allowed * size + floor).clamp_min(1e-300)
+        excess = max(excess, float(spread) / _SPREAD)
+    return Deviation(kind, name, float(difference.max()), float((difference / scale).max()), allowed, excess)
+
+
+def _class(tensor: torch.Tensor, limit: float) -> torch.Tensor:
+    """0 for ordinary values, ±1 for masked or infinite ones, 2 for NaN."""
+    kinds = (tensor >= limit).int() - (tensor <= -limit).int()
+    return torch.where(torch.isnan(tensor), 2, kinds)
+
+
+def _updates(reference: Observation, other: Observation, tolerance: Tolerance) -> Iterator[Deviation]:
+    """By RMS: a weight frozen by mistake deviates by all of its update, a relative deviation of one."""
+    floor = tolerance.floor_update * _largest_rms(reference.updates)
+    for name, ours in reference.updates.items():
+        theirs = other.updates.get(name)
+        if ours is None or theirs is None:
+            if ours is not None:
+                yield missing("update", name, "is missing")
+            continue
+        if ours.shape != theirs.shape:
+            yield missing("update", name, f"is {list(theirs.shape)}, was {list(ours.shape)}")
+            continue
+        difference, size = ours.double() - theirs.double(), rms(ours)
+        deviation, largest = rms(difference), float(difference.abs().max()) if difference.numel() else 0.0
+        relative = deviation / max(size, 1e-300) if deviation else 0.0
+        excess = deviation / max(tolerance.update * size + floor, 1e-300)
+        yield Deviation("update", name, largest, relative, tolerance.update, excess)
+
+
+def _trained(reference: Observation, other: Observation, tolerance: Tolerance) -> Iterator[Deviation]:
+    """Outputs after training, relative to how far training moved them: finds weights cached before it."""
+    kind = "output after training"
+    for name, ours in reference.outputs_trained.items():
+        theirs, before = other.outputs_trained.get(name), reference.outputs.get(name)
+        tensors = [value for value in (ours, theirs, before) if isinstance(value, torch.Tensor)]
+        if len(tensors) < 3 or not tensors[0].is_floating_point() or len({t.shape for t in tensors}) > 1:
+            continue
+        limit = limit_of(tensors[0].dtype)
+        normal = torch.stack([t.abs() < limit for t in tensors]).all(0)
+        after, theirs_after, first = (t[normal].double() for t in tensors)
+        if not after.numel():
+            continue
+        moved, apart = rms(after - first), rms(theirs_after - after)
+        excess = apart / max(tolerance.update * moved + 10 * tolerance.forward * rms(after), 1e-300)
+        largest = float((theirs_after - after).abs().max())
+        yield Deviation(
+            kind, name, largest, apart / max(moved, 1e-300) if apart else 0.0, tolerance.update, excess
+        )
+
+
+def _largest_rms(tensors: Mapping[str, torch.Tensor | None]) -> float:
+    return max((rms(tensor) for tensor in tensors.values() if tensor is not None), default=0.0)

@@ -1,0 +1,160 @@
+"""Whether two models compute the same thing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, get_args
+
+from torch import nn
+
+from schedule.errors import ScheduleError, VerificationError
+from schedule.verify.compare import compare
+from schedule.verify.observe import Case, Mode, Observation, OptimizerFactory, Weights, observe
+from schedule.verify.report import CaseResult, Deviation, EquivalenceReport, missing
+from schedule.verify.shapes import other_shapes
+from schedule.verify.tolerances import Tolerance, tolerance_for
+from schedule.verify.values import shapes_of
+
+REFUSALS: tuple[type[Exception], ...] = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    IndexError,
+    KeyError,
+    AttributeError,
+    AssertionError,
+    ScheduleError,
+)
+"""How models refuse a shape, and how broken ones fail."""
+
+
+def equivalent(
+    a: nn.Module,
+    b: nn.Module,
+    batch: Any,
+    steps: int = 5,
+    *,
+    tolerance: Tolerance | None = None,
+    optimizer: OptimizerFactory | None = None,
+) -> EquivalenceReport:
+    """Compare ``b`` with ``a``, the reference, in every way that training or inference could tell them apart.
+
+    In eval and in train mode (dropout on, one seed), with the weights as they are and with stirred ones, on
+    ``batch`` and on batches of other sizes made from it: outputs, gradients of every parameter and every
+    floating input, buffers, random state, and the parameter updates of ``steps`` AdamW steps relative to
+    their size. Both models are left as they were. The loss is ``output.loss``, else the outputs weighted by
+    fixed random numbers.
+
+    Args:
+        a: the reference.
+        b: a twin with the same parameter names and values, or with a ``state_dict`` of those names.
+        batch: mapping (called by keyword), tuple or list (by position), or a single tensor.
+        steps: optimizer steps; 0 leaves updates out.
+        tolerance: in place of the row for the model's dtype in :data:`TOLERANCES`.
+        optimizer: makes an optimizer from a list of parameters; AdamW by default.
+
+    Returns:
+        a report, true exactly if everything was within tolerance. It stops at the first case that was not.
+
+    Raises:
+        VerificationError: a model has parameters on the meta device, or the reference is not finite on
+            ``batch``.
+        Exception: whatever ``a`` itself raises on ``batch``.
+    """
+    refuse_meta(a)
+    refuse_meta(b)
+    tolerance = tolerance or tolerance_for(a)
+    report = EquivalenceReport()
+    for index, case in enumerate(cases(batch, steps, optimizer)):
+        result, _ = check_case(case, a, b, tolerance, report, required=index == 0)
+        if result is not None and not result.equal:
+            break
+    return report
+
+
+def cases(batch: Any, steps: int, optimizer: OptimizerFactory | None) -> Iterator[Case]:
+    """The given batch with both weights, then every other shape with its own; each in both modes."""
+    weights: tuple[Weights, ...] = get_args(Weights)
+    modes: tuple[Mode, ...] = get_args(Mode)
+    plans = [(batch, each) for each in weights] + [(other, weights[0]) for other in other_shapes(batch)]
+    for chosen, weight in plans:
+        for mode in reversed(modes):
+            yield Case(mode, weight, chosen, shapes_of(chosen), steps, optimizer)
+
+
+def check_case(
+    case: Case,
+    a: nn.Module,
+    b: nn.Module,
+    tolerance: Tolerance,
+    report: EquivalenceReport,
+    *,
+    required: bool,
+    original: AbstractContextManager[None] | None = None,
+) -> tuple[CaseResult | None, Observation | None]:
+    """Run one case on both and write the result into ``report``.
+
+    Args:
+        required: the reference must manage this case; otherwise it is skipped, and the report says so.
+        original: entered while ``a`` runs. It lets ``a`` and ``b`` be one model, undone inside.
+
+    Returns:
+        the result, and the observation of the reference; None twice if the case was skipped.
+    """
+    described = f"{case.mode} mode, {case.weights} weights, {case.shapes}"
+    try:
+        with original or nullcontext():
+            reference = observe(a, case, tolerance)
+    except REFUSALS as error:
+        if required:
+            raise
+        report.skipped.append(f"{described}: the original raises {type(error).__name__}: {_short(error)}")
+        return None, None
+    if reference.usable:
+        if required:
+            raise VerificationError(
+                f"the original model is not finite on this batch, so nothing can be told: {reference.usable}",
+                where=described,
+                fix="pass a batch that the model can be trained on",
+            )
+        report.skipped.append(f"{described}: {reference.usable}")
+        return None, None
+    deviations = deviations_from(reference, case, b, tolerance)
+    worst = _worst_of_each_kind(deviations)
+    result = CaseResult(case.mode, case.weights, case.shapes, worst, len(deviations))
+    report.cases.append(result)
+    return result, reference
+
+
+def deviations_from(
+    reference: Observation, case: Case, model: nn.Module, tolerance: Tolerance
+) -> list[Deviation]:
+    """How ``model`` deviates from an observation; raising where the reference did not is one way."""
+    try:
+        other = observe(model, case, tolerance, reference)
+    except REFUSALS as error:
+        return [missing("call", "", f"raises {type(error).__name__}, the original does not: {_short(error)}")]
+    return compare(reference, other, tolerance)
+
+
+def refuse_meta(model: nn.Module) -> None:
+    """Raise if a parameter or buffer has no values to compute with."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise VerificationError(
+                f"{name} is on the meta device: it has a shape but no values, so nothing can be compared",
+                fix="give the model values first, with schedule.build(sch) or model.to_empty(device=...)",
+            )
+
+
+def _worst_of_each_kind(deviations: list[Deviation]) -> tuple[Deviation, ...]:
+    first: dict[str, Deviation] = {}
+    for deviation in deviations:
+        first.setdefault(deviation.kind, deviation)
+    return tuple(first.values())
+
+
+def _short(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return text[0][:200] if text else "no message"

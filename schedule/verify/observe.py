@@ -1,0 +1,239 @@
+"""All that a model shows of itself on one batch: outputs, gradients, and what training does to it."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from schedule.verify.preserve import generator_states, preserved, seed_all
+from schedule.verify.stirring import stir
+from schedule.verify.tolerances import Tolerance
+from schedule.verify.values import (
+    Plain,
+    call,
+    container_types,
+    copied,
+    full,
+    limit_of,
+    named_tensors,
+    named_values,
+)
+
+Mode = Literal["train", "eval"]
+Weights = Literal["own", "stirred"]
+OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+Named = dict[str, torch.Tensor | None]
+
+_SEED = 20_240_229
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way of running a model.
+
+    Attributes:
+        mode: dropout and batch statistics on or off.
+        weights: the model's own, or stirred ones.
+        batch: what to call it with.
+        shapes: the shapes of ``batch``, for the reader.
+        steps: optimizer steps to take.
+        optimizer: makes the optimizer; AdamW when None.
+    """
+
+    mode: Mode
+    weights: Weights
+    batch: Any
+    shapes: str
+    steps: int
+    optimizer: OptimizerFactory | None = None
+
+
+@dataclass
+class Observation:
+    """What one case showed. Tensors are whole (gathered), detached, and by name."""
+
+    outputs: dict[str, torch.Tensor | Plain] = field(default_factory=dict)
+    structure: str = ""
+    differentiable: set[str] = field(default_factory=set)
+    outputs_without_grad: dict[str, torch.Tensor | Plain] = field(default_factory=dict)
+    outputs_trained: dict[str, torch.Tensor | Plain] = field(default_factory=dict)
+    inputs_after: Named = field(default_factory=dict)
+    gradients: Named = field(default_factory=dict)
+    input_gradients: Named = field(default_factory=dict)
+    updates: Named = field(default_factory=dict)
+    buffers: Named = field(default_factory=dict)
+    parameter_names: set[str] = field(default_factory=set)
+    trainable: set[str] = field(default_factory=set)
+    generators: dict[str, torch.Tensor] = field(default_factory=dict)
+    loss: float = 0.0
+    adam_eps: float = 0.0
+
+    @property
+    def usable(self) -> str:
+        """Empty, or why this cannot serve as a reference: nothing can be told from NaNs."""
+        if self.loss - self.loss != 0.0:
+            return f"the loss is {self.loss}"
+        bad = [n for n, g in self.gradients.items() if g is not None and not bool(torch.isfinite(g).all())]
+        return f"the gradient of {bad[0]} is not finite" if bad else ""
+
+
+def observe(
+    model: nn.Module, case: Case, tolerance: Tolerance, reference: Observation | None = None
+) -> Observation:
+    """Run ``case`` on ``model`` and leave it as it was.
+
+    Args:
+        reference: the observation to be comparable with: its parameter names and its AdamW ``eps`` are used.
+    """
+    seen = Observation()
+    with preserved(model):
+        parameters = dict(model.named_parameters())
+        seen.parameter_names = reference.parameter_names if reference else set(parameters)
+        if case.weights == "stirred":
+            stir(model, seen.parameter_names)
+        model.train(case.mode == "train")
+        if case.mode == "eval":
+            # Inference takes other paths than training in eval mode: fused ops save nothing.
+            seen.outputs_without_grad = _forward_only(model, case)
+        _train(model, case, tolerance, seen, reference)
+        if set(parameters) == seen.parameter_names:
+            seen.trainable = {name for name, p in parameters.items() if p.requires_grad}
+        else:
+            seen.trainable = reference.trainable if reference else set()
+            seen.gradients = _in_names_of_state(model, seen.gradients)
+            seen.updates = _in_names_of_state(model, seen.updates)
+    return seen
+
+
+def _train(
+    model: nn.Module, case: Case, tolerance: Tolerance, seen: Observation, reference: Observation | None
+) -> None:
+    """One forward and backward, and ``case.steps`` optimizer steps.
+
+    Adam divides a gradient by its own size, so with the usual ``eps`` of 1e-8 a gradient that is pure
+    rounding moves its weight by a full learning rate, in a random direction, and two right programs part.
+    ``eps`` is therefore a fraction of the model's largest gradient RMS: ordinary weights still move by about
+    lr × steps, rounding does not.
+    """
+    parameters = dict(model.named_parameters())
+    trainable = {name: p for name, p in parameters.items() if p.requires_grad}
+    loss = _first_pass(model, case, seen)
+    seen.loss = float(loss.detach()) if loss is not None else 0.0
+    # Clones: AdamW does not write to gradients, but another optimizer may.
+    seen.gradients = {name: _taken(p.grad) for name, p in trainable.items()}
+    if not case.steps or not trainable or loss is None:
+        return
+    seen.adam_eps = reference.adam_eps if reference else tolerance.adam_eps * _largest_rms(seen.gradients)
+    start = {name: p.detach().clone() for name, p in trainable.items()}
+    optimizer = _optimizer(list(trainable.values()), case, tolerance, seen.adam_eps)
+    optimizer.step()
+    for step in range(1, case.steps):
+        optimizer.zero_grad(set_to_none=True)
+        seed_all(_SEED + step)
+        batch, _ = copied(case.batch)
+        loss = loss_of(call(model, batch))
+        if loss is not None:
+            loss.backward()
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    seen.updates = {name: full(p.detach() - start[name]) for name, p in trainable.items()}
+    # The same seed as at first, so that only the weights make the difference.
+    seen.outputs_trained = _forward_only(model, case)
+
+
+def _first_pass(model: nn.Module, case: Case, seen: Observation) -> torch.Tensor | None:
+    seed_all(_SEED)
+    batch, leaves = copied(case.batch)
+    output = call(model, batch)
+    values = named_values(output)
+    seen.outputs = {name: _taken_value(value) for name, value in values.items()}
+    seen.structure = container_types(output)
+    seen.differentiable = {n for n, v in values.items() if isinstance(v, torch.Tensor) and v.requires_grad}
+    seen.inputs_after = {name: _taken(value) for name, value in named_tensors(batch).items()}
+    seen.buffers = {name: _taken(buffer) for name, buffer in model.named_buffers()}
+    loss = loss_of(output)
+    if loss is not None:
+        loss.backward()
+    seen.input_gradients = {name: _taken(leaf.grad) for name, leaf in leaves.items()}
+    states = generator_states(model)
+    seen.generators = {name: state for name, state in states.items() if isinstance(state, torch.Tensor)}
+    return loss
+
+
+def _forward_only(model: nn.Module, case: Case) -> dict[str, torch.Tensor | Plain]:
+    seed_all(_SEED)
+    with torch.no_grad():
+        batch, _ = copied(case.batch)
+        return {name: _taken_value(value) for name, value in named_values(call(model, batch)).items()}
+
+
+def loss_of(output: object) -> torch.Tensor | None:
+    """``output.loss``, or else every floating output weighted by fixed random numbers; None without any.
+
+    A plain sum would be blind: a softmax sums to one and a normalised row to zero whatever went in.
+    """
+    loss = getattr(output, "loss", None)
+    if isinstance(loss, torch.Tensor) and loss.ndim == 0 and loss.requires_grad:
+        return full(loss)
+    terms = []
+    for name, value in named_tensors(output).items():
+        if value.requires_grad and value.is_floating_point() and value.numel():
+            whole = full(value)
+            generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            weight = torch.randn(tuple(whole.shape), generator=generator).to(whole.device, torch.float32)
+            ordinary = torch.where(whole.detach().abs() < limit_of(whole.dtype), whole, 0.0)
+            terms.append((ordinary * weight).sum() / whole.numel() ** 0.5)
+    return torch.stack([term.float() for term in terms]).sum() if terms else None
+
+
+def _optimizer(
+    parameters: list[nn.Parameter], case: Case, tolerance: Tolerance, eps: float
+) -> torch.optim.Optimizer:
+    if case.optimizer is not None:
+        return case.optimizer(parameters)
+    return torch.optim.AdamW(parameters, lr=tolerance.learning_rate, eps=max(eps, 1e-30))
+
+
+def rms(tensor: torch.Tensor) -> float:
+    """Root mean square over the finite entries, in float64."""
+    finite = tensor[torch.isfinite(tensor)].double()
+    return float(finite.pow(2).mean().sqrt()) if finite.numel() else 0.0
+
+
+def _largest_rms(tensors: Named) -> float:
+    return max((rms(t) for t in tensors.values() if t is not None), default=0.0)
+
+
+def _taken(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    if tensor is None:
+        return None
+    tensor = tensor.detach()
+    return full(tensor.to_dense() if tensor.is_sparse else tensor).clone()
+
+
+def _taken_value(value: torch.Tensor | Plain) -> torch.Tensor | Plain:
+    return _taken(value) if isinstance(value, torch.Tensor) else value
+
+
+@torch.no_grad()
+def _in_names_of_state(model: nn.Module, values: Named) -> Named:
+    """``values`` by the names of the ``state_dict``, for models that merged or split parameters.
+
+    A state dict converts parameters back by cutting and joining, which suits gradients and updates as well:
+    they are put where the parameters are. A missing gradient becomes zeros, for only the parts could tell.
+    """
+    parameters: Iterable[tuple[str, nn.Parameter]] = list(model.named_parameters())
+    kept = [(p, p.data) for _, p in parameters]
+    try:
+        for name, parameter in parameters:
+            value = values.get(name)
+            parameter.data = torch.zeros_like(parameter) if value is None else value.to(parameter.dtype)
+        return {name: _taken(tensor) for name, tensor in model.state_dict().items()}
+    finally:
+        for parameter, data in kept:
+            parameter.data = data

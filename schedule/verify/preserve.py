@@ -1,0 +1,130 @@
+"""Run a model any number of times, train it even, and leave it exactly as it was."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@contextmanager
+def preserved(model: nn.Module) -> Iterator[None]:
+    """Inside, ``model`` computes on copies of its parameters and buffers, and no gradient is stored yet.
+
+    On the way out, and whatever happened, the original storages, gradients, train/eval flags, hooks, plain
+    attributes and random generators are back. The original storages are never written to, so that is exact by
+    construction; only sharded tensors, which hold their storage out of reach, are written back to the bit.
+    """
+    generators = generator_states(model)
+    attributes = [(module, dict(module.__dict__)) for module in model.modules()]
+    tables = [_tables(module) for module in model.modules()]
+    tensors = list(_unique((*model.parameters(), *model.buffers())))
+    data = [tensor.data for tensor in tensors]
+    copies = _copies(data)
+    grads = [(p, p.grad, p.requires_grad) for p in model.parameters()]
+    try:
+        for tensor, copy in zip(tensors, copies, strict=True):
+            if _is_plain(tensor.data):
+                tensor.data = copy
+        for parameter, _, _ in grads:
+            parameter.grad = None
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+    finally:
+        for (module, attribute), table in zip(attributes, tables, strict=True):
+            module.__dict__.clear()
+            module.__dict__.update(attribute)
+            for live, saved in table:
+                live.clear()
+                live.update(saved)
+        for tensor, original, copy in zip(tensors, data, copies, strict=True):
+            if _is_plain(original):
+                tensor.data = original
+            else:
+                original.copy_(copy)
+        for parameter, grad, requires_grad in grads:
+            parameter.requires_grad_(requires_grad)
+            parameter.grad = grad
+        restore_generators(generators)
+
+
+def _tables(module: nn.Module) -> list[tuple[dict[Any, Any], dict[Any, Any]]]:
+    """The registries of a module that a forward may edit: hooks that remove themselves, buffers set anew."""
+    return [
+        (value, dict(value))
+        for name, value in module.__dict__.items()
+        if isinstance(value, dict)
+        and (name.endswith("hooks") or "_hooks_" in name or name in ("_buffers", "_parameters"))
+    ]
+
+
+def _unique(tensors: tuple[torch.Tensor, ...]) -> Iterator[torch.Tensor]:
+    seen: set[int] = set()
+    for tensor in tensors:
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield tensor
+
+
+def _is_plain(data: torch.Tensor) -> bool:
+    """Whether ``.data`` can be exchanged: a DTensor goes on using the local tensor inside it."""
+    return type(data) is torch.Tensor and data.layout is torch.strided
+
+
+def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies that share storage with each other where the originals do: views of one weight stay so."""
+    storages: dict[int, torch.UntypedStorage] = {}
+    copies = []
+    for tensor in tensors:
+        if not _is_plain(tensor):
+            copies.append(tensor.clone())
+            continue
+        storage = tensor.untyped_storage()
+        key = storage.data_ptr() or id(tensor)
+        if key not in storages:
+            storages[key] = storage.clone()
+        empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        empty.set_(storages[key], tensor.storage_offset(), tensor.shape, tensor.stride())
+        copies.append(empty)
+    return copies
+
+
+def generator_states(model: nn.Module) -> dict[str, Any]:
+    """The states of every random generator ``model`` may draw from: torch, its devices, Python, numpy."""
+    states: dict[str, Any] = {"cpu": torch.get_rng_state(), "python": random.getstate()}
+    if _numpy() is not None:
+        states["numpy"] = _numpy().random.get_state()
+    for index in sorted({t.device.index or 0 for t in model.parameters() if t.device.type == "cuda"}):
+        states[f"cuda:{index}"] = torch.cuda.get_rng_state(index)
+    return states
+
+
+def restore_generators(states: dict[str, Any]) -> None:
+    """Set the generators back to what :func:`generator_states` saw."""
+    for name, state in states.items():
+        if name == "cpu":
+            torch.set_rng_state(state)
+        elif name == "python":
+            random.setstate(state)
+        elif name == "numpy":
+            _numpy().random.set_state(state)
+        else:
+            torch.cuda.set_rng_state(state, name)
+
+
+def seed_all(seed: int) -> None:
+    """Seed every generator; LayerDrop and SpecAugment draw from Python's and numpy's."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if _numpy() is not None:
+        _numpy().random.seed(seed)
+
+
+def _numpy() -> Any:
+    """numpy if anything has imported it; it is not a dependency."""
+    return sys.modules.get("numpy")

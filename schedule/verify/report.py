@@ -1,0 +1,134 @@
+"""What a comparison found."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """How far one tensor lies from its reference.
+
+    Attributes:
+        kind: ``output``, ``gradient``, ``update``, ``buffer``, ``random state``, …
+        name: parameter name or path in the output.
+        max_abs: largest absolute difference.
+        max_rel: the difference relative to its scale (element plus RMS; RMS for updates), comparable to
+            ``tolerance``.
+        tolerance: what ``max_rel`` may be.
+        excess: 1 at the edge of what is allowed, floor included; infinite when there is nothing to measure.
+        note: what is wrong when it is not a matter of size, such as a missing gradient.
+    """
+
+    kind: str
+    name: str
+    max_abs: float = 0.0
+    max_rel: float = 0.0
+    tolerance: float = 0.0
+    excess: float = 0.0
+    note: str = ""
+
+    @property
+    def acceptable(self) -> bool:
+        """Whether it is within tolerance."""
+        return self.excess <= 1.0
+
+    def __str__(self) -> str:
+        where = f"{self.kind} {self.name}".strip()
+        if self.note:
+            return f"{where}: {self.note}"
+        return (
+            f"{where}: max abs {self.max_abs:.3g}, relative {self.max_rel:.3g}, allowed {self.tolerance:.3g}"
+        )
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """The comparison of one mode, one set of weights and one batch.
+
+    Attributes:
+        mode: ``train`` or ``eval``.
+        weights: ``own`` or ``stirred``.
+        shapes: the shapes of the batch.
+        deviations: the worst of each kind, worst first.
+        compared: how many tensors were compared.
+    """
+
+    mode: str
+    weights: str
+    shapes: str
+    deviations: tuple[Deviation, ...]
+    compared: int
+
+    @property
+    def worst(self) -> Deviation | None:
+        """The deviation that comes closest to, or goes furthest over, what is allowed."""
+        return self.deviations[0] if self.deviations else None
+
+    @property
+    def equal(self) -> bool:
+        """Whether everything was within tolerance."""
+        return all(deviation.acceptable for deviation in self.deviations)
+
+    def __str__(self) -> str:
+        verdict = "equal" if self.equal else "DIFFERENT"
+        where = f"{self.mode} mode, {self.weights} weights, {self.shapes}"
+        return f"{verdict} in {where}: {self.worst or 'no tensors'}"
+
+
+@dataclass
+class EquivalenceReport:
+    """Whether two models compute the same; true exactly if they do.
+
+    Attributes:
+        cases: what was compared, in order. Comparing stops at the first difference.
+        skipped: shapes and weights that the reference itself refuses, with its reason.
+    """
+
+    cases: list[CaseResult] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+
+    @property
+    def equal(self) -> bool:
+        """Whether every case was equal."""
+        return all(case.equal for case in self.cases)
+
+    @property
+    def failed(self) -> CaseResult | None:
+        """The case that was different."""
+        return next((case for case in self.cases if not case.equal), None)
+
+    @property
+    def worst(self) -> Deviation | None:
+        """The deviation nearest to, or furthest over, its tolerance."""
+        found = [case.worst for case in self.cases if case.worst is not None]
+        return max(found, key=lambda deviation: deviation.excess, default=None)
+
+    @property
+    def max_deviation(self) -> float:
+        """Largest relative deviation of outputs and gradients, comparable to a tolerance.
+
+        Updates have a coarser scale of their own. What lies below the floor counts as rounding here too: the
+        relative deviation of a gradient that is zero on paper means nothing.
+        """
+        kinds = ("output", "gradient", "input gradient")
+        found = (
+            min(d.excess * d.tolerance, d.max_rel)
+            for c in self.cases
+            for d in c.deviations
+            if d.kind in kinds
+        )
+        return max(found, default=0.0)
+
+    def __bool__(self) -> bool:
+        return self.equal
+
+    def __str__(self) -> str:
+        lines = [str(case) for case in self.cases] or ["nothing compared: no primitive was applied"]
+        return "\n".join(lines + [f"skipped {reason}" for reason in self.skipped])
+
+
+def missing(kind: str, name: str, note: str) -> Deviation:
+    """A difference that has no size."""
+    return Deviation(kind, name, math.inf, math.inf, 0.0, math.inf, note)

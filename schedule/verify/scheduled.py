@@ -1,0 +1,126 @@
+"""The scheduled model against itself with everything undone."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from schedule.errors import VerificationError
+from schedule.verify.equivalence import cases, check_case, refuse_meta
+from schedule.verify.guilty import Undoable, guilty_step, undone
+from schedule.verify.observe import Case, Observation, OptimizerFactory
+from schedule.verify.report import CaseResult, EquivalenceReport
+from schedule.verify.tolerances import Tolerance, tolerance_for
+
+
+class Verification:
+    """A verification that was made, and that ``with`` makes again on the way out.
+
+    Attributes:
+        report: what the latest check found.
+    """
+
+    def __init__(
+        self,
+        sch: Undoable,
+        batch: Any,
+        steps: int = 5,
+        tolerance: Tolerance | None = None,
+        optimizer: OptimizerFactory | None = None,
+    ) -> None:
+        self._sch, self._batch, self._steps = sch, batch, steps
+        self._tolerance, self._optimizer = tolerance, optimizer
+        self.report = EquivalenceReport()
+
+    def check(self) -> EquivalenceReport:
+        """Compare now; raises :class:`VerificationError` at the first difference."""
+        sch = self._sch
+        self.report = EquivalenceReport()
+        if not len(sch.history):
+            return self.report
+        refuse_meta(sch.module)
+        tolerance = self._tolerance or tolerance_for(sch.module)
+        for index, case in enumerate(cases(self._batch, self._steps, self._optimizer)):
+            result, reference = check_case(
+                case,
+                sch.module,
+                sch.module,
+                tolerance,
+                self.report,
+                required=index == 0,
+                original=undone(sch),
+            )
+            if result is not None and reference is not None and not result.equal:
+                raise _error(sch, case, result, reference, tolerance)
+        return self.report
+
+    def __bool__(self) -> bool:
+        return self.report.equal
+
+    def __str__(self) -> str:
+        return str(self.report)
+
+    def __enter__(self) -> Verification:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:  # the user's own exception is the news; a half-made schedule is not worth a check
+            self.check()
+
+
+def verify(
+    sch: Undoable,
+    batch: Any,
+    steps: int = 5,
+    *,
+    tolerance: Tolerance | None = None,
+    optimizer: OptimizerFactory | None = None,
+) -> Verification:
+    """Check that the scheduled model computes what it did before, in the sense of :func:`equivalent`.
+
+    The model is compared with itself, all primitives undone and then applied again: the same parameters, no
+    second copy of the model. Parameters, buffers, gradients, random state, flags and hooks are afterwards
+    what they were.
+
+    As a call it checks at once. As a context manager it checks again on the way out, unless the body raised::
+
+        with schedule.verify(sch, batch):
+            sch["transformer.h.*.mlp"].fuse(matches)
+
+    A schedule without primitives is the original; there is nothing to check then, and the report says so.
+
+    Args:
+        sch: the schedule.
+        batch: what the model is called with.
+        steps: optimizer steps for the comparison of updates.
+        tolerance: in place of the row for the model's dtype in :data:`TOLERANCES`.
+        optimizer: makes an optimizer from a list of parameters; AdamW by default.
+
+    Raises:
+        VerificationError: it does not. Names the primitive that broke it, the worst tensor, mode and shapes.
+    """
+    verification = Verification(sch, batch, steps, tolerance, optimizer)
+    verification.check()
+    return verification
+
+
+def _error(
+    sch: Undoable, case: Case, result: CaseResult, reference: Observation, tolerance: Tolerance
+) -> VerificationError:
+    where = f"{case.mode} mode, {case.weights} weights, {case.shapes}"
+    others = "".join(f"\nalso {d}" for d in result.deviations[1:4] if not d.acceptable)
+    found = guilty_step(sch, case, reference, tolerance)
+    if found is None:
+        return VerificationError(
+            f"the original model does not repeat itself under one seed, so nothing is told: {result.worst}",
+            where=where + others,
+            fix="make its random numbers come from torch's, numpy's or Python's global generator",
+        )
+    index, description = found
+    return VerificationError(
+        f"{description} changed what the model computes: {result.worst}",
+        where=f"{where}; step {index + 1} of {len(sch.history)}{others}",
+        fix="undo that primitive, or correct its replacement; if only rounding differs, pass tolerance=",
+    )

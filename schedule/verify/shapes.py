@@ -1,0 +1,117 @@
+"""Batches of other sizes, made from one: a rewrite that baked a size in is right at the recorded one only."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from schedule.verify.values import named_tensors, named_values
+
+# Their sizes belong to the architecture (image size, mel bins), so only the number of rows varies.
+_ROWS_ONLY = ("pixel_values", "input_features", "input_values", "bbox", "labels_onehot", "pixel_mask")
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """What one new batch does to sizes: the number of rows, and each sequence length."""
+
+    rows: tuple[int, int]
+    lengths: dict[int, int]
+
+
+def other_shapes(batch: Any) -> list[Any]:
+    """Up to three batches like ``batch`` with other numbers of rows and other sequence lengths.
+
+    Rows are repeated or dropped. Every dimension that shares a sequence length changes with it, consistently
+    over all tensors of the batch; positions go on counting. Only token ids, their masks and embeddings tell
+    what a sequence length is: images and audio features vary in rows alone.
+
+    Args:
+        batch: what the model is called with: mapping, tuple, list or tensor.
+
+    Returns:
+        batches of the same structure; none when it holds opaque values such as a cache, which has a size of
+        its own.
+    """
+    tensors = named_tensors(batch)
+    if not tensors or _has_opaque(batch):
+        return []
+    rows = _rows(tensors)
+    lengths = _lengths(tensors, rows)
+    plans: list[tuple[int, Callable[[int], int]]] = [
+        (rows + 1, lambda n: n + 3),
+        (rows - 1 or 2, lambda n: max(2, n - 2)),
+        (rows + 2, lambda n: max(2, n // 2 + 1)),
+    ]
+    sizes = [_Sizes((rows, count), {n: change(n) for n in lengths}) for count, change in plans]
+    return [_resized(batch, tensors, each) for each in sizes]
+
+
+def _has_opaque(batch: Any) -> bool:
+    """Whether tensors hide in objects that are neither containers nor dataclasses."""
+    if isinstance(batch, torch.Tensor) or batch is None or isinstance(batch, bool | int | float | str):
+        return False
+    if isinstance(batch, Mapping):
+        return any(_has_opaque(item) for item in batch.values())
+    if isinstance(batch, list | tuple):
+        return any(_has_opaque(item) for item in batch)
+    return any(isinstance(leaf, torch.Tensor) for leaf in named_values(batch).values())
+
+
+def _rows(tensors: dict[str, torch.Tensor]) -> int:
+    """The batch size: the first dimension of the first tensor with at least two."""
+    return next((t.shape[0] for t in tensors.values() if t.ndim >= 2), next(iter(tensors.values())).numel())
+
+
+def _lengths(tensors: dict[str, torch.Tensor], rows: int) -> set[int]:
+    """Sequence lengths: dimension 1 of token ids ``[batch, seq]`` and embeddings ``[batch, seq, hidden]``."""
+    found = set()
+    for name, tensor in tensors.items():
+        is_ids = tensor.ndim == 2 and not tensor.is_floating_point()
+        is_embedding = tensor.ndim == 3 and tensor.is_floating_point()
+        if tensor.shape[:1] == (rows,) and (is_ids or is_embedding) and not _rows_only(name):
+            found.add(tensor.shape[1])
+    return {n for n in found if n > 1}
+
+
+def _rows_only(name: str) -> bool:
+    return name.rsplit(".", 1)[-1] in _ROWS_ONLY
+
+
+def _resized(batch: Any, tensors: dict[str, torch.Tensor], sizes: _Sizes) -> Any:
+    memo: dict[int, Any] = {id(t): _resize(name, t.detach(), sizes) for name, t in tensors.items()}
+    return copy.deepcopy(batch, memo)
+
+
+def _resize(name: str, tensor: torch.Tensor, sizes: _Sizes) -> torch.Tensor:
+    old, new = sizes.rows
+    first = tensor.shape[0] if tensor.ndim else None
+    start = 0
+    if first == old:
+        tensor = tensor.index_select(0, torch.arange(new, device=tensor.device) % old)
+        start = 1
+    if _rows_only(name):
+        return tensor.clone()
+    last = 2 if tensor.ndim == 3 and tensor.is_floating_point() else tensor.ndim  # never the hidden size
+    for dim in range(start, last):
+        if tensor.shape[dim] in sizes.lengths:
+            tensor = _resize_sequence(name, tensor, dim, sizes.lengths[tensor.shape[dim]])
+    return tensor.clone()
+
+
+def _resize_sequence(name: str, tensor: torch.Tensor, dim: int, length: int) -> torch.Tensor:
+    old = tensor.shape[dim]
+    index = torch.arange(length, device=tensor.device)
+    if "position" in name and not tensor.is_floating_point() and length > old:
+        tail = tensor.narrow(dim, old - 1, 1) + torch.arange(1, length - old + 1, device=tensor.device)
+        return torch.cat([tensor, tail.to(tensor.dtype)], dim)
+    is_mask = "mask" in name and tensor.ndim == 2
+    # Padding stays at the end: a mask's last column goes on, content starts over.
+    tensor = tensor.index_select(dim, index.clamp(max=old - 1) if is_mask else index % old)
+    if is_mask and bool((tensor == 0).all(dim=dim).any()):
+        tensor[:, 0] = 1  # trimming must not leave a row without any token
+    return tensor

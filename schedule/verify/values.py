@@ -1,0 +1,123 @@
+"""Names for every tensor inside a structure: what a model is given, and what it returns.
+
+Outputs come as tensors, tuples, mappings (``ModelOutput`` is one), dataclasses, and objects such as caches
+that only they themselves know how to read. All become one flat mapping from
+paths such as ``past_key_values.layers.0.keys``.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+Plain = int | float | bool | str | None
+"""A value compared as it is; tensors are compared within a tolerance."""
+
+
+def named_values(value: object) -> dict[str, torch.Tensor | Plain]:
+    """Every tensor and plain value inside ``value``, by the path that leads to it.
+
+    Objects that are no container are opened for their tensors only: their flags and counters are their own
+    affair.
+    """
+    return dict(_walk(value, "", set(), opaque=False))
+
+
+def named_tensors(value: object) -> dict[str, torch.Tensor]:
+    """Only the tensors of :func:`named_values`."""
+    return {name: leaf for name, leaf in named_values(value).items() if isinstance(leaf, torch.Tensor)}
+
+
+def container_types(value: object) -> str:
+    """The nesting of containers without their leaves, such as ``tuple[Tensor, dict[...]]``."""
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{key}: {container_types(item)}" for key, item in value.items())
+        return f"{type(value).__name__}[{inner}]"
+    if isinstance(value, list | tuple):
+        return f"{type(value).__name__}[{', '.join(container_types(item) for item in value)}]"
+    return "Tensor" if isinstance(value, torch.Tensor) else type(value).__name__
+
+
+def _walk(
+    value: object, path: str, seen: set[int], *, opaque: bool
+) -> Iterator[tuple[str, torch.Tensor | Plain]]:
+    if isinstance(value, torch.Tensor):
+        yield path or "output", value
+        return
+    if value is None or isinstance(value, bool | int | float | str):
+        if not opaque:
+            yield path or "output", value
+        return
+    if isinstance(value, nn.Module | type) or callable(value) or id(value) in seen:
+        return
+    seen.add(id(value))  # caches may point back at themselves
+    items, opaque = _children(value, opaque)
+    for name, item in items:
+        yield from _walk(item, f"{path}.{name}" if path else str(name), seen, opaque=opaque)
+
+
+def _children(value: object, opaque: bool) -> tuple[list[tuple[Any, object]], bool]:
+    """The parts of a container, and whether only tensors count from here on."""
+    if isinstance(value, Mapping):
+        return list(value.items()), opaque
+    if isinstance(value, list | tuple):
+        return list(enumerate(value)), opaque
+    if dataclasses.is_dataclass(value):
+        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)], opaque
+    attributes = dict(getattr(value, "__dict__", {}))
+    for slot in getattr(type(value), "__slots__", ()):
+        if isinstance(slot, str) and hasattr(value, slot):
+            attributes[slot] = getattr(value, slot)
+    return list(attributes.items()), True
+
+
+_HUGE = 1e-3
+"""Fraction of a dtype's largest number from which on a value means "masked", like HF's ``finfo.min``."""
+
+
+def limit_of(dtype: torch.dtype) -> float:
+    """The size below which a number of ``dtype`` is an ordinary one, not masked, infinite or NaN."""
+    return torch.finfo(dtype).max * _HUGE
+
+
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole tensor, on every rank; differentiable. What is no DTensor is returned as it is."""
+    gather = getattr(tensor, "full_tensor", None)
+    return gather() if gather is not None else tensor
+
+
+def copied(batch: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+    """A copy of ``batch`` whose floating tensors require gradients, and the leaves that will receive them.
+
+    The model is given a clone of each leaf, because a leaf itself may not be changed in place and models do
+    that. Containers and caches keep their types.
+    """
+    memo: dict[int, Any] = {}
+    leaves: dict[str, torch.Tensor] = {}
+    with torch.enable_grad():
+        for name, tensor in named_tensors(batch).items():
+            leaf = tensor.detach().clone()
+            if leaf.is_floating_point() or leaf.is_complex():
+                leaves[name] = leaf.requires_grad_()
+                leaf = leaf.clone()
+            memo.setdefault(id(tensor), leaf)
+    return copy.deepcopy(batch, memo), leaves
+
+
+def call(model: nn.Module, batch: Any) -> Any:
+    """Call ``model`` on a batch: a mapping by keyword, a tuple or list by position, anything else alone."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    if isinstance(batch, tuple | list):
+        return model(*batch)
+    return model(batch)
+
+
+def shapes_of(batch: Any) -> str:
+    """The shapes of a batch on one line, such as ``input_ids [2, 16], attention_mask [2, 16]``."""
+    return ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in named_tensors(batch).items())

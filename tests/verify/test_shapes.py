@@ -1,0 +1,75 @@
+"""Batches of other shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from schedule.verify import other_shapes
+
+
+def shapes(batch: dict[str, torch.Tensor]) -> dict[str, list[int]]:
+    return {name: list(tensor.shape) for name, tensor in batch.items()}
+
+
+def test_every_tensor_with_the_sequence_length_follows() -> None:
+    batch = {
+        "input_ids": torch.arange(20).view(2, 10),
+        "attention_mask": torch.zeros(2, 1, 10, 10),
+        "position_ids": torch.arange(10).view(1, 10),
+        "labels": torch.arange(2),
+        "decoder_input_ids": torch.arange(14).view(2, 7),
+    }
+    first, second, third = other_shapes(batch)
+    assert shapes(first) == {
+        "input_ids": [3, 13],
+        "attention_mask": [3, 1, 13, 13],
+        "position_ids": [1, 13],
+        "labels": [3],
+        "decoder_input_ids": [3, 10],
+    }
+    assert first["position_ids"].tolist() == [list(range(13))]
+    assert first["input_ids"][0].tolist() == [*range(10), 0, 1, 2]
+    assert shapes(second)["input_ids"] == [1, 8] and shapes(second)["decoder_input_ids"] == [1, 5]
+    assert shapes(third)["input_ids"] == [4, 6]
+    assert batch["input_ids"].shape == (2, 10)
+
+
+def test_images_vary_in_rows_alone() -> None:
+    batch = {"pixel_values": torch.randn(2, 3, 8, 8), "labels": torch.tensor([0, 1])}
+    assert [shapes(b) for b in other_shapes(batch)] == [
+        {"pixel_values": [rows, 3, 8, 8], "labels": [rows]} for rows in (3, 1, 4)
+    ]
+
+
+def test_embeddings_keep_their_hidden_size_even_if_it_is_the_length() -> None:
+    assert [list(b.shape) for b in other_shapes(torch.randn(2, 8, 8))] == [[3, 11, 8], [1, 6, 8], [4, 5, 8]]
+
+
+def test_features_are_no_sequence() -> None:
+    assert [list(b.shape) for b in other_shapes(torch.randn(1, 8))] == [[2, 8], [2, 8], [3, 8]]
+
+
+def test_tuples_keep_their_structure() -> None:
+    batch = (torch.ones(2, 4, dtype=torch.long), {"mask": torch.ones(2, 4, dtype=torch.bool)}, None, 3)
+    first = other_shapes(batch)[0]
+    assert isinstance(first, tuple) and first[2:] == (None, 3)
+    assert first[0].shape == first[1]["mask"].shape == (3, 7)
+
+
+def test_no_row_loses_its_last_token() -> None:
+    mask = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1], [1, 1, 1, 1, 1, 1, 0, 0]])
+    for batch in other_shapes({"input_ids": torch.ones(2, 8, dtype=torch.long), "attention_mask": mask}):
+        assert bool((batch["attention_mask"].sum(1) > 0).all())
+    longer = other_shapes({"input_ids": torch.ones(2, 8, dtype=torch.long), "attention_mask": mask})[0]
+    assert longer["attention_mask"][1].tolist() == [1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0]
+
+
+def test_a_cache_has_a_size_of_its_own() -> None:
+    class Cache:
+        def __init__(self) -> None:
+            self.keys = torch.ones(2, 3)
+
+    batch: dict[str, Any] = {"input_ids": torch.ones(2, 4, dtype=torch.long), "past_key_values": Cache()}
+    assert other_shapes(batch) == []
