@@ -33,6 +33,9 @@ class Opaque:
     def __init__(self, snapshot: Any) -> None:
         self.snapshot = snapshot
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"snapshot": None}  # data-free tensors live in one process only
+
     def __repr__(self) -> str:
         return f"Opaque({type(self.snapshot).__name__})"
 

@@ -8,13 +8,18 @@ put into the graph, which is allowed only before anything that cannot be done tw
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
 from schedule.errors import TraceError
 from schedule.tracing.effects import has_effect, is_pure_query
+from schedule.tracing.scalars import scalar_of
+from schedule.tracing.sizes import size_read
+
+if TYPE_CHECKING:
+    from schedule.tracing.tracer import ModuleTracer
 
 _INFIX = {
     operator.add: "+",
@@ -50,12 +55,13 @@ class NotBeforehand(Exception):
     """The value is only known while the graph runs."""
 
 
-def expression(node: Any, inputs: dict[fx.Node, str]) -> str:
+def expression(node: Any, inputs: dict[fx.Node, str], tracer: ModuleTracer) -> str:
     """Python source that computes ``node`` from ``self`` and the arguments.
 
     Args:
         node: a graph node or a constant.
         inputs: how each placeholder is written.
+        tracer: knows where sizes come from.
 
     Raises:
         NotBeforehand: it depends on more than sizes and numbers.
@@ -67,11 +73,17 @@ def expression(node: Any, inputs: dict[fx.Node, str]) -> str:
     if node.op == "get_attr":
         return f"self.{node.target}"
     if node.op == "call_method" and (node.target == "numel" or (node.meta.get("opaque") and is_pure_query(node.target))):
-        parts = [expression(arg, inputs) for arg in node.args]
+        parts = [expression(arg, inputs, tracer) for arg in node.args]
         return f"{parts[0]}.{node.target}({', '.join(parts[1:])})"
     if node.op != "call_function":
         raise NotBeforehand(node.name)
-    return _call_expression(node, [expression(arg, inputs) for arg in node.args])
+    if (read := size_read(node)) is not None and read[0].op not in ("placeholder", "get_attr"):
+        size = tracer.sizes.assumed(*read, node.meta["spec"])
+        if size is None:
+            raise NotBeforehand(node.name)
+        scalar = scalar_of(size)
+        return repr(size) if scalar is None else expression(scalar.node, inputs, tracer)
+    return _call_expression(node, [expression(arg, inputs, tracer) for arg in node.args])
 
 
 def _call_expression(node: fx.Node, parts: list[str]) -> str:
@@ -91,22 +103,33 @@ def _call_expression(node: fx.Node, parts: list[str]) -> str:
     raise NotBeforehand(node.name)
 
 
-def conditions(graph: fx.Graph, guards: dict[fx.Node, Any], inputs: dict[fx.Node, str]) -> list[str]:
-    """Python conditions for ``guards``; those that can only be decided on the way become checks in ``graph``."""
-    found: list[str] = []
-    for node, value in guards.items():
-        try:
-            text = expression(node, inputs)
-        except NotBeforehand:
-            _insert_check(graph, node, value)
-            continue
-        if isinstance(value, bool):
-            found.append(text if value else f"not {text}")
-        elif isinstance(value, torch.dtype):
-            found.append(f"{text} is {value}")
-        else:
-            found.append(f"{text} == {value!r}")
+def conditions(tracer: ModuleTracer, inputs: dict[fx.Node, str]) -> list[str]:
+    """Python conditions for what the tracer guards on; what can only be decided on the way becomes a check."""
+    graph, found, done = tracer.graph, [], set()
+    output = next(reversed(graph.nodes))
+    with graph.inserting_before(output):
+        while pending := [node for node in tracer.guards if node not in done]:
+            for node in pending:  # tracing sizes back may add guards
+                done.add(node)
+                text = _traced_expression(node, inputs, tracer)
+                if text is None:
+                    _insert_check(graph, node, tracer.guards[node])
+                else:
+                    found.append(_condition(text, tracer.guards[node]))
     return list(dict.fromkeys(found))
+
+
+def _condition(text: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return text if value else f"not {text}"
+    return f"{text} is {value}" if isinstance(value, torch.dtype) else f"{text} == {value!r}"
+
+
+def _traced_expression(node: fx.Node, inputs: dict[fx.Node, str], tracer: ModuleTracer) -> str | None:
+    try:
+        return expression(node, inputs, tracer)
+    except NotBeforehand:
+        return None
 
 
 def _insert_check(graph: fx.Graph, node: fx.Node, value: Any) -> None:

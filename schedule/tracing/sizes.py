@@ -151,6 +151,57 @@ class SizeReader:
             return self._inferred(node.args[0], sizes, value)
         return self._as_size(sizes[dim], value)
 
+    # -- with assumptions, for guards only ---------------------------------------------------------------
+
+    def assumed(self, node: fx.Node, dim: int, value: int) -> Any:
+        """Size ``dim`` traced back through broadcasts, concatenations and slices as well.
+
+        What that takes (two operands of one size, an operand of size 1) becomes further guards. None where it
+        cannot be traced to anything simpler than the value itself.
+        """
+        if node.op in ("placeholder", "get_attr"):
+            return self.size(node, dim, value)
+        known = self.size(node, dim, value)
+        scalar = scalar_of(known)
+        if scalar is None or size_read(scalar.node) != (node, dim):
+            return self._deeper(scalar.node, value) if scalar is not None else known
+        name = getattr(node.target, "__name__", str(node.target))
+        if name in ("transpose", "permute", "contiguous"):
+            rank = len(node.meta["spec"].shape)
+            source_dim = dim if name == "contiguous" else _permuted(name, node.args[1:], dim, rank)
+            return self.assumed(node.args[0], source_dim, value)
+        if node.target in _SCALAR_OPERATORS:
+            return self._broadcast(node, dim, value)
+        if name in ("cat", "concat"):
+            along = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
+            same = isinstance(along, int) and along % len(node.meta["spec"].shape) != dim
+            return self.assumed(node.args[0][0], dim, value) if same else None
+        if node.target is operator.getitem and _leading_slices(node, dim):
+            return self.assumed(node.args[0], dim, value)
+        if name in _SAME_SHAPE_METHODS or name in _SAME_SHAPE_FUNCTIONS:
+            return self.assumed(node.args[0], dim, value)
+        return None
+
+    def _deeper(self, read: Any, value: int) -> Any:
+        """A size that reads another value's shape, traced on from there."""
+        owner = size_read(read)
+        return symbolic(self.tracer, read, value) if owner is None else self.assumed(*owner, value)
+
+    def _broadcast(self, node: fx.Node, dim: int, value: int) -> Any:
+        rank, sizes = len(node.meta["spec"].shape), []
+        for operand in node.args:
+            own = dim - rank + (_rank(operand) or 0)
+            if isinstance(operand, fx.Node) and _rank(operand) is not None and own >= 0:
+                size = operand.meta["spec"].shape[own]
+                sizes.append((size, self.assumed(operand, own, size)))
+        if not sizes or any(traced is None for _, traced in sizes):
+            return None
+        result = next(traced for size, traced in sizes if size == value)
+        for size, traced in sizes:
+            if traced is not result and scalar_of(traced) is not None:
+                bool(traced == (result if size == value else 1))  # a guard
+        return result
+
     def _inferred(self, source: fx.Node, sizes: tuple[Any, ...], value: int) -> Any:
         """The size that ``-1`` stands for: what is left of the source's sizes once the given ones are divided out."""
         spec = source.meta.get("spec")
@@ -196,3 +247,22 @@ def _permuted(name: str, arguments: tuple[Any, ...], dim: int, rank: int) -> int
     first, second = (d % rank for d in arguments[:2])
     return {first: second, second: first}.get(dim, dim)
 
+
+
+def size_read(node: Any) -> tuple[fx.Node, int] | None:
+    """``(x, i)`` if ``node`` is ``x.shape[i]``."""
+    if not isinstance(node, fx.Node) or node.target is not operator.getitem:
+        return None
+    shape = node.args[0]
+    if isinstance(shape, fx.Node) and shape.target is getattr and shape.args[1] == "shape":
+        return shape.args[0], node.args[1]  # type: ignore[return-value]
+    return None
+
+
+def _leading_slices(node: fx.Node, dim: int) -> bool:
+    """Whether ``x[..., a:b]`` leaves ``dim`` as it was."""
+    index = node.args[1]
+    if not isinstance(index, tuple) or not index or index[0] is not Ellipsis:
+        return False
+    rank = len(node.meta["spec"].shape)
+    return all(isinstance(item, slice) for item in index[1:]) and dim < rank - (len(index) - 1)

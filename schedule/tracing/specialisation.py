@@ -140,7 +140,7 @@ def _finished(
 ) -> Specialisation:
     graph = tracer.graph
     inputs = {node: signature.inputs[str(node.target)] for node in graph.nodes if node.op == "placeholder"}
-    guards = conditions(graph, tracer.guards, inputs)
+    guards = conditions(tracer, inputs)
     remove_dead(graph)
     graph.lint()
     entered = {path: original_class(child) for path, child in tracer.entered.items() if path}

@@ -112,7 +112,12 @@ class ModuleTracer(TorchFunctionMode):
         return tuple(tracked) if type(value) in (tuple, torch.Size) else type(value)(tracked)
 
     def _spec(self, value: Any) -> Any:
-        return map_structure(value, lambda leaf: TensorSpec.of(leaf) if isinstance(leaf, torch.Tensor) else leaf)
+        def of_leaf(leaf: Any) -> Any:
+            if isinstance(leaf, torch.Tensor):
+                return TensorSpec.of(leaf)
+            return leaf if isinstance(leaf, (bool, int, float, str, type(None), torch.dtype)) else type(leaf)
+
+        return map_structure(value, of_leaf)
 
     def emit(self, target: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: Any = None) -> fx.Node:
         """A ``call_function`` node, or a ``call_method`` node where ``target`` is a name."""
@@ -241,7 +246,7 @@ class ModuleTracer(TorchFunctionMode):
                 self.entered[path] = child
             return call(*args, **kwargs)
         with torch._C.DisableTorchFunction():
-            node = self.graph.create_node("call_module", path, self.as_nodes(args), self.as_nodes(kwargs))
+            node = self._call_module(path, self.as_nodes(args), self.as_nodes(kwargs))
             node.meta["source"] = user_line()
             described = self._recorded_output(child, args, kwargs)
             if described is None:
@@ -249,6 +254,11 @@ class ModuleTracer(TorchFunctionMode):
             else:
                 value = self.recording.materialise(described)
             return self.track(value, node)
+
+    def _call_module(self, path: str, args: Any, kwargs: Any) -> fx.Node:
+        name = path.replace(".", "_")
+        name = "self_module" if name == "self" else name  # `self` is the root in generated code
+        return self.graph.create_node("call_module", path, args, kwargs, name=name)
 
     def _recorded_output(self, child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         calls = self.recording.calls.get(child, ())
