@@ -1,0 +1,56 @@
+# Every target works alone from a fresh clone: it makes .venv first. `make PYTHON=python3.12` chooses another Python.
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PYTEST := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 $(BIN)/python -m pytest
+
+# One cache for all that a run compiles: kernels that several tests share are built once.
+export TORCHINDUCTOR_CACHE_DIR := $(CURDIR)/build/inductor
+export TRITON_CACHE_DIR := $(CURDIR)/build/triton
+export HF_HUB_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint sweep bench clean
+
+help:
+	@echo "make demo    schedule, verify and train GPT-2, BERT and Llama beside their untouched twins"
+	@echo "make test    lint, then the tests that CI runs"
+	@echo "make lint    ruff and mypy"
+	@echo "make sweep   the long tests"
+	@echo "make bench   dispatch, matching and scheduling times"
+	@echo "make clean   remove .venv and what was compiled"
+
+# torch comes first and alone: a wider request without it would resolve to a build with several GB of CUDA.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] + ": make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[hf,dev]'
+	@touch $@
+
+install: $(INSTALLED)
+
+demo: $(INSTALLED)
+	$(BIN)/python -m benchmarks.demo
+
+test: lint
+	$(PYTEST) -m "not slow" -n $(JOBS) --dist worksteal
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+sweep: $(INSTALLED)
+	$(PYTEST) -m slow -n $(JOBS) --dist worksteal
+
+bench: $(INSTALLED)
+	$(BIN)/python -m benchmarks.dispatch
+	$(BIN)/python -m benchmarks.matching
+	$(BIN)/python -m benchmarks.compile_time
+
+clean:
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache

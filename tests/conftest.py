@@ -1,0 +1,63 @@
+"""What holds for every test: offline, seeded, one thread, and nothing in the process is left patched."""
+
+from __future__ import annotations
+
+import os
+
+# Before torch and transformers are imported: both read these once.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import builtins
+import math
+import operator
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+torch.set_num_threads(1)
+
+# Where a tracer is tempted to patch. A patch left behind changes every other model in the process.
+_PATCHABLE: tuple[Any, ...] = (builtins, math, operator, torch, torch.Tensor, functional, nn.Module)
+
+# torch.compile itself wraps this one, for good, when it is first used.
+_BY_TORCH = {"manual_seed"}
+
+
+@pytest.fixture(autouse=True)
+def _seeds() -> None:
+    torch.manual_seed(0)
+    random.seed(0)
+
+
+def _globals() -> list[dict[str, Any]]:
+    """What each namespace holds that can be called; lazily imported submodules may come and go."""
+    return [{name: value for name, value in vars(owner).items() if callable(value)} for owner in _PATCHABLE]
+
+
+def _modes() -> dict[str, Any]:
+    return {
+        "default dtype": torch.get_default_dtype(),
+        "grad mode": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+@pytest.fixture(autouse=True)
+def _no_global_patches() -> Iterator[None]:
+    """Fail a test that leaves a torch, operator, math or builtin function replaced, or a mode switched."""
+    before, modes = _globals(), _modes()
+    yield
+    for owner, old, new in zip(_PATCHABLE, before, _globals(), strict=True):
+        changed = [n for n, value in old.items() if new.get(n) is not value and n not in _BY_TORCH]
+        assert not changed, f"left patched in {owner.__name__}: {', '.join(changed)}"
+    assert _modes() == modes, "left switched"
