@@ -19,6 +19,9 @@ from .values import NormalGraph, OpNode, operands
 BUDGET = 20_000
 """Comparisons one anchor may cost; beyond it the anchor is reported as a near miss, not followed further."""
 
+BLOCK = 8
+"""How many users of a widely shared value are looked at together."""
+
 Pair = tuple[Any, Any]
 
 
@@ -379,12 +382,12 @@ class Unifier:
                         yield user
 
     def _nearest_users(self, value: OpNode) -> Iterator[OpNode]:
-        """Users of ``value``, the nearest to the anchor first, so that one shared by all layers costs little."""
+        """Users of ``value`` in graph order, from the anchor outwards in blocks: one value may serve all layers."""
         users = self.normal.users_of(value)
-        if len(users) < 3:
+        if len(users) <= 2 * BLOCK:
             return iter(users)
         at = bisect_left(users, self._anchor.index, key=lambda u: u.index)
-        return chain.from_iterable(_outwards(users, at))
+        return chain.from_iterable(_outwards(users, max(at - BLOCK, 0), at + BLOCK))
 
     # bookkeeping
 
@@ -412,14 +415,13 @@ class Unifier:
             self.failures[self._anchor] = Failure(depth, node, expected, found)
 
 
-def _outwards(users: list[OpNode], at: int) -> Iterator[list[OpNode]]:
-    """``users`` from position ``at`` outwards: after, before, after, ..."""
-    low, high = at - 1, at
-    while low >= 0 or high < len(users):
-        yield users[high : high + 1]
-        if low >= 0:
-            yield [users[low]]
-        low, high = low - 1, high + 1
+def _outwards(users: list[OpNode], low: int, high: int) -> Iterator[list[OpNode]]:
+    """``users[low:high]``, then the blocks around it, further and further out."""
+    yield users[low:high]
+    while low > 0 or high < len(users):
+        yield users[high : high + BLOCK]
+        yield users[max(low - BLOCK, 0) : low]
+        low, high = max(low - BLOCK, 0), high + BLOCK
 
 
 def nested_pairs(expected: Any, value: Any) -> list[Pair] | None:

@@ -1,0 +1,178 @@
+"""Whether a region of a graph may be computed at one place: who uses it, and what happens in between."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from torch import fx, nn
+
+from schedule.errors import MatchError
+
+from .effects import Effects, effects, memory_of
+from .regions import detour, escape
+
+Modules = Mapping[str, nn.Module] | None
+
+
+def located_at(node: fx.Node) -> str:
+    """A node as errors show it, with the user's line where it is known."""
+    source = node.meta.get("source")
+    return node.format_node() or node.name if not source else f"{node.name} at {source}"
+
+
+class Hazards:
+    """The effects and shared memory of one graph, remembered while it does not change."""
+
+    def __init__(self, modules: Modules = None) -> None:
+        self.modules = modules
+        self._effects: dict[fx.Node, Effects] = {}
+        self._memory: dict[fx.Node, frozenset[fx.Node]] = {}
+
+    def effects(self, node: fx.Node) -> Effects:
+        """What ``node`` does besides its value."""
+        if node not in self._effects:
+            self._effects[node] = effects(node, self.modules)
+        return self._effects[node]
+
+    def memory(self, nodes: Collection[fx.Node]) -> set[fx.Node]:
+        """The values whose memory ``nodes`` may share."""
+        shared: set[fx.Node] = set()
+        for node in nodes:
+            shared |= memory_of(node, self.modules, self._memory)
+        return shared
+
+    def touched(self, node: fx.Node) -> set[fx.Node]:
+        """The memory an impure node may change."""
+        known = self.effects(node)
+        return self.memory(node.all_input_nodes if known.opaque else known.mutates)
+
+    def impure_between(self, first: fx.Node, last: fx.Node, outside: Collection[fx.Node]) -> Iterator[fx.Node]:
+        """Nodes from ``first`` to ``last`` that do more than compute a value and are not in ``outside``."""
+        node = first
+        while node is not last:
+            if node not in outside and not self.effects(node).pure:
+                yield node
+            node = node.next
+
+
+def check_region(region: Collection[fx.Node], outputs: Collection[fx.Node], hazards: Hazards) -> None:
+    """Refuse a region that cannot be computed at one place with the same result.
+
+    Raises:
+        MatchError: an interior value is used outside, the region is not convex, or a mutation, unknown call or
+            random draw would change places with another.
+    """
+    leak = escape(region, outputs)
+    if leak is not None:
+        raise MatchError(
+            f"{leak[0].name}, an interior value of the match, is used outside by {leak[1].name}",
+            where=located_at(leak[1]),
+            fix="return that value from the pattern too, or match a smaller part",
+        )
+    between = detour(region, outputs)
+    if between is not None:
+        raise MatchError(
+            f"{between.name} lies between parts of the match: it reads one and another reads it",
+            where=located_at(between),
+            fix="include it in the pattern, or match a smaller part",
+        )
+    first, last = min(region), max(region)
+    _check_order(region, first, last, hazards)
+    for node in region:
+        if hazards.effects(node).mutates:
+            _check_mutation(node, region, outputs, hazards)
+
+
+def _check_order(region: Collection[fx.Node], first: fx.Node, last: fx.Node, hazards: Hazards) -> None:
+    """Nothing between the first and the last node may change places with the region."""
+    inside = [hazards.effects(n) for n in region]
+    draws, unknown = any(e.rng for e in inside), any(e.opaque for e in inside)
+    shared: set[fx.Node] | None = None
+    for node in hazards.impure_between(first, last, region):
+        known = hazards.effects(node)
+        if known.rng and (draws or unknown):
+            _refuse(node, "draws random numbers between those of the match")
+        if known.opaque and (draws or unknown):
+            _refuse(node, "runs unknown code, which may draw random numbers or keep state, amid the match")
+        if shared is None:
+            values = {n for r in region for n in r.all_input_nodes} | set(region)
+            shared = hazards.memory(values)
+        if not shared.isdisjoint(hazards.touched(node)):
+            _refuse(node, "may change a value of the match in place amid it")
+
+
+def _refuse(node: fx.Node, why: str) -> None:
+    raise MatchError(
+        f"{node.name} {why}, so the match cannot be computed at one place",
+        where=located_at(node),
+        fix="match a smaller part, or move that line before or after it",
+    )
+
+
+def _check_mutation(
+    node: fx.Node, region: Collection[fx.Node], outputs: Collection[fx.Node], hazards: Hazards
+) -> None:
+    """An in-place operation that disappears must have changed nothing that anyone outside still reads."""
+    memory = hazards.memory(hazards.effects(node).mutates)
+    for owner in memory:
+        if owner.op in ("placeholder", "get_attr") or hazards.effects(owner).opaque:
+            raise MatchError(
+                f"{node.name} changes {owner.name} in place, which is seen outside the match",
+                where=located_at(node),
+                fix="use the operation that is not in place",
+            )
+        reader = _later_reader(owner, node, region, hazards)
+        if reader is None and owner in outputs and owner is not node:
+            reader = owner
+        if reader is not None:
+            raise MatchError(
+                f"{node.name} changes {owner.name} in place and {reader.name} reads it afterwards",
+                where=located_at(reader),
+                fix="use the operation that is not in place, or include the reader in the pattern",
+            )
+
+
+def _later_reader(
+    owner: fx.Node, mutation: fx.Node, region: Collection[fx.Node], hazards: Hazards
+) -> fx.Node | None:
+    """A node outside the region that reads ``owner``'s memory, itself or through a view, after ``mutation``."""
+    stack, seen = [owner], {owner, mutation}
+    while stack:
+        for user in stack.pop().users:
+            if user in seen or user in region:
+                continue
+            if mutation < user:
+                return user
+            seen.add(user)
+            if not hazards.effects(user).fresh:
+                stack.append(user)
+    return None
+
+
+def plan_hoist(inputs: Collection[fx.Node], user: fx.Node, hazards: Hazards) -> list[fx.Node]:
+    """The nodes to move before ``user`` so that all ``inputs`` exist there, in order.
+
+    Raises:
+        MatchError: one of them depends on ``user``, has effects, or reads what is changed in between.
+    """
+    late: set[fx.Node] = set()
+    stack: list[Any] = [n for n in inputs if not n < user]
+    while stack:
+        node = stack.pop()
+        if node not in late:
+            late.add(node)
+            stack.extend(n for n in node.all_input_nodes if not n < user)
+    moved = sorted(late)
+    for node in moved:
+        if node is user or not hazards.effects(node).pure or node.op == "placeholder":
+            raise MatchError(
+                f"the input {node.name} is made only after {user.name} has used an output of the match",
+                where=located_at(node),
+                fix=f"compute {node.name} before {user.name}",
+            )
+        shared = hazards.memory([node, *node.all_input_nodes])
+        for other in hazards.impure_between(user, node, moved):
+            if not shared.isdisjoint(hazards.touched(other)):
+                _refuse(other, f"may change what {node.name} reads")
+    return moved
