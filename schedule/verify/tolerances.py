@@ -59,7 +59,7 @@ def coarsest_dtype(model: nn.Module) -> torch.dtype:
     dtypes = {t.dtype for t in tensors}
     devices = {t.device.type for t in tensors} or {"cpu"}
     dtypes |= {torch.get_autocast_dtype(kind) for kind in devices if torch.is_autocast_enabled(kind)}
-    if "cuda" in devices and torch.backends.cuda.matmul.allow_tf32:
+    if "cuda" in devices and torch.backends.cuda.matmul.fp32_precision == "tf32":
         dtypes.add(torch.float16)  # TF32 keeps float16's mantissa
     return next((dtype for dtype in _COARSENESS if dtype in dtypes), torch.float32)
 
