@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import linecache
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -192,17 +192,28 @@ def _renamed(specialisation: Specialisation, index: int, namespace: dict[str, An
 
 def _conditions(specialisation: Specialisation, index: int, namespace: dict[str, Any]) -> list[str]:
     found = [f"_own['training'] is {specialisation.training}", *specialisation.signature.conditions]
-    for number, (path, cls) in enumerate(specialisation.entered.items()):
-        namespace[f"_class_{index}_{number}"] = cls
-        child = "self" + "".join(f"._modules[{part!r}]" for part in path.split("."))
-        found.append(f"_intact({child}, _class_{index}_{number}, {specialisation.training})")
-    for (path, holder, name), value in specialisation.settings.items():
-        owner = "self" + "".join(f"._modules[{part!r}]" for part in path.split(".") if part)
+    for number, (path, entered) in enumerate(specialisation.entered.items()):
+        namespace[f"_class_{index}_{number}"] = entered.cls
+        found.append(f"_intact({_submodule(path)}, _class_{index}_{number}, {specialisation.training})")
+        found += _setting_conditions(path, entered.settings)
+    found += _setting_conditions("", specialisation.settings)
+    return found + list(specialisation.guards)
+
+
+def _submodule(path: str) -> str:
+    return "self" + "".join(f"._modules[{part!r}]" for part in path.split(".") if part)
+
+
+def _setting_conditions(prefix: str, settings: Mapping[Any, Any]) -> list[str]:
+    """Conditions that plain attributes still have the values they had; ``prefix`` is where their paths start."""
+    found = []
+    for (path, holder, name), value in settings.items():
+        owner = _submodule(f"{prefix}.{path}")
         owner = f"{owner}.__dict__" if holder is None else f"{owner}.__dict__[{holder!r}].__dict__"
         owner = "_own" if owner == "self.__dict__" else owner
         comparison = "is" if value is None or isinstance(value, (bool, torch.dtype)) else "=="
         found.append(f"{owner}.get({name!r}, _missing) {comparison} {value!r}")
-    return found + list(specialisation.guards)
+    return found
 
 
 __all__ = ["FallbackWarning", "GuardMiss", "ScheduledModule", "ScheduledState", "install", "scheduled_class", "state_of"]

@@ -78,7 +78,11 @@ class SettingsReads:
                 fix="schedule its submodules instead, or keep state in buffers that are updated in place",
             )
 
-        members = {"__getattribute__": __getattribute__, "__setattr__": __setattr__}
+        def __reduce_ex__(target: Any, protocol: Any) -> Any:
+            rebuild, (made, *rest), *state = object.__reduce_ex__(target, 2)
+            return (rebuild, (cls, *rest), *state)  # copies made by the forward are of the user's class
+
+        members = {"__getattribute__": __getattribute__, "__setattr__": __setattr__, "__reduce_ex__": __reduce_ex__}
         watched_class = type(cls.__name__, (cls,), members)
         watched_class.__module__, watched_class.__qualname__ = cls.__module__, cls.__qualname__
         return watched_class

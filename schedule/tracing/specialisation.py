@@ -25,6 +25,19 @@ _counter = iter(range(1 << 62))
 
 
 @dataclass(frozen=True)
+class Entered:
+    """A submodule whose inside is part of a graph: what must stay true of it.
+
+    Attributes:
+        cls: its class.
+        settings: plain attributes its forward read, with the values they had.
+    """
+
+    cls: type
+    settings: Mapping[Any, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Specialisation:
     """One traced forward of one module.
 
@@ -34,7 +47,7 @@ class Specialisation:
         training: the module's training flag the graph was made under.
         guards: further conditions, as Python source over ``self`` and the arguments.
         settings: plain attributes of modules and configs that the forward read, with the values they had.
-        entered: paths of submodules whose inside is part of the graph, with their classes.
+        entered: paths of submodules whose inside is part of the graph, with what must stay true of them.
         call: the recorded call it was made from.
         function: the graph, compiled to a Python function of ``(module, *inputs)``.
     """
@@ -44,11 +57,11 @@ class Specialisation:
     training: bool
     guards: tuple[str, ...]
     settings: Mapping[Any, Any]
-    entered: Mapping[str, type]
+    entered: Mapping[str, Entered]
     call: Call
     function: Callable[..., Any] = field(compare=False, repr=False, default=lambda *_: None)
 
-    def with_graph(self, graph: fx.Graph, entered: Mapping[str, type] | None = None) -> Specialisation:
+    def with_graph(self, graph: fx.Graph, entered: Mapping[str, Entered] | None = None) -> Specialisation:
         """The same specialisation with another graph; ``entered`` adds submodules whose inside it now holds."""
         return dataclasses.replace(
             self, graph=graph, function=compiled(graph), entered={**self.entered, **(entered or {})}
@@ -143,7 +156,7 @@ def _finished(
     guards = conditions(tracer, inputs)
     remove_dead(graph)
     graph.lint()
-    entered = {path: original_class(child) for path, child in tracer.entered.items() if path}
+    entered = {path: Entered(original_class(child)) for path, child in tracer.entered.items() if path}
     return Specialisation(
         graph=graph,
         signature=signature,

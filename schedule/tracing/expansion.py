@@ -1,0 +1,200 @@
+"""Opening small leaf modules, so that a pattern of torch operations also matches where modules compute them.
+
+::
+
+    before:  y = self.c_fc(x);  z = self.act(y)
+    after:   y = torch.matmul(x, self.c_fc.weight) + self.c_fc.bias;  z = 0.5 * y * (1 + torch.tanh(…))
+
+A Linear (and transformers' Conv1D) becomes a product without bias and an addition, on the same parameters; any other
+module without children becomes what its forward computes. Names of nodes are the same whichever calls are opened.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from schedule.errors import TraceError
+from schedule.recording import Call, Recording
+from schedule.tracing.effects import has_effect
+from schedule.tracing.portable import pack_graph, unpack_graph
+from schedule.tracing.signature import Parameters
+from schedule.tracing.specialisation import Entered, Specialisation, original_class, specialise
+from schedule.tracing.specs import TensorSpec
+from schedule.tracing.structure import map_structure
+
+_LARGEST = 40
+_CLOSED = (nn.modules.batchnorm._BatchNorm, nn.Embedding, nn.EmbeddingBag, nn.modules.conv._ConvNd, nn.RNNBase)
+
+
+@dataclass
+class Expansion:
+    """A graph with leaf modules opened.
+
+    Attributes:
+        graph: the copy that holds their insides.
+        origin: name of an inlined node → name of the call it came from.
+        entered: path of each opened submodule → what its guard needs; for :meth:`Specialisation.with_graph`.
+    """
+
+    graph: fx.Graph
+    origin: dict[str, str] = field(default_factory=dict)
+    entered: dict[str, Entered] = field(default_factory=dict)
+
+
+_full: weakref.WeakKeyDictionary[fx.Graph, Expansion] = weakref.WeakKeyDictionary()
+_opened: weakref.WeakKeyDictionary[nn.Module, dict[Any, Specialisation | None]] = weakref.WeakKeyDictionary()
+
+
+def expand(
+    specialisation: Specialisation, module: nn.Module, recording: Recording, only: Collection[str] | None = None
+) -> Expansion:
+    """A copy of the graph of ``specialisation`` with the leaf modules that ``module`` calls opened.
+
+    Args:
+        specialisation: one traced forward of ``module``.
+        module: the module it was traced from.
+        recording: the run it was recorded in.
+        only: names of the calls to open; every one that can be if None (that copy is kept and shared: read only).
+    """
+    if only is None:
+        if specialisation.graph not in _full:
+            _full[specialisation.graph] = _expanded(specialisation, module, recording, None)
+        return _full[specialisation.graph]
+    return _expanded(specialisation, module, recording, only)
+
+
+def _expanded(
+    specialisation: Specialisation, module: nn.Module, recording: Recording, only: Collection[str] | None
+) -> Expansion:
+    expansion = Expansion(unpack_graph(pack_graph(specialisation.graph)))
+    for call in list(expansion.graph.nodes):
+        if call.op == "call_module" and (only is None or call.name in only):
+            child = module.get_submodule(str(call.target))
+            if _can_open(child):
+                _open(expansion, call, child, specialisation, recording)
+    return expansion
+
+
+def _can_open(child: nn.Module) -> bool:
+    hooks = (child._forward_hooks, child._forward_pre_hooks, child._backward_hooks, child._backward_pre_hooks)
+    plain = not any(hooks) and "forward" not in vars(child) and type(child) is original_class(child)
+    return plain and not child._modules and not isinstance(child, _CLOSED) and "__call__" not in vars(type(child))
+
+
+def is_projection(module: nn.Module) -> bool:
+    """Whether ``module`` is a plain Linear, or transformers' Conv1D (a Linear with its weight transposed)."""
+    return type(module) is nn.Linear or is_conv1d(module)
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """Whether ``module`` is transformers' Conv1D: ``x @ weight + bias``, weight of shape [in, out]."""
+    cls = type(module)
+    return cls.__name__ == "Conv1D" and cls.__module__ == "transformers.pytorch_utils"
+
+
+def _open(
+    expansion: Expansion, call: fx.Node, child: nn.Module, specialisation: Specialisation, recording: Recording
+) -> None:
+    path, graph = str(call.target), expansion.graph
+    with graph.inserting_before(call):
+        if is_projection(child):
+            if child.bias is None:
+                return
+            settings: Mapping[Any, Any] = {}
+            nodes, result = _open_projection(graph, call, child)
+        else:
+            inside = _inside(child, call, recording, specialisation.training)
+            if inside is None:
+                return
+            settings = inside.settings
+            nodes, result = _inline(graph, call, child, inside)
+    if result is None:
+        return
+    expansion.origin.update(dict.fromkeys((node.name for node in nodes), call.name))
+    expansion.entered[path] = Entered(original_class(child), dict(settings))
+    call.replace_all_uses_with(result)
+    graph.erase_node(call)
+
+
+def _open_projection(graph: fx.Graph, call: fx.Node, child: nn.Module) -> tuple[list[fx.Node], fx.Node]:
+    source = call.args[0] if call.args else next(iter(call.kwargs.values()))
+    weight = graph.create_node("get_attr", f"{call.target}.weight", name=f"{call.name}__weight")
+    product_of = torch.matmul if is_conv1d(child) else F.linear
+    product = graph.create_node("call_function", product_of, (source, weight), name=f"{call.name}__product")
+    bias = graph.create_node("get_attr", f"{call.target}.bias", name=f"{call.name}__bias")
+    total = graph.create_node("call_function", operator.add, (product, bias), name=f"{call.name}__add")
+    nodes = [weight, product, bias, total]
+    specs = [TensorSpec.of(child.weight), call.meta.get("spec"), TensorSpec.of(child.bias), call.meta.get("spec")]
+    for node, spec in zip(nodes, specs, strict=True):
+        node.meta.update(spec=spec, source=call.meta.get("source", ""), module=str(call.target))
+    return nodes, total
+
+
+def _inside(child: nn.Module, call: fx.Node, recording: Recording, training: bool) -> Specialisation | None:
+    """The graph of ``child`` for this call; None if it cannot be opened."""
+    described = map_structure((call.args, dict(call.kwargs)), _described)
+    if any(part is _UNKNOWN for part in (*described[0], *described[1].values())):
+        return None
+    key = (repr(described), training)
+    known = _opened.setdefault(child, {})
+    if key not in known:
+        forward = original_class(child).forward
+        try:
+            inside = specialise(child, forward, Call(*described, None), recording, training)
+        except TraceError:
+            known[key] = None
+        else:
+            simple = not inside.guards and len(inside.graph.nodes) <= _LARGEST
+            known[key] = inside if simple and not any(map(has_effect, inside.graph.nodes)) else None
+    return known[key]
+
+
+_UNKNOWN = object()
+
+
+def _described(leaf: Any) -> Any:
+    if not isinstance(leaf, fx.Node):
+        return leaf
+    spec = leaf.meta.get("spec")
+    return spec if isinstance(spec, TensorSpec) else _UNKNOWN
+
+
+def _inline(
+    graph: fx.Graph, call: fx.Node, child: nn.Module, inside: Specialisation
+) -> tuple[list[fx.Node], fx.Node | None]:
+    bound = Parameters(original_class(child).forward).bind(call.args, dict(call.kwargs))
+    if any(text not in bound for text in inside.signature.inputs.values()):
+        return [], None
+    mapped: dict[fx.Node, Any] = {}
+    made: list[fx.Node] = []
+    for node in inside.graph.nodes:
+        if node.op == "placeholder":
+            mapped[node] = bound[inside.signature.inputs[str(node.target)]]
+        elif node.op == "output":
+            result = node.args[0]
+            if isinstance(result, fx.Node) and mapped[result] in made:
+                return made, mapped[result]
+            for extra in reversed(made):
+                graph.erase_node(extra)
+            return [], None
+        else:
+            mapped[node] = _copy_inside(graph, call, node, mapped)
+            made.append(mapped[node])
+    return [], None
+
+
+def _copy_inside(graph: fx.Graph, call: fx.Node, node: fx.Node, mapped: dict[fx.Node, Any]) -> fx.Node:
+    target = f"{call.target}.{node.target}" if node.op in ("get_attr", "call_module") else node.target
+    args = fx.node.map_arg(node.args, lambda n: mapped[n])
+    kwargs = fx.node.map_arg(node.kwargs, lambda n: mapped[n])
+    copied = graph.create_node(node.op, target, args, kwargs, name=f"{call.name}__{node.name}")
+    copied.meta.update(node.meta, module=str(call.target))
+    return copied
