@@ -5,8 +5,9 @@ through by `torch.compile`, `torch.func` and DTensor. `fused.backend` chooses ho
 tells.
 """
 
-from fused.backends import Choice, backend, backends
-from fused.bias_activation import (
+from typing import TYPE_CHECKING
+
+from fused.activations import (
     BiasGeLUFunction,
     GeLUFunction,
     bias_activation,
@@ -16,6 +17,7 @@ from fused.bias_activation import (
     new_gelu,
     weighted_squared_relu,
 )
+from fused.backends import Choice, backend
 from fused.megatron_softmax import (
     AttnMaskType,
     FusedScaleMaskSoftmax,
@@ -24,6 +26,12 @@ from fused.megatron_softmax import (
     ScaledUpperTriangMaskedSoftmax,
 )
 from fused.softmax import scaled_masked_softmax
+
+if TYPE_CHECKING:
+    from fused.backends import backends
+else:
+    # The package and the function have one name: calling the package calls the function.
+    import fused.backends as backends
 
 __all__ = [
     "AttnMaskType",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numbers
+
 import torch
 import torch.nn.functional as F
 
@@ -155,10 +157,11 @@ def _apply(
 def _checked_scale(op: str, scale: object) -> float:
     if scale is None:
         return 1.0
-    if isinstance(scale, torch.Tensor) or not hasattr(scale, "__float__"):
+    if isinstance(scale, int | float) and torch.compiler.is_compiling():
+        return scale  # it may be symbolic, and stays so
+    if not isinstance(scale, numbers.Real):
         raise TypeError(f"{op}: scale must be a number or None, got {type(scale).__name__}")
-    # A symbolic number of torch.compile stays as it is.
-    return scale if isinstance(scale, torch.SymFloat) else float(scale)  # type: ignore[return-value]
+    return float(scale)
 
 
 def _check_operands(op: str, x: Tensor, mask: Tensor | None, sink: Tensor | None) -> None:

@@ -1,6 +1,20 @@
-"""Backends of the fused ops: plain torch, compiled, hand-written; and what decides between them."""
+"""Backends of the fused ops: plain torch, compiled, hand-written; and what decides between them.
+
+``fused.backends()`` tells for each op what would run here, and why.
+"""
+
+import sys
+import types
 
 from fused.backends.registry import OPS, Choice, Op, backends
 from fused.backends.selection import backend, requested
 
 __all__ = ["OPS", "Choice", "Op", "backend", "backends", "requested"]
+
+
+class _CallablePackage(types.ModuleType):
+    def __call__(self, device: str | None = None) -> dict[str, Choice]:
+        return backends(device)
+
+
+sys.modules[__name__].__class__ = _CallablePackage

@@ -36,6 +36,11 @@ def mark_broken(backend: str, device: str, reason: str) -> None:
     _broken[backend, device] = reason
 
 
+def is_broken(backend: str, device: str) -> bool:
+    """Whether `backend` has failed on `device`, which has been said then."""
+    return (backend, device) in _broken
+
+
 def warn_once(message: str) -> None:
     """One warning a process for each message."""
     if message not in _warned:

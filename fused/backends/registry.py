@@ -60,9 +60,9 @@ class Op:
         OPS[self.name] = self
 
     def register(self, backend: str, *, forward: Formula, backward: Formula) -> None:
-        """Add hand-written kernels: functions of the formulas' signatures.
+        """Add hand-written kernels, or for "inductor" formulas that compile to better code.
 
-        A kernel may return NotImplemented for arguments that it does not take; the next backend then runs.
+        All have the signatures of the reference formulas. A kernel may return NotImplemented for arguments that it does not take; the next backend then runs.
         """
         self.implementations[backend] = {"forward": forward, "backward": backward}
 
@@ -111,7 +111,7 @@ class Op:
             problem = self._problem(name, device)
             if problem is None:
                 names.append(name)
-            elif name == request or name == "inductor":
+            elif name in (request, "inductor") and not availability.is_broken(name, device):
                 availability.warn_once(f"fused: not running on {name}: {problem}")
         return names
 
@@ -119,8 +119,7 @@ class Op:
         self, backend: str, part: Part, args: Sequence[Any], statics: dict[str, Hashable], device: str
     ) -> Any:
         formula = self.forward if part == "forward" else self.backward
-        if backend in self.implementations:
-            return self.implementations[backend][part](*args, **statics)
+        formula = self.implementations.get(backend, {}).get(part, formula)
         if backend == "inductor":
             if self.canonical is None:
                 return inductor.run(formula, args, statics, device)

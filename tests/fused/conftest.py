@@ -1,0 +1,82 @@
+"""Shared by the tests of the fused ops: the backend, and how far a result may be off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+import torch
+
+import fused
+
+Tensor = torch.Tensor
+Function = Callable[..., Tensor]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def dynamo_is_up() -> None:
+    """Dynamo wraps torch.manual_seed and nn.Module.__init__ for good: let no test be blamed for it."""
+    torch.compile(torch.neg, backend="eager")(torch.ones(1))
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
+
+
+@pytest.fixture(autouse=True)
+def plain_backend() -> Iterator[None]:
+    """Tests run on the reference backend unless they ask for another."""
+    with fused.backend("reference"):
+        yield
+
+
+@pytest.fixture(scope="session")
+def warm_inductor() -> None:
+    """Pay once for the first compilation of the session."""
+    if not fused.backends("cpu")["bias_activation"].backend == "inductor":
+        pytest.skip("no C++ compiler")
+    with fused.backend("inductor"):
+        x = torch.randn(4, 8, requires_grad=True)
+        fused.bias_gelu(x, torch.randn(8)).sum().backward()
+
+
+@pytest.fixture
+def values_and_gradients() -> Callable[..., tuple[Tensor, ...]]:
+    """``run(f, g, *inputs)``: the result of f and the gradients of its floating-point inputs for g."""
+
+    def run(function: Function, g: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        leaves = [x.detach().clone().requires_grad_() for x in inputs]
+        out = function(*leaves)
+        return (out.detach(), *torch.autograd.grad(out, leaves, g.to(out.dtype)))
+
+    return run
+
+
+@pytest.fixture
+def assert_no_worse() -> Callable[..., None]:
+    """Errors against float64: no larger than 1.1 × eager's, in the root mean square and at most."""
+
+    def check(ours: Sequence[Tensor], eager: Sequence[Tensor], exact: Sequence[Tensor]) -> None:
+        for position, (mine, theirs, truth) in enumerate(zip(ours, eager, exact, strict=True)):
+            for norm in (lambda e: e.abs().max(), lambda e: e.square().mean().sqrt()):
+                error, allowed = norm(mine.double() - truth), norm(theirs.double() - truth)
+                assert error <= 1.1 * allowed, f"result {position}: {error:.3e} against eager's {allowed:.3e}"
+
+    return check
+
+
+@pytest.fixture
+def saved_bytes() -> Callable[[Callable[[], Tensor]], int]:
+    """``count(f)``: the bytes of the distinct tensors that f saves for its backward pass."""
+
+    def count(function: Callable[[], Tensor]) -> int:
+        seen: dict[int, Tensor] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            seen[tensor.data_ptr()] = tensor
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            out = function()
+        total = sum(tensor.numel() * tensor.element_size() for tensor in seen.values())
+        assert out.requires_grad
+        return total
+
+    return count
