@@ -62,7 +62,8 @@ class Op:
     def register(self, backend: str, *, forward: Formula, backward: Formula) -> None:
         """Add hand-written kernels, or for "inductor" formulas that compile to better code.
 
-        All have the signatures of the reference formulas. A kernel may return NotImplemented for arguments that it does not take; the next backend then runs.
+        All have the signatures of the reference formulas. A kernel may return NotImplemented for arguments
+        that it does not take; the next backend then runs.
         """
         self.implementations[backend] = {"forward": forward, "backward": backward}
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import fused
+from fused.backends import availability
 
 Tensor = torch.Tensor
 Function = Callable[..., Tensor]
@@ -30,8 +31,8 @@ def plain_backend() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def warm_inductor() -> None:
     """Pay once for the first compilation of the session."""
-    if not fused.backends("cpu")["bias_activation"].backend == "inductor":
-        pytest.skip("no C++ compiler")
+    if (problem := availability.why_unavailable("inductor", "cpu")) is not None:
+        pytest.skip(problem)
     with fused.backend("inductor"):
         x = torch.randn(4, 8, requires_grad=True)
         fused.bias_gelu(x, torch.randn(8)).sum().backward()

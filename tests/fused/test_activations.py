@@ -281,5 +281,5 @@ def test_weighted_squared_relu(values_and_gradients, assert_no_worse, saved_byte
 def test_weighted_squared_relu_refuses_other_weights():
     with pytest.raises(ValueError, match=r"\[2, 3\].*\[2, 3\]"):
         fused.weighted_squared_relu(torch.ones(2, 3), torch.ones(2, 3))
-    with pytest.raises(TypeError, match="weights.*int64"):
+    with pytest.raises(TypeError, match=r"weights.*int64"):
         fused.weighted_squared_relu(torch.ones(2, 3), torch.ones(2, 1, dtype=torch.int64))

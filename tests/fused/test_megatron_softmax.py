@@ -76,7 +76,7 @@ def test_functions_under_differentiation_and_tracing(index):
 
 
 def test_functions_refuse_other_masks():
-    with pytest.raises(TypeError, match="float32.*scaled_masked_softmax takes additive masks"):
+    with pytest.raises(TypeError, match=r"float32.*scaled_masked_softmax takes additive masks"):
         fused.ScaledMaskedSoftmax.apply(scores(), torch.zeros(6, 6), 1.0)
     with pytest.raises(ValueError, match=r"at least 2 dimension.*\[6\]"):
         fused.ScaledUpperTriangMaskedSoftmax.apply(torch.ones(6), 1.0)
