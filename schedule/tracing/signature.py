@@ -76,11 +76,13 @@ class Signature:
 
     Attributes:
         inputs: placeholder name → Python expression that finds it among the bound parameters.
+        tensors: expression of each tensor input → how it looked.
         conditions: Python conditions that all hold for calls which the graph answers.
         globals: objects the expressions name.
     """
 
     inputs: dict[str, str] = field(default_factory=dict)
+    tensors: dict[str, TensorSpec] = field(default_factory=dict)
     conditions: list[str] = field(default_factory=list)
     globals: dict[str, Any] = field(default_factory=dict)
 
@@ -129,6 +131,7 @@ class SignatureBuilder:
         if isinstance(value, TensorSpec):
             tensor = self.signature.name(torch.Tensor, "Tensor")
             add(f"isinstance({text}, {tensor}) and {text}.dtype is {value.dtype} and {text}.dim() == {value.ndim}")
+            self.signature.tensors[text] = value
             self._input(value, text)
         elif isinstance(value, Opaque):
             add(f"type({text}) is {self.signature.name(type(value.snapshot), type(value.snapshot).__name__)}")

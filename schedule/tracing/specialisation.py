@@ -15,6 +15,7 @@ from schedule.errors import TraceError
 from schedule.recording import Call, Recording
 from schedule.tracing.attributes import SettingsReads
 from schedule.tracing.effects import remove_dead
+from schedule.tracing.environment import Environment
 from schedule.tracing.guards import check, conditions
 from schedule.tracing.regions import REGION_FUNCTIONS
 from schedule.tracing.signature import Parameters, Signature, SignatureBuilder, bound_or_refused
@@ -109,6 +110,7 @@ def specialise(
     recording: Recording,
     training: bool,
     enter: EnterChild = lambda module, path: False,
+    autocast: torch.dtype | None = None,
 ) -> Specialisation:
     """Trace ``forward`` of ``module`` for calls that look like ``call``.
 
@@ -119,13 +121,15 @@ def specialise(
         recording: the run that ``call`` was recorded in.
         training: which training flag to trace under, for the module and the submodules entered.
         enter: which submodules to write the inside of.
+        autocast: dtype of the autocast block that calls run under; None for no autocast.
 
     Raises:
         TraceError: the forward cannot be turned into a graph; says at which line and why.
     """
     parameters = Parameters(forward)
     bound_or_refused(parameters, call, forward)
-    tracer = ModuleTracer(module, recording, enter)
+    environment = Environment.of(call, autocast)
+    tracer = ModuleTracer(module, recording, enter, use_recorded_outputs=autocast is None)
     builder = SignatureBuilder(tracer.placeholder)
     args, kwargs = builder.build(parameters, call)
     reads = SettingsReads()
@@ -138,13 +142,14 @@ def specialise(
     try:
         for child, _ in flags:
             child.training = training
-        with reads.watching(watched):
+        with environment.entered(), reads.watching(watched):
             result = tracer.run(forward, (module, *args), kwargs)
             written = _written(tracer, result)
     finally:
         for child, flag in flags:
             child.training = flag
     tracer.graph.output(written)
+    builder.signature.conditions += environment.conditions(builder.signature)
     return _finished(tracer, builder.signature, reads, training, call)
 
 

@@ -40,10 +40,15 @@ class ModuleTracer(TorchFunctionMode):
         module: the module whose forward is traced.
         recording: where the values of submodule calls come from.
         enter: whether to write the inside of a submodule (given the module and its path) instead of a call.
+        use_recorded_outputs: whether what submodules returned in the recorded run holds here too; if not, they
+            are run on data-free tensors.
     """
 
-    def __init__(self, module: nn.Module, recording: Recording, enter: EnterChild) -> None:
+    def __init__(
+        self, module: nn.Module, recording: Recording, enter: EnterChild, use_recorded_outputs: bool = True
+    ) -> None:
         super().__init__()
+        self._use_recorded_outputs = use_recorded_outputs
         self.module, self.recording, self.enter_child = module, recording, enter
         self.graph = fx.Graph()
         self.guards: dict[fx.Node, Any] = {}
@@ -261,7 +266,7 @@ class ModuleTracer(TorchFunctionMode):
         return self.graph.create_node("call_module", path, args, kwargs, name=name)
 
     def _recorded_output(self, child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        calls = self.recording.calls.get(child, ())
+        calls = self.recording.calls.get(child, ()) if self._use_recorded_outputs else ()
         if not calls:
             return None
         received = _comparable(map_structure((args, kwargs), self.value_of))

@@ -1,0 +1,1 @@
+"""Scripts behind each speed claim; each prints a table and writes JSON."""

@@ -1,0 +1,63 @@
+"""Timing that survives a noisy machine: alternating runs, medians, spread."""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds per call over several rounds.
+
+    Attributes:
+        median: middle of the rounds.
+        low: first quartile.
+        high: third quartile.
+    """
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, seconds: list[float]) -> Timing:
+        """Summary of one figure per round."""
+        low, median, high = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else seconds * 3
+        return cls(median, low, high)
+
+    def __str__(self) -> str:
+        return f"{self.median * 1e6:.1f} µs [{self.low * 1e6:.1f}, {self.high * 1e6:.1f}]"
+
+
+def interleaved(candidates: Mapping[str, Callable[[], Any]], rounds: int = 15, calls: int = 1) -> dict[str, Timing]:
+    """Time each candidate in turn, ``rounds`` times over; ``calls`` calls a measurement.
+
+    Returns:
+        Seconds per call of each candidate.
+    """
+    for run in candidates.values():
+        run()
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    for _ in range(rounds):
+        for name, run in candidates.items():
+            start = time.perf_counter()
+            for _ in range(calls):
+                run()
+            seconds[name].append((time.perf_counter() - start) / calls)
+    return {name: Timing.of(values) for name, values in seconds.items()}
+
+
+def write_json(path: Path, results: Any) -> None:
+    """Write ``results`` with what they were measured on."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    machine = {"torch": torch.__version__, "python": platform.python_version(), "machine": platform.machine()}
+    path.write_text(json.dumps({"on": machine, "results": results}, indent=1) + "\n")

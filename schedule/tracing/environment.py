@@ -1,0 +1,57 @@
+"""What surrounds a call besides its arguments: the device type, and whether autocast is on."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from schedule.recording import Call
+from schedule.tracing.signature import Signature
+from schedule.tracing.specs import TensorSpec
+from schedule.tracing.structure import leaves
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Surroundings that a graph's constants depend on.
+
+    Attributes:
+        device_type: where the first tensor of the call lives; None for a call without tensors.
+        autocast: dtype that autocast casts to there; None while it is off.
+    """
+
+    device_type: str | None
+    autocast: torch.dtype | None
+
+    @classmethod
+    def of(cls, call: Call, autocast: torch.dtype | None) -> Environment:
+        """The environment of a recorded call."""
+        specs = (leaf for _, leaf in leaves((call.args, call.kwargs)) if isinstance(leaf, TensorSpec))
+        first = next(specs, None)
+        return cls(None if first is None else first.device.type, autocast)
+
+    @property
+    def _can_autocast(self) -> bool:
+        return self.device_type is not None and torch.amp.is_autocast_available(self.device_type)
+
+    def entered(self) -> AbstractContextManager[Any]:
+        """The autocast block to trace under, which also shuts out one that happens to be open."""
+        if not self._can_autocast:
+            return contextlib.nullcontext()
+        return torch.autocast(str(self.device_type), dtype=self.autocast, enabled=self.autocast is not None)
+
+    def conditions(self, signature: Signature) -> list[str]:
+        """Python conditions that a call is made in this environment."""
+        first = next((text for text, spec in signature.tensors.items()), None)
+        if first is None:
+            return []
+        found = [f"{first}.device.type == {self.device_type!r}"]
+        if self._can_autocast:
+            enabled = f"torch.is_autocast_enabled({self.device_type!r})"
+            wanted = f"torch.get_autocast_dtype({self.device_type!r}) is {self.autocast}"
+            found.append(f"not {enabled}" if self.autocast is None else f"{enabled} and {wanted}")
+        return found
