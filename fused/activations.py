@@ -10,7 +10,7 @@ import torch
 from fused.backends import Op, requested
 from fused.backends.reference import activations as formulas
 from fused.backends.reference.activations import ACTIVATIONS
-from fused.backends.tracing import transformed
+from fused.backends.tracing import differentiated, transformed
 from fused.checks import check_bias, check_float, check_same_device, shape
 from fused.sharding import localise, sharded
 
@@ -279,5 +279,7 @@ def _bias_activation_sharded(op: str, x: Tensor, bias: Tensor | None, activation
 def _apply(x: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     if transformed():
         return formulas.bias_activation(x, bias, activation=activation)
+    if not differentiated(x, bias):
+        return _forward(x, bias, activation)
     result: Tensor = _BiasActivation.apply(x, bias, activation)
     return result

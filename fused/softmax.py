@@ -9,11 +9,11 @@ import torch.nn.functional as F
 
 from fused.backends.reference import softmax as formulas
 from fused.backends.reference.softmax import Window
-from fused.backends.tracing import transformed
+from fused.backends.tracing import differentiated, transformed
 from fused.checks import FLOATS, check_broadcast, check_float, shape
 from fused.dropout import check_probability, keep_mask, keep_scale
 from fused.sharding import localise, sharded
-from fused.softmax_autograd import MaskedSoftmax
+from fused.softmax_autograd import MaskedSoftmax, forward
 
 Tensor = torch.Tensor
 
@@ -148,9 +148,10 @@ def _apply(
         )[0]
         return F.dropout(out, dropout_p) if dropout_p > 0 else out
     keep = keep_mask(x, dropout_p, out_dtype) if dropout_p > 0 and x.numel() > 0 else None
-    result: Tensor = MaskedSoftmax.apply(
-        x, mask, sink, keep, scale, keep_scale(dropout_p), window, shift, out_dtype
-    )[0]
+    inputs = (x, mask, sink, keep, scale, keep_scale(dropout_p), window, shift, out_dtype)
+    if not differentiated(x, mask, sink):
+        return forward(*inputs)[0]
+    result: Tensor = MaskedSoftmax.apply(*inputs)[0]
     return result
 
 

@@ -24,6 +24,11 @@ def transformed() -> bool:
     )
 
 
+def differentiated(*tensors: torch.Tensor | None) -> bool:
+    """True if autograd will want the gradient of one of the tensors: else its bookkeeping can be spared."""
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
 def needs_reference(tensors: Iterable[Any]) -> bool:
     """True if only plain torch operations are right for these tensors here.
 

@@ -70,7 +70,7 @@ def _softmax(z: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor | None]:
         return torch.softmax(z, -1), None
     sink = sink.to(z.dtype)
     if z.shape[-1] == 0:
-        return z, torch.ones_like(z.sum(-1, keepdim=True))
+        return torch.zeros_like(z), torch.ones_like(z.sum(-1, keepdim=True))
     highest = torch.maximum(z.amax(-1, keepdim=True), sink).detach()
     e, e_sink = torch.exp(z - highest), torch.exp(sink - highest)
     total = e.sum(-1, keepdim=True) + e_sink
