@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch.nn.functional as F
 from torch import fx, nn
 
 from schedule.errors import MatchError
@@ -74,6 +75,45 @@ def check(graph: fx.Graph, occurrences: Iterable[Occurrence], modules: Modules =
             a mutation, unknown call or random draw would be reordered.
     """
     _checked(graph, list(occurrences), Hazards(modules))
+
+
+def sift(
+    graph: fx.Graph, occurrences: Iterable[Occurrence], modules: Modules = None
+) -> tuple[list[Occurrence], list[tuple[Occurrence, MatchError]]]:
+    """The occurrences that :func:`check` allows one by one, and the others, each with its reason."""
+    hazards, sound, refused = Hazards(modules), [], []
+    for occurrence in occurrences:
+        try:
+            _checked(graph, [occurrence], hazards)
+        except MatchError as error:
+            refused.append((occurrence, error))
+        else:
+            sound.append(occurrence)
+    return sound, refused
+
+
+def split_linear(graph: fx.Graph) -> int:
+    """Write ``F.linear(x, w, b)`` as ``F.linear(x, w) + b`` in ``graph`` itself, so that patterns may take the sum.
+
+    Returns:
+        How many calls were split. The sum rounds once more than the single call.
+    """
+    calls = [n for n in graph.nodes if n.op == "call_function" and n.target is F.linear]
+    count = 0
+    for node in calls:
+        bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
+        if not isinstance(bias, fx.Node):
+            continue
+        source, weight = (node.args[i] if len(node.args) > i else node.kwargs[k] for i, k in ((0, "input"), (1, "weight")))
+        with graph.inserting_before(node):
+            product = graph.call_function(F.linear, (source, weight))
+            total = graph.call_function(operator.add, (product, bias))
+        product.meta, total.meta = dict(node.meta), dict(node.meta)
+        node.replace_all_uses_with(total)
+        graph.erase_node(node)
+        erased(graph)[node.name] = Erased(total, "split_linear")
+        count += 1
+    return count
 
 
 def _checked(graph: fx.Graph, occurrences: list[Occurrence], hazards: Hazards) -> list[Occurrence]:

@@ -91,6 +91,16 @@ class _PatternBuilder(Builder):
         value.fx = None  # a pattern's nodes have neither sizes nor sources
         return value
 
+    def linear(self, node: fx.Node, bound: dict[str, Any]) -> OpNode:
+        """A bias whose default is None may be absent: ``choices["bias"]`` tells."""
+        total = super().linear(node, bound)
+        bias = bound.get("bias")
+        if isinstance(bias, InputNode) and bias.default is None:
+            total.fx = None
+            name = self.tracer.choice_name("bias")
+            return self.add(ChoiceNode(name, True, (total, total.args["input"])), None)
+        return total
+
     def input(self, name: str, default: Any) -> InputNode:
         node = self.tracer.input(name)
         if default is not MISSING:
@@ -172,12 +182,16 @@ def _assemble(name: str, builder: _PatternBuilder, returned: Any) -> Pattern:
 
 
 def _required(outputs: tuple[OpNode, ...]) -> tuple[OpNode, ...]:
-    """Operations and choices that no choice can avoid, in topological order."""
+    """Operations and choices that no choice can avoid, in topological order; reads of metadata aside.
+
+    A graph may hold a dtype as a constant where the pattern reads it.
+    """
     found: set[OpNode] = set()
     stack = list(outputs)
     while stack:
         node = stack.pop()
-        if node in found or node.op in ("input", "scalar"):
+        reads = node.definition is not None and node.definition.metadata
+        if node in found or reads or node.op in ("input", "scalar"):
             continue
         found.add(node)
         if not isinstance(node, ChoiceNode):

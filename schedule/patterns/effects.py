@@ -1,17 +1,23 @@
-"""What a node does besides computing its value: mutation, random numbers, the unknown; and who shares memory."""
+"""What a node does besides computing its value: mutation, random numbers, the unknown; who shares memory."""
 
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx, nn
 
+from schedule.tracing.effects import is_pure_query
+from schedule.tracing.opaque import Constant
+from schedule.tracing.regions import REGION_FUNCTIONS
+
 from . import optable  # fills the vocabulary
 from .ops import METHODS, MODULES, PURE, CannotBind, Form, find_form, is_tensor_method
+from .regions import reads_metadata
 from .values import is_number
 
 _RANDOM_PREFIXES = (
@@ -23,6 +29,11 @@ _RANDOM_PREFIXES = (
     "uniform",
     "exponential",
     "geometric",
+)
+_GLOBAL_PREFIXES = ("set_", "_set", "manual_seed", "seed", "use_", "_enter", "_exit")
+_PURE_MODULES = frozenset(
+    "torch torch.functional torch.nn.functional torch.special torch.linalg torch.fft torch._tensor torch._C._nn "
+    "torch._C._special torch._C._linalg torch._C._fft _operator operator math".split()
 )
 _PURE_NUMBERS = frozenset(optable.PURE_NUMBERS)
 
@@ -36,24 +47,27 @@ class Effects:
         rng: it draws random numbers.
         opaque: unknown code: it may change anything it is given, and hidden state.
         fresh: its value shares memory with no other value.
+        barrier: it changes what every operation after it means (grad mode, autocast, the seed).
     """
 
     mutates: tuple[fx.Node, ...] = ()
     rng: bool = False
     opaque: bool = False
     fresh: bool = False
+    barrier: bool = False
 
     @property
     def pure(self) -> bool:
         """Nothing but a value: may be moved, or erased once unused."""
-        return not (self.mutates or self.rng or self.opaque)
+        return not (self.mutates or self.rng or self.opaque or self.barrier)
 
 
 FRESH, VIEW, OPAQUE = Effects(fresh=True), Effects(), Effects(opaque=True)
+BARRIER = Effects(opaque=True, barrier=True)
 
 
-def is_plain_module(module: nn.Module | None) -> bool:
-    """Whether calling ``module`` does only what its ``torch.nn`` class says: no subclass, hook or own forward."""
+def is_plain_module(module: nn.Module | None) -> TypeGuard[nn.Module]:
+    """Whether calling ``module`` does just what its ``torch.nn`` class says: no subclass, hook or own forward."""
     return (
         module is not None
         and type(module) in MODULES
@@ -101,24 +115,26 @@ def _draws(form: Form, bound: Mapping[str, Any]) -> bool:
 
 def _function_effects(node: fx.Node) -> Effects:
     target: Any = node.target
-    form = find_form("call_function", target)
-    if form is not None:
-        return _form_effects(node, form)
-    if target in _PURE_NUMBERS:
+    if target in REGION_FUNCTIONS:
+        return BARRIER
+    if reads_metadata(node) or target in _PURE_NUMBERS or isinstance(target, Constant):
         return FRESH
     if target in PURE:
         return Effects(rng=PURE[target], fresh=True)
+    form = find_form("call_function", target)
+    if form is not None:
+        return _form_effects(node, form)
     name = getattr(target, "__name__", "")
-    module = getattr(target, "__module__", None) or ""
     if name == "setitem":
         return Effects(_first(node))
     if is_tensor_method(target):
         return _method_effects(node, name)
+    module = getattr(target, "__module__", None) or ""
     if module == "fused" or module.startswith("fused."):
         return Effects(rng=_fused_draws(node), fresh=True)
-    if module.split(".")[0] in ("torch", "_operator", "operator", "math", "builtins"):
+    if module in _PURE_MODULES:
         return _named_effects(node, name)
-    return OPAQUE
+    return BARRIER if module.split(".")[0] == "torch" else OPAQUE
 
 
 def _fused_draws(node: fx.Node) -> bool:
@@ -135,7 +151,11 @@ def _fused_draws(node: fx.Node) -> bool:
 
 def _named_effects(node: fx.Node, name: str) -> Effects:
     """A torch function outside the vocabulary: torch's naming says whether it mutates or draws."""
-    changed = _first(node) if name.endswith("_") and not name.endswith("__") else ()
+    if name.startswith(_GLOBAL_PREFIXES):
+        return BARRIER
+    in_place = name.endswith("_") and not name.endswith("__")
+    augmented = name[:1] == "i" and hasattr(operator, f"__{name}__") and not name.startswith(("inv", "index", "is_"))
+    changed = _first(node) if in_place or augmented else ()
     out = node.kwargs.get("out")
     changed += (out,) if isinstance(out, fx.Node) else ()
     rng = name.startswith(_RANDOM_PREFIXES) or "dropout" in name or "generator" in node.kwargs
@@ -147,6 +167,10 @@ def _named_effects(node: fx.Node, name: str) -> Effects:
 def _method_effects(node: fx.Node, name: str) -> Effects:
     if name == "__setitem__":
         return Effects(_first(node))
+    if reads_metadata(node):
+        return FRESH
+    if node.meta.get("opaque"):  # a method of a stateful object, such as a cache
+        return VIEW if is_pure_query(name) else OPAQUE
     form = METHODS.get(name)
     if form is not None:
         return _form_effects(node, form)
@@ -158,12 +182,11 @@ def _method_effects(node: fx.Node, name: str) -> Effects:
 def _module_effects(node: fx.Node, module: nn.Module | None) -> Effects:
     if not is_plain_module(module):
         return OPAQUE
-    assert module is not None  # noqa: S101 - for the type checker; is_plain_module refused None
     name, arguments = MODULES[type(module)]
     given = dict(arguments(module))
     if given.get("inplace"):
         return Effects(_first(node))
-    draws = "dropout" in name and bool(given.get("training")) and given.get("p") != 0
+    draws = "dropout" in name and given.get("training") is not False and given.get("p") != 0
     return Effects(rng=draws, fresh="dropout" not in name and name != "identity")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import fx
 from schedule.tracing.specs import TensorSpec
 
 from .compiling import Pattern
-from .nodes import MISSING, CallNode
+from .nodes import MISSING, CallNode, ChoiceNode
 from .occurrence import Occurrence
 from .regions import absorb, detour, escape
 from .unify import Unifier
@@ -20,53 +21,62 @@ from .values import OpNode, operands
 Reason = tuple[OpNode, Callable[[], str], Callable[[], str]]
 
 
-def finish(
-    graph: fx.Graph, pattern: Pattern, state: Unifier, closed: bool
-) -> tuple[Occurrence | None, Reason | None]:
-    """The occurrence behind the current binding, or where and why it cannot stand."""
-    consumed = {value: node for value, node in state.used.items() if not value.is_metadata}
+@dataclass(slots=True, eq=False)
+class Complete:
+    """A complete, sound binding, before it is known whether it is kept."""
+
+    nodes: set[fx.Node]
+    order: tuple[int, ...]
+    binding: dict[OpNode, Any]
+    picks: dict[ChoiceNode, int]
+
+    def occurrence(self, graph: fx.Graph, pattern: Pattern) -> Occurrence:
+        """The public form."""
+        values = {node: plain(value) for node, value in self.binding.items()}
+        picks = self.picks
+        return Occurrence(
+            pattern=pattern,
+            graph=graph,
+            nodes=tuple(sorted(self.nodes)),
+            inputs={n.name: values.get(n, None if n.default is MISSING else n.default) for n in pattern.input_nodes},
+            scalars={n.name: values.get(n) for n in pattern.scalar_nodes},
+            outputs=tuple(values[node] for node in pattern.outputs),
+            choices={c.name: c.chosen(picks[c]) for c in pattern.choice_nodes if c in picks},
+            binding=values,
+            order=self.order,
+        )
+
+
+def finish(pattern: Pattern, state: Unifier, closed: bool) -> Complete | Reason:
+    """The current binding as a region to consume, or where and why it cannot stand."""
+    used = state.used
+    consumed = {value: used[value] for value in used if not state.is_metadata(value)}
     reason = _half_a_call(state, consumed) or _other_dtype(state) or _crossed(pattern, state, consumed)
     if reason is not None:
-        return None, reason
-    outputs = [state.binding[node] for node in pattern.outputs]
-    region = absorb(value.fx for value in consumed if value.fx is not None)
-    ends = [value.fx for value in outputs]
+        return reason
+    binding = state.binding
+    region = absorb([value.fx for value in consumed if value.fx is not None])
     if closed:
-        reason = _open_region(state, region, ends)
+        reason = _open_region(state, region, [binding[node].fx for node in pattern.outputs])
         if reason is not None:
-            return None, reason
-    nodes = tuple(sorted(region))
-    places = [
-        value.index for value in (state.binding[n] for n in pattern.required) if isinstance(value, OpNode)
-    ]
-    return Occurrence(
-        pattern=pattern,
-        graph=graph,
-        nodes=nodes,
-        inputs={n.name: _plain(_bound(state, n, n.default)) for n in pattern.input_nodes},
-        scalars={n.name: _plain(_bound(state, n, MISSING)) for n in pattern.scalar_nodes},
-        outputs=tuple(ends),
-        choices={c.name: c.chosen(state.picks[c]) for c in pattern.choice_nodes if c in state.picks},
-        binding={node: _plain(value) for node, value in state.binding.items()},
-        order=(min(places), *places),
-    ), None
+            return reason
+    places = [value.index for value in [binding[n] for n in pattern.required] if isinstance(value, OpNode)]
+    return Complete(region, (min(places), *places), dict(binding), dict(state.picks))
 
 
-def _bound(state: Unifier, node: OpNode, default: Any) -> Any:
-    return state.binding.get(node, None if default is MISSING else default)
-
-
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A bound value without our own nodes: fx nodes, Attrs and constants."""
     if isinstance(value, OpNode):
         return value.attr if value.fx is None else value.fx
     if isinstance(value, (tuple, list)):
-        return tuple(_plain(item) for item in value)
+        return tuple(plain(item) for item in value)
     return value
 
 
 def _half_a_call(state: Unifier, consumed: dict[OpNode, OpNode]) -> Reason | None:
     """A call that stands for two operations must be taken whole."""
+    if not state.normal.parts:
+        return None
     for value, node in consumed.items():
         parts = state.normal.parts.get(value.fx) if value.fx is not None else None
         if parts is not None and not isinstance(node, CallNode) and any(p not in consumed for p in parts):

@@ -91,6 +91,8 @@ def _check_order(region: Collection[fx.Node], first: fx.Node, last: fx.Node, haz
     shared: set[fx.Node] | None = None
     for node in hazards.impure_between(first, last, region):
         known = hazards.effects(node)
+        if known.barrier:
+            _refuse(node, "changes what the operations after it mean")
         if known.rng and (draws or unknown):
             _refuse(node, "draws random numbers between those of the match")
         if known.opaque and (draws or unknown):
@@ -173,6 +175,6 @@ def plan_hoist(inputs: Collection[fx.Node], user: fx.Node, hazards: Hazards) -> 
             )
         shared = hazards.memory([node, *node.all_input_nodes])
         for other in hazards.impure_between(user, node, moved):
-            if not shared.isdisjoint(hazards.touched(other)):
+            if hazards.effects(other).barrier or not shared.isdisjoint(hazards.touched(other)):
                 _refuse(other, f"may change what {node.name} reads")
     return moved

@@ -14,9 +14,9 @@ from torch import fx, nn
 
 from .compare import describe
 from .compiling import Pattern, compile_pattern
-from .finish import finish
+from .finish import Complete, finish
 from .normalise import normalise
-from .occurrence import NearMiss, Occurrence, SearchResult, resolve
+from .occurrence import NearMiss, Occurrence, SearchResult, disjoint
 from .unify import Unifier
 from .values import NormalGraph, OpNode
 
@@ -53,13 +53,9 @@ class _Search:
 
     def run(self) -> SearchResult:
         anchor, candidates = self.anchor()
-        found: list[Occurrence] = []
-        if candidates:
-            for candidate in candidates:
-                occurrence = self.attempt(anchor, candidate)
-                if occurrence is not None:
-                    found.append(occurrence)
-        occurrences = resolve(found)
+        attempts = [self.attempt(anchor, candidate) for candidate in candidates]
+        kept = disjoint([complete for complete in attempts if complete is not None])
+        occurrences = [complete.occurrence(self.graph, self.pattern) for complete in kept]
         return SearchResult(occurrences, self.unifier.visited, lambda: self.explain(occurrences))
 
     def anchor(self) -> tuple[OpNode, list[OpNode]]:
@@ -73,13 +69,12 @@ class _Search:
             best = (self.pattern.outputs[0], self.normal.nodes)
         return best
 
-    def attempt(self, anchor: OpNode, candidate: OpNode) -> Occurrence | None:
+    def attempt(self, anchor: OpNode, candidate: OpNode) -> Complete | None:
         for _ in self.unifier.solutions(anchor, candidate):
-            occurrence, failure = finish(self.graph, self.pattern, self.unifier, self.closed)
-            if occurrence is not None:
-                return occurrence
-            if failure is not None:
-                self.unifier.record(*failure)
+            outcome = finish(self.pattern, self.unifier, self.closed)
+            if isinstance(outcome, Complete):
+                return outcome
+            self.unifier.record(*outcome)
         return None
 
     def explain(self, occurrences: list[Occurrence]) -> list[NearMiss]:

@@ -173,7 +173,6 @@ class Builder:
             value = self.new("call_module", {"target": path, **given}, node)
             value.module = module
             return value
-        assert module is not None  # noqa: S101 - for the type checker; is_plain_module refused None
         name, arguments = MODULES[type(module)]
         first = next(iter(DEFINITIONS[name].params))
         bound = {first: next(iter(given.values()))}
@@ -205,7 +204,9 @@ def _filled(name: str, **bound: Any) -> dict[str, Any]:
 def _canonical_to(bound: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """``x.to(dtype)`` is a cast; a device, or another tensor, is a move."""
     first, dtype = bound["device"], bound["dtype"]
-    if dtype is None and _is_dtype(first):
+    if _is_dtype(first):
+        if isinstance(dtype, bool):  # x.to(dtype, non_blocking, copy)
+            bound = {**bound, "non_blocking": dtype, "copy": bound["non_blocking"]}
         first, dtype = None, first
     if first is None and dtype is not None:
         kept = {k: v for k, v in bound.items() if k not in ("device", "dtype")}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from torch import fx
 
@@ -92,20 +92,36 @@ class SearchResult:
         return self._explain()
 
 
-def resolve(occurrences: Iterable[Occurrence]) -> list[Occurrence]:
-    """The disjoint occurrences of greatest benefit, in graph order.
+class Region(Protocol):
+    """Nodes to consume, and where they are."""
 
-    More consumed nodes come first; among equals the earlier one given, then the one earlier in the graph. They may
-    stem from several patterns over one graph.
-    """
+    @property
+    def nodes(self) -> Collection[fx.Node]:
+        """The consumed fx nodes."""
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Position of the first node, then of each, in the pattern's order."""
+
+
+AnyRegion = TypeVar("AnyRegion", bound=Region)
+
+
+def disjoint(regions: Iterable[AnyRegion]) -> list[AnyRegion]:
+    """The disjoint regions of greatest benefit, in graph order: most nodes first, then the earliest, then as given."""
     taken: set[fx.Node] = set()
-    kept: list[Occurrence] = []
-    for occurrence in sorted(occurrences, key=lambda o: (-len(o.nodes), o.order)):
-        if taken.isdisjoint(occurrence.nodes):
-            taken.update(occurrence.nodes)
-            kept.append(occurrence)
-    return sorted(kept, key=_place)
+    kept: list[AnyRegion] = []
+    for region in sorted(regions, key=lambda r: (-len(r.nodes), r.order)):
+        if taken.isdisjoint(region.nodes):
+            taken.update(region.nodes)
+            kept.append(region)
+    kept.sort(key=lambda r: r.order)
+    return kept
 
 
-def _place(occurrence: Occurrence) -> Sequence[int]:
-    return occurrence.order
+def resolve(occurrences: Iterable[Occurrence]) -> list[Occurrence]:
+    """The disjoint occurrences of greatest benefit, in graph order; they may stem from several patterns.
+
+    More consumed nodes come first; among equals the one earlier in the graph, then the one given earlier.
+    """
+    return disjoint(occurrences)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
@@ -14,13 +13,15 @@ from .compare import congruent, describe, same_constant, same_dims, same_kind_ma
 from .compiling import Pattern
 from .nodes import CallNode, ChoiceNode, InputNode, ScalarNode
 from .occurrence import NearMiss
-from .values import NormalGraph, OpNode, operands
+from .values import NormalGraph, OpNode, is_constant, is_number, operands
 
 BUDGET = 20_000
 """Comparisons one anchor may cost; beyond it the anchor is reported as a near miss, not followed further."""
 
-BLOCK = 8
-"""How many users of a widely shared value are looked at together."""
+SHARED = 16
+"""Beyond this many users a value, such as a mask, is taken to serve many layers."""
+
+PATTERN_ONLY = frozenset(("input", "scalar", "choice"))
 
 Pair = tuple[Any, Any]
 
@@ -59,6 +60,46 @@ class Point:
     waiting: list[Pair]
 
 
+@dataclass(slots=True)
+class Plan:
+    """What a pattern operation asks of a graph node, worked out once.
+
+    Attributes:
+        names: the argument names.
+        constants: configuration, by name; ``dims`` those that are dimension numbers.
+        operands: arguments that are one pattern node, last first; the commuting pair left out.
+        nested: arguments that hold pattern nodes further down.
+        commutes: the first two arguments may change places.
+        swaps: a ``transpose`` of two constant dimensions.
+    """
+
+    names: Any
+    constants: list[tuple[str, Any]]
+    dims: list[tuple[str, Any]]
+    operands: list[tuple[str, OpNode]]
+    nested: list[tuple[str, Any]]
+    commutes: bool
+    swaps: bool
+
+    @classmethod
+    def of(cls, node: OpNode) -> Plan:
+        """The plan for one operation of the pattern."""
+        commutes = node.commutes
+        rest = list(node.args.items())[2 * commutes :]
+        dims = node.definition.dims if node.definition is not None else frozenset()
+        fixed = [(k, v) for k, v in rest if is_constant(v)]
+        swaps = node.op == "transpose" and {"dim0", "dim1"} <= {k for k, _ in fixed}
+        return cls(
+            names=node.args.keys(),
+            constants=[(k, v) for k, v in fixed if k not in dims],
+            dims=[] if swaps else [(k, v) for k, v in fixed if k in dims],
+            operands=[(k, v) for k, v in reversed(rest) if isinstance(v, OpNode)],
+            nested=[(k, v) for k, v in rest if not isinstance(v, OpNode) and not is_constant(v)],
+            commutes=commutes,
+            swaps=swaps,
+        )
+
+
 class Unifier:
     """The state of a search: bindings and their trail, the memo of what cannot fit, the deepest failures.
 
@@ -79,7 +120,11 @@ class Unifier:
         self.failures: dict[OpNode, Failure] = {}
         self._trail: list[tuple[dict[Any, Any], Any]] = []
         self._memo: dict[tuple[OpNode, OpNode], bool] = {}
+        self._metadata: dict[OpNode, bool] = {}
         self._anchor: OpNode
+        self._plans: dict[OpNode, Plan] = {
+            n: Plan.of(n) for n in pattern.users if not isinstance(n, (InputNode, ScalarNode, ChoiceNode, CallNode))
+        }
 
     def candidates(self, node: Any) -> list[OpNode] | None:
         """The graph nodes a pattern node may bind by its operation; None if that says nothing."""
@@ -96,6 +141,13 @@ class Unifier:
         if not isinstance(node, OpNode) or isinstance(node, (InputNode, ScalarNode)):
             return None
         return self.normal.by_op.get(node.op, [])
+
+    def is_metadata(self, value: OpNode) -> bool:
+        """Whether a graph node only reads sizes or computes with numbers; remembered."""
+        known = self._metadata.get(value)
+        if known is None:
+            known = self._metadata[value] = value.is_metadata
+        return known
 
     # the search
 
@@ -192,59 +244,50 @@ class Unifier:
             if congruent(bound, value):
                 return True
             return self._fail(value, lambda: f"{describe(node)} to be {describe(bound)} again", value)
-        if isinstance(node, (InputNode, ScalarNode)):
+        if node.op not in PATTERN_ONLY:
+            if type(value) is OpNode or not self._is_dtype_of(node, value):
+                return self._match_operation(node, value, agenda, waiting)
+        elif isinstance(node, ChoiceNode):
+            waiting.append((node, value))
+        elif isinstance(node, (InputNode, ScalarNode)):
             reason = node.accepts(value)
             if reason:
                 return self._fail(value, lambda: f"{reason} for {describe(node)}", value)
-            self._set(self.binding, node, value)
-            return True
-        if isinstance(node, ChoiceNode):
-            self._set(self.binding, node, value)
-            waiting.append((node, value))
-            return True
-        if self._is_dtype_of(node, value):
-            self._set(self.binding, node, value)
-            return True
-        return self._match_operation(node, value, agenda, waiting)
+        self._set(self.binding, node, value)
+        return True
 
     def _match_operation(self, node: OpNode, value: Any, agenda: list[Pair], waiting: list[Pair]) -> bool:
         self.visited += 1
         problem = self._mismatch(node, value)
         if problem:
             return self._fail(value, lambda: describe(node), value)
-        if value in self.used and not value.is_metadata:
+        if value in self.used and not self.is_metadata(value):
             return self._fail(value, lambda: f"{describe(node)} apart from {value.name}", value)
         self._set(self.binding, node, value)
         self._set(self.used, value, node)
         if isinstance(node, CallNode):
             given = self._call_arguments(value)
             return node.any_arguments or self._match_plain(tuple(node.args.values()), given, agenda, waiting)
-        names = list(node.args)
-        if node.commutes:
+        plan = self._plans[node]
+        if plan.commutes:
             waiting.append((node, value))
-            names = names[2:]
-        for name in names:
-            expected = node.args[name]
-            if isinstance(expected, OpNode):
-                agenda.append((expected, value.args[name]))
-            elif isinstance(expected, (tuple, slice, dict)) and not self._is_constant(expected):
-                if not self._match_plain(expected, value.args[name], agenda, waiting):
-                    return False
+        args = value.args
+        for name, expected in plan.operands:
+            agenda.append((expected, args[name]))
+        for name, expected in plan.nested:
+            if not self._match_plain(expected, args[name], agenda, waiting):
+                return False
         return True
 
     def _match_plain(self, expected: Any, value: Any, agenda: list[Pair], waiting: list[Pair]) -> bool:
         """A constant, or a nesting that holds pattern nodes somewhere."""
-        if self._is_constant(expected):
+        if is_constant(expected):
             return same_constant(expected, value) or self._fail(value, lambda: describe(expected), value)
         pairs = nested_pairs(expected, value)
         if pairs is None:
             return self._fail(value, lambda: describe(expected), value)
         agenda.extend(reversed(pairs))
         return True
-
-    @staticmethod
-    def _is_constant(value: Any) -> bool:
-        return next(operands(value), None) is None
 
     def _mismatch(self, node: OpNode, value: Any) -> bool:
         """Whether operation or configuration differ; operands are not looked at."""
@@ -254,24 +297,22 @@ class Unifier:
             return not self._is_call(node, value) or (
                 not node.any_arguments and len(node.args) != len(self._call_arguments(value))
             )
-        if node.op != value.op or node.args.keys() != value.args.keys():
+        plan = self._plans[node]
+        args = value.args
+        if node.op != value.op or plan.names != args.keys():
             return True
-        if node.definition is None:
-            return node.target is not value.target and node.target != value.target
-        if node.op == "transpose" and self._is_constant((node.args["dim0"], node.args["dim1"])):
-            return not same_swapped_dims(node, value)
-        dims = node.definition.dims
-        skip = node.definition.commutative if node.commutes else ()
-        for name, expected in node.args.items():
-            found = value.args[name]
-            if isinstance(expected, OpNode) or name in skip or not self._is_constant(expected):
-                continue
-            if name in dims:
-                if not same_dims(expected, found, value):
-                    return True
-            elif not same_constant(expected, found) or same_kind_matters(expected, found, value):
+        if node.definition is None and node.target is not value.target and node.target != value.target:
+            return True
+        for name, expected in plan.constants:
+            found = args[name]
+            if not same_constant(expected, found) or same_kind_matters(expected, found, value):
                 return True
-        return bool(skip) and not value.commutes
+        for name, expected in plan.dims:
+            if not same_dims(expected, args[name], value):
+                return True
+        if plan.swaps and not same_swapped_dims(node, value):
+            return True
+        return plan.commutes and (not value.commutes or _other_kind(node, value))
 
     def _is_call(self, node: CallNode, value: OpNode) -> bool:
         call = value.fx
@@ -297,7 +338,7 @@ class Unifier:
     def _feasible(self, node: Any, value: Any) -> bool:
         """Whether structure and configuration fit all the way down, whatever is bound; remembered per pair."""
         if not isinstance(node, OpNode):
-            if self._is_constant(node):
+            if is_constant(node):
                 return same_constant(node, value)
             pairs = nested_pairs(node, value)
             return pairs is not None and all(self._feasible(p, v) for p, v in pairs)
@@ -328,7 +369,7 @@ class Unifier:
                 return False
             expected, found = expected[2:], found[2:]
         return all(
-            self._feasible(p, v) for p, v in zip(expected, found, strict=True) if not self._is_constant(p)
+            self._feasible(p, v) for p, v in zip(expected, found, strict=True) if not is_constant(p)
         )
 
     # the way up
@@ -382,12 +423,11 @@ class Unifier:
                         yield user
 
     def _nearest_users(self, value: OpNode) -> Iterator[OpNode]:
-        """Users of ``value`` in graph order, from the anchor outwards in blocks: one value may serve all layers."""
+        """Users of ``value`` in graph order; of one that serves many places, those nearest to the anchor first."""
         users = self.normal.users_of(value)
-        if len(users) <= 2 * BLOCK:
+        if len(users) <= SHARED:
             return iter(users)
-        at = bisect_left(users, self._anchor.index, key=lambda u: u.index)
-        return chain.from_iterable(_outwards(users, max(at - BLOCK, 0), at + BLOCK))
+        return _outwards(users, bisect_left(users, self._anchor.index, key=lambda u: u.index))
 
     # bookkeeping
 
@@ -415,13 +455,19 @@ class Unifier:
             self.failures[self._anchor] = Failure(depth, node, expected, found)
 
 
-def _outwards(users: list[OpNode], low: int, high: int) -> Iterator[list[OpNode]]:
-    """``users[low:high]``, then the blocks around it, further and further out."""
-    yield users[low:high]
-    while low > 0 or high < len(users):
-        yield users[high : high + BLOCK]
-        yield users[max(low - BLOCK, 0) : low]
-        low, high = max(low - BLOCK, 0), high + BLOCK
+def _outwards(users: list[OpNode], at: int) -> Iterator[OpNode]:
+    """The users before and after position ``at`` in turn, further and further out."""
+    for distance in range(max(at, len(users) - at) + 1):
+        if distance < at:
+            yield users[at - 1 - distance]
+        if at + distance < len(users):
+            yield users[at + distance]
+
+
+def _other_kind(node: OpNode, value: OpNode) -> bool:
+    """Whether a number among two commuting operands is 2 for 2.0 where that matters."""
+    expected, found = ([v for v in list(n.args.values())[:2] if is_number(v)] for n in (node, value))
+    return len(expected) == len(found) == 1 and same_kind_matters(expected[0], found[0], value)
 
 
 def nested_pairs(expected: Any, value: Any) -> list[Pair] | None:

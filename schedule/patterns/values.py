@@ -120,6 +120,11 @@ def operands(value: Any) -> Iterator[OpNode]:
         yield from operands((value.start, value.stop, value.step))
 
 
+def is_constant(value: Any) -> bool:
+    """Whether no OpNode is in an argument."""
+    return not isinstance(value, OpNode) and next(operands(value), None) is None
+
+
 def map_operands(value: Any, change: Callable[[Any], Any]) -> Any:
     """The same nesting with every fx node replaced by ``change(node)``; lists become tuples."""
     if isinstance(value, fx.Node):
