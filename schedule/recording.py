@@ -91,7 +91,7 @@ class Recording:
     def snapshot(self, value: Any) -> Any:
         """A deep copy of ``value`` in which every tensor is a data-free one; itself where it cannot be copied."""
         try:
-            with _DataFreeCopies(self.fake_mode):
+            with torch._C._EnableTorchFunction(), _DataFreeCopies(self.fake_mode):
                 return copy.deepcopy(value)
         except (TypeError, ValueError, RuntimeError, AttributeError):
             return value
@@ -125,7 +125,8 @@ class _DataFreeCopies(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not torch.Tensor.__deepcopy__:
-            return func(*args, **(kwargs or {}))
+            with torch._C.DisableTorchFunction():
+                return func(*args, **(kwargs or {}))
         tensor, memo = args
         if id(tensor) not in memo:
             memo[id(tensor)] = self._data_free(tensor)
@@ -133,8 +134,8 @@ class _DataFreeCopies(TorchFunctionMode):
 
     def _data_free(self, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, FakeTensor):
-            return tensor
-        with self.fake_mode:
+            return tensor  # its storage must never be read
+        with torch._C.DisableTorchFunction(), self.fake_mode:
             return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
