@@ -2,10 +2,10 @@
 
     python benchmarks/matching.py --out benchmarks/results/matching.json
 
-Two families: a pattern of seven relus on chains of relus, and the three projections of attention (one input, three
-products) on GPT-2-like layers. Runs alternate between the two matchers; shown are medians with the spread from the
-first to the third quartile. "first" builds our normalised graph, "again" finds it kept with the graph, as every
-further pattern does.
+Two families: a pattern of seven relus on chains of relus, and the three projections of attention (one input,
+three products) on GPT-2-like layers. Runs alternate between the two matchers; shown are medians with the
+spread from the first to the third quartile. "first" builds our normalised graph, "again" finds it kept with
+the graph, as every further pattern does.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ def attention_layers(layers: int) -> fx.Graph:
         return graph.call_method(name, args)
 
     for i in range(layers):
-        weights = {n: graph.get_attr(f"h.{i}.{n}") for n in ("ln_1", "q", "k", "v", "o", "ln_2", "fc", "proj")}
+        weights = {
+            n: graph.get_attr(f"h.{i}.{n}") for n in ("ln_1", "q", "k", "v", "o", "ln_2", "fc", "proj")
+        }
         normed = call(F.layer_norm, x, (64,), weights["ln_1"])
         heads = []
         for name in ("q", "k", "v"):
@@ -146,7 +148,9 @@ def show(rows: dict[str, list[dict[str, Any]]]) -> None:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/matching.json"))
     parser.add_argument("--repeats", type=int, default=9)
     given = parser.parse_args()

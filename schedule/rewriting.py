@@ -11,55 +11,25 @@ occurrence; :func:`rewrite` replaces many on a copy, so that an error leaves the
 
 from __future__ import annotations
 
-import copy
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import torch.nn.functional as F
 from torch import fx, nn
 
 from schedule.errors import MatchError
+from schedule.patterns.copying import Erased, copy_graph, erased, rebase, split_linear
 from schedule.patterns.hazards import Hazards, check_region, located_at, plan_hoist
 from schedule.patterns.occurrence import Occurrence
 from schedule.patterns.values import Attr
+
+__all__ = ["check", "copy_graph", "erased", "merge", "rewrite", "sift", "splice", "split_linear"]
 
 Build = Callable[[fx.Graph, dict[str, Any], dict[str, Any]], Any]
 """``build(graph, inputs, scalars)`` inserts the replacement and returns its output node or nodes."""
 
 Modules = Mapping[str, nn.Module] | None
-
-_ERASED = "_schedule_erased"
-
-
-@dataclass(frozen=True)
-class Erased:
-    """What became of an erased node: the node in its place, if any, and which rewrite did it."""
-
-    successor: fx.Node | None
-    by: str
-
-
-def erased(graph: fx.Graph) -> dict[str, Erased]:
-    """Name → :class:`Erased`, for every node that rewrites took out of ``graph``."""
-    return graph.__dict__.setdefault(_ERASED, {})
-
-
-def copy_graph(graph: fx.Graph) -> fx.Graph:
-    """A copy with the same names, metadata and order; names of erased nodes are not used again."""
-    twin = fx.Graph(owning_module=graph.owning_module, tracer_cls=graph._tracer_cls)
-    of: dict[fx.Node, fx.Node] = {}
-    for node in graph.nodes:
-        made = twin.node_copy(node, of.__getitem__)
-        if made.name != node.name:
-            made._rename(node.name)
-        of[node] = made
-    twin._codegen = copy.deepcopy(graph._codegen)
-    for name, was in erased(graph).items():
-        twin._graph_namespace.create_name(name, None)
-        erased(twin)[name] = Erased(of.get(was.successor) if was.successor is not None else None, was.by)
-    return twin
 
 
 def check(graph: fx.Graph, occurrences: Iterable[Occurrence], modules: Modules = None) -> None:
@@ -71,8 +41,8 @@ def check(graph: fx.Graph, occurrences: Iterable[Occurrence], modules: Modules =
         modules: path → module of the ``call_module`` nodes; an unknown module may do anything.
 
     Raises:
-        MatchError: an occurrence is stale, overlaps another, has an interior value used outside, is not convex, or
-            a mutation, unknown call or random draw would be reordered.
+        MatchError: an occurrence is stale, overlaps another, has an interior value used outside, is not
+            convex, or a mutation, unknown call or random draw would be reordered.
     """
     _checked(graph, list(occurrences), Hazards(modules))
 
@@ -92,44 +62,23 @@ def sift(
     return sound, refused
 
 
-def split_linear(graph: fx.Graph) -> int:
-    """Write ``F.linear(x, w, b)`` as ``F.linear(x, w) + b`` in ``graph`` itself, so that patterns may take the sum.
-
-    Returns:
-        How many calls were split. The sum rounds once more than the single call.
-    """
-    calls = [n for n in graph.nodes if n.op == "call_function" and n.target is F.linear]
-    count = 0
-    for node in calls:
-        bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
-        if not isinstance(bias, fx.Node):
-            continue
-        source, weight = (node.args[i] if len(node.args) > i else node.kwargs[k] for i, k in ((0, "input"), (1, "weight")))
-        with graph.inserting_before(node):
-            product = graph.call_function(F.linear, (source, weight))
-            total = graph.call_function(operator.add, (product, bias))
-        product.meta, total.meta = dict(node.meta), dict(node.meta)
-        node.replace_all_uses_with(total)
-        graph.erase_node(node)
-        erased(graph)[node.name] = Erased(total, "split_linear")
-        count += 1
-    return count
-
-
 def _checked(graph: fx.Graph, occurrences: list[Occurrence], hazards: Hazards) -> list[Occurrence]:
     names = {node.name: node for node in graph.nodes}
-    here = [_rebase(occurrence, graph, names) for occurrence in occurrences]
+    here = [rebase(occurrence, graph, names) for occurrence in occurrences]
     owner: dict[fx.Node, Occurrence] = {}
     for occurrence in here:
         for node in occurrence.nodes:
             if node in owner:
                 raise MatchError(
-                    f"two matches share {node.name}: {owner[node].pattern.name} and {occurrence.pattern.name}",
+                    f"two matches share {node.name}: "
+                    f"{owner[node].pattern.name} and {occurrence.pattern.name}",
                     where=located_at(node),
                     fix="give the matches of one search, or pick with schedule.patterns.resolve",
                 )
             owner[node] = occurrence
-        check_region(set(occurrence.nodes), occurrence.outputs, hazards)
+        region = set(occurrence.nodes)
+        check_region(region, occurrence.outputs, hazards)
+        _plan(region, occurrence.outputs, _nodes(occurrence.inputs, occurrence.scalars), hazards)
     return here
 
 
@@ -162,14 +111,13 @@ def splice(
 ) -> list[fx.Node]:
     """Replace one occurrence in ``graph`` itself and return the new nodes, in order.
 
-    The replacement goes where all of the inputs exist and no output has been used yet; pure nodes that compute a
-    late input are moved up if need be. A single node returned for several outputs is taken as a tuple of them;
-    outputs that nobody uses may be missing. Recorded specs move to the new outputs. The consumed nodes, and pure
-    nodes that fed nothing else, are erased.
+    The replacement goes where all of the inputs exist and no output has been used yet; pure nodes that
+    compute a late input are moved up if need be. A single node returned for several outputs is taken as a tuple of
+    them; outputs that nobody uses may be missing. Recorded specs move to the new outputs. The consumed nodes,
+    and pure nodes that fed nothing else, are erased.
 
     Raises:
-        MatchError: as :func:`check`; or the inputs cannot all exist before the first use of an output; or the
-            replacement has fewer outputs than are used.
+        MatchError: as :func:`check`; or the replacement has fewer outputs than are used.
     """
     (here,) = _checked(graph, [occurrence], Hazards(modules))
     made = _splice(graph, here, build, modules, by)
@@ -177,15 +125,15 @@ def splice(
     return made
 
 
-def _splice(
-    graph: fx.Graph, occurrence: Occurrence, build: Any, modules: Modules, by: str
-) -> list[fx.Node]:
+def _splice(graph: fx.Graph, occurrence: Occurrence, build: Any, modules: Modules, by: str) -> list[fx.Node]:
     hazards = Hazards(modules)
     region = set(occurrence.nodes)
     check_region(region, occurrence.outputs, hazards)
     given = {k: _current(graph, v) for k, v in occurrence.inputs.items()}
     scalars = {k: _current(graph, v) for k, v in occurrence.scalars.items()}
-    place = _place(region, occurrence.outputs, [*_nodes(given), *_nodes(scalars)], hazards)
+    place, late = _plan(region, occurrence.outputs, _nodes(given, scalars), hazards)
+    for node in late:
+        place.prepend(node)
     made, returned = _build(graph, place, build, given, scalars)
     try:
         ends = _outputs(graph, place, occurrence, region, returned, made)
@@ -200,9 +148,10 @@ def _splice(
     return made
 
 
-def _nodes(values: Mapping[str, Any]) -> list[fx.Node]:
+def _nodes(*tables: Mapping[str, Any]) -> list[fx.Node]:
     found: list[fx.Node] = []
-    fx.node.map_arg(tuple(v for v in values.values() if not isinstance(v, Attr)), found.append)
+    for table in tables:
+        fx.node.map_arg(tuple(v for v in table.values() if not isinstance(v, Attr)), found.append)
     return found
 
 
@@ -221,16 +170,16 @@ def _current(graph: fx.Graph, value: Any) -> Any:
     return value
 
 
-def _place(region: set[fx.Node], outputs: Sequence[fx.Node], inputs: list[fx.Node], hazards: Hazards) -> fx.Node:
-    """The node to insert before; inputs made too late are moved up first."""
+def _plan(
+    region: set[fx.Node], outputs: Sequence[fx.Node], inputs: list[fx.Node], hazards: Hazards
+) -> tuple[fx.Node, list[fx.Node]]:
+    """The node to insert before, and the makers of late inputs to move there first."""
     after = max(region).next
     users = [user for output in outputs for user in output.users if user not in region]
     first = min(users, default=after)
     if not first < after:
-        return after
-    for node in plan_hoist(inputs, first, hazards):
-        first.prepend(node)
-    return first
+        return after, []
+    return first, plan_hoist(inputs, first, hazards)
 
 
 def _build(
@@ -327,50 +276,8 @@ def _erase(
         gone[node.name] = Erased(None, by)
 
 
-def _rebase(occurrence: Occurrence, graph: fx.Graph, names: Mapping[str, fx.Node]) -> Occurrence:
-    """The same occurrence in ``graph``, which is its graph or a copy of it, by the nodes' names."""
-    gone = erased(graph)
-
-    def here(node: fx.Node) -> fx.Node:
-        name = node.name
-        if name in names:
-            twin = names[name]
-            if twin is node or (twin.graph is not node.graph and (twin.op, twin.target) == (node.op, node.target)):
-                return twin
-        elif name in gone:
-            successor = gone[name].successor
-            if successor is not None and node not in consumed:
-                return here(successor) if successor.name not in names else names[successor.name]
-            raise MatchError(
-                f"{name} was already consumed by {gone[name].by or 'another rewrite'}",
-                where=located_at(node),
-                fix="search again after each rewrite",
-            )
-        raise MatchError(
-            f"the match of {occurrence.pattern.name} is from another graph: there is no such {name} here",
-            where=located_at(node),
-            fix="search this graph and use what that finds",
-        )
-
-    def move(value: Any) -> Any:
-        if isinstance(value, fx.Node):
-            return here(value)
-        return tuple(move(item) for item in value) if isinstance(value, tuple) else value
-
-    consumed = frozenset(occurrence.nodes)
-    return replace(
-        occurrence,
-        graph=graph,
-        nodes=move(occurrence.nodes),
-        outputs=move(occurrence.outputs),
-        inputs={k: move(v) for k, v in occurrence.inputs.items()},
-        scalars={k: move(v) for k, v in occurrence.scalars.items()},
-        binding={},
-    )
-
-
 def merge(occurrences: Sequence[Occurrence]) -> Occurrence:
-    """Several parallel occurrences of one pattern as a single one with all of their outputs (QKV from one input).
+    """Several parallel occurrences of one pattern as one with all of their outputs (QKV from one input).
 
     Inputs and constants that all of them share keep their names; others become ``name_0``, ``name_1``, ...
 
@@ -381,7 +288,9 @@ def merge(occurrences: Sequence[Occurrence]) -> Occurrence:
         raise MatchError("there is nothing to merge", fix="give at least two matches")
     first = occurrences[0]
     if any(o.pattern is not first.pattern or o.graph is not first.graph for o in occurrences):
-        raise MatchError("the matches to merge are of different patterns or graphs", fix="merge one search's matches")
+        raise MatchError(
+            "the matches to merge are of different patterns or graphs", fix="merge one search's matches"
+        )
     inputs = _merged([o.inputs for o in occurrences])
     if len(occurrences) > 1 and not any(isinstance(inputs.get(k), fx.Node) for k in first.inputs):
         raise MatchError("the matches to merge share no input", fix="merge matches that read one value")
@@ -399,7 +308,10 @@ def _merged(tables: list[dict[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, value in tables[0].items():
         values = [table[name] for table in tables]
-        if all(v is value or (not isinstance(v, fx.Node) and type(v) is type(value) and v == value) for v in values):
+        if all(
+            v is value or (not isinstance(v, fx.Node) and type(v) is type(value) and v == value)
+            for v in values
+        ):
             result[name] = value
         else:
             result |= {f"{name}_{i}": v for i, v in enumerate(values)}

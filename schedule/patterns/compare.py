@@ -87,7 +87,7 @@ def _worth_saying(node: OpNode, name: str, value: Any) -> bool:
 
 
 def congruent(a: Any, b: Any) -> bool:
-    """Whether two values of a graph are the same: one node, one parameter read twice, equal sizes or constants."""
+    """Whether two values of a graph are one: a node, a parameter read twice, equal sizes or constants."""
     if a is b:
         return True
     if not isinstance(a, OpNode) or not isinstance(b, OpNode):

@@ -1,4 +1,4 @@
-"""From a pattern as written to a :class:`Pattern`: its normalised graph and what the matcher needs to know."""
+"""From a pattern as written to a :class:`Pattern`: its normalised graph and what the matcher needs."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ def compile_pattern(obj: Any, name: str | None = None) -> Pattern:
     """The pattern described by ``obj``.
 
     Args:
-        obj: a function, an ``nn.Module``, ``call_module(...)``, a path's regular expression, a module type, or a
-            Pattern.
+        obj: a function, an ``nn.Module``, ``call_module(...)``, a path's regular expression, a module type,
+            or a Pattern.
         name: how reports call it.
 
     Raises:
@@ -123,8 +123,8 @@ def compile_pattern(obj: Any, name: str | None = None) -> Pattern:
     if isinstance(obj, Pattern):
         return obj
     if isinstance(obj, (str, call_module)) or (isinstance(obj, type) and issubclass(obj, nn.Module)):
-        return _module_pattern(obj.what if isinstance(obj, call_module) else obj, name)
-    label = name or getattr(obj, "__name__", type(obj).__name__)
+        return _module_pattern(obj.what if isinstance(obj, call_module) else obj, name or "")
+    label = name or str(getattr(obj, "__name__", type(obj).__name__))
     if not callable(obj):
         raise MatchError(f"{obj!r} is no pattern", fix="give a function, a module, a path or a module type")
     tracer = Tracer()
@@ -140,11 +140,11 @@ def compile_pattern(obj: Any, name: str | None = None) -> Pattern:
     return _assemble(label, builder, builder.build(graph).nodes[-1].args["value"])
 
 
-def _module_pattern(what: str | type[nn.Module], name: str | None) -> Pattern:
+def _module_pattern(what: str | type[nn.Module], name: str) -> Pattern:
     node = CallNode(what, {}, any_arguments=True)
     builder = _PatternBuilder(Tracer(), None)
     builder.add(node, None)
-    label = what if isinstance(what, str) else what.__name__
+    label = str(getattr(what, "__name__", what))
     return _assemble(name or f"call_module({label})", builder, node)
 
 

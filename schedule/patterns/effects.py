@@ -32,8 +32,11 @@ _RANDOM_PREFIXES = (
 )
 _GLOBAL_PREFIXES = ("set_", "_set", "manual_seed", "seed", "use_", "_enter", "_exit")
 _PURE_MODULES = frozenset(
-    "torch torch.functional torch.nn.functional torch.special torch.linalg torch.fft torch._tensor torch._C._nn "
-    "torch._C._special torch._C._linalg torch._C._fft _operator operator math".split()
+    (
+        *("torch", "torch.functional", "torch.nn.functional", "torch.special", "torch.linalg", "torch.fft"),
+        *("torch._tensor", "torch._C._nn", "torch._C._special", "torch._C._linalg", "torch._C._fft"),
+        *("_operator", "operator", "math"),
+    )
 )
 _PURE_NUMBERS = frozenset(optable.PURE_NUMBERS)
 
@@ -67,7 +70,7 @@ BARRIER = Effects(opaque=True, barrier=True)
 
 
 def is_plain_module(module: nn.Module | None) -> TypeGuard[nn.Module]:
-    """Whether calling ``module`` does just what its ``torch.nn`` class says: no subclass, hook or own forward."""
+    """Whether calling ``module`` does just what its ``torch.nn`` class says: no hook or own forward."""
     return (
         module is not None
         and type(module) in MODULES
@@ -107,8 +110,9 @@ def _form_effects(node: fx.Node, form: Form) -> Effects:
 
 
 def _draws(form: Form, bound: Mapping[str, Any]) -> bool:
+    chance = bound.get("dropout_p", 0)  # of scaled_dot_product_attention
     if not form.definition.rng:
-        return False
+        return not (is_number(chance) and chance == 0)
     probability = bound.get("p", None)
     return bound.get("training", True) is not False and not (is_number(probability) and probability == 0)
 
@@ -154,13 +158,13 @@ def _named_effects(node: fx.Node, name: str) -> Effects:
     if name.startswith(_GLOBAL_PREFIXES):
         return BARRIER
     in_place = name.endswith("_") and not name.endswith("__")
-    augmented = name[:1] == "i" and hasattr(operator, f"__{name}__") and not name.startswith(("inv", "index", "is_"))
+    augmented = (
+        name[:1] == "i" and hasattr(operator, f"__{name}__") and not name.startswith(("inv", "index", "is_"))
+    )
     changed = _first(node) if in_place or augmented else ()
     out = node.kwargs.get("out")
     changed += (out,) if isinstance(out, fx.Node) else ()
     rng = name.startswith(_RANDOM_PREFIXES) or "dropout" in name or "generator" in node.kwargs
-    if name == "scaled_dot_product_attention":
-        rng = node.kwargs.get("dropout_p", 0) != 0
     return Effects(changed, rng)
 
 

@@ -23,8 +23,8 @@ def graphs_equal(
 ) -> bool:
     """Whether two graphs compute the same operations with the same configuration on the same data edges.
 
-    Names and order do not count; the order of operands does, unless they commute; the order of the graph's own
-    arguments and the paths of parameters and modules do. Dead nodes without effects are left out.
+    Names and order do not count; the order of operands does, unless they commute; the order of the graph's
+    own arguments and the paths of parameters and modules do. Dead nodes without effects are left out.
     """
     left, right = _labelled(a, modules_a), _labelled(b, modules_b)
     if _census(left) != _census(right):
@@ -44,7 +44,7 @@ def difference(
     modules_a: Mapping[str, nn.Module] | None = None,
     modules_b: Mapping[str, nn.Module] | None = None,
 ) -> str:
-    """What tells the graphs apart, "" if they are equal: the operations only one has, or edges that differ."""
+    """What tells the graphs apart, "" if they are equal: operations only one has, or edges that differ."""
     if graphs_equal(a, b, modules_a, modules_b):
         return ""
     left, right = _labelled(a, modules_a), _labelled(b, modules_b)
@@ -70,7 +70,8 @@ def _edges(graph: nx.DiGraph) -> Counter[str]:
 def _labelled(graph: fx.Graph, modules: Mapping[str, nn.Module] | None) -> nx.DiGraph:
     """The live part of the normalised digraph, each node and edge with what must be equal.
 
-    Colours are refined a few times along the edges first, so that the isomorphism test has little left to try.
+    A colour of all that lies below and above each node goes with it, so that the isomorphism test has little to
+    try.
     """
     normal = normalise(graph, modules)
     ends = [n for n in normal.nodes if n.op == "output" or n.mutates or _is_opaque(n)]
@@ -84,17 +85,23 @@ def _labelled(graph: fx.Graph, modules: Mapping[str, nn.Module] | None) -> nx.Di
         for slot, operand in _edges_of(node):
             slots = result.get_edge_data(operand, node, {"slots": ()})["slots"]
             result.add_edge(operand, node, slots=tuple(sorted((*slots, slot))))
-    colours = {n: hash(d["label"]) for n, d in result.nodes(data=True)}
-    for _ in range(4):
-        colours = {n: hash((colours[n], *sorted(_seen(result, colours, n)))) for n in result}
+    colours = _coloured(result, {n: hash(data["label"]) for n, data in result.nodes(data=True)})
     for node, data in result.nodes(data=True):
         data["label"] = (data["label"], colours[node])
     return result
 
 
-def _seen(graph: nx.DiGraph, colours: dict[OpNode, int], node: OpNode) -> list[int]:
-    below = [hash(("in", colours[u], graph.edges[u, node]["slots"])) for u in graph.predecessors(node)]
-    return below + [hash(("out", colours[v], graph.edges[node, v]["slots"])) for v in graph.successors(node)]
+def _coloured(graph: nx.DiGraph, labels: dict[OpNode, int]) -> dict[OpNode, int]:
+    """A colour for each node from its label and everything below, then everything above it."""
+    colours = dict(labels)
+    for node in graph:  # graph order: operands come first
+        below = sorted((graph.edges[u, node]["slots"], colours[u]) for u in graph.predecessors(node))
+        colours[node] = hash((labels[node], *below))
+    whole = dict(colours)
+    for node in reversed(list(graph)):
+        above = sorted((graph.edges[node, v]["slots"], whole[v]) for v in graph.successors(node))
+        whole[node] = hash((colours[node], *above))
+    return whole
 
 
 def _is_opaque(node: OpNode) -> bool:
@@ -120,7 +127,7 @@ def _edges_of(node: OpNode) -> list[tuple[str, OpNode]]:
 
 
 def _configuration(node: OpNode) -> tuple[Any, ...]:
-    """The constants of ``node`` in a form that compares and hashes; those of commuting operands without order."""
+    """The constants of ``node``, comparable and hashable; those of commuting operands without order."""
     commuting = node.definition.commutative if node.commutes and node.definition else ()
     loose = sorted(repr(_frozen(node.args[name])) for name in commuting)
     return (*loose, *((k, _frozen(v)) for k, v in sorted(node.args.items()) if k not in commuting))

@@ -38,7 +38,10 @@ class Complete:
             pattern=pattern,
             graph=graph,
             nodes=tuple(sorted(self.nodes)),
-            inputs={n.name: values.get(n, None if n.default is MISSING else n.default) for n in pattern.input_nodes},
+            inputs={
+                n.name: values.get(n, None if n.default is MISSING else n.default)
+                for n in pattern.input_nodes
+            },
             scalars={n.name: values.get(n) for n in pattern.scalar_nodes},
             outputs=tuple(values[node] for node in pattern.outputs),
             choices={c.name: c.chosen(picks[c]) for c in pattern.choice_nodes if c in picks},
@@ -96,7 +99,7 @@ def _other_dtype(state: Unifier) -> Reason | None:
             spec = source.spec if isinstance(source, OpNode) else None
             if not isinstance(spec, TensorSpec) or spec.dtype != value:
                 at = source if isinstance(source, OpNode) else next(iter(state.used))
-                return at, lambda spec=spec: f"the dtype of {spec}", lambda value=value: str(value)  # type: ignore
+                return at, lambda spec=spec: f"the dtype of {spec}", lambda value=value: str(value)
     return None
 
 
@@ -111,8 +114,11 @@ def _crossed(pattern: Pattern, state: Unifier, consumed: dict[OpNode, OpNode]) -
     for node in (*pattern.input_nodes, *pattern.scalar_nodes):
         for value in operands(state.binding.get(node)):
             if value.fx is not None and value.fx in owned:
-                name = node.name
-                return value, lambda: f"{name} from outside", lambda: "a value of the match itself"
+                return (
+                    value,
+                    lambda name=node.name: f"{name} from outside",
+                    lambda: "a value of the match itself",
+                )
     return None
 
 

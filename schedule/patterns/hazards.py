@@ -47,7 +47,9 @@ class Hazards:
         known = self.effects(node)
         return self.memory(node.all_input_nodes if known.opaque else known.mutates)
 
-    def impure_between(self, first: fx.Node, last: fx.Node, outside: Collection[fx.Node]) -> Iterator[fx.Node]:
+    def impure_between(
+        self, first: fx.Node, last: fx.Node, outside: Collection[fx.Node]
+    ) -> Iterator[fx.Node]:
         """Nodes from ``first`` to ``last`` that do more than compute a value and are not in ``outside``."""
         node = first
         while node is not last:
@@ -60,8 +62,8 @@ def check_region(region: Collection[fx.Node], outputs: Collection[fx.Node], haza
     """Refuse a region that cannot be computed at one place with the same result.
 
     Raises:
-        MatchError: an interior value is used outside, the region is not convex, or a mutation, unknown call or
-            random draw would change places with another.
+        MatchError: an interior value is used outside, the region is not convex, or a mutation, unknown call
+            or random draw would change places with another.
     """
     leak = escape(region, outputs)
     if leak is not None:
@@ -138,7 +140,7 @@ def _check_mutation(
 def _later_reader(
     owner: fx.Node, mutation: fx.Node, region: Collection[fx.Node], hazards: Hazards
 ) -> fx.Node | None:
-    """A node outside the region that reads ``owner``'s memory, itself or through a view, after ``mutation``."""
+    """A node outside the region that reads ``owner``'s memory, perhaps through a view, after ``mutation``."""
     stack, seen = [owner], {owner, mutation}
     while stack:
         for user in stack.pop().users:

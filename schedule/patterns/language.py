@@ -10,9 +10,9 @@
 
     compile_pattern(bias_gelu)
 
-A function's parameters are the pattern's inputs. A parameter with a default may also bind a constant, and takes
-the default where the match does not reach it. The tensors of an ``nn.Module`` used as a pattern are inputs too,
-named by their paths.
+A function's parameters are the pattern's inputs. A parameter with a default may also bind a constant, and
+takes the default where the match does not reach it. The tensors of an ``nn.Module`` used as a pattern are
+inputs too, named by their paths.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def scalar(name: str, where: Callable[[Any], bool] | None = None) -> Any:
 
     Args:
         name: key in ``Occurrence.scalars``; the same name twice must bind the same constant.
-        where: must hold for the constant. A value computed from sizes is bound as its node, which ``where`` then
-            receives; a predicate on numbers (``lambda s: s > 0``) refuses nodes.
+        where: must hold for the constant. A value computed from sizes is bound as its node, which ``where``
+            then receives; a predicate on numbers (``lambda s: s > 0``) refuses nodes.
     """
     tracer = _active("scalar()")
     node = tracer.scalars.setdefault(name, ScalarNode(name, where))
@@ -127,7 +127,8 @@ def tensor(
     Args:
         dtype: allowed dtypes.
         ndim: number of dimensions.
-        where: must hold for the value's :class:`TensorSpec`. A value never seen in a run satisfies no predicate.
+        where: must hold for the value's :class:`TensorSpec`. A value never seen in a run satisfies no
+            predicate.
     """
     tracer = _active("tensor()")
     node = tracer.input(name)
@@ -171,12 +172,12 @@ def optional(function: Callable[..., Any], name: str = "") -> Callable[..., Any]
     return call
 
 
-class call_module:  # noqa: N801 - reads as a function in patterns
+class call_module:
     """A call of a module: ``call_module("c_fc")(x)`` or ``call_module(nn.Linear)(x)``.
 
     Args:
-        what: a regular expression for the module's path, or for the path's last parts; or a type. Given to ``find``
-            by itself it matches the calls whatever their arguments.
+        what: a regular expression for the module's path, or for the path's last parts; or a type. Given to
+            ``find`` by itself it matches the calls whatever their arguments.
     """
 
     def __init__(self, what: str | type[nn.Module]) -> None:

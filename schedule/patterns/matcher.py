@@ -1,8 +1,8 @@
 """Finding a pattern in a graph: start at the rarest operation, follow data edges, back out of wrong turns.
 
 Cost follows the candidates of the rarest operation, not the graph: each is matched along data edges only.
-Deterministic steps go first, commuted operands and alternatives wait until nothing else is left to do, and those
-that cannot fit by structure alone are dropped through a memo, so that choices do not multiply.
+Deterministic steps go first, commuted operands and alternatives wait until nothing else is left to do, and
+those that cannot fit by structure alone are dropped through a memo, so that choices do not multiply.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def search(
         graph: the graph of one module; its normalised form is kept with it for the next search.
         pattern: a :class:`Pattern` or anything :func:`compile_pattern` takes.
         modules: path → module, for the ``call_module`` nodes.
-        closed: leave out places whose interior values are used outside, or that are not convex (they become near
-            misses); False returns those too.
+        closed: leave out places whose interior values are used outside, or that are not convex (they become
+            near misses); False returns those too.
 
     Returns:
         Occurrences in graph order; overlaps are resolved by :func:`resolve`.

@@ -110,7 +110,7 @@ class CallNode(OpNode):
         self.what, self.any_arguments = what, any_arguments
 
     def accepts(self, path: str, module: nn.Module | None) -> bool:
-        """Whether the module at ``path`` is meant: all of the path, or its last parts (``fc1`` is not ``fc10``)."""
+        """Whether the module at ``path`` is meant: by all of the path or by its last parts."""
         if isinstance(self.what, str):
             return re.fullmatch(rf"(?:.*\.)?(?:{self.what})", path) is not None
         return isinstance(module, self.what)

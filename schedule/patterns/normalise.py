@@ -24,8 +24,8 @@ def normalise(graph: fx.Graph, modules: Mapping[str, nn.Module] | None = None) -
 
     Args:
         graph: any fx graph.
-        modules: path → module of the ``call_module`` nodes; plain ``torch.nn`` modules become the operation they
-            compute, anything else (subclasses, hooked modules, paths not given) stays a ``call_module``.
+        modules: path → module of the ``call_module`` nodes; plain ``torch.nn`` modules become the operation
+            they compute, anything else (subclasses, hooked modules, paths not given) stays a ``call_module``.
     """
     holder = graph.__dict__.get(_CACHE)
     if holder is not None and holder.fresh(graph, modules):

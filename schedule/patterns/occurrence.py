@@ -25,7 +25,8 @@ class Occurrence:
             chosen alternatives do not reach has its default, else None.
         scalars: name → constant, or the fx node of a size; None if not reached.
         outputs: the consumed nodes whose values the pattern returns.
-        choices: name → present (``optional``) or which alternative (``any_of``); only those that were reached.
+        choices: name → present (``optional``) or which alternative (``any_of``); only those that were
+            reached.
         binding: pattern node → fx node, Attr, constant, or a tuple of these.
     """
 
@@ -108,7 +109,7 @@ AnyRegion = TypeVar("AnyRegion", bound=Region)
 
 
 def disjoint(regions: Iterable[AnyRegion]) -> list[AnyRegion]:
-    """The disjoint regions of greatest benefit, in graph order: most nodes first, then the earliest, then as given."""
+    """The disjoint regions of greatest benefit, in graph order: most nodes first, then the earliest."""
     taken: set[fx.Node] = set()
     kept: list[AnyRegion] = []
     for region in sorted(regions, key=lambda r: (-len(r.nodes), r.order)):

@@ -1,8 +1,8 @@
 """One vocabulary for every way to call an operation.
 
-``F.softmax``, ``torch.softmax``, ``Tensor.softmax`` and ``nn.Softmax`` are *forms* of one :class:`OpDef`. A form
-knows how its own arguments become the definition's: by name, defaults filled in, nothing dropped. The table of
-torch's operations is data, in :mod:`schedule.patterns.optable`; :func:`register_op` adds to it.
+``F.softmax``, ``torch.softmax``, ``Tensor.softmax`` and ``nn.Softmax`` are *forms* of one :class:`OpDef`. A
+form knows how its own arguments become the definition's: by name, defaults filled in, nothing dropped. The
+table of torch's operations is data, in :mod:`schedule.patterns.optable`; :func:`register_op` adds to it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class OpDef:
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """One way to call an :class:`OpDef`: its own parameter order, constants it implies, whether it mutates."""
+    """One way to call an :class:`OpDef`: its parameter order, constants it implies, whether it mutates."""
 
     definition: OpDef
     names: tuple[str, ...]
@@ -105,7 +105,7 @@ def _is_one_sequence(rest: Sequence[Any]) -> bool:
 
 
 def _several(rest: Sequence[Any]) -> Any:
-    # A single value that is no int may be a whole torch.Size: x.view(shape). One int is a one-dimensional size.
+    # A single value that is no int may be a whole torch.Size: x.view(shape).
     if len(rest) == 1 and not isinstance(rest[0], int):
         return rest[0]
     return tuple(rest)

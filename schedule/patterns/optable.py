@@ -15,20 +15,24 @@ from .ops import ModuleArguments, register_form, register_module, register_op
 from .values import Attr
 
 
-ELEMENTWISE = """
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+ELEMENTWISE = _words("""
 abs neg exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square sin cos tan asin acos atan sinh cosh tanh
 sigmoid erf erfc erfinv floor ceil round trunc frac sign reciprocal relu relu6 silu mish hardswish hardsigmoid
 softsign tanhshrink logsigmoid isnan isinf isfinite logical_not bitwise_not selu digamma lgamma
-""".split()
+""")
 
-BINARY = """
+BINARY = _words("""
 maximum:c minimum:c eq:c ne:c lt le gt ge logical_and:c logical_or:c logical_xor:c bitwise_and:c bitwise_or:c
 bitwise_xor:c remainder fmod floor_divide atan2 matmul bmm mm mv dot outer logaddexp:c fmax:c fmin:c
-""".split()
+""")
 
-REDUCTIONS = """
+REDUCTIONS = _words("""
 sum mean prod amax amin all any logsumexp norm
-""".split()
+""")
 
 VIEWS: dict[str, tuple[str, tuple[str, ...]]] = {
     "view": ("input, *size", ()),
@@ -102,7 +106,8 @@ OTHERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "einsum": ("equation, *operands", ()),
     "linear": ("input, weight, bias=None", ()),
     "embedding": (
-        "input, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False",
+        "input, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, "
+        "sparse=False",
         (),
     ),
     "layer_norm": ("input, normalized_shape, weight=None, bias=None, eps=1e-05", ()),
@@ -185,7 +190,7 @@ def _parameters(*tensors: str, **plain: str) -> ModuleArguments:
 
     def read(module: nn.Module) -> Mapping[str, Any]:
         held = {t: getattr(module, t, None) for t in tensors}
-        return {t: None if v is None else Attr(t, v) for t, v in held.items()} | rest(module)
+        return {t: None if v is None else Attr(t, v) for t, v in held.items()} | dict(rest(module))
 
     return read
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from torch import fx
 
 from .compare import congruent, describe, same_constant, same_dims, same_kind_matters, same_swapped_dims
 from .compiling import Pattern
 from .nodes import CallNode, ChoiceNode, InputNode, ScalarNode
-from .occurrence import NearMiss
-from .values import NormalGraph, OpNode, is_constant, is_number, operands
+from .plans import Failure, Option, Pair, Plan, Point, nested_pairs, other_kind, outwards
+from .values import NormalGraph, OpNode, is_constant, operands
 
 BUDGET = 20_000
 """Comparisons one anchor may cost; beyond it the anchor is reported as a near miss, not followed further."""
@@ -22,82 +22,6 @@ SHARED = 16
 """Beyond this many users a value, such as a mask, is taken to serve many layers."""
 
 PATTERN_ONLY = frozenset(("input", "scalar", "choice"))
-
-Pair = tuple[Any, Any]
-
-
-@dataclass(slots=True)
-class Failure:
-    """The deepest point one anchor reached."""
-
-    matched: int
-    node: OpNode
-    expected: Callable[[], str]
-    found: Callable[[], str]
-
-    def near_miss(self, pattern: str, total: int) -> NearMiss:
-        """The failure in words."""
-        source = self.node.fx.meta.get("source", "") if self.node.fx is not None else ""
-        return NearMiss(
-            pattern, self.node.name, self.expected(), self.found(), self.matched, total, source or ""
-        )
-
-
-@dataclass(slots=True)
-class Option:
-    """One way to go on: pairs to match, and the alternative this takes, if any."""
-
-    pairs: tuple[Pair, ...]
-    pick: tuple[ChoiceNode, int] | None = None
-
-
-@dataclass(slots=True)
-class Point:
-    """Where several ways are open: how far to undo, the ways left, the choices still postponed."""
-
-    mark: int
-    options: Iterator[Option]
-    waiting: list[Pair]
-
-
-@dataclass(slots=True)
-class Plan:
-    """What a pattern operation asks of a graph node, worked out once.
-
-    Attributes:
-        names: the argument names.
-        constants: configuration, by name; ``dims`` those that are dimension numbers.
-        operands: arguments that are one pattern node, last first; the commuting pair left out.
-        nested: arguments that hold pattern nodes further down.
-        commutes: the first two arguments may change places.
-        swaps: a ``transpose`` of two constant dimensions.
-    """
-
-    names: Any
-    constants: list[tuple[str, Any]]
-    dims: list[tuple[str, Any]]
-    operands: list[tuple[str, OpNode]]
-    nested: list[tuple[str, Any]]
-    commutes: bool
-    swaps: bool
-
-    @classmethod
-    def of(cls, node: OpNode) -> Plan:
-        """The plan for one operation of the pattern."""
-        commutes = node.commutes
-        rest = list(node.args.items())[2 * commutes :]
-        dims = node.definition.dims if node.definition is not None else frozenset()
-        fixed = [(k, v) for k, v in rest if is_constant(v)]
-        swaps = node.op == "transpose" and {"dim0", "dim1"} <= {k for k, _ in fixed}
-        return cls(
-            names=node.args.keys(),
-            constants=[(k, v) for k, v in fixed if k not in dims],
-            dims=[] if swaps else [(k, v) for k, v in fixed if k in dims],
-            operands=[(k, v) for k, v in reversed(rest) if isinstance(v, OpNode)],
-            nested=[(k, v) for k, v in rest if not isinstance(v, OpNode) and not is_constant(v)],
-            commutes=commutes,
-            swaps=swaps,
-        )
 
 
 class Unifier:
@@ -123,7 +47,9 @@ class Unifier:
         self._metadata: dict[OpNode, bool] = {}
         self._anchor: OpNode
         self._plans: dict[OpNode, Plan] = {
-            n: Plan.of(n) for n in pattern.users if not isinstance(n, (InputNode, ScalarNode, ChoiceNode, CallNode))
+            n: Plan.of(n)
+            for n in pattern.users
+            if not isinstance(n, (InputNode, ScalarNode, ChoiceNode, CallNode))
         }
 
     def candidates(self, node: Any) -> list[OpNode] | None:
@@ -175,8 +101,8 @@ class Unifier:
             elif following is not None:
                 points.append(following)
 
-    def _settle(self, option: Option, waiting: list[Pair]) -> Point | bool | None:
-        """Take every step that leaves no choice: None if one fails, True when all is bound, else what to try."""
+    def _settle(self, option: Option, waiting: list[Pair]) -> Point | Literal[True] | None:
+        """Take every step that leaves no choice: None if one fails, True when done, else what to try."""
         agenda = list(option.pairs)
         if option.pick is not None:
             self._set(self.picks, *option.pick)
@@ -211,7 +137,7 @@ class Unifier:
         return options
 
     def _options(self, node: OpNode, value: Any) -> list[Option]:
-        """The ways that structure and bindings allow; if none does, the first, so that its failure is explained."""
+        """The ways that structure and bindings allow; if none, the likeliest, so that its failure is told."""
         if isinstance(node, ChoiceNode):
             ways = [Option(((a, value),), (node, i)) for i, a in enumerate(node.args["alternatives"])]
         else:
@@ -274,10 +200,9 @@ class Unifier:
         args = value.args
         for name, expected in plan.operands:
             agenda.append((expected, args[name]))
-        for name, expected in plan.nested:
-            if not self._match_plain(expected, args[name], agenda, waiting):
-                return False
-        return True
+        if not plan.nested:
+            return True
+        return all(self._match_plain(expected, args[name], agenda, waiting) for name, expected in plan.nested)
 
     def _match_plain(self, expected: Any, value: Any, agenda: list[Pair], waiting: list[Pair]) -> bool:
         """A constant, or a nesting that holds pattern nodes somewhere."""
@@ -312,7 +237,7 @@ class Unifier:
                 return True
         if plan.swaps and not same_swapped_dims(node, value):
             return True
-        return plan.commutes and (not value.commutes or _other_kind(node, value))
+        return plan.commutes and (not value.commutes or other_kind(node, value))
 
     def _is_call(self, node: CallNode, value: OpNode) -> bool:
         call = value.fx
@@ -325,18 +250,18 @@ class Unifier:
 
     def _call_arguments(self, value: OpNode) -> tuple[Any, ...]:
         call = value.fx
-        assert call is not None  # noqa: S101 - for the type checker; only module calls come here
+        assert call is not None
         of = self.normal.of
         given = (*call.args, *call.kwargs.values())
-        return tuple(of[a] if a in of else a for a in given)  # type: ignore[index]
+        return tuple(of[a] if isinstance(a, fx.Node) else a for a in given)
 
     @staticmethod
     def _is_dtype_of(node: OpNode, value: Any) -> bool:
-        """``x.dtype`` in the pattern, a dtype in the graph: :func:`.finish.finish` compares once x is known."""
+        """``x.dtype`` in the pattern, a dtype in the graph: compared in ``finish``, once x is known."""
         return isinstance(value, torch.dtype) and node.op == "getattr" and node.args.get("name") == "dtype"
 
     def _feasible(self, node: Any, value: Any) -> bool:
-        """Whether structure and configuration fit all the way down, whatever is bound; remembered per pair."""
+        """Whether structure and configuration fit all the way down, whatever is bound; remembered."""
         if not isinstance(node, OpNode):
             if is_constant(node):
                 return same_constant(node, value)
@@ -368,9 +293,7 @@ class Unifier:
             if not straight and not (self._feasible(a, d) and self._feasible(b, c)):
                 return False
             expected, found = expected[2:], found[2:]
-        return all(
-            self._feasible(p, v) for p, v in zip(expected, found, strict=True) if not is_constant(p)
-        )
+        return all(self._feasible(p, v) for p, v in zip(expected, found, strict=True) if not is_constant(p))
 
     # the way up
 
@@ -384,16 +307,19 @@ class Unifier:
                 tried = True
                 yield Option(((node, value),))
             if not tried:
-                below = self._anchor
-                for operand in operands(tuple(node.args.values())):
-                    bound = self.binding.get(operand)
-                    below = bound if isinstance(bound, OpNode) else below
-                self.record(
-                    below,
-                    lambda: f"{describe(node)} to use it",
-                    lambda: ", ".join(describe(u) for u in self.normal.users_of(below)[:3]) or "no user",
-                )
+                self._no_user(node)
             return
+
+    def _no_user(self, node: OpNode) -> None:
+        """Remember that nothing above what is bound is like ``node``."""
+        bound = [self.binding.get(operand) for operand in operands(tuple(node.args.values()))]
+        below = next((value for value in reversed(bound) if isinstance(value, OpNode)), self._anchor)
+        users = self.normal.users_of(below)
+        self.record(
+            below,
+            lambda: f"{describe(node)} to use it",
+            lambda: ", ".join(describe(user) for user in users[:3]) or "no user",
+        )
 
     def _cost(self, node: Any) -> int | None:
         """How many values :meth:`_ways` may give; None if nothing bound lies below."""
@@ -423,11 +349,11 @@ class Unifier:
                         yield user
 
     def _nearest_users(self, value: OpNode) -> Iterator[OpNode]:
-        """Users of ``value`` in graph order; of one that serves many places, those nearest to the anchor first."""
+        """Users of ``value`` in graph order; if it serves many places, those nearest to the anchor first."""
         users = self.normal.users_of(value)
         if len(users) <= SHARED:
             return iter(users)
-        return _outwards(users, bisect_left(users, self._anchor.index, key=lambda u: u.index))
+        return outwards(users, bisect_left(users, self._anchor.index, key=lambda u: u.index))
 
     # bookkeeping
 
@@ -453,29 +379,3 @@ class Unifier:
         best = self.failures.get(self._anchor)
         if best is None or depth > best.matched:
             self.failures[self._anchor] = Failure(depth, node, expected, found)
-
-
-def _outwards(users: list[OpNode], at: int) -> Iterator[OpNode]:
-    """The users before and after position ``at`` in turn, further and further out."""
-    for distance in range(max(at, len(users) - at) + 1):
-        if distance < at:
-            yield users[at - 1 - distance]
-        if at + distance < len(users):
-            yield users[at + distance]
-
-
-def _other_kind(node: OpNode, value: OpNode) -> bool:
-    """Whether a number among two commuting operands is 2 for 2.0 where that matters."""
-    expected, found = ([v for v in list(n.args.values())[:2] if is_number(v)] for n in (node, value))
-    return len(expected) == len(found) == 1 and same_kind_matters(expected[0], found[0], value)
-
-
-def nested_pairs(expected: Any, value: Any) -> list[Pair] | None:
-    """The items of two nestings of one shape, side by side; None if the shapes differ."""
-    if isinstance(expected, tuple) and isinstance(value, tuple) and len(expected) == len(value):
-        return list(zip(expected, value, strict=True))
-    if isinstance(expected, slice) and isinstance(value, slice):
-        return [(getattr(expected, end), getattr(value, end)) for end in ("start", "stop", "step")]
-    if isinstance(expected, dict) and isinstance(value, dict) and expected.keys() == value.keys():
-        return [(expected[key], value[key]) for key in expected]
-    return None

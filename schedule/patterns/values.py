@@ -17,8 +17,8 @@ from .ops import OpDef
 class Attr:
     """A parameter or buffer, by its dotted path, that no ``get_attr`` node of the graph holds yet.
 
-    A module call such as ``nn.Linear`` reads its weight without a node for it; once matched, the rewritten graph
-    reads the path itself.
+    A module call such as ``nn.Linear`` reads its weight without a node for it; once matched, the rewritten
+    graph reads the path itself.
     """
 
     __slots__ = ("path", "value")
@@ -40,7 +40,8 @@ class OpNode:
     """One operation with its arguments by name; a node of the ``networkx.DiGraph``.
 
     Attributes:
-        op: canonical name; ``"placeholder"``, ``"get_attr"``, ``"output"``, ``"call_module"`` are the graph's own.
+        op: canonical name; ``"placeholder"``, ``"get_attr"``, ``"output"``, ``"call_module"`` are the
+            graph's own.
         args: argument name → value: an OpNode, a constant, or a tuple, dict or slice of these.
         fx: the node it comes from; two OpNodes share one where a call stands for two operations.
         index: position in the graph.

@@ -246,11 +246,13 @@ def after_one(act):
 
 def test_any_of_values_and_functions(traced):
     def activation(x):
-        return any_of(lambda v: F.gelu(v, approximate="tanh"), torch.relu, lambda v: v * torch.sigmoid(v), name="act")(
-            x + 1
-        )
+        return any_of(
+            lambda v: F.gelu(v, approximate="tanh"), torch.relu, lambda v: v * torch.sigmoid(v), name="act"
+        )(x + 1)
 
-    for i, act in enumerate((lambda v: F.gelu(v, approximate="tanh"), torch.relu, lambda v: torch.sigmoid(v) * v)):
+    for i, act in enumerate(
+        (lambda v: F.gelu(v, approximate="tanh"), torch.relu, lambda v: torch.sigmoid(v) * v)
+    ):
         assert only(traced(after_one(act)), activation).choices == {"act": i}
     assert not search(traced(lambda a: F.gelu(a + 1)), activation).occurrences
     power = compile_pattern(lambda x: x ** any_of(2, 3, name="n"))

@@ -1,0 +1,110 @@
+"""What moves freely, what does not, and what may be erased."""
+
+from __future__ import annotations
+
+import operator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from schedule.patterns import declare_pure, effects
+from schedule.tracing.regions import begin_autocast
+
+
+def node_of(target, *extra, kind="call_function", meta=None, **kwargs):
+    graph = fx.Graph()
+    node = graph.create_node(kind, target, (graph.placeholder("x"), *extra), kwargs)
+    node.meta.update(meta or {})
+    return node
+
+
+def unknown(x):
+    return x
+
+
+PURE = [
+    torch.relu,
+    F.softmax,
+    torch.matmul,
+    operator.getitem,
+    torch.linalg.norm,
+    torch.fft.fft,
+    operator.index,
+]
+MUTATING = [torch.relu_, operator.setitem, operator.iadd, torch.sigmoid_]
+RANDOM = [F.dropout, torch.bernoulli, torch.rand_like, F.gumbel_softmax, torch.normal]
+OPAQUE = [unknown, print, setattr, torch.manual_seed, torch.nn.utils.clip_grad_norm_]
+
+
+@pytest.mark.parametrize("target", PURE, ids=str)
+def test_pure(target):
+    assert effects(node_of(target)).pure
+
+
+@pytest.mark.parametrize("target", MUTATING, ids=str)
+def test_mutating(target):
+    node = node_of(target)
+    assert effects(node).mutates == (node.args[0],)
+
+
+@pytest.mark.parametrize("target", RANDOM, ids=str)
+def test_random(target):
+    assert effects(node_of(target)).rng
+
+
+@pytest.mark.parametrize("target", OPAQUE, ids=str)
+def test_unknown(target):
+    assert effects(node_of(target)).opaque
+
+
+def test_dropout_that_drops_nothing():
+    assert effects(node_of(F.dropout, 0.0)).pure
+    assert effects(node_of(F.dropout, training=False)).pure
+    assert effects(node_of("dropout", kind="call_method")).rng
+
+
+def test_attention_draws_with_a_dropout_probability():
+    attention = F.scaled_dot_product_attention
+    assert effects(node_of(attention, 1, 2)).pure
+    assert effects(node_of(attention, 1, 2, None, 0.1)).rng
+    assert effects(node_of(attention, 1, 2, dropout_p=0.1)).rng
+
+
+def test_methods():
+    assert effects(node_of("add", kind="call_method")).pure
+    assert effects(node_of("add_", kind="call_method")).mutates
+    assert effects(node_of("normal_", kind="call_method")).rng
+    assert effects(node_of("update", kind="call_method")).opaque
+    assert effects(node_of("get_seq_length", kind="call_method", meta={"opaque": True})).pure
+    assert effects(node_of("add", kind="call_method", meta={"opaque": True})).opaque
+    assert effects(node_of("size", 0, kind="call_method")).fresh
+
+
+def test_modules():
+    def call(module):
+        return effects(node_of("m", kind="call_module"), {"m": module})
+
+    hooked = nn.Linear(2, 2)
+    hooked.register_forward_hook(lambda *_: None)
+    assert call(nn.Linear(2, 2)).pure and call(nn.Dropout(0.5).eval()).pure
+    assert call(nn.Dropout(0.5)).rng and call(nn.ReLU(inplace=True)).mutates
+    for module in (hooked, nn.BatchNorm1d(2), nn.Sequential(nn.ReLU()), None):
+        assert call(module).opaque
+
+
+def test_blocks_are_barriers():
+    assert effects(node_of(begin_autocast)).barrier
+    assert effects(node_of(torch.manual_seed)).barrier
+
+
+def test_declared_pure():
+    def mine(x):
+        return x
+
+    assert effects(node_of(mine)).opaque
+    declare_pure(mine)
+    assert effects(node_of(mine)).pure
+    declare_pure(mine, rng=True)
+    assert effects(node_of(mine)).rng
