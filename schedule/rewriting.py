@@ -112,9 +112,9 @@ def splice(
     """Replace one occurrence in ``graph`` itself and return the new nodes, in order.
 
     The replacement goes where all of the inputs exist and no output has been used yet; pure nodes that
-    compute a late input are moved up if need be. A single node returned for several outputs is taken as a tuple of
-    them; outputs that nobody uses may be missing. Recorded specs move to the new outputs. The consumed nodes,
-    and pure nodes that fed nothing else, are erased.
+    compute a late input are moved up if need be. A single node returned for several outputs is taken as a
+    tuple of them; outputs that nobody uses may be missing. Recorded specs move to the new outputs. The
+    consumed nodes, and pure nodes that fed nothing else, are erased.
 
     Raises:
         MatchError: as :func:`check`; or the replacement has fewer outputs than are used.

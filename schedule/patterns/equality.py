@@ -70,8 +70,8 @@ def _edges(graph: nx.DiGraph) -> Counter[str]:
 def _labelled(graph: fx.Graph, modules: Mapping[str, nn.Module] | None) -> nx.DiGraph:
     """The live part of the normalised digraph, each node and edge with what must be equal.
 
-    A colour of all that lies below and above each node goes with it, so that the isomorphism test has little to
-    try.
+    A colour of all that lies below and above each node goes with it, so that the isomorphism test has
+    little to try.
     """
     normal = normalise(graph, modules)
     ends = [n for n in normal.nodes if n.op == "output" or n.mutates or _is_opaque(n)]
