@@ -1,0 +1,28 @@
+"""Rewrite rules as data: a construct as models write it → a call of a fused op, with the proof that both agree."""
+
+from schedule.rules import attention_softmax, bias_activation  # noqa: F401 - they register their rules
+from schedule.rules.proof import ProofFailure, prove
+from schedule.rules.registry import (
+    list_rules,
+    register_rule,
+    rule_at,
+    rule_for,
+    select_rules,
+    unregister_rule,
+)
+from schedule.rules.rule import Build, Judge, Proof, Rule
+
+__all__ = [
+    "Build",
+    "Judge",
+    "Proof",
+    "ProofFailure",
+    "Rule",
+    "list_rules",
+    "prove",
+    "register_rule",
+    "rule_at",
+    "rule_for",
+    "select_rules",
+    "unregister_rule",
+]

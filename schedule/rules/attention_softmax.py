@@ -1,0 +1,365 @@
+"""Scale, mask, softmax, cast and dropout of attention scores in one pass.
+
+::
+
+    before:  s = torch.matmul(q, k) * 0.125 + mask
+             p = F.dropout(F.softmax(s, dim=-1, dtype=torch.float32).to(q.dtype), 0.1, training=True)
+    after:   p = fused.scaled_masked_softmax(torch.matmul(q, k), mask, 0.125, dropout_p=0.1)
+
+The mask is what is added to the scores (of any shape that broadcasts, with its gradient: position biases too), up to
+two of them, or what hides scores by −inf. Scores hidden by a finite number stay with eager torch, which attends
+evenly to all keys of a row that is hidden whole, and the rest of the chain is fused.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+import fused
+from schedule.patterns import Occurrence, any_of, compile_pattern, optional, scalar, tensor
+from schedule.patterns.ops import find_form
+from schedule.rules.costs import small
+from schedule.rules.registry import register_rule
+from schedule.rules.rule import Proof, Rule, spec_of
+from schedule.tracing.specs import TensorSpec
+
+FAMILY = "attention_softmax"
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_PRODUCTS = frozenset("matmul bmm baddbmm einsum".split())
+_PASSED = frozenset("add sub mul div tanh view reshape cast to type_as where masked_fill unflatten transpose".split())
+
+Value = Any  # a tensor or, while a pattern is recorded, its proxy
+
+
+# -- patterns -----------------------------------------------------------------------------------------------
+
+
+def _scores() -> Value:
+    return tensor("x", where=lambda spec: spec.ndim >= 2 and spec.dtype in FLOATS)
+
+
+def _cast(name: str) -> Callable[[Value], Value]:
+    """A cast, if there is one: ``s.float()``, ``s.to(dtype)``, ``s.type_as(other)``."""
+    return optional(
+        lambda s: any_of(
+            s.to(scalar(name, where=_is_float)), s.type_as(tensor(f"{name}_like")), name=f"{name}_form"
+        ),
+        name=name,
+    )
+
+
+def _is_float(dtype: Any) -> bool:
+    return dtype in FLOATS if isinstance(dtype, torch.dtype) else False
+
+
+def _scaled(s: Value) -> Value:
+    return optional(lambda s: any_of(s * scalar("scale"), s / scalar("divisor")), name="scaled")(s)
+
+
+def _softmax(s: Value) -> Value:
+    return F.softmax(s, dim=-1, dtype=scalar("softmax_dtype"))
+
+
+def _dropped(p: Value) -> Value:
+    def dropout(p: Value) -> Value:
+        return F.dropout(p, p=scalar("p"), training=scalar("training"))
+
+    return optional(dropout, name="dropout")(p)
+
+
+def _mask(name: str) -> Value:
+    return tensor(name, where=lambda spec: spec.dtype in FLOATS)
+
+
+def _plain(x: Value) -> Value:
+    return _dropped(_cast("after")(_softmax(_cast("between")(_scaled(_cast("before")(_scores()))))))
+
+
+def _masked(x: Value, mask: Value) -> Value:
+    s = _scaled(_cast("before")(_scores())) + _mask("mask")
+    return _dropped(_cast("after")(_softmax(_cast("between")(s))))
+
+
+def _masked_twice(x: Value, bias: Value, mask: Value) -> Value:
+    s = _scaled(_cast("before")(_scores())) + _mask("bias") + _mask("mask")
+    return _dropped(_cast("after")(_softmax(_cast("between")(s))))
+
+
+def _hidden(x: Value, hidden: Value) -> Value:
+    s = _scaled(_cast("before")(_scores()))
+    s = s.masked_fill(tensor("hidden", dtype=torch.bool), scalar("fill", where=_is_minus_infinity))
+    return _dropped(_cast("after")(_softmax(_cast("between")(s))))
+
+
+def _is_minus_infinity(fill: Any) -> bool:
+    return isinstance(fill, float) and fill == -math.inf
+
+
+def _with_sink(s: Value) -> Value:
+    s = torch.cat((s, tensor("sink")), dim=-1)
+    p = _softmax(s - torch.max(s, dim=-1, keepdim=True)[0])
+    return _dropped(_cast("after")(p[..., :-1]))
+
+
+def _sink(x: Value, sink: Value) -> Value:
+    return _with_sink(_scaled(_scores()))
+
+
+def _masked_sink(x: Value, mask: Value, sink: Value) -> Value:
+    return _with_sink(_scaled(_scores()) + _mask("mask"))
+
+
+# -- judgement ----------------------------------------------------------------------------------------------
+
+
+def _objection(occurrence: Occurrence) -> str:
+    x, out = spec_of(occurrence.inputs["x"]), spec_of(occurrence.outputs[0])
+    if x is None or out is None or x.shape != out.shape:
+        return "what is softmaxed has not the shape of the scores"
+    for name in ("mask", "bias", "hidden"):
+        value = occurrence.inputs.get(name)
+        if value is not None and not _broadcasts(spec_of(value), x):
+            return f"the {name} does not broadcast to the scores"
+    narrow = [dtype for dtype in _stages(occurrence) if dtype.itemsize < x.dtype.itemsize]
+    if x.dtype == torch.float64 and narrow:
+        return f"float64 scores are softmaxed in {narrow[0]}, which the fused op does not imitate"
+    sink = occurrence.inputs.get("sink")
+    if sink is not None and not _broadcasts(spec_of(sink), TensorSpec((*x.shape[:-1], 1), x.dtype, x.device)):
+        return "what is appended to the scores is no column of sinks"
+    if _swapped(occurrence):
+        return "the scores are no product of matrices, the mask is"
+    p, training = occurrence.scalars.get("p"), occurrence.scalars.get("training")
+    if not isinstance(p, (int, float, type(None))) or not isinstance(training, (bool, type(None))):
+        return "the dropout probability is computed while running"
+    return "" if _gains(occurrence, x, out) else "softmax alone is one operation already: there is nothing to fuse"
+
+
+def _broadcasts(spec: TensorSpec | None, x: TensorSpec) -> bool:
+    if spec is None or spec.ndim > x.ndim or spec.device != x.device:
+        return False
+    return all(a in (1, b) for a, b in zip(reversed(spec.shape), reversed(x.shape), strict=False))
+
+
+def _stages(occurrence: Occurrence) -> list[torch.dtype]:
+    """The dtypes that the scores are cast to before and in the softmax."""
+    specs = {name: spec_of(value) for name, value in occurrence.inputs.items()}
+    casts = [_cast_to(name, specs, occurrence.scalars) for name in ("before", "between", "softmax_dtype")]
+    return [dtype for dtype in casts if dtype is not None]
+
+
+def _swapped(occurrence: Occurrence) -> bool:
+    """Whether the mask is the one that looks like scores: addition commutes, and a search may take either."""
+    others = [occurrence.inputs.get(name) for name in ("mask", "bias")]
+    return not _is_product(occurrence.inputs["x"]) and any(_is_product(o) for o in others if o is not None)
+
+
+def _is_product(value: Any) -> bool:
+    """Whether ``value`` comes from a product of matrices by steps that keep its elements apart."""
+    for _ in range(12):
+        if not isinstance(value, fx.Node) or value.op not in ("call_function", "call_method"):
+            return False
+        form = find_form(value.op, value.target)
+        name = form.definition.name if form is not None else str(value.target)
+        if name in _PRODUCTS:
+            return True
+        if name not in _PASSED:
+            return False
+        value = next((v for v in (*value.args, *value.kwargs.values()) if isinstance(v, fx.Node)), None)
+    return False
+
+
+def _gains(occurrence: Occurrence, x: TensorSpec, out: TensorSpec) -> bool:
+    scalars, inputs = occurrence.scalars, occurrence.inputs
+    added = any(inputs.get(name) is not None for name in ("mask", "bias", "hidden", "sink"))
+    scaled = scalars.get("scale") is not None or scalars.get("divisor") is not None
+    return added or scaled or _drops(scalars) or out.dtype != x.dtype
+
+
+def _drops(scalars: dict[str, Any]) -> bool:
+    return bool(scalars.get("training")) and scalars.get("p") not in (None, 0, 0.0)
+
+
+def _thrift(occurrence: Occurrence) -> str:
+    return small("softmax", spec_of(occurrence.inputs["x"]))
+
+
+# -- the replacement ----------------------------------------------------------------------------------------
+
+
+def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
+    x, mask = inputs["x"], inputs.get("mask")
+    if mask is None:
+        mask = inputs.get("hidden")
+    if inputs.get("bias") is not None:
+        mask = graph.call_function(operator.add, (inputs["bias"], mask))
+    options: dict[str, Any] = {}
+    if inputs.get("sink") is not None:
+        options["sink"] = inputs["sink"]
+    if _drops(scalars):
+        options["dropout_p"] = scalars["p"]
+    dtype = _out_dtype(inputs, scalars)
+    if dtype is not None:
+        options["out_dtype"] = dtype
+    return graph.call_function(fused.scaled_masked_softmax, (x, mask, _scale(graph, scalars)), options)
+
+
+def _scale(graph: fx.Graph, scalars: dict[str, Any]) -> Any:
+    scale, divisor = scalars.get("scale"), scalars.get("divisor")
+    if isinstance(divisor, fx.Node):
+        return graph.call_function(operator.truediv, (1.0, divisor))
+    if divisor is not None:
+        return 1.0 / divisor
+    return 1.0 if scale is None else scale
+
+
+def _out_dtype(inputs: dict[str, Any], scalars: dict[str, Any]) -> torch.dtype | None:
+    """The dtype of the result where it is not that of the scores."""
+    specs = {name: spec_of(value) for name, value in inputs.items()}
+    x = specs["x"]
+    if x is None:
+        return None
+    dtype = _cast_to("before", specs, scalars) or x.dtype
+    for name in ("bias", "mask", "sink"):
+        spec = specs.get(name)
+        dtype = torch.promote_types(dtype, spec.dtype) if spec is not None else dtype
+    dtype = _cast_to("between", specs, scalars) or dtype
+    dtype = scalars.get("softmax_dtype") or dtype
+    dtype = _cast_to("after", specs, scalars) or dtype
+    return dtype if dtype != x.dtype else None
+
+
+def _cast_to(name: str, specs: dict[str, TensorSpec | None], scalars: dict[str, Any]) -> torch.dtype | None:
+    like = specs.get(f"{name}_like")
+    return like.dtype if like is not None else scalars.get(name)
+
+
+# -- the rule -----------------------------------------------------------------------------------------------
+
+
+def _wide(q: Tensor) -> torch.dtype:
+    """What softmax is computed in. Rules leave float64 alone where a model softmaxes it in float32."""
+    return torch.promote_types(q.dtype, torch.float32)
+
+
+def _attention(scale: float | None, p: float, cast: bool = False) -> Callable[..., Tensor]:
+    """The chain as transformers' eager attention writes it, on products of ``q`` and ``k``."""
+
+    def form(q: Tensor, k: Tensor, *masks: Tensor) -> Tensor:
+        s = torch.matmul(q, k.transpose(-1, -2))
+        s = s if scale is None else s * scale
+        for mask in masks:
+            s = s + mask
+        weights = F.softmax(s, dim=-1, dtype=_wide(q)).to(q.dtype) if cast else F.softmax(s, dim=-1)
+        return F.dropout(weights, p=p, training=True)
+
+    return form
+
+
+def _first(form: Callable[..., Tensor], count: int) -> Callable[..., Tensor]:
+    """``form`` of its first ``count`` tensors."""
+    return [
+        None,
+        None,
+        lambda q, k: form(q, k),
+        lambda q, k, mask: form(q, k, mask),
+        lambda q, k, mask, bias: form(q, k, bias, mask),
+    ][count]  # type: ignore[return-value]
+
+
+def _divided(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+    s = (q @ k.transpose(-1, -2)) / math.sqrt(q.shape[-1])
+    return F.dropout(torch.softmax((s + mask).to(_wide(q)), -1).type_as(s), 0.1)
+
+
+def _divided_in_place(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+    s = (q @ k.transpose(-1, -2)).div_(2.0)
+    return (s + mask).softmax(-1)
+
+
+def _alibi(q: Tensor, k: Tensor, mask: Tensor, bias: Tensor) -> Tensor:
+    q3, k3 = q.flatten(0, -3), k.flatten(0, -3)
+    alibi = bias.expand(*q.shape[:-1], k.shape[-2]).reshape(-1, q.shape[-2], k.shape[-2])
+    s = alibi.baddbmm(batch1=q3, batch2=k3.transpose(1, 2), beta=1.0, alpha=0.25)
+    s = s.view(*q.shape[:-1], k.shape[-2]) + mask
+    return F.dropout(F.softmax(s, dim=-1, dtype=_wide(q)).to(q.dtype), 0.0, True)
+
+
+def _causal(q: Tensor, k: Tensor) -> Tensor:
+    s = torch.matmul(q, k.transpose(-1, -2)) * 0.5
+    later = torch.ones(s.shape[-2], s.shape[-1], dtype=torch.bool).triu(1)
+    return F.dropout(s.masked_fill(later, float("-inf")).softmax(dim=-1), 0.2)
+
+
+def _filled(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+    s = torch.matmul(q, k.transpose(-1, -2))
+    s = torch.where(mask > -1.0, s, torch.tensor(torch.finfo(s.dtype).min, dtype=s.dtype))
+    return F.softmax(s + mask, dim=-1)
+
+
+def _soft_capped(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+    s = torch.tanh(torch.matmul(q, k.transpose(-1, -2)) / 5.0) * 5.0
+    return F.softmax(s + mask, dim=-1, dtype=_wide(q)).to(q.dtype)
+
+
+def _gpt_oss(q: Tensor, k: Tensor, mask: Tensor, bias: Tensor) -> Tensor:
+    s = torch.matmul(q, k.transpose(-1, -2)) * 0.5 + mask
+    sinks = bias.amax(-1, keepdim=True).expand(*s.shape[:-1], 1)
+    s = torch.cat([s, sinks], dim=-1)
+    s = s - s.max(dim=-1, keepdim=True).values
+    return F.dropout(F.softmax(s, dim=-1, dtype=s.dtype)[..., :-1], p=0.1, training=True).to(q.dtype)
+
+
+def _tensors(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Queries, keys, an additive mask and a bias of each head for ``shape`` = (batch, heads, queries, keys)."""
+    batch, heads, queries, keys = shape
+    q, k = torch.randn(batch, heads, queries, 4, dtype=dtype), torch.randn(batch, heads, keys, 4, dtype=dtype)
+    mask = torch.randn(batch, 1, queries, keys, dtype=dtype)
+    return q, k, mask, torch.randn(1, heads, queries, keys, dtype=dtype)
+
+
+ATTENTION_SOFTMAX = register_rule(
+    Rule(
+        name="attention_softmax",
+        family=FAMILY,
+        patterns=tuple(
+            compile_pattern(pattern, name=pattern.__name__.strip("_").replace("_", " ") + " softmax")
+            for pattern in (_masked_sink, _sink, _masked_twice, _masked, _hidden, _plain)
+        ),
+        build=_build,
+        proof=Proof(
+            forms=(
+                _first(_attention(0.5, 0.1, cast=True), 3),
+                _first(_attention(0.5, 0.1), 4),
+                _first(_attention(None, 0.0), 3),
+                _first(_attention(0.5, 0.0), 2),
+                _first(_attention(None, 0.3), 2),
+                _divided,
+                _divided_in_place,
+                _alibi,
+                _causal,
+                _filled,
+                _soft_capped,
+                _gpt_oss,
+            ),
+            inputs=_tensors,
+            slack=2.5,  # eager keeps float32 probabilities where it casts them back, twice the memory
+            shapes=((2, 3, 4, 5), (1, 3, 4, 4), (3, 3, 1, 6)),
+            refused=(
+                lambda q, k: torch.softmax(torch.matmul(q, k.transpose(-1, -2)), -1),
+                lambda q, k, mask: torch.softmax(torch.matmul(q, k.transpose(-1, -2)) * 0.5 + mask, -2),
+                lambda q, k, mask: F.log_softmax(torch.matmul(q, k.transpose(-1, -2)) * 0.5 + mask, -1),
+            ),
+        ),
+        summary="fused.scaled_masked_softmax(scores, mask, scale, dropout_p=p)",
+        objection=_objection,
+        thrift=_thrift,
+    )
+)

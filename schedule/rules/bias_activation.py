@@ -1,0 +1,263 @@
+"""A bias and the activation after it, in one pass: ``act(x + bias)`` → ``fused.bias_activation(x, bias, name)``.
+
+::
+
+    before:  y = F.linear(x, self.fc.weight) + self.fc.bias;  z = 0.5 * y * (1 + torch.tanh(…))
+    after:   z = fused.bias_activation(F.linear(x, self.fc.weight), self.fc.bias, 'gelu_tanh')
+
+One rule for each activation, with every way it is written. An activation written out as a formula is worth a rule
+without a bias too: eager torch saves a tensor for each of its steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+import fused
+from schedule.patterns import Occurrence, any_of, compile_pattern, scalar, tensor
+from schedule.rules.costs import small
+from schedule.rules.registry import register_rule
+from schedule.rules.rule import Judge, Proof, Rule, spec_of
+
+FAMILY = "bias_activation"
+
+SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
+_ROUNDING = 1e-8  # Megatron and Bloom write 0.79788456 for √(2/π), which is 3e-9 off
+
+Value = Any  # a tensor or, while a pattern is recorded, its proxy
+
+
+def _near(name: str, wanted: float) -> Any:
+    return scalar(name, where=lambda value: isinstance(value, float) and abs(value - wanted) < _ROUNDING)
+
+
+# -- the activations, as they are written -------------------------------------------------------------------
+
+
+def _half(z: Value, one_plus: Value) -> Value:
+    """½·z·(1 + …), in each order of multiplication."""
+    return any_of((z * 0.5) * one_plus, (z * one_plus) * 0.5, z * (one_plus * 0.5))
+
+
+def _square(z: Value) -> Value:
+    return any_of(z * z, torch.pow(z, 2), torch.square(z))
+
+
+def _tanh_of_cube(z: Value) -> Value:
+    cube = any_of(torch.pow(z, 3.0) * 0.044715, ((z * 0.044715) * z) * z, ((z * z) * z) * 0.044715)
+    return _half(z, torch.tanh((z + cube) * _near("root", SQRT_2_OVER_PI)) + 1.0)
+
+
+def _tanh_of_square(z: Value) -> Value:
+    inner = any_of((z * 0.044715) * z, _square(z) * 0.044715) + 1.0
+    return _half(z, torch.tanh((z * _near("root", SQRT_2_OVER_PI)) * inner) + 1.0)
+
+
+def _erf(z: Value) -> Value:
+    scaled = any_of(z / _near("root2", math.sqrt(2.0)), z * _near("half_root2", math.sqrt(0.5)))
+    return _half(z, torch.erf(scaled) + 1.0)
+
+
+def _gelu_tanh(z: Value) -> Value:
+    return F.gelu(z, approximate="tanh")
+
+
+def _relu_squared(z: Value) -> Value:
+    return _square(torch.relu(z))
+
+
+def _quick(z: Value) -> Value:
+    return z * torch.sigmoid(z * 1.702)
+
+
+def _swish(z: Value) -> Value:
+    return z * torch.sigmoid(z)
+
+
+# -- patterns -----------------------------------------------------------------------------------------------
+
+
+def _with_bias(activation: Callable[[Value], Value], name: str) -> Any:
+    def pattern(x: Value, bias: Value) -> Value:
+        return activation(tensor("x", where=lambda s: s.ndim > 1 and s.dtype.is_floating_point) + tensor("bias", ndim=1))
+
+    return compile_pattern(pattern, name=f"bias + {name}")
+
+
+def _alone(activation: Callable[[Value], Value], name: str) -> Any:
+    def pattern(x: Value) -> Value:
+        return activation(tensor("x", where=lambda s: s.ndim > 0 and s.dtype.is_floating_point))
+
+    return compile_pattern(pattern, name=name)
+
+
+# -- judgement ----------------------------------------------------------------------------------------------
+
+
+def _objection(occurrence: Occurrence) -> str:
+    x, bias = spec_of(occurrence.inputs["x"]), spec_of(occurrence.inputs.get("bias"))
+    if x is None:
+        return "the input was not seen in the recorded run"
+    if occurrence.inputs.get("bias") is not None:
+        if bias is None or not bias.dtype.is_floating_point or bias.shape != x.shape[-1:]:
+            return f"what is added is no bias of {x.shape[-1]} features"
+        if bias.device != x.device:
+            return f"the bias is on {bias.device}, the input on {x.device}"
+    rounded = [
+        f"{name} = {value!r}"
+        for name, value in occurrence.scalars.items()
+        if value is not None and value not in (SQRT_2_OVER_PI, math.sqrt(2.0), math.sqrt(0.5))
+    ]
+    if rounded and x.dtype == torch.float64:
+        return f"the formula's rounded constant ({rounded[0]}) differs from the exact one in float64"
+    return ""
+
+
+def _saves_output(occurrence: Occurrence) -> str:
+    return (
+        "eager saves only the output, which the next layer keeps anyway; fused, the input would be kept as well "
+        "(cost_guard=False forces it)"
+    )
+
+
+# -- the rules ----------------------------------------------------------------------------------------------
+
+_SHAPES = ((2, 5, 8), (3, 16), (1, 1, 4), (2, 3, 2, 6))
+
+
+def _inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    return torch.randn(shape, dtype=dtype) * 2, torch.randn(shape[-1:], dtype=dtype)
+
+
+def _rule(
+    activation: str,
+    *,
+    formulas: tuple[Callable[[Value], Value], ...] = (),
+    singles: tuple[Callable[[Value], Value], ...] = (),
+    formula_forms: tuple[Callable[[Tensor], Tensor], ...] = (),
+    single_forms: tuple[Callable[[Tensor], Tensor], ...] = (),
+    refused: tuple[Callable[..., Tensor], ...] = (),
+    thrift_of_single: Judge | None = None,
+) -> Rule:
+    """The rule of one activation.
+
+    Args:
+        activation: its name in ``fused.bias_activation``.
+        formulas: ways to write it that take several operations, as patterns.
+        singles: ways that take one operation; nothing is gained from those without a bias.
+        formula_forms, single_forms: the activation as models write it, for the proof.
+        refused: what looks like it and is not.
+    """
+
+    def build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
+        return graph.call_function(fused.bias_activation, (inputs["x"], inputs.get("bias"), activation))
+
+    def size(kind: str) -> Judge:
+        return lambda occurrence: small(kind, spec_of(occurrence.inputs["x"]))
+
+    labels = [f.__name__.strip("_") for f in (*formulas, *singles)]
+    biased = [_with_bias(f, label) for f, label in zip((*formulas, *singles), labels, strict=True)]
+    alone = [_alone(f, label) for f, label in zip(formulas, labels, strict=False)]
+    judges = dict.fromkeys([*biased, *alone], size("formula"))
+    judges.update(dict.fromkeys(biased[len(formulas) :], thrift_of_single or size("single")))
+    reason = f"{activation} without a bias is one operation already: there is nothing to fuse"
+    return register_rule(
+        Rule(
+            name=f"bias_{activation}",
+            family=FAMILY,
+            patterns=(*biased, *alone),
+            build=build,
+            proof=Proof(
+                forms=(*map(_biased_form, (*formula_forms, *single_forms)), *formula_forms),
+                inputs=_inputs,
+                shapes=_SHAPES,
+                refused=refused,
+            ),
+            summary=f"fused.bias_activation(x, bias, {activation!r})",
+            objection=_objection,
+            thrift=lambda occurrence: judges[occurrence.pattern](occurrence),
+            bystanders=tuple((_alone(f, activation), reason) for f in singles),
+        )
+    )
+
+
+def _used_twice(z: Tensor) -> Tensor:
+    return F.gelu(z, approximate="tanh") + z
+
+
+def _biased_form(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda x, bias: activation(x + bias)
+
+
+GELU_TANH = _rule(
+    "gelu_tanh",
+    formulas=(_tanh_of_cube, _tanh_of_square),
+    singles=(_gelu_tanh,),
+    formula_forms=(
+        lambda x: 0.5 * x * (1.0 + torch.tanh(SQRT_2_OVER_PI * (x + 0.044715 * torch.pow(x, 3.0)))),
+        lambda x: x * 0.5 * (1.0 + torch.tanh(SQRT_2_OVER_PI * (x + 0.044715 * x**3))),
+        lambda x: 0.5 * x * (1 + torch.tanh(SQRT_2_OVER_PI * (x + 0.044715 * x * x * x))),
+        lambda x: 0.5 * x * (1.0 + torch.tanh(x * SQRT_2_OVER_PI * (1.0 + 0.044715 * x * x))),
+        lambda x: x * (0.5 * (1.0 + torch.tanh(x * SQRT_2_OVER_PI * (1 + 0.044715 * x**2)))),
+    ),
+    single_forms=(lambda x: F.gelu(x, approximate="tanh"), nn.GELU("tanh")),
+    refused=(
+        lambda x, b: F.gelu(x + b),
+        lambda x, b: 0.5 * (x + b) * (1.0 + torch.tanh(0.79 * (x + b + 0.044715 * torch.pow(x + b, 3.0)))),
+        lambda x, b: _used_twice(x + b),
+    ),
+)
+GELU = _rule(
+    "gelu",
+    formulas=(_erf,),
+    singles=(F.gelu,),
+    single_forms=(F.gelu, nn.GELU()),
+    formula_forms=(
+        lambda x: x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0))),
+        lambda x: 0.5 * x * (1.0 + torch.erf(x * math.sqrt(0.5))),
+    ),
+    refused=(
+        lambda x, b: F.gelu(x + b, approximate="tanh"),
+        lambda x, b: 0.5 * (x + b) * (1.0 + torch.erf((x + b) / 1.41)),
+    ),
+)
+QUICK_GELU = _rule(
+    "quick_gelu",
+    formulas=(_quick,),
+    formula_forms=(lambda x: x * torch.sigmoid(1.702 * x), lambda x: torch.sigmoid(x * 1.702) * x),
+    refused=(lambda x: x * torch.sigmoid(1.7 * x),),
+)
+SILU = _rule(
+    "silu",
+    formulas=(_swish,),
+    singles=(F.silu,),
+    formula_forms=(lambda x: x * torch.sigmoid(x),),
+    single_forms=(F.silu, nn.SiLU(), lambda x: F.silu(x, inplace=True)),
+    refused=(lambda x, b: F.mish(x + b), lambda x, b: (x + b) * torch.sigmoid(x)),
+)
+RELU_SQUARED = _rule(
+    "relu2",
+    formulas=(_relu_squared,),
+    formula_forms=(lambda x: torch.square(F.relu(x)), lambda x: F.relu(x) ** 2, lambda x: torch.relu(x).pow(2)),
+    refused=(lambda x: F.relu(x) ** 3,),
+)
+RELU = _rule(
+    "relu",
+    singles=(F.relu,),
+    single_forms=(F.relu, torch.relu, nn.ReLU(), lambda x: F.relu(x, inplace=True)),
+    refused=(lambda x, b: F.leaky_relu(x + b), lambda x, b: F.relu6(x + b)),
+    thrift_of_single=_saves_output,
+)
+TANH = _rule(
+    "tanh",
+    singles=(torch.tanh,),
+    single_forms=(torch.tanh, nn.Tanh(), lambda x: x.tanh()),
+    refused=(lambda x, b: F.hardtanh(x + b),),
+    thrift_of_single=_saves_output,
+)

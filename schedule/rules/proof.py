@@ -1,0 +1,180 @@
+"""Running the proof of a rule: each form of the construct beside its rewritten graph, outputs and gradients."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import fused
+from schedule.recording import Call, record
+from schedule.rules.applying import find_all, rewritten
+from schedule.rules.rule import Form, Proof, Rule
+from schedule.tracing.expansion import expand
+from schedule.tracing.specialisation import compiled, specialise
+
+_SIXTEEN_BITS = (torch.float16, torch.bfloat16)
+_SLACK = 1.1
+_SAMPLES = 8
+_TOLERANCES = {torch.float64: (1e-12, 1e-12), torch.float32: (1.3e-6, 1e-6)}
+
+
+@dataclass(frozen=True)
+class ProofFailure:
+    """A form that a rule does not hold for.
+
+    Attributes:
+        rule: its name.
+        form: which form, by number, or ``"refused 0"``.
+        case: shape and dtype.
+        problem: what is wrong.
+    """
+
+    rule: str
+    form: str
+    case: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}, form {self.form}, {self.case}: {self.problem}"
+
+
+class _Module(nn.Module):
+    def __init__(self, form: Form) -> None:
+        super().__init__()
+        self.form = form
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        return self.form(*tensors)
+
+
+def prove(rule: Rule) -> list[ProofFailure]:
+    """Compare every form in the proof of ``rule`` with what the rule makes of it; no failures means proved.
+
+    For each form, shape and dtype: the rule must match, and outputs and the gradients of all floating inputs must
+    agree under one seed, so that dropout must draw the same numbers. The graph is made at the first shape only and
+    must hold at the others.
+
+    Raises:
+        ValueError: the rule has no proof.
+    """
+    if rule.proof is None:
+        raise ValueError(f"the rule {rule.name} has no proof: give it schedule.rules.Proof(...)")
+    return list(_failures(rule, rule.proof))
+
+
+def _failures(rule: Rule, proof: Proof) -> Iterator[ProofFailure]:
+    for number, form in enumerate(proof.forms):
+        for dtype in proof.dtypes:
+            graph = _rewritten(rule, form, proof.inputs(proof.shapes[0], dtype))
+            if isinstance(graph, str):
+                yield ProofFailure(rule.name, str(number), str(dtype), graph)
+                continue
+            compare = _compare_rounding if dtype in _SIXTEEN_BITS else _compare
+            for shapes, problem in compare(form, graph, proof, dtype):
+                yield ProofFailure(rule.name, str(number), f"{dtype} {shapes}", problem)
+    for number, form in enumerate(proof.refused):
+        dtype = torch.float32
+        if not isinstance(_rewritten(rule, form, proof.inputs(proof.shapes[0], dtype)), str):
+            yield ProofFailure(rule.name, f"refused {number}", str(dtype), "the rule matches it")
+
+
+def _rewritten(rule: Rule, form: Form, tensors: tuple[Tensor, ...]) -> Callable[..., Any] | str:
+    """The form as a function after the rule, or why there is none."""
+    module = _Module(form).train()
+    given = tensors[: _arity(form)]
+    recording = record(module, given)
+    call: Call = recording.calls[module][0]
+    traced = specialise(module, _Module.forward, call, recording, True)
+    modules = dict(module.named_modules())
+    graph = expand(traced, module, recording).graph
+    findings = find_all(graph, [rule], modules, cost_guard=False)
+    if not findings.chosen:
+        reasons = "; ".join(place.reason for place in findings.places)
+        return f"the rule does not match{': ' if reasons else ''}{reasons}"
+    function = compiled(rewritten(graph, findings.chosen, modules))
+    return lambda *inputs: function(module, *inputs)
+
+
+def _arity(form: Form) -> int:
+    return len(inspect.signature(form.forward if isinstance(form, nn.Module) else form).parameters)
+
+
+def _compare(
+    form: Form, function: Callable[..., Any], proof: Proof, dtype: torch.dtype
+) -> Iterator[tuple[str, str]]:
+    """Problems at each shape: every element within the tolerance of its dtype."""
+    for shape in proof.shapes:
+        ours, eager, exact = _run_all(form, function, proof.inputs(shape, dtype), dtype)
+        for index, (a, b, reference) in enumerate(zip(ours, eager, exact, strict=True)):
+            problem = _unlike(a, b) or _off(a, b, reference, dtype)
+            if problem:
+                yield str(list(shape)), f"{_what(index)}: {problem}"
+
+
+def _compare_rounding(
+    form: Form, function: Callable[..., Any], proof: Proof, dtype: torch.dtype
+) -> Iterator[tuple[str, str]]:
+    """Problems over all shapes together: the error may be 1.1 × eager's, which small samples cannot tell."""
+    totals: dict[int, list[float]] = {}
+    for shape in proof.shapes * _SAMPLES:
+        ours, eager, exact = _run_all(form, function, proof.inputs(shape, dtype), dtype)
+        for index, (a, b, reference) in enumerate(zip(ours, eager, exact, strict=True)):
+            problem = _unlike(a, b)
+            if problem:
+                yield str(list(shape)), f"{_what(index)}: {problem}"
+                return
+            sums = totals.setdefault(index, [0.0, 0.0, 0.0])
+            for place, tensor in enumerate((a.double() - reference, b.double() - reference, reference)):
+                sums[place] += float(tensor.nan_to_num().square().sum())
+    for index, (error, eager_error, size) in totals.items():
+        slack = proof.slack if index else _SLACK
+        if error**0.5 > slack * eager_error**0.5 + 1e-6 * size**0.5:
+            yield "all shapes", f"{_what(index)}: error {error**0.5:.3g}, eager's is {eager_error**0.5:.3g}"
+
+
+def _what(index: int) -> str:
+    return "output" if index == 0 else f"gradient of input {index - 1}"
+
+
+def _run_all(
+    form: Form, function: Callable[..., Any], tensors: tuple[Tensor, ...], dtype: torch.dtype
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Output and gradients: ours, eager's, and the float64 reference."""
+    given = tensors[: _arity(form)]
+    with fused.backend("reference"):
+        ours = _run(function, given)
+    eager = _run(form, given)
+    wide = tuple(t.double() if t.is_floating_point() else t for t in given)
+    return ours, eager, eager if dtype == torch.float64 else _run(form, wide)
+
+
+def _run(function: Callable[..., Any], tensors: tuple[Tensor, ...]) -> list[Tensor]:
+    """Output and gradients of all floating inputs, under one seed."""
+    inputs = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in tensors]
+    torch.manual_seed(7)
+    output = function(*inputs)
+    weights = torch.linspace(-1, 1, output.numel(), dtype=torch.float64).reshape(output.shape).to(output.dtype)
+    wanted = [t for t in inputs if t.requires_grad]
+    gradients = torch.autograd.grad((output * weights).sum(), wanted, allow_unused=True)
+    return [output.detach(), *(torch.zeros_like(t) if g is None else g for g, t in zip(gradients, wanted, strict=True))]
+
+
+def _unlike(ours: Tensor, theirs: Tensor) -> str:
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        return f"{ours.dtype}{list(ours.shape)} instead of {theirs.dtype}{list(theirs.shape)}"
+    return "" if torch.equal(ours.isfinite(), theirs.isfinite()) else "other elements are not finite"
+
+
+def _off(ours: Tensor, theirs: Tensor, exact: Tensor, dtype: torch.dtype) -> str:
+    if not ours.numel():
+        return ""
+    rtol, atol = _TOLERANCES[dtype]
+    allowed = atol + rtol * max(exact.abs().max().item(), 1.0)
+    eager_off = (theirs.double() - exact).abs().max().item()
+    worst = (ours.double() - exact).abs().max().item()
+    return "" if worst <= max(allowed, _SLACK * eager_off) else f"off by {worst:.3g}, allowed {allowed:.3g}"

@@ -1,0 +1,108 @@
+"""The rules there are. A user's own rule registers here and then is like a built-in one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, overload
+
+from schedule.errors import MatchError
+from schedule.patterns import Occurrence, search
+from schedule.rules.rule import Build, Rule
+
+RULES: dict[str, Rule] = {}
+
+
+@overload
+def register_rule(rule: Rule) -> Rule: ...
+@overload
+def register_rule(*, name: str, family: str, patterns: Iterable[Any], **rest: Any) -> Callable[[Build], Rule]: ...
+
+
+def register_rule(rule: Rule | None = None, **settings: Any) -> Any:
+    """Add a rule, as a call or as the decorator of its ``build``::
+
+        register_rule(Rule("square", "powers", patterns=(lambda x: x * x,), build=build_square))
+
+        @register_rule(name="square", family="powers", patterns=[lambda x: x * x])
+        def build_square(graph, inputs, scalars):
+            return graph.call_function(torch.square, (inputs["x"],))
+
+    Raises:
+        MatchError: a rule of this name is there already.
+    """
+    if rule is None:
+
+        def decorate(build: Build) -> Rule:
+            return register_rule(Rule(build=build, **{**settings, "patterns": tuple(settings["patterns"])}))
+
+        return decorate
+    if rule.name in RULES:
+        raise MatchError(
+            f"there is a rule {rule.name!r} already", fix="choose another name, or unregister_rule() the old one"
+        )
+    RULES[rule.name] = rule
+    return rule
+
+
+def unregister_rule(name: str) -> None:
+    """Forget the rule ``name``."""
+    if RULES.pop(name, None) is None:
+        raise MatchError(f"there is no rule {name!r}", fix="schedule.list_rules() names them")
+
+
+def list_rules(family: str | None = None) -> list[Rule]:
+    """Every registered rule, or those of one family, in order of registration."""
+    return [rule for rule in RULES.values() if family in (None, rule.family)]
+
+
+def select_rules(rules: str | Iterable[str | Rule]) -> list[Rule]:
+    """The rules that ``rules=`` names.
+
+    Args:
+        rules: ``"default"`` or ``"all"``; the name of a rule or a family; or several of these, or rules themselves.
+
+    Raises:
+        MatchError: no rule or family has a name.
+    """
+    if isinstance(rules, str) and rules in ("default", "all"):
+        return list_rules()
+    chosen: dict[str, Rule] = {}
+    for item in [rules] if isinstance(rules, str) else rules:
+        if isinstance(item, Rule):
+            found = [item]
+        else:
+            found = [RULES[item]] if item in RULES else list_rules(item)
+        if not found:
+            families = sorted({rule.family for rule in RULES.values()})
+            raise MatchError(
+                f"there is no rule or family {item!r}",
+                fix=f"families: {', '.join(families)}; rules: {', '.join(RULES)}",
+            )
+        chosen.update((rule.name, rule) for rule in found)
+    return list(chosen.values())
+
+
+def rule_for(pattern: Any) -> Rule | None:
+    """The rule that ``pattern`` belongs to: one of its own patterns, or its name; None if there is none."""
+    for rule in RULES.values():
+        if pattern in rule.patterns or pattern == rule.name:
+            return rule
+    return None
+
+
+def rule_at(occurrence: Occurrence) -> tuple[Rule, Occurrence] | None:
+    """The rule that rewrites exactly what ``occurrence`` consumes, with the rule's own view of it.
+
+    This is how a user's pattern finds its fused op: whatever the pattern was called and however its inputs are
+    named, a rule that matches the same nodes says how to replace them.
+    """
+    rule = rule_for(occurrence.pattern)
+    if rule is not None:
+        return rule, occurrence
+    nodes = set(occurrence.nodes)
+    for rule in RULES.values():
+        for pattern in rule.patterns:
+            for other in search(occurrence.graph, pattern).occurrences:
+                if set(other.nodes) == nodes and other.outputs == occurrence.outputs and not rule.objection(other):
+                    return rule, other
+    return None

@@ -1,0 +1,110 @@
+"""A rewrite rule: where a construct occurs, what goes in its place, and the proof that both are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from schedule.errors import MatchError
+from schedule.patterns import NormalGraph, Occurrence, Pattern, compile_pattern, search
+from schedule.tracing.specs import TensorSpec
+
+Build = Callable[[fx.Graph, dict[str, Any], dict[str, Any]], Any]
+"""``build(graph, inputs, scalars)`` inserts the replacement and returns its node."""
+
+Judge = Callable[[Occurrence], str]
+"""Why an occurrence is left alone; "" if it is not."""
+
+Form = Callable[..., torch.Tensor]
+
+
+def no_objection(occurrence: Occurrence) -> str:
+    """Every occurrence will do."""
+    return ""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What shows that a rule changes no result; :func:`schedule.rules.prove` runs it.
+
+    Attributes:
+        forms: the construct as models write it, each a function of tensors that the rule must match.
+        inputs: tensors for a shape and a dtype, in the order of the forms' parameters; those of floating point
+            are compared by gradient too.
+        shapes: shapes to try; ``inputs`` says what a shape means.
+        dtypes: dtypes to try. float64 must agree to 1e-12, float32 with a float64 reference to rtol 1.3e-6, and
+            16-bit types may be off by 1.1 × what the original is off.
+        refused: lookalikes that no pattern of the rule may match.
+        slack: what the error of 16-bit gradients may be, as a multiple of eager's. More than 1.1 where the fused op
+            keeps in 16 bits what eager keeps in 32.
+    """
+
+    forms: tuple[Form, ...]
+    inputs: Callable[[tuple[int, ...], torch.dtype], tuple[torch.Tensor, ...]]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32, torch.bfloat16)
+    refused: tuple[Form, ...] = ()
+    slack: float = 1.1
+
+
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """A rewrite as data.
+
+    Attributes:
+        name: unique; reports and ``rules=[...]`` use it.
+        family: what it belongs to, such as ``"bias_activation"``.
+        patterns: every way the construct is written; compiled by :func:`compile_pattern` if they are functions.
+        build: inserts the replacement for an occurrence of any of them.
+        proof: see :class:`Proof`.
+        summary: the replacement as users read it in a graph.
+        objection: why an occurrence cannot be rewritten though it looks alike.
+        thrift: why an occurrence would not pay; not asked with ``cost_guard=False``.
+        bystanders: ``(pattern, reason)`` for code that is left alone on purpose.
+    """
+
+    name: str
+    family: str
+    patterns: tuple[Any, ...]
+    build: Build
+    proof: Proof | None = None
+    summary: str = ""
+    objection: Judge = no_objection
+    thrift: Judge = no_objection
+    bystanders: tuple[tuple[Any, str], ...] = ()
+    anchors: tuple[frozenset[str], ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.patterns:
+            raise MatchError(f"the rule {self.name} has no pattern", fix="give it at least one")
+        compiled = tuple(compile_pattern(pattern) for pattern in self.patterns)
+        object.__setattr__(self, "patterns", compiled)
+        object.__setattr__(self, "anchors", tuple(_required_ops(pattern) for pattern in compiled))
+        object.__setattr__(
+            self, "bystanders", tuple((compile_pattern(pattern), reason) for pattern, reason in self.bystanders)
+        )
+
+    def possible(self, normal: NormalGraph) -> Iterator[Pattern]:
+        """The patterns whose operations all occur in a graph."""
+        for pattern, ops in zip(self.patterns, self.anchors, strict=True):
+            if all(normal.by_op.get(op) for op in ops):
+                yield pattern
+
+
+def _required_ops(pattern: Pattern) -> frozenset[str]:
+    return frozenset(node.op for node in pattern.required if node.op not in ("choice", "call_module"))
+
+
+def spec_of(value: Any) -> TensorSpec | None:
+    """How a bound value looked in the recorded run; None if it was not seen or is no tensor."""
+    spec = value.meta.get("spec") if isinstance(value, fx.Node) else None
+    if spec is None and hasattr(value, "value") and isinstance(value.value, torch.Tensor):
+        spec = TensorSpec.of(value.value)
+    return spec if isinstance(spec, TensorSpec) else None
+
+
+__all__ = ["Build", "Form", "Judge", "Proof", "Rule", "no_objection", "search", "spec_of"]
