@@ -94,7 +94,8 @@ class _Search:
                     for _ in unifier.solutions(anchor, candidate):
                         break
         taken = {n for o in occurrences for n in o.nodes}
-        missed = [f for f in unifier.failures.values() if f.node.fx is None or f.node.fx not in taken]
+        least = 1 if occurrences else 0  # beside real matches, places where nothing fits say nothing
+        missed = [f for f in unifier.failures.values() if f.node.fx not in taken and f.matched >= least]
         missed.sort(key=lambda f: (-f.matched, f.node.index))
         total = self.pattern.size
         misses = [f.near_miss(self.pattern.name, total) for f in missed[:MAX_NEAR_MISSES]]

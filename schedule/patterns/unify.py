@@ -189,8 +189,12 @@ class Unifier:
             return self._fail(value, lambda: describe(node), value)
         if value in self.used and not self.is_metadata(value):
             return self._fail(value, lambda: f"{describe(node)} apart from {value.name}", value)
-        self._set(self.binding, node, value)
-        self._set(self.used, value, node)
+        binding, used, trail = self.binding, self.used, self._trail
+        binding[node] = value
+        trail.append((binding, node))
+        if value not in used:
+            used[value] = node
+            trail.append((used, value))
         if isinstance(node, CallNode):
             given = self._call_arguments(value)
             return node.any_arguments or self._match_plain(tuple(node.args.values()), given, agenda, waiting)
