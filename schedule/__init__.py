@@ -1,0 +1,58 @@
+"""A schedule-based rewriting compiler for PyTorch models: match, rewrite, verify, undo.
+
+import schedule
+
+sch = schedule.create_schedule(model, example_inputs=batch)
+mlps = sch["transformer.h.*.mlp"]
+mlps.fuse(mlps.find("bias_gelu_tanh", expect=12))
+with schedule.verify(sch, batch):
+    model = schedule.build(sch)
+"""
+
+from schedule.errors import (
+    MatchError,
+    NotApplicable,
+    PathError,
+    RecipeError,
+    ScheduleError,
+    ShardError,
+    TraceError,
+    VerificationError,
+)
+from schedule.group import Group
+from schedule.matching import Match
+from schedule.patterns import any_of, call_module, optional, scalar, tensor
+from schedule.primitives import list_primitives, primitive
+from schedule.rules import Rule, list_rules, register_rule
+from schedule.runtime import FallbackWarning
+from schedule.tree import Schedule, build, create_schedule
+from schedule.verify import equivalent, verify
+
+__all__ = [
+    "FallbackWarning",
+    "Group",
+    "Match",
+    "MatchError",
+    "NotApplicable",
+    "PathError",
+    "RecipeError",
+    "Rule",
+    "Schedule",
+    "ScheduleError",
+    "ShardError",
+    "TraceError",
+    "VerificationError",
+    "any_of",
+    "build",
+    "call_module",
+    "create_schedule",
+    "equivalent",
+    "list_primitives",
+    "list_rules",
+    "optional",
+    "primitive",
+    "register_rule",
+    "scalar",
+    "tensor",
+    "verify",
+]

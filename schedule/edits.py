@@ -1,0 +1,162 @@
+"""The changes that primitives make, each of which can be taken back to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from schedule.runtime import STATE, ScheduledState, install, scheduled_class, state_of
+from schedule.tracing.specialisation import Specialisation, original_class
+
+if TYPE_CHECKING:
+    from schedule.tree import Tree
+
+_ABSENT = object()
+_HOOK_TABLES = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+
+class SetSpecialisations:
+    """The graphs that a module runs; none of them gives it its original forward back."""
+
+    def __init__(self, module: nn.Module, specialisations: Sequence[Specialisation], name: str) -> None:
+        self.module, self.specialisations, self.name = module, tuple(specialisations), name
+        self._before = state_of(module)
+        self._after: ScheduledState | None = None
+
+    def apply(self) -> None:
+        """Install the new graphs."""
+        if self._after is None:
+            install(self.module, self.specialisations, self.name)
+            self._after = state_of(self.module)
+        else:
+            _put(self.module, self._after)
+
+    def revert(self) -> None:
+        """Put back what ran before, with its counts."""
+        if self._before is None:
+            install(self.module, ())
+        else:
+            _put(self.module, self._before)
+
+
+def _put(module: nn.Module, state: ScheduledState) -> None:
+    vars(module)[STATE] = state
+    module.__class__ = scheduled_class(original_class(module))
+
+
+class SetTrace:
+    """The graphs a module was explicitly traced to, which it does not run yet."""
+
+    def __init__(self, tree: Tree, module: nn.Module, specialisations: tuple[Specialisation, ...]) -> None:
+        self._explicit, self.module, self.specialisations = tree.graphs.explicit, module, specialisations
+        self._before = self._explicit.get(module)
+
+    def apply(self) -> None:
+        """Keep the new graphs."""
+        self._explicit[self.module] = self.specialisations
+
+    def revert(self) -> None:
+        """Keep what was kept before."""
+        if self._before is None:
+            self._explicit.pop(self.module, None)
+        else:
+            self._explicit[self.module] = self._before
+
+
+class SwapModule:
+    """One module in another's place, in everything that holds it, with its forward hooks and its place in the tree."""
+
+    def __init__(self, tree: Tree, old: nn.Module, new: nn.Module) -> None:
+        self.tree, self.old, self.new = tree, old, new
+        self.holders = [
+            (parent, name)
+            for parent in tree.root.modules()
+            for name, child in parent._modules.items()
+            if child is old
+        ]
+        self._hooks: Mapping[str, tuple[Any, Any]] = {}
+        self._training: list[tuple[nn.Module, bool]] = []
+
+    def apply(self) -> None:
+        """Swap."""
+        self._training = [(module, module.training) for module in self.new.modules()]
+        self._hooks = {
+            table: (vars(self.old)[table], vars(self.new)[table])
+            for table in _HOOK_TABLES
+            if table in vars(self.new)
+        }
+        for module, _ in self._training:
+            module.training = self.old.training
+        for table, (of_old, of_new) in self._hooks.items():
+            self._move_hooks(table, of_old, of_new)
+        self._hold(self.new)
+        self.tree.moved(self.old, self.new, [parent for parent, _ in self.holders])
+
+    def _move_hooks(self, table: str, of_old: Any, of_new: Any) -> None:
+        """Never one table for two modules. The old one goes over as it is where it can: handles refer to it."""
+        empty = type(of_old)()
+        if of_new:
+            merged = type(of_old)({**of_old, **of_new})
+            vars(self.new)[table] = merged
+        else:
+            vars(self.new)[table] = of_old
+        vars(self.old)[table] = empty
+
+    def revert(self) -> None:
+        """Swap back."""
+        for table, (of_old, of_new) in self._hooks.items():
+            vars(self.old)[table], vars(self.new)[table] = of_old, of_new
+        for module, training in self._training:
+            module.training = training
+        self._hold(self.old)
+        self.tree.moved(self.new, self.old, [parent for parent, _ in self.holders])
+
+    def _hold(self, module: nn.Module) -> None:
+        for parent, name in self.holders:
+            parent._modules[name] = module
+
+
+class AddModule:
+    """A new child module, for a replacement that has state of its own."""
+
+    def __init__(self, tree: Tree, parent: nn.Module, name: str, child: nn.Module) -> None:
+        self.tree, self.parent, self.name, self.child = tree, parent, name, child
+
+    def apply(self) -> None:
+        """Add it."""
+        self.parent._modules[self.name] = self.child
+        self.tree.forget_paths()
+
+    def revert(self) -> None:
+        """Remove it."""
+        self.parent._modules.pop(self.name, None)
+        self.tree.forget_paths()
+
+
+class SetItem:
+    """One entry of a mapping, such as a parameter in a module's table or a tag of a parameter."""
+
+    def __init__(self, mapping: Callable[[], dict[Any, Any]], key: Any, value: Any) -> None:
+        self.mapping, self.key, self.value = mapping, key, value
+        self._before = mapping().get(key, _ABSENT)
+
+    def apply(self) -> None:
+        """Set it."""
+        self.mapping()[self.key] = self.value
+
+    def revert(self) -> None:
+        """Put back what was there."""
+        if self._before is _ABSENT:
+            self.mapping().pop(self.key, None)
+        else:
+            self.mapping()[self.key] = self._before

@@ -1,0 +1,37 @@
+"""Module paths with wildcards: ``*`` within one component, ``**`` over any number of components."""
+
+from __future__ import annotations
+
+import re
+
+from torch import nn
+
+
+def is_glob(path: str) -> bool:
+    """Whether ``path`` has wildcards."""
+    return any(mark in path for mark in "*?[")
+
+
+def matcher(glob: str) -> re.Pattern[str]:
+    """A regular expression that whole paths match."""
+    text = "".join(f"{_component(part)}\\." if part != "**" else r"(?:[^.]+\.)*" for part in glob.split("."))
+    return re.compile(text)
+
+
+def _component(part: str) -> str:
+    pieces = re.split(r"(\*|\?|\[[^\]]*\])", part)
+    return "".join(
+        "[^.]*" if p == "*" else "[^.]" if p == "?" else p if p.startswith("[") else re.escape(p)
+        for p in pieces
+    )
+
+
+def select(root: nn.Module, glob: str) -> list[nn.Module]:
+    """The modules under ``root`` whose path matches, in order, shared ones once."""
+    pattern = matcher(glob)
+    found = {
+        m: None
+        for path, m in root.named_modules(remove_duplicate=False)
+        if path and pattern.fullmatch(path + ".")
+    }
+    return list(found)

@@ -1,0 +1,254 @@
+"""The graphs of a model's modules: made when needed, checked at once, kept until something changes them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from schedule import recording as recordings
+from schedule.errors import ScheduleError, TraceError
+from schedule.recording import Call, Recording, as_call, undisturbed
+from schedule.runtime import ScheduledState, state_of
+from schedule.tracing.calls import intercepted_calls
+from schedule.tracing.specialisation import Specialisation, original_class, specialise
+from schedule.tracing.structure import map_structure, tensors
+from schedule.verify.shapes import other_shapes
+
+Specialisations = tuple[Specialisation, ...]
+Enter = Callable[[nn.Module, str], bool]
+
+_CHECKED_SHAPES = 2
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+
+
+class Graphs:
+    """Traced forwards of the modules of one root.
+
+    Attributes:
+        explicit: what ``trace`` and ``trace_until`` made; part of the schedule, unlike what is traced by need.
+    """
+
+    def __init__(self, root: nn.Module, example_inputs: Any, path_of: Callable[[nn.Module], str]) -> None:
+        self.root, self.example_inputs = root, example_inputs
+        self.explicit: dict[nn.Module, Specialisations] = {}
+        self._path_of = path_of
+        self._by_need: dict[nn.Module, Specialisations] = {}
+        self._failed: dict[nn.Module, TraceError] = {}
+        self._recording: Recording | None = None
+        self._outdated = False
+        self._batches: list[Any] | None = None
+
+    @property
+    def recording(self) -> Recording:
+        """One run of the root; made when first read.
+
+        Raises:
+            TraceError: the schedule was made without example inputs.
+            NotApplicable: the model refuses them.
+        """
+        if self._recording is None:
+            if self.example_inputs is None:
+                raise TraceError(
+                    "tracing needs to see one call of the model, and no example inputs were given",
+                    fix="schedule.create_schedule(model, example_inputs=batch)",
+                )
+            self._recording = recordings.record(self.root, self.example_inputs)
+        return self._recording
+
+    def current(self, module: nn.Module) -> Specialisations | None:
+        """The graphs that ``module`` runs or was explicitly traced to, None if there are none."""
+        state = state_of(module)
+        return state.specialisations if state is not None else self.explicit.get(module)
+
+    def of(self, module: nn.Module) -> Specialisations:
+        """The graphs of ``module``, traced now if need be.
+
+        Raises:
+            TraceError: it cannot be traced, or the graph is wrong at other shapes.
+        """
+        failed = self.ensure([module])
+        if module in failed:
+            raise _again(failed[module])
+        return self.current(module) or self._by_need[module]
+
+    def ensure(self, modules: Iterable[nn.Module]) -> dict[nn.Module, TraceError]:
+        """Trace those that have no graph yet and check them together; the errors of those that cannot be."""
+        fresh: dict[nn.Module, Specialisations] = {}
+        wanted = list(dict.fromkeys(modules))
+        for module in wanted:
+            if self.current(module) or module in self._by_need or module in self._failed:
+                continue
+            try:
+                fresh[module] = self.trace(module)
+            except TraceError as error:
+                if self.example_inputs is None:
+                    raise
+                self._failed[module] = error
+        wrong = self.check(fresh)
+        self._failed |= wrong
+        self._by_need |= {module: made for module, made in fresh.items() if module not in wrong}
+        return {
+            module: self._failed[module]
+            for module in wanted
+            if module in self._failed and not self.current(module)
+        }
+
+    def structure_changed(self, holders: Iterable[nn.Module]) -> None:
+        """Children of ``holders`` were exchanged: trace the holders anew when needed, and record new modules."""
+        for module in holders:
+            self._by_need.pop(module, None)
+            self._failed.pop(module, None)
+        self._outdated = True
+
+    def calls(self, module: nn.Module) -> Sequence[Call]:
+        """The recorded calls of ``module``, one a signature; none if the run did not reach it."""
+        if self._outdated and module not in self.recording.calls:
+            self._recording, self._outdated = None, False
+        return self.recording.calls.get(module, ())
+
+    def trace(self, module: nn.Module, enter: Enter = lambda module, path: False) -> Specialisations:
+        """Graphs of the original forward of ``module`` for every recorded signature, training and not."""
+        path = self._path_of(module)
+        if "forward" in vars(module):
+            raise TraceError(
+                f"{path or 'the root'} has a forward of its own, set on the object",
+                fix="schedule the model before forward is replaced, or remove the replacement",
+            )
+        calls = self.calls(module)
+        if not calls:
+            raise TraceError(
+                f"{path or 'the root'} ({type(module).__name__}) was not called in the recorded run",
+                fix="give example inputs that reach it, or schedule the module that uses it",
+            )
+        forward, made = original_class(module).forward, []
+        for number, call in enumerate(calls):
+            try:
+                made += [
+                    specialise(module, forward, call, self.recording, train, enter) for train in (True, False)
+                ]
+            except TraceError:
+                if number == 0:
+                    raise  # calls of a further signature may run the original forward
+        return tuple(made)
+
+    # -- checking ------------------------------------------------------------------------------------------
+
+    def check(self, traced: dict[nn.Module, Specialisations]) -> dict[nn.Module, TraceError]:
+        """Compare graphs with the modules they were made from, on other shapes than recorded, in eval mode.
+
+        One or two runs of the root, whatever the number of modules; nothing of the model changes.
+        """
+        wrong: dict[nn.Module, TraceError] = {}
+        tensors_of_root = [*self.root.parameters(), *self.root.buffers()]
+        if not traced or any(t.is_meta for t in tensors_of_root):
+            return wrong
+        comparison = _Comparison(traced, self._path_of, wrong)
+        buffers = [(buffer, buffer.clone()) for buffer in self.root.buffers()]
+        with undisturbed(self.root), torch.no_grad():
+            self.root.eval()
+            for batch in self._other_batches():
+                args, kwargs = as_call(batch)
+                try:
+                    with intercepted_calls(self.root, comparison.on_call):
+                        self.root(*args, **kwargs)
+                except ScheduleError:
+                    raise
+                except Exception:  # the user's forward may raise anything: it does not take this shape
+                    continue
+                finally:
+                    for buffer, data in buffers:
+                        if not torch.equal(buffer, data):
+                            buffer.copy_(data)
+        return wrong
+
+    def _other_batches(self) -> list[Any]:
+        if self._batches is None:
+            self._batches = other_shapes(self.example_inputs)[:_CHECKED_SHAPES]
+        return self._batches
+
+
+class _Comparison:
+    """Runs the graph of each watched module beside the module."""
+
+    def __init__(
+        self,
+        traced: dict[nn.Module, Specialisations],
+        path_of: Callable[[nn.Module], str],
+        wrong: dict[nn.Module, TraceError],
+    ) -> None:
+        self.path_of, self.wrong = path_of, wrong
+        self.states = {
+            module: ScheduledState(original_class(module), made, path_of(module))
+            for module, made in traced.items()
+        }
+        self.comparing = False
+
+    def on_call(
+        self, module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if self.comparing or module not in self.states or module in self.wrong:
+            return call(*args, **kwargs)
+        twin_args, twin_kwargs = map_structure((args, kwargs), _own)
+        expected = call(*args, **kwargs)
+        if not _hooked(module):  # a hook may change the output: then the graph is not what the call returns
+            self.compare(module, expected, twin_args, twin_kwargs)
+        return expected
+
+    def compare(self, module: nn.Module, expected: Any, args: Any, kwargs: Any) -> None:
+        selected = self.states[module].select(module, *args, **kwargs)
+        if selected is None:
+            return
+        run, inputs = selected
+        where = ", ".join(str(list(t.shape)) for t in tensors((args, kwargs)))
+        self.comparing = True
+        try:
+            got = run(module, *inputs)
+            why = _difference(got, expected)
+        except Exception as error:  # code generated from the user's forward may raise anything
+            why = f"it raises {type(error).__name__}: {error}"
+        finally:
+            self.comparing = False
+        if why:
+            self.wrong[module] = TraceError(
+                f"the traced graph of {self.path_of(module) or 'the root'} is wrong at other shapes: {why}",
+                where=f"inputs of shapes {where}",
+                fix="keep the module that bakes a size in a leaf (`leaves=(…,)`), or schedule its submodules",
+            )
+
+
+def _own(leaf: Any) -> Any:
+    """A copy of an argument that the module may change in place."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.clone()
+    if leaf is None or callable(leaf) or isinstance(leaf, (bool, int, float, str, torch.dtype, torch.device)):
+        return leaf
+    try:
+        return copy.deepcopy(leaf)
+    except (TypeError, RuntimeError, AttributeError):
+        return leaf
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def _difference(got: Any, expected: Any) -> str:
+    ours, theirs = list(tensors(got)), list(tensors(expected))
+    if len(ours) != len(theirs):
+        return f"it returns {len(ours)} tensors instead of {len(theirs)}"
+    for a, b in zip(ours, theirs, strict=True):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return f"it returns {a.dtype}{list(a.shape)} instead of {b.dtype}{list(b.shape)}"
+        bound = _TOLERANCE.get(b.dtype, 0.0)
+        if not torch.allclose(a, b, rtol=bound, atol=bound, equal_nan=True):
+            return f"it is off by {(a.double() - b.double()).abs().max().item():.3g}"
+    return ""
+
+
+def _again(error: TraceError) -> TraceError:
+    """A remembered error, to be raised once more."""
+    return TraceError(error.why, fix=error.fix, where=error.where)

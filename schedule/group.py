@@ -1,0 +1,145 @@
+"""Several schedules at once: a primitive applies to all of them or to none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
+
+from schedule import primitives
+from schedule.errors import MatchError, PathError, located
+from schedule.matching import Match, find_in
+from schedule.primitives.registry import call_text, registered
+
+if TYPE_CHECKING:
+    from schedule.tree import Schedule
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def broadcast(method: Callable[Concatenate[Schedule, P], R]) -> Callable[Concatenate[Group, P], list[R]]:
+    """The primitive for groups: one step over all members; each gets the matches that are in it."""
+    name = method.__name__
+
+    def on_all(group: Group, *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        import inspect
+
+        bound = inspect.signature(method).bind(group[0], *args, **kwargs)
+        arguments = dict(list(bound.arguments.items())[1:])
+        asked = call_text(name, arguments)
+        tree, paths = group[0].tree, [member.path for member in group]
+        with (
+            located(asked, group.label),
+            tree.history.transaction(name, paths, arguments, f"{asked} on {group.label}"),
+        ):
+            return [method(member, *own[0], **own[1]) for member, own in _shared_out(group, bound)]
+
+    on_all.__name__, on_all.__doc__, on_all.__wrapped__ = name, method.__doc__, method  # type: ignore[attr-defined]
+    return on_all
+
+
+def _shared_out(group: Group, bound: Any) -> Iterator[tuple[Schedule, tuple[Any, Any]]]:
+    """(member, arguments) for each member; matches go to the member they are in."""
+    matches = bound.arguments.get("matches")
+    if not isinstance(matches, (list, tuple)):
+        for member in group:
+            bound.arguments[next(iter(bound.arguments))] = member
+            yield member, (bound.args[1:], bound.kwargs)
+        return
+    remaining = list(matches)
+    for member in list(group):
+        inside = [m for m in remaining if member.holds(_first(m))]
+        remaining = [m for m in remaining if m not in inside]
+        if inside:
+            bound.arguments["matches"] = inside
+            bound.arguments[next(iter(bound.arguments))] = member
+            yield member, (bound.args[1:], bound.kwargs)
+    if remaining or not matches:
+        raise MatchError(
+            f"a match in {_first(remaining[0]).path} is in none of these modules"
+            if remaining
+            else "no matches given",
+            fix="give matches that this group's find() returned",
+        )
+
+
+def _first(match: Any) -> Match:
+    return match[0] if isinstance(match, (list, tuple)) else match
+
+
+class Group:
+    """Schedules in the order of the model, such as all MLPs; made by a glob."""
+
+    def __init__(self, members: Sequence[Schedule], label: str) -> None:
+        self._members, self._label = list(members), label
+
+    @property
+    def label(self) -> str:
+        """The glob and how many modules it is, as messages write it."""
+        return f"{self._label} ({len(self)} modules)"
+
+    @property
+    def paths(self) -> list[str]:
+        """Where the members are."""
+        return [member.path for member in self._members]
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[Schedule]:
+        return iter(self._members)
+
+    @overload
+    def __getitem__(self, key: int) -> Schedule: ...
+    @overload
+    def __getitem__(self, key: slice | str) -> Group: ...
+
+    def __getitem__(self, key: int | slice | str) -> Schedule | Group:
+        """A member by index, some by slice, or the group of what each has at a path or glob."""
+        if isinstance(key, int):
+            return self._members[key]
+        label = f"{self._label}.{key}" if isinstance(key, str) else f"{self._label}[{key.start}:{key.stop}]"
+        if isinstance(key, slice):
+            return self._nonempty(self._members[key], label)
+        found: dict[Schedule, None] = {}
+        for member in self._members:
+            inner = member[key]
+            found |= dict.fromkeys(inner if isinstance(inner, Group) else [inner])
+        return Group(list(found), label)
+
+    def _nonempty(self, members: list[Schedule], label: str) -> Group:
+        if not members:
+            raise PathError(f"{label} is empty: the group has {len(self)} members")
+        return Group(members, label)
+
+    def __contains__(self, member: object) -> bool:
+        return any(member is m or member == m.path for m in self._members)
+
+    def __repr__(self) -> str:
+        return f"Group({self.label})"
+
+    def find(self, pattern: Any, expect: int | None = None) -> list[Match]:
+        """Every place in any member where ``pattern`` occurs; see :meth:`Schedule.find`.
+
+        Args:
+            pattern: as for one schedule.
+            expect: how many there must be in all members together.
+        """
+        with located(call_text("find", {"pattern": pattern, "expect": expect}), self.label):
+            return find_in(self._members, pattern, expect)
+
+    trace = broadcast(primitives.trace)
+    trace_until = broadcast(primitives.trace_until)
+    find_parallel = broadcast(primitives.find_parallel)
+    fuse = broadcast(primitives.fuse)
+    replace = broadcast(primitives.replace)
+    replace_all = broadcast(primitives.replace_all)
+    decompose = broadcast(primitives.decompose)
+    annotate = broadcast(primitives.annotate)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """A primitive that a user registered."""
+        method = None if name.startswith("_") else registered().get(name)
+        if method is None:
+            raise AttributeError(f"{type(self).__name__} has no attribute or primitive {name!r}")
+        return broadcast(method).__get__(self)

@@ -1,0 +1,168 @@
+"""What was done to a model, in steps that can be undone and redone.
+
+A step is a list of edits. An edit is applied when a primitive makes it and taken back, in reverse order, if the
+primitive raises later on: so a primitive, on one module or on a group, changes everything or nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from schedule.errors import NotApplicable
+
+
+def reached(point: str) -> None:
+    """Called at each point where a primitive could fail; does nothing. Tests put faults here."""
+
+
+class Edit(Protocol):
+    """One change of the model; both methods may be called again and again, in turns."""
+
+    def apply(self) -> None:
+        """Make the change."""
+
+    def revert(self) -> None:
+        """Take the change back to the bit, also after an :meth:`apply` that stopped half-way."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One applied primitive.
+
+    Attributes:
+        primitive: its name.
+        paths: the modules it was called on; "" is the root.
+        arguments: what it was called with, by parameter name.
+        description: what was done and where, such as ``fuse(bias_gelu) on transformer.h.0.mlp``.
+        edits: the changes, in order.
+        touched: the modules that were changed, and in how many places.
+    """
+
+    primitive: str
+    paths: tuple[str, ...]
+    arguments: Mapping[str, Any] = field(repr=False)
+    description: str
+    edits: tuple[Edit, ...] = field(repr=False)
+    touched: Mapping[str, int] = field(default_factory=dict, repr=False)
+
+
+@dataclass
+class Pending:
+    """A step that is being made."""
+
+    description: str
+    edits: list[Edit] = field(default_factory=list)
+    touched: dict[str, int] = field(default_factory=dict)
+
+
+class History:
+    """The applied steps of one schedule, and those undone last."""
+
+    def __init__(self) -> None:
+        self._done: list[Step] = []
+        self._undone: list[Step] = []
+        self._pending: Pending | None = None
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Applied steps, oldest first."""
+        return tuple(self._done)
+
+    @property
+    def pending(self) -> Pending | None:
+        """The step that is being made, if a primitive is running."""
+        return self._pending
+
+    @contextmanager
+    def transaction(
+        self, primitive: str, paths: Sequence[str], arguments: Mapping[str, Any], description: str
+    ) -> Iterator[Pending]:
+        """Within, edits become one step; they are reverted if the body raises. Inner transactions join the outer."""
+        if self._pending is not None:
+            yield self._pending
+            return
+        pending = self._pending = Pending(description)
+        generators = _generators()
+        complete = False
+        try:
+            reached(f"{primitive}: begin")
+            yield pending
+            reached(f"{primitive}: end")
+            complete = True
+        finally:
+            self._pending = None
+            if not complete:
+                for edit in reversed(pending.edits):
+                    edit.revert()
+                _restore(generators)
+        if pending.edits:
+            step = Step(
+                primitive, tuple(paths), dict(arguments), description, tuple(pending.edits), pending.touched
+            )
+            self._done.append(step)
+            self._undone.clear()
+
+    def apply(self, edits: Sequence[Edit], path: str = "", places: int = 1) -> None:
+        """Make changes, as part of the step that is being made.
+
+        Args:
+            edits: in order.
+            path: the module they are about.
+            places: how many places in it they change, for the report.
+        """
+        if self._pending is None:
+            raise NotApplicable(
+                "changes are made by primitives only", fix="decorate the function with @primitive"
+            )
+        for edit in edits:
+            reached(f"before {type(edit).__name__}")
+            self._pending.edits.append(edit)  # first, so that one that stops half-way is reverted too
+            edit.apply()
+            reached(f"after {type(edit).__name__}")
+        self._pending.touched[path] = self._pending.touched.get(path, 0) + places
+
+    def undo(self) -> Step:
+        """Revert the last step."""
+        self._refuse_while_pending("undo")
+        if not self._done:
+            raise NotApplicable("nothing was done yet", asked="undo")
+        step = self._done.pop()
+        for edit in reversed(step.edits):
+            edit.revert()
+        self._undone.append(step)
+        return step
+
+    def redo(self) -> Step:
+        """Apply the step that was undone last once more."""
+        self._refuse_while_pending("redo")
+        if not self._undone:
+            raise NotApplicable("nothing was undone, or something was done since", asked="redo")
+        step = self._undone.pop()
+        for edit in step.edits:
+            edit.apply()
+        self._done.append(step)
+        return step
+
+    def _refuse_while_pending(self, what: str) -> None:
+        if self._pending is not None:
+            raise NotApplicable(f"{self._pending.description} is still running", asked=what)
+
+
+def _generators() -> dict[str, Any]:
+    states: dict[str, Any] = {"python": random.getstate(), "cpu": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        states["cuda"] = torch.cuda.get_rng_state_all()
+    return states
+
+
+def _restore(states: dict[str, Any]) -> None:
+    random.setstate(states["python"])
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states:
+        torch.cuda.set_rng_state_all(states["cuda"])

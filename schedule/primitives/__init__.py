@@ -1,0 +1,23 @@
+"""The primitives, one file each; every one is a method of schedules and groups."""
+
+from schedule.primitives.annotate import annotate
+from schedule.primitives.decompose import decompose
+from schedule.primitives.find import find, find_parallel
+from schedule.primitives.fuse import fuse
+from schedule.primitives.registry import list_primitives, primitive
+from schedule.primitives.replace import replace, replace_all
+from schedule.primitives.trace import trace, trace_until
+
+__all__ = [
+    "annotate",
+    "decompose",
+    "find",
+    "find_parallel",
+    "fuse",
+    "list_primitives",
+    "primitive",
+    "replace",
+    "replace_all",
+    "trace",
+    "trace_until",
+]

@@ -1,0 +1,48 @@
+"""``annotate``: tags on parameters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from schedule.edits import SetItem
+from schedule.errors import NotApplicable
+from schedule.primitives.registry import primitive
+
+if TYPE_CHECKING:
+    from schedule.tree import Schedule
+
+
+@primitive
+def annotate(sch: Schedule, name: str, key: str, value: Any) -> Schedule:
+    """Put a tag on a parameter or buffer, as an attribute of it, for an optimizer or a later primitive to read.
+
+    ::
+
+        sch["fc1"].annotate("weight", "decay", 0.0)      →  fc1.weight.decay == 0.0
+
+    The tag belongs to the place: the parameter that takes this one's place, by ``replace`` or ``shard``, gets it too.
+
+    Args:
+        name: of the parameter, relative to this module.
+        key: attribute name.
+
+    Raises:
+        NotApplicable: there is no such parameter, or tensors have an attribute ``key`` themselves.
+    """
+    owner_path, _, own_name = name.rpartition(".")
+    tensor = getattr(sch[owner_path].module if owner_path else sch.module, own_name, None)
+    if not isinstance(tensor, torch.Tensor):
+        names = [n for n, _ in sch.module.named_parameters()]
+        raise NotApplicable(
+            f"{sch.label} has no parameter or buffer {name!r}", fix=f"it has {', '.join(names[:8]) or 'none'}"
+        )
+    if not key.isidentifier() or hasattr(torch.nn.Parameter, key):
+        raise NotApplicable(f"{key!r} cannot be a tag: tensors have that themselves, or it is no name")
+    path = f"{sch.path}.{name}".lstrip(".")
+    annotations = sch.tree.annotations
+    sch.commit(
+        [SetItem(lambda: annotations, (path, key), value), SetItem(lambda: vars(tensor), key, value)],
+    )
+    return sch

@@ -1,0 +1,133 @@
+"""What rewritten graphs call: matched operations as one callable, compiled or not; functions under a usable name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from fused.backends import availability
+from schedule.errors import NotApplicable
+from schedule.patterns import Occurrence
+from schedule.rewriting import Build
+from schedule.tracing.portable import pack_graph, unpack_graph
+from schedule.tracing.specialisation import compiled
+
+
+class Callee:
+    """A callable that FX can write down: it has a name. Copies and pickles by what it is made of."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = re.sub(r"\W+", "_", name).strip("_") or "region"
+        self.__qualname__ = self.__name__
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.__name__})"
+
+
+class Named(Callee):
+    """A function without a name of its own (a lambda, a partial, an object) as the target of a call."""
+
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
+        super().__init__(name)
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+class Region(Callee):
+    """A part of a graph as one function of the values it reads."""
+
+    def __init__(self, graph: fx.Graph, name: str) -> None:
+        super().__init__(name)
+        self.graph = graph
+        self._run = compiled(graph)
+
+    def __call__(self, *inputs: Any) -> Any:
+        return self._run(None, *inputs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"graph": pack_graph(self.graph), "name": self.__name__}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(unpack_graph(state["graph"]), state["name"])  # type: ignore[misc]
+
+
+class CompiledRegion(Region):
+    """A region compiled by inductor at its first call; uncompiled where that is not possible."""
+
+    def __init__(self, graph: fx.Graph, name: str) -> None:
+        super().__init__(graph, name)
+        self._compiled: Callable[..., Any] | None = None
+
+    def __call__(self, *inputs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self._run(None, *inputs)
+        if self._compiled is None:
+            self._compiled = self._compile(inputs)
+        if self._compiled is self._run:
+            return self._run(None, *inputs)
+        try:
+            return self._compiled(None, *inputs)
+        except _failures() as error:
+            result = self._run(None, *inputs)  # an error that is the caller's own comes out as itself
+            self._compiled = self._run
+            availability.warn_once(
+                f"{self.__name__}: compiling failed ({type(error).__name__}); it runs uncompiled, correct but slower"
+            )
+            return result
+
+    def _compile(self, inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        device = next((value.device.type for value in inputs if isinstance(value, torch.Tensor)), "cpu")
+        reason = availability.why_unavailable("inductor", device)
+        if reason is not None:
+            availability.warn_once(f"{self.__name__} runs uncompiled: {reason}")
+            return self._run
+        made: Callable[..., Any] = torch.compile(self._run, dynamic=True)
+        return made
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    try:
+        from torch._dynamo.exc import TorchDynamoException
+    except ImportError:
+        return (ImportError, OSError)
+    return (TorchDynamoException, ImportError, OSError)
+
+
+def region_of(occurrence: Occurrence, name: str, make: type[Region]) -> tuple[Occurrence, Build]:
+    """The occurrence with all that its nodes read as inputs, and what inserts a call of those nodes as a region.
+
+    Raises:
+        NotApplicable: it holds the call of a module, whose parameters and hooks a region cannot carry.
+    """
+    nodes = tuple(node for node in occurrence.nodes if node.op != "get_attr")  # parameters are inputs
+    inside = set(nodes)
+    graph, mapped = fx.Graph(), {}
+    inputs: dict[str, fx.Node] = {}
+    for node in nodes:
+        for read in node.all_input_nodes:
+            if read not in mapped and read not in inside:
+                inputs[read.name] = read
+                mapped[read] = graph.placeholder(read.name)
+                mapped[read].meta.update(read.meta)
+    for node in nodes:
+        if node.op == "call_module":
+            raise NotApplicable(
+                f"the match holds the call of a module, {node.target}",
+                fix="trace with flatten=True, decompose() it, or match what it computes",
+            )
+        mapped[node] = graph.node_copy(node, mapped.__getitem__)
+    ends = tuple(mapped[node] for node in occurrence.outputs)
+    graph.output(ends[0] if len(ends) == 1 else ends)
+    region = make(graph, name)
+
+    def build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
+        return graph.call_function(region, tuple(inputs.values()))
+
+    return replace(occurrence, nodes=nodes, inputs=dict(inputs), scalars={}), build

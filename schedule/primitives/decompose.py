@@ -1,0 +1,86 @@
+"""``decompose``: a Linear as its product and the addition of its bias."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from schedule.edits import SetSpecialisations
+from schedule.errors import NotApplicable, TraceError
+from schedule.matching import keep_erased
+from schedule.primitives.registry import primitive
+from schedule.tracing.expansion import expand, is_projection
+from schedule.tracing.specialisation import Specialisation, original_class
+
+if TYPE_CHECKING:
+    from schedule.tree import Schedule
+
+
+@primitive
+def decompose(sch: Schedule) -> Schedule:
+    """A linear layer becomes a matrix product and the addition of its bias, in the graph of the module above.
+
+    ::
+
+        before:  y = self.c_fc(x)
+        after:   y = F.linear(x, self.c_fc.weight) + self.c_fc.bias
+
+    The same parameters, at the same place: the bias can then fuse with what follows. Works for ``nn.Linear`` and
+    transformers' ``Conv1D`` (``torch.matmul(x, weight) + bias``).
+
+    Raises:
+        NotApplicable: the module is something else, has no bias or has a hook, or no traced graph calls it.
+        TraceError: the module above cannot be traced.
+    """
+    layer = sch.module
+    sch.refuse_inside_other_graph()
+    _refuse_other(layer)
+    caller, path = _caller(sch)
+    made = [_opened(caller, each, path) for each in caller.specialisations]
+    edits = [SetSpecialisations(caller.module, made, caller.path)]
+    caller.commit(edits, 0)
+    sch.commit([])
+    return sch
+
+
+def _refuse_other(layer: nn.Module) -> None:
+    kind = original_class(layer).__name__
+    if not is_projection(layer):
+        raise NotApplicable(f"a {kind} is neither a Linear nor a Conv1D", fix="decompose linear layers only")
+    if layer.bias is None:
+        raise NotApplicable(f"this {kind} has no bias to split off")
+    if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
+        raise NotApplicable(f"this {kind} has a hook, which would be swallowed", fix="remove the hook first")
+
+
+def _caller(sch: Schedule) -> tuple[Schedule, str]:
+    """The nearest module above whose graph calls this one, and the path from there."""
+    tree = sch.tree
+    for ancestor, path in tree.ancestors(sch.path):
+        if not tree.graphs.calls(ancestor):
+            continue  # a container, which has no forward of its own
+        node = tree.node(ancestor)
+        node.refuse_inside_other_graph()
+        if any(
+            n.op == "call_module" and n.target == path
+            for made in node.specialisations
+            for n in made.graph.nodes
+        ):
+            return node, path
+        break
+    raise NotApplicable(
+        f"no graph calls {sch.label}", fix="decompose a layer that the module above it calls in its forward"
+    )
+
+
+def _opened(caller: Schedule, made: Specialisation, path: str) -> Specialisation:
+    calls = [node.name for node in made.graph.nodes if node.op == "call_module" and node.target == path]
+    if not calls:
+        return made
+    expansion = expand(made, caller.module, caller.tree.graphs.recording, calls)
+    if path not in expansion.entered:
+        raise TraceError(f"{path} could not be opened in the graph of {caller.label}")
+    keep_erased(made.graph, expansion.graph)
+    expansion.graph.lint()
+    return made.with_graph(expansion.graph, expansion.entered)

@@ -1,0 +1,63 @@
+"""``find``: where a pattern occurs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from schedule.errors import MatchError
+from schedule.matching import Match, find_in, parallel
+from schedule.primitives.registry import query
+
+if TYPE_CHECKING:
+    from schedule.tree import Schedule
+
+
+@query
+def find(sch: Schedule, pattern: Any, expect: int | None = None) -> list[Match]:
+    """Every place in this module's graph where ``pattern`` occurs, overlaps resolved by size; changes nothing.
+
+    The module is traced if need be. Small leaf modules match what they compute, so the pattern ::
+
+        def bias_gelu(x, bias):
+            return F.gelu(x + bias, approximate="tanh")
+
+    is found in ``y = self.act(self.c_fc(x))`` too. Submodules have graphs of their own: use a glob to search many.
+
+    Args:
+        pattern: a function, a module, a module type, a regular expression for the path of a called module, a
+            compiled pattern, or the name of a registered rule.
+        expect: how many there must be.
+
+    Raises:
+        TraceError: the module cannot be traced.
+        MatchError: not as many as expected, with the best near miss: which node, what was expected, what was found.
+        NotApplicable: the module's inside is in the middle of another's graph.
+    """
+    return find_in([sch], pattern, expect)
+
+
+@query
+def find_parallel(sch: Schedule, pattern: Any, expect: int | None = None) -> list[list[Match]]:
+    """Matches of ``pattern`` that read one value, in groups: the Q, K and V projections of an attention.
+
+    ::
+
+        q = F.linear(x, self.q.weight)
+        k = F.linear(x, self.k.weight)     →  [[match of q, match of k, match of v]]
+        v = F.linear(x, self.v.weight)
+
+    Args:
+        pattern: as for :meth:`find`.
+        expect: how many groups there must be.
+
+    Raises:
+        MatchError: not as many groups as expected.
+    """
+    groups = parallel(find_in([sch], pattern, None))
+    if expect is not None and len(groups) != expect:
+        raise MatchError(
+            f"{len(groups)} groups of parallel matches were found, expected {expect}",
+            where="\n".join(", ".join(m.nodes[-1].name for m in group) for group in groups),
+            fix="parallel matches read the same value under the same input of the pattern",
+        )
+    return groups

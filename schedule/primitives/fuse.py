@@ -1,0 +1,79 @@
+"""``fuse``: matches become one call each, of a fused op or of compiled code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from schedule import rules
+from schedule.errors import NotApplicable
+from schedule.matching import Match, Site
+from schedule.patterns import Occurrence
+from schedule.primitives.callees import CompiledRegion, Region, region_of
+from schedule.primitives.registry import primitive
+from schedule.primitives.splicing import Place, splice_in
+from schedule.rewriting import Build
+from schedule.rules import Rule
+
+if TYPE_CHECKING:
+    from schedule.tree import Schedule
+
+Compiler = Literal["auto", "inductor"]
+
+
+@primitive
+def fuse(sch: Schedule, matches: Sequence[Match], compiler: Compiler | None = "auto") -> Schedule:
+    """Each match becomes one call: of the fused op that a rule has for it, or of the same operations compiled.
+
+    ::
+
+        before:  y = F.linear(x, self.c_fc.weight);  z = F.gelu(y + self.c_fc.bias, approximate="tanh")
+        after:   y = F.linear(x, self.c_fc.weight);  z = bias_gelu(y, self.c_fc.bias)
+
+    Parameters stay where they are. Training, eval and every recorded signature are rewritten together.
+
+    Args:
+        matches: what ``find`` returned.
+        compiler: ``"auto"`` takes the registered fused op if any rule matches the same operations, else
+            ``"inductor"``: the matched part through ``torch.compile`` at its first call, with open sizes; it runs
+            uncompiled where there is no compiler. None only makes it one call.
+
+    Raises:
+        MatchError: a match is of another model, consumed already (says by which primitive), or unsafe: an interior
+            value is used outside, operations would change order, or a hook would be swallowed.
+        NotApplicable: no matches; an unknown compiler; or the module is in the middle of another's graph.
+    """
+    if compiler not in ("auto", "inductor", None):
+        raise NotApplicable(f"there is no compiler {compiler!r}", fix='"auto", "inductor" or None')
+    places: list[list[Match]] = []
+    chosen: dict[Match, Rule] = {}
+    for match in matches:
+        ruled = _as_rule_sees_it(match) if compiler == "auto" else None
+        if ruled is not None and ruled.rule is not None:
+            chosen[ruled] = ruled.rule
+        places.append([ruled or match])
+
+    def prepare(place: Place, occurrence: Occurrence) -> tuple[Occurrence, Build]:
+        rule = chosen.get(place[0])
+        if rule is not None:
+            return occurrence, rule.build
+        return region_of(occurrence, place[0].name, Region if compiler is None else CompiledRegion)
+
+    splice_in(sch, places, prepare)
+    return sch
+
+
+def _as_rule_sees_it(match: Any) -> Match | None:
+    """The match by the pattern of a rule that consumes the same nodes; None if no rule does in every graph."""
+    if not isinstance(match, Match):
+        return None  # refused with the others
+    if match.rule is not None:
+        return match
+    sites, rule = [], None
+    for site in match.sites:
+        seen = rules.rule_at(site.occurrence)
+        if seen is None:
+            return None
+        rule = seen[0]
+        sites.append(Site(site.found_in, seen[1], site.origin))
+    return Match(match.schedule, sites, rule)

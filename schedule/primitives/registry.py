@@ -1,0 +1,112 @@
+"""What makes a function over schedules a primitive: its name, located errors, one undoable step."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from schedule.errors import ScheduleError, located
+
+if TYPE_CHECKING:
+    from schedule.tree import Schedule
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_primitives: dict[str, Callable[..., Any]] = {}
+_reserved: set[str] = set()
+
+
+def primitive(function: Callable[Concatenate[Schedule, P], R]) -> Callable[Concatenate[Schedule, P], R]:
+    """Register ``function(sch, ...)`` as a primitive; it is also a method of schedules and groups from then on.
+
+    The function checks first and changes the model through other primitives, or through ``sch.commit(edits)``. If
+    it raises, all it did is reverted; if not, it is one step of ``sch.history``, however many primitives it used::
+
+        @schedule.primitive
+        def no_dropout(sch: Schedule) -> None:
+            \"\"\"Every dropout becomes an identity.\"\"\"
+            sch.replace_all(nn.Dropout, lambda path, module: nn.Identity())
+
+        sch["transformer.h.*"].no_dropout()
+
+    Raises:
+        ScheduleError: another primitive has this name.
+    """
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def method(sch: Schedule, *args: P.args, **kwargs: P.kwargs) -> R:
+        arguments = _bound(signature, sch, args, kwargs)
+        asked = call_text(function.__name__, arguments)
+        with (
+            located(asked, sch.label),
+            sch.tree.history.transaction(function.__name__, [sch.path], arguments, f"{asked} on {sch.label}"),
+        ):
+            return function(sch, *args, **kwargs)
+
+    return _registered(function, method)
+
+
+def query(function: Callable[Concatenate[Schedule, P], R]) -> Callable[Concatenate[Schedule, P], R]:
+    """Like :func:`primitive`, for what only asks: no step, nothing to undo."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def method(sch: Schedule, *args: P.args, **kwargs: P.kwargs) -> R:
+        with located(call_text(function.__name__, _bound(signature, sch, args, kwargs)), sch.label):
+            return function(sch, *args, **kwargs)
+
+    return _registered(function, method)
+
+
+def _registered(function: Callable[..., Any], method: Callable[..., R]) -> Callable[..., R]:
+    name = function.__name__
+    if name in _primitives or name in _reserved:
+        raise ScheduleError(
+            f"there is a primitive or a method {name!r} already", fix="give the function another name"
+        )
+    _primitives[name] = method
+    return method
+
+
+def reserve(names: Iterable[str]) -> None:
+    """Names that no further primitive may have, since they are methods."""
+    _reserved.update(names)
+
+
+def unregister(name: str) -> None:
+    """Take a user's primitive out of the registry."""
+    _primitives.pop(name, None)
+
+
+def registered() -> Mapping[str, Callable[..., Any]]:
+    """Every primitive by name."""
+    return dict(_primitives)
+
+
+def list_primitives() -> dict[str, str]:
+    """Name → what it does in one line, for every primitive."""
+    return {name: (inspect.getdoc(f) or "").partition("\n")[0] for name, f in sorted(_primitives.items())}
+
+
+def _bound(signature: inspect.Signature, sch: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Arguments by name, without the schedule; a call that does not fit raises Python's own TypeError."""
+    bound = signature.bind(sch, *args, **kwargs)
+    return dict(list(bound.arguments.items())[1:])
+
+
+def call_text(name: str, arguments: Mapping[str, Any]) -> str:
+    """``fuse(bias_gelu)``: how steps and errors write a call."""
+    return f"{name}({', '.join(filter(None, map(_text, arguments.values())))})"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ", ".join(dict.fromkeys(filter(None, map(_text, value))))
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return repr(value)
+    name = getattr(value, "name", None) or getattr(value, "__name__", None) or type(value).__name__
+    return str(name)

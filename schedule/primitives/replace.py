@@ -1,0 +1,249 @@
+"""``replace`` and ``replace_all``: modules for modules, or a function or module for matches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import fx, nn
+
+from schedule import history
+from schedule.edits import AddModule, SetItem, SwapModule
+from schedule.errors import MatchError, NotApplicable
+from schedule.history import Edit
+from schedule.matching import Match
+from schedule.patterns import Occurrence
+from schedule.primitives.callees import Named
+from schedule.primitives.interface import call_arguments, refuse_other_interface
+from schedule.primitives.registry import primitive
+from schedule.primitives.splicing import Place, splice_in
+from schedule.rewriting import Build
+
+if TYPE_CHECKING:
+    from schedule.tree import Schedule
+
+Make = Callable[[str, nn.Module], nn.Module]
+Which = type[nn.Module] | tuple[type[nn.Module], ...] | Callable[[str, nn.Module], bool]
+
+
+@primitive
+def replace(
+    sch: Schedule,
+    new: nn.Module | Callable[..., Any],
+    matches: Sequence[Match | Sequence[Match]] | None = None,
+) -> Schedule:
+    """Another module in this one's place; or, given matches, one call of ``new`` in place of each.
+
+    The whole module::
+
+        before:  self.attn = Attention(…)          after:  self.attn = new
+
+    Its forward and backward hooks move with it, tied weights stay tied, ``sch`` refers to the new module.
+
+    Vertical, a chain becomes one call::
+
+        before:  y = x + bias;  z = F.gelu(y)      after:  z = new(x, bias)
+
+    Horizontal, parallel chains from one input become one call with several results
+    (``replace(new, sch.find_parallel(pattern))``)::
+
+        before:  q = F.linear(x, wq);  k = F.linear(x, wk)      after:  q, k = new(x, wq, wk)
+
+    ``new`` gets the inputs of the pattern: by name if its parameters have all their names, else in order; and
+    constants by keyword if it takes them. What parallel matches do not share is passed as ``name_0``, ``name_1``, ….
+
+    Args:
+        new: a module; with matches also a function, which may have more results than one. A module given for
+            matches becomes a child of the matched module.
+        matches: what ``find`` returned; or groups of parallel matches.
+
+    Raises:
+        NotApplicable: the signatures differ; the root is to be replaced; ``new`` is part of the model already; or
+            the module is in the middle of another's graph.
+        MatchError: as for :meth:`fuse`.
+    """
+    if matches is None:
+        _replace_module(sch, new)
+        return sch
+    places = [[item] if isinstance(item, Match) else list(item) for item in matches]
+    target = _Replacement(new, places)
+    splice_in(sch, places, target.prepare)
+    target.add_to(sch)
+    return sch
+
+
+@primitive
+def replace_all(sch: Schedule, which: Which, make: Make) -> list[str]:
+    """Every module below this one of a type, or for which ``which(path, module)`` holds, becomes another.
+
+    ::
+
+        sch.replace_all(nn.Dropout, lambda path, module: FasterDropout(module.p))
+
+    A module inside one that is replaced is left alone, and so is one for which ``make`` returns it itself.
+
+    Args:
+        which: type, types, or predicate.
+        make: ``make(path, module)`` returns the module to put in; called once for a shared module.
+
+    Returns:
+        the paths of the modules replaced.
+
+    Raises:
+        NotApplicable: no module is of that kind, or a replacement does not fit; see :meth:`replace`.
+    """
+    node_of = sch.tree.node
+    chosen: dict[str, nn.Module] = {}
+    for path, module in sch.module.named_modules():
+        inside = any(path.startswith(f"{outer}.") for outer in chosen)
+        if path and not inside and _is_meant(which, path, module):
+            chosen[path] = module
+    if not chosen:
+        raise NotApplicable(
+            f"no module in {sch.label} is a {_kind(which)}", fix="see sch.show() for what there is"
+        )
+    replaced = []
+    for path, module in chosen.items():
+        new = make(path, module)
+        history.reached("after make")
+        if new is not module:
+            _replace_module(node_of(module), new)
+            replaced.append(path)
+    if not replaced:
+        raise NotApplicable(f"make returned each of the {len(chosen)} modules itself")
+    return replaced
+
+
+def _is_meant(which: Which, path: str, module: nn.Module) -> bool:
+    if isinstance(which, (type, tuple)):
+        return isinstance(module, which)
+    return bool(which(path, module))
+
+
+def _kind(which: Which) -> str:
+    types = which if isinstance(which, tuple) else (which,)
+    return " or ".join(getattr(kind, "__name__", "match of the predicate") for kind in types)
+
+
+# -- whole modules ------------------------------------------------------------------------------------------
+
+
+def _replace_module(sch: Schedule, new: Any) -> None:
+    if not isinstance(new, nn.Module):
+        raise NotApplicable(
+            f"a module is replaced by a module, not by {type(new).__name__}",
+            fix="a function needs matches too",
+        )
+    if not sch.path:
+        raise NotApplicable("the root cannot be replaced", fix="schedule.create_schedule(new)")
+    sch.refuse_inside_other_graph()
+    old = sch.module
+    if any(new is module for module in sch.tree.root.modules()):
+        raise NotApplicable("the replacement is part of the model already", fix="give a module of its own")
+    _refuse_state_below(sch, new)
+    graphs = sch.tree.graphs
+    calls = graphs.calls(old) if graphs.example_inputs is not None else ()
+    refuse_other_interface(old, new, calls)
+    edits: list[Edit] = [*_ties_kept(sch, old, new), SwapModule(sch.tree, old, new)]
+    sch.commit(edits)
+
+
+def _refuse_state_below(sch: Schedule, new: nn.Module) -> None:
+    """A part of the old module that goes on living in the new one would have two places in one tree."""
+    inside = set(sch.module.modules())
+    if any(module in inside for module in new.modules()):
+        held = {m for m, _ in sch.tree.ancestors(sch.path)}
+        if held & set(new.modules()):
+            raise NotApplicable(
+                "the replacement holds a module that holds it", fix="give a module of its own"
+            )
+
+
+def _ties_kept(sch: Schedule, old: nn.Module, new: nn.Module) -> list[Edit]:
+    """Parameters that others share with the old module, handed on to the new one where it has one like it."""
+    inside = set(old.modules())
+    shared = {
+        id(parameter)
+        for module in sch.tree.root.modules()
+        if module not in inside
+        for parameter in module._parameters.values()
+        if parameter is not None
+    }
+    edits: list[Edit] = []
+    for name, parameter in old.named_parameters(remove_duplicate=False):
+        if id(parameter) not in shared:
+            continue
+        owner_path, _, own_name = name.rpartition(".")
+        owner = _module_at(new, owner_path)
+        twin = owner._parameters.get(own_name) if owner is not None else None
+        if owner is None or twin is None or twin is parameter:
+            continue
+        if twin.shape != parameter.shape:
+            raise NotApplicable(
+                f"{name} is tied to another module's parameter of shape {list(parameter.shape)}, "
+                f"the replacement's has {list(twin.shape)}",
+                fix="give the replacement's parameter the same shape, or untie the weights first",
+            )
+        table = owner._parameters
+        edits.append(SetItem(lambda table=table: table, own_name, parameter))  # type: ignore[misc]
+    return edits
+
+
+def _module_at(root: nn.Module, path: str) -> nn.Module | None:
+    try:
+        return root.get_submodule(path)
+    except AttributeError:
+        return None
+
+
+# -- matches ------------------------------------------------------------------------------------------------
+
+
+class _Replacement:
+    """What graphs call in place of matches."""
+
+    def __init__(self, new: Any, places: Sequence[Place]) -> None:
+        if not callable(new):
+            raise NotApplicable(f"{type(new).__name__} cannot be called", fix="give a function or a module")
+        self.new, self.places = new, places
+        self.is_module = isinstance(new, nn.Module)
+        self.name = getattr(new, "__name__", type(new).__name__)
+        has_name = hasattr(new, "__name__") and hasattr(new, "__module__") and new.__name__ != "<lambda>"
+        self.target = new if has_name else Named(new, "replacement" if self.name == "<lambda>" else self.name)
+        if self.is_module and len(places) > 1 and any(True for _ in new.parameters()):
+            raise NotApplicable(
+                f"one module with parameters cannot replace {len(places)} matches",
+                fix="replace one match at a time, each by a module of its own",
+            )
+
+    def child_name(self, parent: nn.Module) -> str:
+        """A name for the module that the parent does not use."""
+        name = stem = f"scheduled_{self.name.lower()}"
+        number = 1
+        while name in parent._modules and parent._modules[name] is not self.new:
+            name, number = f"{stem}_{number}", number + 1
+        return name
+
+    def prepare(self, place: Place, occurrence: Occurrence) -> tuple[Occurrence, Build]:
+        """Insert a call with what the pattern binds."""
+        function = self.new.forward if self.is_module else self.new
+        parent = place[0].schedule.module
+
+        def build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
+            args, kwargs = call_arguments(function, self.name, inputs, scalars)
+            if self.is_module:
+                return graph.create_node("call_module", self.child_name(parent), args, kwargs)
+            return graph.call_function(self.target, args, kwargs)
+
+        return occurrence, build
+
+    def add_to(self, sch: Schedule) -> None:
+        """Make a module a child of every module whose graph calls it."""
+        if not self.is_module:
+            return
+        for node in dict.fromkeys(place[0].schedule for place in self.places):
+            if any(self.new is module for module in node.module.modules()):
+                raise MatchError(
+                    "the replacement is part of the matched module already", fix="give another module"
+                )
+            node.commit([AddModule(sch.tree, node.module, self.child_name(node.module), self.new)], 0)

@@ -1,0 +1,140 @@
+"""What ``fuse`` and ``replace`` share: matches taken out of graphs and something else put in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torch import fx, nn
+
+from schedule import history
+from schedule.edits import SetSpecialisations
+from schedule.errors import MatchError, NotApplicable
+from schedule.matching import Match, Site, keep_erased, rebound
+from schedule.patterns import Occurrence
+from schedule.rewriting import Build, merge, rewrite
+from schedule.tracing.expansion import expand
+from schedule.tracing.specialisation import Specialisation
+
+if TYPE_CHECKING:
+    from schedule.tree import Schedule
+
+Place = Sequence[Match]
+"""Parallel matches that become one call; most often a single one."""
+
+Prepare = Callable[[Place, Occurrence], tuple[Occurrence, Build]]
+"""The occurrence to replace, perhaps with other inputs, and what inserts the replacement."""
+
+
+def splice_in(sch: Schedule, places: Sequence[Place], prepare: Prepare) -> None:
+    """Replace every place in all of its graphs and commit; changes nothing if one of them cannot be.
+
+    Raises:
+        MatchError: a match is of another model, not under ``sch``, consumed, or unsafe to replace.
+        NotApplicable: no matches; or the module is in the middle of another's graph.
+    """
+    _refuse_foreign(sch, places)
+    by_module: dict[Schedule, list[Place]] = {}
+    for place in places:
+        by_module.setdefault(place[0].schedule, []).append(place)
+    planned = []
+    for node, own in by_module.items():
+        node.refuse_inside_other_graph()
+        history.reached(f"planning {node.label}")
+        planned.append((node, own, _rewritten(node, own, prepare)))
+    for node, own, specialisations in planned:
+        node.commit([SetSpecialisations(node.module, specialisations, node.path)], len(own))
+
+
+def _refuse_foreign(sch: Schedule, places: Sequence[Place]) -> None:
+    if not places or not all(places):
+        raise NotApplicable(
+            "no matches were given", fix="give what find() returned; find(..., expect=n) makes sure"
+        )
+    for match in (match for place in places for match in place):
+        if not isinstance(match, Match):
+            raise MatchError(f"{match!r} is not a match", fix="give what find() returned")
+        if match.schedule.tree is not sch.tree:
+            root = type(match.schedule.tree.root).__name__
+            raise MatchError(
+                f"the match of {match.name} in {match.schedule.label} is from another model (a {root})",
+                fix="find it in this schedule",
+            )
+        if not sch.holds(match):
+            raise MatchError(
+                f"the match of {match.name} is in {match.schedule.label}, not in {sch.label}",
+                fix=f"call the primitive on {match.schedule.label}, or on a module above both",
+            )
+
+
+def _rewritten(node: Schedule, places: Sequence[Place], prepare: Prepare) -> list[Specialisation]:
+    """All graphs of one module, those with matches in them rewritten."""
+    current = list(node.specialisations)
+    found: dict[int, list[tuple[Place, list[Site]]]] = {}
+    for place in places:
+        for number in range(max(len(match.sites) for match in place)):
+            sites = [match.sites[number] for match in place if number < len(match.sites)]
+            index = sites[0].in_current(current)
+            if index is None or len(sites) < len(place):
+                raise MatchError(
+                    f"{place[0].name} was found in a graph of {node.label} that is gone", fix="find it again"
+                )
+            found.setdefault(index, []).append((place, sites))
+    return [
+        _rewritten_graph(node, made, found[index], prepare) if index in found else made
+        for index, made in enumerate(current)
+    ]
+
+
+def _rewritten_graph(
+    node: Schedule, made: Specialisation, items: list[tuple[Place, list[Site]]], prepare: Prepare
+) -> Specialisation:
+    modules = dict(node.module.named_modules())
+    opened = {name for _, sites in items for site in sites for name in site.opened}
+    expansion = expand(made, node.module, node.tree.graphs.recording, opened)
+    keep_erased(made.graph, expansion.graph)
+    occurrences: list[Occurrence] = []
+    builds: list[Build] = []
+    for place, sites in items:
+        here = [rebound(site, expansion) for site in sites]
+        for occurrence in here:
+            _refuse_hooked(occurrence, modules)
+        occurrence, build = prepare(place, _merged(here))
+        occurrences.append(occurrence)
+        builds.append(build)
+    order = iter(builds)
+
+    def build_next(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> Any:
+        return next(order)(graph, inputs, scalars)
+
+    pending = node.tree.history.pending
+    by = pending.description if pending is not None else ""
+    graph, _ = rewrite(expansion.graph, occurrences, build_next, modules, by=by)
+    return made.with_graph(graph, expansion.entered)
+
+
+def _merged(occurrences: list[Occurrence]) -> Occurrence:
+    """One occurrence for parallel ones."""
+    if len(occurrences) == 1:
+        return occurrences[0]
+    return merge([replace(o, pattern=occurrences[0].pattern) for o in occurrences])
+
+
+def _refuse_hooked(occurrence: Occurrence, modules: Mapping[str, nn.Module]) -> None:
+    """A hook on a module whose call is consumed would never run again."""
+    for node in occurrence.nodes:
+        if node.op != "call_module":
+            continue
+        path = str(node.target)
+        for inner in modules[path].modules():
+            if (
+                inner._forward_hooks
+                or inner._forward_pre_hooks
+                or inner._backward_hooks
+                or inner._backward_pre_hooks
+            ):
+                raise MatchError(
+                    f"{path} has a hook that the rewrite would swallow",
+                    fix="remove the hook first and put it on again on another module, or match around this module",
+                )

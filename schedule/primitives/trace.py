@@ -1,0 +1,152 @@
+"""``trace`` and ``trace_until``: which submodules a module's graph holds the inside of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from schedule import history
+from schedule.edits import SetTrace
+from schedule.errors import NotApplicable, PathError, TraceError
+from schedule.globs import is_glob, matcher
+from schedule.primitives.registry import primitive
+from schedule.runtime import state_of
+from schedule.tracing.expansion import is_conv1d
+
+if TYPE_CHECKING:
+    from schedule.tree import Schedule
+
+Leaf = type[nn.Module] | str | Callable[[str, nn.Module], bool]
+
+
+@primitive
+def trace(
+    sch: Schedule, flatten: bool = False, leaves: Sequence[Leaf] = (), recursive: bool = True
+) -> Schedule:
+    """Turn this module's forward into FX graphs, for every recorded signature, in training and not.
+
+    ::
+
+        flatten=False:  x = self.ln_1(h);  a = self.attn(x)
+        flatten=True:   x = self.ln_1(h);  q = self.attn.c_attn(x);  …
+
+    The module goes on running its own forward until something is rewritten. The graphs are compared with it at
+    once, at other shapes than recorded. Not needed before ``find``, which traces by itself, without flattening.
+
+    Args:
+        flatten: write the inside of submodules into the graph too. Modules of ``torch.nn`` and transformers'
+            ``Conv1D`` stay calls, and so does what was rewritten already.
+        leaves: further modules that stay calls: a type, a path or glob from here, or a predicate of path and module.
+        recursive: with ``flatten``, also submodules of submodules.
+
+    Raises:
+        TraceError: the forward cannot be traced (says at which line, and why), the graph is wrong at other shapes,
+            or a module with a hook would be entered: its hook would be swallowed.
+        NotApplicable: it is in the middle of another's graph, or was rewritten already.
+    """
+    _refuse_unknown_leaves(sch, leaves)
+
+    def enter(module: nn.Module, path: str) -> bool:
+        if not flatten or (not recursive and "." in path):
+            return False
+        return not (_is_basic(module) or state_of(module) is not None or _is_leaf(module, path, leaves))
+
+    _keep(sch, enter)
+    return sch
+
+
+@primitive
+def trace_until(sch: Schedule, paths: str | Sequence[str]) -> Schedule:
+    """Trace this module down to the named submodules: what is above them is flattened, they stay calls.
+
+    ::
+
+        sch.trace_until("transformer.h.0.mlp")
+        →  …;  m = self.transformer.h.0.mlp(x);  h = r + m;  h1 = self.transformer.h.1(h)
+
+    Args:
+        paths: one or more paths or globs, from this module.
+
+    Raises:
+        PathError: no module has such a path.
+        TraceError: as for :meth:`trace`.
+    """
+    wanted = [paths] if isinstance(paths, str) else list(paths)
+    found = [sch[path] for path in wanted]
+    own = f"{sch.path}." if sch.path else ""
+    targets = [
+        node.path.removeprefix(own) for each in found for node in ([each] if hasattr(each, "tree") else each)
+    ]
+    above = {
+        ".".join(parts[:depth]) for parts in (t.split(".") for t in targets) for depth in range(1, len(parts))
+    }
+    above -= set(targets)
+
+    def enter(module: nn.Module, path: str) -> bool:
+        return path in above and state_of(module) is None
+
+    _keep(sch, enter)
+    return sch
+
+
+def _keep(sch: Schedule, enter: Callable[[nn.Module, str], bool]) -> None:
+    sch.refuse_inside_other_graph()
+    module, graphs = sch.module, sch.tree.graphs
+    if state_of(module) is not None:
+        raise NotApplicable(
+            f"{sch.label} was rewritten already and its graph would be lost",
+            fix="trace first, or undo the rewrites",
+        )
+
+    def enter_unhooked(child: nn.Module, path: str) -> bool:
+        if not enter(child, path):
+            return False
+        _refuse_hooked(child, path)
+        return True
+
+    made = graphs.trace(module, enter_unhooked)
+    history.reached("after tracing")
+    wrong = graphs.check({module: made})
+    if module in wrong:
+        raise wrong[module]
+    sch.commit([SetTrace(sch.tree, module, made)])
+
+
+def _refuse_hooked(child: nn.Module, path: str) -> None:
+    if child._forward_hooks or child._forward_pre_hooks or child._backward_hooks or child._backward_pre_hooks:
+        raise TraceError(
+            f"{path} has a hook, which would be swallowed if its inside became part of this graph",
+            fix=f"keep it a call with leaves=({path!r},), or remove the hook",
+        )
+
+
+def _is_basic(module: nn.Module) -> bool:
+    if isinstance(module, nn.Sequential):
+        return False
+    return type(module).__module__.startswith("torch.nn.") or is_conv1d(module)
+
+
+def _is_leaf(module: nn.Module, path: str, leaves: Sequence[Any]) -> bool:
+    for leaf in leaves:
+        if isinstance(leaf, type):
+            if isinstance(module, leaf):
+                return True
+        elif isinstance(leaf, str):
+            if leaf == path or (is_glob(leaf) and matcher(leaf).fullmatch(path + ".")):
+                return True
+        elif leaf(path, module):
+            return True
+    return False
+
+
+def _refuse_unknown_leaves(sch: Schedule, leaves: Sequence[Any]) -> None:
+    for leaf in leaves:
+        if isinstance(leaf, str):
+            if leaf not in sch:
+                raise PathError(
+                    f"the leaf {leaf!r} is no module of {sch.label}", fix="give a path from that module"
+                )
+        elif not callable(leaf):
+            raise NotApplicable(f"{leaf!r} is no leaf", fix="give a module type, a path, or a predicate")

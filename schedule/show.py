@@ -1,0 +1,89 @@
+"""Schedules and matches as text for a terminal."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+from rich.tree import Tree as Branches
+from torch import fx
+
+from schedule.tracing.specialisation import original_class
+from schedule.tracing.specs import TensorSpec
+
+if TYPE_CHECKING:
+    from schedule.tree import Schedule
+
+
+def printed(renderable: Any, width: int = 110) -> str:
+    """``renderable`` as plain text."""
+    buffer = io.StringIO()
+    Console(file=buffer, width=width, highlight=False, color_system=None).print(renderable)
+    return buffer.getvalue()
+
+
+def rendered_tree(sch: Schedule, depth: int | None = None) -> Branches:
+    """The modules under ``sch`` with what was done to each."""
+    done = what_was_done(sch)
+    top = Branches(_line(sch, sch.path, done))
+    branches = {"": top}
+    for name, node in sch.named_schedules():
+        if not name or (depth is not None and name.count(".") >= depth):
+            continue
+        parent = branches[name.rpartition(".")[0]]
+        branches[name] = parent.add(_line(node, name.rpartition(".")[2], done))
+    return top
+
+
+def what_was_done(sch: Schedule) -> dict[str, list[str]]:
+    """Path → what the applied steps did there, such as ``fuse(bias_gelu)``."""
+    done: dict[str, list[str]] = {}
+    for step in sch.history:
+        what = step.description.partition(" on ")[0]
+        for path, places in step.touched.items():
+            done.setdefault(path, []).append(what if places == 1 else f"{what} ×{places}")
+    return done
+
+
+def _line(node: Schedule, name: str, done: dict[str, list[str]]) -> Text:
+    text = Text(name or "(root)", style="bold").append(
+        f": {original_class(node.module).__name__}", style="default"
+    )
+    for what in done.get(node.path, ()):
+        text.append(f"  ← {what}", style="green")
+    state = getattr(node.module, "_schedule_state", None)
+    if state is not None and state.fallbacks:
+        text.append(f"  ({state.fallbacks} calls fell back)", style="yellow")
+    return text
+
+
+def graph_lines(nodes: list[fx.Node]) -> list[str]:
+    """One line a node: name, call, shape."""
+    lines = []
+    for node in nodes:
+        spec = node.meta.get("spec")
+        shape = (
+            f"  # {str(spec.dtype).removeprefix('torch.')}{list(spec.shape)}"
+            if isinstance(spec, TensorSpec)
+            else ""
+        )
+        lines.append(f"{_assignment(node)}{shape}")
+    return lines
+
+
+def _assignment(node: fx.Node) -> str:
+    if node.op == "placeholder":
+        return f"{node.name}: an input"
+    if node.op == "get_attr":
+        return f"{node.name} = self.{node.target}"
+    parts = [*map(str, node.args), *(f"{key}={value}" for key, value in node.kwargs.items())]
+    if node.op == "call_method":
+        return f"{node.name} = {parts[0]}.{node.target}({', '.join(parts[1:])})"
+    name = (
+        f"self.{node.target}"
+        if node.op == "call_module"
+        else getattr(node.target, "__name__", str(node.target))
+    )
+    return f"{node.name} = {name}({', '.join(parts)})"
