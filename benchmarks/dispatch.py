@@ -1,7 +1,8 @@
 """What it costs to call a scheduled module over calling the original: the generated dispatch alone.
 
-Each module is scheduled with its own traced graph and no rewrite, and called beside an untouched twin. "dispatch"
-is a scheduled forward whose graph does nothing: binding, guards and the jump. The contract is at most 15 µs. Run ``python -m benchmarks.dispatch``.
+Each module is scheduled with its own traced graph and no rewrite, and called beside an untouched twin. The column
+"dispatch" is a scheduled forward whose graph does nothing: binding, guards and the jump. The contract is at most 15 µs.
+Run ``python -m benchmarks.dispatch``.
 """
 
 from __future__ import annotations

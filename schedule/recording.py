@@ -72,10 +72,14 @@ class Recording:
     Attributes:
         fake_mode: the mode that all data-free tensors of this recording belong to.
         calls: first call of each module and one per further signature, in order of appearance.
+        computed: the functions of torch that each module called itself, not through its submodules.
+        traced: graphs already made in this recording, by what the modules have in common.
     """
 
     fake_mode: FakeTensorMode = field(default_factory=lambda: FakeTensorMode(allow_non_fake_inputs=True))
     calls: dict[nn.Module, list[Call]] = field(default_factory=dict)
+    computed: dict[nn.Module, set[Any]] = field(default_factory=dict)
+    traced: dict[Any, list[Any]] = field(default_factory=dict, repr=False)
 
     def describe(self, value: Any) -> Any:
         """``value`` with its data left out."""
@@ -114,6 +118,28 @@ class Recording:
         call = Call(args, kwargs, output)
         if all(call.key() != other.key() for other in kept):
             kept.append(call)
+
+
+class _WatchingFunctions(TorchFunctionMode):
+    """Under it, the functions of torch that each module calls itself are noted."""
+
+    def __init__(self, computed: dict[nn.Module, set[Any]]) -> None:
+        super().__init__()
+        self._computed = computed
+        self._now: set[Any] = set()
+
+    @contextmanager
+    def inside(self, module: nn.Module) -> Iterator[None]:
+        """Within, calls are those of ``module``."""
+        before, self._now = self._now, self._computed.setdefault(module, set())
+        try:
+            yield
+        finally:
+            self._now = before
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._now.add(func)
+        return func(*args, **(kwargs or {}))
 
 
 class _DataFreeCopies(TorchFunctionMode):
@@ -162,17 +188,20 @@ def record(root: nn.Module, example_inputs: Any) -> Recording:
     """
     recording = Recording()
     args, kwargs = as_call(example_inputs)
+    watching = _WatchingFunctions(recording.computed)
 
     def keep(module: nn.Module, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         received = recording.describe(args), recording.describe(kwargs)
-        output = call(*args, **kwargs)
+        with watching.inside(module):
+            output = call(*args, **kwargs)
         recording.add(module, *received, recording.describe(output))
         return output
 
     with undisturbed(root), torch.no_grad(), intercepted_calls(root, keep):
         root.eval()
         try:
-            root(*args, **kwargs)
+            with watching:
+                root(*args, **kwargs)
         except ScheduleError:
             raise
         except Exception as error:

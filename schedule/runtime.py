@@ -216,4 +216,12 @@ def _setting_conditions(prefix: str, settings: Mapping[Any, Any]) -> list[str]:
     return found
 
 
-__all__ = ["FallbackWarning", "GuardMiss", "ScheduledModule", "ScheduledState", "install", "scheduled_class", "state_of"]
+__all__ = [
+    "FallbackWarning",
+    "GuardMiss",
+    "ScheduledModule",
+    "ScheduledState",
+    "install",
+    "scheduled_class",
+    "state_of",
+]

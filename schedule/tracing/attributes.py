@@ -17,7 +17,7 @@ from schedule.errors import TraceError
 from schedule.tracing.source import user_line
 
 Setting = tuple[str, str | None, str]  # path of the module, its attribute holding the settings object, name
-_PLAIN = (bool, int, float, str, type(None), torch.dtype)
+PLAIN = (bool, int, float, str, type(None), torch.dtype)
 _UNWATCHED = {"training", "_is_full_backward_hook", "call_super_init", "dump_patches", "_version"}
 
 
@@ -58,14 +58,14 @@ class SettingsReads:
             return
         swapped.append((target, cls))
 
-    def _watched_class(self, cls: type, watched: Any, place: tuple[str, str | None]) -> type:
+    def _watched_class(self, cls: Any, watched: Any, place: tuple[str, str | None]) -> type:
         values = self.values
 
         def __getattribute__(target: Any, name: str) -> Any:
             value = cls.__getattribute__(target, name)
-            if target is watched and type(value) in _PLAIN and name not in _UNWATCHED:
-                if name in object.__getattribute__(target, "__dict__"):
-                    values.setdefault((*place, name), value)
+            plain = target is watched and type(value) in PLAIN and name not in _UNWATCHED
+            if plain and name in object.__getattribute__(target, "__dict__"):
+                values.setdefault((*place, name), value)
             return value
 
         def __setattr__(target: Any, name: str, value: Any) -> None:
@@ -79,7 +79,8 @@ class SettingsReads:
             )
 
         def __reduce_ex__(target: Any, protocol: Any) -> Any:
-            rebuild, (made, *rest), *state = object.__reduce_ex__(target, 2)
+            reduced: Any = object.__reduce_ex__(target, 2)
+            rebuild, (_, *rest), *state = reduced
             return (rebuild, (cls, *rest), *state)  # copies made by the forward are of the user's class
 
         members = {"__getattribute__": __getattribute__, "__setattr__": __setattr__, "__reduce_ex__": __reduce_ex__}
@@ -90,6 +91,6 @@ class SettingsReads:
 
 def is_settings(value: Any) -> bool:
     """Whether ``value`` is a plain object that holds settings: a config, a namespace, a dataclass."""
-    if isinstance(value, (nn.Module, torch.Tensor, type, *_PLAIN)) or callable(value):
+    if isinstance(value, (nn.Module, torch.Tensor, type, *PLAIN)) or callable(value):
         return False
     return hasattr(value, "__dict__") and type(value).__module__ != "builtins" and not isinstance(value, dict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -13,6 +13,28 @@ from torch import nn
 CallHandler = Callable[[nn.Module, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
+class _Watch:
+    """What one :func:`intercepted_calls` block watches."""
+
+    def __init__(self, members: Collection[nn.Module], handler: CallHandler) -> None:
+        self.members, self.handler = members, handler
+        self.inside: list[nn.Module] = []
+
+    def handles(self, module: nn.Module) -> bool:
+        return module in self.members and not (self.inside and self.inside[-1] is module)
+
+
+class _Watches(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[_Watch] = []
+
+
+_watches = _Watches()
+_patched: dict[type, int] = {}
+_patches: dict[type, Any] = {}
+_lock = threading.Lock()
+
+
 @contextmanager
 def intercepted_calls(root: nn.Module, handler: CallHandler) -> Iterator[None]:
     """Within, a call of a submodule of ``root`` in this thread becomes ``handler(module, call, args, kwargs)``.
@@ -20,33 +42,58 @@ def intercepted_calls(root: nn.Module, handler: CallHandler) -> Iterator[None]:
     ``call`` is the call that would have happened. Other models and other threads are unaffected. A class that
     overrides ``__call__`` (transformers' checkpointing layers) is watched at its outermost ``__call__``.
     """
-    thread = threading.get_ident()
-    members = set(root.modules())
+    with interceptable(root):
+        _watches.stack.append(_Watch(set(root.modules()), handler))
+        try:
+            yield
+        finally:
+            _watches.stack.pop()
+
+
+@contextmanager
+def interceptable(root: nn.Module) -> Iterator[None]:
+    """Within, calls of submodules of ``root`` can be watched; entering once around many watches saves time."""
     owners = {
         owner
-        for module in members
-        for owner in type(module).__mro__
+        for cls in {type(module) for module in root.modules()}
+        for owner in cls.__mro__
         if issubclass(owner, nn.Module) and "__call__" in vars(owner)
     }
-    inside: list[nn.Module] = []
-
-    def watched(original: Callable[..., Any]) -> Callable[..., Any]:
-        def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() != thread or module not in members or (inside and inside[-1] is module):
-                return original(module, *args, **kwargs)
-
-            def call(*args: Any, **kwargs: Any) -> Any:
-                inside.append(module)
-                try:
-                    return original(module, *args, **kwargs)
-                finally:
-                    inside.pop()
-
-            return handler(module, call, args, kwargs)
-
-        return __call__
-
-    with ExitStack() as patches:
+    with ExitStack() as stack:
         for owner in owners:
-            patches.enter_context(mock.patch.object(owner, "__call__", watched(vars(owner)["__call__"])))
+            stack.enter_context(_patched_call(owner))
         yield
+
+
+@contextmanager
+def _patched_call(owner: type) -> Iterator[None]:
+    with _lock:
+        _patched[owner] = _patched.get(owner, 0) + 1
+        if _patched[owner] == 1:
+            _patches[owner] = mock.patch.object(owner, "__call__", _watched(vars(owner)["__call__"]))
+            _patches[owner].start()
+    try:
+        yield
+    finally:
+        with _lock:
+            _patched[owner] -= 1
+            if _patched[owner] == 0:
+                _patches.pop(owner).stop()
+
+
+def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        watch = _watches.stack[-1] if _watches.stack else None
+        if watch is None or not watch.handles(module):
+            return original(module, *args, **kwargs)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            watch.inside.append(module)
+            try:
+                return original(module, *args, **kwargs)
+            finally:
+                watch.inside.pop()
+
+        return watch.handler(module, call, args, kwargs)
+
+    return __call__

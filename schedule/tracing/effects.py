@@ -41,9 +41,9 @@ def uses_random(node: fx.Node) -> bool:
     if node.target in _DROPOUTS:
         probability = node.kwargs.get("p", node.args[1] if len(node.args) > 1 else 0.5)
         training = node.kwargs.get("training", node.args[2] if len(node.args) > 2 else True)
-        return training is not False and probability != 0.0
+        return training is not False and probability not in (0, 0.0)
     if name == "scaled_dot_product_attention":
-        return node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0.0) != 0.0
+        return node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0.0) not in (0, 0.0)
     return node.op != "call_module" and (name in _RANDOM_NAMES or name in _RANDOM_LIKE)
 
 

@@ -25,6 +25,7 @@ from schedule.errors import TraceError
 from schedule.recording import Call, Recording
 from schedule.tracing.effects import has_effect
 from schedule.tracing.portable import pack_graph, unpack_graph
+from schedule.tracing.sharing import settings_agree
 from schedule.tracing.signature import Parameters
 from schedule.tracing.specialisation import Entered, Specialisation, original_class, specialise
 from schedule.tracing.specs import TensorSpec
@@ -42,15 +43,16 @@ class Expansion:
         graph: the copy that holds their insides.
         origin: name of an inlined node → name of the call it came from.
         entered: path of each opened submodule → what its guard needs; for :meth:`Specialisation.with_graph`.
+        closed: paths of submodules whose inside cannot be written.
     """
 
     graph: fx.Graph
     origin: dict[str, str] = field(default_factory=dict)
     entered: dict[str, Entered] = field(default_factory=dict)
+    closed: set[str] = field(default_factory=set)
 
 
-_full: weakref.WeakKeyDictionary[fx.Graph, Expansion] = weakref.WeakKeyDictionary()
-_opened: weakref.WeakKeyDictionary[nn.Module, dict[Any, Specialisation | None]] = weakref.WeakKeyDictionary()
+_full: weakref.WeakKeyDictionary[fx.Graph, list[Expansion]] = weakref.WeakKeyDictionary()
 
 
 def expand(
@@ -64,11 +66,26 @@ def expand(
         recording: the run it was recorded in.
         only: names of the calls to open; every one that can be if None (that copy is kept and shared: read only).
     """
-    if only is None:
-        if specialisation.graph not in _full:
-            _full[specialisation.graph] = _expanded(specialisation, module, recording, None)
-        return _full[specialisation.graph]
-    return _expanded(specialisation, module, recording, only)
+    if only is not None:
+        return _expanded(specialisation, module, recording, only)
+    known = _full.setdefault(specialisation.graph, [])
+    for expansion in known:
+        if _fits(expansion, specialisation.graph, module):
+            return expansion
+    known.append(_expanded(specialisation, module, recording, None))
+    return known[-1]
+
+
+def _fits(expansion: Expansion, graph: fx.Graph, module: nn.Module) -> bool:
+    """Whether an expansion made for one module holds for another that shares its graph."""
+    for path in {str(node.target) for node in graph.nodes if node.op == "call_module"}:
+        child, entered = module.get_submodule(path), expansion.entered.get(path)
+        if entered is None:
+            if _can_open(child) and not (is_projection(child) and child.bias is None) and path not in expansion.closed:
+                return False
+        elif not _can_open(child) or not settings_agree(child, entered.settings):
+            return False
+    return True
 
 
 def _expanded(
@@ -109,14 +126,17 @@ def _open(
             if child.bias is None:
                 return
             settings: Mapping[Any, Any] = {}
-            nodes, result = _open_projection(graph, call, child)
+            nodes, projected = _open_projection(graph, call, child)
+            result: fx.Node | None = projected
         else:
             inside = _inside(child, call, recording, specialisation.training)
             if inside is None:
+                expansion.closed.add(path)
                 return
             settings = inside.settings
             nodes, result = _inline(graph, call, child, inside)
     if result is None:
+        expansion.closed.add(path)
         return
     expansion.origin.update(dict.fromkeys((node.name for node in nodes), call.name))
     expansion.entered[path] = Entered(original_class(child), dict(settings))
@@ -124,7 +144,7 @@ def _open(
     graph.erase_node(call)
 
 
-def _open_projection(graph: fx.Graph, call: fx.Node, child: nn.Module) -> tuple[list[fx.Node], fx.Node]:
+def _open_projection(graph: fx.Graph, call: fx.Node, child: Any) -> tuple[list[fx.Node], fx.Node]:
     source = call.args[0] if call.args else next(iter(call.kwargs.values()))
     weight = graph.create_node("get_attr", f"{call.target}.weight", name=f"{call.name}__weight")
     product_of = torch.matmul if is_conv1d(child) else F.linear
@@ -143,18 +163,13 @@ def _inside(child: nn.Module, call: fx.Node, recording: Recording, training: boo
     described = map_structure((call.args, dict(call.kwargs)), _described)
     if any(part is _UNKNOWN for part in (*described[0], *described[1].values())):
         return None
-    key = (repr(described), training)
-    known = _opened.setdefault(child, {})
-    if key not in known:
-        forward = original_class(child).forward
-        try:
-            inside = specialise(child, forward, Call(*described, None), recording, training)
-        except TraceError:
-            known[key] = None
-        else:
-            simple = not inside.guards and len(inside.graph.nodes) <= _LARGEST
-            known[key] = inside if simple and not any(map(has_effect, inside.graph.nodes)) else None
-    return known[key]
+    call_of_child = Call(described[0], described[1], None)
+    try:
+        inside = specialise(child, original_class(child).forward, call_of_child, recording, training)
+    except TraceError:
+        return None
+    simple = not inside.guards and len(inside.graph.nodes) <= _LARGEST
+    return inside if simple and not any(map(has_effect, inside.graph.nodes)) else None
 
 
 _UNKNOWN = object()

@@ -72,7 +72,8 @@ def expression(node: Any, inputs: dict[fx.Node, str], tracer: ModuleTracer) -> s
         return inputs[node]
     if node.op == "get_attr":
         return f"self.{node.target}"
-    if node.op == "call_method" and (node.target == "numel" or (node.meta.get("opaque") and is_pure_query(node.target))):
+    asks_object = bool(node.meta.get("opaque")) and is_pure_query(node.target)
+    if node.op == "call_method" and (node.target == "numel" or asks_object):
         parts = [expression(arg, inputs, tracer) for arg in node.args]
         return f"{parts[0]}.{node.target}({', '.join(parts[1:])})"
     if node.op != "call_function":

@@ -6,7 +6,6 @@ attribute and method becomes a node, while a data-free copy of the object answer
 
 from __future__ import annotations
 
-import functools
 import operator
 import sys
 import threading
@@ -26,7 +25,7 @@ from schedule.tracing.structure import map_structure
 if TYPE_CHECKING:
     from schedule.tracing.tracer import ModuleTracer
 
-_SPECIAL = {
+_SPECIAL: dict[str, Callable[..., Any]] = {
     "__len__": len,
     "__getitem__": operator.getitem,
     "__setitem__": operator.setitem,
@@ -94,12 +93,17 @@ def _special_method(function: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-@functools.cache
-def _watched_class(cls: type) -> type:
-    members = {name: _special_method(function) for name, function in _SPECIAL.items() if hasattr(cls, name)}
-    if hasattr(cls, "__len__") or hasattr(cls, "__bool__"):
-        members["__bool__"] = _special_method(operator.truth)
-    return type(f"Watched{cls.__name__}", (_Watched, cls), members)
+_watched_classes: dict[type, Any] = {}
+
+
+def _watched_class(cls: type) -> Any:
+    """The subclass of ``cls`` whose instances are watched."""
+    if cls not in _watched_classes:
+        members = {name: _special_method(function) for name, function in _SPECIAL.items() if hasattr(cls, name)}
+        if hasattr(cls, "__len__") or hasattr(cls, "__bool__"):
+            members["__bool__"] = _special_method(operator.truth)
+        _watched_classes[cls] = type(f"Watched{cls.__name__}", (_Watched, cls), members)
+    return _watched_classes[cls]
 
 
 class OpaqueTracker:

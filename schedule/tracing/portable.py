@@ -37,7 +37,8 @@ def pack_graph(graph: fx.Graph) -> list[tuple[Any, ...]]:
 
 def unpack_graph(packed: list[tuple[Any, ...]]) -> fx.Graph:
     """The inverse of :func:`pack_graph`."""
-    graph, nodes = fx.Graph(), {}
+    graph = fx.Graph()
+    nodes: dict[str, fx.Node] = {}
 
     def resolve(value: Any) -> Any:
         return nodes[value.name] if isinstance(value, _Ref) else value

@@ -166,20 +166,21 @@ class SizeReader:
         if scalar is None or size_read(scalar.node) != (node, dim):
             return self._deeper(scalar.node, value) if scalar is not None else known
         name = getattr(node.target, "__name__", str(node.target))
+        source: Any = node.args[0]
         if name in ("transpose", "permute", "contiguous"):
             rank = len(node.meta["spec"].shape)
             source_dim = dim if name == "contiguous" else _permuted(name, node.args[1:], dim, rank)
-            return self.assumed(node.args[0], source_dim, value)
+            return self.assumed(source, source_dim, value)
         if node.target in _SCALAR_OPERATORS:
             return self._broadcast(node, dim, value)
         if name in ("cat", "concat"):
             along = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
             same = isinstance(along, int) and along % len(node.meta["spec"].shape) != dim
-            return self.assumed(node.args[0][0], dim, value) if same else None
+            return self.assumed(source[0], dim, value) if same else None
         if node.target is operator.getitem and _leading_slices(node, dim):
-            return self.assumed(node.args[0], dim, value)
+            return self.assumed(source, dim, value)
         if name in _SAME_SHAPE_METHODS or name in _SAME_SHAPE_FUNCTIONS:
-            return self.assumed(node.args[0], dim, value)
+            return self.assumed(source, dim, value)
         return None
 
     def _deeper(self, read: Any, value: int) -> Any:

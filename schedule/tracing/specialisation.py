@@ -18,6 +18,7 @@ from schedule.tracing.effects import remove_dead
 from schedule.tracing.environment import Environment
 from schedule.tracing.guards import check, conditions
 from schedule.tracing.regions import REGION_FUNCTIONS
+from schedule.tracing.sharing import has_constants, likeness, settings_agree
 from schedule.tracing.signature import Parameters, Signature, SignatureBuilder, bound_or_refused
 from schedule.tracing.structure import is_dataclass_value, is_plain_mapping
 from schedule.tracing.tracer import EnterChild, ModuleTracer
@@ -109,10 +110,12 @@ def specialise(
     call: Call,
     recording: Recording,
     training: bool,
-    enter: EnterChild = lambda module, path: False,
+    enter: EnterChild | None = None,
     autocast: torch.dtype | None = None,
 ) -> Specialisation:
-    """Trace ``forward`` of ``module`` for calls that look like ``call``.
+    """The graph of ``forward`` of ``module`` for calls that look like ``call``.
+
+    Like modules (:mod:`schedule.tracing.sharing`) are traced once and share the graph.
 
     Args:
         module: the module; unchanged afterwards.
@@ -120,12 +123,33 @@ def specialise(
         call: a recorded call, by metadata.
         recording: the run that ``call`` was recorded in.
         training: which training flag to trace under, for the module and the submodules entered.
-        enter: which submodules to write the inside of.
+        enter: which submodules to write the inside of; none if None.
         autocast: dtype of the autocast block that calls run under; None for no autocast.
 
     Raises:
         TraceError: the forward cannot be turned into a graph; says at which line and why.
     """
+    if enter is not None:
+        return _traced(module, forward, call, recording, training, enter, autocast)
+    known: list[Specialisation] = recording.traced.setdefault(likeness(module, call, forward, training, autocast), [])
+    for made in known:
+        if settings_agree(module, made.settings):
+            return made
+    made = _traced(module, forward, call, recording, training, lambda child, path: False, autocast)
+    if not has_constants(made):
+        known.append(made)
+    return made
+
+
+def _traced(
+    module: nn.Module,
+    forward: Callable[..., Any],
+    call: Call,
+    recording: Recording,
+    training: bool,
+    enter: EnterChild,
+    autocast: torch.dtype | None,
+) -> Specialisation:
     parameters = Parameters(forward)
     bound_or_refused(parameters, call, forward)
     environment = Environment.of(call, autocast)
@@ -182,8 +206,8 @@ def _written(tracer: ModuleTracer, value: Any) -> Any:
             return items if isinstance(value, list) else tuple(items)
         if is_plain_mapping(value) or is_dataclass_value(value):
             names = list(value) if isinstance(value, dict) else list(value.__dataclass_fields__)
-            items = {n: _written(tracer, value[n] if isinstance(value, dict) else getattr(value, n)) for n in names}
-            return items if type(value) is dict else tracer.emit(type(value), (), items)
+            found = {n: _written(tracer, value[n] if isinstance(value, dict) else getattr(value, n)) for n in names}
+            return found if type(value) is dict else tracer.emit(type(value), (), found)
         if hasattr(value, "_fields"):
             return tracer.emit(type(value), tuple(_written(tracer, item) for item in value))
         return tracer.node_of(value)

@@ -28,7 +28,8 @@ from schedule.tracing.scalars import scalar_of, symbolic
 from schedule.tracing.sizes import SizeReader
 from schedule.tracing.source import user_line
 from schedule.tracing.specs import TensorSpec
-from schedule.tracing.structure import leaves as structure_leaves, is_plain_dataclass, is_plain_mapping, map_structure
+from schedule.tracing.structure import is_plain_dataclass, is_plain_mapping, map_structure
+from schedule.tracing.structure import leaves as structure_leaves
 
 EnterChild = Callable[[nn.Module, str], bool]
 
@@ -254,10 +255,8 @@ class ModuleTracer(TorchFunctionMode):
             node = self._call_module(path, self.as_nodes(args), self.as_nodes(kwargs))
             node.meta["source"] = user_line()
             described = self._recorded_output(child, args, kwargs)
-            if described is None:
-                value = self._run_child(call, args, kwargs)
-            else:
-                value = self.recording.materialise(described)
+            recorded = described is not None
+            value = self.recording.materialise(described) if recorded else self._run_child(call, args, kwargs)
             return self.track(value, node)
 
     def _call_module(self, path: str, args: Any, kwargs: Any) -> fx.Node:

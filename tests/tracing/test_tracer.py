@@ -77,7 +77,7 @@ class Splitting(nn.Module):
 class StarredShapes(nn.Module):
     def forward(self, x):
         y = x.view(*x.shape[:-1], 2, -1)
-        z = y.reshape(x.shape[:-1] + (x.shape[-1],))
+        z = y.reshape(x.shape[:-1] + (x.shape[-1],))  # noqa: RUF005 (torch.Size arithmetic is the point)
         return z.view(-1, z.size(-1)).view(*z.size())
 
 
