@@ -11,7 +11,7 @@ from torch import fx, nn
 from schedule.errors import MatchError
 from schedule.patterns import Occurrence, normalise, resolve, search
 from schedule.rewriting import check, rewrite
-from schedule.rules.rule import Rule, spec_of
+from schedule.rules.rule import Rule
 
 Modules = Mapping[str, nn.Module]
 
@@ -25,7 +25,7 @@ class Place:
         node: the last node.
         source: the user's line, "" if unknown.
         reason: why it is left alone.
-        kind: ``"skipped"`` (cannot or need not be rewritten), ``"declined"`` (would not pay), ``"near miss"``.
+        kind: ``"skipped"`` (cannot be rewritten), ``"declined"`` (would not pay), ``"near miss"``.
     """
 
     rule: str
@@ -61,15 +61,15 @@ def find_all(graph: fx.Graph, rules: Iterable[Rule], modules: Modules, cost_guar
     normal = normalise(graph, modules)
     candidates: dict[Occurrence, Rule] = {}
     for rule in rules:
-        rejected: list[tuple[Occurrence, str]] = []
         for pattern in rule.possible(normal):
             for occurrence in search(graph, pattern, modules).occurrences:
-                reason = rule.objection(occurrence) or _unsafe(graph, occurrence, modules)
-                if reason:
-                    rejected.append((occurrence, reason))
+                futile = rule.futile(occurrence)
+                objection = "" if futile else rule.objection(occurrence) or _unsafe(graph, occurrence, modules)
+                if futile or objection:
+                    kind = "declined" if futile else "skipped"
+                    findings.places.append(_place(rule, occurrence, futile or objection, kind))
                 else:
                     candidates[occurrence] = rule
-        findings.places += [_place(rule, o, why, "skipped") for o, why in rejected]
     kept = resolve(candidates)
     for occurrence in kept:
         rule = candidates[occurrence]
@@ -78,7 +78,7 @@ def find_all(graph: fx.Graph, rules: Iterable[Rule], modules: Modules, cost_guar
             findings.places.append(_place(rule, occurrence, reason, "declined"))
         else:
             findings.chosen.append((rule, occurrence))
-    _forget_covered(findings, kept)
+    _forget_covered(findings)
     return findings
 
 
@@ -94,17 +94,11 @@ def _place(rule: Rule, occurrence: Occurrence, reason: str, kind: str) -> Place:
     return Place(rule.name, occurrence.outputs[-1].name, occurrence.source, reason, kind)
 
 
-def _forget_covered(findings: Findings, kept: Sequence[Occurrence]) -> None:
-    """A place that another pattern did take is no news; of several reasons for one place the first stays."""
-    taken = {node.name for occurrence in kept for node in occurrence.nodes}
-    seen: set[tuple[str, str]] = set()
-    places = []
-    for place in findings.places:
-        key = (place.rule, place.node)
-        if key not in seen and (place.kind == "declined" or place.node not in taken):
-            seen.add(key)
-            places.append(place)
-    findings.places = places
+def _forget_covered(findings: Findings) -> None:
+    """A place that another pattern took is no news; of several reasons for one place the first stays."""
+    taken = {node.name for _, occurrence in findings.chosen for node in occurrence.nodes}
+    places = {place.node: place for place in reversed(findings.places) if place.node not in taken}
+    findings.places = list(reversed(places.values()))
 
 
 def explain(graph: fx.Graph, rules: Iterable[Rule], modules: Modules, findings: Findings) -> list[Place]:
@@ -119,7 +113,7 @@ def explain(graph: fx.Graph, rules: Iterable[Rule], modules: Modules, findings: 
                 name = occurrence.outputs[-1].name
                 if taken.isdisjoint(occurrence.nodes) and name not in known:
                     known.add(name)
-                    found.append(_place(rule, occurrence, reason, "skipped"))
+                    found.append(_place(rule, occurrence, reason, "declined"))
         found += _near_miss(graph, rule, normal, modules, taken, known)
     return found
 
@@ -151,6 +145,3 @@ def rewritten(graph: fx.Graph, chosen: Sequence[tuple[Rule, Occurrence]], module
 
     names = ", ".join(dict.fromkeys(rule.name for rule, _ in chosen))
     return rewrite(graph, [occurrence for _, occurrence in chosen], build, modules, by=f"optimize({names})")[0]
-
-
-__all__ = ["Findings", "Place", "explain", "find_all", "rewritten", "spec_of"]

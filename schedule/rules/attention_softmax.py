@@ -23,9 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 import fused
-from schedule.patterns import Occurrence, any_of, compile_pattern, optional, scalar, tensor
+from schedule.patterns import Occurrence, any_of, optional, scalar, tensor
 from schedule.patterns.ops import find_form
-from schedule.rules.costs import small
+from schedule.rules.thresholds import small
 from schedule.rules.registry import register_rule
 from schedule.rules.rule import Proof, Rule, spec_of
 from schedule.tracing.specs import TensorSpec
@@ -79,21 +79,21 @@ def _mask(name: str) -> Value:
     return tensor(name, where=lambda spec: spec.dtype in FLOATS)
 
 
-def _plain(x: Value) -> Value:
+def plain_softmax(x: Value) -> Value:
     return _dropped(_cast("after")(_softmax(_cast("between")(_scaled(_cast("before")(_scores()))))))
 
 
-def _masked(x: Value, mask: Value) -> Value:
+def masked_softmax(x: Value, mask: Value) -> Value:
     s = _scaled(_cast("before")(_scores())) + _mask("mask")
     return _dropped(_cast("after")(_softmax(_cast("between")(s))))
 
 
-def _masked_twice(x: Value, bias: Value, mask: Value) -> Value:
+def twice_masked_softmax(x: Value, bias: Value, mask: Value) -> Value:
     s = _scaled(_cast("before")(_scores())) + _mask("bias") + _mask("mask")
     return _dropped(_cast("after")(_softmax(_cast("between")(s))))
 
 
-def _hidden(x: Value, hidden: Value) -> Value:
+def hidden_softmax(x: Value, hidden: Value) -> Value:
     s = _scaled(_cast("before")(_scores()))
     s = s.masked_fill(tensor("hidden", dtype=torch.bool), scalar("fill", where=_is_minus_infinity))
     return _dropped(_cast("after")(_softmax(_cast("between")(s))))
@@ -109,11 +109,11 @@ def _with_sink(s: Value) -> Value:
     return _dropped(_cast("after")(p[..., :-1]))
 
 
-def _sink(x: Value, sink: Value) -> Value:
+def sink_softmax(x: Value, sink: Value) -> Value:
     return _with_sink(_scaled(_scores()))
 
 
-def _masked_sink(x: Value, mask: Value, sink: Value) -> Value:
+def masked_sink_softmax(x: Value, mask: Value, sink: Value) -> Value:
     return _with_sink(_scaled(_scores()) + _mask("mask"))
 
 
@@ -139,7 +139,7 @@ def _objection(occurrence: Occurrence) -> str:
     p, training = occurrence.scalars.get("p"), occurrence.scalars.get("training")
     if not isinstance(p, (int, float, type(None))) or not isinstance(training, (bool, type(None))):
         return "the dropout probability is computed while running"
-    return "" if _gains(occurrence, x, out) else "softmax alone is one operation already: there is nothing to fuse"
+    return ""
 
 
 def _broadcasts(spec: TensorSpec | None, x: TensorSpec) -> bool:
@@ -176,11 +176,13 @@ def _is_product(value: Any) -> bool:
     return False
 
 
-def _gains(occurrence: Occurrence, x: TensorSpec, out: TensorSpec) -> bool:
+def _futile(occurrence: Occurrence) -> str:
+    x, out = spec_of(occurrence.inputs["x"]), spec_of(occurrence.outputs[0])
     scalars, inputs = occurrence.scalars, occurrence.inputs
     added = any(inputs.get(name) is not None for name in ("mask", "bias", "hidden", "sink"))
     scaled = scalars.get("scale") is not None or scalars.get("divisor") is not None
-    return added or scaled or _drops(scalars) or out.dtype != x.dtype
+    cast = x is not None and out is not None and out.dtype != x.dtype
+    return "" if added or scaled or cast or _drops(scalars) else "softmax alone: there is nothing to fuse"
 
 
 def _drops(scalars: dict[str, Any]) -> bool:
@@ -329,10 +331,7 @@ ATTENTION_SOFTMAX = register_rule(
     Rule(
         name="attention_softmax",
         family=FAMILY,
-        patterns=tuple(
-            compile_pattern(pattern, name=pattern.__name__.strip("_").replace("_", " ") + " softmax")
-            for pattern in (_masked_sink, _sink, _masked_twice, _masked, _hidden, _plain)
-        ),
+        patterns=(masked_sink_softmax, sink_softmax, twice_masked_softmax, masked_softmax, hidden_softmax, plain_softmax),
         build=_build,
         proof=Proof(
             forms=(
@@ -360,6 +359,7 @@ ATTENTION_SOFTMAX = register_rule(
         ),
         summary="fused.scaled_masked_softmax(scores, mask, scale, dropout_p=p)",
         objection=_objection,
+        futile=_futile,
         thrift=_thrift,
     )
 )

@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import fused
-from schedule.patterns import Occurrence, any_of, compile_pattern, scalar, tensor
-from schedule.rules.costs import small
+from schedule.patterns import Occurrence, any_of, scalar, tensor
+from schedule.rules.thresholds import small
 from schedule.rules.registry import register_rule
 from schedule.rules.rule import Judge, Proof, Rule, spec_of
 
@@ -83,18 +83,20 @@ def _swish(z: Value) -> Value:
 # -- patterns -----------------------------------------------------------------------------------------------
 
 
-def _with_bias(activation: Callable[[Value], Value], name: str) -> Any:
+def _with_bias(activation: Callable[[Value], Value], name: str) -> Callable[..., Value]:
     def pattern(x: Value, bias: Value) -> Value:
         return activation(tensor("x", where=lambda s: s.ndim > 1 and s.dtype.is_floating_point) + tensor("bias", ndim=1))
 
-    return compile_pattern(pattern, name=f"bias + {name}")
+    pattern.__name__ = f"bias + {name}"
+    return pattern
 
 
-def _alone(activation: Callable[[Value], Value], name: str) -> Any:
+def _alone(activation: Callable[[Value], Value], name: str) -> Callable[..., Value]:
     def pattern(x: Value) -> Value:
         return activation(tensor("x", where=lambda s: s.ndim > 0 and s.dtype.is_floating_point))
 
-    return compile_pattern(pattern, name=name)
+    pattern.__name__ = name
+    return pattern
 
 
 # -- judgement ----------------------------------------------------------------------------------------------
@@ -164,8 +166,8 @@ def _rule(
     labels = [f.__name__.strip("_") for f in (*formulas, *singles)]
     biased = [_with_bias(f, label) for f, label in zip((*formulas, *singles), labels, strict=True)]
     alone = [_alone(f, label) for f, label in zip(formulas, labels, strict=False)]
-    judges = dict.fromkeys([*biased, *alone], size("formula"))
-    judges.update(dict.fromkeys(biased[len(formulas) :], thrift_of_single or size("single")))
+    judges = {pattern.__name__: size("formula") for pattern in (*biased, *alone)}
+    judges |= {pattern.__name__: thrift_of_single or size("single") for pattern in biased[len(formulas) :]}
     reason = f"{activation} without a bias is one operation already: there is nothing to fuse"
     return register_rule(
         Rule(
@@ -181,7 +183,7 @@ def _rule(
             ),
             summary=f"fused.bias_activation(x, bias, {activation!r})",
             objection=_objection,
-            thrift=lambda occurrence: judges[occurrence.pattern](occurrence),
+            thrift=lambda occurrence: judges[occurrence.pattern.name](occurrence),
             bystanders=tuple((_alone(f, activation), reason) for f in singles),
         )
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import fx
 
 from schedule.errors import MatchError
-from schedule.patterns import NormalGraph, Occurrence, Pattern, compile_pattern, search
+from schedule.patterns import NormalGraph, Occurrence, Pattern, any_of, compile_pattern, tensor
 from schedule.tracing.specs import TensorSpec
 
 Build = Callable[[fx.Graph, dict[str, Any], dict[str, Any]], Any]
@@ -58,13 +59,16 @@ class Rule:
     Attributes:
         name: unique; reports and ``rules=[...]`` use it.
         family: what it belongs to, such as ``"bias_activation"``.
-        patterns: every way the construct is written; compiled by :func:`compile_pattern` if they are functions.
+        patterns: every way the construct is written, as for :func:`compile_pattern`; the larger ones first.
         build: inserts the replacement for an occurrence of any of them.
         proof: see :class:`Proof`.
         summary: the replacement as users read it in a graph.
         objection: why an occurrence cannot be rewritten though it looks alike.
+        futile: why nothing would be gained, whatever its size.
         thrift: why an occurrence would not pay; not asked with ``cost_guard=False``.
         bystanders: ``(pattern, reason)`` for code that is left alone on purpose.
+        pattern: any of ``patterns``, as one; what ``find(rule.name)`` looks for.
+        needs: for each pattern, the operations that every occurrence of it has.
     """
 
     name: str
@@ -74,28 +78,50 @@ class Rule:
     proof: Proof | None = None
     summary: str = ""
     objection: Judge = no_objection
+    futile: Judge = no_objection
     thrift: Judge = no_objection
     bystanders: tuple[tuple[Any, str], ...] = ()
-    anchors: tuple[frozenset[str], ...] = field(default=(), repr=False)
+    pattern: Pattern = field(init=False, repr=False)
+    needs: tuple[frozenset[str], ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.patterns:
             raise MatchError(f"the rule {self.name} has no pattern", fix="give it at least one")
         compiled = tuple(compile_pattern(pattern) for pattern in self.patterns)
+        bystanders = tuple((compile_pattern(pattern), reason) for pattern, reason in self.bystanders)
+        object.__setattr__(self, "pattern", _any_pattern(self.name, self.patterns))
         object.__setattr__(self, "patterns", compiled)
-        object.__setattr__(self, "anchors", tuple(_required_ops(pattern) for pattern in compiled))
-        object.__setattr__(
-            self, "bystanders", tuple((compile_pattern(pattern), reason) for pattern, reason in self.bystanders)
-        )
+        object.__setattr__(self, "needs", tuple(required_ops(pattern) for pattern in compiled))
+        object.__setattr__(self, "bystanders", bystanders)
+
+    def concerns(self, ops: Collection[str]) -> bool:
+        """Whether a module that computes these operations may hold the construct."""
+        return any(need - EVERYWHERE <= set(ops) for need in self.needs)
 
     def possible(self, normal: NormalGraph) -> Iterator[Pattern]:
         """The patterns whose operations all occur in a graph."""
-        for pattern, ops in zip(self.patterns, self.anchors, strict=True):
+        for pattern, ops in zip(self.patterns, self.needs, strict=True):
             if all(normal.by_op.get(op) for op in ops):
                 yield pattern
 
 
-def _required_ops(pattern: Pattern) -> frozenset[str]:
+def _any_pattern(name: str, patterns: tuple[Any, ...]) -> Pattern:
+    """One pattern for all of ``patterns``, if they are functions, else the first."""
+    if len(patterns) == 1 or not all(inspect.isfunction(pattern) for pattern in patterns):
+        return compile_pattern(patterns[0], name=name)
+
+    def pattern() -> Any:
+        return any_of(*(each(*map(tensor, inspect.signature(each).parameters)) for each in patterns))
+
+    return compile_pattern(pattern, name=name)
+
+
+EVERYWHERE = frozenset("add mul sub div matmul linear getitem cast to".split())
+"""Operations that tell nothing about a module, or that come about by opening its leaf modules."""
+
+
+def required_ops(pattern: Pattern) -> frozenset[str]:
+    """The operations that every occurrence of ``pattern`` has."""
     return frozenset(node.op for node in pattern.required if node.op not in ("choice", "call_module"))
 
 
@@ -105,6 +131,3 @@ def spec_of(value: Any) -> TensorSpec | None:
     if spec is None and hasattr(value, "value") and isinstance(value.value, torch.Tensor):
         spec = TensorSpec.of(value.value)
     return spec if isinstance(spec, TensorSpec) else None
-
-
-__all__ = ["Build", "Form", "Judge", "Proof", "Rule", "no_objection", "search", "spec_of"]

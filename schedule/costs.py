@@ -1,0 +1,75 @@
+"""What one training step costs, counted rather than timed: bytes saved for backward, operations dispatched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from schedule.verify.observe import loss_of
+from schedule.verify.preserve import preserved, seed_all
+from schedule.verify.values import call
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of one training step.
+
+    Attributes:
+        saved_bytes: what autograd keeps from forward for backward: each storage once, parameters and buffers
+            left out.
+        dispatched: operations that reach torch's dispatcher in forward and backward. An op compiled by inductor
+            hides what is inside it, so count under ``fused.backend("reference")`` for the number of plain ones.
+    """
+
+    saved_bytes: int
+    dispatched: int
+
+
+class _Counting(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def measure(model: nn.Module, batch: Any) -> Cost:
+    """Run one step of ``model`` in training mode and count; the model and the random state stay as they were.
+
+    Args:
+        batch: mapping (called by keyword), tuple or list (by position), or a single tensor.
+    """
+    saved: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = _storage(tensor)
+        if storage is not None:
+            saved.setdefault(storage._cdata, storage)
+        return tensor
+
+    counting = _Counting()
+    with preserved(model):
+        model.train()
+        held = {s._cdata for t in (*model.parameters(), *model.buffers()) if (s := _storage(t)) is not None}
+        seed_all(0)
+        with counting:
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                loss = loss_of(call(model, batch))
+            kept = sum(storage.nbytes() for key, storage in saved.items() if key not in held)
+            if loss is not None and loss.requires_grad:
+                loss.backward()
+    return Cost(saved_bytes=kept, dispatched=counting.count)
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """The storage of a plain tensor; that of a sharded one is out of reach."""
+    return tensor.untyped_storage() if tensor.layout is torch.strided and type(tensor).__torch_dispatch__ is _PLAIN else None
+
+
+_PLAIN = torch.Tensor.__torch_dispatch__

@@ -1,0 +1,242 @@
+"""``optimize``: every rule on every module that the recorded run reached, and a report of all of it.
+
+Nothing here knows a model by name. The recorded run tells which modules compute what a rule is about; only those are
+traced. What the rules find in a graph is settled together, by benefit; then each rule is one undoable step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from schedule.costs import Cost, measure
+from schedule.errors import MatchError, NotApplicable, ScheduleError
+from schedule.group import Group
+from schedule.matching import Match, Site
+from schedule.patterns import Occurrence
+from schedule.patterns.ops import MODULES, find_form
+from schedule.primitives.registry import query
+from schedule.primitives.splicing import Place as MatchPlace
+from schedule.primitives.splicing import splice_in
+from schedule.report import Entry, Report
+from schedule.rewriting import Build
+from schedule.rules import Rule, select_rules
+from schedule.rules.applying import Place, explain, find_all
+from schedule.tracing.expansion import expand
+from schedule.tree import Schedule, create_schedule
+from schedule.verify.guilty import undone
+
+Rules = str | Iterable[str | Rule]
+
+
+def optimize(
+    model: nn.Module | Schedule | Group,
+    batch: Any = None,
+    *,
+    rules: Rules = "default",
+    strict: bool = False,
+    cost_guard: bool = True,
+) -> Report:
+    """Apply every rewrite rule wherever it fits, and report where it did, where not, and why.
+
+    ::
+
+        report = schedule.optimize(model, batch)      # model is the same object, faster and smaller
+        print(report)
+
+    Running it again changes nothing more. Each rule that found something is one step of the schedule's history.
+    A module that cannot be traced is left alone, and the report says why.
+
+    Args:
+        model: a model, or a schedule or group of schedules: then only those modules and all below.
+        batch: what the model is called with, of the sizes it will run at; not needed for a schedule that has one.
+        rules: ``"default"``, ``"all"``, the name of a rule or family, or a list of names and rules.
+        strict: raise, and change nothing, if anything that looks like a rule's construct cannot be rewritten.
+        cost_guard: leave alone what would not pay, by the sizes in the recorded run (:mod:`schedule.rules.thresholds`).
+
+    Raises:
+        NotApplicable: no batch was given, or the model refuses it.
+        MatchError: no such rule; or, with ``strict``, what could not be rewritten.
+    """
+    if isinstance(model, Group):
+        nodes = list(model)
+        top = nodes[0].root
+    elif isinstance(model, Schedule):
+        nodes, top = [model], model.root
+    else:
+        top = create_schedule(model, batch)
+        nodes = [top]
+    graphs = top.tree.graphs
+    if graphs.example_inputs is None:
+        if batch is None:
+            raise NotApplicable(
+                "rules are found in graphs, and graphs need one call of the model",
+                asked="optimize",
+                fix="schedule.optimize(model, batch) with what the model is called with",
+            )
+        graphs.example_inputs = batch
+    return _Optimization(top, nodes, select_rules(rules), cost_guard).run(strict)
+
+
+def _method() -> None:
+    @query
+    def optimize(sch: Schedule, rules: Rules = "default", strict: bool = False, cost_guard: bool = True) -> Report:
+        """As :func:`schedule.optimize`, for this module and all below."""
+        return _optimize(sch, rules=rules, strict=strict, cost_guard=cost_guard)
+
+
+_optimize = optimize
+_method()  # sch.optimize(...)
+
+
+@dataclass
+class _Planned:
+    """What is to be done in one module, and what is not."""
+
+    node: Schedule
+    matches: dict[str, list[Match]] = field(default_factory=dict)
+    entries: list[Entry] = field(default_factory=list)
+
+
+class _Optimization:
+    def __init__(self, top: Schedule, nodes: Sequence[Schedule], rules: Sequence[Rule], cost_guard: bool) -> None:
+        self.top, self.nodes, self.rules, self.cost_guard = top, nodes, rules, cost_guard
+        self.graphs = top.tree.graphs
+        self.opened: set[nn.Module] = set()
+
+    def run(self, strict: bool) -> Report:
+        planned = [self.plan(module) for module in self.candidates()]
+        if strict:
+            _refuse_leftovers(planned)
+        before = len(self.top.history)
+        for rule in self.rules:
+            self.apply(rule, planned)
+        entries = [entry for each in planned for entry in each.entries]
+        batch, top = self.graphs.example_inputs, self.top
+        module = self.nodes[0].module if len(self.nodes) == 1 else top.module
+        return Report(entries, module, lambda: _costs(top, batch, before))
+
+    # -- where to look ------------------------------------------------------------------------------------
+
+    def candidates(self) -> Iterator[nn.Module]:
+        """Modules that a rule may be about, outer ones first; leaf modules unless an outer graph opened them."""
+        recording = self.graphs.recording
+        reached: dict[nn.Module, None] = {}
+        for node in self.nodes:
+            for module in node.module.modules():
+                if module in recording.calls and self.concerns(self.computed(module)):
+                    reached[module] = None
+        inner = [module for module in reached if next(module.children(), None) is not None]
+        self.graphs.ensure(inner)
+        yield from inner
+        leaves = [m for m in reached if m not in inner and m not in self.opened and type(m) not in MODULES]
+        self.graphs.ensure(leaves)
+        yield from leaves
+
+    def computed(self, module: nn.Module) -> set[str]:
+        """The operations that ``module`` and the leaf modules in it computed in the recorded run."""
+        computed = self.graphs.recording.computed
+        functions = set(computed.get(module, ()))
+        for child in module.children():
+            if next(child.children(), None) is None:
+                functions |= computed.get(child, set())
+        forms = (find_form("call_function", function) for function in functions)
+        return {form.definition.name for form in forms if form is not None}
+
+    def concerns(self, ops: Collection[str]) -> bool:
+        return any(rule.concerns(ops) for rule in self.rules)
+
+    # -- what is there ------------------------------------------------------------------------------------
+
+    def plan(self, module: nn.Module) -> _Planned:
+        """What the rules find in ``module``; changes nothing."""
+        node = self.top.tree.node(module)
+        planned = _Planned(node)
+        try:
+            node.refuse_inside_other_graph()
+            made = node.specialisations
+        except ScheduleError as error:
+            rules = [rule.name for rule in self.rules if rule.concerns(self.computed(module))]
+            planned.entries += [Entry(name, node.path, "skipped", 1, _first_line(error), error.where) for name in rules]
+            return planned
+        modules = dict(module.named_modules())
+        sites: dict[tuple[str, ...], tuple[Rule, list[Site]]] = {}
+        places: dict[tuple[str, str], Place] = {}
+        for specialisation in made:
+            expansion = expand(specialisation, module, self.graphs.recording)
+            self.opened.update(modules[path] for path in expansion.entered)
+            findings = find_all(expansion.graph, self.rules, modules, self.cost_guard)
+            findings.places += explain(expansion.graph, self.rules, modules, findings)
+            for rule, occurrence in findings.chosen:
+                key = (rule.name, *(output.name for output in occurrence.outputs))
+                site = Site(specialisation, occurrence, expansion.origin)
+                sites.setdefault(key, (rule, []))[1].append(site)
+            for place in findings.places:
+                places.setdefault((place.rule, place.node), place)
+        for rule, together in sites.values():
+            planned.matches.setdefault(rule.name, []).append(Match(node, together, rule))
+        taken = {(rule, name) for rule, *names in sites for name in names}
+        planned.entries += _entries(node.path, [p for key, p in places.items() if key not in taken])
+        return planned
+
+    # -- doing it -----------------------------------------------------------------------------------------
+
+    def apply(self, rule: Rule, planned: Sequence[_Planned]) -> None:
+        """All that ``rule`` found, as one step."""
+        ours = [each for each in planned if rule.name in each.matches]
+        if not ours:
+            return
+        count = sum(len(each.matches[rule.name]) for each in ours)
+        description = f"optimize({rule.name}) in {count} places of {len(ours)} modules"
+        arguments = {"rules": [rule.name], "cost_guard": self.cost_guard}
+        paths = [node.path for node in self.nodes]
+        with self.top.tree.history.transaction("optimize", paths, arguments, description):
+            for each in ours:
+                matches = each.matches[rule.name]
+                splice_in(self.top, [[match] for match in matches], _prepare)
+                first = matches[0].source
+                each.entries.append(Entry(rule.name, each.node.path, "applied", len(matches), "", first))
+
+
+def _prepare(place: MatchPlace, occurrence: Occurrence) -> tuple[Occurrence, Build]:
+    return occurrence, place[0].rule.build
+
+
+def _entries(path: str, places: Iterable[Place]) -> list[Entry]:
+    """Places of one module, equal ones counted."""
+    counts: dict[Entry, int] = {}
+    for place in places:
+        entry = Entry(place.rule, path, place.kind, 1, place.reason, place.source)  # type: ignore[arg-type]
+        counts[entry] = counts.get(entry, 0) + 1
+    return [Entry(e.rule, e.path, e.status, n, e.reason, e.source) for e, n in counts.items()]
+
+
+def _refuse_leftovers(planned: Sequence[_Planned]) -> None:
+    left = [e for each in planned for e in each.entries if e.status in ("skipped", "near miss")]
+    if left:
+        lines = [f"{e.path or 'the root'}: {e.rule}: {e.reason}" for e in left[:10]]
+        more = [f"… and {len(left) - 10} more"] if len(left) > 10 else []
+        raise MatchError(
+            f"{len(left)} places look like a rule's construct and cannot be rewritten; nothing was changed",
+            asked="optimize(strict=True)",
+            where="\n".join(lines + more),
+            fix="leave strict out to rewrite the others, or choose rules= without these",
+        )
+
+
+def _costs(top: Schedule, batch: Any, steps_before: int) -> dict[str, Cost]:
+    if any(tensor.is_meta for tensor in top.module.parameters()):
+        return {}
+    after = measure(top.module, batch)
+    if len(top.history) <= steps_before:
+        return {"before": after, "after": after}
+    with undone(top, steps_before):
+        before = measure(top.module, batch)
+    return {"before": before, "after": after}
+
+
+def _first_line(error: ScheduleError) -> str:
+    return error.why.splitlines()[0]

@@ -1,0 +1,162 @@
+"""What :func:`schedule.optimize` did, module by module, and what it is worth."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+
+from schedule.costs import Cost
+from schedule.runtime import state_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Status = Literal["applied", "skipped", "declined", "near miss"]
+STATUSES: tuple[Status, ...] = ("applied", "skipped", "declined", "near miss")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One rule in one module.
+
+    Attributes:
+        rule: its name; "" where a module could not be looked into at all.
+        path: the module; "" is the root.
+        status: ``applied``; ``skipped`` if it cannot be; ``declined`` if it would not pay; ``near miss``.
+        count: in how many places.
+        reason: why not, "" if applied.
+        source: ``file:line`` of the user's code, "" if unknown.
+    """
+
+    rule: str
+    path: str
+    status: Status
+    count: int = 1
+    reason: str = ""
+    source: str = ""
+
+
+@dataclass
+class Report:
+    """What was rewritten, what was not and why; prints as a table.
+
+    Attributes:
+        entries: by module, in the order of the model.
+        costs: measures ``{"before": …, "after": …}``: bytes saved for backward and dispatched operations of one
+            training step. Called when first asked for.
+        model: the scheduled module.
+    """
+
+    entries: list[Entry]
+    model: nn.Module = field(repr=False)
+    costs: Callable[[], dict[str, Cost]] = field(default=dict, repr=False)
+    _measured: dict[str, Cost] | None = field(default=None, repr=False)
+
+    def select(self, rule: str | None = None, status: Status | None = None) -> list[Entry]:
+        """The entries of a rule, a status, or both."""
+        return [e for e in self.entries if rule in (None, e.rule) and status in (None, e.status)]
+
+    def count(self, rule: str | None = None, status: Status = "applied") -> int:
+        """In how many places."""
+        return sum(entry.count for entry in self.select(rule, status))
+
+    @property
+    def applied(self) -> dict[str, int]:
+        """Rule → in how many places it was applied."""
+        counts: Counter[str] = Counter()
+        for entry in self.select(status="applied"):
+            counts[entry.rule] += entry.count
+        return dict(counts)
+
+    @property
+    def measured(self) -> dict[str, Cost]:
+        """Costs before and after; empty if they could not be measured. Runs the model when first read."""
+        if self._measured is None:
+            self._measured = self.costs()
+        return self._measured
+
+    @property
+    def fallbacks(self) -> dict[str, int]:
+        """Scheduled module → how many of its calls ran the original forward so far."""
+        states = ((path, state_of(module)) for path, module in self.model.named_modules())
+        return {path: state.fallbacks for path, state in states if state is not None and state.fallbacks}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as plain data."""
+        return {
+            "applied": self.applied,
+            "entries": [asdict(entry) for entry in self.entries],
+            "costs": {when: asdict(cost) for when, cost in self.measured.items()},
+            "fallbacks": self.fallbacks,
+        }
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """As :meth:`to_dict`, as text."""
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def __rich__(self) -> RenderableType:
+        table = Table(title=f"schedule.optimize: {type(self.model).__name__}", title_justify="left")
+        for name, justify in (("rule", "left"), ("", "left"), ("places", "right"), ("modules", "left"), ("why", "left")):
+            table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+        for (rule, status, reason), entries in _grouped(self.entries).items():
+            places = str(sum(entry.count for entry in entries))
+            table.add_row(rule or "every rule", status, places, _paths(e.path for e in entries), reason)
+        if not self.entries:
+            table.add_row("–", "", "0", "", "no rule is about anything in this model: nothing was changed")
+        table.caption = "\n".join(self._summary())
+        table.caption_justify = "left"
+        return table
+
+    def _summary(self) -> list[str]:
+        lines = []
+        if {"before", "after"} <= self.measured.keys():
+            before, after = self.measured["before"], self.measured["after"]
+            lines = [
+                f"saved for backward: {_bytes(before.saved_bytes)} → {_bytes(after.saved_bytes)}"
+                f" ({_ratio(after.saved_bytes, before.saved_bytes)})",
+                f"dispatched operations: {before.dispatched:,} → {after.dispatched:,}"
+                f" ({_ratio(after.dispatched, before.dispatched)})",
+            ]
+        for path, count in self.fallbacks.items():
+            lines.append(f"{path or 'the root'} ran its original forward {count} times: calls unlike the recorded ones")
+        return lines
+
+    def __str__(self) -> str:
+        console = Console(width=120)
+        with console.capture() as capture:
+            console.print(self)
+        return capture.get()
+
+
+def _grouped(entries: Iterable[Entry]) -> dict[tuple[str, str, str], list[Entry]]:
+    groups: dict[tuple[str, str, str], list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault((entry.rule, entry.status, entry.reason), []).append(entry)
+    order = {status: place for place, status in enumerate(STATUSES)}
+    return dict(sorted(groups.items(), key=lambda item: order[item[0][1]]))  # type: ignore[index]
+
+
+def _paths(paths: Iterable[str]) -> str:
+    """Paths that differ by numbers only become one: ``h.*.mlp (12)``."""
+    counts = Counter(re.sub(r"(?<![^.])\d+(?![^.])", "*", path) or "the root" for path in dict.fromkeys(paths))
+    return ", ".join(path if count == 1 else f"{path} ({count})" for path, count in counts.items())
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            break
+        size /= 1000
+    return f"{size:.4g} {unit}"
+
+
+def _ratio(after: int, before: int) -> str:
+    return f"{after / before:.2f} ×" if before else "–"
