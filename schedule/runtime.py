@@ -193,7 +193,7 @@ def _renamed(specialisation: Specialisation, index: int, namespace: dict[str, An
 def _conditions(specialisation: Specialisation, index: int, namespace: dict[str, Any]) -> list[str]:
     found = [f"_own['training'] is {specialisation.training}", *specialisation.signature.conditions]
     for number, (path, entered) in enumerate(specialisation.entered.items()):
-        namespace[f"_class_{index}_{number}"] = entered.cls
+        namespace[f"_class_{index}_{number}"] = scheduled_class(entered.cls) if entered.scheduled else entered.cls
         found.append(f"_intact({_submodule(path)}, _class_{index}_{number}, {specialisation.training})")
         found += _setting_conditions(path, entered.settings)
     found += _setting_conditions("", specialisation.settings)

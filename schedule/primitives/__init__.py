@@ -6,6 +6,8 @@ from schedule.primitives.find import find, find_parallel
 from schedule.primitives.fuse import fuse
 from schedule.primitives.registry import list_primitives, primitive
 from schedule.primitives.replace import replace, replace_all
+from schedule.primitives.shard import shard
+from schedule.primitives.sync import sync
 from schedule.primitives.trace import trace, trace_until
 
 __all__ = [
@@ -18,6 +20,8 @@ __all__ = [
     "primitive",
     "replace",
     "replace_all",
+    "shard",
+    "sync",
     "trace",
     "trace_until",
 ]

@@ -83,7 +83,9 @@ def _fits(expansion: Expansion, graph: fx.Graph, module: nn.Module) -> bool:
         if entered is None:
             if _can_open(child) and not (is_projection(child) and child.bias is None) and path not in expansion.closed:
                 return False
-        elif not _can_open(child) or not settings_agree(child, entered.settings):
+            continue
+        unlike = entered.scheduled is (type(child) is original_class(child))
+        if unlike or not _can_open(child) or not settings_agree(child, entered.settings):
             return False
     return True
 
@@ -102,8 +104,19 @@ def _expanded(
 
 def _can_open(child: nn.Module) -> bool:
     hooks = (child._forward_hooks, child._forward_pre_hooks, child._backward_hooks, child._backward_pre_hooks)
-    plain = not any(hooks) and "forward" not in vars(child) and type(child) is original_class(child)
+    known = type(child) is original_class(child) or _own_graph(child, True) is not None
+    plain = known and not any(hooks) and "forward" not in vars(child)
     return plain and not child._modules and not isinstance(child, _CLOSED) and "__call__" not in vars(type(child))
+
+
+def _own_graph(child: nn.Module, training: bool) -> Specialisation | None:
+    """The graph that a scheduled child runs whatever it is given, as a sharded one does; None if there is none."""
+    state = vars(child).get("_schedule_state")
+    for made in getattr(state, "specialisations", ()):
+        conditional = made.signature.conditions or made.guards or made.settings or made.entered
+        if made.training is training and not conditional and not made.has_checks:
+            return made
+    return None
 
 
 def is_projection(module: nn.Module) -> bool:
@@ -121,13 +134,16 @@ def _open(
     expansion: Expansion, call: fx.Node, child: nn.Module, specialisation: Specialisation, recording: Recording
 ) -> None:
     path, graph = str(call.target), expansion.graph
+    settings: Mapping[Any, Any] = {}
+    own = _own_graph(child, specialisation.training)
+    result: fx.Node | None
     with graph.inserting_before(call):
-        if is_projection(child):
+        if own is not None:
+            nodes, result = _inline(graph, call, child, own)
+        elif is_projection(child):
             if child.bias is None:
                 return
-            settings: Mapping[Any, Any] = {}
-            nodes, projected = _open_projection(graph, call, child)
-            result: fx.Node | None = projected
+            nodes, result = _open_projection(graph, call, child)
         else:
             inside = _inside(child, call, recording, specialisation.training)
             if inside is None:
@@ -139,7 +155,7 @@ def _open(
         expansion.closed.add(path)
         return
     expansion.origin.update(dict.fromkeys((node.name for node in nodes), call.name))
-    expansion.entered[path] = Entered(original_class(child), dict(settings))
+    expansion.entered[path] = Entered(original_class(child), dict(settings), scheduled=own is not None)
     call.replace_all_uses_with(result)
     graph.erase_node(call)
 

@@ -33,10 +33,12 @@ class Entered:
     Attributes:
         cls: its class.
         settings: plain attributes its forward read, with the values they had.
+        scheduled: whether it runs a graph of its own, which is the one inside.
     """
 
     cls: type
     settings: Mapping[Any, Any] = field(default_factory=dict)
+    scheduled: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,25 @@
+"""Past one device: the mesh, sharded parameters, differentiable collectives, what follows a shard."""
+
+from schedule.distributed.collectives import (
+    copy_to_tensor_parallel,
+    gather_from_sequence_parallel,
+    gather_from_tensor_parallel,
+    reduce_from_tensor_parallel,
+    reduce_scatter_to_sequence_parallel,
+    scatter_to_tensor_parallel,
+)
+from schedule.distributed.mesh import TensorParallel, checked_mesh, tensor_parallel
+from schedule.distributed.parameters import full_tensor
+
+__all__ = [
+    "TensorParallel",
+    "checked_mesh",
+    "copy_to_tensor_parallel",
+    "full_tensor",
+    "gather_from_sequence_parallel",
+    "gather_from_tensor_parallel",
+    "reduce_from_tensor_parallel",
+    "reduce_scatter_to_sequence_parallel",
+    "scatter_to_tensor_parallel",
+    "tensor_parallel",
+]

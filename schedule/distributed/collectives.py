@@ -1,0 +1,279 @@
+"""Collectives with the gradients that tensor parallelism gives them (Megatron-LM's f and g, and their kin).
+
+Each function takes a plain local tensor and the name of a process group, so that a graph holds it as it is::
+
+    x = copy_to_tensor_parallel(x, "tp")                # forward: x          backward: all-reduce
+    y = reduce_from_tensor_parallel(F.linear(x, w), "tp")  # forward: all-reduce  backward: as it is
+
+A dimension that the ranks cannot share evenly is cut as ``torch.chunk`` cuts it, the way DTensor does.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+from torch.distributed.distributed_c10d import _get_group_size_by_name, _resolve_process_group
+from torch.overrides import handle_torch_function, has_torch_function_unary
+
+from schedule.errors import ShardError
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import GroupName
+
+
+def chunk_bounds(size: int, ranks: int, rank: int) -> tuple[int, int]:
+    """Where the part of ``rank`` begins and ends in a dimension of ``size``, as ``torch.chunk`` cuts it."""
+    step = -(-size // ranks)
+    return min(rank * step, size), min((rank + 1) * step, size)
+
+
+# -- without gradients --------------------------------------------------------------------------------------
+
+
+def _wait(pending: Tensor) -> Tensor:
+    finished: Tensor = torch.ops._c10d_functional.wait_tensor(pending)
+    return finished
+
+
+def _sum(x: Tensor, group: str) -> Tensor:
+    if group_size(group) == 1:
+        return x.clone()
+    return _wait(torch.ops._c10d_functional.all_reduce(x.contiguous(), "sum", group))
+
+
+def _own(x: Tensor, group: str, axis: int) -> Tensor:
+    ranks = group_size(group)
+    begin, end = chunk_bounds(x.shape[axis], ranks, _rank(group))
+    return x.narrow(axis, begin, end - begin).clone(memory_format=torch.contiguous_format)
+
+
+def _gathered(x: Tensor, group: str, axis: int, size: int | None) -> Tensor:
+    """Every rank's part of a dimension of ``size``; of equal parts if None."""
+    ranks = group_size(group)
+    own = x.shape[axis]
+    step = own if size is None else -(-size // ranks)
+    first = x.movedim(axis, 0)
+    if own < step:
+        first = torch.cat((first, first.new_zeros((step - own, *first.shape[1:]))))
+    if ranks > 1:
+        first = torch.ops._c10d_functional.all_gather_into_tensor(first.contiguous(), ranks, group)
+        first = _wait(first)
+    whole = first if size is None else first.narrow(0, 0, size)
+    return whole.movedim(0, axis).contiguous()
+
+
+def _sum_scattered(x: Tensor, group: str, axis: int) -> Tensor:
+    ranks = group_size(group)
+    even = divided_evenly(x.shape[axis], ranks, axis)
+    first = x.movedim(axis, 0).contiguous()
+    if ranks > 1:
+        first = _wait(torch.ops._c10d_functional.reduce_scatter_tensor(first, "sum", ranks, group))
+    return first.narrow(0, 0, even).movedim(0, axis).contiguous()
+
+
+def divided_evenly(size: int, ranks: int, axis: int) -> int:
+    """``size / ranks``.
+
+    Raises:
+        ShardError: it is not whole.
+    """
+    if size % ranks:
+        raise ShardError(
+            f"size {size} of axis {axis} cannot be shared evenly by {ranks} ranks",
+            fix="pad that axis to a multiple of the ranks, or use all_reduce, which needs no even parts",
+        )
+    return size // ranks
+
+
+def group_size(group: str) -> int:
+    """How many ranks the group of this name has."""
+    return int(_get_group_size_by_name(cast("GroupName", group)))
+
+
+def _rank(group: str) -> int:
+    return int(_resolve_process_group(cast("GroupName", group)).rank())
+
+
+# -- with gradients -----------------------------------------------------------------------------------------
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, group: str) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.group = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _Reduce.apply(grad, ctx.group), None
+
+
+class _Reduce(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, group: str) -> Tensor:
+        return _sum(x, group)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.group = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _Copy.apply(grad, ctx.group), None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, group: str, axis: int, size: int | None) -> Tensor:
+        return _gathered(x, group, axis, size)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, ctx.group, ctx.axis, _ = inputs
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _Scatter.apply(grad, ctx.group, ctx.axis), None, None, None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, group: str, axis: int) -> Tensor:
+        return _own(x, group, axis)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        x, ctx.group, ctx.axis = inputs
+        ctx.size = x.shape[ctx.axis]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _Gather.apply(grad, ctx.group, ctx.axis, ctx.size), None, None
+
+
+class _GatherSequence(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, group: str, axis: int) -> Tensor:
+        return _gathered(x, group, axis, None)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, ctx.group, ctx.axis = inputs
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _ReduceScatter.apply(grad, ctx.group, ctx.axis), None, None
+
+
+class _ReduceScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, group: str, axis: int) -> Tensor:
+        return _sum_scattered(x, group, axis)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, ctx.group, ctx.axis = inputs
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _GatherSequence.apply(grad, ctx.group, ctx.axis), None, None
+
+
+class _OnGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.function = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return ctx.function(grad), None
+
+
+# -- as graphs name them ------------------------------------------------------------------------------------
+
+
+def _leaf(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``function`` as one node of any trace that it is called in."""
+
+    @functools.wraps(function)
+    def called(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if has_torch_function_unary(x):
+            result: Tensor = handle_torch_function(called, (x,), x, *args, **kwargs)
+            return result
+        return function(x, *args, **kwargs)
+
+    return called
+
+
+@_leaf
+def copy_to_tensor_parallel(x: Tensor, group: str) -> Tensor:
+    """``x``, whole on every rank; its gradient is the sum over the ranks."""
+    result: Tensor = _Copy.apply(x, group)
+    return result
+
+
+@_leaf
+def reduce_from_tensor_parallel(x: Tensor, group: str) -> Tensor:
+    """The sum of every rank's ``x``; the gradient passes as it is."""
+    result: Tensor = _Reduce.apply(x, group)
+    return result
+
+
+@_leaf
+def gather_from_tensor_parallel(x: Tensor, group: str, axis: int = -1, size: int | None = None) -> Tensor:
+    """Every rank's part of ``axis`` side by side; the gradient is this rank's part of it.
+
+    Args:
+        x: this rank's part.
+        group: name of the process group.
+        axis: the dimension that is shared out.
+        size: of the whole dimension; None if all parts are equal.
+    """
+    result: Tensor = _Gather.apply(x, group, axis, size)
+    return result
+
+
+@_leaf
+def scatter_to_tensor_parallel(x: Tensor, group: str, axis: int = -1) -> Tensor:
+    """This rank's part of ``axis`` of ``x``, which is whole on every rank; gradients are gathered."""
+    result: Tensor = _Scatter.apply(x, group, axis)
+    return result
+
+
+@_leaf
+def gather_from_sequence_parallel(x: Tensor, group: str, axis: int) -> Tensor:
+    """Every rank's part of ``axis`` side by side, for ranks that go on to compute different things.
+
+    The gradient is the sum over the ranks of this rank's part (a reduce-scatter). Parts must be equal.
+    """
+    result: Tensor = _GatherSequence.apply(x, group, axis)
+    return result
+
+
+@_leaf
+def reduce_scatter_to_sequence_parallel(x: Tensor, group: str, axis: int) -> Tensor:
+    """This rank's part of ``axis`` of the sum over the ranks; gradients are gathered.
+
+    Raises:
+        ShardError: the ranks cannot share ``axis`` evenly.
+    """
+    result: Tensor = _ReduceScatter.apply(x, group, axis)
+    return result
+
+
+@_leaf
+def on_gradient(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """``x``; its gradient goes through ``function``."""
+    result: Tensor = _OnGradient.apply(x, function)
+    return result

@@ -1,0 +1,351 @@
+"""What follows a sharded output through the module that calls it: sizes in attributes, heads, packed parts.
+
+GPT-2's attention calls ``self.c_attn(x).split(self.split_size, dim=2)``: once ``c_attn`` gives half of its
+outputs, ``split_size`` has to be half of what it was. The caller's traced graph, recorded before anything was
+sharded, is followed from the sharded output on; a size of the shared dimension that comes from an attribute of
+the caller is to be divided by the ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx, nn
+
+from schedule.distributed.modules import projection_of
+from schedule.errors import ShardError
+from schedule.recording import Recording
+from schedule.tracing.specialisation import original_class, specialise
+from schedule.tracing.specs import TensorSpec
+
+
+class Setting(int):
+    """A size that was read from an attribute of the traced module."""
+
+    name: str
+
+    def __new__(cls, value: int, name: str) -> Setting:
+        """``value``, remembering ``name``."""
+        made = super().__new__(cls, value)
+        made.name = name
+        return made
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A dimension that the ranks share out, in each of ``parts`` equal packed parts."""
+
+    dim: int
+    parts: int = 1
+
+
+Cuts = Cut | None | tuple["Cuts", ...]
+
+
+def caller_graph(caller: nn.Module, recording: Recording) -> fx.Graph:
+    """The forward of ``caller`` as recorded; its own integer attributes appear as :class:`Setting`.
+
+    Raises:
+        TraceError: it cannot be traced.
+    """
+    with _settings_marked(caller):
+        forward = original_class(caller).forward
+        return specialise(caller, forward, recording.calls[caller][0], recording, False).graph
+
+
+@contextmanager
+def _settings_marked(module: nn.Module) -> Iterator[None]:
+    plain = {name: value for name, value in vars(module).items() if type(value) is int}
+    try:
+        vars(module).update({name: Setting(value, name) for name, value in plain.items()})
+        yield
+    finally:
+        vars(module).update(plain)
+
+
+def follow(graph: fx.Graph, caller: nn.Module, columns: Mapping[str, int], ranks: int) -> dict[str, tuple[int, int]]:
+    """Attributes of ``caller`` that hold sizes of a shared dimension: name → (whole, on one rank).
+
+    Args:
+        graph: from :func:`caller_graph`.
+        caller: the module.
+        columns: path of each child with shared outputs → in how many packed parts.
+        ranks: how many share.
+
+    Raises:
+        ShardError: the shared dimension is normalised, summed, selected from, or not to be divided.
+    """
+    following = _Following(caller, columns, ranks)
+    for node in graph.nodes:
+        following.visit(node)
+    return following.settings
+
+
+class _Following:
+    def __init__(self, caller: nn.Module, columns: Mapping[str, int], ranks: int) -> None:
+        self.caller, self.columns, self.ranks = caller, columns, ranks
+        self.cuts: dict[fx.Node, Cuts] = {}
+        self.settings: dict[str, tuple[int, int]] = {}
+
+    def visit(self, node: fx.Node) -> None:
+        if node.op == "call_module":
+            cut = self.through_module(node)
+        elif node.op in ("call_function", "call_method"):
+            cut = self.through_call(node)
+        else:
+            return
+        if cut is not None:
+            self.cuts[node] = cut
+
+    def refuse(self, node: fx.Node, why: str, fix: str) -> ShardError:
+        return ShardError(why, fix=fix, where=f"{node.format_node()}\n{node.meta.get('source', '')}".rstrip())
+
+    # -- modules -----------------------------------------------------------------------------------------
+
+    def through_module(self, node: fx.Node) -> Cuts:
+        spec = node.meta.get("spec")
+        if str(node.target) in self.columns and isinstance(spec, TensorSpec):
+            return Cut(spec.ndim - 1, self.columns[str(node.target)])
+        child = self.caller.get_submodule(str(node.target))
+        source = self.source(node)
+        if source is None or projection_of(child) is not None:
+            return None  # a projection takes the shared features as a row-parallel one, sharded next
+        shape = child.normalized_shape if isinstance(child, (nn.LayerNorm, nn.RMSNorm)) else ()
+        if source.dim >= _rank(node) - len(shape):
+            raise self.refuse(node, "a norm over shared features", "shard the modules after the norm instead")
+        return self.elementwise(node)
+
+    # -- functions and methods ---------------------------------------------------------------------------
+
+    def through_call(self, node: fx.Node) -> Cuts:
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        source = node.args[0] if node.args else None
+        cut = self.cuts.get(source) if isinstance(source, fx.Node) else None
+        if name == "getitem" and isinstance(source, fx.Node):
+            return self.item(node, source, cut)
+        if isinstance(cut, Cut) and isinstance(source, fx.Node):
+            handler = _HANDLERS.get(name)
+            if handler is not None:
+                result: Cuts = handler(self, node, source, cut)
+                return result
+        if name in ("matmul", "bmm", "baddbmm", "__matmul__"):
+            return self.product(node)
+        return self.elementwise(node)
+
+    def source(self, node: fx.Node) -> Cut | None:
+        """The first operand's cut that is one."""
+        found = (self.cuts.get(operand) for operand in node.all_input_nodes)
+        return next((cut for cut in found if isinstance(cut, Cut)), None)
+
+    def elementwise(self, node: fx.Node) -> Cuts:
+        """Any operation whose result has the shared dimension where an operand has it, from the right."""
+        spec = node.meta.get("spec")
+        if isinstance(spec, (tuple, list)):
+            return tuple(self._same_dim(node, one) for one in spec)
+        return self._same_dim(node, spec)
+
+    def _same_dim(self, node: fx.Node, spec: Any) -> Cut | None:
+        if not isinstance(spec, TensorSpec):
+            return None
+        for operand in node.all_input_nodes:
+            cut, own = self.cuts.get(operand), operand.meta.get("spec")
+            if isinstance(cut, Cut) and isinstance(own, TensorSpec):
+                dim = cut.dim + spec.ndim - own.ndim
+                if dim >= 0 and spec.shape[dim] == own.shape[cut.dim]:
+                    return Cut(dim, cut.parts)
+        return None
+
+    def item(self, node: fx.Node, source: fx.Node, cut: Cuts) -> Cuts:
+        index = node.args[1]
+        if isinstance(cut, tuple):
+            return cut[index] if isinstance(index, int) and -len(cut) <= index < len(cut) else None
+        if cut is None:
+            return None
+        rank, indices = _rank(source), list(index) if isinstance(index, tuple) else [index]
+        if Ellipsis in indices:
+            at = indices.index(Ellipsis)
+            used = sum(1 for one in indices if one is not None and one is not Ellipsis)
+            indices[at : at + 1] = [slice(None)] * (rank - used)
+        dim = made = 0
+        for one in indices:
+            if one is None:
+                made += 1
+                continue
+            if dim == cut.dim:
+                if one == slice(None):
+                    return Cut(made, cut.parts)
+                raise self.refuse(node, "picks from shared features by position", "leave these features whole")
+            dim, made = dim + 1, made + (not isinstance(one, int))
+        return Cut(made + cut.dim - dim, cut.parts)
+
+    def view(self, node: fx.Node, source: fx.Node, cut: Cut) -> Cuts:
+        sizes = _sizes(node)
+        before, spec = source.meta["spec"].shape, node.meta.get("spec")
+        if not isinstance(spec, TensorSpec):
+            return None
+        first, last, to, end = _group(before, spec.shape, cut.dim)
+        outer = math.prod(before[first : cut.dim]) * cut.parts
+        identity = last - first == 1 and end - to == 1
+        for dim in range(to, end):
+            size = spec.shape[dim]
+            if size == 1 and end - to > 1:
+                continue
+            if outer > 1 and outer % size == 0:
+                outer //= size
+                continue
+            if size % outer or (not identity and (size // outer) % self.ranks):
+                break
+            if dim < len(sizes):
+                self.divide(node, sizes[dim])
+            return Cut(dim, outer)
+        raise self.refuse(
+            node,
+            f"{spec.shape[to:end]} of the shared features cannot be divided among {self.ranks} ranks",
+            "use as many ranks as divide the heads, or leave these features whole",
+        )
+
+    def expand(self, node: fx.Node, source: fx.Node, cut: Cut) -> Cuts:
+        sizes = _sizes(node)
+        dim = cut.dim + len(sizes) - _rank(source)
+        if 0 <= dim < len(sizes):
+            self.divide(node, sizes[dim])
+        return Cut(dim, cut.parts)
+
+    def split(self, node: fx.Node, source: fx.Node, cut: Cut) -> Cuts:
+        dim = node.kwargs.get("dim", node.args[2] if len(node.args) > 2 else 0)
+        pieces = node.meta.get("spec")
+        if not isinstance(dim, int) or not isinstance(pieces, (tuple, list)):
+            return None
+        if dim % _rank(source) != cut.dim:
+            return tuple(cut for _ in pieces)
+        size = node.kwargs.get("split_size", node.args[1] if len(node.args) > 1 else None)
+        equal = len({piece.shape for piece in pieces}) == 1
+        if not equal or cut.parts % len(pieces):
+            raise self.refuse(
+                node,
+                f"splits the shared features into {len(pieces)} pieces; they are shared out in {cut.parts} parts",
+                f"shard them packed: parts={len(pieces)}" if equal else "pieces of different sizes stay whole",
+            )
+        if getattr(node.target, "__name__", node.target) != "chunk":
+            self.divide(node, size)
+        return tuple(Cut(cut.dim, cut.parts // len(pieces)) for _ in pieces)
+
+    def permute(self, node: fx.Node, source: fx.Node, cut: Cut) -> Cuts:
+        rank = _rank(source)
+        name = getattr(node.target, "__name__", node.target)
+        if name == "permute":
+            order = node.args[1] if isinstance(node.args[1], (tuple, list)) else node.args[1:]
+            return Cut([int(dim) % rank for dim in order].index(cut.dim), cut.parts)  # type: ignore[arg-type]
+        one, other = (int(dim) % rank for dim in node.args[1:3])  # type: ignore[arg-type]
+        return Cut({one: other, other: one}.get(cut.dim, cut.dim), cut.parts)
+
+    def unsqueeze(self, node: fx.Node, source: fx.Node, cut: Cut) -> Cuts:
+        at = int(node.args[1]) % _rank(node)  # type: ignore[arg-type]
+        return Cut(cut.dim + (at <= cut.dim), cut.parts)
+
+    def along(self, node: fx.Node, source: fx.Node, cut: Cut) -> Cuts:
+        """A softmax, sum, mean, …: not along the shared dimension."""
+        dims = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else None)
+        dims = dims if isinstance(dims, (tuple, list)) else [dims]
+        whole = dims == [None]
+        if whole or cut.dim in [dim % _rank(source) for dim in dims if isinstance(dim, int)]:
+            name = getattr(node.target, "__name__", node.target)
+            raise self.refuse(node, f"{name} over shared features", "leave these features whole")
+        return self.elementwise(node)
+
+    def norm(self, node: fx.Node, source: fx.Node, cut: Cut) -> Cuts:
+        shape = node.args[1] if len(node.args) > 1 else node.kwargs.get("normalized_shape", (1,))
+        if cut.dim >= _rank(source) - len(shape):  # type: ignore[arg-type]
+            raise self.refuse(node, "a norm over shared features", "shard the modules after the norm instead")
+        return self.elementwise(node)
+
+    def product(self, node: fx.Node) -> Cuts:
+        """A matrix product: the shared dimension may be a batch dimension, rows or columns, not summed over."""
+        matrices = [one for one in (*node.args, *node.kwargs.values()) if isinstance(one, fx.Node)][-2:]
+        for operand in node.all_input_nodes:
+            cut = self.cuts.get(operand)
+            if not isinstance(cut, Cut):
+                continue
+            from_right = _rank(operand) - cut.dim
+            summed = 1 if operand is matrices[0] else 2
+            if operand in matrices and from_right == summed:
+                raise self.refuse(node, "a product that sums over shared features", "leave these features whole")
+            return Cut(_rank(node) - from_right, cut.parts)
+        return None
+
+    # -- sizes -------------------------------------------------------------------------------------------
+
+    def divide(self, node: fx.Node, size: Any) -> None:
+        """``size`` is of a shared dimension: the attribute it comes from is to be divided.
+
+        A plain number was worked out by the tracer from other sizes, and follows by itself.
+        """
+        settings = {s.name: s for s in _settings(size)}
+        if len(settings) != 1:
+            return
+        ((name, setting),) = settings.items()
+        whole = int(setting)
+        if whole % self.ranks:
+            raise self.refuse(
+                node,
+                f"{name} = {whole} cannot be divided among {self.ranks} ranks",
+                "use as many ranks as divide it, or leave these features whole",
+            )
+        self.settings[name] = (whole, whole // self.ranks)
+
+
+_HANDLERS: dict[str, Any] = {
+    **dict.fromkeys(("view", "reshape", "flatten", "unflatten"), _Following.view),
+    **dict.fromkeys(("expand", "broadcast_to"), _Following.expand),
+    **dict.fromkeys(("split", "chunk"), _Following.split),
+    **dict.fromkeys(("transpose", "permute", "swapaxes"), _Following.permute),
+    **dict.fromkeys(("softmax", "log_softmax", "cumsum"), _Following.along),
+    **dict.fromkeys(("sum", "mean", "var", "amax", "amin"), _Following.along),
+    **dict.fromkeys(("layer_norm", "rms_norm"), _Following.norm),
+    "unsqueeze": _Following.unsqueeze,
+}
+
+
+def _settings(size: Any) -> Iterator[Setting]:
+    """The settings in a size: itself, or the factors of a product or quotient."""
+    if isinstance(size, Setting):
+        yield size
+    elif isinstance(size, fx.Node) and getattr(size.target, "__name__", "") in ("mul", "floordiv"):
+        for operand in size.args:
+            yield from _settings(operand)
+
+
+def _rank(node: fx.Node) -> int:
+    spec = node.meta.get("spec")
+    return spec.ndim if isinstance(spec, TensorSpec) else 0
+
+
+def _sizes(node: fx.Node) -> tuple[Any, ...]:
+    """The sizes that a view or expand was given."""
+    name = getattr(node.target, "__name__", node.target)
+    if name in ("flatten", "unflatten"):
+        return ()
+    sizes = node.args[1:]
+    return tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else tuple(sizes)
+
+
+def _group(before: tuple[int, ...], after: tuple[int, ...], dim: int) -> tuple[int, int, int, int]:
+    """The smallest runs of dims, one of each shape, that hold the same elements and contain ``dim``."""
+    first = to = last = end = 0
+    while last < len(before) or end < len(after):
+        first, to = last, end
+        left = before[last] if last < len(before) else 1
+        right = after[end] if end < len(after) else 1
+        last, end = min(last + 1, len(before)), min(end + 1, len(after))
+        while left != right:
+            if left < right:
+                left, last = left * before[last], last + 1
+            else:
+                right, end = right * after[end], end + 1
+        if first <= dim < last:
+            break
+    return first, last, to, end

@@ -1,0 +1,145 @@
+"""What the sharded modules of one schedule share: the mesh, and the model as it was recorded whole."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, fx, nn
+from torch.distributed.tensor import DTensor
+
+from schedule.distributed.following import caller_graph, follow
+from schedule.distributed.mesh import TensorParallel, tensor_parallel
+from schedule.distributed.modules import COLUMN, ModuleSharding, Split, sharding_of
+from schedule.errors import ShardError, TraceError
+from schedule.recording import Recording
+from schedule.tracing.specs import TensorSpec
+
+if TYPE_CHECKING:
+    from schedule.tree import Tree
+
+_states: weakref.WeakKeyDictionary[Tree, Sharded] = weakref.WeakKeyDictionary()
+
+
+def sharded_state(tree: Tree) -> Sharded:
+    """The shared state of ``tree``; made when first asked for.
+
+    Raises:
+        ShardError: the schedule has no mesh, or it cannot be used.
+    """
+    if tree not in _states:
+        _states[tree] = Sharded(tree)
+    return _states[tree]
+
+
+class Sharded:
+    """Of one schedule.
+
+    Attributes:
+        tp: the tensor-parallel ranks.
+        whole: the run recorded before anything was sharded; None without example inputs.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        self.tp: TensorParallel = tensor_parallel(tree.mesh)
+        self._tree = weakref.ref(tree)
+        self.whole: Recording | None = None
+        self._callers: dict[nn.Module, fx.Graph | TraceError] = {}
+
+    @property
+    def tree(self) -> Tree:
+        """The tree, which is there as long as anyone can ask."""
+        tree = self._tree()
+        if tree is None:
+            raise ShardError("the schedule is gone")
+        return tree
+
+    def record_whole(self) -> Recording | None:
+        """The run of the whole model: recorded now, unless something is sharded already."""
+        tree = self.tree
+        whole = not any(sharding_of(module) for module in tree.root.modules())
+        if whole and tree.graphs.example_inputs is not None:
+            self.whole = tree.graphs.recording
+        return self.whole
+
+    def received(self, module: nn.Module) -> TensorSpec | None:
+        """What ``module`` received in that run."""
+        calls = self.whole.calls.get(module) if self.whole is not None else None
+        if not calls:
+            return None
+        given = [*calls[0].args, *calls[0].kwargs.values()]
+        return next((leaf for leaf in given if isinstance(leaf, TensorSpec)), None)
+
+    def caller_of(self, path: str) -> tuple[nn.Module, str] | None:
+        """The nearest module above ``path`` that was called in that run, and the path from there."""
+        if self.whole is None:
+            return None
+        for ancestor, relative in self.tree.ancestors(path):
+            if self.whole.calls.get(ancestor):
+                return ancestor, relative
+        return None
+
+    def graph_of(self, caller: nn.Module) -> fx.Graph | TraceError:
+        """The whole forward of ``caller``, or why there is none."""
+        if caller not in self._callers and self.whole is not None:
+            try:
+                self._callers[caller] = caller_graph(caller, self.whole)
+            except TraceError as error:
+                self._callers[caller] = error
+        return self._callers[caller]
+
+    def settings(self, module: nn.Module, path: str, split: Split) -> tuple[nn.Module, dict[str, int]] | None:
+        """The caller of ``module`` and its attributes that follow once the outputs are shared out.
+
+        Raises:
+            ShardError: the caller cannot work on shared outputs, or packed parts cannot be followed.
+        """
+        found = self.caller_of(path)
+        if found is None:
+            if split.parts > 1:
+                raise ShardError(
+                    "packed outputs are followed through a recorded run, and there is none",
+                    fix="create_schedule(model, example_inputs=batch, mesh=mesh)",
+                )
+            return None
+        caller, relative = found
+        if caller not in self._callers and any(sharding_of(child) for child in caller.modules()):
+            return None  # sharded by another schedule: the whole forward is gone
+        graph = self.graph_of(caller)
+        if isinstance(graph, TraceError):
+            if split.parts > 1:
+                raise ShardError(f"packed outputs cannot be followed: {graph.why}", fix=graph.fix)
+            return None
+        columns = {relative: split.parts}
+        for name, child in caller.named_modules():
+            sharding = sharding_of(child)
+            if sharding is not None and sharding.role(child) == COLUMN and "fwd_post" not in sharding.syncs:
+                columns[name] = sharding.splits["weight"].parts
+        followed = follow(graph, caller, columns, self.tp.size)
+        return caller, {name: own for name, (_, own) in followed.items()}
+
+
+def tied(root: nn.Module, parameter: Tensor) -> list[str]:
+    """Every name of ``parameter`` in ``root``."""
+    return [name for name, one in root.named_parameters(remove_duplicate=False) if one is parameter]
+
+
+def is_sharded(parameter: Any) -> bool:
+    """Whether a parameter is a DTensor already."""
+    return isinstance(parameter, DTensor)
+
+
+def fresh_sharding(module: nn.Module, tp: TensorParallel) -> ModuleSharding:
+    """How ``module`` is shared out so far.
+
+    Raises:
+        ShardError: over another mesh.
+    """
+    sharding = sharding_of(module) or ModuleSharding(tp.group, tp.size)
+    if (sharding.group, sharding.ranks) != (tp.group, tp.size):
+        raise ShardError(
+            f"it is sharded over the group {sharding.group!r} of {sharding.ranks} ranks, and this schedule's "
+            f"mesh has {tp.group!r} of {tp.size}",
+            fix="use one mesh for all shards",
+        )
+    return sharding

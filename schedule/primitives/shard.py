@@ -1,0 +1,192 @@
+"""Sharing a parameter out over the tensor-parallel ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from schedule.edits import SetItem, SetSpecialisations
+from schedule.errors import NotApplicable, ShardError
+from schedule.primitives.registry import primitive
+from schedule.runtime import state_of
+
+if TYPE_CHECKING:
+    from schedule.distributed.modules import ModuleSharding, Split
+    from schedule.distributed.state import Sharded
+    from schedule.history import Edit
+    from schedule.tree import Schedule
+
+
+@primitive
+def shard(sch: Schedule, name: str, axis: int, parts: int = 1) -> None:
+    """Share a parameter of a Linear or Conv1D out over the tensor-parallel ranks.
+
+    ::
+
+        before:  y = F.linear(x, self.weight, self.bias)                         weight [out, in]
+        after:   y = F.linear(x, self.weight.to_local()) + self.bias.to_local()  local weight [out / n, in]
+
+    The parameter becomes a DTensor of the same name; the module takes and gives plain local tensors. Sharing the
+    outputs (axis 0 of a Linear's weight, 1 of a Conv1D's) makes it column-parallel, sharing the inputs
+    row-parallel; :meth:`sync` adds the collectives. The features of the module follow, and so do sizes and head
+    counts that the calling module keeps. Sizes need not divide evenly: they are cut as ``torch.chunk`` cuts.
+    Every rank must do the same.
+
+    Args:
+        sch: the module.
+        name: of the parameter, ``"weight"`` or ``"bias"``.
+        axis: which dimension to share out; negative ones count from the end.
+        parts: how many equal parts are packed along ``axis``, such as 3 for GPT-2's q, k and v: each is shared out.
+
+    Raises:
+        ShardError: no mesh, no such parameter or axis, sharded already, tied to a module that cannot be sharded,
+            heads that the ranks cannot share; or another shard or sync contradicts it.
+    """
+    from schedule.distributed.state import sharded_state
+
+    state = sharded_state(sch.tree)
+    state.record_whole()
+    split = _checked(sch, state, name, axis, parts)
+    refuse_opened(sch, state, changes_shapes=True)
+    sch.commit(_edits(sch, state, name, split))
+
+
+def _checked(sch: Schedule, state: Sharded, name: str, axis: int, parts: int) -> Split:
+    """The split, if it can be made."""
+    from schedule.distributed.conflicts import check_split
+    from schedule.distributed.modules import Split
+    from schedule.distributed.state import fresh_sharding, is_sharded
+
+    module = sch.module
+    parameter = module._parameters.get(name)
+    if parameter is None:
+        names = ", ".join(repr(n) for n, p in module._parameters.items() if p is not None) or "none of its own"
+        raise ShardError(f"it has no parameter {name!r}", fix=f"its parameters: {names}")
+    if is_sharded(parameter):
+        how = getattr(parameter, "placements", "")
+        raise ShardError(f"{name} is sharded already: {how}", fix="undo that shard first")
+    if isinstance(axis, bool) or not isinstance(axis, int) or not -parameter.ndim <= axis < parameter.ndim:
+        raise ShardError(
+            f"{name} has {parameter.ndim} dimensions {tuple(parameter.shape)}, there is no axis {axis}",
+            fix=f"an axis from {-parameter.ndim} to {parameter.ndim - 1}",
+        )
+    split = Split(axis % parameter.ndim, parts)
+    if parameter.shape[split.axis] < state.tp.size:
+        raise ShardError(
+            f"{name} has {parameter.shape[split.axis]} along axis {axis}, fewer than the {state.tp.size} ranks",
+            fix="leave it whole",
+        )
+    for place, own in _places(sch, parameter):
+        try:
+            check_split(place, own, split, state.tp.size, fresh_sharding(place, state.tp))
+            _refuse_rewritten(sch, place)
+        except ShardError as error:
+            if place is not module:
+                path = sch.tree.path_of(place)
+                raise ShardError(f"{name} is tied to {path}.{own}: {error.why}", fix="untie them first") from error
+            raise
+    return split
+
+
+def _places(sch: Schedule, parameter: nn.Parameter) -> list[tuple[nn.Module, str]]:
+    from schedule.distributed.parameters import owners
+
+    return owners(sch.tree.root, parameter)
+
+
+def _refuse_rewritten(sch: Schedule, module: nn.Module) -> None:
+    from schedule.distributed.modules import sharding_of
+
+    if state_of(module) is not None and sharding_of(module) is None:
+        raise ShardError(f"{sch.tree.path_of(module)} was rewritten before", fix="shard first, then fuse")
+
+
+def refuse_opened(sch: Schedule, state: Sharded, changes_shapes: bool) -> None:
+    """Refuse where a graph that runs holds the inside of the module, or sizes that would change."""
+    try:
+        sch.refuse_inside_other_graph()
+    except NotApplicable as error:
+        raise ShardError(error.why, fix="shard and sync first, then fuse") from error
+    caller = state.caller_of(sch.path)
+    if changes_shapes and caller is not None and sch.tree.graphs.current(caller[0]):
+        owner = sch.tree.path_of(caller[0]) or "the root"
+        raise ShardError(
+            f"{owner}, which calls it, was rewritten for whole tensors", fix="shard and sync first, then fuse"
+        )
+
+
+def _edits(sch: Schedule, state: Sharded, name: str, split: Split) -> list[Edit]:
+    from schedule.distributed.edits import ConvertOnLoad, ForgetRun, FreeWhole, ShardParameter
+    from schedule.distributed.modules import SHARDING, sharding_of
+    from schedule.distributed.parameters import ShardedTensor
+    from schedule.distributed.state import fresh_sharding
+
+    parameter = sch.module._parameters[name]
+    if parameter is None:
+        raise ShardError(f"it has no parameter {name!r}")
+    places = _places(sch, parameter)
+    tensor = ShardedTensor(parameter, places, state.tp, split.axis, split.parts)
+    edits: list[Edit] = [ForgetRun(sch.tree, [place for place, _ in places]), ShardParameter(tensor)]
+    for module, own in places:
+        sharding = fresh_sharding(module, state.tp).with_split(own, split)
+        edits += _features(module, own, sharding, state)
+        edits += _followers(sch, module, own, sharding, state)
+        if sharding_of(module) is None:
+            edits.append(ConvertOnLoad(module))
+        edits += [SetItem(_vars(module), SHARDING, sharding), Reforward(sch, module, sharding, state)]
+    return [*edits, FreeWhole(tensor)]
+
+
+def _features(module: nn.Module, name: str, sharding: ModuleSharding, state: Sharded) -> list[Edit]:
+    """The module's own numbers of features."""
+    from schedule.distributed.collectives import chunk_bounds
+    from schedule.distributed.modules import COLUMN, projection_of
+
+    projection = projection_of(module)
+    if projection is None or name != "weight":
+        return []
+    attribute = projection.out_features if sharding.role(module) == COLUMN else projection.in_features
+    whole = vars(module)[attribute]
+    begin, end = chunk_bounds(whole, state.tp.size, state.tp.rank)
+    return [SetItem(_vars(module), attribute, end - begin)]
+
+
+def _followers(sch: Schedule, module: nn.Module, name: str, sharding: ModuleSharding, state: Sharded) -> list[Edit]:
+    """Sizes that the calling module keeps."""
+    from schedule.distributed.modules import COLUMN
+
+    if name != "weight" or sharding.role(module) != COLUMN:
+        return []
+    followed = state.settings(module, sch.tree.path_of(module), sharding.splits["weight"])
+    if followed is None:
+        return []
+    caller, settings = followed
+    return [SetItem(_vars(caller), attribute, own) for attribute, own in settings.items()]
+
+
+def _vars(module: nn.Module):  # type: ignore[no-untyped-def]
+    return lambda: vars(module)
+
+
+class Reforward:
+    """A sharded module gets the forward that its sharding asks for."""
+
+    def __init__(self, sch: Schedule, module: nn.Module, sharding: ModuleSharding, state: Sharded) -> None:
+        self.module, self.sharding = module, sharding
+        self.path, self.like = sch.tree.path_of(module), state.received(module)
+        self._set: SetSpecialisations | None = None
+
+    def apply(self) -> None:
+        """Write the graph, once the parameters are sharded, and install it."""
+        from schedule.distributed.forwards import sharded_specialisations
+
+        if self._set is None:
+            made = sharded_specialisations(self.module, self.sharding, self.like)
+            self._set = SetSpecialisations(self.module, made, self.path)
+        self._set.apply()
+
+    def revert(self) -> None:
+        """Put back what ran before."""
+        if self._set is not None:
+            self._set.revert()
