@@ -38,10 +38,18 @@ class ScheduledState:
         specialisations: graphs that may run in place of the forward, first match wins.
         fallbacks: how many calls ran the original forward.
         last_miss: arguments' description of the last such call.
+        forward: what runs when none does: the class's own forward, unless a primitive wraps it.
     """
 
-    def __init__(self, module_class: type[nn.Module], specialisations: Sequence[Specialisation], name: str) -> None:
+    def __init__(
+        self,
+        module_class: type[nn.Module],
+        specialisations: Sequence[Specialisation],
+        name: str,
+        forward: Callable[..., Any] | None = None,
+    ) -> None:
         self.module_class = module_class
+        self.forward = forward
         self.specialisations = tuple(specialisations)
         self.name = name
         self.fallbacks = 0
@@ -56,8 +64,8 @@ class ScheduledState:
         self.select = _generated_select(self.module_class.forward, self.specialisations)
 
     def fall_back(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the original forward; count it and warn the first time."""
-        self.fallbacks += 1
+        """Run the original forward; count it and warn the first time, unless there is nothing else to run."""
+        self.fallbacks += bool(self.specialisations)
         if self.fallbacks == 1 and not torch.compiler.is_compiling():
             self.last_miss = _summary(args, kwargs)
             warnings.warn(
@@ -66,7 +74,8 @@ class ScheduledState:
                 FallbackWarning,
                 stacklevel=4,
             )
-        return self.module_class.forward(module, *args, **kwargs)
+        forward = self.module_class.forward if self.forward is None else self.forward
+        return forward(module, *args, **kwargs)
 
 
 def _summary(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -88,11 +97,14 @@ class ScheduledModule:
         state: ScheduledState = self.__dict__[STATE]
         try:
             selected = state.select(self, *args, **kwargs)
-        except TypeError:  # the arguments do not even bind: the original forward says so in its own words
+        except (TypeError, LookupError, AttributeError):  # the arguments do not bind, or lack what a guard asks for
             selected = None
         if selected is None:
             return state.fall_back(self, args, kwargs)  # type: ignore[arg-type]
-        return selected[0](self, *selected[1])
+        try:
+            return selected[0](self, *selected[1])
+        except GuardMiss:  # raised before anything was changed that is seen outside
+            return state.fall_back(self, args, kwargs)  # type: ignore[arg-type]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         reduced = super().__reduce_ex__(protocol)
@@ -122,14 +134,36 @@ def state_of(module: nn.Module) -> ScheduledState | None:
     return vars(module).get(STATE)
 
 
-def install(module: nn.Module, specialisations: Sequence[Specialisation], name: str = "") -> None:
-    """Make ``module`` run ``specialisations``; an empty sequence gives it its original forward back."""
-    cls = original_class(module)
-    if not specialisations:
+def forward_of(module: nn.Module) -> Callable[..., Any]:
+    """What ``module`` computes where no graph applies, and what its graphs are traced from."""
+    state = state_of(module)
+    own = None if state is None else state.forward
+    return original_class(module).forward if own is None else own
+
+
+def install(
+    module: nn.Module,
+    specialisations: Sequence[Specialisation],
+    name: str = "",
+    forward: Callable[..., Any] | None = None,
+) -> None:
+    """Make ``module`` run ``specialisations``; an empty sequence gives it its original forward back.
+
+    Args:
+        module: the module.
+        specialisations: graphs, first match wins.
+        name: its path, for messages.
+        forward: what to run where none of them applies, given the module and the arguments; what was so before
+            if None.
+    """
+    cls, state = original_class(module), state_of(module)
+    if forward is None and state is not None:
+        forward = state.forward
+    if not specialisations and forward is None:
         vars(module).pop(STATE, None)
         module.__class__ = cls
         return
-    vars(module)[STATE] = ScheduledState(cls, specialisations, name)
+    vars(module)[STATE] = ScheduledState(cls, specialisations, name, forward)
     module.__class__ = scheduled_class(cls)
 
 

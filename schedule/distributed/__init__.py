@@ -10,14 +10,17 @@ from schedule.distributed.collectives import (
 )
 from schedule.distributed.mesh import TensorParallel, checked_mesh, tensor_parallel
 from schedule.distributed.parameters import full_tensor
+from schedule.distributed.training import clip_grad_norm_, mixed_parameters
 
 __all__ = [
     "TensorParallel",
     "checked_mesh",
+    "clip_grad_norm_",
     "copy_to_tensor_parallel",
     "full_tensor",
     "gather_from_sequence_parallel",
     "gather_from_tensor_parallel",
+    "mixed_parameters",
     "reduce_from_tensor_parallel",
     "reduce_scatter_to_sequence_parallel",
     "scatter_to_tensor_parallel",

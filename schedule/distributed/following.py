@@ -9,6 +9,7 @@ the caller is to be divided by the ranks.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from torch import fx, nn
 from schedule.distributed.modules import projection_of
 from schedule.errors import ShardError
 from schedule.recording import Recording
-from schedule.tracing.specialisation import original_class, specialise
+from schedule.tracing.specialisation import Specialisation, original_class, specialise
 from schedule.tracing.specs import TensorSpec
 
 
@@ -34,6 +35,28 @@ class Setting(int):
         made.name = name
         return made
 
+    __hash__ = int.__hash__
+
+
+def _plain(name: str) -> Any:
+    """An operator that takes a setting for the plain number it is: symbolic sizes know no subclasses of int."""
+    operation, reflected = getattr(operator, name, None), False
+    if operation is None:
+        operation, reflected = getattr(operator, name.replace("__r", "__", 1)), True
+
+    def apply(self: Setting, other: Any) -> Any:
+        other = int(other) if isinstance(other, Setting) else other
+        return operation(other, int(self)) if reflected else operation(int(self), other)
+
+    return apply
+
+
+for _operator in ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow"):
+    setattr(Setting, f"__{_operator}__", _plain(f"__{_operator}__"))
+    setattr(Setting, f"__r{_operator}__", _plain(f"__r{_operator}__"))
+for _operator in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(Setting, f"__{_operator}__", _plain(f"__{_operator}__"))
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -46,7 +69,7 @@ class Cut:
 Cuts = Cut | None | tuple["Cuts", ...]
 
 
-def caller_graph(caller: nn.Module, recording: Recording) -> fx.Graph:
+def whole_forward(caller: nn.Module, recording: Recording) -> Specialisation:
     """The forward of ``caller`` as recorded; its own integer attributes appear as :class:`Setting`.
 
     Raises:
@@ -54,7 +77,7 @@ def caller_graph(caller: nn.Module, recording: Recording) -> fx.Graph:
     """
     with _settings_marked(caller):
         forward = original_class(caller).forward
-        return specialise(caller, forward, recording.calls[caller][0], recording, False).graph
+        return specialise(caller, forward, recording.calls[caller][0], recording, False)
 
 
 @contextmanager
@@ -71,7 +94,7 @@ def follow(graph: fx.Graph, caller: nn.Module, columns: Mapping[str, int], ranks
     """Attributes of ``caller`` that hold sizes of a shared dimension: name → (whole, on one rank).
 
     Args:
-        graph: from :func:`caller_graph`.
+        graph: from :func:`whole_forward`.
         caller: the module.
         columns: path of each child with shared outputs → in how many packed parts.
         ranks: how many share.

@@ -5,14 +5,15 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, fx, nn
+from torch import nn
 from torch.distributed.tensor import DTensor
 
-from schedule.distributed.following import caller_graph, follow
+from schedule.distributed.following import follow, whole_forward
 from schedule.distributed.mesh import TensorParallel, tensor_parallel
 from schedule.distributed.modules import COLUMN, ModuleSharding, Split, sharding_of
 from schedule.errors import ShardError, TraceError
 from schedule.recording import Recording
+from schedule.tracing.specialisation import Specialisation
 from schedule.tracing.specs import TensorSpec
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Sharded:
         self.tp: TensorParallel = tensor_parallel(tree.mesh)
         self._tree = weakref.ref(tree)
         self.whole: Recording | None = None
-        self._callers: dict[nn.Module, fx.Graph | TraceError] = {}
+        self._callers: dict[nn.Module, Specialisation | TraceError] = {}
 
     @property
     def tree(self) -> Tree:
@@ -54,13 +55,21 @@ class Sharded:
             raise ShardError("the schedule is gone")
         return tree
 
-    def record_whole(self) -> Recording | None:
-        """The run of the whole model: recorded now, unless something is sharded already."""
+    def remember_whole(self, module: nn.Module) -> None:
+        """Record the whole model, unless something is sharded already, and trace what calls ``module``.
+
+        Both are needed later on: the sizes that follow a shard are found in the forward as it was.
+        """
         tree = self.tree
-        whole = not any(sharding_of(module) for module in tree.root.modules())
+        whole = not any(sharding_of(one) for one in tree.root.modules())
         if whole and tree.graphs.example_inputs is not None:
-            self.whole = tree.graphs.recording
-        return self.whole
+            tree.graphs.calls(module)  # records anew if modules were exchanged
+            if self.whole is not tree.graphs.recording:
+                self.whole = tree.graphs.recording
+                self._callers.clear()
+        caller = self.caller_of(tree.path_of(module))
+        if caller is not None:
+            self.whole_forward(caller[0])
 
     def received(self, module: nn.Module) -> TensorSpec | None:
         """What ``module`` received in that run."""
@@ -79,11 +88,16 @@ class Sharded:
                 return ancestor, relative
         return None
 
-    def graph_of(self, caller: nn.Module) -> fx.Graph | TraceError:
+    def whole_forward(self, caller: nn.Module) -> Specialisation | TraceError:
         """The whole forward of ``caller``, or why there is none."""
-        if caller not in self._callers and self.whole is not None:
+        if caller not in self._callers:
+            if self.whole is None or not self.whole.calls.get(caller):
+                return TraceError(
+                    "it was not called in a recorded run",
+                    fix="create_schedule(model, example_inputs=batch, mesh=mesh), with inputs that reach it",
+                )
             try:
-                self._callers[caller] = caller_graph(caller, self.whole)
+                self._callers[caller] = whole_forward(caller, self.whole)
             except TraceError as error:
                 self._callers[caller] = error
         return self._callers[caller]
@@ -103,25 +117,18 @@ class Sharded:
                 )
             return None
         caller, relative = found
-        if caller not in self._callers and any(sharding_of(child) for child in caller.modules()):
-            return None  # sharded by another schedule: the whole forward is gone
-        graph = self.graph_of(caller)
-        if isinstance(graph, TraceError):
+        traced = self.whole_forward(caller)
+        if isinstance(traced, TraceError):
             if split.parts > 1:
-                raise ShardError(f"packed outputs cannot be followed: {graph.why}", fix=graph.fix)
+                raise ShardError(f"packed outputs cannot be followed: {traced.why}", fix=traced.fix)
             return None
         columns = {relative: split.parts}
         for name, child in caller.named_modules():
             sharding = sharding_of(child)
             if sharding is not None and sharding.role(child) == COLUMN and "fwd_post" not in sharding.syncs:
                 columns[name] = sharding.splits["weight"].parts
-        followed = follow(graph, caller, columns, self.tp.size)
+        followed = follow(traced.graph, caller, columns, self.tp.size)
         return caller, {name: own for name, (_, own) in followed.items()}
-
-
-def tied(root: nn.Module, parameter: Tensor) -> list[str]:
-    """Every name of ``parameter`` in ``root``."""
-    return [name for name, one in root.named_parameters(remove_duplicate=False) if one is parameter]
 
 
 def is_sharded(parameter: Any) -> bool:

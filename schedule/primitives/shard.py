@@ -46,7 +46,7 @@ def shard(sch: Schedule, name: str, axis: int, parts: int = 1) -> None:
     from schedule.distributed.state import sharded_state
 
     state = sharded_state(sch.tree)
-    state.record_whole()
+    state.remember_whole(sch.module)
     split = _checked(sch, state, name, axis, parts)
     refuse_opened(sch, state, changes_shapes=True)
     sch.commit(_edits(sch, state, name, split))
@@ -80,7 +80,7 @@ def _checked(sch: Schedule, state: Sharded, name: str, axis: int, parts: int) ->
     for place, own in _places(sch, parameter):
         try:
             check_split(place, own, split, state.tp.size, fresh_sharding(place, state.tp))
-            _refuse_rewritten(sch, place)
+            refuse_rewritten(sch, place)
         except ShardError as error:
             if place is not module:
                 path = sch.tree.path_of(place)
@@ -95,11 +95,17 @@ def _places(sch: Schedule, parameter: nn.Parameter) -> list[tuple[nn.Module, str
     return owners(sch.tree.root, parameter)
 
 
-def _refuse_rewritten(sch: Schedule, module: nn.Module) -> None:
+def refuse_rewritten(sch: Schedule, module: nn.Module) -> None:
+    """Refuse a module whose own graph another primitive has changed."""
+    from schedule.distributed.forwards import sharded_specialisations
     from schedule.distributed.modules import sharding_of
 
-    if state_of(module) is not None and sharding_of(module) is None:
-        raise ShardError(f"{sch.tree.path_of(module)} was rewritten before", fix="shard first, then fuse")
+    state, sharding = state_of(module), sharding_of(module)
+    if state is None:
+        return
+    ours = "" if sharding is None else str(sharded_specialisations(module, sharding)[0].graph)
+    if [str(made.graph) for made in state.specialisations] != [ours] * 2:
+        raise ShardError(f"{sch.tree.path_of(module)} was rewritten before", fix="shard and sync first, then fuse")
 
 
 def refuse_opened(sch: Schedule, state: Sharded, changes_shapes: bool) -> None:

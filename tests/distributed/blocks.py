@@ -58,14 +58,23 @@ def gpt2_block(part: str) -> nn.Module:
     return block
 
 
-def shard_mlp(sch: Any, first: str = "fc1", second: str = "fc2", column: int = 0) -> None:
+def shard_mlp(sch: Any, first: str = "fc1", second: str = "fc2", column: int = 0, bias: bool = True) -> None:
     """Column-parallel, then row-parallel; ``column`` is the axis of the outputs in a weight."""
     sch[first].shard("weight", axis=column)
-    if sch[first].module.bias is not None:
+    if bias:
         sch[first].shard("bias", axis=0)
     sch[first].sync("bwd_post", "all_reduce")
     sch[second].shard("weight", axis=1 - column)
     sch[second].sync("fwd_post", "all_reduce")
+
+
+def shard_gated(sch: Any) -> None:
+    """Llama's: two column-parallel modules share one reduction of the input's gradient."""
+    sch["gate"].shard("weight", axis=0)
+    sch["up"].shard("weight", axis=0)
+    sch.sync("bwd_post", "all_reduce")
+    sch["down"].shard("weight", axis=1)
+    sch["down"].sync("fwd_post", "all_reduce")
 
 
 def shard_attention(sch: Any) -> None:

@@ -1,0 +1,287 @@
+"""Sharded blocks and models against their whole twins, on two gloo processes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import CommDebugMode
+
+import fused
+import schedule
+from schedule.distributed import full_tensor
+from tests.distributed import launch
+from tests.distributed.blocks import (
+    Gated,
+    Mlp,
+    compare,
+    gpt2_block,
+    observed,
+    scheduled,
+    shard_attention,
+    shard_gated,
+    shard_mlp,
+)
+from tests.zoo import batch, build
+
+
+def bias_gelu(x: Any, bias: Any) -> Any:
+    return nn.functional.gelu(x + bias)
+
+
+def counted(block: nn.Module, width: int) -> dict[str, int]:
+    """How many collectives of each kind a forward and backward take."""
+    x = torch.randn(2, 5, width, requires_grad=True)
+    with CommDebugMode() as seen:
+        y = block(x)
+        forward = seen.get_total_counts()
+        (y[0] if isinstance(y, tuple) else y).sum().backward()
+    kinds = {str(kind).rpartition(".")[2]: count for kind, count in seen.get_comm_counts().items() if count}
+    return {"forward": forward, "backward": seen.get_total_counts() - forward, **kinds}
+
+
+def linear_mlp(mesh: Any) -> None:
+    sch, twin = scheduled(Mlp(), mesh, shard_mlp, 16)
+    compare(sch.module, twin, 16)
+    assert counted(sch.module, 16) == {"forward": 1, "backward": 1, "all_reduce": 2}
+    assert (sch["fc1"].module.out_features, sch["fc2"].module.in_features) == (16, 16)
+    assert isinstance(sch.module.fc1.weight, DTensor) and sch.module.fc1.weight.to_local().shape == (16, 16)
+    assert list(dict(sch.module.named_parameters())) == list(dict(twin.named_parameters()))
+
+
+def without_bias(mesh: Any) -> None:
+    sch, twin = scheduled(Mlp(bias=False), mesh, lambda sch: shard_mlp(sch, bias=False), 16)
+    compare(sch.module, twin, 16)
+
+
+def uneven_sizes(mesh: Any) -> None:
+    sch, twin = scheduled(Mlp(16, 13), mesh, shard_mlp, 16)
+    compare(sch.module, twin, 16)
+    assert sch.module.fc1.out_features == (7, 6)[mesh.get_local_rank()]
+
+
+def conv1d_mlp(mesh: Any) -> None:
+    sch, twin = scheduled(gpt2_block("mlp"), mesh, lambda s: shard_mlp(s, "c_fc", "c_proj", 1), 32)
+    compare(sch.module, twin, 32)
+    assert counted(sch.module, 32) == {"forward": 1, "backward": 1, "all_reduce": 2}
+    assert (sch.module.c_fc.nf, sch.module.c_proj.nx) == (64, 64)
+
+
+def packed_attention(mesh: Any) -> None:
+    sch, twin = scheduled(gpt2_block("attn"), mesh, shard_attention, 32)
+    compare(sch.module, twin, 32)
+    assert counted(sch.module, 32) == {"forward": 1, "backward": 1, "all_reduce": 2}
+    assert sch.module.split_size == 16
+    assert "split(16" in str(sch.graph.python_code("self").src)
+    rank = mesh.get_local_rank()
+    q = twin.c_attn.weight[:, :32].chunk(2, 1)[rank]
+    assert torch.equal(sch.module.c_attn.weight.to_local()[:, :16], q)
+    assert torch.equal(full_tensor(sch.module.c_attn.weight), twin.c_attn.weight)
+
+
+def gated_mlp(mesh: Any) -> None:
+    sch, twin = scheduled(Gated(), mesh, shard_gated, 16)
+    compare(sch.module, twin, 16)
+    assert counted(sch.module, 16) == {"forward": 1, "backward": 1, "all_reduce": 2}
+    assert any("copy_to" in node.name for node in sch.graph.nodes)
+
+
+def fused_inside(mesh: Any) -> None:
+    """The bias of a sharded module fuses with the activation after it, on local tensors."""
+
+    def apply(sch: Any) -> None:
+        shard_mlp(sch)
+        sch.fuse(sch.find(bias_gelu, expect=1))
+
+    sch, twin = scheduled(Mlp(), mesh, apply, 16)
+    targets = [node.target for node in sch.graph.nodes]
+    assert fused.bias_activation in targets and "fc1" not in targets
+    compare(sch.module, twin, 16)
+    assert counted(sch.module, 16) == {"forward": 1, "backward": 1, "all_reduce": 2}
+    with pytest.raises(schedule.ShardError, match="shard and sync first"):
+        sch["fc1"].sync("fwd_post", "all_gather")
+
+
+def fused_first(mesh: Any) -> None:
+    with pytest.raises(schedule.ShardError, match="shard and sync first, then fuse"):
+        scheduled(Mlp(), mesh, lambda sch: (sch.fuse(sch.find(bias_gelu)), shard_mlp(sch)), 16)
+
+
+def gathered_output(mesh: Any) -> None:
+    """A column-parallel module alone, its outputs side by side again; then a row-parallel one of a whole input."""
+
+    def apply(sch: Any) -> None:
+        sch["fc1"].shard("weight", axis=0)
+        sch["fc1"].shard("bias", axis=0)
+        sch["fc1"].sync("bwd_post", "all_reduce")
+        sch["fc1"].sync("fwd_post", "all_gather")
+        sch["fc2"].shard("weight", axis=-1)
+        sch["fc2"].sync("fwd_pre", "scatter")
+        sch["fc2"].sync("fwd_post", "all_reduce")
+
+    for hidden in (32, 13):
+        sch, twin = scheduled(Mlp(16, hidden), mesh, apply, 16)
+        compare(sch.module, twin, 16)
+
+
+def sequence_parallel(mesh: Any) -> None:
+    """Each rank has half of the sequence before and after the block, and in its gradients."""
+
+    def apply(sch: Any) -> None:
+        sch["fc1"].shard("weight", axis=0)
+        sch["fc1"].shard("bias", axis=0)
+        sch["fc1"].sync("fwd_pre", "all_gather", axis=1)
+        sch["fc2"].shard("weight", axis=1)
+        sch["fc2"].sync("fwd_post", "reduce_scatter", axis=1)
+
+    sch, twin = scheduled(Mlp(), mesh, apply, 16)
+    x = torch.randn(2, 6, 16)
+    whole = observed(twin, x)
+    rank = mesh.get_local_rank()
+    part = x.chunk(2, 1)[rank].clone().requires_grad_()
+    y = sch.module(part)
+    scale = torch.linspace(-1, 1, whole["output"].numel()).view_as(whole["output"])
+    (y * scale.chunk(2, 1)[rank]).sum().backward()
+    torch.testing.assert_close(y, whole["output"].chunk(2, 1)[rank])
+    torch.testing.assert_close(part.grad, whole["input gradient"].chunk(2, 1)[rank])
+    for name, parameter in sch.module.named_parameters():
+        torch.testing.assert_close(full_tensor(parameter.grad), whole[name], rtol=1e-4, atol=1e-5)
+
+
+def user_functions(mesh: Any) -> None:
+    group = mesh.get_group().group_name
+
+    def own_reduce(tensor: torch.Tensor) -> torch.Tensor:
+        return schedule.distributed.reduce_from_tensor_parallel(tensor, group)
+
+    def apply(sch: Any) -> None:
+        sch["fc1"].shard("weight", axis=0)
+        sch["fc1"].shard("bias", axis=0)
+        sch["fc1"].sync("bwd_post", own_reduce)
+        sch["fc2"].shard("weight", axis=1)
+        sch["fc2"].sync("fwd_post", own_reduce)
+
+    sch, twin = scheduled(Mlp(), mesh, apply, 16)
+    compare(sch.module, twin, 16)
+
+
+def training_steps(mesh: Any) -> None:
+    """AdamW with clipping moves the sharded parameters as it moves the whole ones."""
+    sch, twin = scheduled(Mlp(), mesh, shard_mlp, 16)
+    sch.fuse(sch.find(bias_gelu, expect=1))
+    start = {name: p.detach().clone() for name, p in twin.named_parameters()}
+    for block in (sch.module, twin):
+        optimizer = torch.optim.AdamW(block.parameters(), lr=1e-2, foreach=True)
+        for step in range(5):
+            x = torch.randn(4, 3, 16, generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            block(x).square().mean().backward()
+            norm = schedule.distributed.clip_grad_norm_(block.parameters(), 0.01)
+            assert norm > 0.01
+            with schedule.distributed.mixed_parameters():
+                optimizer.step()
+    for name, parameter in twin.named_parameters():
+        ours = full_tensor(dict(sch.module.named_parameters())[name].detach())
+        moved = (parameter - start[name]).abs().mean()
+        assert moved > 1e-3 and (ours - parameter).abs().max() < 0.01 * moved, name
+
+
+def state_dicts(mesh: Any) -> None:
+    """Whole to sharded and back, to the bit; also between two sharded blocks."""
+    sch, twin = scheduled(gpt2_block("attn"), mesh, shard_attention, 32)
+    other = {name: torch.randn_like(tensor) for name, tensor in twin.state_dict().items()}
+    sch.module.load_state_dict(other)
+    saved = sch.module.state_dict()
+    assert list(saved) == list(other)
+    assert all(torch.equal(full_tensor(saved[name]), other[name]) for name in other)
+    sch.module.load_state_dict({name: tensor.clone() for name, tensor in saved.items()})
+    twin.load_state_dict({name: full_tensor(tensor) for name, tensor in saved.items()})
+    compare(sch.module, twin, 32, shapes=((2, 5),))
+
+
+def copies(mesh: Any) -> None:
+    sch, twin = scheduled(gpt2_block("attn"), mesh, shard_attention, 32)
+    twice = copy.deepcopy(sch.module)
+    assert twice.c_attn.weight is not sch.module.c_attn.weight
+    compare(twice, twin, 32, shapes=((2, 5),))
+
+
+def shard_gpt2(sch: Any) -> None:
+    shard_attention(sch["transformer.h.*.attn"])
+    shard_mlp(sch["transformer.h.*.mlp"], "c_fc", "c_proj", 1)
+
+
+def shard_llama(sch: Any) -> None:
+    for part, columns, row in (("self_attn", "qkv", "o_proj"), ("mlp", ("gate", "up"), "down_proj")):
+        group = sch[f"model.layers.*.{part}"]
+        for column in columns:
+            group[f"{column}_proj"].shard("weight", axis=0)
+        group.sync("bwd_post", "all_reduce")
+        group[row].shard("weight", axis=1)
+        group[row].sync("fwd_post", "all_reduce")
+
+
+def shard_opt(sch: Any) -> None:
+    attention = sch["model.decoder.layers.*.self_attn"]
+    for name in ("q_proj", "k_proj", "v_proj"):
+        attention[name].shard("weight", axis=0)
+        attention[name].shard("bias", axis=0)
+        attention[name].sync("bwd_post", "all_reduce")
+    attention["out_proj"].shard("weight", axis=1)
+    attention["out_proj"].sync("fwd_post", "all_reduce")
+    shard_mlp(sch["model.decoder.layers.*"])
+
+
+def whole_models(mesh: Any) -> None:
+    """GPT-2, Llama (grouped queries) and OPT (head counts in attributes), every layer sharded."""
+    for name, apply, backward in (("gpt2", shard_gpt2, 2), ("llama", shard_llama, 2), ("opt", shard_opt, 4)):
+        model = build(name).eval()
+        twin = copy.deepcopy(model)
+        apply(schedule.create_schedule(model, example_inputs=batch(name), mesh=mesh))
+        for rows, length in ((2, 7), (3, 5)):
+            given = batch(name, rows, length)
+            losses = []
+            for one in (model, twin):
+                one.zero_grad()
+                with CommDebugMode() as seen:
+                    output = one(**given)
+                    output.loss.backward()
+                losses.append(output)
+                assert seen.get_total_counts() == (2 * (2 + backward) if one is model else 0), name
+            torch.testing.assert_close(losses[0].logits, losses[1].logits, rtol=1e-4, atol=1e-5)
+            for key, parameter in twin.named_parameters():
+                ours = full_tensor(dict(model.named_parameters())[key].grad)
+                torch.testing.assert_close(ours, parameter.grad, rtol=1e-3, atol=1e-5, msg=f"{name}: {key}")
+
+
+def fused_attention(mesh: Any) -> None:
+    """After the shard, the softmax of each rank's heads fuses as before."""
+
+    def apply(sch: Any) -> None:
+        shard_attention(sch)
+        sch.fuse(sch.find(lambda s: nn.functional.softmax(s * schedule.scalar("scale"), dim=-1), expect=1))
+
+    sch, twin = scheduled(gpt2_block("attn"), mesh, apply, 32)
+    compare(sch.module, twin, 32)
+
+
+CASES = [
+    linear_mlp, without_bias, uneven_sizes, conv1d_mlp, packed_attention, gated_mlp, fused_inside, fused_first,
+    gathered_output, sequence_parallel, user_functions, training_steps, state_dicts, copies, whole_models,
+    fused_attention,
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, str]:
+    return launch.run(CASES, limit=100)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_two_ranks(results: dict[str, str], case: Any) -> None:
+    if results[case.__name__]:
+        pytest.fail(results[case.__name__], pytrace=False)
