@@ -66,6 +66,30 @@ def has_effect(node: fx.Node) -> bool:
     return mutates(node) or changes_object(node)
 
 
+_MAKES_NEW = frozenset(
+    "add sub mul truediv div floordiv mod pow neg abs eq ne lt le gt ge where arange zeros ones full empty zeros_like "
+    "ones_like full_like empty_like cat stack clone matmul linear tensor softmax new_zeros new_ones new_full".split()
+)
+
+
+def is_local(node: fx.Node) -> bool:
+    """Whether all that the effect of ``node`` changes was made in this graph, so that nobody sees it half done."""
+    changed = node.all_input_nodes[:1]
+    if node.op == "call_module":
+        changed = [argument for argument in node.all_input_nodes if argument.meta.get("object")]
+    return all(_made_here(value) for value in changed)
+
+
+def _made_here(value: fx.Node) -> bool:
+    """Whether no part of ``value`` existed before: neither an input nor the module's own state is in it."""
+    if value.op in ("placeholder", "get_attr", "call_module"):
+        return False
+    name = value.target if isinstance(value.target, str) else getattr(value.target, "__name__", "")
+    if name in _MAKES_NEW and not mutates(value):
+        return True
+    return all(map(_made_here, value.all_input_nodes))
+
+
 def is_removable(node: fx.Node) -> bool:
     """Whether an unused node can go: it computes a value and nothing else."""
     if node.op in ("placeholder", "output", "call_module") or node.target in REGION_FUNCTIONS:

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from schedule.errors import TraceError
-from schedule.tracing.effects import has_effect, is_pure_query
+from schedule.tracing.effects import has_effect, is_local, is_pure_query
 from schedule.tracing.scalars import scalar_of
 from schedule.tracing.sizes import size_read
 
@@ -38,6 +38,7 @@ _INFIX = {
     operator.and_: "&",
     operator.or_: "|",
 }
+_QUESTIONS: dict[Any, str] = {operator.truth: "bool({0})", len: "len({0})", operator.contains: "({1} in {0})"}
 _PURE_CALLS = {"min": min, "max": max, "float": float, "int": int, "abs": abs, "round": round}
 
 
@@ -71,13 +72,17 @@ def expression(node: Any, inputs: dict[fx.Node, str], tracer: ModuleTracer) -> s
     if node in inputs:
         return inputs[node]
     if node.op == "get_attr":
-        return f"self.{node.target}"
+        return "self" + "".join(f".{p}" if p.isidentifier() else f"._modules[{p!r}]" for p in str(node.target).split("."))
     asks_object = bool(node.meta.get("opaque")) and is_pure_query(node.target)
     if node.op == "call_method" and (node.target == "numel" or asks_object):
         parts = [expression(arg, inputs, tracer) for arg in node.args]
         return f"{parts[0]}.{node.target}({', '.join(parts[1:])})"
     if node.op != "call_function":
         raise NotBeforehand(node.name)
+    if node.target in _QUESTIONS and node.meta.get("opaque"):
+        if _changed_before(node):
+            raise NotBeforehand(node.name)
+        return _QUESTIONS[node.target].format(*(expression(arg, inputs, tracer) for arg in node.args))
     if (read := size_read(node)) is not None and read[0].op not in ("placeholder", "get_attr"):
         size = tracer.sizes.assumed(*read, node.meta["spec"])
         if size is None:
@@ -85,6 +90,28 @@ def expression(node: Any, inputs: dict[fx.Node, str], tracer: ModuleTracer) -> s
         scalar = scalar_of(size)
         return repr(size) if scalar is None else expression(scalar.node, inputs, tracer)
     return _call_expression(node, [expression(arg, inputs, tracer) for arg in node.args])
+
+
+def _changed_before(question: fx.Node) -> bool:
+    """Whether the graph has changed the object that ``question`` asks, or a part of it, by then."""
+    asked = _place(question.args[0])
+    for node in question.graph.nodes:
+        if node is question:
+            return False
+        if has_effect(node) and any(_overlap(asked, _place(n)) for n in node.all_input_nodes if n.meta.get("object")):
+            return True
+    return False
+
+
+def _place(value: Any) -> tuple[Any, ...]:
+    """Where an object is: the input or call it comes from, then attribute by attribute."""
+    if isinstance(value, fx.Node) and value.target is getattr:
+        return (*_place(value.args[0]), value.args[1])
+    return (value,)
+
+
+def _overlap(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
+    return all(x == y for x, y in zip(a, b, strict=False))
 
 
 def _call_expression(node: fx.Node, parts: list[str]) -> str:
@@ -137,7 +164,7 @@ def _insert_check(graph: fx.Graph, node: fx.Node, value: Any) -> None:
     for earlier in graph.nodes:
         if earlier is node:
             break
-        if has_effect(earlier):
+        if has_effect(earlier) and not is_local(earlier):
             raise TraceError(
                 f"a branch depends on {node.format_node()}, which is only known after "
                 f"{earlier.format_node()} has changed state",

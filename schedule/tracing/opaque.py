@@ -19,6 +19,7 @@ import torch
 from torch import fx, nn
 
 from schedule.errors import TraceError
+from schedule.tracing.containers import TrackedDict
 from schedule.tracing.source import user_line
 from schedule.tracing.structure import map_structure
 
@@ -141,7 +142,8 @@ class OpaqueTracker:
         if isinstance(attribute, bool) or attribute is None:
             self.tracer.guard(read, attribute)
             return attribute
-        return self.tracer.track(attribute, read)
+        tracked = self.tracer.track(attribute, read)
+        return TrackedDict(self.tracer, read, tracked) if type(attribute) is dict else tracked
 
     def call(
         self,
@@ -171,6 +173,8 @@ class OpaqueTracker:
         """The node of a watched object; any other non-tensor as a constant."""
         if isinstance(leaf, _Watched):
             return object.__getattribute__(leaf, "_watch")[2]
+        if isinstance(leaf, TrackedDict):
+            return leaf.node
         if isinstance(leaf, _PLAIN) or leaf is Ellipsis:
             return leaf
         if id(leaf) not in self._constants:

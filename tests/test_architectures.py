@@ -1,0 +1,190 @@
+"""Twenty architectures of transformers, eager attention: rewritten wherever the construct exists, and the same model.
+
+The fused ops run as plain torch, so that what is compared is the rewriting and not a compiler.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fused
+import schedule
+from schedule.optimizer import optimize
+from schedule.report import Report
+from schedule.runtime import install, state_of
+from schedule.tree import Schedule
+from tests.zoo import ARCHITECTURES, batch, build
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@dataclass(frozen=True)
+class Expected:
+    """In how many places each rule family is applied; two layers, or two encoder and two decoder layers."""
+
+    attention: int
+    activation: int = 0
+
+
+EXPECTED = {
+    "gpt2": Expected(2, 2),
+    "bert": Expected(2, 3),  # two layers and the prediction head
+    "roberta": Expected(2, 3),
+    "albert": Expected(1, 2),  # one layer, used twice, and the head
+    "distilbert": Expected(2, 3),
+    "electra": Expected(2, 3),
+    "opt": Expected(2, 2),
+    "bloom": Expected(2, 2),
+    "gpt_neo": Expected(2, 2),
+    "gpt_neox": Expected(2, 2),
+    "gptj": Expected(2, 2),
+    "t5": Expected(6),  # ReLU without a bias
+    "llama": Expected(2),  # gated MLP without biases
+    "mistral": Expected(2),
+    "qwen3": Expected(2),
+    "gemma3": Expected(2),
+    "phi3": Expected(2),
+    "falcon": Expected(2),  # GELU without a bias
+    "vit": Expected(2, 2),
+    "whisper": Expected(6, 4),
+}
+GENERATIVE = [
+    name for name in EXPECTED if name not in ("bert", "roberta", "albert", "distilbert", "electra", "vit")
+]
+every_architecture = pytest.mark.parametrize("name", EXPECTED)
+
+
+@pytest.fixture(autouse=True)
+def _plain_torch() -> Iterator[None]:
+    with fused.backend("reference"):
+        yield
+
+
+def scheduled(name: str, rows: int = 2) -> tuple[nn.Module, Schedule, Report]:
+    """A rewritten model, its schedule and the report."""
+    model = build(name)
+    sch = schedule.create_schedule(model, batch(name, rows))
+    return model, sch, optimize(sch, cost_guard=False)
+
+
+def count(report: Report, family: str) -> int:
+    """Places that the rules of ``family`` were applied in."""
+    return sum(report.count(rule.name) for rule in schedule.list_rules() if rule.family == family)
+
+
+def outputs(model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+    """Logits in eval mode."""
+    model.eval()
+    with torch.no_grad():
+        return model(**inputs).logits
+
+
+def step(model: nn.Module, inputs: dict[str, Any]) -> list[torch.Tensor]:
+    """Loss and gradients in training mode, under one seed."""
+    model.train().zero_grad()
+    torch.manual_seed(1)
+    loss = model(**inputs).loss
+    loss.backward()
+    return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+def test_the_zoo_is_covered() -> None:
+    assert EXPECTED.keys() == ARCHITECTURES.keys()
+
+
+@every_architecture
+def test_rules_apply_wherever_the_construct_exists(name: str) -> None:
+    model, sch, report = scheduled(name)
+    found = Expected(count(report, "attention_softmax"), count(report, "bias_activation"))
+    assert found.attention >= EXPECTED[name].attention, report
+    assert found.activation >= EXPECTED[name].activation, report
+    assert not report.select(status="skipped") and not report.select(status="near miss"), report
+    again = optimize(model, batch(name), cost_guard=False)
+    assert not again.applied, "a second run found more"
+
+
+@every_architecture
+def test_same_outputs_gradients_and_updates_at_other_shapes(name: str) -> None:
+    model, _, _ = scheduled(name)
+    report = schedule.equivalent(build(name), model, batch(name))
+    assert report.equal, report
+    assert len({case.shapes for case in report.cases}) >= (2 if name == "vit" else 4)
+    assert {case.mode for case in report.cases} == {"train", "eval"}
+
+
+@pytest.mark.parametrize("cache", [True, False], ids=["cache", "no_cache"])
+@pytest.mark.parametrize("name", GENERATIVE)
+def test_generates_the_same_tokens(name: str, cache: bool) -> None:
+    model, _, _ = scheduled(name)
+    inputs = {k: v for k, v in batch(name).items() if k in ("input_ids", "attention_mask", "input_features")}
+    settings = dict(max_new_tokens=6, min_new_tokens=6, do_sample=False, use_cache=cache)
+    twin = build(name).eval()
+    torch.testing.assert_close(
+        model.eval().generate(**inputs, **settings), twin.generate(**inputs, **settings), rtol=0, atol=0
+    )
+
+
+@every_architecture
+def test_state_dict_goes_both_ways(name: str) -> None:
+    model, _, _ = scheduled(name)
+    other = build(name, seed=1)
+    assert model.state_dict().keys() == other.state_dict().keys()
+    model.load_state_dict(other.state_dict())
+    inputs = batch(name, 3, 5)
+    torch.testing.assert_close(outputs(model, inputs), outputs(other, inputs), rtol=1e-5, atol=1e-5)
+    back = build(name, seed=2)
+    back.load_state_dict(model.state_dict())
+    assert torch.equal(outputs(back, inputs), outputs(other, inputs))
+
+
+@every_architecture
+def test_undone_to_the_bit(name: str) -> None:
+    model, sch, _ = scheduled(name)
+    assert sch.history
+    while sch.history:
+        sch.undo()
+    twin, inputs = build(name), batch(name, 3, 5)
+    for (path, module), other in zip(model.named_modules(), twin.modules(), strict=True):
+        assert type(module) is type(other) and state_of(module) is None, path
+        assert vars(module).keys() == vars(other).keys(), path
+    for ours, theirs in zip(step(model, inputs), step(twin, inputs), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@every_architecture
+def test_copies_and_pickles(name: str) -> None:
+    model, _, report = scheduled(name)
+    inputs = batch(name, 3, 5)
+    expected = step(model, inputs)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert isinstance(twin, type(build(name)))
+        changed = [path for path, module in twin.named_modules() if state_of(module) is not None]
+        assert len(changed) == len({entry.path for entry in report.select(status="applied")})
+        for ours, theirs in zip(step(twin, inputs), expected, strict=True):
+            assert torch.equal(ours, theirs)
+
+
+@every_architecture
+def test_root_traces_whole_and_runs_at_other_shapes(name: str) -> None:
+    model = build(name)
+    sch = schedule.create_schedule(model, batch(name))
+    sch.trace(flatten=True)
+    install(model, sch.specialisations)
+    state, twin = state_of(model), build(name)
+    assert state is not None
+    opaque = [n for n in sch.graph.nodes if n.op == "call_module" and any(model.get_submodule(n.target).children())]
+    assert not opaque, f"left as calls: {opaque}"
+    for rows, length in ((3, 5), (4, 9)):
+        inputs = batch(name, rows, length)
+        torch.testing.assert_close(outputs(model, inputs), outputs(twin, inputs), rtol=1e-5, atol=1e-5)
+        for ours, theirs in zip(step(model, inputs), step(twin, inputs), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert state.fallbacks == 0, state.last_miss
