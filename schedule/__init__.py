@@ -21,8 +21,10 @@ from schedule.errors import (
 )
 from schedule.group import Group
 from schedule.matching import Match
+from schedule.optimizer import optimize
 from schedule.patterns import any_of, call_module, optional, scalar, tensor
 from schedule.primitives import list_primitives, primitive
+from schedule.report import Report
 from schedule.rules import Rule, list_rules, register_rule
 from schedule.runtime import FallbackWarning
 from schedule.tree import Schedule, build, create_schedule
@@ -36,6 +38,7 @@ __all__ = [
     "NotApplicable",
     "PathError",
     "RecipeError",
+    "Report",
     "Rule",
     "Schedule",
     "ScheduleError",
@@ -49,6 +52,7 @@ __all__ = [
     "equivalent",
     "list_primitives",
     "list_rules",
+    "optimize",
     "optional",
     "primitive",
     "register_rule",

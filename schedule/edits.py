@@ -74,15 +74,12 @@ class SetTrace:
 
 
 class SwapModule:
-    """One module in another's place, in everything that holds it, with its forward hooks and its place in the tree."""
+    """One module in another's place wherever that is held, with its forward hooks and its node of the tree."""
 
     def __init__(self, tree: Tree, old: nn.Module, new: nn.Module) -> None:
         self.tree, self.old, self.new = tree, old, new
         self.holders = [
-            (parent, name)
-            for parent in tree.root.modules()
-            for name, child in parent._modules.items()
-            if child is old
+            (parent, name) for parent in tree.root.modules() for name, child in parent._modules.items() if child is old
         ]
         self._hooks: Mapping[str, tuple[Any, Any]] = {}
         self._training: list[tuple[nn.Module, bool]] = []
@@ -91,9 +88,7 @@ class SwapModule:
         """Swap."""
         self._training = [(module, module.training) for module in self.new.modules()]
         self._hooks = {
-            table: (vars(self.old)[table], vars(self.new)[table])
-            for table in _HOOK_TABLES
-            if table in vars(self.new)
+            table: (vars(self.old)[table], vars(self.new)[table]) for table in _HOOK_TABLES if table in vars(self.new)
         }
         for module, _ in self._training:
             module.training = self.old.training
@@ -103,7 +98,7 @@ class SwapModule:
         self.tree.moved(self.old, self.new, [parent for parent, _ in self.holders])
 
     def _move_hooks(self, table: str, of_old: Any, of_new: Any) -> None:
-        """Never one table for two modules. The old one goes over as it is where it can: handles refer to it."""
+        """Never one table for two modules. The old one goes over as it is if it can: handles refer to it."""
         empty = type(of_old)()
         if of_new:
             merged = type(of_old)({**of_old, **of_new})

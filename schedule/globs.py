@@ -21,8 +21,7 @@ def matcher(glob: str) -> re.Pattern[str]:
 def _component(part: str) -> str:
     pieces = re.split(r"(\*|\?|\[[^\]]*\])", part)
     return "".join(
-        "[^.]*" if p == "*" else "[^.]" if p == "?" else p if p.startswith("[") else re.escape(p)
-        for p in pieces
+        "[^.]*" if p == "*" else "[^.]" if p == "?" else p if p.startswith("[") else re.escape(p) for p in pieces
     )
 
 
@@ -30,8 +29,6 @@ def select(root: nn.Module, glob: str) -> list[nn.Module]:
     """The modules under ``root`` whose path matches, in order, shared ones once."""
     pattern = matcher(glob)
     found = {
-        m: None
-        for path, m in root.named_modules(remove_duplicate=False)
-        if path and pattern.fullmatch(path + ".")
+        m: None for path, m in root.named_modules(remove_duplicate=False) if path and pattern.fullmatch(path + ".")
     }
     return list(found)

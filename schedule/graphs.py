@@ -12,8 +12,8 @@ from torch import nn
 from schedule import recording as recordings
 from schedule.errors import ScheduleError, TraceError
 from schedule.recording import Call, Recording, as_call, undisturbed
-from schedule.runtime import ScheduledState, state_of
-from schedule.tracing.calls import intercepted_calls
+from schedule.runtime import ScheduledState, forward_of, state_of
+from schedule.tracing.calls import interceptable, intercepted_calls
 from schedule.tracing.specialisation import Specialisation, original_class, specialise
 from schedule.tracing.structure import map_structure, tensors
 from schedule.verify.shapes import other_shapes
@@ -29,7 +29,7 @@ class Graphs:
     """Traced forwards of the modules of one root.
 
     Attributes:
-        explicit: what ``trace`` and ``trace_until`` made; part of the schedule, unlike what is traced by need.
+        explicit: what ``trace`` and ``trace_until`` made; a part of the schedule, unlike graphs made by need.
     """
 
     def __init__(self, root: nn.Module, example_inputs: Any, path_of: Callable[[nn.Module], str]) -> None:
@@ -79,30 +79,42 @@ class Graphs:
         """Trace those that have no graph yet and check them together; the errors of those that cannot be."""
         fresh: dict[nn.Module, Specialisations] = {}
         wanted = list(dict.fromkeys(modules))
-        for module in wanted:
-            if self.current(module) or module in self._by_need or module in self._failed:
-                continue
-            try:
-                fresh[module] = self.trace(module)
-            except TraceError as error:
-                if self.example_inputs is None:
-                    raise
-                self._failed[module] = error
+        with interceptable(self.root):
+            for module in wanted:
+                if self.current(module) or module in self._by_need or module in self._failed:
+                    continue
+                try:
+                    fresh[module] = self.trace(module)
+                except TraceError as error:
+                    if self.example_inputs is None:
+                        raise
+                    self._failed[module] = error
         wrong = self.check(fresh)
         self._failed |= wrong
         self._by_need |= {module: made for module, made in fresh.items() if module not in wrong}
         return {
-            module: self._failed[module]
-            for module in wanted
-            if module in self._failed and not self.current(module)
+            module: self._failed[module] for module in wanted if module in self._failed and not self.current(module)
         }
 
     def structure_changed(self, holders: Iterable[nn.Module]) -> None:
-        """Children of ``holders`` were exchanged: trace the holders anew when needed, and record new modules."""
+        """Children of ``holders`` were exchanged: trace those anew when needed, and record new modules."""
         for module in holders:
             self._by_need.pop(module, None)
             self._failed.pop(module, None)
         self._outdated = True
+
+    def forget_run(self, modules: Iterable[nn.Module]) -> dict[str, Any]:
+        """``modules`` receive or give other sizes now: record and trace anew when needed; what was forgotten."""
+        kept = {name: vars(self)[name] for name in ("_by_need", "_failed", "_recording", "_outdated")}
+        gone = set(modules)
+        self._by_need = {module: made for module, made in self._by_need.items() if module not in gone}
+        self._failed = {module: error for module, error in self._failed.items() if module not in gone}
+        self._recording, self._outdated = None, False
+        return kept
+
+    def remember_run(self, kept: dict[str, Any]) -> None:
+        """Take back a :meth:`forget_run`."""
+        vars(self).update(kept)
 
     def calls(self, module: nn.Module) -> Sequence[Call]:
         """The recorded calls of ``module``, one a signature; none if the run did not reach it."""
@@ -110,7 +122,7 @@ class Graphs:
             self._recording, self._outdated = None, False
         return self.recording.calls.get(module, ())
 
-    def trace(self, module: nn.Module, enter: Enter = lambda module, path: False) -> Specialisations:
+    def trace(self, module: nn.Module, enter: Enter | None = None) -> Specialisations:
         """Graphs of the original forward of ``module`` for every recorded signature, training and not."""
         path = self._path_of(module)
         if "forward" in vars(module):
@@ -124,12 +136,10 @@ class Graphs:
                 f"{path or 'the root'} ({type(module).__name__}) was not called in the recorded run",
                 fix="give example inputs that reach it, or schedule the module that uses it",
             )
-        forward, made = original_class(module).forward, []
+        forward, made = forward_of(module), []
         for number, call in enumerate(calls):
             try:
-                made += [
-                    specialise(module, forward, call, self.recording, train, enter) for train in (True, False)
-                ]
+                made += [specialise(module, forward, call, self.recording, train, enter) for train in (True, False)]
             except TraceError:
                 if number == 0:
                     raise  # calls of a further signature may run the original forward
@@ -182,8 +192,7 @@ class _Comparison:
     ) -> None:
         self.path_of, self.wrong = path_of, wrong
         self.states = {
-            module: ScheduledState(original_class(module), made, path_of(module))
-            for module, made in traced.items()
+            module: ScheduledState(original_class(module), made, path_of(module)) for module, made in traced.items()
         }
         self.comparing = False
 

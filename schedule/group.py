@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
@@ -22,8 +23,6 @@ def broadcast(method: Callable[Concatenate[Schedule, P], R]) -> Callable[Concate
     name = method.__name__
 
     def on_all(group: Group, *args: P.args, **kwargs: P.kwargs) -> list[R]:
-        import inspect
-
         bound = inspect.signature(method).bind(group[0], *args, **kwargs)
         arguments = dict(list(bound.arguments.items())[1:])
         asked = call_text(name, arguments)
@@ -56,9 +55,7 @@ def _shared_out(group: Group, bound: Any) -> Iterator[tuple[Schedule, tuple[Any,
             yield member, (bound.args[1:], bound.kwargs)
     if remaining or not matches:
         raise MatchError(
-            f"a match in {_first(remaining[0]).path} is in none of these modules"
-            if remaining
-            else "no matches given",
+            f"a match in {_first(remaining[0]).path} is in none of these modules" if remaining else "no matches given",
             fix="give matches that this group's find() returned",
         )
 
@@ -136,6 +133,10 @@ class Group:
     replace_all = broadcast(primitives.replace_all)
     decompose = broadcast(primitives.decompose)
     annotate = broadcast(primitives.annotate)
+    shard = broadcast(primitives.shard)
+    sync = broadcast(primitives.sync)
+    shard = broadcast(primitives.shard)
+    sync = broadcast(primitives.sync)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """A primitive that a user registered."""

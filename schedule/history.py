@@ -1,7 +1,7 @@
 """What was done to a model, in steps that can be undone and redone.
 
-A step is a list of edits. An edit is applied when a primitive makes it and taken back, in reverse order, if the
-primitive raises later on: so a primitive, on one module or on a group, changes everything or nothing.
+A step is a list of edits. An edit is applied when a primitive makes it and taken back, in reverse order, if
+the primitive raises later on: a primitive, on one module or on a group, changes everything or nothing.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class History:
     def transaction(
         self, primitive: str, paths: Sequence[str], arguments: Mapping[str, Any], description: str
     ) -> Iterator[Pending]:
-        """Within, edits become one step; they are reverted if the body raises. Inner transactions join the outer."""
+        """Within, edits become one step, or are reverted if the body raises; inner ones join the outer."""
         if self._pending is not None:
             yield self._pending
             return
@@ -102,9 +102,7 @@ class History:
                     edit.revert()
                 _restore(generators)
         if pending.edits:
-            step = Step(
-                primitive, tuple(paths), dict(arguments), description, tuple(pending.edits), pending.touched
-            )
+            step = Step(primitive, tuple(paths), dict(arguments), description, tuple(pending.edits), pending.touched)
             self._done.append(step)
             self._undone.clear()
 
@@ -117,9 +115,7 @@ class History:
             places: how many places in it they change, for the report.
         """
         if self._pending is None:
-            raise NotApplicable(
-                "changes are made by primitives only", fix="decorate the function with @primitive"
-            )
+            raise NotApplicable("changes are made by primitives only", fix="decorate the function with @primitive")
         for edit in edits:
             reached(f"before {type(edit).__name__}")
             self._pending.edits.append(edit)  # first, so that one that stops half-way is reverted too

@@ -41,9 +41,7 @@ class Site:
             if made.graph is self.found_in.graph:
                 return index
         key = (self.found_in.training, self.found_in.call.key())
-        return next(
-            (i for i, made in enumerate(specialisations) if (made.training, made.call.key()) == key), None
-        )
+        return next((i for i, made in enumerate(specialisations) if (made.training, made.call.key()) == key), None)
 
 
 class Match:
@@ -196,9 +194,7 @@ class _Search:
         return [(self.member.label, miss) for result in self.results for miss in result.near_misses]
 
 
-def _opened_for(
-    wanted: Sequence[Pattern], graph: fx.Graph, modules: Mapping[str, Any]
-) -> Collection[str] | None:
+def _opened_for(wanted: Sequence[Pattern], graph: fx.Graph, modules: Mapping[str, Any]) -> Collection[str] | None:
     """The calls to open: all but those that the patterns name themselves; None if they name none."""
     named = [node for pattern in wanted for node in pattern.digraph.nodes if isinstance(node, CallNode)]
     if not named:
@@ -225,9 +221,7 @@ def _paired(sites: list[list[Site]]) -> list[list[Site]]:
 def _unexpected(searches: Sequence[_Search], wanted: Wanted, expect: int, found: list[Match]) -> MatchError:
     why = f"{wanted.name} was found {len(found)} times in {len(searches)} module(s), expected {expect}"
     if len(found) > expect:
-        where = "\n".join(
-            f"{match.schedule.label}: {match.source or match.nodes[-1].name}" for match in found[:5]
-        )
+        where = "\n".join(f"{match.schedule.label}: {match.source or match.nodes[-1].name}" for match in found[:5])
         return MatchError(why, where=where, fix="say more in the pattern, or expect as many")
     misses = [miss for search in searches for miss in search.near_misses()]
     best = max(misses, key=lambda item: item[1].matched, default=None)
@@ -269,7 +263,7 @@ def rebound(site: Site, expansion: Expansion) -> Occurrence:
         MatchError: its nodes are gone or wired otherwise; says which primitive consumed them.
     """
     occurrence, graph = site.occurrence, expansion.graph
-    names = {node.name: node for node in graph.nodes}
+    names: dict[str, fx.Node] = {node.name: node for node in graph.nodes}
     gone = erased(graph)
     consumed = frozenset(occurrence.nodes)
 
@@ -280,9 +274,10 @@ def rebound(site: Site, expansion: Expansion) -> Occurrence:
         if node not in consumed:
             was: Erased | None = gone.get(node.name)
             while was is not None and was.successor is not None:
-                if names.get(was.successor.name) is was.successor:
-                    return was.successor
-                was = gone.get(was.successor.name)
+                successor: fx.Node = was.successor
+                if names.get(successor.name) is successor:
+                    return successor
+                was = gone.get(successor.name)
             call = names.get(site.origin.get(node.name, ""))
             if call is not None and call.op == "call_module":
                 return call
@@ -290,7 +285,7 @@ def rebound(site: Site, expansion: Expansion) -> Occurrence:
 
     nodes = tuple(here(node) for node in occurrence.nodes)
     for old, new in zip(occurrence.nodes, nodes, strict=True):
-        if [here(node) for node in old.all_input_nodes] != new.all_input_nodes:
+        if list(dict.fromkeys(map(here, old.all_input_nodes))) != new.all_input_nodes:
             raise MatchError(
                 f"what {new.name} reads has changed since {occurrence.pattern.name} was found",
                 fix="find it again",
@@ -325,9 +320,7 @@ def _lost(site: Site, node: fx.Node, gone: Mapping[str, Erased]) -> MatchError:
             f"the module called as {call} can no longer be opened: it was hooked, wrapped or replaced since",
             fix="remove the hook, or find again",
         )
-    return MatchError(
-        f"{node.name}, part of this match of {name}, is no longer in the graph", fix="find it again"
-    )
+    return MatchError(f"{node.name}, part of this match of {name}, is no longer in the graph", fix="find it again")
 
 
 def keep_erased(old: fx.Graph, new: fx.Graph) -> None:

@@ -48,9 +48,7 @@ def what_was_done(sch: Schedule) -> dict[str, list[str]]:
 
 
 def _line(node: Schedule, name: str, done: dict[str, list[str]]) -> Text:
-    text = Text(name or "(root)", style="bold").append(
-        f": {original_class(node.module).__name__}", style="default"
-    )
+    text = Text(name or "(root)", style="bold").append(f": {original_class(node.module).__name__}", style="default")
     for what in done.get(node.path, ()):
         text.append(f"  ← {what}", style="green")
     state = getattr(node.module, "_schedule_state", None)
@@ -65,9 +63,7 @@ def graph_lines(nodes: list[fx.Node]) -> list[str]:
     for node in nodes:
         spec = node.meta.get("spec")
         shape = (
-            f"  # {str(spec.dtype).removeprefix('torch.')}{list(spec.shape)}"
-            if isinstance(spec, TensorSpec)
-            else ""
+            f"  # {str(spec.dtype).removeprefix('torch.')}{list(spec.shape)}" if isinstance(spec, TensorSpec) else ""
         )
         lines.append(f"{_assignment(node)}{shape}")
     return lines
@@ -81,9 +77,5 @@ def _assignment(node: fx.Node) -> str:
     parts = [*map(str, node.args), *(f"{key}={value}" for key, value in node.kwargs.items())]
     if node.op == "call_method":
         return f"{node.name} = {parts[0]}.{node.target}({', '.join(parts[1:])})"
-    name = (
-        f"self.{node.target}"
-        if node.op == "call_module"
-        else getattr(node.target, "__name__", str(node.target))
-    )
+    name = f"self.{node.target}" if node.op == "call_module" else getattr(node.target, "__name__", str(node.target))
     return f"{node.name} = {name}({', '.join(parts)})"

@@ -83,7 +83,7 @@ class Tree:
         self._paths = {}
 
     def moved(self, old: nn.Module, new: nn.Module, holders: Sequence[nn.Module]) -> None:
-        """``new`` has taken the place of ``old``: the node follows, tags too, and the ancestors' graphs go."""
+        """``new`` has taken the place of ``old``: the node follows, and the ancestors' graphs go."""
         self.forget_paths()
         node = self._nodes.pop(old, None)
         if node is not None:
@@ -94,12 +94,6 @@ class Tree:
             if module is new:
                 outdated.update(ancestor for ancestor, _ in self.ancestors(path))
         self.graphs.structure_changed(outdated)
-        for (path, key), value in self.annotations.items():
-            owner, _, name = path.rpartition(".")
-            holder = self._at(owner)
-            tensor = getattr(holder, name, None) if holder is not None else None
-            if tensor is not None:
-                vars(tensor)[key] = value
 
     def ancestors(self, path: str) -> Iterator[tuple[nn.Module, str]]:
         """Each module above ``path``, nearest first, with the path from there."""
@@ -187,11 +181,7 @@ class Schedule:
             last = path.rpartition(".")[2]
             near = [name for name in paths if name.rpartition(".")[2] == last][:3]
         matching = "no module matches" if is_glob(path) else "there is no module"
-        fix = (
-            f"did you mean {' or '.join(map(repr, near))}?"
-            if near
-            else f"it has {', '.join(self._children())}"
-        )
+        fix = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {', '.join(self._children())}"
         return PathError(f"{matching} {path!r} in {self.label} ({type(self._module).__name__})", fix=fix)
 
     def _children(self) -> list[str]:
@@ -212,9 +202,7 @@ class Schedule:
             yield name, self.tree.node(module)
 
     def __iter__(self) -> Iterator[Schedule]:
-        raise TypeError(
-            "a Schedule is not a sequence: use named_schedules(), or a glob for a group of modules"
-        )
+        raise TypeError("a Schedule is not a sequence: use named_schedules(), or a glob for a group of modules")
 
     # -- its graphs --------------------------------------------------------------------------------------
 
@@ -255,9 +243,7 @@ class Schedule:
 
     def holds(self, match: Match) -> bool:
         """Whether ``match`` is in this module or below."""
-        return match.schedule.tree is self.tree and f"{match.path}.".startswith(
-            f"{self.path}." if self.path else ""
-        )
+        return match.schedule.tree is self.tree and f"{match.path}.".startswith(f"{self.path}." if self.path else "")
 
     def refuse_inside_other_graph(self) -> None:
         """Raise if this module's forward is no longer called, since another's graph holds its inside."""
@@ -293,6 +279,10 @@ class Schedule:
     replace_all = primitives.replace_all
     decompose = primitives.decompose
     annotate = primitives.annotate
+    shard = primitives.shard
+    sync = primitives.sync
+    shard = primitives.shard
+    sync = primitives.sync
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """A primitive that a user registered."""
@@ -313,8 +303,8 @@ def create_schedule(model: nn.Module, example_inputs: Any = None, mesh: Any = No
 
     Args:
         model: any module; one that was scheduled before goes on from there.
-        example_inputs: what it is called with: a dict of keyword arguments, a tuple of positional ones, or one
-            tensor. Needed by everything that traces. Sizes are not baked in.
+        example_inputs: what it is called with: a dict of keyword arguments, a tuple of positional ones, or
+            one tensor. Needed by everything that traces. Sizes are not baked in.
         mesh: a ``DeviceMesh`` for ``shard`` and ``sync``.
 
     Raises:

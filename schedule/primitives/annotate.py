@@ -8,21 +8,23 @@ import torch
 
 from schedule.edits import SetItem
 from schedule.errors import NotApplicable
+from schedule.history import Edit
 from schedule.primitives.registry import primitive
 
 if TYPE_CHECKING:
-    from schedule.tree import Schedule
+    from schedule.tree import Schedule, Tree
 
 
 @primitive
 def annotate(sch: Schedule, name: str, key: str, value: Any) -> Schedule:
-    """Put a tag on a parameter or buffer, as an attribute of it, for an optimizer or a later primitive to read.
+    """Put a tag on a parameter or buffer, as an attribute of it, for optimizers and later primitives to read.
 
     ::
 
         sch["fc1"].annotate("weight", "decay", 0.0)      →  fc1.weight.decay == 0.0
 
-    The tag belongs to the place: the parameter that takes this one's place, by ``replace`` or ``shard``, gets it too.
+    The tag belongs to the place: a parameter that takes this one's place, by ``replace`` or ``shard``, gets
+    it too.
 
     Args:
         name: of the parameter, relative to this module.
@@ -46,3 +48,10 @@ def annotate(sch: Schedule, name: str, key: str, value: Any) -> Schedule:
         [SetItem(lambda: annotations, (path, key), value), SetItem(lambda: vars(tensor), key, value)],
     )
     return sch
+
+
+def tags_carried(tree: Tree, path: str, tensor: torch.Tensor) -> list[Edit]:
+    """The edits that give ``tensor`` the tags of the parameter at ``path``, whose place it takes."""
+    return [
+        SetItem(lambda: vars(tensor), key, value) for (tagged, key), value in tree.annotations.items() if tagged == path
+    ]

@@ -1,4 +1,4 @@
-"""What rewritten graphs call: matched operations as one callable, compiled or not; functions under a usable name."""
+"""What rewritten graphs call: matched operations as one callable, compiled or not; functions with a name."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from schedule.patterns import Occurrence
 from schedule.rewriting import Build
 from schedule.tracing.portable import pack_graph, unpack_graph
 from schedule.tracing.specialisation import compiled
+
+_OPTIONS: dict[str, Any] = {"fallback_random": True}  # dropout draws the same numbers as uncompiled
 
 
 class Callee:
@@ -78,7 +80,7 @@ class CompiledRegion(Region):
             result = self._run(None, *inputs)  # an error that is the caller's own comes out as itself
             self._compiled = self._run
             availability.warn_once(
-                f"{self.__name__}: compiling failed ({type(error).__name__}); it runs uncompiled, correct but slower"
+                f"{self.__name__}: compiling failed ({type(error).__name__}); it runs uncompiled, only slower"
             )
             return result
 
@@ -88,7 +90,7 @@ class CompiledRegion(Region):
         if reason is not None:
             availability.warn_once(f"{self.__name__} runs uncompiled: {reason}")
             return self._run
-        made: Callable[..., Any] = torch.compile(self._run, dynamic=True)
+        made: Callable[..., Any] = torch.compile(self._run, dynamic=True, options=_OPTIONS)
         return made
 
 
@@ -101,7 +103,7 @@ def _failures() -> tuple[type[Exception], ...]:
 
 
 def region_of(occurrence: Occurrence, name: str, make: type[Region]) -> tuple[Occurrence, Build]:
-    """The occurrence with all that its nodes read as inputs, and what inserts a call of those nodes as a region.
+    """The occurrence with all that its nodes read as inputs, and what inserts a call of them as a region.
 
     Raises:
         NotApplicable: it holds the call of a module, whose parameters and hooks a region cannot carry.

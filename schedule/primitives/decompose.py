@@ -26,8 +26,8 @@ def decompose(sch: Schedule) -> Schedule:
         before:  y = self.c_fc(x)
         after:   y = F.linear(x, self.c_fc.weight) + self.c_fc.bias
 
-    The same parameters, at the same place: the bias can then fuse with what follows. Works for ``nn.Linear`` and
-    transformers' ``Conv1D`` (``torch.matmul(x, weight) + bias``).
+    The same parameters, at the same place: the bias can then fuse with what follows. Works for ``nn.Linear``
+    and transformers' ``Conv1D`` (``torch.matmul(x, weight) + bias``).
 
     Raises:
         NotApplicable: the module is something else, has no bias or has a hook, or no traced graph calls it.
@@ -62,11 +62,7 @@ def _caller(sch: Schedule) -> tuple[Schedule, str]:
             continue  # a container, which has no forward of its own
         node = tree.node(ancestor)
         node.refuse_inside_other_graph()
-        if any(
-            n.op == "call_module" and n.target == path
-            for made in node.specialisations
-            for n in made.graph.nodes
-        ):
+        if any(n.op == "call_module" and n.target == path for made in node.specialisations for n in made.graph.nodes):
             return node, path
         break
     raise NotApplicable(

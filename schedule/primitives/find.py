@@ -14,14 +14,17 @@ if TYPE_CHECKING:
 
 @query
 def find(sch: Schedule, pattern: Any, expect: int | None = None) -> list[Match]:
-    """Every place in this module's graph where ``pattern`` occurs, overlaps resolved by size; changes nothing.
+    """Every place in this module's graph where ``pattern`` occurs, the larger of overlapping ones.
+
+    Changes nothing.
 
     The module is traced if need be. Small leaf modules match what they compute, so the pattern ::
 
         def bias_gelu(x, bias):
             return F.gelu(x + bias, approximate="tanh")
 
-    is found in ``y = self.act(self.c_fc(x))`` too. Submodules have graphs of their own: use a glob to search many.
+    is found in ``y = self.act(self.c_fc(x))`` too. Submodules have graphs of their own: use a glob to search
+    many.
 
     Args:
         pattern: a function, a module, a module type, a regular expression for the path of a called module, a
@@ -30,7 +33,7 @@ def find(sch: Schedule, pattern: Any, expect: int | None = None) -> list[Match]:
 
     Raises:
         TraceError: the module cannot be traced.
-        MatchError: not as many as expected, with the best near miss: which node, what was expected, what was found.
+        MatchError: not as many as expected; with the best near miss: which node, what was expected and found.
         NotApplicable: the module's inside is in the middle of another's graph.
     """
     return find_in([sch], pattern, expect)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from schedule import rules
 from schedule.errors import NotApplicable
@@ -11,7 +11,7 @@ from schedule.matching import Match, Site
 from schedule.patterns import Occurrence
 from schedule.primitives.callees import CompiledRegion, Region, region_of
 from schedule.primitives.registry import primitive
-from schedule.primitives.splicing import Place, splice_in
+from schedule.primitives.splicing import Place, refuse_foreign, splice_in
 from schedule.rewriting import Build
 from schedule.rules import Rule
 
@@ -23,7 +23,7 @@ Compiler = Literal["auto", "inductor"]
 
 @primitive
 def fuse(sch: Schedule, matches: Sequence[Match], compiler: Compiler | None = "auto") -> Schedule:
-    """Each match becomes one call: of the fused op that a rule has for it, or of the same operations compiled.
+    """Each match becomes one call: of the fused op a rule has for it, or of the same operations compiled.
 
     ::
 
@@ -35,16 +35,17 @@ def fuse(sch: Schedule, matches: Sequence[Match], compiler: Compiler | None = "a
     Args:
         matches: what ``find`` returned.
         compiler: ``"auto"`` takes the registered fused op if any rule matches the same operations, else
-            ``"inductor"``: the matched part through ``torch.compile`` at its first call, with open sizes; it runs
-            uncompiled where there is no compiler. None only makes it one call.
+            ``"inductor"``: the matched part through ``torch.compile`` at its first call, with open sizes; it
+            runs uncompiled where there is no compiler. None only makes it one call.
 
     Raises:
-        MatchError: a match is of another model, consumed already (says by which primitive), or unsafe: an interior
-            value is used outside, operations would change order, or a hook would be swallowed.
+        MatchError: a match is of another model, consumed already (says by which primitive), or unsafe: an
+            interior value is used outside, operations would change order, or a hook would be swallowed.
         NotApplicable: no matches; an unknown compiler; or the module is in the middle of another's graph.
     """
     if compiler not in ("auto", "inductor", None):
         raise NotApplicable(f"there is no compiler {compiler!r}", fix='"auto", "inductor" or None')
+    refuse_foreign(sch, [[match] for match in matches])
     places: list[list[Match]] = []
     chosen: dict[Match, Rule] = {}
     for match in matches:
@@ -63,10 +64,8 @@ def fuse(sch: Schedule, matches: Sequence[Match], compiler: Compiler | None = "a
     return sch
 
 
-def _as_rule_sees_it(match: Any) -> Match | None:
-    """The match by the pattern of a rule that consumes the same nodes; None if no rule does in every graph."""
-    if not isinstance(match, Match):
-        return None  # refused with the others
+def _as_rule_sees_it(match: Match) -> Match | None:
+    """The match by the pattern of a rule that consumes the same nodes; None if not in every graph."""
     if match.rule is not None:
         return match
     sites, rule = [], None

@@ -20,10 +20,10 @@ _reserved: set[str] = set()
 
 
 def primitive(function: Callable[Concatenate[Schedule, P], R]) -> Callable[Concatenate[Schedule, P], R]:
-    """Register ``function(sch, ...)`` as a primitive; it is also a method of schedules and groups from then on.
+    """Register ``function(sch, ...)`` as a primitive; from then on also a method of schedules and groups.
 
-    The function checks first and changes the model through other primitives, or through ``sch.commit(edits)``. If
-    it raises, all it did is reverted; if not, it is one step of ``sch.history``, however many primitives it used::
+    The function checks first and changes the model through other primitives, or through ``sch.commit(edits)``.
+    If it raises, all it did is reverted; if not, it is one step of ``sch.history``, whatever it called::
 
         @schedule.primitive
         def no_dropout(sch: Schedule) -> None:
@@ -65,9 +65,7 @@ def query(function: Callable[Concatenate[Schedule, P], R]) -> Callable[Concatena
 def _registered(function: Callable[..., Any], method: Callable[..., R]) -> Callable[..., R]:
     name = function.__name__
     if name in _primitives or name in _reserved:
-        raise ScheduleError(
-            f"there is a primitive or a method {name!r} already", fix="give the function another name"
-        )
+        raise ScheduleError(f"there is a primitive or a method {name!r} already", fix="give the function another name")
     _primitives[name] = method
     return method
 

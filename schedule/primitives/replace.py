@@ -13,6 +13,7 @@ from schedule.errors import MatchError, NotApplicable
 from schedule.history import Edit
 from schedule.matching import Match
 from schedule.patterns import Occurrence
+from schedule.primitives.annotate import tags_carried
 from schedule.primitives.callees import Named
 from schedule.primitives.interface import call_arguments, refuse_other_interface
 from schedule.primitives.registry import primitive
@@ -50,7 +51,8 @@ def replace(
         before:  q = F.linear(x, wq);  k = F.linear(x, wk)      after:  q, k = new(x, wq, wk)
 
     ``new`` gets the inputs of the pattern: by name if its parameters have all their names, else in order; and
-    constants by keyword if it takes them. What parallel matches do not share is passed as ``name_0``, ``name_1``, ….
+    constants by keyword if it takes them. What parallel matches do not share is passed as ``name_0``,
+    ``name_1``, ….
 
     Args:
         new: a module; with matches also a function, which may have more results than one. A module given for
@@ -58,8 +60,8 @@ def replace(
         matches: what ``find`` returned; or groups of parallel matches.
 
     Raises:
-        NotApplicable: the signatures differ; the root is to be replaced; ``new`` is part of the model already; or
-            the module is in the middle of another's graph.
+        NotApplicable: the signatures differ; the root is to be replaced; ``new`` is part of the model already;
+            or the module is in the middle of another's graph.
         MatchError: as for :meth:`fuse`.
     """
     if matches is None:
@@ -99,9 +101,7 @@ def replace_all(sch: Schedule, which: Which, make: Make) -> list[str]:
         if path and not inside and _is_meant(which, path, module):
             chosen[path] = module
     if not chosen:
-        raise NotApplicable(
-            f"no module in {sch.label} is a {_kind(which)}", fix="see sch.show() for what there is"
-        )
+        raise NotApplicable(f"no module in {sch.label} is a {_kind(which)}", fix="see sch.show() for what there is")
     replaced = []
     for path, module in chosen.items():
         new = make(path, module)
@@ -145,6 +145,8 @@ def _replace_module(sch: Schedule, new: Any) -> None:
     calls = graphs.calls(old) if graphs.example_inputs is not None else ()
     refuse_other_interface(old, new, calls)
     edits: list[Edit] = [*_ties_kept(sch, old, new), SwapModule(sch.tree, old, new)]
+    for name, tensor in new.named_parameters(remove_duplicate=False):
+        edits += tags_carried(sch.tree, f"{sch.path}.{name}", tensor)
     sch.commit(edits)
 
 
@@ -154,9 +156,7 @@ def _refuse_state_below(sch: Schedule, new: nn.Module) -> None:
     if any(module in inside for module in new.modules()):
         held = {m for m, _ in sch.tree.ancestors(sch.path)}
         if held & set(new.modules()):
-            raise NotApplicable(
-                "the replacement holds a module that holds it", fix="give a module of its own"
-            )
+            raise NotApplicable("the replacement holds a module that holds it", fix="give a module of its own")
 
 
 def _ties_kept(sch: Schedule, old: nn.Module, new: nn.Module) -> list[Edit]:
@@ -243,7 +243,5 @@ class _Replacement:
             return
         for node in dict.fromkeys(place[0].schedule for place in self.places):
             if any(self.new is module for module in node.module.modules()):
-                raise MatchError(
-                    "the replacement is part of the matched module already", fix="give another module"
-                )
+                raise MatchError("the replacement is part of the matched module already", fix="give another module")
             node.commit([AddModule(sch.tree, node.module, self.child_name(node.module), self.new)], 0)

@@ -34,7 +34,7 @@ def splice_in(sch: Schedule, places: Sequence[Place], prepare: Prepare) -> None:
         MatchError: a match is of another model, not under ``sch``, consumed, or unsafe to replace.
         NotApplicable: no matches; or the module is in the middle of another's graph.
     """
-    _refuse_foreign(sch, places)
+    refuse_foreign(sch, places)
     by_module: dict[Schedule, list[Place]] = {}
     for place in places:
         by_module.setdefault(place[0].schedule, []).append(place)
@@ -47,11 +47,10 @@ def splice_in(sch: Schedule, places: Sequence[Place], prepare: Prepare) -> None:
         node.commit([SetSpecialisations(node.module, specialisations, node.path)], len(own))
 
 
-def _refuse_foreign(sch: Schedule, places: Sequence[Place]) -> None:
+def refuse_foreign(sch: Schedule, places: Sequence[Place]) -> None:
+    """Raise unless there are places, and all are of this model and under ``sch``."""
     if not places or not all(places):
-        raise NotApplicable(
-            "no matches were given", fix="give what find() returned; find(..., expect=n) makes sure"
-        )
+        raise NotApplicable("no matches were given", fix="give what find() returned; find(..., expect=n) makes sure")
     for match in (match for place in places for match in place):
         if not isinstance(match, Match):
             raise MatchError(f"{match!r} is not a match", fix="give what find() returned")
@@ -128,13 +127,8 @@ def _refuse_hooked(occurrence: Occurrence, modules: Mapping[str, nn.Module]) -> 
             continue
         path = str(node.target)
         for inner in modules[path].modules():
-            if (
-                inner._forward_hooks
-                or inner._forward_pre_hooks
-                or inner._backward_hooks
-                or inner._backward_pre_hooks
-            ):
+            if inner._forward_hooks or inner._forward_pre_hooks or inner._backward_hooks or inner._backward_pre_hooks:
                 raise MatchError(
                     f"{path} has a hook that the rewrite would swallow",
-                    fix="remove the hook first and put it on again on another module, or match around this module",
+                    fix="remove the hook first, or match around this module",
                 )

@@ -22,9 +22,7 @@ Leaf = type[nn.Module] | str | Callable[[str, nn.Module], bool]
 
 
 @primitive
-def trace(
-    sch: Schedule, flatten: bool = False, leaves: Sequence[Leaf] = (), recursive: bool = True
-) -> Schedule:
+def trace(sch: Schedule, flatten: bool = False, leaves: Sequence[Leaf] = (), recursive: bool = True) -> Schedule:
     """Turn this module's forward into FX graphs, for every recorded signature, in training and not.
 
     ::
@@ -32,18 +30,18 @@ def trace(
         flatten=False:  x = self.ln_1(h);  a = self.attn(x)
         flatten=True:   x = self.ln_1(h);  q = self.attn.c_attn(x);  …
 
-    The module goes on running its own forward until something is rewritten. The graphs are compared with it at
-    once, at other shapes than recorded. Not needed before ``find``, which traces by itself, without flattening.
+    The module goes on running its own forward until something is rewritten. The graphs are compared with it
+    at once, at other shapes than recorded. Not needed before ``find``, which traces by itself, unflattened.
 
     Args:
         flatten: write the inside of submodules into the graph too. Modules of ``torch.nn`` and transformers'
             ``Conv1D`` stay calls, and so does what was rewritten already.
-        leaves: further modules that stay calls: a type, a path or glob from here, or a predicate of path and module.
+        leaves: further modules that stay calls: a type, a path or glob, or a predicate of path and module.
         recursive: with ``flatten``, also submodules of submodules.
 
     Raises:
-        TraceError: the forward cannot be traced (says at which line, and why), the graph is wrong at other shapes,
-            or a module with a hook would be entered: its hook would be swallowed.
+        TraceError: the forward cannot be traced (says at which line, and why), the graph is wrong at other
+            shapes, or a module with a hook would be entered: its hook would be swallowed.
         NotApplicable: it is in the middle of another's graph, or was rewritten already.
     """
     _refuse_unknown_leaves(sch, leaves)
@@ -76,12 +74,8 @@ def trace_until(sch: Schedule, paths: str | Sequence[str]) -> Schedule:
     wanted = [paths] if isinstance(paths, str) else list(paths)
     found = [sch[path] for path in wanted]
     own = f"{sch.path}." if sch.path else ""
-    targets = [
-        node.path.removeprefix(own) for each in found for node in ([each] if hasattr(each, "tree") else each)
-    ]
-    above = {
-        ".".join(parts[:depth]) for parts in (t.split(".") for t in targets) for depth in range(1, len(parts))
-    }
+    targets = [node.path.removeprefix(own) for each in found for node in ([each] if hasattr(each, "tree") else each)]
+    above = {".".join(parts[:depth]) for parts in (t.split(".") for t in targets) for depth in range(1, len(parts))}
     above -= set(targets)
 
     def enter(module: nn.Module, path: str) -> bool:
@@ -145,8 +139,6 @@ def _refuse_unknown_leaves(sch: Schedule, leaves: Sequence[Any]) -> None:
     for leaf in leaves:
         if isinstance(leaf, str):
             if leaf not in sch:
-                raise PathError(
-                    f"the leaf {leaf!r} is no module of {sch.label}", fix="give a path from that module"
-                )
+                raise PathError(f"the leaf {leaf!r} is no module of {sch.label}", fix="give a path from that module")
         elif not callable(leaf):
             raise NotApplicable(f"{leaf!r} is no leaf", fix="give a module type, a path, or a predicate")
