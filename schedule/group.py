@@ -135,8 +135,6 @@ class Group:
     annotate = broadcast(primitives.annotate)
     shard = broadcast(primitives.shard)
     sync = broadcast(primitives.sync)
-    shard = broadcast(primitives.shard)
-    sync = broadcast(primitives.sync)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """A primitive that a user registered."""

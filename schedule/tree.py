@@ -281,8 +281,6 @@ class Schedule:
     annotate = primitives.annotate
     shard = primitives.shard
     sync = primitives.sync
-    shard = primitives.shard
-    sync = primitives.sync
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """A primitive that a user registered."""

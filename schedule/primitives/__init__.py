@@ -8,8 +8,6 @@ from schedule.primitives.registry import list_primitives, primitive
 from schedule.primitives.replace import replace, replace_all
 from schedule.primitives.shard import shard
 from schedule.primitives.sync import sync
-from schedule.primitives.shard import shard
-from schedule.primitives.sync import sync
 from schedule.primitives.trace import trace, trace_until
 
 __all__ = [
@@ -22,8 +20,6 @@ __all__ = [
     "primitive",
     "replace",
     "replace_all",
-    "shard",
-    "sync",
     "shard",
     "sync",
     "trace",
