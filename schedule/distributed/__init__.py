@@ -8,6 +8,7 @@ from schedule.distributed.collectives import (
     reduce_scatter_to_sequence_parallel,
     scatter_to_tensor_parallel,
 )
+from schedule.distributed.conflicts import missing_syncs
 from schedule.distributed.mesh import TensorParallel, checked_mesh, tensor_parallel
 from schedule.distributed.parameters import full_tensor
 from schedule.distributed.training import clip_grad_norm_, mixed_parameters
@@ -20,6 +21,7 @@ __all__ = [
     "full_tensor",
     "gather_from_sequence_parallel",
     "gather_from_tensor_parallel",
+    "missing_syncs",
     "mixed_parameters",
     "reduce_from_tensor_parallel",
     "reduce_scatter_to_sequence_parallel",

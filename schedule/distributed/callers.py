@@ -52,7 +52,7 @@ def shared_inputs(caller: nn.Module, whole: Specialisation) -> tuple[str, ...]:
     """Names of the arguments of ``caller`` that go to its column-parallel modules and nowhere else.
 
     Raises:
-        ShardError: there are none, one is used otherwise too, or a module reduces its own gradient already.
+        ShardError: one is used otherwise too, or a module reduces its own gradient already.
     """
     names: dict[str, None] = {}
     for node in whole.graph.nodes:
@@ -68,20 +68,25 @@ def shared_inputs(caller: nn.Module, whole: Specialisation) -> tuple[str, ...]:
             )
         _check_users(source, caller)
         names[text] = None
-    if not names:
+    return tuple(names)
+
+
+def check_columns(caller: nn.Module) -> None:
+    """Raise a :class:`ShardError` unless there is a column-parallel module in ``caller``."""
+    if not any(_has_column_role(child) for child in caller.modules()):
         raise ShardError(
             "it calls no column-parallel module, so there is no partial gradient",
             fix="shard the projections in it first",
         )
-    return tuple(names)
+
+
+def _has_column_role(child: nn.Module) -> bool:
+    sharding = sharding_of(child)
+    return sharding is not None and sharding.role(child) == COLUMN
 
 
 def _is_column(node: fx.Node, caller: nn.Module) -> bool:
-    if node.op != "call_module":
-        return False
-    child = caller.get_submodule(str(node.target))
-    sharding = sharding_of(child)
-    return sharding is not None and sharding.role(child) == COLUMN
+    return node.op == "call_module" and _has_column_role(caller.get_submodule(str(node.target)))
 
 
 def _check_users(source: fx.Node, caller: nn.Module) -> None:

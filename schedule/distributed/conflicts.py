@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from torch import nn
 
-from schedule.distributed.modules import COLUMN, ROW, ModuleSharding, Projection, Split, Sync, projection_of
+from schedule.distributed.modules import (
+    COLUMN,
+    ROW,
+    ModuleSharding,
+    Projection,
+    Split,
+    Sync,
+    incomplete,
+    projection_of,
+    sharding_of,
+)
 from schedule.errors import ShardError
 from schedule.tracing.specialisation import original_class
 
@@ -170,3 +180,34 @@ def _check_axis(sharding: ModuleSharding, mode: str, sync: Sync) -> None:
         raise ShardError("a row-parallel module has its inputs along the last axis", fix="axis=-1")
     if mode == "fwd_post" and sync.op == "all_gather" and any(s.parts > 1 for s in sharding.splits.values()):
         raise ShardError("packed outputs side by side would be in another order", fix="gather after they are split")
+
+
+# -- what is missing ----------------------------------------------------------------------------------------
+
+
+def missing_syncs(root: nn.Module) -> list[str]:
+    """What the sharded modules of ``root`` still need to compute what whole ones do, one line for each."""
+    found = []
+    for path, module in root.named_modules():
+        sharding = sharding_of(module)
+        if sharding is None or projection_of(module) is None:
+            continue
+        role, why = sharding.role(module), incomplete(module, sharding)
+        if why:
+            found.append(f"{path}: {why}")
+        elif role == ROW and "fwd_post" not in sharding.syncs:
+            found.append(f'{path}: nobody adds its partial sums up: .sync("fwd_post", "all_reduce")')
+        elif role == COLUMN and not _input_reduced(root, path, sharding):
+            found.append(
+                f"{path}: nobody adds the gradients of its input up: "
+                '.sync("bwd_post", "all_reduce"), or on the module that calls it'
+            )
+    return found
+
+
+def _input_reduced(root: nn.Module, path: str, sharding: ModuleSharding) -> bool:
+    if sharding.syncs.keys() & {"bwd_post", "fwd_pre"}:
+        return True
+    parts = path.split(".")
+    above = (sharding_of(root.get_submodule(".".join(parts[:depth]))) for depth in range(len(parts)))
+    return any(one is not None and "bwd_post" in one.syncs for one in above)

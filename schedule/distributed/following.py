@@ -23,6 +23,8 @@ from schedule.recording import Recording
 from schedule.tracing.specialisation import Specialisation, original_class, specialise
 from schedule.tracing.specs import TensorSpec
 
+_WHOLE_HEADS = "use as many ranks as divide the heads, or leave these features whole"
+
 
 class Setting(int):
     """A size that was read from an attribute of the traced module."""
@@ -228,7 +230,7 @@ class _Following:
         raise self.refuse(
             node,
             f"{spec.shape[to:end]} of the shared features cannot be divided among {self.ranks} ranks",
-            "use as many ranks as divide the heads, or leave these features whole",
+            _WHOLE_HEADS,
         )
 
     def expand(self, node: fx.Node, source: fx.Node, cut: Cut) -> Cuts:
@@ -296,7 +298,7 @@ class _Following:
             from_right = _rank(operand) - cut.dim
             summed = 1 if operand is matrices[0] else 2
             if operand in matrices and from_right == summed:
-                raise self.refuse(node, "a product that sums over shared features", "leave these features whole")
+                raise self.refuse(node, "a product that sums over shared features", _WHOLE_HEADS)
             return Cut(_rank(node) - from_right, cut.parts)
         return None
 

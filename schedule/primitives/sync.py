@@ -89,7 +89,7 @@ def _sync_projection(sch: Schedule, state: Sharded, mode: str, wanted: Sync) -> 
 
 def _sync_caller(sch: Schedule, state: Sharded, mode: str, wanted: Sync) -> None:
     """The copy for several column-parallel children of one input."""
-    from schedule.distributed.callers import CopiedInputs, WrapForward, shared_inputs
+    from schedule.distributed.callers import CopiedInputs, WrapForward, check_columns, shared_inputs
     from schedule.distributed.edits import ForgetRun
     from schedule.distributed.modules import SHARDING, ModuleSharding, sharding_of
 
@@ -105,6 +105,7 @@ def _sync_caller(sch: Schedule, state: Sharded, mode: str, wanted: Sync) -> None
     if sch.tree.graphs.current(module):
         raise ShardError(f"{sch.label} was rewritten before", fix="shard and sync first, then fuse")
     refuse_opened(sch, state, changes_shapes=False)
+    check_columns(module)
     whole = state.whole_forward(module)
     if isinstance(whole, TraceError):
         raise ShardError(f"its inputs cannot be followed: {whole.why}", fix=whole.fix)

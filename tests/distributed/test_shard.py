@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -208,6 +209,7 @@ def copies(mesh: Any) -> None:
     twice = copy.deepcopy(sch.module)
     assert twice.c_attn.weight is not sch.module.c_attn.weight
     compare(twice, twin, 32, shapes=((2, 5),))
+    compare(pickle.loads(pickle.dumps(sch.module)), twin, 32, shapes=((2, 5),))
 
 
 def shard_gpt2(sch: Any) -> None:
@@ -269,10 +271,57 @@ def fused_attention(mesh: Any) -> None:
     compare(sch.module, twin, 32)
 
 
+def verified(mesh: Any) -> None:
+    """verify passes what is right, on all ranks, and catches a missing reduction, forward or backward."""
+    x = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(1))
+    sch, _ = scheduled(Mlp(), mesh, shard_mlp, 16)
+    assert schedule.verify(sch, x)
+    assert schedule.distributed.missing_syncs(sch.module) == []
+    sch.undo()
+    assert "fc2: nobody adds its partial sums" in schedule.distributed.missing_syncs(sch.module)[0]
+    with pytest.raises(schedule.VerificationError, match="output"):
+        schedule.verify(sch, x)
+
+    def no_backward(sch: Any) -> None:
+        sch["fc1"].shard("weight", axis=0)
+        sch["fc1"].shard("bias", axis=0)
+        sch["fc2"].shard("weight", axis=1)
+        sch["fc2"].sync("fwd_post", "all_reduce")
+
+    sch, _ = scheduled(Mlp(), mesh, no_backward, 16)
+    assert "gradients of its input" in schedule.distributed.missing_syncs(sch.module)[0]
+    with pytest.raises(schedule.VerificationError, match="input gradient"):
+        schedule.verify(sch, x)
+
+
+def compiled(mesh: Any) -> None:
+    """torch.compile takes a sharded, fused block in one graph."""
+
+    def apply(sch: Any) -> None:
+        shard_mlp(sch)
+        sch.fuse(sch.find(bias_gelu, expect=1))
+
+    sch, twin = scheduled(Mlp(), mesh, apply, 16)
+    run = torch.compile(sch.module, backend="aot_eager", fullgraph=True)
+    x = torch.randn(2, 5, 16)
+    torch.testing.assert_close(run(x), twin(x), rtol=1e-4, atol=1e-5)
+
+
+def generation(mesh: Any) -> None:
+    """With a cache of this rank's heads."""
+    for name, apply in (("gpt2", shard_gpt2), ("llama", shard_llama)):
+        model = build(name).eval()
+        twin = copy.deepcopy(model)
+        apply(schedule.create_schedule(model, example_inputs=batch(name), mesh=mesh))
+        ids = batch(name, 1, 4)["input_ids"]
+        ours, theirs = (one.generate(ids, max_new_tokens=4, do_sample=False) for one in (model, twin))
+        assert torch.equal(ours, theirs)
+
+
 CASES = [
     linear_mlp, without_bias, uneven_sizes, conv1d_mlp, packed_attention, gated_mlp, fused_inside, fused_first,
     gathered_output, sequence_parallel, user_functions, training_steps, state_dicts, copies, whole_models,
-    fused_attention,
+    fused_attention, verified, compiled, generation,
 ]  # fmt: skip
 
 

@@ -1,0 +1,124 @@
+"""Which attributes of a caller hold sizes of a shared dimension; no processes needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from schedule.distributed.following import follow, whole_forward
+from schedule.errors import ShardError
+from schedule.recording import record
+from tests.zoo import batch, build
+
+
+class Attention(nn.Module):
+    """The skeleton of an attention, its sizes kept in attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.dim, self.width, self.unrelated = 4, 8, 32, 4
+        self.qkv = nn.Linear(32, 96)
+        self.out = nn.Linear(32, 32)
+
+
+class ByChunk(Attention):
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        q, k, v = (t.view(*x.shape[:2], self.heads, self.dim).transpose(1, 2) for t in (q, k, v))
+        y = nn.functional.scaled_dot_product_attention(q, k, v) * self.unrelated
+        result: Tensor = self.out(y.transpose(1, 2).reshape(*x.shape[:2], self.width))
+        return result
+
+
+class ByView(Attention):
+    """Packed inside each part: q, k, v outermost, batch and heads merged for bmm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, s, _ = x.shape
+        packed = self.qkv(x).view(b, s, 3, self.heads, self.dim).permute(2, 0, 3, 1, 4)
+        q, k, v = (packed[i].reshape(b * self.heads, s, self.dim) for i in range(3))
+        y = torch.bmm((q @ k.transpose(1, 2)).softmax(-1), v).view(b, self.heads, s, self.dim)
+        result: Tensor = self.out(y.transpose(1, 2).reshape(b, s, -1))
+        return result
+
+
+class ByHead(Attention):
+    """Packed inside each head, as Bloom and GPT-NeoX have it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).view(*x.shape[:2], self.heads, 3, self.dim).unbind(3)
+        y = nn.functional.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+        result: Tensor = self.out(y.transpose(1, 2).reshape(*x.shape[:2], -1))
+        return result
+
+
+class OverHeads(Attention):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.qkv(x).view(*x.shape[:2], self.heads, -1).softmax(2)
+        result: Tensor = y.flatten(2)
+        return result
+
+
+class ByPosition(Attention):
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.out(self.qkv(x)[..., : self.width])
+        return result
+
+
+def followed(module: nn.Module, columns: dict[str, int], ranks: int = 2, x: Any = None) -> dict[str, Any]:
+    recording = record(module, torch.randn(2, 5, 32) if x is None else x)
+    return follow(whole_forward(module, recording).graph, module, columns, ranks)
+
+
+@pytest.mark.parametrize(
+    ("cls", "parts", "expected"),
+    [
+        (ByChunk, 3, {"heads": (4, 2), "width": (32, 16)}),
+        (ByView, 3, {"heads": (4, 2)}),
+        (ByHead, 1, {"heads": (4, 2)}),
+    ],
+)
+def test_sizes_are_found(cls: type[Attention], parts: int, expected: dict[str, Any]) -> None:
+    module = cls()
+    found = followed(module, {"qkv": parts})
+    found.pop("width", None) if "width" not in expected else None
+    assert found == expected
+    assert type(module.heads) is int and module.heads == 4
+
+
+@pytest.mark.parametrize(
+    ("cls", "parts", "ranks", "why"),
+    [
+        (ByChunk, 1, 2, "splits the shared features into 3 pieces"),
+        (ByChunk, 3, 3, "cannot be divided among 3 ranks"),
+        (ByHead, 1, 3, "cannot be divided among 3 ranks"),
+        (OverHeads, 1, 2, "softmax over shared features"),
+        (ByPosition, 1, 2, "picks from shared features by position"),
+    ],
+)
+def test_what_cannot_be_followed(cls: type[Attention], parts: int, ranks: int, why: str) -> None:
+    with pytest.raises(ShardError, match=why) as caught:
+        followed(cls(), {"qkv": parts}, ranks)
+    assert caught.value.fix and "test_following.py" in caught.value.where
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "columns", "expected"),
+    [
+        ("gpt2", "transformer.h.0.attn", {"c_attn": 3}, {"split_size"}),
+        ("llama", "model.layers.0.self_attn", {"q_proj": 1, "k_proj": 1, "v_proj": 1}, set()),
+        ("opt", "model.decoder.layers.0.self_attn", {"q_proj": 1}, {"num_heads"}),
+        ("bloom", "transformer.h.0.self_attention", {"query_key_value": 1}, {"num_heads"}),
+        ("gpt_neox", "gpt_neox.layers.0.attention", {"query_key_value": 1}, set()),
+        ("bert", "bert.encoder.layer.0.attention.self", {"query": 1, "key": 1, "value": 1}, set()),
+    ],
+)
+def test_architectures(name: str, path: str, columns: dict[str, int], expected: set[str]) -> None:
+    model = build(name)
+    module, recording = model.get_submodule(path), record(model, batch(name))
+    found = follow(whole_forward(module, recording).graph, module, columns, 2)
+    assert set(found) == expected
+    assert all(own * 2 == whole for whole, own in found.values())
