@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
 
-from fused.backends import Op, requested
+from fused.backends import Op, compiled, requested
 from fused.backends.reference import activations as formulas
 from fused.backends.reference.activations import ACTIVATIONS
 from fused.backends.tracing import differentiated, transformed
@@ -35,11 +36,36 @@ def _rows(args: Sequence[Any]) -> tuple[Sequence[Any], Any]:
     return [flat(arg) for arg in args], finish
 
 
+# Elements from which compiled code is faster on the CPU, forward and backward together. Below, its fixed cost
+# of some 100 µs a call outweighs; inductor's own tanh is slower than torch's at any size.
+_COMPILED_FROM = {
+    "relu": 2**18,
+    "relu2": 2**16,
+    "silu": 2**18,
+    "quick_gelu": 2**16,
+    "gelu": 2**18,
+    "gelu_tanh": 2**15,
+    "tanh": math.inf,
+    "sigmoid": 2**18,
+}
+
+
+def _compiled_from(activation: str, **statics: Hashable) -> float:
+    return _COMPILED_FROM[activation]
+
+
 BIAS_ACTIVATION = Op(
     "bias_activation",
     forward=formulas.bias_activation,
     backward=formulas.bias_activation_backward,
     canonical=_rows,
+    small_on_cpu=_compiled_from,
+)
+BIAS_ACTIVATION.register(
+    "inductor",
+    forward=compiled.bias_activation,
+    backward=compiled.bias_activation_backward,
+    finish_backward=compiled.sum_over_rows,
 )
 WEIGHTED_SQUARED_RELU = Op(
     "weighted_squared_relu",
@@ -70,15 +96,18 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
 
 
 class _BiasActivation(torch.autograd.Function):
-    """act(inp + bias), for plain tensors. Saves inp and bias."""
+    """act(inp + bias), for plain tensors. Saves inp and bias.
+
+    Not in two parts: torch looks up the signature of those at every call, for as long as a small op takes.
+    """
 
     @staticmethod
-    def forward(inp: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-        return _forward(inp, bias, activation)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _save(ctx, *inputs)
+    def forward(ctx: Any, inp: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+        ctx.save_for_backward(inp, bias)
+        ctx.activation = activation
+        ctx.backend = requested()
+        result: Tensor = BIAS_ACTIVATION.run("forward", (inp, bias), ctx.backend, activation=activation)
+        return result
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
@@ -127,14 +156,11 @@ class _WeightedSquaredReLU(torch.autograd.Function):
     """relu(x)² · weights, for plain tensors. Saves both."""
 
     @staticmethod
-    def forward(x: Tensor, weights: Tensor) -> Tensor:
-        result: Tensor = WEIGHTED_SQUARED_RELU.run("forward", (x, weights), requested())
-        return result
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+    def forward(ctx: Any, x: Tensor, weights: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weights)
         ctx.backend = requested()
+        result: Tensor = WEIGHTED_SQUARED_RELU.run("forward", (x, weights), ctx.backend)
+        return result
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:

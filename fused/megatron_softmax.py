@@ -46,11 +46,11 @@ class ScaledSoftmax(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _plain_save(ctx, inputs[0], None, inputs[1], output)
+        _plain_save(ctx, inputs[0], None, inputs[1], None, output)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        return gradients(ctx, (True, False, False), grad_output)[0], None
+        return _plain_gradient(ctx, grad_output), None
 
 
 class ScaledMaskedSoftmax(torch.autograd.Function):
@@ -89,11 +89,11 @@ class ScaledMaskedSoftmax(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _plain_save(ctx, inputs[0], inputs[1], inputs[2], output)
+        _plain_save(ctx, inputs[0], inputs[1], inputs[2], None, output)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        return gradients(ctx, (True, False, False), grad_output)[0], None, None
+        return _plain_gradient(ctx, grad_output), None, None
 
 
 class ScaledUpperTriangMaskedSoftmax(torch.autograd.Function):
@@ -125,20 +125,36 @@ class ScaledUpperTriangMaskedSoftmax(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _plain_save(ctx, inputs[0], None, inputs[1], output)
+        _plain_save(ctx, inputs[0], None, inputs[1], CAUSAL, output)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        return gradients(ctx, (True, False, False), grad_output)[0], None
+        return _plain_gradient(ctx, grad_output), None
 
 
 def _plain_forward(x: Tensor, mask: Tensor | None, scale: float | None, window: Window | None) -> Tensor:
     mask = mask if mask is None else mask.to(torch.bool)
-    return forward(x, mask, None, None, 1.0 if scale is None else scale, 1.0, window, 0, x.dtype)[0]
+    return forward(x, mask, None, None, 1.0 if scale is None else scale, 1.0, window, 0, x.dtype, False)[0]
 
 
-def _plain_save(ctx: Any, x: Tensor, mask: Tensor | None, scale: float | None, output: Tensor) -> None:
-    save(ctx, (x, mask, None, None, 1.0 if scale is None else scale, 1.0), (output, None, None))
+def _plain_save(
+    ctx: Any, x: Tensor, mask: Tensor | None, scale: float | None, window: Window | None, output: Tensor
+) -> None:
+    save(ctx, (x, mask, None, None, 1.0 if scale is None else scale, 1.0), (output, None, None, None))
+    ctx.window = window
+    if output.dtype.itemsize < 4:
+        # Rounded probabilities are not enough for the gradient, and a part by itself returns nothing else.
+        ctx.save_for_backward(x, mask)
+
+
+def _plain_gradient(ctx: Any, g: Tensor) -> Tensor | None:
+    needs = (True, False, False)
+    if ctx.x[1].itemsize >= 4:
+        return gradients(ctx, needs, g)[0]
+    x, mask = ctx.saved_tensors
+    mask = mask if mask is None else mask.to(torch.bool)
+    out, _, p_sink, lost = forward(x, mask, None, None, ctx.scale, 1.0, ctx.window, 0, x.dtype, True)
+    return gradients(ctx, needs, g, saved=(out, p_sink, lost))[0]
 
 
 class AttnMaskType(enum.Enum):

@@ -54,8 +54,10 @@ def scaled_masked_softmax(
     Returns:
         The shape of x. A row whose keys are all hidden by bool mask, `causal` or `window` is zeros; one
         hidden by an additive mask is what eager torch gives (NaN for −inf, the softmax of the rest for finite
-        numbers). Saves the probabilities in `out_dtype` (their sign says what was dropped), and with a sink
-        its column.
+        numbers). Saves the probabilities in `out_dtype` (their sign says what was dropped), for 16-bit ones a
+        third byte with what rounding took from them, and with a sink its column. Plain and compiled torch
+        compute what `causal` and `window` hide, and set it to 0: cutting the scores to what each block of
+        queries sees would copy them.
 
     Raises:
         TypeError: if x, the sink or `out_dtype` is not floating point, the mask neither that nor bool or
@@ -150,8 +152,8 @@ def _apply(
     keep = keep_mask(x, dropout_p, out_dtype) if dropout_p > 0 and x.numel() > 0 else None
     inputs = (x, mask, sink, keep, scale, keep_scale(dropout_p), window, shift, out_dtype)
     if not differentiated(x, mask, sink):
-        return forward(*inputs)[0]
-    result: Tensor = MaskedSoftmax.apply(*inputs)[0]
+        return forward(*inputs, False)[0]
+    result: Tensor = MaskedSoftmax.apply(*inputs, True)[0]
     return result
 
 

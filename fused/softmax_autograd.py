@@ -35,14 +35,18 @@ def _four_dimensions(args: Sequence[Any]) -> tuple[Sequence[Any], Any]:
     return [pad(arg) for arg in args], finish
 
 
+# Where compiled code begins to be faster, forward and backward together.
+_COMPILED_FROM = 2**17
+
 MASKED_SOFTMAX = Op(
     "masked_softmax",
     forward=formulas.masked_softmax,
     backward=formulas.masked_softmax_backward,
     canonical=_four_dimensions,
+    small_on_cpu=lambda **statics: _COMPILED_FROM,
 )
 
-Results = tuple[Tensor, Tensor | None, Tensor | None]
+Results = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
 
 
 def forward(
@@ -55,8 +59,9 @@ def forward(
     window: Window | None,
     shift: int,
     out_dtype: torch.dtype,
+    rounding: bool,
 ) -> Results:
-    """Run the forward formula on the backend asked for."""
+    """Run the forward formula on the backend asked for. `rounding` says whether a backward pass will follow."""
     results: Results = MASKED_SOFTMAX.run(
         "forward",
         (x, mask, sink, keep, scale, kept),
@@ -64,6 +69,7 @@ def forward(
         window=window,
         shift=shift,
         out_dtype=out_dtype,
+        rounding=rounding and out_dtype.itemsize < 4,
     )
     return results
 
@@ -71,13 +77,13 @@ def forward(
 def save(ctx: Any, inputs: Sequence[Any], results: Sequence[Any]) -> None:
     """Keep what the backward pass needs: tensors for the probabilities, shapes for all else."""
     x, mask, sink, keep, ctx.scale, ctx.keep_scale = inputs[:6]
-    out, signed, p_sink = results
+    out, signed, p_sink, lost = results
     ctx.dropout = keep is not None
     ctx.x = (x.shape, x.dtype)
     ctx.mask = None if mask is None else (mask.shape, mask.dtype)
     ctx.sink = None if sink is None else (sink.shape, sink.dtype)
     ctx.backend = requested()
-    ctx.save_for_backward(signed if ctx.dropout else out, p_sink)
+    ctx.save_for_backward(signed if ctx.dropout else out, p_sink, lost)
 
 
 def gradients(
@@ -86,15 +92,19 @@ def gradients(
     g: Tensor | None,
     g_signed: Tensor | None = None,
     g_sink: Tensor | None = None,
+    saved: Sequence[Tensor | None] | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of x, mask and sink, as far as they are needed, in their own shapes and dtypes."""
-    p, p_sink = ctx.saved_tensors
+    """Gradients of x, mask and sink, as far as they are needed, in their own shapes and dtypes.
+
+    `saved` are the tensors that `save` keeps, where they have been computed again.
+    """
+    p, p_sink, lost = saved if saved is not None else ctx.saved_tensors
     x_shape, x_dtype = ctx.x
     mask = ctx.mask if needs[1] else None
     sink = ctx.sink if needs[2] else None
     dx, dmask, dsink = MASKED_SOFTMAX.run(
         "backward",
-        (p, p_sink, g, g_signed, g_sink, ctx.scale, ctx.keep_scale),
+        (p, p_sink, lost, g, g_signed, g_sink, ctx.scale, ctx.keep_scale),
         ctx.backend,
         dropout=ctx.dropout,
         x_dtype=x_dtype if needs[0] else None,
@@ -120,17 +130,19 @@ def _broadcast_dims(small: Sequence[int], large: Sequence[int]) -> tuple[int, ..
 class MaskedSoftmax(torch.autograd.Function):
     """All of `scaled_masked_softmax`, for plain tensors. Saves the probabilities, and a column for a sink."""
 
+    # Not in two parts: torch looks up the signature of those at every call.
     @staticmethod
-    def forward(*inputs: Any) -> Results:
-        return forward(*inputs)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
+    def forward(ctx: Any, *inputs: Any) -> Results:
+        results = forward(*inputs)
         ctx.set_materialize_grads(False)
-        save(ctx, inputs, output)
+        if results[3] is not None:
+            ctx.mark_non_differentiable(results[3])
+        save(ctx, inputs, results)
+        return results
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        if all(g is None for g in grads):
-            return (None,) * 9
-        return *gradients(ctx, ctx.needs_input_grad, *grads), *(None,) * 6
+        g, g_signed, g_sink, _ = grads
+        if g is None and g_signed is None and g_sink is None:
+            return (None,) * 10
+        return *gradients(ctx, ctx.needs_input_grad, g, g_signed, g_sink), *(None,) * 7

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ import torch
 
 from fused.backends import availability, inductor
 from fused.backends.selection import requested
-from fused.backends.tracing import needs_reference
+from fused.backends.tracing import PLAIN, needs_reference
 
 Formula = Callable[..., Any]
 Part = Literal["forward", "backward"]
@@ -45,6 +45,7 @@ class Op:
         forward, backward: the formulas, ``formula(*args, **statics)`` with tensors, None and floats in `args`
             and hashable settings in `statics`. Differentiable plain torch operations without side effects.
         canonical: brings `args` to few ranks for compiled code and returns what undoes it on the results.
+        small_on_cpu: for the settings of a call, below how many elements plain torch is as fast on the CPU.
         implementations: per backend and part, a function of the formula's signature.
     """
 
@@ -52,20 +53,27 @@ class Op:
     forward: Formula
     backward: Formula
     canonical: Canonical | None = None
+    small_on_cpu: Callable[..., float] | None = None
     implementations: dict[str, dict[Part, Formula]] = field(default_factory=dict)
+    finishers: dict[str, Formula] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         if self.name in OPS:
             raise ValueError(f"there is an op {self.name!r} already")
         OPS[self.name] = self
 
-    def register(self, backend: str, *, forward: Formula, backward: Formula) -> None:
+    def register(
+        self, backend: str, *, forward: Formula, backward: Formula, finish_backward: Formula | None = None
+    ) -> None:
         """Add hand-written kernels, or for "inductor" formulas that compile to better code.
 
         All have the signatures of the reference formulas. A kernel may return NotImplemented for arguments
-        that it does not take; the next backend then runs.
+        that it does not take; the next backend then runs. ``finish_backward(results, args, **statics)`` is
+        what plain torch does better with the results of compiled code; it gives the final ones.
         """
         self.implementations[backend] = {"forward": forward, "backward": backward}
+        if finish_backward is not None:
+            self.finishers[backend] = finish_backward
 
     def run(self, part: Part, args: Sequence[Any], request: str | None = None, **statics: Hashable) -> Any:
         """Run the forward or the backward formula on the backend chosen for these arguments.
@@ -77,10 +85,12 @@ class Op:
             statics: settings of the formula.
         """
         formula = self.forward if part == "forward" else self.backward
-        if needs_reference(args):
-            return formula(*args, **statics)
         first: torch.Tensor = args[0]
-        if request == "reference" or first.numel() == 0 or (request is None and _plain_is_better(first)):
+        if torch.compiler.is_compiling() or request == "reference":
+            return formula(*args, **statics)
+        if request is None and self._plain_is_better(first, statics):
+            return formula(*args, **statics)
+        if needs_reference(args) or first.numel() == 0:
             return formula(*args, **statics)
         for name in self._order(first.device.type, request):
             result = self._run_on(name, part, args, statics, first.device.type)
@@ -100,6 +110,15 @@ class Op:
                 break
             problems.append(f"not {name}: {problem}")
         return Choice(self.name, device, chosen, "; ".join(problems) or asked)
+
+    def _plain_is_better(self, tensor: torch.Tensor, statics: Mapping[str, Hashable]) -> bool:
+        """Small tensors on the CPU, and float64, which is there for checking against."""
+        if tensor.dtype == torch.float64:
+            return True
+        # Sizes of fake tensors may be symbols, which must not be looked at.
+        if not tensor.is_cpu or type(tensor) not in PLAIN:
+            return False
+        return tensor.numel() < (SMALL_ON_CPU if self.small_on_cpu is None else self.small_on_cpu(**statics))
 
     def _problem(self, backend: str, device: str) -> str | None:
         if backend == "triton" and "triton" not in self.implementations:
@@ -121,20 +140,18 @@ class Op:
     ) -> Any:
         formula = self.forward if part == "forward" else self.backward
         formula = self.implementations.get(backend, {}).get(part, formula)
-        if backend == "inductor":
-            if self.canonical is None:
-                return inductor.run(formula, args, statics, device)
-            canonical_args, finish = self.canonical(args)
-            return finish(inductor.run(formula, canonical_args, statics, device))
-        return formula(*args, **statics)
+        if backend != "inductor":
+            return formula(*args, **statics)
+        finish = None
+        if self.canonical is not None:
+            args, finish = self.canonical(args)
+        results = inductor.run(formula, args, statics, device)
+        if part == "backward" and backend in self.finishers:
+            results = self.finishers[backend](results, args, **statics)
+        return results if finish is None else finish(results)
 
 
 OPS: dict[str, Op] = {}
-
-
-def _plain_is_better(tensor: torch.Tensor) -> bool:
-    """Small tensors on the CPU, and float64, which is there for checking against."""
-    return tensor.dtype == torch.float64 or (tensor.device.type == "cpu" and tensor.numel() < SMALL_ON_CPU)
 
 
 def _candidates(device: str, request: str | None) -> tuple[str, ...]:
@@ -156,7 +173,7 @@ def backends(device: str | None = None) -> dict[str, Choice]:
     Returns:
         `Choice` by the name of the op, for large tensors. Whatever is chosen, plain torch runs under
         `torch.compile`, `torch.func` transforms and double backward, for tensor subclasses, and (unless a
-        backend is forced) for float64 and for CPU tensors below 32,768 elements.
+        backend is forced) for float64, for small CPU tensors, and for tanh on the CPU.
     """
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     return {name: op.choose(kind, requested()) for name, op in sorted(OPS.items())}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def transformed() -> bool:
@@ -40,7 +40,7 @@ def needs_reference(tensors: Iterable[Any]) -> bool:
     recording = torch.is_grad_enabled()
     for tensor in tensors:
         if isinstance(tensor, torch.Tensor) and (
-            type(tensor) not in _PLAIN or tensor.device.type == "meta" or (recording and tensor.requires_grad)
+            type(tensor) not in PLAIN or tensor.is_meta or (recording and tensor.requires_grad)
         ):
             return True
     return False

@@ -44,13 +44,37 @@ def test_equals_eager_within_the_tolerances(name, values_and_gradients):
 
     for mine, truth in zip(ours(torch.float64), exact, strict=True):
         torch.testing.assert_close(mine, truth, rtol=1e-12, atol=1e-12)
-    x, bias, g = (t.float() for t in tensors(spread=1.0))
-    exact32 = values_and_gradients(lambda x, b: EAGER[name](x + b), g.double(), x.double(), bias.double())
-    out, dx, dbias = ours(torch.float32)
-    torch.testing.assert_close(out.double(), exact32[0], rtol=1.3e-6, atol=1e-6)
-    torch.testing.assert_close(dx.double(), exact32[1], rtol=1.3e-6, atol=1e-6)
-    # A sum of 30 numbers, some of which cancel: as far off as the largest partial sums are.
-    torch.testing.assert_close(dbias.double(), exact32[2], rtol=1.3e-6, atol=1e-5)
+    x, bias, g = (t.float() for t in tensors())
+    exact = values_and_gradients(lambda x, b: EAGER[name](x + b), g.double(), x.double(), bias.double())
+    theirs = values_and_gradients(lambda x, b: EAGER[name](x + b), g, x, bias)
+    check_float32(ours(torch.float32), theirs, exact)
+
+
+def check_float32(ours, theirs, exact):
+    """The result and dx within the tolerances, the bias gradient too unless eager torch is no nearer.
+
+    A sum over n rows is off by some √n roundings of its largest partial sum, while its value may cancel to
+    nothing: no order of summation stays within a fixed distance, eager's neither. So the sum may be as far off
+    as eager's of the same numbers, and never further than the rounding of every addend explains.
+    """
+    for mine, truth in zip(ours[:2], exact[:2], strict=True):
+        torch.testing.assert_close(mine.double(), truth, rtol=1.3e-6, atol=1e-6)
+    limit = 1e-6 + 1.3e-6 * exact[2].abs()
+    mine, eagers = ((t[2].double() - exact[2]).abs() for t in (ours, theirs))
+    assert ((mine <= limit) | (mine <= eagers.max())).all(), f"{mine.max():.3e} against {eagers.max():.3e}"
+    addends = exact[1].abs().flatten(0, -2).sum(0)
+    assert (mine <= 1e-6 + 1.3e-6 * addends).all()
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh"])
+def test_gelu_keeps_its_digits_where_it_cancels(name, values_and_gradients):
+    """Eager torch does not: its float32 kernels are up to 1.2e-6 and 6e-6 off."""
+    x = torch.linspace(-9, 9, 100_001)
+    for g in (torch.ones_like(x), torch.full_like(x, 8.0)):
+        ours = values_and_gradients(lambda x: fused.bias_activation(x, None, name), g, x)
+        exact = values_and_gradients(EAGER[name], g.double(), x.double())
+        for mine, truth in zip(ours, exact, strict=True):
+            torch.testing.assert_close(mine.double(), truth, rtol=1.3e-6, atol=1e-6)
 
 
 @every_activation
@@ -153,7 +177,9 @@ def test_strides_do_not_matter():
 def test_not_a_number_and_infinity_propagate_as_in_eager(name):
     eager = {**EAGER, "gelu_tanh": lambda z: F.gelu(z, approximate="tanh")}[name]
     x = torch.tensor([math.nan, math.inf, -math.inf, 0.0])
-    torch.testing.assert_close(fused.bias_activation(x, None, name), eager(x), equal_nan=True)
+    # In float64: the float32 kernel of GELU gives NaN for infinity on some machines.
+    expected = eager(x.double()).float()
+    torch.testing.assert_close(fused.bias_activation(x, None, name), expected, equal_nan=True)
 
 
 def test_functorch_transforms():
@@ -276,6 +302,15 @@ def test_weighted_squared_relu(values_and_gradients, assert_no_worse, saved_byte
     assert saved_bytes(lambda: fused.weighted_squared_relu(*small)) == bytes_
     mapped = torch.func.vmap(fused.weighted_squared_relu)(x, weights)
     torch.testing.assert_close(mapped, eager_weighted(x, weights))
+
+
+def test_weighted_squared_relu_compiles_without_graph_break(values_and_gradients):
+    x, _, g = tensors((6, 5, 33))
+    weights = torch.rand(6, 5, 1, dtype=torch.float64)
+    compiled = torch.compile(fused.weighted_squared_relu, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(
+        values_and_gradients(compiled, g, x, weights), values_and_gradients(eager_weighted, g, x, weights)
+    )
 
 
 def test_weighted_squared_relu_refuses_other_weights():

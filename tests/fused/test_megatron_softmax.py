@@ -75,6 +75,32 @@ def test_functions_under_differentiation_and_tracing(index):
         torch.testing.assert_close(torch.func.vmap(op)(x), op(x))
 
 
+@pytest.mark.parametrize("index", range(3))
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_functions_round_16_bit_gradients_once(index, backend, assert_no_worse, values_and_gradients):
+    """A compiler opens an autograd function, and sees its parts."""
+    op = functions()[index]
+    x, g = scores((2, 160, 3, 3), torch.bfloat16), torch.randn(2, 160, 3, 3).bfloat16()
+    compiled = torch.compile(op, fullgraph=True, backend=backend)
+    exact = values_and_gradients(op, g.double(), x.double())
+    rounded = [t.bfloat16() for t in exact]
+    assert_no_worse(values_and_gradients(compiled, g, x), rounded, exact)
+
+
+def test_module_and_dropout_compile_without_graph_break(values_and_gradients):
+    x, g = scores(dtype=torch.float32), torch.randn(SHAPE)
+    module = make()
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(
+        values_and_gradients(lambda x: compiled(x, None), g, x),
+        values_and_gradients(lambda x: module(x, None), g, x),
+    )
+    dropped = torch.compile(
+        lambda x: fused.scaled_masked_softmax(x, None, 0.5, dropout_p=0.5), fullgraph=True, backend="aot_eager"
+    )
+    assert 0.2 < (dropped(x) == 0).float().mean() < 0.8
+
+
 def test_functions_refuse_other_masks():
     with pytest.raises(TypeError, match=r"float32.*scaled_masked_softmax takes additive masks"):
         fused.ScaledMaskedSoftmax.apply(scores(), torch.zeros(6, 6), 1.0)

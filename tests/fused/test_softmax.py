@@ -64,19 +64,50 @@ def test_equals_huggingface_within_the_tolerances(kind, values_and_gradients):
         torch.testing.assert_close([t.double() for t in ours], list(exact), **limits)
 
 
-@pytest.mark.parametrize("kind", ["none", "padding", "causal", "positions", "alibi"])
+def megatron(x, mask=None, scale=SCALE):
+    """Megatron's unfused softmax, which rounds the gradient once at any scale."""
+    if x.dtype == torch.float64:
+        return huggingface(x, mask, scale)
+    scores = x.float() * scale
+    return F.softmax(scores if mask is None else scores + mask, -1).to(x.dtype)
+
+
+def hide(mask, dtype):
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape, dtype=dtype).masked_fill(mask, torch.finfo(dtype).min)
+
+
+@pytest.mark.parametrize("kind", ["none", "padding", "causal", "positions", "alibi", "boolean"])
+@pytest.mark.parametrize("scale", [1 / 8, SCALE, 1.0], ids=["1:8", "1:sqrt(80)", "1"])
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_half_precision_is_no_worse_than_huggingface(kind, dtype, values_and_gradients, assert_no_worse):
+def test_half_precision_is_no_worse_than_eager(kind, scale, dtype, values_and_gradients, assert_no_worse):
     shape = (2, 3, 40, 65)
     x, g = tensors(shape, dtype)
-    mask = masks(dtype, shape)[kind]
-    exact = values_and_gradients(
-        lambda x: huggingface(x, None if mask is None else mask.double()), g.double(), x.double()
-    )
-    theirs = values_and_gradients(lambda x: huggingface(x, mask), g, x)
-    ours = values_and_gradients(lambda x: fused.scaled_masked_softmax(x, mask, SCALE), g, x)
+    mask = {**masks(dtype, shape), "boolean": hidden_by(40, 65, right=0)}[kind]
+    additive = hide(mask, dtype)
+    wide = None if mask is None else hide(mask, torch.float64).double()
+    exact = values_and_gradients(lambda x: huggingface(x, wide, scale), g.double(), x.double())
+    ours = values_and_gradients(lambda x: fused.scaled_masked_softmax(x, mask, scale), g, x)
     assert ours[0].dtype == ours[1].dtype == dtype
-    assert_no_worse(ours, theirs, exact)
+    for eager in (huggingface, megatron):
+        theirs = values_and_gradients(lambda x, eager=eager: eager(x, additive, scale), g, x)
+        assert_no_worse(ours, theirs, exact)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_half_precision_with_dropout_is_no_worse_than_eager(dtype, values_and_gradients, assert_no_worse):
+    x, g = tensors((2, 3, 40, 65), dtype)
+
+    def run(op, x, g):
+        def seeded(x):
+            torch.manual_seed(7)
+            return op(x, None, 1 / 8, dropout_p=0.5)
+
+        return values_and_gradients(seeded, g, x)
+
+    exact = run(huggingface, x.double(), g.double())
+    assert_no_worse(run(fused.scaled_masked_softmax, x, g), run(huggingface, x, g), exact)
 
 
 def test_wrong_variants_are_told_apart():
@@ -219,17 +250,21 @@ def test_dropout_is_eager_s_bit_for_bit(dtype, p):
 
 
 def test_saves_the_probabilities_only(saved_bytes):
-    for dtype in (torch.float32, torch.bfloat16):
+    """16-bit ones with a third byte, for what rounding took; eager torch saves them in 16 and in 32 bits."""
+    for dtype, bytes_each in ((torch.float32, 4), (torch.bfloat16, 3), (torch.float16, 3)):
         x, _ = tensors(dtype=dtype)
         x.requires_grad_()
         mask = masks(dtype)["padding"]
-        size = x.numel() * x.element_size()
+
+        def used(op, x=x, mask=mask, p=0.0):
+            return op(x, mask, SCALE, dropout_p=p)
+
         for p in (0.0, 0.1):
-            assert (
-                saved_bytes(lambda x=x, p=p, m=mask: fused.scaled_masked_softmax(x, m, SCALE, dropout_p=p))
-                == size
-            )
-        assert saved_bytes(lambda x=x, m=mask: huggingface(x, m, dropout_p=0.1)) > size
+            ours = saved_bytes(lambda p=p, used=used: used(fused.scaled_masked_softmax, p=p))
+            assert ours == bytes_each * x.numel()
+        assert saved_bytes(lambda used=used: used(huggingface, p=0.1)) > bytes_each * x.numel()
+    wide = saved_bytes(lambda: fused.scaled_masked_softmax(x, None, SCALE, out_dtype=torch.float32))
+    assert wide == 4 * x.numel()
 
 
 def test_never_changes_its_inputs():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -21,3 +22,18 @@ def reduce_to(gradient: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     ]
     summed = gradient.sum(dims, keepdim=True) if dims else gradient
     return summed.squeeze(list(range(leading))) if leading else summed
+
+
+def rounded_to(p: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What is left of float32 numbers from 0 to 1 after a cast to a 16-bit dtype and back."""
+    if not torch.compiler.is_compiling():
+        return p.to(dtype).to(p.dtype)
+    # A compiler may leave out such a pair of casts: to the nearest, ties to even, by the bits.
+    dropped = 23 + round(math.log2(torch.finfo(dtype).eps))
+    bits = p.view(torch.int32)
+    bits = bits + (2 ** (dropped - 1) - 1) + ((bits >> dropped) & 1)
+    rounded = (bits >> dropped << dropped).view(torch.float32)
+    if dtype == torch.float16:
+        # Below the normal numbers float16 has steps of 2⁻²⁴, as float32 has between ½ and 1.
+        rounded = torch.where(p < 2**-14, (p + 0.75) - 0.75, rounded)
+    return rounded

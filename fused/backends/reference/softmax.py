@@ -2,13 +2,15 @@
 
 With p the probabilities, the gradient of the scores is p·(g − Σ g·p). A sink is one more column that only
 shows in the denominator. Dropout is kept in the sign of the saved probabilities: a negative one was dropped.
+What 16-bit probabilities lose in rounding is kept in one byte more, so that the gradient is rounded once, as in
+eager torch, which saves them a second time in float32.
 """
 
 from __future__ import annotations
 
 import torch
 
-from fused.backends.reference.numbers import compute_dtype
+from fused.backends.reference.numbers import compute_dtype, rounded_to
 
 Tensor = torch.Tensor
 Number = float | Tensor
@@ -26,7 +28,8 @@ def masked_softmax(
     window: Window | None,
     shift: int,
     out_dtype: torch.dtype,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    rounding: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """softmax(scale·x + mask), and what the backward pass needs beside it.
 
     Args:
@@ -36,16 +39,17 @@ def masked_softmax(
         keep: the shape of x, bool: what dropout keeps, each multiplied with `keep_scale`.
         window: keys before and after a query's own that it sees, −1 for all.
         shift: added to the position of every query, for a shard of them.
+        rounding: whether what rounding to a 16-bit `out_dtype` takes from the probabilities is wanted.
 
     Returns:
         The result; the signed probabilities with dropout, else None (they are the result); the sink's own
-        probabilities ``[..., queries, 1]``, or None.
+        probabilities ``[..., queries, 1]``, or None; and what rounding took from the probabilities, or None.
     """
     dtype = torch.promote_types(x.dtype, out_dtype)
     if mask is not None and mask.dtype != torch.bool:
         dtype = torch.promote_types(dtype, mask.dtype)
     z = x.to(compute_dtype(dtype))
-    if not (isinstance(scale, float) and scale == 1.0):
+    if not _is_one(scale):
         z = z * scale
     hidden = None if window is None else out_of_window(x.shape[-2], x.shape[-1], window, shift, x.device)
     if mask is not None:
@@ -60,9 +64,24 @@ def masked_softmax(
         # Turns rows without a key, which are NaN up to here, to zeros.
         p = p.masked_fill(hidden, 0)
     if keep is None:
-        return p.to(out_dtype), None, p_sink
-    out = torch.where(keep, p * keep_scale, 0).to(out_dtype)
-    return out, torch.where(keep, p, -p).to(out_dtype), p_sink
+        out, signed = p.to(out_dtype), None
+    else:
+        out = torch.where(keep, p * keep_scale, 0).to(out_dtype)
+        signed = torch.where(keep, p, -p).to(out_dtype)
+    return out, signed, p_sink, _lost(p.float(), out_dtype) if rounding else None
+
+
+def _lost(p: Tensor, dtype: torch.dtype) -> Tensor:
+    """What a cast to `dtype` takes from p, in 127ths of the most that it can take, as int8."""
+    rounded = rounded_to(p, dtype)
+    info = torch.finfo(dtype)
+    # Half a unit in the last place is at most eps/2·(p + the least normal number), subnormal p included.
+    return ((p - rounded) * (254 / info.eps) / (rounded + info.tiny)).round().to(torch.int8)
+
+
+def _unrounded(p: Tensor, lost: Tensor, dtype: torch.dtype) -> Tensor:
+    info = torch.finfo(dtype)
+    return p + (p + info.tiny) * lost * (info.eps / 254)
 
 
 def _softmax(z: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -93,6 +112,7 @@ def out_of_window(queries: int, keys: int, window: Window, shift: int, device: t
 def masked_softmax_backward(
     p: Tensor,
     p_sink: Tensor | None,
+    lost: Tensor | None,
     g: Tensor | None,
     g_signed: Tensor | None,
     g_sink: Tensor | None,
@@ -109,29 +129,41 @@ def masked_softmax_backward(
     Args:
         p: the probabilities, negative where they were dropped if there was dropout.
         p_sink: the sink's probabilities.
+        lost: what rounding took from p, as the forward formula gave it.
         g, g_signed, g_sink: gradients of the three results; the last two only in double backward.
         mask_sum, sink_sum: the dimensions that the mask and the sink were broadcast along, from the end;
             None if no gradient is needed. Their gradients keep these dimensions and the dtype of the sum.
     """
-    compute = compute_dtype(p.dtype)
+    saved_dtype = p.dtype
+    compute = compute_dtype(saved_dtype)
     p = p.to(compute)
     dp = torch.zeros_like(p) if g is None else g.to(compute)
-    if dropout:
-        dropped = torch.signbit(p)
+    dropped = torch.signbit(p) if dropout else None
+    if dropped is not None:
         dp = (dp * keep_scale).masked_fill(dropped, 0)
         p = p.abs()
         if g_signed is not None:
             dp = dp + torch.where(dropped, -g_signed, g_signed)
-    inner = (dp * p).sum(-1, keepdim=True)
-    if p_sink is not None and g_sink is not None:
-        inner = inner + g_sink * p_sink
-    dz = p * (dp - inner)
-    dx = None if x_dtype is None else (dz * scale).to(x_dtype)
+    if lost is not None:
+        p = _unrounded(p, lost, saved_dtype)
+    if p_sink is None:
+        inner = None
+        dz = torch.ops.aten._softmax_backward_data(dp, p, -1, p.dtype)
+    else:
+        inner = (dp * p).sum(-1, keepdim=True)
+        if g_sink is not None:
+            inner = inner + g_sink * p_sink
+        dz = p * (dp - inner)
+    dx = None if x_dtype is None else (dz if _is_one(scale) else dz * scale).to(x_dtype)
     dmask = None if mask_sum is None else _sum(dz, mask_sum)
     dsink = None
-    if p_sink is not None and sink_sum is not None:
+    if p_sink is not None and inner is not None and sink_sum is not None:
         dsink = _sum(p_sink * ((0 if g_sink is None else g_sink) - inner), sink_sum)
     return dx, dmask, dsink
+
+
+def _is_one(scale: Number) -> bool:
+    return isinstance(scale, float) and scale == 1.0
 
 
 def _sum(gradient: Tensor, dims: tuple[int, ...]) -> Tensor:

@@ -94,6 +94,41 @@ def test_boolean_masks_and_hidden_rows(values_and_gradients):
         assert (compiled[0][0, :, 2] == 0).all()
 
 
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+def test_activations_keep_float32_s_digits(activation, values_and_gradients):
+    torch.manual_seed(0)
+    x, g, bias = 2 * torch.randn(500, 65), 2 * torch.randn(500, 65), 2 * torch.randn(65)
+
+    def eager(x, bias):
+        approximate = "tanh" if activation == "gelu_tanh" else "none"
+        return torch.nn.functional.gelu(x + bias, approximate=approximate)
+
+    exact = values_and_gradients(eager, g.double(), x.double(), bias.double())
+    theirs = values_and_gradients(eager, g, x, bias)
+    with fused.backend("inductor"):
+        ours = values_and_gradients(lambda x, b: fused.bias_activation(x, b, activation), g, x, bias)
+    for mine, truth in zip(ours[:2], exact[:2], strict=True):
+        torch.testing.assert_close(mine.double(), truth, rtol=1.3e-6, atol=1e-6)
+    # Beyond the tolerance, as eager's sum of 500 rows is: no further off than that one.
+    errors = [(t[2].double() - exact[2]).abs().max() for t in (ours, theirs)]
+    assert errors[0] <= errors[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_softmax_is_no_worse_than_eager(dtype, values_and_gradients, assert_no_worse):
+    torch.manual_seed(0)
+    x, g = (3 * torch.randn(2, 3, 40, 65)).to(dtype), torch.randn(2, 3, 40, 65).to(dtype)
+
+    def eager(x):
+        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        return torch.softmax(x * 0.125, -1, dtype=wide).to(x.dtype)
+
+    with fused.backend("inductor"):
+        ours = values_and_gradients(lambda x: fused.scaled_masked_softmax(x, None, 0.125), g, x)
+    exact = values_and_gradients(eager, g.double(), x.double())
+    assert_no_worse(ours, values_and_gradients(eager, g, x), exact)
+
+
 def test_under_no_grad_inference_mode_and_saved_tensor_hooks():
     x, bias = torch.randn(4, 8, requires_grad=True), torch.randn(8)
     expected = fused.bias_gelu(x, bias).detach()

@@ -176,6 +176,35 @@ def test_small_tensors_and_float64_run_uncompiled(monkeypatch, op):
         assert calls.pop() == expected
 
 
+def test_each_op_says_what_is_small(monkeypatch, op):
+    from fused.activations import BIAS_ACTIVATION
+    from fused.backends import inductor
+
+    monkeypatch.setattr(availability, "why_unavailable", lambda backend, device: None)
+    calls = []
+    monkeypatch.setattr(inductor, "run", lambda formula, args, *_: calls.append("inductor") or args[0])
+    x = torch.ones(2**9, 2**9)
+    for activation, compiled in (("gelu", 1), ("gelu_tanh", 1), ("tanh", 0)):
+        calls.clear()
+        BIAS_ACTIVATION.run("forward", (x, None), None, activation=activation)
+        assert len(calls) == compiled
+    calls.clear()
+    BIAS_ACTIVATION.run("forward", (x[: 2**7], None), None, activation="gelu")
+    BIAS_ACTIVATION.run("forward", (x[: 2**7], None), None, activation="gelu_tanh")
+    assert len(calls) == 1
+
+
+def test_what_compiled_code_leaves_to_plain_torch(op, monkeypatch):
+    test_op, _ = op
+    monkeypatch.setattr(availability, "why_unavailable", lambda backend, device: None)
+    monkeypatch.setattr("fused.backends.inductor.run", lambda formula, args, statics, device: formula(*args))
+    test_op.register(
+        "inductor", forward=torch.neg, backward=torch.neg, finish_backward=lambda results, args: results.sum()
+    )
+    assert test_op.run("backward", (torch.ones(3),), "inductor") == -3
+    assert torch.equal(test_op.run("forward", (torch.ones(3),), "inductor"), -torch.ones(3))
+
+
 def test_registered_kernels_run_and_may_decline(monkeypatch, op):
     test_op, calls = op
     monkeypatch.setattr(availability, "why_unavailable", lambda backend, device: None)

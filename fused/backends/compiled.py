@@ -1,0 +1,92 @@
+"""Formulas that the compiler turns into better code than the reference's.
+
+They are never differentiated, so `abs` and `where` do no harm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from fused.backends.reference.activations import ACTIVATIONS, biased
+
+Tensor = torch.Tensor
+
+# GELU's tanh form is z·σ(u) with u = 2√(2/π)(z + 0.044715z³): one exponential, and nothing cancels.
+LINEAR = 2 * math.sqrt(2 / math.pi)
+CUBIC = LINEAR * 0.044715
+
+
+def _tanh_gelu(z: Tensor) -> Tensor:
+    return z * torch.sigmoid(z * (LINEAR + CUBIC * z * z))
+
+
+def _tanh_gelu_gradient(g: Tensor, z: Tensor) -> Tensor:
+    square = z * z
+    u = z * (LINEAR + CUBIC * square)
+    e = torch.exp(-u.abs())
+    r = 1 / (1 + e)
+    s = r * torch.where(u < 0, e, 1.0)
+    return g * (s + z * (LINEAR + 3 * CUBIC * square) * e * r * r)
+
+
+# Abramowitz and Stegun 7.1.26: erfc(x) = t(a₁ + a₂t + … + a₅t⁴)·exp(-x²), t = 1/(1 + px), within 1.5e-7.
+_P = 0.3275911
+_A = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
+
+
+def _normal(z: Tensor) -> tuple[Tensor, Tensor]:
+    """Φ(z) and exp(-z²/2), from one exponential."""
+    e = torch.exp(-0.5 * z * z)
+    t = 1 / (1 + (_P * math.sqrt(0.5)) * z.abs())
+    tail = t * (_A[0] + t * (_A[1] + t * (_A[2] + t * (_A[3] + t * _A[4])))) * e * 0.5
+    return torch.where(z < 0, tail, 1 - tail), e
+
+
+def _erf_gelu(z: Tensor) -> Tensor:
+    return z * _normal(z)[0]
+
+
+def _erf_gelu_gradient(g: Tensor, z: Tensor) -> Tensor:
+    cdf, e = _normal(z)
+    return g * (cdf + z * e * (1 / math.sqrt(2 * math.pi)))
+
+
+_VALUES: dict[str, Callable[[Tensor], Tensor]] = {"gelu": _erf_gelu, "gelu_tanh": _tanh_gelu}
+_GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "gelu": _erf_gelu_gradient,
+    "gelu_tanh": _tanh_gelu_gradient,
+}
+
+
+def bias_activation(x: Tensor, bias: Tensor | None, *, activation: str) -> Tensor:
+    """As the reference formula of this name."""
+    z, dtype = biased(x, bias)
+    return _VALUES.get(activation, ACTIVATIONS[activation].value)(z).to(dtype)
+
+
+def bias_activation_backward(
+    g: Tensor, x: Tensor, bias: Tensor | None, *, activation: str, needs: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradient for x, and where that is not it, the one for x + bias, not yet summed."""
+    z, _ = biased(x, bias)
+    dz = _GRADIENTS.get(activation, ACTIVATIONS[activation].gradient)(g.to(z.dtype), z)
+    dx = dz.to(x.dtype) if needs[0] else None
+    return dx, dz if needs[1] and not (needs[0] and dz.dtype == x.dtype) else None
+
+
+def sum_over_rows(
+    gradients: tuple[Tensor | None, Tensor | None],
+    args: Sequence[Tensor | None],
+    *,
+    activation: str,
+    needs: tuple[bool, bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients for x and the bias. Compiled, the sum would be slower, and one running sum a column."""
+    dx, dz = gradients
+    dz, bias = dx if dz is None else dz, args[2]
+    if not needs[1] or dz is None or bias is None:
+        return dx, None
+    return dx, (dz.sum(list(range(dz.ndim - 1))) if dz.ndim > 1 else dz).to(bias.dtype)
