@@ -153,8 +153,7 @@ class Graphs:
         One or two runs of the root, whatever the number of modules; nothing of the model changes.
         """
         wrong: dict[nn.Module, TraceError] = {}
-        tensors_of_root = [*self.root.parameters(), *self.root.buffers()]
-        if not traced or any(t.is_meta for t in tensors_of_root):
+        if not traced or any(t.is_meta for t in (*self.root.parameters(), *self.root.buffers())):
             return wrong
         comparison = _Comparison(traced, self._path_of, wrong)
         buffers = [(buffer, buffer.clone()) for buffer in self.root.buffers()]

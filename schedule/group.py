@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
 from schedule import primitives
 from schedule.errors import MatchError, PathError, located
-from schedule.matching import Match, find_in
+from schedule.matching import Match, find_in, find_parallel_in
 from schedule.primitives.registry import call_text, registered
 
 if TYPE_CHECKING:
@@ -125,9 +125,13 @@ class Group:
         with located(call_text("find", {"pattern": pattern, "expect": expect}), self.label):
             return find_in(self._members, pattern, expect)
 
+    def find_parallel(self, pattern: Any, expect: int | None = None) -> list[list[Match]]:
+        """Groups of parallel matches in all members; see :meth:`Schedule.find_parallel`."""
+        with located(call_text("find_parallel", {"pattern": pattern, "expect": expect}), self.label):
+            return find_parallel_in(self._members, pattern, expect)
+
     trace = broadcast(primitives.trace)
     trace_until = broadcast(primitives.trace_until)
-    find_parallel = broadcast(primitives.find_parallel)
     fuse = broadcast(primitives.fuse)
     replace = broadcast(primitives.replace)
     replace_all = broadcast(primitives.replace_all)

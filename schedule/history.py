@@ -83,11 +83,14 @@ class History:
     def transaction(
         self, primitive: str, paths: Sequence[str], arguments: Mapping[str, Any], description: str
     ) -> Iterator[Pending]:
-        """Within, edits become one step, or are reverted if the body raises; inner ones join the outer."""
-        if self._pending is not None:
-            yield self._pending
-            return
-        pending = self._pending = Pending(description)
+        """Within, edits become one step, or are reverted if the body raises.
+
+        An inner transaction becomes part of the outer one's step; if it fails, only what it did is reverted, so
+        that the outer one may go on.
+        """
+        outer = self._pending
+        pending = self._pending = outer or Pending(description)
+        mark, touched = len(pending.edits), dict(pending.touched)
         generators = _generators()
         complete = False
         try:
@@ -96,12 +99,13 @@ class History:
             reached(f"{primitive}: end")
             complete = True
         finally:
-            self._pending = None
+            self._pending = outer
             if not complete:
-                for edit in reversed(pending.edits):
-                    edit.revert()
+                while len(pending.edits) > mark:
+                    pending.edits.pop().revert()
+                pending.touched = touched
                 _restore(generators)
-        if pending.edits:
+        if outer is None and pending.edits:
             step = Step(primitive, tuple(paths), dict(arguments), description, tuple(pending.edits), pending.touched)
             self._done.append(step)
             self._undone.clear()

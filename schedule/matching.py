@@ -234,8 +234,24 @@ def _unexpected(searches: Sequence[_Search], wanted: Wanted, expect: int, found:
     )
 
 
-def parallel(matches: Sequence[Match]) -> list[list[Match]]:
-    """The matches that read one value under one input's name, together; single ones are left out."""
+def find_parallel_in(members: Sequence[Schedule], pattern: Any, expect: int | None) -> list[list[Match]]:
+    """Matches that read one value under one input's name, together; single ones are left out.
+
+    Raises:
+        MatchError: not as many groups as expected.
+    """
+    found = find_in(members, pattern, None)
+    groups = [group for member in members for group in _parallel([m for m in found if m.schedule is member])]
+    if expect is not None and len(groups) != expect:
+        raise MatchError(
+            f"{len(groups)} groups of parallel matches were found, expected {expect}",
+            where="\n".join(", ".join(m.nodes[-1].name for m in group) for group in groups),
+            fix="parallel matches read the same value under the same input of the pattern",
+        )
+    return groups
+
+
+def _parallel(matches: Sequence[Match]) -> list[list[Match]]:
     groups: list[list[Match]] = []
     taken: set[Match] = set()
     for match in matches:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import pickle
@@ -231,6 +232,27 @@ def test_user_primitives_are_methods() -> None:
 
         @schedule.primitive
         def undo(sch: Schedule) -> None: ...
+
+
+def test_a_primitive_may_go_on_after_one_that_failed() -> None:
+    @schedule.primitive
+    def try_both(sch: Schedule) -> None:
+        """Replace what can be replaced."""
+        sch.annotate("blocks.0.mlp.fc1.weight", "first", True)
+        with contextlib.suppress(schedule.NotApplicable):
+            sch.replace_all(  # the second one fails, after the first was replaced
+                nn.Dropout, lambda path, module: nn.Identity() if "blocks.0" in path else None
+            )
+
+    try:
+        sch = schedule.create_schedule(small(), example_inputs=ids())
+        sch.try_both()
+        assert isinstance(sch.module.blocks[0].attn.dropout, nn.Dropout)
+        assert sch.history[-1].touched == {"": 1}
+        sch.undo()
+        assert not sch.history and not vars(sch.module.blocks[0].mlp.fc1.weight)
+    finally:
+        unregister("try_both")
 
 
 def test_primitives_are_documented_methods() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from schedule.errors import MatchError
-from schedule.matching import Match, find_in, parallel
+from schedule.matching import Match, find_in, find_parallel_in
 from schedule.primitives.registry import query
 
 if TYPE_CHECKING:
@@ -56,11 +55,4 @@ def find_parallel(sch: Schedule, pattern: Any, expect: int | None = None) -> lis
     Raises:
         MatchError: not as many groups as expected.
     """
-    groups = parallel(find_in([sch], pattern, None))
-    if expect is not None and len(groups) != expect:
-        raise MatchError(
-            f"{len(groups)} groups of parallel matches were found, expected {expect}",
-            where="\n".join(", ".join(m.nodes[-1].name for m in group) for group in groups),
-            fix="parallel matches read the same value under the same input of the pattern",
-        )
-    return groups
+    return find_parallel_in([sch], pattern, expect)

@@ -264,8 +264,7 @@ def test_parallel_chains_become_one_call(sch: Schedule) -> None:
 
 def test_parallel_chains_in_a_group(sch: Schedule) -> None:
     attns = sch["blocks.*.attn"]
-    groups = [group for found in attns.find_parallel(projection, expect=1) for group in found]
-    attns.replace(qkv, groups)
+    attns.replace(qkv, attns.find_parallel(projection, expect=2))
     assert len(sch.history) == 1 and schedule.verify(sch, ids(), steps=1)
 
 
