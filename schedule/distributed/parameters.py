@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,9 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from schedule.distributed.mesh import TensorParallel
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 Owner = tuple[nn.Module, str]
 
@@ -33,19 +36,24 @@ def placement(axis: int, parts: int) -> Placement:
     return Shard(axis) if parts == 1 else _StridedShard(axis, split_factor=parts)
 
 
-def distributed(tensor: Tensor, tp: TensorParallel, axis: int, parts: int) -> DTensor:
+def distributed(tensor: Tensor, mesh: DeviceMesh, axis: int, parts: int) -> DTensor:
     """This rank's share of ``tensor``, which every rank holds whole; nothing is communicated."""
-    return distribute_tensor(tensor.detach(), tp.mesh, [placement(axis, parts)], src_data_rank=None)
+    whole, how = tensor.detach().contiguous(), [placement(axis, parts)]
+    if parts == 1:
+        return distribute_tensor(whole, mesh, how, src_data_rank=None)
+    ranks, rank = mesh.size(), mesh.get_local_rank()
+    local = torch.cat(whole.chunk(parts * ranks, axis)[rank::ranks], axis)
+    return DTensor.from_local(local, mesh, how, run_check=False, shape=whole.shape, stride=whole.stride())
 
 
 def sharded_parameter(parameter: nn.Parameter, tp: TensorParallel, axis: int, parts: int) -> nn.Parameter:
     """``parameter`` as a DTensor parameter: same flags, attributes and (sharded) gradient."""
-    made = nn.Parameter(distributed(parameter, tp, axis, parts), parameter.requires_grad)
+    made = nn.Parameter(distributed(parameter, tp.mesh, axis, parts), parameter.requires_grad)
     for name, value in vars(parameter).items():
         if not hasattr(made, name):
             setattr(made, name, value)
     if parameter.grad is not None:
-        made.grad = distributed(parameter.grad, tp, axis, parts)
+        made.grad = distributed(parameter.grad, tp.mesh, axis, parts)
     return made
 
 
@@ -116,6 +124,8 @@ class LoadWhole:
     def __call__(self, module: nn.Module, state: MutableMapping[str, Any], prefix: str, *_: Any) -> None:
         """Replace whole tensors in ``state`` by DTensors placed like the module's parameters."""
         for name, own in _sharded(module):
+            if own.device_mesh.ndim != 1:
+                continue  # another library shards it over a second dimension, and loads it
             given = state.get(prefix + name)
             if isinstance(given, DTensor):
                 if given.placements == own.placements and given.device_mesh == own.device_mesh:
@@ -123,9 +133,9 @@ class LoadWhole:
                 given = given.full_tensor()
             if isinstance(given, Tensor) and given.shape == own.shape:
                 given = given.to(own.to_local().device)
-                state[prefix + name] = distribute_tensor(
-                    given.detach(), own.device_mesh, own.placements, src_data_rank=None
-                )
+                (how,) = own.placements
+                axis, parts = getattr(how, "dim", 0), getattr(how, "split_factor", 1)
+                state[prefix + name] = distributed(given, own.device_mesh, axis, parts)
 
 
 def _sharded(module: nn.Module) -> Iterator[tuple[str, DTensor]]:
