@@ -119,6 +119,9 @@ def test_a_hook_would_be_swallowed(sch: Schedule) -> None:
     with pytest.raises(schedule.TraceError, match=r"blocks.0.mlp has a hook"):
         sch.trace_until("blocks.0.mlp.fc1")
     assert fingerprint(sch) == before
+    sch["blocks.1"].trace(flatten=True)
+    with pytest.raises(schedule.TraceError, match="mlp has a hook"):
+        sch["blocks.0"].trace(flatten=True)  # also where a module like it was traced before
     sch["blocks.0"].trace(flatten=True, leaves=("mlp",))
 
 
