@@ -69,7 +69,8 @@ def measure(model: nn.Module, batch: Any) -> Cost:
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     """The storage of a plain tensor; that of a sharded one is out of reach."""
-    return tensor.untyped_storage() if tensor.layout is torch.strided and type(tensor).__torch_dispatch__ is _PLAIN else None
+    plain = tensor.layout is torch.strided and type(tensor).__torch_dispatch__ is _PLAIN
+    return tensor.untyped_storage() if plain else None
 
 
 _PLAIN = torch.Tensor.__torch_dispatch__

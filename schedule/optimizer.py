@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import fx, nn
 
 from schedule.costs import Cost, measure
 from schedule.errors import MatchError, NotApplicable, ScheduleError
@@ -24,7 +24,7 @@ from schedule.primitives.splicing import splice_in
 from schedule.report import Entry, Report
 from schedule.rewriting import Build
 from schedule.rules import Rule, select_rules
-from schedule.rules.applying import Place, explain, find_all
+from schedule.rules.applying import Findings, Place, explain, find_all
 from schedule.tracing.expansion import expand
 from schedule.tree import Schedule, create_schedule
 from schedule.verify.guilty import undone
@@ -106,6 +106,7 @@ class _Optimization:
         self.top, self.nodes, self.rules, self.cost_guard = top, nodes, rules, cost_guard
         self.graphs = top.tree.graphs
         self.opened: set[nn.Module] = set()
+        self._found: dict[fx.Graph, Findings] = {}
 
     def run(self, strict: bool) -> Report:
         planned = [self.plan(module) for module in self.candidates()]
@@ -168,8 +169,7 @@ class _Optimization:
         for specialisation in made:
             expansion = expand(specialisation, module, self.graphs.recording)
             self.opened.update(modules[path] for path in expansion.entered)
-            findings = find_all(expansion.graph, self.rules, modules, self.cost_guard)
-            findings.places += explain(expansion.graph, self.rules, modules, findings)
+            findings = self.found(expansion.graph, modules, explained=specialisation is made[0])
             for rule, occurrence in findings.chosen:
                 key = (rule.name, *(output.name for output in occurrence.outputs))
                 site = Site(specialisation, occurrence, expansion.origin)
@@ -181,6 +181,14 @@ class _Optimization:
         taken = {(rule, name) for rule, *names in sites for name in names}
         planned.entries += _entries(node.path, [p for key, p in places.items() if key not in taken])
         return planned
+
+    def found(self, graph: fx.Graph, modules: dict[str, nn.Module], explained: bool) -> Findings:
+        """What the rules find in ``graph``; like modules share one graph, which is searched once."""
+        if graph not in self._found:
+            findings = self._found[graph] = find_all(graph, self.rules, modules, self.cost_guard)
+            if explained:
+                findings.places += explain(graph, self.rules, modules, findings)
+        return self._found[graph]
 
     # -- doing it -----------------------------------------------------------------------------------------
 
@@ -202,7 +210,8 @@ class _Optimization:
 
 
 def _prepare(place: MatchPlace, occurrence: Occurrence) -> tuple[Occurrence, Build]:
-    return occurrence, place[0].rule.build
+    rule: Rule = place[0].rule  # type: ignore[assignment]
+    return occurrence, rule.build
 
 
 def _entries(path: str, places: Iterable[Place]) -> list[Entry]:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
 
 from schedule.errors import NotApplicable, ScheduleError
 from schedule.tracing.calls import intercepted_calls
@@ -80,6 +81,7 @@ class Recording:
     calls: dict[nn.Module, list[Call]] = field(default_factory=dict)
     computed: dict[nn.Module, set[Any]] = field(default_factory=dict)
     traced: dict[Any, list[Any]] = field(default_factory=dict, repr=False)
+    _data_free: Any = field(default_factory=WeakIdKeyDictionary, repr=False)
 
     def describe(self, value: Any) -> Any:
         """``value`` with its data left out."""
@@ -95,7 +97,7 @@ class Recording:
     def snapshot(self, value: Any) -> Any:
         """A deep copy of ``value`` in which every tensor is a data-free one; itself where it cannot be copied."""
         try:
-            with torch._C._EnableTorchFunction(), _DataFreeCopies(self.fake_mode):
+            with torch._C._EnableTorchFunction(), _DataFreeCopies(self.fake_mode, self._data_free):
                 return copy.deepcopy(value)
         except (TypeError, ValueError, RuntimeError, AttributeError):
             return value
@@ -145,9 +147,9 @@ class _WatchingFunctions(TorchFunctionMode):
 class _DataFreeCopies(TorchFunctionMode):
     """Under it, ``copy.deepcopy`` of a tensor gives a data-free tensor."""
 
-    def __init__(self, fake_mode: FakeTensorMode) -> None:
+    def __init__(self, fake_mode: FakeTensorMode, known: Any) -> None:
         super().__init__()
-        self.fake_mode = fake_mode
+        self.fake_mode, self.known = fake_mode, known
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not torch.Tensor.__deepcopy__:
@@ -161,8 +163,10 @@ class _DataFreeCopies(TorchFunctionMode):
     def _data_free(self, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, FakeTensor):
             return tensor  # its storage must never be read
-        with torch._C.DisableTorchFunction(), self.fake_mode:
-            return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        if tensor not in self.known:  # a cache goes to every layer, with the tensors of all layers before
+            with torch._C.DisableTorchFunction(), self.fake_mode:
+                self.known[tensor] = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        return self.known[tensor]
 
 
 def as_call(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -103,8 +103,8 @@ class Report:
 
     def __rich__(self) -> RenderableType:
         table = Table(title=f"schedule.optimize: {type(self.model).__name__}", title_justify="left")
-        for name, justify in (("rule", "left"), ("", "left"), ("places", "right"), ("modules", "left"), ("why", "left")):
-            table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+        for name in ("rule", "", "places", "modules", "why"):
+            table.add_column(name, justify="right" if name == "places" else "left", overflow="fold")
         for (rule, status, reason), entries in _grouped(self.entries).items():
             places = str(sum(entry.count for entry in entries))
             table.add_row(rule or "every rule", status, places, _paths(e.path for e in entries), reason)

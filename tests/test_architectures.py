@@ -56,9 +56,7 @@ EXPECTED = {
     "vit": Expected(2, 2),
     "whisper": Expected(6, 4),
 }
-GENERATIVE = [
-    name for name in EXPECTED if name not in ("bert", "roberta", "albert", "distilbert", "electra", "vit")
-]
+GENERATIVE = [name for name in EXPECTED if name not in ("bert", "roberta", "albert", "distilbert", "electra", "vit")]
 every_architecture = pytest.mark.parametrize("name", EXPECTED)
 
 
@@ -102,7 +100,7 @@ def test_the_zoo_is_covered() -> None:
 
 @every_architecture
 def test_rules_apply_wherever_the_construct_exists(name: str) -> None:
-    model, sch, report = scheduled(name)
+    model, _, report = scheduled(name)
     found = Expected(count(report, "attention_softmax"), count(report, "bias_activation"))
     assert found.attention >= EXPECTED[name].attention, report
     assert found.activation >= EXPECTED[name].activation, report

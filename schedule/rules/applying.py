@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx, nn
 
 from schedule.errors import MatchError
-from schedule.patterns import Occurrence, normalise, resolve, search
+from schedule.patterns import Occurrence, SearchResult, normalise, resolve, search
 from schedule.rewriting import check, rewrite
 from schedule.rules.rule import Rule
 
@@ -42,10 +42,12 @@ class Findings:
     Attributes:
         chosen: what to rewrite, in graph order, without overlaps.
         places: what to leave alone.
+        searched: every search made, for its near misses.
     """
 
     chosen: list[tuple[Rule, Occurrence]] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
+    searched: list[tuple[Rule, SearchResult]] = field(default_factory=list)
 
 
 def find_all(graph: fx.Graph, rules: Iterable[Rule], modules: Modules, cost_guard: bool) -> Findings:
@@ -61,17 +63,20 @@ def find_all(graph: fx.Graph, rules: Iterable[Rule], modules: Modules, cost_guar
     normal = normalise(graph, modules)
     candidates: dict[Occurrence, Rule] = {}
     for rule in rules:
-        for pattern in rule.possible(normal):
-            for occurrence in search(graph, pattern, modules).occurrences:
-                futile = rule.futile(occurrence)
-                objection = "" if futile else rule.objection(occurrence) or _unsafe(graph, occurrence, modules)
-                if futile or objection:
-                    kind = "declined" if futile else "skipped"
-                    findings.places.append(_place(rule, occurrence, futile or objection, kind))
+        covered: set[fx.Node] = set()
+        for pattern, rarest in rule.possible(normal):
+            if covered and all(node.fx in covered for node in rarest):
+                continue  # a larger pattern of this rule has them all
+            result = search(graph, pattern, modules)
+            findings.searched.append((rule, result))
+            for occurrence in result.occurrences:
+                place = _rejected(graph, rule, occurrence, modules)
+                if place is not None:
+                    findings.places.append(place)
                 else:
                     candidates[occurrence] = rule
-    kept = resolve(candidates)
-    for occurrence in kept:
+                    covered.update(occurrence.nodes)
+    for occurrence in resolve(candidates):
         rule = candidates[occurrence]
         reason = rule.thrift(occurrence) if cost_guard else ""
         if reason:
@@ -80,6 +85,15 @@ def find_all(graph: fx.Graph, rules: Iterable[Rule], modules: Modules, cost_guar
             findings.chosen.append((rule, occurrence))
     _forget_covered(findings)
     return findings
+
+
+def _rejected(graph: fx.Graph, rule: Rule, occurrence: Occurrence, modules: Modules) -> Place | None:
+    """Why ``rule`` does not take ``occurrence``, whatever its size; None if it does."""
+    futile = rule.futile(occurrence)
+    if futile:
+        return _place(rule, occurrence, futile, "declined")
+    objection = rule.objection(occurrence) or _unsafe(graph, occurrence, modules)
+    return _place(rule, occurrence, objection, "skipped") if objection else None
 
 
 def _unsafe(graph: fx.Graph, occurrence: Occurrence, modules: Modules) -> str:
@@ -104,32 +118,29 @@ def _forget_covered(findings: Findings) -> None:
 def explain(graph: fx.Graph, rules: Iterable[Rule], modules: Modules, findings: Findings) -> list[Place]:
     """Places that a rule is about and did not take: left alone on purpose, or nearly matched."""
     normal = normalise(graph, modules)
-    taken = {node for _, occurrence in findings.chosen for node in occurrence.nodes}
-    known = {place.node for place in findings.places}
+    known = {node.name for _, occurrence in findings.chosen for node in occurrence.nodes}
+    known |= {place.node for place in findings.places}
     found: list[Place] = []
     for rule in rules:
-        for pattern, reason in rule.bystanders:
-            for occurrence in search(graph, pattern, modules).occurrences:
-                name = occurrence.outputs[-1].name
-                if taken.isdisjoint(occurrence.nodes) and name not in known:
-                    known.add(name)
-                    found.append(_place(rule, occurrence, reason, "declined"))
-        found += _near_miss(graph, rule, normal, modules, taken, known)
-    return found
+        for (pattern, reason), ops in zip(rule.bystanders, rule.bystander_needs, strict=True):
+            if all(normal.by_op.get(op) for op in ops):
+                places = [_place(rule, o, reason, "declined") for o in search(graph, pattern, modules).occurrences]
+                found += [place for place in places if place.node not in known]
+                known |= {place.node for place in places}
+    settled = {rule.family for rule, _ in findings.chosen}
+    settled |= {rule.family for rule in rules if any(p.rule == rule.name for p in (*findings.places, *found))}
+    return found + _near_misses(findings, known, settled)
 
 
-def _near_miss(
-    graph: fx.Graph, rule: Rule, normal: Any, modules: Modules, taken: set[fx.Node], known: set[str]
-) -> list[Place]:
-    """The pattern of ``rule`` that came nearest, if it came past half of its operations."""
-    names = {node.name for node in taken} | known
-    best = None
-    for pattern in rule.possible(normal):
-        for miss in search(graph, pattern, modules).near_misses:
+def _near_misses(findings: Findings, known: set[str], settled: set[str]) -> list[Place]:
+    """For each family that found nothing, what came nearest, if it came past half of a pattern."""
+    best: dict[str, tuple[float, Place]] = {}
+    for rule, result in findings.searched:
+        for miss in result.near_misses if rule.family not in settled else ():
             share = miss.matched / max(miss.total, 1)
-            if share > 0.5 and miss.node not in names and (best is None or share > best[0]):
-                best = (share, miss)
-    return [] if best is None else [Place(rule.name, best[1].node, best[1].source, str(best[1]), "near miss")]
+            if share > max(0.5, best.get(rule.family, (0.5,))[0]) and miss.node not in known:
+                best[rule.family] = share, Place(rule.name, miss.node, miss.source, str(miss), "near miss")
+    return [place for _, place in best.values()]
 
 
 def rewritten(graph: fx.Graph, chosen: Sequence[tuple[Rule, Occurrence]], modules: Modules) -> fx.Graph:

@@ -25,16 +25,17 @@ from torch import Tensor, fx
 import fused
 from schedule.patterns import Occurrence, any_of, optional, scalar, tensor
 from schedule.patterns.ops import find_form
-from schedule.rules.thresholds import small
 from schedule.rules.registry import register_rule
 from schedule.rules.rule import Proof, Rule, spec_of
+from schedule.rules.thresholds import small
 from schedule.tracing.specs import TensorSpec
 
 FAMILY = "attention_softmax"
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_PRODUCTS = frozenset("matmul bmm baddbmm einsum".split())
-_PASSED = frozenset("add sub mul div tanh view reshape cast to type_as where masked_fill unflatten transpose".split())
+_PRODUCTS = {"matmul", "bmm", "baddbmm", "einsum"}
+_PASSED = {"add", "sub", "mul", "div", "tanh", "where", "masked_fill"}
+_PASSED |= {"view", "reshape", "unflatten", "transpose", "cast", "to", "type_as"}
 
 Value = Any  # a tensor or, while a pattern is recorded, its proxy
 
@@ -49,9 +50,7 @@ def _scores() -> Value:
 def _cast(name: str) -> Callable[[Value], Value]:
     """A cast, if there is one: ``s.float()``, ``s.to(dtype)``, ``s.type_as(other)``."""
     return optional(
-        lambda s: any_of(
-            s.to(scalar(name, where=_is_float)), s.type_as(tensor(f"{name}_like")), name=f"{name}_form"
-        ),
+        lambda s: any_of(s.to(scalar(name, where=_is_float)), s.type_as(tensor(f"{name}_like")), name=f"{name}_form"),
         name=name,
     )
 
@@ -331,7 +330,14 @@ ATTENTION_SOFTMAX = register_rule(
     Rule(
         name="attention_softmax",
         family=FAMILY,
-        patterns=(masked_sink_softmax, sink_softmax, twice_masked_softmax, masked_softmax, hidden_softmax, plain_softmax),
+        patterns=(
+            masked_sink_softmax,
+            sink_softmax,
+            twice_masked_softmax,
+            masked_softmax,
+            hidden_softmax,
+            plain_softmax,
+        ),
         build=_build,
         proof=Proof(
             forms=(

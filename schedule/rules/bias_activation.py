@@ -21,9 +21,9 @@ from torch import Tensor, fx, nn
 
 import fused
 from schedule.patterns import Occurrence, any_of, scalar, tensor
-from schedule.rules.thresholds import small
 from schedule.rules.registry import register_rule
 from schedule.rules.rule import Judge, Proof, Rule, spec_of
+from schedule.rules.thresholds import small
 
 FAMILY = "bias_activation"
 
@@ -85,7 +85,8 @@ def _swish(z: Value) -> Value:
 
 def _with_bias(activation: Callable[[Value], Value], name: str) -> Callable[..., Value]:
     def pattern(x: Value, bias: Value) -> Value:
-        return activation(tensor("x", where=lambda s: s.ndim > 1 and s.dtype.is_floating_point) + tensor("bias", ndim=1))
+        rows = tensor("x", where=lambda spec: spec.ndim > 1 and spec.dtype.is_floating_point)
+        return activation(rows + tensor("bias", ndim=1))
 
     pattern.__name__ = f"bias + {name}"
     return pattern
@@ -93,7 +94,7 @@ def _with_bias(activation: Callable[[Value], Value], name: str) -> Callable[...,
 
 def _alone(activation: Callable[[Value], Value], name: str) -> Callable[..., Value]:
     def pattern(x: Value) -> Value:
-        return activation(tensor("x", where=lambda s: s.ndim > 0 and s.dtype.is_floating_point))
+        return activation(tensor("x", where=lambda spec: spec.ndim > 0 and spec.dtype.is_floating_point))
 
     pattern.__name__ = name
     return pattern

@@ -104,9 +104,7 @@ def _arity(form: Form) -> int:
     return len(inspect.signature(form.forward if isinstance(form, nn.Module) else form).parameters)
 
 
-def _compare(
-    form: Form, function: Callable[..., Any], proof: Proof, dtype: torch.dtype
-) -> Iterator[tuple[str, str]]:
+def _compare(form: Form, function: Callable[..., Any], proof: Proof, dtype: torch.dtype) -> Iterator[tuple[str, str]]:
     """Problems at each shape: every element within the tolerance of its dtype."""
     for shape in proof.shapes:
         ours, eager, exact = _run_all(form, function, proof.inputs(shape, dtype), dtype)

@@ -68,10 +68,7 @@ def select_rules(rules: str | Iterable[str | Rule]) -> list[Rule]:
         return list_rules()
     chosen: dict[str, Rule] = {}
     for item in [rules] if isinstance(rules, str) else rules:
-        if isinstance(item, Rule):
-            found = [item]
-        else:
-            found = [RULES[item]] if item in RULES else list_rules(item)
+        found = [item] if isinstance(item, Rule) else [RULES[item]] if item in RULES else list_rules(item)
         if not found:
             families = sorted({rule.family for rule in RULES.values()})
             raise MatchError(

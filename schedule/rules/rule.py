@@ -11,7 +11,8 @@ import torch
 from torch import fx
 
 from schedule.errors import MatchError
-from schedule.patterns import NormalGraph, Occurrence, Pattern, any_of, compile_pattern, tensor
+from schedule.patterns import NormalGraph, Occurrence, OpNode, Pattern, any_of, compile_pattern, tensor
+from schedule.patterns.values import operands
 from schedule.tracing.specs import TensorSpec
 
 Build = Callable[[fx.Graph, dict[str, Any], dict[str, Any]], Any]
@@ -68,7 +69,7 @@ class Rule:
         thrift: why an occurrence would not pay; not asked with ``cost_guard=False``.
         bystanders: ``(pattern, reason)`` for code that is left alone on purpose.
         pattern: any of ``patterns``, as one; what ``find(rule.name)`` looks for.
-        needs: for each pattern, the operations that every occurrence of it has.
+        needs: for each pattern, the operations that every occurrence of it has; ``bystander_needs`` likewise.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Rule:
     bystanders: tuple[tuple[Any, str], ...] = ()
     pattern: Pattern = field(init=False, repr=False)
     needs: tuple[frozenset[str], ...] = field(init=False, repr=False)
+    bystander_needs: tuple[frozenset[str], ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.patterns:
@@ -93,16 +95,18 @@ class Rule:
         object.__setattr__(self, "patterns", compiled)
         object.__setattr__(self, "needs", tuple(required_ops(pattern) for pattern in compiled))
         object.__setattr__(self, "bystanders", bystanders)
+        object.__setattr__(self, "bystander_needs", tuple(required_ops(pattern) for pattern, _ in bystanders))
 
     def concerns(self, ops: Collection[str]) -> bool:
         """Whether a module that computes these operations may hold the construct."""
         return any(need - EVERYWHERE <= set(ops) for need in self.needs)
 
-    def possible(self, normal: NormalGraph) -> Iterator[Pattern]:
-        """The patterns whose operations all occur in a graph."""
+    def possible(self, normal: NormalGraph) -> Iterator[tuple[Pattern, list[OpNode]]]:
+        """The patterns whose operations all occur in a graph, each with the nodes of the rarest of them."""
         for pattern, ops in zip(self.patterns, self.needs, strict=True):
-            if all(normal.by_op.get(op) for op in ops):
-                yield pattern
+            found = [normal.by_op.get(op, []) for op in ops]
+            if all(found):
+                yield pattern, min(found, key=len, default=[])
 
 
 def _any_pattern(name: str, patterns: tuple[Any, ...]) -> Pattern:
@@ -116,13 +120,27 @@ def _any_pattern(name: str, patterns: tuple[Any, ...]) -> Pattern:
     return compile_pattern(pattern, name=name)
 
 
-EVERYWHERE = frozenset("add mul sub div matmul linear getitem cast to".split())
+EVERYWHERE = {"add", "mul", "sub", "div", "matmul", "linear", "getitem", "cast", "to"}
 """Operations that tell nothing about a module, or that come about by opening its leaf modules."""
 
 
 def required_ops(pattern: Pattern) -> frozenset[str]:
-    """The operations that every occurrence of ``pattern`` has."""
-    return frozenset(node.op for node in pattern.required if node.op not in ("choice", "call_module"))
+    """The operations that every occurrence of ``pattern`` has, whichever alternatives it takes."""
+    known: dict[OpNode, frozenset[str]] = {}
+
+    def of(node: OpNode) -> frozenset[str]:
+        if node not in known:
+            if node.op == "choice":
+                known[node] = frozenset.intersection(*(below(way) for way in node.args["alternatives"]))
+            else:
+                own = () if node.op in ("input", "scalar", "call_module") else (node.op,)
+                known[node] = below(tuple(node.args.values())).union(own)
+        return known[node]
+
+    def below(value: Any) -> frozenset[str]:
+        return frozenset().union(*map(of, operands(value)))
+
+    return below(pattern.outputs)
 
 
 def spec_of(value: Any) -> TensorSpec | None:

@@ -37,7 +37,7 @@ class TrackedDict(dict[Any, Any]):
 
     def get(self, key: Any, default: Any = None) -> Any:
         """As of any dict."""
-        return self[key] if key in self else default
+        return super().get(key, default) if key in self else default
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise TraceError(
@@ -46,4 +46,4 @@ class TrackedDict(dict[Any, Any]):
             fix="schedule its submodules instead",
         )
 
-    __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse  # type: ignore[assignment]
+    __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse

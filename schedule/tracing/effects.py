@@ -66,10 +66,9 @@ def has_effect(node: fx.Node) -> bool:
     return mutates(node) or changes_object(node)
 
 
-_MAKES_NEW = frozenset(
-    "add sub mul truediv div floordiv mod pow neg abs eq ne lt le gt ge where arange zeros ones full empty zeros_like "
-    "ones_like full_like empty_like cat stack clone matmul linear tensor softmax new_zeros new_ones new_full".split()
-)
+_MAKES_NEW = {"add", "sub", "mul", "truediv", "div", "floordiv", "mod", "pow", "neg", "abs", "where", "cat", "stack"}
+_MAKES_NEW |= {"eq", "ne", "lt", "le", "gt", "ge", "clone", "matmul", "linear", "softmax", "arange", "tensor"}
+_MAKES_NEW |= {"zeros", "ones", "full", "empty", "zeros_like", "ones_like", "full_like", "empty_like"}
 
 
 def is_local(node: fx.Node) -> bool:

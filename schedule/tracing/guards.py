@@ -72,7 +72,8 @@ def expression(node: Any, inputs: dict[fx.Node, str], tracer: ModuleTracer) -> s
     if node in inputs:
         return inputs[node]
     if node.op == "get_attr":
-        return "self" + "".join(f".{p}" if p.isidentifier() else f"._modules[{p!r}]" for p in str(node.target).split("."))
+        parts = str(node.target).split(".")
+        return "self" + "".join(f".{part}" if part.isidentifier() else f"._modules[{part!r}]" for part in parts)
     asks_object = bool(node.meta.get("opaque")) and is_pure_query(node.target)
     if node.op == "call_method" and (node.target == "numel" or asks_object):
         parts = [expression(arg, inputs, tracer) for arg in node.args]
