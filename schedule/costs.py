@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from schedule.runtime import FallbackWarning, state_of
 from schedule.verify.observe import loss_of
 from schedule.verify.preserve import preserved, seed_all
 from schedule.verify.values import call
@@ -54,7 +56,10 @@ def measure(model: nn.Module, batch: Any) -> Cost:
         return tensor
 
     counting = _Counting()
-    with preserved(model):
+    states = [state for module in model.modules() if (state := state_of(module)) is not None]
+    fallbacks = [state.fallbacks for state in states]
+    with preserved(model), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
         model.train()
         held = {s._cdata for t in (*model.parameters(), *model.buffers()) if (s := _storage(t)) is not None}
         seed_all(0)
@@ -64,6 +69,8 @@ def measure(model: nn.Module, batch: Any) -> Cost:
             kept = sum(storage.nbytes() for key, storage in saved.items() if key not in held)
             if loss is not None and loss.requires_grad:
                 loss.backward()
+    for state, count in zip(states, fallbacks, strict=True):
+        state.fallbacks = count
     return Cost(saved_bytes=kept, dispatched=counting.count)
 
 

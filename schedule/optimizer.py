@@ -160,8 +160,9 @@ class _Optimization:
             node.refuse_inside_other_graph()
             made = node.specialisations
         except ScheduleError as error:
-            rules = [rule.name for rule in self.rules if rule.concerns(self.computed(module))]
-            planned.entries += [Entry(name, node.path, "skipped", 1, _first_line(error), error.where) for name in rules]
+            families = dict.fromkeys(r.family for r in self.rules if r.concerns(self.computed(module)))
+            why = error.why.splitlines()[0]
+            planned.entries += [Entry(family, node.path, "skipped", 1, why, error.where) for family in families]
             return planned
         modules = dict(module.named_modules())
         sites: dict[tuple[str, ...], tuple[Rule, list[Site]]] = {}
@@ -245,7 +246,3 @@ def _costs(top: Schedule, batch: Any, steps_before: int) -> dict[str, Cost]:
     with undone(top, steps_before):
         before = measure(top.module, batch)
     return {"before": before, "after": after}
-
-
-def _first_line(error: ScheduleError) -> str:
-    return error.why.splitlines()[0]

@@ -27,7 +27,7 @@ class Entry:
     """One rule in one module.
 
     Attributes:
-        rule: its name; "" where a module could not be looked into at all.
+        rule: its name; that of its family where a module could not be looked into at all.
         path: the module; "" is the root.
         status: ``applied``; ``skipped`` if it cannot be; ``declined`` if it would not pay; ``near miss``.
         count: in how many places.
@@ -107,7 +107,7 @@ class Report:
             table.add_column(name, justify="right" if name == "places" else "left", overflow="fold")
         for (rule, status, reason), entries in _grouped(self.entries).items():
             places = str(sum(entry.count for entry in entries))
-            table.add_row(rule or "every rule", status, places, _paths(e.path for e in entries), reason)
+            table.add_row(rule, status, places, _paths(e.path for e in entries), reason)
         if not self.entries:
             table.add_row("–", "", "0", "", "no rule is about anything in this model: nothing was changed")
         table.caption = "\n".join(self._summary())

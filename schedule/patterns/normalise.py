@@ -179,10 +179,7 @@ class Builder:
         for key, value in arguments(module).items():
             bound[key] = self.attribute(f"{path}.{value.path}", value) if isinstance(value, Attr) else value
         mutates = bool(bound.pop("inplace", False))
-        if name == "linear":
-            result = self.linear(node, bound)
-        else:
-            result = self.new(name, _filled(name, **bound), node)
+        result = self.linear(node, bound) if name == "linear" else self.new(name, _filled(name, **bound), node)
         result.module, result.mutates = module, mutates
         return result
 

@@ -82,7 +82,7 @@ def select_rules(rules: str | Iterable[str | Rule]) -> list[Rule]:
 def rule_for(pattern: Any) -> Rule | None:
     """The rule that ``pattern`` belongs to: one of its own patterns, or its name; None if there is none."""
     for rule in RULES.values():
-        if pattern is rule.pattern or pattern in rule.patterns or pattern == rule.name:
+        if pattern in rule.patterns or pattern == rule.name:
             return rule
     return None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import fx
 
 from schedule.errors import MatchError
-from schedule.patterns import NormalGraph, Occurrence, OpNode, Pattern, any_of, compile_pattern, tensor
+from schedule.patterns import NormalGraph, Occurrence, OpNode, Pattern, compile_pattern
 from schedule.patterns.values import operands
 from schedule.tracing.specs import TensorSpec
 
@@ -41,8 +40,6 @@ class Proof:
         dtypes: dtypes to try. float64 must agree to 1e-12, float32 with a float64 reference to rtol 1.3e-6, and
             16-bit types may be off by 1.1 × what the original is off.
         refused: lookalikes that no pattern of the rule may match.
-        slack: what the error of 16-bit gradients may be, as a multiple of eager's. More than 1.1 where the fused op
-            keeps in 16 bits what eager keeps in 32.
     """
 
     forms: tuple[Form, ...]
@@ -50,7 +47,6 @@ class Proof:
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32, torch.bfloat16)
     refused: tuple[Form, ...] = ()
-    slack: float = 1.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +64,6 @@ class Rule:
         futile: why nothing would be gained, whatever its size.
         thrift: why an occurrence would not pay; not asked with ``cost_guard=False``.
         bystanders: ``(pattern, reason)`` for code that is left alone on purpose.
-        pattern: any of ``patterns``, as one; what ``find(rule.name)`` looks for.
         needs: for each pattern, the operations that every occurrence of it has; ``bystander_needs`` likewise.
     """
 
@@ -82,7 +77,6 @@ class Rule:
     futile: Judge = no_objection
     thrift: Judge = no_objection
     bystanders: tuple[tuple[Any, str], ...] = ()
-    pattern: Pattern = field(init=False, repr=False)
     needs: tuple[frozenset[str], ...] = field(init=False, repr=False)
     bystander_needs: tuple[frozenset[str], ...] = field(init=False, repr=False)
 
@@ -91,7 +85,6 @@ class Rule:
             raise MatchError(f"the rule {self.name} has no pattern", fix="give it at least one")
         compiled = tuple(compile_pattern(pattern) for pattern in self.patterns)
         bystanders = tuple((compile_pattern(pattern), reason) for pattern, reason in self.bystanders)
-        object.__setattr__(self, "pattern", _any_pattern(self.name, self.patterns))
         object.__setattr__(self, "patterns", compiled)
         object.__setattr__(self, "needs", tuple(required_ops(pattern) for pattern in compiled))
         object.__setattr__(self, "bystanders", bystanders)
@@ -107,17 +100,6 @@ class Rule:
             found = [normal.by_op.get(op, []) for op in ops]
             if all(found):
                 yield pattern, min(found, key=len, default=[])
-
-
-def _any_pattern(name: str, patterns: tuple[Any, ...]) -> Pattern:
-    """One pattern for all of ``patterns``, if they are functions, else the first."""
-    if len(patterns) == 1 or not all(inspect.isfunction(pattern) for pattern in patterns):
-        return compile_pattern(patterns[0], name=name)
-
-    def pattern() -> Any:
-        return any_of(*(each(*map(tensor, inspect.signature(each).parameters)) for each in patterns))
-
-    return compile_pattern(pattern, name=name)
 
 
 EVERYWHERE = {"add", "mul", "sub", "div", "matmul", "linear", "getitem", "cast", "to"}
