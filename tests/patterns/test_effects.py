@@ -38,23 +38,23 @@ RANDOM = [F.dropout, torch.bernoulli, torch.rand_like, F.gumbel_softmax, torch.n
 OPAQUE = [unknown, print, setattr, torch.manual_seed, torch.nn.utils.clip_grad_norm_]
 
 
-@pytest.mark.parametrize("target", PURE, ids=str)
+@pytest.mark.parametrize("target", PURE, ids=lambda target: getattr(target, "__name__", str(target)))
 def test_pure(target):
     assert effects(node_of(target)).pure
 
 
-@pytest.mark.parametrize("target", MUTATING, ids=str)
+@pytest.mark.parametrize("target", MUTATING, ids=lambda target: getattr(target, "__name__", str(target)))
 def test_mutating(target):
     node = node_of(target)
     assert effects(node).mutates == (node.args[0],)
 
 
-@pytest.mark.parametrize("target", RANDOM, ids=str)
+@pytest.mark.parametrize("target", RANDOM, ids=lambda target: getattr(target, "__name__", str(target)))
 def test_random(target):
     assert effects(node_of(target)).rng
 
 
-@pytest.mark.parametrize("target", OPAQUE, ids=str)
+@pytest.mark.parametrize("target", OPAQUE, ids=lambda target: getattr(target, "__name__", str(target)))
 def test_unknown(target):
     assert effects(node_of(target)).opaque
 
