@@ -6,7 +6,9 @@ traced. What the rules find in a graph is settled together, by benefit; then eac
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,12 +111,13 @@ class _Optimization:
         self._found: dict[fx.Graph, Findings] = {}
 
     def run(self, strict: bool) -> Report:
-        planned = [self.plan(module) for module in self.candidates()]
-        if strict:
-            _refuse_leftovers(planned)
         before = len(self.top.history)
-        for rule in self.rules:
-            self.apply(rule, planned)
+        with _collector_paused():
+            planned = [self.plan(module) for module in self.candidates()]
+            if strict:
+                _refuse_leftovers(planned)
+            for rule in self.rules:
+                self.apply(rule, planned)
         entries = [entry for each in planned for entry in each.entries]
         batch, top = self.graphs.example_inputs, self.top
         module = self.nodes[0].module if len(self.nodes) == 1 else top.module
@@ -208,6 +211,18 @@ class _Optimization:
                 splice_in(self.top, [[match] for match in matches], _prepare)
                 first = matches[0].source
                 each.entries.append(Entry(rule.name, each.node.path, "applied", len(matches), "", first))
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Graphs are many small objects that stay: looking through all of them again and again frees nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _prepare(place: MatchPlace, occurrence: Occurrence) -> tuple[Occurrence, Build]:

@@ -34,7 +34,7 @@ from schedule.distributed.modules import (
 from schedule.errors import ShardError
 from schedule.recording import Call
 from schedule.tracing.signature import Parameters, Signature
-from schedule.tracing.specialisation import Specialisation, compiled, original_class
+from schedule.tracing.specialisation import Specialisation, original_class
 from schedule.tracing.specs import TensorSpec
 
 
@@ -69,7 +69,6 @@ def sharded_specialisations(
         settings={},
         entered={},
         call=Call((spec,), {}, None),
-        function=compiled(graph),
     )
     return made, replace(made, training=False)
 

@@ -6,6 +6,7 @@ import dataclasses
 import linecache
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -53,7 +54,6 @@ class Specialisation:
         settings: plain attributes of modules and configs that the forward read, with the values they had.
         entered: paths of submodules whose inside is part of the graph, with what must stay true of them.
         call: the recorded call it was made from.
-        function: the graph, compiled to a Python function of ``(module, *inputs)``.
     """
 
     graph: fx.Graph
@@ -63,13 +63,15 @@ class Specialisation:
     settings: Mapping[Any, Any]
     entered: Mapping[str, Entered]
     call: Call
-    function: Callable[..., Any] = field(compare=False, repr=False, default=lambda *_: None)
+
+    @cached_property
+    def function(self) -> Callable[..., Any]:
+        """The graph, compiled to a Python function of ``(module, *inputs)`` when first asked for."""
+        return compiled(self.graph)
 
     def with_graph(self, graph: fx.Graph, entered: Mapping[str, Entered] | None = None) -> Specialisation:
         """The same specialisation with another graph; ``entered`` adds submodules whose inside it now holds."""
-        return dataclasses.replace(
-            self, graph=graph, function=compiled(graph), entered={**self.entered, **(entered or {})}
-        )
+        return dataclasses.replace(self, graph=graph, entered={**self.entered, **(entered or {})})
 
     @property
     def has_regions(self) -> bool:
@@ -84,14 +86,13 @@ class Specialisation:
     def __getstate__(self) -> dict[str, Any]:
         from schedule.tracing.portable import pack_graph
 
-        state = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "function"}
+        state = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return {**state, "graph": pack_graph(self.graph), "settings": dict(self.settings)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         from schedule.tracing.portable import unpack_graph
 
-        graph = unpack_graph(state["graph"])
-        for name, value in {**state, "graph": graph, "function": compiled(graph)}.items():
+        for name, value in {**state, "graph": unpack_graph(state["graph"])}.items():
             object.__setattr__(self, name, value)
 
 
@@ -196,7 +197,6 @@ def _finished(
         settings=reads.values,
         entered=entered,
         call=call,
-        function=compiled(graph),
     )
 
 
