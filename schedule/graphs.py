@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -79,10 +80,9 @@ class Graphs:
         """Trace those that have no graph yet and check them together; the errors of those that cannot be."""
         fresh: dict[nn.Module, Specialisations] = {}
         wanted = list(dict.fromkeys(modules))
-        with interceptable(self.root):
-            for module in wanted:
-                if self.current(module) or module in self._by_need or module in self._failed:
-                    continue
+        new = [m for m in wanted if not (self.current(m) or m in self._by_need or m in self._failed)]
+        with interceptable(self.root) if new else nullcontext():
+            for module in new:
                 try:
                     fresh[module] = self.trace(module)
                 except TraceError as error:
