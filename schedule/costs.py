@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fused.backends import Op
 from schedule.runtime import FallbackWarning, state_of
 from schedule.verify.observe import loss_of
 from schedule.verify.preserve import preserved, seed_all
@@ -23,8 +26,8 @@ class Cost:
     Attributes:
         saved_bytes: what autograd keeps from forward for backward: each storage once, parameters and buffers
             left out.
-        dispatched: operations that reach torch's dispatcher in forward and backward. An op compiled by inductor
-            hides what is inside it, so count under ``fused.backend("reference")`` for the number of plain ones.
+        dispatched: operations that reach torch's dispatcher in forward and backward. A pass of a fused op is one,
+            as it is where it is compiled; tensors too small for that take its formula, step by step.
     """
 
     saved_bytes: int
@@ -35,10 +38,22 @@ class _Counting(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
+        self._inside: FrameType | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
+        fused_pass = _fused_pass()
+        if fused_pass is None or fused_pass is not self._inside:
+            self.count += 1
+        self._inside = fused_pass
         return func(*args, **(kwargs or {}))
+
+
+def _fused_pass() -> FrameType | None:
+    """The running pass of a fused op, which under a dispatch mode is its formula."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code is not Op.run.__code__:
+        frame = frame.f_back
+    return frame
 
 
 def measure(model: nn.Module, batch: Any) -> Cost:

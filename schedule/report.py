@@ -124,8 +124,10 @@ class Report:
                 f"dispatched operations: {before.dispatched:,} → {after.dispatched:,}"
                 f" ({_ratio(after.dispatched, before.dispatched)})",
             ]
-        for path, count in self.fallbacks.items():
-            lines.append(f"{path or 'the root'} ran its original forward {count} times: calls unlike the recorded ones")
+        fallbacks = self.fallbacks
+        for count in sorted(set(fallbacks.values())):
+            paths = _paths(path for path, of_path in fallbacks.items() if of_path == count)
+            lines.append(f"calls unlike the recorded ones, which ran the original forward: {count} of {paths}")
         return lines
 
     def __str__(self) -> str:
