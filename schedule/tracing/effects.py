@@ -69,6 +69,7 @@ def has_effect(node: fx.Node) -> bool:
 _MAKES_NEW = {"add", "sub", "mul", "truediv", "div", "floordiv", "mod", "pow", "neg", "abs", "where", "cat", "stack"}
 _MAKES_NEW |= {"eq", "ne", "lt", "le", "gt", "ge", "clone", "matmul", "linear", "softmax", "arange", "tensor"}
 _MAKES_NEW |= {"zeros", "ones", "full", "empty", "zeros_like", "ones_like", "full_like", "empty_like"}
+_MAKES_NEW |= {"new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"}
 
 
 def is_local(node: fx.Node) -> bool:
