@@ -21,6 +21,7 @@ from schedule.tracing.guards import GuardMiss
 from schedule.tracing.regions import closing_regions
 from schedule.tracing.signature import Parameters
 from schedule.tracing.specialisation import Specialisation, original_class
+from schedule.tracing.structure import literal
 
 STATE = "_schedule_state"
 _MISSING = object()
@@ -246,7 +247,7 @@ def _setting_conditions(prefix: str, settings: Mapping[Any, Any]) -> list[str]:
         owner = f"{owner}.__dict__" if holder is None else f"{owner}.__dict__[{holder!r}].__dict__"
         owner = "_own" if owner == "self.__dict__" else owner
         comparison = "is" if value is None or isinstance(value, (bool, torch.dtype)) else "=="
-        found.append(f"{owner}.get({name!r}, _missing) {comparison} {value!r}")
+        found.append(f"{owner}.get({name!r}, _missing) {comparison} {literal(value)}")
     return found
 
 

@@ -7,8 +7,8 @@
     after:   p = fused.scaled_masked_softmax(torch.matmul(q, k), mask, 0.125, dropout_p=0.1)
 
 The mask is what is added to the scores (of any shape that broadcasts, with its gradient: position biases too), up to
-two of them, or what hides scores by −inf. Scores hidden by a finite number stay with eager torch, which attends
-evenly to all keys of a row that is hidden whole, and the rest of the chain is fused.
+two of them. Filling the hidden scores (``masked_fill``, ``where``) stays with eager torch and the rest of the chain is
+fused: what a row that is hidden whole becomes (NaN, or even attention to all keys) depends on what it is filled with.
 """
 
 from __future__ import annotations
@@ -92,16 +92,6 @@ def twice_masked_softmax(x: Value, bias: Value, mask: Value) -> Value:
     return _dropped(_cast("after")(_softmax(_cast("between")(s))))
 
 
-def hidden_softmax(x: Value, hidden: Value) -> Value:
-    s = _scaled(_cast("before")(_scores()))
-    s = s.masked_fill(tensor("hidden", dtype=torch.bool), scalar("fill", where=_is_minus_infinity))
-    return _dropped(_cast("after")(_softmax(_cast("between")(s))))
-
-
-def _is_minus_infinity(fill: Any) -> bool:
-    return isinstance(fill, float) and fill == -math.inf
-
-
 def _with_sink(s: Value) -> Value:
     s = torch.cat((s, tensor("sink")), dim=-1)
     p = _softmax(s - torch.max(s, dim=-1, keepdim=True)[0])
@@ -123,7 +113,7 @@ def _objection(occurrence: Occurrence) -> str:
     x, out = spec_of(occurrence.inputs["x"]), spec_of(occurrence.outputs[0])
     if x is None or out is None or x.shape != out.shape:
         return "what is softmaxed has not the shape of the scores"
-    for name in ("mask", "bias", "hidden"):
+    for name in ("mask", "bias"):
         value = occurrence.inputs.get(name)
         if value is not None and not _broadcasts(spec_of(value), x):
             return f"the {name} does not broadcast to the scores"
@@ -178,7 +168,7 @@ def _is_product(value: Any) -> bool:
 def _futile(occurrence: Occurrence) -> str:
     x, out = spec_of(occurrence.inputs["x"]), spec_of(occurrence.outputs[0])
     scalars, inputs = occurrence.scalars, occurrence.inputs
-    added = any(inputs.get(name) is not None for name in ("mask", "bias", "hidden", "sink"))
+    added = any(inputs.get(name) is not None for name in ("mask", "bias", "sink"))
     scaled = scalars.get("scale") is not None or scalars.get("divisor") is not None
     cast = x is not None and out is not None and out.dtype != x.dtype
     return "" if added or scaled or cast or _drops(scalars) else "softmax alone: there is nothing to fuse"
@@ -197,8 +187,6 @@ def _thrift(occurrence: Occurrence) -> str:
 
 def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
     x, mask = inputs["x"], inputs.get("mask")
-    if mask is None:
-        mask = inputs.get("hidden")
     if inputs.get("bias") is not None:
         mask = graph.call_function(operator.add, (inputs["bias"], mask))
     options: dict[str, Any] = {}
@@ -335,7 +323,6 @@ ATTENTION_SOFTMAX = register_rule(
             sink_softmax,
             twice_masked_softmax,
             masked_softmax,
-            hidden_softmax,
             plain_softmax,
         ),
         build=_build,

@@ -17,6 +17,7 @@ from schedule.errors import TraceError
 from schedule.tracing.effects import has_effect, is_local, is_pure_query
 from schedule.tracing.scalars import scalar_of
 from schedule.tracing.sizes import size_read
+from schedule.tracing.structure import literal
 
 if TYPE_CHECKING:
     from schedule.tracing.tracer import ModuleTracer
@@ -68,7 +69,7 @@ def expression(node: Any, inputs: dict[fx.Node, str], tracer: ModuleTracer) -> s
         NotBeforehand: it depends on more than sizes and numbers.
     """
     if not isinstance(node, fx.Node):
-        return repr(node)
+        return literal(node)
     if node in inputs:
         return inputs[node]
     if node.op == "get_attr":
@@ -151,7 +152,7 @@ def conditions(tracer: ModuleTracer, inputs: dict[fx.Node, str]) -> list[str]:
 def _condition(text: str, value: Any) -> str:
     if isinstance(value, bool):
         return text if value else f"not {text}"
-    return f"{text} is {value}" if isinstance(value, torch.dtype) else f"{text} == {value!r}"
+    return f"{text} is {value}" if isinstance(value, torch.dtype) else f"{text} == {literal(value)}"
 
 
 def _traced_expression(node: fx.Node, inputs: dict[fx.Node, str], tracer: ModuleTracer) -> str | None:

@@ -12,7 +12,7 @@ import torch
 from schedule.errors import TraceError
 from schedule.recording import Call, Opaque
 from schedule.tracing.specs import TensorSpec
-from schedule.tracing.structure import is_plain_dataclass, is_plain_mapping
+from schedule.tracing.structure import is_plain_dataclass, is_plain_mapping, literal
 
 _IDENTITY = (bool, type(None))
 
@@ -155,8 +155,11 @@ class SignatureBuilder:
     def _constant(self, value: Any, text: str) -> None:
         if isinstance(value, _IDENTITY):
             condition = f"{text} is {value!r}"
-        elif isinstance(value, (int, float, str)):
-            condition = f"type({text}) is {type(value).__name__} and {text} == {value!r}"
+        elif type(value) in (int, float, str):
+            condition = f"type({text}) is {type(value).__name__} and {text} == {literal(value)}"
+        elif isinstance(value, (int, float, str)):  # an enum, say
+            cls = self.signature.name(type(value), "type")
+            condition = f"type({text}) is {cls} and {text} == {self.signature.name(value, 'value')}"
         elif isinstance(value, torch.dtype):
             condition = f"{text} is {value}"
         elif isinstance(value, (torch.device, range, complex, bytes)):

@@ -7,6 +7,7 @@ rebuilt with the type they had; everything else is a leaf.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -84,3 +85,10 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
     for _, leaf in leaves(value):
         if isinstance(leaf, torch.Tensor):
             yield leaf
+
+
+def literal(value: Any) -> str:
+    """Python source of a number, string, flag, dtype or None."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"float('{value}')"
+    return repr(value)

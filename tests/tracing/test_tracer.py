@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
 from typing import Any, NamedTuple
 
 import pytest
@@ -366,3 +367,28 @@ def test_autocast_outside_is_not_answered_with_the_wrong_dtypes():
     schedule_all(module, (x, w))
     with torch.autocast("cpu", dtype=torch.bfloat16), pytest.warns(FallbackWarning):
         assert module(x, w).dtype is torch.bfloat16
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+class Filling(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fill = float("-inf")
+
+    def forward(self, x, level, ceiling):
+        return x.masked_fill(x < 0, self.fill).clamp(max=ceiling) * (2 if level is Level.HIGH else 3)
+
+
+def test_enums_and_infinities_are_guarded_by_value():
+    module = Filling()
+    twin = copy.deepcopy(module)
+    schedule_all(module, (torch.randn(2, 3), Level.HIGH, float("inf")))
+    x = torch.randn(4, 2)
+    assert_same(module(x, Level.HIGH, float("inf")), twin(x, Level.HIGH, float("inf")))
+    assert state_of(module).fallbacks == 0
+    with pytest.warns(FallbackWarning):
+        assert_same(module(x, Level.LOW, 0.5), twin(x, Level.LOW, 0.5))
