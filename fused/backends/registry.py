@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -46,6 +47,8 @@ class Op:
             and hashable settings in `statics`. Differentiable plain torch operations without side effects.
         canonical: brings `args` to few ranks for compiled code and returns what undoes it on the results.
         small_on_cpu: for the settings of a call, below how many elements plain torch is as fast on the CPU.
+        kernels: the module with the Triton functions, which have the names and signatures of the formulas. It is
+            imported when they first run.
         implementations: per backend and part, a function of the formula's signature.
     """
 
@@ -54,6 +57,7 @@ class Op:
     backward: Formula
     canonical: Canonical | None = None
     small_on_cpu: Callable[..., float] | None = None
+    kernels: str | None = None
     implementations: dict[str, dict[Part, Formula]] = field(default_factory=dict)
     finishers: dict[str, Formula] = field(default_factory=dict, init=False)
 
@@ -65,7 +69,7 @@ class Op:
     def register(
         self, backend: str, *, forward: Formula, backward: Formula, finish_backward: Formula | None = None
     ) -> None:
-        """Add hand-written kernels, or for "inductor" formulas that compile to better code.
+        """Add for "inductor" formulas that compile to better code, or for "triton" kernels.
 
         All have the signatures of the reference formulas. A kernel may return NotImplemented for arguments
         that it does not take; the next backend then runs. ``finish_backward(results, args, **statics)`` is
@@ -121,7 +125,7 @@ class Op:
         return tensor.numel() < (SMALL_ON_CPU if self.small_on_cpu is None else self.small_on_cpu(**statics))
 
     def _problem(self, backend: str, device: str) -> str | None:
-        if backend == "triton" and "triton" not in self.implementations:
+        if backend == "triton" and self.kernels is None and "triton" not in self.implementations:
             return "this op has no Triton kernels yet"
         return availability.why_unavailable(backend, device)
 
@@ -135,10 +139,18 @@ class Op:
                 availability.warn_once(f"fused: not running on {name}: {problem}")
         return names
 
+    def _load_kernels(self, module: str) -> None:
+        kernels = importlib.import_module(module)
+        names = self.forward.__name__, self.backward.__name__
+        self.register("triton", forward=getattr(kernels, names[0]), backward=getattr(kernels, names[1]))
+        self.kernels = None
+
     def _run_on(
         self, backend: str, part: Part, args: Sequence[Any], statics: dict[str, Hashable], device: str
     ) -> Any:
         formula = self.forward if part == "forward" else self.backward
+        if backend == "triton" and self.kernels is not None:
+            self._load_kernels(self.kernels)
         formula = self.implementations.get(backend, {}).get(part, formula)
         if backend != "inductor":
             return formula(*args, **statics)
