@@ -23,6 +23,10 @@ from torch.nn import functional
 
 torch.set_num_threads(1)
 
+# Triton reads this when it is imported: without CUDA its kernels run on CPU tensors, as Python.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 # Where a tracer is tempted to patch. A patch left behind changes every other model in the process.
 _PATCHABLE: tuple[Any, ...] = (builtins, math, operator, torch, torch.Tensor, functional, nn.Module)
 

@@ -1,0 +1,124 @@
+"""Bias + dropout (+ residual): one pass each way, the bias gradient summed on the way."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from fused.backends.triton.launch import (
+    as_rows,
+    column_block,
+    column_partials,
+    column_tile,
+    compute_type,
+    launch,
+    row_block,
+    row_span,
+)
+
+Tensor = torch.Tensor
+
+
+@triton.jit
+def _forward(
+    x, bias, residual, keep, out, keep_scale, rows, columns, x_stride, residual_stride, keep_stride,
+    COMPUTE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row, column = row_block(ROWS), column_block(COLUMNS)
+    inside = (row < rows) & (column < columns)
+    z = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(COMPUTE)
+    if bias is not None:
+        z += tl.load(bias + column, mask=column < columns, other=0.0).to(COMPUTE)
+    if keep is not None:
+        # Multiplied, not selected: a dropped NaN stays one.
+        kept = tl.load(keep + row * keep_stride + column, mask=inside, other=0)
+        z = z * kept.to(COMPUTE) * keep_scale.to(COMPUTE)
+    if residual is not None:
+        z += tl.load(residual + row * residual_stride + column, mask=inside, other=0.0).to(COMPUTE)
+    tl.store(out + row * columns + column, z, mask=inside)
+
+
+@triton.jit
+def _backward(
+    g, keep, dx, partials, keep_scale, rows, columns, g_stride, keep_stride,
+    COMPUTE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    start, end = row_span(rows, ROWS)
+    column = column_block(COLUMNS)
+    total = tl.zeros([1, COLUMNS], COMPUTE)
+    for first in range(start, end, ROWS):
+        row = (first + tl.arange(0, ROWS))[:, None]
+        inside = (row < end) & (column < columns)
+        dz = tl.load(g + row * g_stride + column, mask=inside, other=0.0).to(COMPUTE)
+        if keep is not None:
+            kept = tl.load(keep + row * keep_stride + column, mask=inside, other=0)
+            dz = dz * kept.to(COMPUTE) * keep_scale.to(COMPUTE)
+        if dx is not None:
+            tl.store(dx + row * columns + column, dz, mask=inside)
+        if partials is not None:
+            total += tl.sum(dz, 0, keep_dims=True)
+    if partials is not None:
+        tl.store(partials + tl.program_id(0) * columns + column, total, mask=column < columns)
+
+
+def bias_dropout(
+    x: Tensor, bias: Tensor | None, residual: Tensor | None, keep: Tensor | None, keep_scale: float
+) -> Tensor:
+    """As the reference formula of this name."""
+    dtype = x.dtype
+    for other in (bias, residual):
+        dtype = dtype if other is None else torch.promote_types(dtype, other.dtype)
+    flat, residual_rows, keep_rows = as_rows(x), _rows(residual), _rows(keep)
+    rows, columns = flat.shape
+    tile = column_tile(columns)
+    out = torch.empty(rows, columns, dtype=dtype, device=x.device)
+    launch(
+        _forward,
+        (triton.cdiv(rows, tile.ROWS), triton.cdiv(columns, tile.COLUMNS)),
+        *(flat, None if bias is None else bias.contiguous(), residual_rows, keep_rows, out),
+        *(keep_scale, rows, columns, flat.stride(0), _stride(residual_rows), _stride(keep_rows)),
+        COMPUTE=compute_type(x, bias, residual),
+        ROWS=tile.ROWS,
+        COLUMNS=tile.COLUMNS,
+        num_warps=tile.num_warps,
+    )
+    return out.view(x.shape)
+
+
+def bias_dropout_backward(
+    g: Tensor,
+    keep: Tensor | None,
+    keep_scale: float,
+    *,
+    x_dtype: torch.dtype | None,
+    bias_dtype: torch.dtype | None,
+) -> tuple[Tensor | None, Tensor | None]:
+    """As the reference formula of this name."""
+    flat, keep_rows = as_rows(g), _rows(keep)
+    rows, columns = flat.shape
+    tile = column_tile(columns)
+    compute = compute_type(g)
+    total = torch.float64 if compute == tl.float64 else torch.float32
+    partials = column_partials(rows, columns, g.device, total, tile.ROWS)
+    dx = None if x_dtype is None else torch.empty(rows, columns, dtype=x_dtype, device=g.device)
+    launch(
+        _backward,
+        (len(partials), triton.cdiv(columns, tile.COLUMNS)),
+        *(flat, keep_rows, dx, None if bias_dtype is None else partials),
+        *(keep_scale, rows, columns, flat.stride(0), _stride(keep_rows)),
+        COMPUTE=compute,
+        ROWS=tile.ROWS,
+        COLUMNS=tile.COLUMNS,
+        num_warps=tile.num_warps,
+    )
+    dbias = None if bias_dtype is None else partials.sum(0).to(bias_dtype)
+    return None if dx is None else dx.view(g.shape), dbias
+
+
+def _rows(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else as_rows(tensor)
+
+
+def _stride(rows: Tensor | None) -> int:
+    return 0 if rows is None else rows.stride(0)
