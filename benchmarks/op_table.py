@@ -1,0 +1,295 @@
+"""What `benchmarks/ops.py` measures: each fused op beside what else would compute the same."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import fused
+
+Tensor = torch.Tensor
+Function = Callable[..., Any]
+Shape = tuple[int, ...]
+
+ROWS_AND_COLUMNS = {"small": (512, 768), "medium": (4096, 3072), "large": (8192, 11008)}
+SCORES = {"small": (2, 12, 128, 128), "medium": (4, 12, 512, 512), "large": (1, 32, 2048, 2048)}
+HEADS = {"small": (2, 12, 128, 64), "medium": (4, 32, 512, 128), "large": (1, 32, 4096, 128)}
+LOGITS = {"small": (128, 50257), "medium": (512, 50257), "large": (1024, 128256)}
+PROJECTION = {"small": (128, 256, 50257), "medium": (512, 768, 50257), "large": (1024, 2048, 128256)}
+
+
+def nbytes(*tensors: Tensor) -> int:
+    """Bytes of the tensors together."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One op.
+
+    Attributes:
+        name: in the table.
+        eager: the expression as HuggingFace's models write it.
+        ours: the fused op.
+        inputs: the tensors for one shape; floating-point ones get a gradient unless their position is in `frozen`.
+        saved: the least bytes to keep for the backward pass.
+        sizes: the shapes.
+        native: torch's own op for it, with its name.
+        liger: Liger-Kernel's module and how to make a function of it, for CUDA.
+        memory_bound: whether its time can be that of a copy.
+    """
+
+    name: str
+    eager: Function
+    ours: Function
+    inputs: Callable[[Shape], Sequence[Tensor]]
+    saved: Callable[..., int]
+    sizes: dict[str, Shape] = field(default_factory=lambda: ROWS_AND_COLUMNS)
+    frozen: tuple[int, ...] = ()
+    native: tuple[str, Function] | None = None
+    liger: tuple[str, Callable[[Any], Function]] | None = None
+    memory_bound: bool = True
+
+    def peers(self, device: str) -> dict[str, Function]:
+        """The ready-made ops for the same job that run here."""
+        found = {} if self.native is None else {self.native[0]: self.native[1]}
+        if self.liger is not None and device == "cuda" and importlib.util.find_spec("liger_kernel"):
+            module, adapt = self.liger
+            found["Liger"] = adapt(importlib.import_module(module))
+        return found
+
+
+def new_gelu(x: Tensor) -> Tensor:
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    wide = x.to(torch.float32)
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return weight * wide.to(x.dtype)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    total = x + residual
+    return rms_norm(total, weight), total
+
+
+def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    total = x + residual
+    return F.layer_norm(total, weight.shape, weight, bias), total
+
+
+def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
+    return F.softmax(scores * 0.125 + mask, dim=-1, dtype=torch.float32).to(scores.dtype)
+
+
+def causal_softmax(scores: Tensor) -> Tensor:
+    queries, keys = scores.shape[-2:]
+    hidden = torch.ones(queries, keys, dtype=torch.bool, device=scores.device).triu(keys - queries + 1)
+    scores = (scores * 0.125).masked_fill(hidden, torch.finfo(scores.dtype).min)
+    return F.softmax(scores, dim=-1, dtype=torch.float32).to(scores.dtype)
+
+
+def _rotate_half(x: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+
+
+def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return q * cos + _rotate_half(q) * sin, k * cos + _rotate_half(k) * sin
+
+
+def _shifted_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.float(), labels)
+
+
+def _norm_inputs(shape: Shape) -> list[Tensor]:
+    return [torch.randn(shape), torch.randn(shape[-1])]
+
+
+def _rotary_inputs(shape: Shape) -> list[Tensor]:
+    batch, heads, length, dim = shape
+    angles = torch.rand(batch, length, dim // 2) * 6.3
+    cos, sin = (torch.cat([f(angles)] * 2, -1) for f in (torch.cos, torch.sin))
+    return [torch.randn(shape), torch.randn(batch, max(heads // 4, 1), length, dim), cos, sin]
+
+
+def _causal_mask(shape: Shape) -> Tensor:
+    queries, keys = shape[-2:]
+    return torch.full((1, 1, queries, keys), torch.finfo(torch.bfloat16).min).triu(keys - queries + 1)
+
+
+def _per_row(tensor: Tensor) -> int:
+    return 4 * (tensor.numel() // max(tensor.shape[-1], 1))
+
+
+def _probabilities(scores: Tensor, *_: Tensor) -> int:
+    return scores.numel() * (scores.element_size() + (scores.element_size() == 2))
+
+
+TABLE = [
+    Row(
+        "new_gelu",
+        new_gelu,
+        lambda x: fused.new_gelu(x),
+        lambda shape: [torch.randn(shape)],
+        nbytes,
+        native=("F.gelu", lambda x: F.gelu(x, approximate="tanh")),
+    ),
+    Row(
+        "bias_gelu",
+        lambda x, bias: F.gelu(x + bias),
+        lambda x, bias: fused.bias_gelu(x, bias, "none"),
+        _norm_inputs,
+        nbytes,
+    ),
+    Row(
+        "bias_gelu tanh",
+        lambda x, bias: new_gelu(x + bias),
+        lambda x, bias: fused.bias_gelu(x, bias),
+        _norm_inputs,
+        nbytes,
+    ),
+    Row(
+        "quick_gelu",
+        lambda x: x * torch.sigmoid(1.702 * x),
+        lambda x: fused.bias_activation(x, None, "quick_gelu"),
+        lambda shape: [torch.randn(shape)],
+        nbytes,
+    ),
+    Row(
+        "swiglu",
+        lambda gate, up: F.silu(gate) * up,
+        lambda gate, up: fused.gated_activation(gate, up, "silu"),
+        lambda shape: [torch.randn(shape), torch.randn(shape)],
+        nbytes,
+        liger=("liger_kernel.ops.swiglu", lambda module: module.LigerSiLUMulFunction.apply),
+    ),
+    Row(
+        "geglu tanh",
+        lambda gate, up: F.gelu(gate, approximate="tanh") * up,
+        lambda gate, up: fused.gated_activation(gate, up, "gelu_tanh"),
+        lambda shape: [torch.randn(shape), torch.randn(shape)],
+        nbytes,
+        liger=("liger_kernel.ops.geglu", lambda module: module.LigerGELUMulFunction.apply),
+    ),
+    Row(
+        "bias_swiglu packed",
+        lambda y, bias: F.silu((y + bias).chunk(2, -1)[0]) * (y + bias).chunk(2, -1)[1],
+        lambda y, bias: fused.bias_swiglu(y, bias),
+        lambda shape: [torch.randn(*shape[:-1], 2 * shape[-1]), torch.randn(2 * shape[-1])],
+        nbytes,
+    ),
+    Row(
+        "bias_dropout_add",
+        lambda x, bias, residual: residual + F.dropout(x + bias, 0.1),
+        lambda x, bias, residual: fused.bias_dropout_add(x, bias, residual, 0.1, True),
+        lambda shape: [torch.randn(shape), torch.randn(shape[-1]), torch.randn(shape)],
+        lambda x, bias, residual: x.numel(),
+    ),
+    Row(
+        "masked softmax",
+        masked_softmax,
+        lambda scores, mask: fused.scaled_masked_softmax(scores, mask, 0.125),
+        lambda shape: [torch.randn(shape), _causal_mask(shape)],
+        _probabilities,
+        sizes=SCORES,
+        frozen=(1,),
+    ),
+    Row(
+        "causal softmax",
+        causal_softmax,
+        lambda scores: fused.scaled_masked_softmax(scores, None, 0.125, causal=True),
+        lambda shape: [torch.randn(shape)],
+        _probabilities,
+        sizes=SCORES,
+    ),
+    Row(
+        "rms_norm",
+        rms_norm,
+        lambda x, weight: fused.rms_norm(x, weight, 1e-6),
+        _norm_inputs,
+        lambda x, weight: nbytes(x, weight) + _per_row(x),
+        native=("F.rms_norm", lambda x, weight: F.rms_norm(x, weight.shape, weight, 1e-6)),
+        liger=(
+            "liger_kernel.ops.rms_norm",
+            lambda module: lambda x, w: module.LigerRMSNormFunction.apply(x, w, 1e-6, 0.0, "llama", False),
+        ),
+    ),
+    Row(
+        "add_rms_norm",
+        add_rms_norm,
+        lambda x, residual, weight: fused.add_rms_norm(x, residual, weight, 1e-6),
+        lambda shape: [torch.randn(shape), torch.randn(shape), torch.randn(shape[-1])],
+        lambda x, residual, weight: nbytes(x, weight) + _per_row(x),
+    ),
+    Row(
+        "layer_norm",
+        lambda x, weight, bias: F.layer_norm(x, weight.shape, weight, bias),
+        lambda x, weight, bias: fused.layer_norm(x, weight, bias, 1e-5),
+        lambda shape: [torch.randn(shape), torch.randn(shape[-1]), torch.randn(shape[-1])],
+        lambda x, weight, bias: nbytes(x, weight) + 2 * _per_row(x),
+        liger=(
+            "liger_kernel.ops.layer_norm",
+            lambda module: lambda x, w, b: module.LigerLayerNormFunction.apply(x, w, b, 1e-5),
+        ),
+    ),
+    Row(
+        "add_layer_norm",
+        add_layer_norm,
+        lambda x, residual, weight, bias: fused.add_layer_norm(x, residual, weight, bias, 1e-5),
+        lambda shape: [torch.randn(shape), torch.randn(shape), torch.randn(shape[-1]), torch.randn(shape[-1])],
+        lambda x, residual, weight, bias: nbytes(x, weight) + 2 * _per_row(x),
+    ),
+    Row(
+        "rotary_embedding",
+        rotary,
+        lambda q, k, cos, sin: fused.rotary_embedding(q, k, cos, sin),
+        _rotary_inputs,
+        lambda q, k, cos, sin: nbytes(cos, sin),
+        sizes=HEADS,
+        frozen=(2, 3),
+        liger=("liger_kernel.ops.rope", lambda module: module.LigerRopeFunction.apply),
+    ),
+    Row(
+        "cross_entropy",
+        _shifted_loss,
+        lambda logits, labels: fused.cross_entropy(logits, labels),
+        lambda shape: [torch.randn(shape), torch.randint(shape[1], shape[:1])],
+        lambda logits, labels: nbytes(logits, labels) + 4 * labels.numel(),
+        sizes=LOGITS,
+        liger=(
+            "liger_kernel.transformers.functional",
+            lambda module: lambda logits, labels: module.liger_cross_entropy(logits, labels),
+        ),
+    ),
+    Row(
+        "linear_cross_entropy",
+        lambda hidden, weight, labels: _shifted_loss(hidden @ weight.T, labels),
+        lambda hidden, weight, labels: fused.linear_cross_entropy(hidden, weight, labels),
+        lambda shape: [
+            torch.randn(shape[:2]),
+            torch.randn(shape[2], shape[1]) * 0.02,
+            torch.randint(shape[2], shape[:1]),
+        ],
+        lambda hidden, weight, labels: nbytes(hidden, weight),
+        sizes=PROJECTION,
+        native=None
+        if not hasattr(F, "linear_cross_entropy")
+        else ("F.linear_cross_entropy", lambda hidden, weight, labels: F.linear_cross_entropy(hidden, weight, labels)),
+        liger=(
+            "liger_kernel.transformers.functional",
+            lambda module: (
+                lambda hidden, weight, labels: module.liger_fused_linear_cross_entropy(hidden, weight, labels)
+            ),
+        ),
+        memory_bound=False,
+    ),
+]
