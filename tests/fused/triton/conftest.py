@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -65,6 +68,24 @@ def far_rows(device: str, tmp_path: Path) -> Callable[[Tensor], Tensor]:
         return storage.as_strided(x.shape, (stride, 1)).copy_(x)
 
     return spread
+
+
+@pytest.fixture
+def compile_for_hopper(tmp_path: Path) -> Callable[[str], int]:
+    """``compile_for_hopper(code)``: how many launches of `code` compile for an H200; fails if one does not.
+
+    The code runs in a process of its own with CPU tensors and without the interpreter; every op has its Triton kernels
+    compiled and not run, if ``fused.backend("triton")`` asks for them.
+    """
+
+    def run(code: str) -> int:
+        environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+        command = [sys.executable, "-m", "tests.fused.triton.hopper"]
+        done = subprocess.run(command, input=code, env=environment, capture_output=True, text=True, timeout=500)
+        assert done.returncode == 0, done.stderr
+        return int(done.stdout.split()[0])
+
+    return run
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import torch
 
 from fused.bias_dropout import BIAS_DROPOUT
 
-FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+FLOATS = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def draw(device: str, *shape: int) -> torch.Tensor:
@@ -53,3 +53,14 @@ def test_a_dropped_nan_stays(check_against_float64, device):
     x[0, 3], x[1, 2] = torch.nan, torch.inf
     (out,) = check_against_float64(BIAS_DROPOUT, "forward", (x, None, None, keep, 1.25))
     assert out.isnan().sum() == 2
+
+
+def test_float64(check_against_float64, device, launches):
+    x, bias, residual = (draw(device, 4, 7).double() for _ in range(3))
+    check_against_float64(BIAS_DROPOUT, "forward", (x, bias[0], residual, None, 1.0))
+    check_against_float64(BIAS_DROPOUT, "backward", (x, None, 1.0), x_dtype=torch.float64, bias_dtype=torch.float64)
+    with pytest.raises(AssertionError, match="no kernel"):
+        check_against_float64(BIAS_DROPOUT, "forward", (x, bias[0], residual, x > 0, 1 / 0.9))
+    with pytest.raises(AssertionError, match="no kernel"):
+        dtypes = {"x_dtype": torch.float64, "bias_dtype": None}
+        check_against_float64(BIAS_DROPOUT, "backward", (x, x > 0, 1 / 0.9), **dtypes)

@@ -47,6 +47,15 @@ def _sum_rows(x, partials, rows, columns, stride, ROWS: tl.constexpr, COLUMNS: t
     tl.store(partials + tl.program_id(0) * columns + column, total, mask=column < columns)
 
 
+@triton.jit
+def _changes_type(out, count):
+    """Which the interpreter does not mind."""
+    total = 0
+    for _ in range(count):
+        total += 0.5
+    tl.store(out, total)
+
+
 def double(x: torch.Tensor) -> torch.Tensor:
     flat = as_rows(x)
     rows, columns = flat.shape
@@ -159,3 +168,11 @@ def test_compiled_code_runs_beside_the_interpreter(warm_inductor, launches):
         result = fused.new_gelu(x)
     torch.testing.assert_close(result, torch.nn.functional.gelu(x, approximate="tanh"))
     assert not launches
+
+
+def test_kernels_compile_for_a_gpu(compile_for_hopper):
+    setup = "import torch; from tests.fused.triton.test_launch import _changes_type, double, launch; "
+    assert compile_for_hopper(setup + "double(torch.ones(2, 65))") == 1
+    launch(_changes_type, (1,), torch.zeros(1), 3)
+    with pytest.raises(AssertionError, match="CompilationError"):
+        compile_for_hopper(setup + "launch(_changes_type, (1,), torch.zeros(1), 3)")

@@ -1,0 +1,58 @@
+"""Compiles kernels for an H100 or H200, on any machine: ``python -m tests.fused.triton.hopper`` + code from stdin.
+
+The interpreter takes what the compiler refuses. Here every launch, of every configuration, is compiled by Triton and
+by its ptxas, and none is run: results are whatever the memory held.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.jit import KernelInterface
+
+from fused.backends import availability
+
+HOPPER = GPUTarget("cuda", 90, 32)
+
+
+class _Absent:
+    """As much of a driver as compiling needs."""
+
+    def get_current_target(self) -> GPUTarget:
+        return HOPPER
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def _compile_only(self: Any, grid: Any) -> Any:
+    def compiled(*args: Any, **settings: Any) -> None:
+        global launches
+        launches += 1
+        if isinstance(self, Autotuner):
+            self.nargs = dict(zip(self.arg_names, args, strict=False))
+            for config in self.prune_configs(settings):
+                self.fn.run(*args, grid=grid, warmup=True, **settings, **config.all_kwargs())
+        else:
+            self.run(*args, grid=grid, warmup=True, **settings)
+
+    return compiled
+
+
+launches = 0
+
+if __name__ == "__main__":
+    driver.set_active(_Absent())  # type: ignore[arg-type]
+    KernelInterface.__getitem__ = _compile_only
+    availability.why_unavailable = lambda backend, device: None
+    torch.manual_seed(0)
+    exec(compile(sys.stdin.read(), "code", "exec"))
+    print(f"{launches} launches compiled")
