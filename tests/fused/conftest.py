@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -12,6 +13,11 @@ from fused.backends import availability
 
 Tensor = torch.Tensor
 Function = Callable[..., Tensor]
+
+if importlib.util.find_spec("triton") is None:
+    collect_ignore = ["triton"]
+else:
+    import tests.fused.interpreter  # noqa: F401 - rounds as a GPU does, in every test
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -52,13 +58,17 @@ def values_and_gradients() -> Callable[..., tuple[Tensor, ...]]:
 
 @pytest.fixture
 def assert_no_worse() -> Callable[..., None]:
-    """Errors against float64: no larger than 1.1 × eager's, in the root mean square and at most."""
+    """Errors against float64: no larger than 1.1 × eager's, in the root mean square and at most.
+
+    A result in float32 may in any case be off by what float32 allows.
+    """
 
     def check(ours: Sequence[Tensor], eager: Sequence[Tensor], exact: Sequence[Tensor]) -> None:
         for position, (mine, theirs, truth) in enumerate(zip(ours, eager, exact, strict=True)):
             for norm in (lambda e: e.abs().max(), lambda e: e.square().mean().sqrt()):
                 error, allowed = norm(mine.double() - truth), norm(theirs.double() - truth)
-                assert error <= 1.1 * allowed, f"result {position}: {error:.3e} against eager's {allowed:.3e}"
+                rounding = 1e-6 + 1.3e-6 * norm(truth) if mine.dtype == torch.float32 else 0.0
+                assert error <= 1.1 * allowed + rounding, f"result {position}: {error:.3e} against eager's {allowed:.3e}"
 
     return check
 
