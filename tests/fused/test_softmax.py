@@ -371,3 +371,22 @@ def test_bad_input(keywords, error, text):
     with pytest.raises(error, match=text):
         fused.scaled_masked_softmax(**{"x": torch.ones(2, 3, 5), **keywords})
     assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("backend", ["reference", "inductor"])
+def test_a_dropped_nan_and_a_dropped_infinite_gradient_are_nan_as_in_eager(backend, warm_inductor):
+    x, g = torch.randn(3, 8), torch.randn(3, 8)
+    x[0, 2], g[1, 3] = torch.nan, torch.inf
+    results = []
+    for op in (
+        lambda x: fused.scaled_masked_softmax(x, dropout_p=0.9),
+        lambda x: torch.nn.functional.dropout(torch.softmax(x, -1), 0.9),
+    ):
+        leaf = x.clone().requires_grad_()
+        torch.manual_seed(0)
+        with fused.backend(backend):
+            out = op(leaf)
+            (gradient,) = torch.autograd.grad(out, leaf, g)
+        results.append((out.detach(), gradient))
+    torch.testing.assert_close(results[0], results[1], equal_nan=True)
+    assert results[0][0][0].isnan().all() and not results[0][0][1:].isnan().any()

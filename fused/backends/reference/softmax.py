@@ -66,7 +66,8 @@ def masked_softmax(
     if keep is None:
         out, signed = p.to(out_dtype), None
     else:
-        out = torch.where(keep, p * keep_scale, 0).to(out_dtype)
+        # Multiplied, not selected: a dropped NaN stays one, as in eager torch.
+        out = (p * keep * keep_scale).to(out_dtype)
         signed = torch.where(keep, p, -p).to(out_dtype)
     return out, signed, p_sink, _lost(p.float(), out_dtype) if rounding else None
 
@@ -140,7 +141,7 @@ def masked_softmax_backward(
     dp = torch.zeros_like(p) if g is None else g.to(compute)
     dropped = torch.signbit(p) if dropout else None
     if dropped is not None:
-        dp = (dp * keep_scale).masked_fill(dropped, 0)
+        dp = dp * ~dropped * keep_scale
         p = p.abs()
         if g_signed is not None:
             dp = dp + torch.where(dropped, -g_signed, g_signed)
