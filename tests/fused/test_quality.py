@@ -236,7 +236,7 @@ def test_saved_tensors_go_through_hooks(case: Case) -> None:
 
     with saved_tensors_hooks(pack, lambda t: t.clone()):
         ours = run(case, case.op, inputs)
-    assert packed
+    assert packed or not case.saved(*inputs)
     with torch.autograd.graph.save_on_cpu():
         offloaded = run(case, case.op, inputs)
     plain = run(case, case.op, inputs)
@@ -261,8 +261,9 @@ def test_strides_do_not_matter(case: Case, on_backend: str) -> None:
     inputs = sample(case, 15, 34, torch.float32)
     apart = [torch.stack([t, t], -1)[..., 0] if t.is_floating_point() else t for t in inputs]
     turned = [t.transpose(-1, -2).contiguous().transpose(-1, -2) if t.ndim > 1 else t for t in inputs]
-    expected = run(case, case.op, inputs)
     for strided in (apart, turned):
+        # Dropout draws in the order that numbers have in memory.
+        expected = run(case, case.eager, strided) if case.random else run(case, case.op, inputs)
         given = tuple(t.detach().requires_grad_(n in case.differentiable(inputs)) for n, t in enumerate(strided))
         outs = results(case.op, *given)
         generator = torch.Generator().manual_seed(2)

@@ -33,7 +33,7 @@ def _forward(
     if keep is not None:
         # Multiplied, not selected: a dropped NaN stays one.
         kept = tl.load(keep + row * keep_stride + column, mask=inside, other=0)
-        z = z * kept.to(COMPUTE) * keep_scale.to(COMPUTE)
+        z = z * kept.to(COMPUTE) * keep_scale
     if residual is not None:
         z += tl.load(residual + row * residual_stride + column, mask=inside, other=0.0).to(COMPUTE)
     tl.store(out + row * columns + column, z, mask=inside)
@@ -53,7 +53,7 @@ def _backward(
         dz = tl.load(g + row * g_stride + column, mask=inside, other=0.0).to(COMPUTE)
         if keep is not None:
             kept = tl.load(keep + row * keep_stride + column, mask=inside, other=0)
-            dz = dz * kept.to(COMPUTE) * keep_scale.to(COMPUTE)
+            dz = dz * kept.to(COMPUTE) * keep_scale
         if dx is not None:
             tl.store(dx + row * columns + column, dz, mask=inside)
         if partials is not None:
@@ -65,7 +65,10 @@ def _backward(
 def bias_dropout(
     x: Tensor, bias: Tensor | None, residual: Tensor | None, keep: Tensor | None, keep_scale: float
 ) -> Tensor:
-    """As the reference formula of this name."""
+    """As the reference formula of this name; no dropout in float64, whose scale would reach the kernel in float32."""
+    compute = compute_type(x, bias, residual)
+    if keep is not None and compute == tl.float64:
+        return NotImplemented
     dtype = x.dtype
     for other in (bias, residual):
         dtype = dtype if other is None else torch.promote_types(dtype, other.dtype)
@@ -75,13 +78,11 @@ def bias_dropout(
     out = torch.empty(rows, columns, dtype=dtype, device=x.device)
     launch(
         _forward,
-        (triton.cdiv(rows, tile.ROWS), triton.cdiv(columns, tile.COLUMNS)),
+        (triton.cdiv(rows, tile.rows), triton.cdiv(columns, tile.columns)),
         *(flat, None if bias is None else bias.contiguous(), residual_rows, keep_rows, out),
         *(keep_scale, rows, columns, flat.stride(0), _stride(residual_rows), _stride(keep_rows)),
-        COMPUTE=compute_type(x, bias, residual),
-        ROWS=tile.ROWS,
-        COLUMNS=tile.COLUMNS,
-        num_warps=tile.num_warps,
+        COMPUTE=compute,
+        **tile.settings,
     )
     return out.view(x.shape)
 
@@ -94,23 +95,23 @@ def bias_dropout_backward(
     x_dtype: torch.dtype | None,
     bias_dtype: torch.dtype | None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """As the reference formula of this name."""
+    """As the reference formula of this name; no dropout in float64, as in the forward pass."""
+    compute = compute_type(g)
+    if keep is not None and compute == tl.float64:
+        return NotImplemented
     flat, keep_rows = as_rows(g), _rows(keep)
     rows, columns = flat.shape
     tile = column_tile(columns)
-    compute = compute_type(g)
     total = torch.float64 if compute == tl.float64 else torch.float32
-    partials = column_partials(rows, columns, g.device, total, tile.ROWS)
+    partials = column_partials(rows, columns, g.device, total, tile.rows)
     dx = None if x_dtype is None else torch.empty(rows, columns, dtype=x_dtype, device=g.device)
     launch(
         _backward,
-        (len(partials), triton.cdiv(columns, tile.COLUMNS)),
+        (len(partials), triton.cdiv(columns, tile.columns)),
         *(flat, keep_rows, dx, None if bias_dtype is None else partials),
         *(keep_scale, rows, columns, flat.stride(0), _stride(keep_rows)),
         COMPUTE=compute,
-        ROWS=tile.ROWS,
-        COLUMNS=tile.COLUMNS,
-        num_warps=tile.num_warps,
+        **tile.settings,
     )
     dbias = None if bias_dtype is None else partials.sum(0).to(bias_dtype)
     return None if dx is None else dx.view(g.shape), dbias

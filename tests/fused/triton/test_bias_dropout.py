@@ -39,7 +39,8 @@ def test_forward_of_mixed_dtypes_and_strides(check_against_float64, device):
 @pytest.mark.parametrize("columns", [1, 3, 65, 600])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_backward(check_against_float64, device, dtype, columns):
-    g, keep = draw(device, 70, 2, columns).to(dtype), draw(device, 70, 2, columns) > 0
+    rows = 70 if columns == 600 else 5
+    g, keep = draw(device, rows, 2, columns).to(dtype), draw(device, rows, 2, columns) > 0
     for x_dtype, bias_dtype in ((dtype, dtype), (None, dtype), (dtype, None), (torch.bfloat16, torch.float32)):
         if x_dtype is not None and x_dtype.itemsize > dtype.itemsize:
             continue

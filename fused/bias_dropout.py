@@ -1,0 +1,240 @@
+"""Bias + dropout + residual in one pass, saving one byte an element: what was kept."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from fused.backends import Op, requested
+from fused.backends.reference import bias_dropout as formulas
+from fused.backends.tracing import differentiated, transformed
+from fused.checks import check_broadcast, check_float, check_same_device, shape
+from fused.dropout import check_probability, keep_mask, keep_scale
+from fused.sharding import localise, sharded
+
+Tensor = torch.Tensor
+BiasDropoutAdd = Callable[[tuple[Tensor, Tensor | None], Tensor, float], Tensor]
+
+
+def _rows(args: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+    """Inputs as [rows, hidden], so that one compilation serves every rank."""
+    leading = args[0].shape[:-1]
+
+    def flat(arg: Any) -> Any:
+        return arg.reshape(-1, arg.shape[-1]) if isinstance(arg, Tensor) and arg.ndim > 1 else arg
+
+    def one(result: Any) -> Any:
+        return result.reshape(*leading, -1) if isinstance(result, Tensor) and result.ndim == 2 else result
+
+    def finish(result: Any) -> Any:
+        return tuple(map(one, result)) if isinstance(result, tuple) else one(result)
+
+    return [flat(arg) for arg in args], finish
+
+
+def _elementwise_backward(
+    g: Tensor, keep: Tensor | None, scale: Any, *, x_dtype: torch.dtype | None, bias_dtype: torch.dtype | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradient for x, and where that is not it, the one for x + bias, not yet summed."""
+    wanted = formulas.compute_dtype(g.dtype)
+    dx, _ = formulas.bias_dropout_backward(g, keep, scale, x_dtype=x_dtype, bias_dtype=None)
+    if bias_dtype is None or x_dtype == wanted:
+        return dx, None
+    return dx, formulas.bias_dropout_backward(g, keep, scale, x_dtype=wanted, bias_dtype=None)[0]
+
+
+def _sum_compiled(
+    gradients: tuple[Tensor | None, Tensor | None],
+    args: Sequence[Any],
+    *,
+    x_dtype: torch.dtype | None,
+    bias_dtype: torch.dtype | None,
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients for x and the bias. Compiled, the sum would be slower, and one running sum a column."""
+    dx, dz = gradients
+    dz = dx if dz is None else dz
+    return dx, None if bias_dtype is None or dz is None else formulas.sum_over_rows(dz, bias_dtype)
+
+
+# Where compiled code begins to be faster, forward and backward together.
+_COMPILED_FROM = 2**17
+
+BIAS_DROPOUT = Op(
+    "bias_dropout",
+    forward=formulas.bias_dropout,
+    backward=formulas.bias_dropout_backward,
+    canonical=_rows,
+    small_on_cpu=lambda **statics: _COMPILED_FROM,
+    kernels="fused.backends.triton.bias_dropout",
+)
+BIAS_DROPOUT.register(
+    "inductor", forward=formulas.bias_dropout, backward=_elementwise_backward, finish_backward=_sum_compiled
+)
+
+
+class _BiasDropout(torch.autograd.Function):
+    """residual + keep·scale·(x + bias), for plain tensors. Saves `keep`, a byte an element."""
+
+    # Not in two parts: torch looks up the signature of those at every call.
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, bias: Tensor | None, residual: Tensor | None, keep: Tensor | None, scale: float
+    ) -> Tensor:
+        ctx.save_for_backward(keep)
+        ctx.scale = scale
+        ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (x, bias, residual)]
+        ctx.backend = requested()
+        result: Tensor = BIAS_DROPOUT.run("forward", (x, bias, residual, keep, scale), ctx.backend)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        x_dtype, bias_dtype, residual_dtype = (
+            dtype if needed else None for dtype, needed in zip(ctx.dtypes, ctx.needs_input_grad, strict=False)
+        )
+        dx = dbias = None
+        if x_dtype is not None or bias_dtype is not None:
+            dx, dbias = BIAS_DROPOUT.run(
+                "backward",
+                (grad_output, *ctx.saved_tensors, ctx.scale),
+                ctx.backend,
+                x_dtype=x_dtype,
+                bias_dtype=bias_dtype,
+            )
+        dresidual = None if residual_dtype is None else grad_output.to(residual_dtype)
+        return dx, dbias, dresidual, None, None
+
+
+def bias_dropout(x: Tensor, bias: Tensor | None, p: float, training: bool = True) -> Tensor:
+    """``F.dropout(x + bias, p, training)`` in one pass.
+
+    Args:
+        x: ``[..., hidden]``, any rank from 1, any strides; float16, bfloat16, float32 or float64. Never
+            changed. A DTensor may be sharded on any dimension; without dropout nothing is gathered.
+        bias: ``[hidden]``, or anything that broadcasts to x, or None for no bias.
+        p: probability of dropping an element.
+        training: False for no dropout.
+
+    Returns:
+        The shape of x, in the dtype that ``x + bias`` has in torch. Saves one byte an element, what was kept,
+        and nothing without dropout. Each gradient has its own tensor's dtype; the bias gradient is summed in
+        float32. Under one seed the CPU and the reference backend drop what ``F.dropout`` drops. NaN and
+        infinity stay where they are dropped, as in eager torch (NaN · 0 is NaN).
+
+    Raises:
+        TypeError: if x or the bias is not a floating-point tensor.
+        ValueError: for a bias that does not broadcast to x, two devices, or p outside [0, 1].
+
+    Source: Megatron-LM ``fused_bias_dropout``.
+    """
+    return _bias_dropout("bias_dropout", x, bias, None, p, training)
+
+
+def bias_dropout_add(x: Tensor, bias: Tensor | None, residual: Tensor, p: float, training: bool = True) -> Tensor:
+    """``residual + F.dropout(x + bias, p, training)`` in one pass.
+
+    Args:
+        x, bias, p, training: as for `bias_dropout`.
+        residual: the shape of x; may have another dtype, may require a gradient.
+
+    Returns:
+        The shape of x in the widest of the dtypes: a 16-bit x with a float32 residual gives float32. 16-bit
+        numbers are computed in float32 and rounded once. Saved, dropped and non-finite numbers as for
+        `bias_dropout`. The result is always new memory: whether anything else still reads x or the residual
+        cannot be known, so only what the op itself has made is overwritten.
+
+    Raises:
+        TypeError: if x, the bias or the residual is not a floating-point tensor.
+        ValueError: as `bias_dropout`, and for a residual of another shape.
+
+    Source: Megatron-LM ``fused_bias_dropout``, which casts the residual down to the dtype of x instead.
+    """
+    op = "bias_dropout_add"
+    check_float(op, "residual", residual)
+    return _bias_dropout(op, x, bias, residual, p, training)
+
+
+def get_bias_dropout_add(training: bool, fused: bool) -> BiasDropoutAdd:
+    """Megatron's way to the op: a function ``(x_with_bias, residual, prob) -> Tensor``.
+
+    Args:
+        training: whether it drops anything.
+        fused: True for `bias_dropout_add`, False for the same in plain torch operations.
+
+    Returns:
+        A function of ``(x, bias)``, the residual and the probability, with the shapes, dtypes and errors of
+        `bias_dropout_add`.
+
+    Source: Megatron-LM ``get_bias_dropout_add``.
+    """
+    return functools.partial(_add_fused if fused else _add_unfused, training)
+
+
+def _add_fused(training: bool, x_with_bias: tuple[Tensor, Tensor | None], residual: Tensor, prob: float) -> Tensor:
+    return bias_dropout_add(*x_with_bias, residual, prob, training)
+
+
+def _add_unfused(training: bool, x_with_bias: tuple[Tensor, Tensor | None], residual: Tensor, prob: float) -> Tensor:
+    x, bias = x_with_bias
+    check_probability("bias_dropout_add", prob)
+    return residual + F.dropout(x if bias is None else x + bias, prob, training)
+
+
+def _bias_dropout(op: str, x: Tensor, bias: Tensor | None, residual: Tensor | None, p: float, training: bool) -> Tensor:
+    check_probability(op, p)
+    check_float(op, "input", x, min_ndim=1)
+    if bias is not None:
+        check_float(op, "bias", bias)
+    p = p if training else 0.0
+    if not sharded(x, bias, residual):
+        _check_operands(op, x, bias, residual)
+        return _apply(x, bias, residual, p)
+    if sharded(x):
+        _check_operands(op, x, bias, residual)
+    local = localise(op, x, [bias, residual])
+    bias, residual = local.others
+    _check_operands(op, local.x, bias, residual)
+    if local.mesh is None or p == 0:
+        return local.wrap(_apply(local.x, bias, residual, p))
+    # Only torch knows which shards must drop alike.
+    dropped: Any = F.dropout(local.wrap(_apply(local.x, bias, None, 0.0)), p)
+    return local.wrap(_apply(dropped.to_local(grad_placements=local.placements), None, residual, 0.0))
+
+
+def _check_operands(op: str, x: Tensor, bias: Tensor | None, residual: Tensor | None) -> None:
+    if bias is not None:
+        check_broadcast(op, x, "bias", bias)
+    if residual is None:
+        return
+    if residual.shape != x.shape:
+        raise ValueError(f"{op}: the residual {shape(residual)} must have the shape of the input {shape(x)}")
+    check_same_device(op, x, "residual", residual)
+
+
+def _apply(x: Tensor, bias: Tensor | None, residual: Tensor | None, p: float) -> Tensor:
+    if bias is not None and bias.shape != x.shape[-1:]:
+        x, bias = x + bias, None  # more than a row of numbers: nothing to gain by reading it in the same pass
+    if transformed():
+        z = formulas.bias_dropout(x, bias, None, None, 1.0)
+        z = F.dropout(z, p) if p > 0 else z
+        return z if residual is None else formulas.bias_dropout(z, None, residual, None, 1.0)
+    keep = _keep(x, bias, p) if p > 0 and x.numel() > 0 else None
+    if not differentiated(x, bias, residual):
+        result: Tensor = BIAS_DROPOUT.run("forward", (x, bias, residual, keep, keep_scale(p)), requested())
+        return result
+    result = _BiasDropout.apply(x, bias, residual, keep, keep_scale(p))
+    return result
+
+
+def _keep(x: Tensor, bias: Tensor | None, p: float) -> Tensor:
+    """What eager torch keeps of x + bias: it draws in the order of that sum in memory."""
+    dtype = x.dtype if bias is None else torch.promote_types(x.dtype, bias.dtype)
+    if x.is_contiguous():
+        return keep_mask(x, p, dtype)
+    strides = torch.empty_like(x, device="meta").stride()
+    order = sorted(range(x.ndim), key=lambda dim: -strides[dim])
+    return keep_mask(x.permute(order), p, dtype).permute([order.index(dim) for dim in range(x.ndim)])
