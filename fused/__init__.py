@@ -61,6 +61,7 @@ from fused.megatron_softmax import (
     ScaledUpperTriangMaskedSoftmax,
 )
 from fused.softmax import scaled_masked_softmax
+from fused.vocab_parallel import vocab_parallel_cross_entropy
 
 if TYPE_CHECKING:
     from fused.backends import backends
@@ -108,6 +109,7 @@ __all__ = [
     "reglu",
     "scaled_masked_softmax",
     "swiglu",
+    "vocab_parallel_cross_entropy",
     "weighted_bias_geglu",
     "weighted_bias_quick_geglu",
     "weighted_bias_quick_geglu_impl",

@@ -1,0 +1,97 @@
+"""Cross entropy: what a pass over the logits gives, and the gradient it takes.
+
+Every loss of this family is arithmetic on three numbers a row: the logarithm of the sum of exponentials, the
+logit that the target picks, and (for label smoothing) the sum of the logits. Only these formulas see the logits.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fused.backends.reference.numbers import compute_dtype
+
+Tensor = torch.Tensor
+
+
+def logit_statistics(
+    logits: Tensor, index: Tensor, softcap: float | Tensor | None, *, total: bool, elsewhere: float
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """logsumexp, picked logit and sum of ``z = softcap·tanh(logits / softcap)``, or of the logits themselves.
+
+    Args:
+        logits: ``[..., vocab]``.
+        index: ``[...]``, the column to pick.
+        total: whether the sum is wanted.
+        elsewhere: what is picked where the index is none of the columns: 0 for a shard, NaN for all of them.
+
+    Returns:
+        Three ``[...]`` (the last may be None), float32 for 16-bit logits. As in `log_softmax`, a row with an
+        infinite logit has no logsumexp (NaN), and one of −inf alone has −inf.
+    """
+    columns = logits.shape[-1]
+    compute = compute_dtype(logits.dtype)
+    if columns == 0:
+        nothing = torch.zeros_like(index, dtype=compute)
+        return nothing - torch.inf, nothing + elsewhere, nothing if total else None
+    z = _capped(logits.to(compute), softcap)
+    highest = z.detach().amax(-1, keepdim=True)
+    highest = highest.masked_fill(highest == -torch.inf, 0)
+    lse = torch.exp(z - highest).sum(-1).log() + highest.squeeze(-1)
+    here = (index >= 0) & (index < columns)
+    picked = logits.gather(-1, torch.where(here, index, 0).unsqueeze(-1)).squeeze(-1)
+    picked = torch.where(here, _capped(picked.to(compute), softcap), elsewhere)
+    return lse, picked, z.sum(-1) if total else None
+
+
+def logit_statistics_backward(
+    logits: Tensor,
+    g_lse: Tensor,
+    g_picked: Tensor | None,
+    g_total: Tensor | None,
+    index: Tensor,
+    lse: Tensor,
+    softcap: float | Tensor | None,
+    *,
+    inplace: bool,
+) -> Tensor:
+    """``g_lse·exp(z − lse) + g_picked·[column = index] + g_total``, through the soft cap, in the logits' dtype.
+
+    Args:
+        g_lse, g_picked, g_total: ``[...]``, gradients of the statistics.
+        lse: over all columns, of which the logits may be a part.
+        inplace: write it over the logits.
+    """
+    z = _capped(logits.to(lse.dtype), softcap)
+    dz = torch.exp(z - lse.unsqueeze(-1)) * g_lse.unsqueeze(-1)
+    if g_picked is not None:
+        columns = torch.arange(logits.shape[-1], device=logits.device)
+        dz = torch.where(columns == index.unsqueeze(-1), dz + g_picked.unsqueeze(-1), dz)
+    if g_total is not None:
+        dz = dz + g_total.unsqueeze(-1)
+    if softcap is not None:
+        dz = dz * (1 - (z / softcap).square())
+    return logits.copy_(dz) if inplace else dz.to(logits.dtype)
+
+
+def row_losses(
+    lse: Tensor,
+    picked: Tensor,
+    total: Tensor | None,
+    ignored: Tensor | None,
+    *,
+    classes: int,
+    label_smoothing: float,
+    z_loss: float,
+) -> Tensor:
+    """``lse − (1 − ε)·picked − ε·total / classes + z_loss·lse²`` of each row, 0 for ignored ones."""
+    if total is None:
+        losses = lse - picked
+    else:
+        losses = lse - (1 - label_smoothing) * picked - total * (label_smoothing / classes)
+    if z_loss != 0.0:
+        losses = losses + z_loss * lse.square()
+    return losses if ignored is None else torch.where(ignored, 0, losses)
+
+
+def _capped(logits: Tensor, softcap: float | Tensor | None) -> Tensor:
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)

@@ -1,0 +1,218 @@
+"""Cross entropy of logits in one pass forward and one backward, saving the logits and one number a row."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fused.backends.reference.losses import row_losses
+from fused.backends.tracing import needs_reference
+from fused.checks import check_float, check_same_device, shape
+from fused.loss_autograd import logit_statistics
+from fused.sharding import Local, localise, sharded
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Tensor = torch.Tensor
+
+REDUCTIONS = ("mean", "sum", "none")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The settings of a cross entropy, and the arithmetic on rows that follows from them."""
+
+    op: str
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    softcap: float | None = None
+    reduction: str = "mean"
+
+    def checked(self) -> Loss:
+        """These settings, if they are possible; else ValueError."""
+        if not 0.0 <= self.label_smoothing <= 1.0:
+            raise ValueError(f"{self.op}: label_smoothing must be between 0 and 1, got {self.label_smoothing}")
+        if not self.z_loss >= 0.0:
+            raise ValueError(f"{self.op}: z_loss must be 0 or more, got {self.z_loss}")
+        if self.softcap is not None and not self.softcap > 0.0:
+            raise ValueError(f"{self.op}: softcap must be above 0, or None for none, got {self.softcap}")
+        if self.reduction not in REDUCTIONS:
+            raise ValueError(f"{self.op}: reduction must be 'mean', 'sum' or 'none', got {self.reduction!r}")
+        return self
+
+    @property
+    def total(self) -> bool:
+        """Whether the sum of the logits is needed."""
+        return self.label_smoothing != 0.0
+
+    def rows(self, lse: Tensor, picked: Tensor, total: Tensor | None, targets: Tensor, classes: int) -> Tensor:
+        """The loss of each row from its statistics."""
+        ignored = targets == self.ignore_index
+        smoothing, z_loss = self.label_smoothing, self.z_loss
+        return row_losses(lse, picked, total, ignored, classes=classes, label_smoothing=smoothing, z_loss=z_loss)
+
+    def reduce(self, losses: Tensor, targets: Tensor) -> Tensor:
+        """The losses of all rows as one number, NaN for a mean of none."""
+        if self.reduction == "none":
+            return losses
+        total = losses.sum()
+        return total if self.reduction == "sum" else total / (targets != self.ignore_index).sum()
+
+    def index(self, targets: Tensor, start: int = 0) -> Tensor:
+        """The columns that the targets pick, in a shard that begins at `start`; negative for ignored targets."""
+        targets = targets.long()
+        if self.ignore_index >= 0:
+            targets = targets.masked_fill(targets == self.ignore_index, -1)
+        return targets - start if start else targets
+
+
+def cross_entropy(
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    reduction: str = "mean",
+    inplace_backward: bool = False,
+) -> Tensor:
+    """``F.cross_entropy(logits.float(), targets)`` over the last dimension, without a float32 copy of the logits.
+
+    With z the (capped) logits of a row, V classes and ε the smoothing, its loss is ``logsumexp(z) − (1 − ε)·z[target]
+    − ε·Σz / V + z_loss·logsumexp(z)²``.
+
+    Args:
+        logits: ``[..., vocab]``, any rank from 1, any strides; float16, bfloat16, float32 or float64. A DTensor may be
+            sharded on any dimension; on the last one, it is `vocab_parallel_cross_entropy` that runs.
+        targets: ``[...]``, integers from 0 to vocab − 1, or `ignore_index`.
+        ignore_index: rows with this target have loss 0 and no gradient, and do not count for the mean.
+        label_smoothing: from 0 to 1, as ``F.cross_entropy`` has it.
+        z_loss: factor of the squared logsumexp (PaLM), for rows not ignored.
+        softcap: logits become ``softcap·tanh(logits / softcap)`` (Gemma 2), in float32; None for none.
+        reduction: ``"mean"`` over rows not ignored, ``"sum"`` or ``"none"``. HuggingFace's `num_items_in_batch` is
+            ``reduction="sum"``, divided by it.
+        inplace_backward: write the gradient over contiguous logits, which saves as much memory as they take and
+            leaves them unusable after the backward pass. It cannot be seen from here who else reads them, so the
+            caller promises that nobody does; whoever saved them for a backward pass of their own gets autograd's
+            error, as does a second backward pass. One recorded for double backward leaves them be.
+
+    Returns:
+        A number, or ``[...]`` for reduction "none"; float32 for 16-bit logits. The mean of no rows is NaN. Saves
+        logits, targets and the logsumexp of each row. Double backward and `torch.func` work.
+
+    Raises:
+        TypeError: if the logits are not floating point or the targets not integers (class probabilities are not
+            taken).
+        ValueError: for other shapes, two devices, settings out of range, or `inplace_backward` with logits that are a
+            leaf (their own values would become their gradient).
+        IndexError: for a target that is no class, on the CPU; elsewhere, and under tracers, its loss is NaN.
+
+    Source: HuggingFace ``ForCausalLMLoss``; Liger-Kernel ``LigerCrossEntropyFunction``.
+    """
+    loss = Loss("cross_entropy", ignore_index, label_smoothing, z_loss, softcap, reduction).checked()
+    losses = losses_of_rows(loss, logits, targets, inplace_backward)
+    return loss.reduce(losses, targets)
+
+
+def losses_of_rows(loss: Loss, logits: Tensor, targets: Tensor, inplace: bool) -> Tensor:
+    """The loss of each row ``[...]`` of logits that are whole, or a DTensor sharded in any way."""
+    check_float(loss.op, "logits", logits, min_ndim=1)
+    check_targets(loss.op, "logits", logits, targets)
+    check_inplace(loss.op, logits, inplace)
+    classes = logits.shape[-1]
+    if not sharded(logits, targets):
+        check_range(loss, targets, classes)
+        return plain_losses(loss, logits, targets, classes, inplace=inplace)
+    local = localise(loss.op, logits, [targets.unsqueeze(-1)])
+    group, start = _vocabulary_group(loss.op, local)
+    local_targets = local.given(0).squeeze(-1)
+    check_range(loss, local_targets, classes)
+    losses = plain_losses(loss, local.x, local_targets, classes, start, group, inplace)
+    return _wrap_rows(local, losses)
+
+
+def plain_losses(
+    loss: Loss,
+    logits: Tensor,
+    targets: Tensor,
+    classes: int,
+    start: int = 0,
+    group: Any = None,
+    inplace: bool = False,
+) -> Tensor:
+    """The loss of each row, of plain logits that have the columns from `start` on; the others are in the group."""
+    index = loss.index(targets, start)
+    lse, picked, total = logit_statistics(logits, index, loss.softcap, loss.total, inplace, group)
+    return loss.rows(lse, picked, total, targets, classes)
+
+
+def check_targets(op: str, name: str, rows: Tensor, targets: object) -> None:
+    """Raise unless the targets are integers, one for each row of a tensor ``[..., columns]``, on its device."""
+    if not isinstance(targets, torch.Tensor):
+        raise TypeError(f"{op}: targets must be a tensor, got {type(targets).__name__}")
+    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
+        raise TypeError(
+            f"{op}: targets must be class numbers, int64 of shape {list(rows.shape[:-1])}, got {targets.dtype} of "
+            f"shape {shape(targets)}; for class probabilities use torch.nn.functional.cross_entropy"
+        )
+    if targets.shape != rows.shape[:-1]:
+        raise ValueError(
+            f"{op}: targets of shape {shape(targets)} are not one for each row of the {name} {shape(rows)}, which "
+            f"takes {list(rows.shape[:-1])}; classes are the last dimension"
+        )
+    if rows.shape[-1] == 0:
+        raise ValueError(f"{op}: the {name} {shape(rows)} have no columns")
+    check_same_device(op, rows, "targets", targets)
+
+
+def check_inplace(op: str, logits: Tensor, inplace: bool) -> None:
+    """Raise ValueError if the gradient is to be written over logits that are a leaf."""
+    if inplace and logits.is_leaf and logits.requires_grad:
+        raise ValueError(
+            f"{op}: inplace_backward would write the gradient over logits {shape(logits)} that are a leaf; leave "
+            "it out, or give the logits that a model computed"
+        )
+
+
+def check_range(loss: Loss, targets: Tensor, classes: int) -> None:
+    """Raise IndexError for a target that is no class; where looking costs nothing, which is on the CPU."""
+    if not targets.is_cpu or needs_reference((targets,)):
+        return
+    wrong = (targets != loss.ignore_index) & ((targets < 0) | (targets >= classes))
+    if wrong.any():
+        position = wrong.nonzero()[0].tolist()
+        raise IndexError(
+            f"{loss.op}: target {int(targets[tuple(position)])} at {position} is out of range: there are {classes} "
+            f"classes from 0 on, and ignore_index is {loss.ignore_index}"
+        )
+
+
+def _vocabulary_group(op: str, local: Local) -> tuple[Any, int]:
+    """The processes that the last dimension of a DTensor is sharded over, and where the local shard begins."""
+    columns = len(local.shape) - 1
+    dims = [n for n, placement in enumerate(local.placements) if placement.is_shard(columns)]
+    if not dims:
+        return None, 0
+    if len(dims) > 1:
+        raise ValueError(
+            f"{op}: the vocabulary of logits {list(local.shape)} is sharded over the mesh dimensions {dims}; shard it "
+            "over one"
+        )
+    return local.mesh.get_group(dims[0]), local.offset(columns)
+
+
+def _wrap_rows(local: Local, losses: Tensor) -> Tensor:
+    """Losses of local rows as a DTensor: as the logits are, and whole where those were sharded on the vocabulary."""
+    if local.mesh is None:
+        return losses
+    from torch.distributed.tensor import Replicate
+
+    columns = len(local.shape) - 1
+    placements: Sequence[Any] = [Replicate() if one.is_shard(columns) else one for one in local.placements]
+    return dataclasses.replace(local, placements=placements, shape=local.shape[:-1]).wrap(losses)

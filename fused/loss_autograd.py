@@ -1,0 +1,117 @@
+"""The pass over the logits as an op and as an autograd function, for checked plain tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fused.backends import Op, requested
+from fused.backends.reference import losses as formulas
+from fused.backends.tracing import differentiated, transformed
+
+Tensor = torch.Tensor
+Statistics = tuple[Tensor, Tensor, Tensor | None]
+
+
+def _rows(args: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+    """Logits as [rows, vocab] and all else as [rows], so that one compilation serves every rank."""
+    logits, *others = args
+    leading = logits.shape[:-1]
+
+    def one(tensor: Any) -> Any:
+        return tensor if tensor is None else tensor.reshape(*leading, *tensor.shape[1:])
+
+    def finish(result: Any) -> Any:
+        return tuple(map(one, result)) if isinstance(result, tuple) else one(result)
+
+    flat = [other.reshape(-1) if isinstance(other, Tensor) else other for other in others]
+    return [logits.reshape(-1, logits.shape[-1]), *flat], finish
+
+
+LOGIT_STATISTICS = Op(
+    "cross_entropy",
+    forward=formulas.logit_statistics,
+    backward=formulas.logit_statistics_backward,
+    canonical=_rows,
+)
+
+
+def logit_statistics(
+    logits: Tensor, index: Tensor, softcap: float | None, total: bool, inplace: bool = False, group: Any = None
+) -> Statistics:
+    """logsumexp, picked logit and sum of each row; over all shards of the vocabulary where there is a group."""
+    if transformed() and group is None:
+        return formulas.logit_statistics(logits, index, softcap, total=total, elsewhere=torch.nan)
+    if not differentiated(logits):
+        return _forward(logits, index, softcap, total, group)
+    statistics: Statistics = _LogitStatistics.apply(logits, index, softcap, total, inplace, group)
+    return statistics
+
+
+def _forward(logits: Tensor, index: Tensor, softcap: float | None, total: bool, group: Any) -> Statistics:
+    elsewhere = torch.nan if group is None else 0.0
+    statistics: Statistics = LOGIT_STATISTICS.run(
+        "forward", (logits, index, softcap), requested(), total=total, elsewhere=elsewhere
+    )
+    return statistics if group is None else _over_shards(*statistics, group)
+
+
+def _over_shards(lse: Tensor, picked: Tensor, total: Tensor | None, group: Any) -> Statistics:
+    """The statistics of all shards together, from those of each: two all-reduces."""
+    highest = lse.clone()
+    dist.all_reduce(highest, dist.ReduceOp.MAX, group)
+    sums = torch.stack([torch.exp(lse - highest), picked] + ([] if total is None else [total]))
+    dist.all_reduce(sums, dist.ReduceOp.SUM, group)
+    return highest + sums[0].log(), sums[1].clone(), None if total is None else sums[2].clone()
+
+
+class _LogitStatistics(torch.autograd.Function):
+    """The statistics of each row. Saves the logits, the index and the logsumexp."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, index: Tensor, softcap: float | None, total: bool, inplace: bool, group: Any
+    ) -> Statistics:
+        statistics = _forward(logits, index, softcap, total, group)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(logits, index, statistics[0])
+        ctx.softcap, ctx.inplace, ctx.group = softcap, inplace, group
+        ctx.backend = requested()
+        return statistics
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        g_lse, g_picked, g_total = grads
+        if g_lse is None and g_picked is None and g_total is None:
+            return (None,) * 6
+        logits, index, lse = ctx.saved_tensors
+        recorded = torch.is_grad_enabled()
+        if recorded and ctx.group is not None and not transformed():
+            raise NotImplementedError(
+                "cross_entropy: logits sharded on the vocabulary have no second derivative; gather them first"
+            )
+        inplace = ctx.inplace and not recorded and logits.is_contiguous()
+        dx = gradient(logits, (g_lse, g_picked, g_total), index, lse, ctx.softcap, inplace, ctx.backend)
+        return dx, *(None,) * 5
+
+
+def gradient(
+    logits: Tensor,
+    grads: Sequence[Tensor | None],
+    index: Tensor,
+    lse: Tensor,
+    softcap: float | None,
+    inplace: bool,
+    backend: str | None,
+) -> Tensor:
+    """The gradient of the logits for those of the statistics; over the logits if `inplace`."""
+    g_lse = torch.zeros_like(lse) if grads[0] is None else grads[0]
+    args = (logits, g_lse, grads[1], grads[2], index, lse, softcap)
+    dx: Tensor = LOGIT_STATISTICS.run("backward", args, backend, inplace=inplace)
+    if inplace:
+        # Compiled code and kernels write past autograd, which is to refuse the old logits to others that saved them.
+        torch.autograd.graph.increment_version(logits)
+    return dx

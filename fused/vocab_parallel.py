@@ -1,0 +1,82 @@
+"""Cross entropy of logits sharded on the vocabulary: no process ever has a whole row."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fused.checks import check_float, shape
+from fused.cross_entropy import Loss, check_inplace, check_range, check_targets, losses_of_rows, plain_losses
+from fused.sharding import sharded
+
+Tensor = torch.Tensor
+
+
+def vocab_parallel_cross_entropy(
+    logits: Tensor,
+    targets: Tensor,
+    label_smoothing: float = 0.0,
+    tp_group: Any = None,
+    *,
+    ignore_index: int = -100,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    inplace_backward: bool = False,
+) -> Tensor:
+    """Megatron's loss of each row, of logits that are sharded on the vocabulary over the processes of a group.
+
+    One pass over the local logits, and two all-reduces of one to three numbers a row: the highest logsumexp of a
+    shard, then the sums (exponentials, the target's logit, and with smoothing the logits).
+
+    Args:
+        logits: ``[..., vocab / processes]``, the same number of columns on every process, in the order of ranks; or a
+            DTensor ``[..., vocab]`` sharded on the last dimension (unevenly, if need be), and on others.
+        targets: ``[...]``, integers from 0 to vocab − 1 (in the whole vocabulary), or `ignore_index`; the same on
+            every process of the group.
+        label_smoothing: from 0, below 1; as Megatron has it, ``ε·vocab / (vocab − 1)`` is what `cross_entropy` calls
+            its smoothing. Megatron takes vocabulary and mean of the local shard, so that its processes disagree; here
+            both are those of the whole vocabulary.
+        tp_group: the process group for plain logits, None for the default one; a DTensor brings its own.
+        ignore_index, z_loss, softcap, inplace_backward: as in `cross_entropy`.
+
+    Returns:
+        ``[...]``, the loss of each row, the same on every process; float32 for 16-bit logits. For a DTensor a DTensor.
+        Saves the local logits, the targets and the logsumexp of each row. The gradient is that of the local logits,
+        and has no second derivative.
+
+    Raises:
+        TypeError, ValueError, IndexError: as `cross_entropy`; ValueError if the smoothing is 1, or for plain logits
+            where no process group is.
+
+    Source: Megatron-LM ``vocab_parallel_cross_entropy``.
+    """
+    op = "vocab_parallel_cross_entropy"
+    loss = Loss(op, ignore_index, label_smoothing, z_loss, softcap, "none").checked()
+    if label_smoothing == 1.0:
+        raise ValueError(f"{op}: label_smoothing must be below 1, got 1")
+    check_float(op, "logits", logits, min_ndim=1)
+    if sharded(logits, targets):
+        return losses_of_rows(_as_megatron(loss, logits.shape[-1]), logits, targets, inplace_backward)
+    check_targets(op, "logits", logits, targets)
+    check_inplace(op, logits, inplace_backward)
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ValueError(
+            f"{op}: logits {shape(logits)} are a plain tensor and there is no process group to share them over; call "
+            "torch.distributed.init_process_group, or use cross_entropy for whole logits"
+        )
+    group = dist.group.WORLD if tp_group is None else tp_group
+    columns = logits.shape[-1]
+    classes = columns * dist.get_world_size(group)
+    loss = _as_megatron(loss, classes)
+    check_range(loss, targets, classes)
+    return plain_losses(loss, logits, targets, classes, columns * dist.get_rank(group), group, inplace_backward)
+
+
+def _as_megatron(loss: Loss, classes: int) -> Loss:
+    """Megatron spreads the smoothing over the wrong classes alone."""
+    if loss.label_smoothing == 0.0 or classes == 1:
+        return loss
+    return dataclasses.replace(loss, label_smoothing=loss.label_smoothing * classes / (classes - 1))

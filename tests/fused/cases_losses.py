@@ -1,0 +1,76 @@
+"""Cross entropy, as HuggingFace writes it: in float32 for 16-bit logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import fused
+from tests.fused.cases import Case, Tensor, nbytes, normal
+
+
+def upcast(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def capped(x: Tensor) -> Tensor:
+    return 5.0 * torch.tanh(upcast(x) / 5.0)
+
+
+def flat_loss(logits: Tensor, targets: Tensor, **options: Any) -> Tensor:
+    """F.cross_entropy of ``[..., vocab]``, whose rows it wants flat."""
+    losses = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1), **options)
+    return losses.reshape(targets.shape) if options.get("reduction") == "none" else losses
+
+
+def z_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    squares = torch.logsumexp(logits, -1).square()
+    return F.cross_entropy(logits, targets) + 1e-2 * squares[targets != -100].sum() / (targets != -100).sum()
+
+
+def some_targets(*shape: int, classes: int) -> Tensor:
+    """Random classes; the second row of several is ignored."""
+    targets = torch.randint(classes, shape)
+    if shape[0] > 1:
+        targets[1] = -100
+    return targets
+
+
+def _rows(rows: int, columns: int) -> tuple[Tensor, ...]:
+    return normal(rows, columns), some_targets(rows, classes=columns)
+
+
+def _saved(logits: Tensor, targets: Tensor) -> int:
+    """Logits, targets, and of each row the logsumexp and whether it is ignored; for a mean, how many are not."""
+    return nbytes(logits, targets) + 5 * targets.numel() + 8
+
+
+def _case(name: str, eager: Callable[..., Tensor], **options: Any) -> Case:
+    return Case(
+        f"cross_entropy {name}",
+        op=lambda logits, targets: fused.cross_entropy(logits, targets, **options),
+        eager=eager,
+        inputs=_rows,
+        saved=_saved,
+        triton=False,
+    )
+
+
+CASES = [
+    _case("mean", lambda x, t: F.cross_entropy(upcast(x), t)),
+    _case("sum", lambda x, t: F.cross_entropy(upcast(x), t, reduction="sum"), reduction="sum"),
+    _case("smoothed", lambda x, t: F.cross_entropy(upcast(x), t, label_smoothing=0.1), label_smoothing=0.1),
+    _case("z-loss", lambda x, t: z_loss(upcast(x), t), z_loss=1e-2),
+    _case("soft cap", lambda x, t: F.cross_entropy(capped(x), t, reduction="none"), softcap=5.0, reduction="none"),
+    Case(
+        "cross_entropy of three dimensions",
+        op=lambda logits, targets: fused.cross_entropy(logits, targets, reduction="none"),
+        eager=lambda logits, targets: flat_loss(upcast(logits), targets, reduction="none"),
+        inputs=lambda rows, columns: (normal(2, rows, columns), some_targets(2, rows, classes=columns)),
+        saved=_saved,
+        triton=False,
+    ),
+]
