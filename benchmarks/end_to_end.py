@@ -1,0 +1,249 @@
+"""Whole models: original, scheduled, torch.compile, and both together.
+
+    python -m benchmarks.end_to_end [--only gpt2 llama] [--attention eager sdpa] [--rounds 7] [--rules default]
+
+Real architectures at full width and few layers, random weights, no dropout. One line a model and candidate: time of a
+forward and of a training step over the original's (medians of interleaved rounds with quartiles), bytes saved for
+backward, peak memory of a step, and the seconds from a fresh process with warm kernel caches to the end of the first
+step. On a shared machine only the ratios mean anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers as hf
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import nn
+
+import schedule
+from benchmarks.ops import peak_bytes, synchronised
+from benchmarks.timing import Timing, interleaved, write_json
+from schedule.costs import measure
+
+RESULTS = Path(__file__).parent / "results"
+CANDIDATES = ("original", "ours", "torch.compile", "ours + compile")
+Batch = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Model:
+    """An architecture and what it is called with."""
+
+    config: Callable[[], Any]
+    auto: Any
+    batch: Callable[[], Batch]
+
+    def build(self, attention: str, device: str) -> nn.Module:
+        """The model in training mode, the same weights each time."""
+        torch.manual_seed(0)
+        model = self.auto.from_config(self.config(), attn_implementation=attention)
+        return model.to(device).train()
+
+
+def tokens(rows: int, length: int, vocabulary: int) -> Batch:
+    ids = torch.randint(0, vocabulary, (rows, length), generator=torch.Generator().manual_seed(0))
+    return {"input_ids": ids, "labels": ids.clone()}
+
+
+def images() -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    return {"pixel_values": torch.randn(4, 3, 224, 224, generator=generator), "labels": torch.tensor([0, 1, 0, 1])}
+
+
+MODELS = {
+    "gpt2": Model(
+        lambda: hf.GPT2Config(n_layer=4, use_cache=False, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0),
+        hf.AutoModelForCausalLM,
+        lambda: tokens(4, 256, 50257),
+    ),
+    "bert": Model(
+        lambda: hf.BertConfig(num_hidden_layers=4, hidden_dropout_prob=0, attention_probs_dropout_prob=0),
+        hf.AutoModelForMaskedLM,
+        lambda: tokens(4, 256, 30522),
+    ),
+    "llama": Model(
+        lambda: hf.LlamaConfig(
+            vocab_size=50257,
+            hidden_size=768,
+            intermediate_size=2048,
+            num_hidden_layers=4,
+            num_attention_heads=12,
+            num_key_value_heads=4,
+            use_cache=False,
+        ),
+        hf.AutoModelForCausalLM,
+        lambda: tokens(4, 256, 50257),
+    ),
+    "vit": Model(
+        lambda: hf.ViTConfig(num_hidden_layers=4, hidden_dropout_prob=0, attention_probs_dropout_prob=0),
+        hf.AutoModelForImageClassification,
+        images,
+    ),
+    "t5": Model(
+        lambda: hf.T5Config(num_layers=2, num_decoder_layers=2, dropout_rate=0, use_cache=False),
+        hf.AutoModelForSeq2SeqLM,
+        lambda: tokens(4, 256, 32128),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One candidate of one model.
+
+    Attributes:
+        forward: seconds without a graph.
+        step: seconds of forward, backward and AdamW.
+        saved: bytes kept for backward; None where torch.compile hides them.
+        peak: bytes allocated at most in a step.
+        first: seconds of a fresh process from the built model to the end of its first step.
+    """
+
+    model: str
+    attention: str
+    candidate: str
+    forward: Timing
+    step: Timing
+    saved: int | None
+    peak: int
+    first: float
+
+
+def prepared(original: nn.Module, batch: Batch, candidate: str, rules: str) -> Callable[..., Any]:
+    """The callable of a candidate; may change ``original``."""
+    if candidate.startswith("ours"):
+        schedule.optimize(original, batch, rules=rules)
+    return torch.compile(original) if candidate.endswith("compile") else original
+
+
+def stepping(model: Callable[..., Any], module: nn.Module, batch: Batch) -> Callable[[], None]:
+    """A training step."""
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-5)
+
+    def step() -> None:
+        model(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def forward_only(model: Callable[..., Any], batch: Batch) -> Callable[[], None]:
+    def forward() -> None:
+        with torch.no_grad():
+            model(**batch)
+
+    return forward
+
+
+def measured(name: str, attention: str, device: str, rounds: int, rules: str) -> list[Measured]:
+    """All candidates of one model, in turns."""
+    model = MODELS[name]
+    batch = {key: value.to(device) for key, value in model.batch().items()}
+    original = model.build(attention, device)
+    modules = {candidate: copy.deepcopy(original) for candidate in CANDIDATES}
+    runs = {candidate: prepared(module, batch, candidate, rules) for candidate, module in modules.items()}
+    steps = synchronised({c: stepping(runs[c], modules[c], batch) for c in CANDIDATES}, device)
+    forwards = synchronised({c: forward_only(runs[c], batch) for c in CANDIDATES}, device)
+    step_times = interleaved(steps, rounds)
+    forward_times = interleaved(forwards, rounds)
+    return [
+        Measured(
+            name,
+            attention,
+            candidate,
+            forward_times[candidate],
+            step_times[candidate],
+            None if candidate.endswith("compile") else measure(modules[candidate], batch).saved_bytes,
+            peak_bytes(steps[candidate], device),
+            first_step(name, attention, candidate, device, rules),
+        )
+        for candidate in CANDIDATES
+    ]
+
+
+def first_step(name: str, attention: str, candidate: str, device: str, rules: str) -> float:
+    """Seconds to the end of the first step in a fresh process; run twice, so that the caches of kernels are warm."""
+    command = [sys.executable, "-m", "benchmarks.end_to_end", "--first-step", name, attention, candidate]
+    command += ["--device", device, "--rules", rules]
+    for _ in range(2):
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(json.loads(done.stdout.splitlines()[-1]))
+
+
+def run_first_step(name: str, attention: str, candidate: str, device: str, rules: str) -> float:
+    model = MODELS[name]
+    batch = {key: value.to(device) for key, value in model.batch().items()}
+    module = model.build(attention, device)
+    start = time.perf_counter()
+    stepping(prepared(module, batch, candidate, rules), module, batch)()
+    return time.perf_counter() - start
+
+
+def table(lines: list[Measured]) -> Table:
+    """One line a candidate, beside its original."""
+    shown = Table(title="whole models, beside the original (median, quartiles)")
+    for heading in ("model", "attention", "", "forward", "training step", "saved", "peak", "to first step"):
+        shown.add_column(heading)
+    originals = {(line.model, line.attention): line for line in lines if line.candidate == "original"}
+    for line in lines:
+        base = originals[line.model, line.attention]
+        shown.add_row(
+            line.model,
+            line.attention,
+            line.candidate,
+            beside(line.forward, base.forward),
+            beside(line.step, base.step),
+            "-" if line.saved is None else f"{line.saved / 1e6:.0f} MB ({line.saved / (base.saved or 1):.2f})",
+            f"{line.peak / 1e6:.0f} MB ({line.peak / base.peak:.2f})",
+            f"{line.first:.1f} s",
+        )
+    return shown
+
+
+def beside(time: Timing, base: Timing) -> str:
+    """A time over another with its quartiles."""
+    low, middle, high = (seconds / base.median for seconds in (time.low, time.median, time.high))
+    return f"{middle:.2f} × [{low:.2f}, {high:.2f}]".replace("[", "\\[")
+
+
+def main() -> None:
+    """Measure, print, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--attention", nargs="+", choices=("eager", "sdpa"), default=["eager", "sdpa"])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rules", default="default")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--first-step", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    hf.logging.set_verbosity_error()
+    if options.first_step:
+        print(run_first_step(*options.first_step, options.device, options.rules))
+        return
+    lines: list[Measured] = []
+    for name, attention in track([(n, a) for n in options.only for a in options.attention], "measuring"):
+        lines += measured(name, attention, options.device, options.rounds, options.rules)
+    Console(width=150).print(table(lines))
+    card = "cpu" if options.device == "cpu" else torch.cuda.get_device_name().lower().replace(" ", "_")
+    write_json(options.output or RESULTS / f"end_to_end_{card}.json", [asdict(line) for line in lines])
+
+
+if __name__ == "__main__":
+    main()
