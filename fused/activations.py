@@ -12,7 +12,7 @@ from fused.backends import Op, compiled, requested
 from fused.backends.reference import activations as formulas
 from fused.backends.reference.activations import ACTIVATIONS
 from fused.backends.tracing import differentiated, transformed
-from fused.checks import check_bias, check_float, check_same_device, shape
+from fused.checks import check_bias, check_float, check_weights
 from fused.sharding import localise, sharded
 
 Tensor = torch.Tensor
@@ -266,21 +266,13 @@ def weighted_squared_relu(x: Tensor, weights: Tensor) -> Tensor:
     check_float(op, "input", x, min_ndim=1)
     check_float(op, "weights", weights)
     if sharded(x) or not sharded(weights):
-        _check_weights(op, x, weights)
+        check_weights(op, x, weights)
     local = localise(op, x, [weights])
     x, weights = local.x, local.given(0)
-    _check_weights(op, x, weights)
+    check_weights(op, x, weights)
     if transformed():
         return local.wrap(formulas.weighted_squared_relu(x, weights))
     return local.wrap(_WeightedSquaredReLU.apply(x, weights))
-
-
-def _check_weights(op: str, x: Tensor, weights: Tensor) -> None:
-    if weights.shape != (*x.shape[:-1], 1):
-        raise ValueError(
-            f"{op}: weights of shape {shape(weights)} are not one number a token of the input {shape(x)}"
-        )
-    check_same_device(op, x, "weights", weights)
 
 
 def _bias_activation(op: str, x: Tensor, bias: Tensor | None, activation: str) -> Tensor:

@@ -42,6 +42,15 @@ def check_bias(op: str, x: torch.Tensor, bias: torch.Tensor | None) -> None:
     check_same_device(op, x, "bias", bias)
 
 
+def check_weights(op: str, x: torch.Tensor, weights: torch.Tensor) -> None:
+    """Raise ValueError unless there is one weight for each token of x: ``[..., 1]``, on the same device."""
+    if weights.shape != (*x.shape[:-1], 1):
+        raise ValueError(
+            f"{op}: weights of shape {shape(weights)} are not one number a token of the input {shape(x)}"
+        )
+    check_same_device(op, x, "weights", weights)
+
+
 def check_broadcast(op: str, x: torch.Tensor, name: str, other: torch.Tensor) -> None:
     """Raise ValueError unless `other` broadcasts to the shape of x, on the same device."""
     leading = x.ndim - other.ndim

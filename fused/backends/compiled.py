@@ -37,7 +37,7 @@ _P = 0.3275911
 _A = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
 
 
-def _normal(z: Tensor) -> tuple[Tensor, Tensor]:
+def normal(z: Tensor) -> tuple[Tensor, Tensor]:
     """Φ(z) and exp(-z²/2), from one exponential."""
     e = torch.exp(-0.5 * z * z)
     t = 1 / (1 + (_P * math.sqrt(0.5)) * z.abs())
@@ -46,15 +46,15 @@ def _normal(z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _erf_gelu(z: Tensor) -> Tensor:
-    return z * _normal(z)[0]
+    return z * normal(z)[0]
 
 
 def _erf_gelu_gradient(g: Tensor, z: Tensor) -> Tensor:
-    cdf, e = _normal(z)
+    cdf, e = normal(z)
     return g * (cdf + z * e * (1 / math.sqrt(2 * math.pi)))
 
 
-_VALUES: dict[str, Callable[[Tensor], Tensor]] = {"gelu": _erf_gelu, "gelu_tanh": _tanh_gelu}
+VALUES: dict[str, Callable[[Tensor], Tensor]] = {"gelu": _erf_gelu, "gelu_tanh": _tanh_gelu}
 _GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "gelu": _erf_gelu_gradient,
     "gelu_tanh": _tanh_gelu_gradient,
@@ -64,7 +64,7 @@ _GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def bias_activation(x: Tensor, bias: Tensor | None, *, activation: str) -> Tensor:
     """As the reference formula of this name."""
     z, dtype = biased(x, bias)
-    return _VALUES.get(activation, ACTIVATIONS[activation].value)(z).to(dtype)
+    return VALUES.get(activation, ACTIVATIONS[activation].value)(z).to(dtype)
 
 
 def bias_activation_backward(

@@ -1,0 +1,129 @@
+"""Gated activations for the compiler: an activation and its slope share their one exponential."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from fused.backends.compiled import CUBIC, LINEAR, VALUES, normal
+from fused.backends.reference.activations import ACTIVATIONS, QUICK
+from fused.backends.reference.gated import Gradients, Number, limited, operands, unlimited
+
+Tensor = torch.Tensor
+Pair = tuple[Tensor, Tensor]
+
+
+def _sigmoid_gated(z: Tensor, steepness: float = 1.0) -> Pair:
+    s = torch.sigmoid(z if steepness == 1.0 else steepness * z)
+    a = z * s
+    return a, s + steepness * a * (1 - s)
+
+
+def _tanh_gelu(z: Tensor) -> Pair:
+    square = z * z
+    u = z * (LINEAR + CUBIC * square)
+    e = torch.exp(-u.abs())
+    r = 1 / (1 + e)
+    s = r * torch.where(u < 0, e, 1.0)
+    return z * s, s + z * (LINEAR + 3 * CUBIC * square) * e * r * r
+
+
+def _erf_gelu(z: Tensor) -> Pair:
+    cdf, e = normal(z)
+    return z * cdf, cdf + z * e * (1 / math.sqrt(2 * math.pi))
+
+
+def _relu2(z: Tensor) -> Pair:
+    r = torch.relu(z)
+    return r * r, 2 * r
+
+
+def _tanh(z: Tensor) -> Pair:
+    t = torch.tanh(z)
+    return t, 1 - t * t
+
+
+def _sigmoid(z: Tensor) -> Pair:
+    s = torch.sigmoid(z)
+    return s, s * (1 - s)
+
+
+# An activation and its slope.
+_PAIRS: dict[str, Callable[[Tensor], Pair]] = {
+    "relu": lambda z: (torch.relu(z), torch.where(z <= 0, 0.0, 1.0)),
+    "relu2": _relu2,
+    "silu": _sigmoid_gated,
+    "quick_gelu": lambda z: _sigmoid_gated(z, QUICK),
+    "gelu": _erf_gelu,
+    "gelu_tanh": _tanh_gelu,
+    "tanh": _tanh,
+    "sigmoid": _sigmoid,
+}
+
+
+def gated_activation(
+    y: Tensor,
+    up: Tensor | None,
+    bias: Tensor | None,
+    weights: Tensor | None,
+    offset: Number | None,
+    clamp: Number | None,
+    *,
+    activation: str,
+) -> Tensor:
+    """As the reference formula of this name."""
+    half = y.shape[-1] // 2 if up is None else y.shape[-1]
+    gate, linear, dtype = operands(y, up, bias, weights, half)
+    gate, linear = limited(gate, linear, offset, clamp)
+    out = VALUES.get(activation, ACTIVATIONS[activation].value)(gate) * linear
+    return (out if weights is None else out * weights.to(out.dtype)).to(dtype)
+
+
+def gated_activation_backward(
+    g: Tensor,
+    y: Tensor,
+    up: Tensor | None,
+    bias: Tensor | None,
+    weights: Tensor | None,
+    offset: Number | None,
+    clamp: Number | None,
+    *,
+    activation: str,
+    needs: tuple[bool, bool, bool, bool],
+) -> Gradients:
+    """As the reference formula, but for the bias: the gradient of y + bias, not yet summed, where y's is not it."""
+    # The half is g's size and no quotient, or the compiler takes two sizes for different that are not.
+    gate, linear, _ = operands(y, up, bias, weights, g.shape[-1])
+    g = g.to(gate.dtype)
+    below, level = limited(gate, linear, offset, clamp)
+    a, slope = _PAIRS[activation](below)
+    dweights = None
+    if weights is not None:
+        dweights = (a * level * g).sum(-1, keepdim=True).to(weights.dtype) if needs[3] else None
+        g = g * weights.to(g.dtype)
+    dgate, dlinear = unlimited(g * level * slope, g * a, gate, linear, clamp)
+    if up is not None:
+        return (
+            dgate.to(y.dtype) if needs[0] else None,
+            dlinear.to(up.dtype) if needs[1] else None,
+            None,
+            dweights,
+        )
+    # Halves of one tensor may come as one: then either need is a need of it.
+    wanted = needs[0] or needs[1]
+    dy = torch.cat((dgate.to(y.dtype), dlinear.to(y.dtype)), -1) if wanted else None
+    unsummed = bias is not None and needs[2] and not (wanted and gate.dtype == y.dtype)
+    return dy, None, torch.cat((dgate, dlinear), -1) if unsummed else None, dweights
+
+
+def sum_over_rows(
+    gradients: Gradients, args: Sequence[Tensor | None], *, activation: str, needs: tuple[bool, bool, bool, bool]
+) -> Gradients:
+    """With the bias gradient summed, which is slower compiled, and one running sum a column."""
+    dy, dup, dz, dweights = gradients
+    bias, dz = args[3], dy if dz is None else dz
+    if not needs[2] or bias is None or dz is None:
+        return dy, dup, None, dweights
+    return dy, dup, (dz.sum(0) if dz.ndim > 1 else dz).to(bias.dtype), dweights

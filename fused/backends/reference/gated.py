@@ -1,0 +1,120 @@
+"""Gated activations, act(gate)·(up + offset)·weights, and their gradients: the formulas.
+
+Gate and up are two tensors, or the halves of the last dimension of one. A clamp cuts the gate from above and
+the up from both sides, after the bias; what was cut, and only that, has no gradient.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fused.backends.reference.activations import ACTIVATIONS
+from fused.backends.reference.numbers import compute_dtype
+from fused.backends.tracing import transformed
+
+Tensor = torch.Tensor
+Number = float | Tensor
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+
+
+def gated_activation(
+    y: Tensor,
+    up: Tensor | None,
+    bias: Tensor | None,
+    weights: Tensor | None,
+    offset: Number | None,
+    clamp: Number | None,
+    *,
+    activation: str,
+) -> Tensor:
+    """act(gate)·(up + offset)·weights, computed in float32 for 16-bit numbers, in the dtype of gate and up.
+
+    Args:
+        y: the gate ``[..., hidden]``; or gate and up side by side, ``[..., 2·hidden]``, if `up` is None.
+        up: ``[..., hidden]``, or None.
+        bias: ``[2·hidden]`` for a y of that size, or None.
+        weights: ``[..., 1]``, or None.
+        offset, clamp: numbers, or None for none.
+    """
+    entry = ACTIVATIONS[activation]
+    half = y.shape[-1] // 2 if up is None else y.shape[-1]
+    gate, linear, dtype = operands(y, up, bias, weights, half)
+    gate, linear = limited(gate, linear, offset, clamp)
+    precise = entry.precise_value if dtype == torch.float32 and not transformed() else None
+    out = (precise or entry.value)(gate) * linear
+    return (out if weights is None else out * weights.to(out.dtype)).to(dtype)
+
+
+def gated_activation_backward(
+    g: Tensor,
+    y: Tensor,
+    up: Tensor | None,
+    bias: Tensor | None,
+    weights: Tensor | None,
+    offset: Number | None,
+    clamp: Number | None,
+    *,
+    activation: str,
+    needs: tuple[bool, bool, bool, bool],
+) -> Gradients:
+    """The gradients for y, up, bias and weights, each in its own tensor's dtype; None for one not needed."""
+    entry = ACTIVATIONS[activation]
+    gate, linear, dtype = operands(y, up, bias, weights, g.shape[-1])
+    g = g.to(gate.dtype)
+    below, level = limited(gate, linear, offset, clamp)
+    single = dtype == torch.float32
+    a = (entry.precise_value if single and entry.precise_value else entry.value)(below)
+    dweights = None
+    if weights is not None:
+        dweights = (a * level * g).sum(-1, keepdim=True).to(weights.dtype) if needs[3] else None
+        g = g * weights.to(g.dtype)
+    dgate = (entry.precise_gradient if single and entry.precise_gradient else entry.gradient)(g * level, below)
+    dgate, dlinear = unlimited(dgate, g * a, gate, linear, clamp)
+    dbias = None
+    if bias is not None and needs[2]:
+        rows = list(range(g.ndim - 1))
+        sums = [part.sum(rows) if rows else part for part in (dgate, dlinear)]
+        dbias = torch.cat(sums, -1).to(bias.dtype)
+    if up is not None:
+        return (
+            dgate.to(y.dtype) if needs[0] else None,
+            dlinear.to(up.dtype) if needs[1] else None,
+            dbias,
+            dweights,
+        )
+    dy = torch.cat((dgate.to(y.dtype), dlinear.to(y.dtype)), -1) if needs[0] else None
+    return dy, None, dbias, dweights
+
+
+def operands(
+    y: Tensor, up: Tensor | None, bias: Tensor | None, weights: Tensor | None, half: int
+) -> tuple[Tensor, Tensor, torch.dtype]:
+    """Gate and up with their bias, in the dtype to compute in, and the dtype that the result has."""
+    dtype = y.dtype
+    for other in (up, bias):
+        if other is not None and other.dtype != dtype:
+            dtype = torch.promote_types(dtype, other.dtype)
+    wide = dtype if weights is None else torch.promote_types(dtype, weights.dtype)
+    compute = compute_dtype(wide)
+    gate, linear = (y.narrow(-1, 0, half), y.narrow(-1, half, half)) if up is None else (y, up)
+    gate, linear = gate.to(compute), linear.to(compute)
+    if bias is not None:
+        bias = bias.to(compute)
+        gate, linear = gate + bias.narrow(0, 0, half), linear + bias.narrow(0, half, half)
+    return gate, linear, dtype
+
+
+def limited(gate: Tensor, linear: Tensor, offset: Number | None, clamp: Number | None) -> tuple[Tensor, Tensor]:
+    """min(gate, clamp), and the up between −clamp and clamp, plus the offset."""
+    if clamp is not None:
+        gate, linear = gate.clamp(max=clamp), linear.clamp(min=-clamp, max=clamp)
+    return gate, linear if offset is None else linear + offset
+
+
+def unlimited(
+    dgate: Tensor, dlinear: Tensor, gate: Tensor, linear: Tensor, clamp: Number | None
+) -> tuple[Tensor, Tensor]:
+    """The gradients of what `limited` was given, from those of what it returned."""
+    if clamp is None:
+        return dgate, dlinear
+    return torch.where(gate <= clamp, dgate, 0), torch.where(linear.abs() <= clamp, dlinear, 0)

@@ -1,0 +1,139 @@
+"""Gated activations in one pass: act(gate)·up, saving gate and up and nothing else.
+
+One-tensor forms take gate and up side by side in the last dimension, the gate first, as Megatron's first linear
+layer gives them; `gated_activation` takes two tensors, as the models of HuggingFace have them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+
+from fused.backends.reference import gated as formulas
+from fused.backends.reference.activations import ACTIVATIONS
+from fused.backends.tracing import differentiated, transformed
+from fused.checks import check_bias, check_float, check_same_device, check_weights, shape
+from fused.gated_autograd import Gated, GatedActivation, forward
+from fused.sharding import localise, sharded
+
+Tensor = torch.Tensor
+
+
+def gated_activation(
+    gate: Tensor,
+    up: Tensor,
+    activation: str,
+    *,
+    linear_offset: float = 0.0,
+    weights: Tensor | None = None,
+    clamp_value: float | None = None,
+    fp8_input_store: bool = False,
+) -> Tensor:
+    """``act(gate) · (up + linear_offset)``, saving only gate and up for the backward pass.
+
+    Args:
+        gate, up: ``[..., hidden]``, any rank from 1, any strides (two halves of one tensor are not copied);
+            float16, bfloat16, float32 or float64. DTensors may be sharded on any dimension.
+        activation: of the gate, a name of `bias_activation`: ``"silu"`` for SwiGLU, ``"gelu"`` and
+            ``"gelu_tanh"`` for GEGLU, ``"relu"`` for ReGLU, ``"quick_gelu"``, ``"sigmoid"`` for GLU, and others.
+        linear_offset: added to the up (1 in GPT-OSS).
+        weights: ``[..., 1]``, a number for each token to multiply the result with; may have another dtype.
+        clamp_value: first cuts the gate above c, and the up below −c and above c (7 in GPT-OSS). What is cut
+            has no gradient; what is c exactly has.
+        fp8_input_store: keep gate and up for the backward pass as float8_e4m3fn, each with one scale for the
+            tensor (for its shard, if it is a DTensor): a quarter of the memory of float32, for gradients of
+            inputs that are off by up to 1/16 of themselves. Infinities are kept as NaN. `torch.func` transforms
+            use the inputs themselves; a second derivative raises RuntimeError.
+
+    Returns:
+        ``[..., hidden]`` in the dtype that ``gate * up`` has in torch, whatever that of the weights. 16-bit
+        inputs are computed in float32 and rounded once. Each gradient has its own tensor's dtype; the one of
+        the weights is summed in float32.
+
+    Raises:
+        TypeError: if a tensor is not floating point, or the offset or the clamp not a number.
+        ValueError: for an unknown activation, shapes that do not fit, two devices, or a negative clamp.
+
+    Source: HuggingFace's gated MLPs; Megatron-LM ``fused_bias_swiglu`` and ``fused_bias_geglu``; Liger-Kernel.
+    """
+    op = "gated_activation"
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"{op}: there is no activation {activation!r}; there are {', '.join(ACTIVATIONS)}")
+    how = settings(op, activation, clamp_value, fp8_input_store, linear_offset)
+    check_float(op, "gate", gate, min_ndim=1)
+    check_float(op, "up", up)
+    if sharded(gate) or not sharded(up, weights):
+        _check_two(op, gate, up, weights)
+    local = localise(op, gate, [up, weights])
+    up = local.given(0)
+    _check_two(op, local.x, up, local.others[1])
+    return local.wrap(_apply(local.x, up, None, local.others[1], how))
+
+
+def _check_two(op: str, gate: Tensor, up: Tensor, weights: Tensor | None) -> None:
+    if gate.shape != up.shape:
+        raise ValueError(f"{op}: gate {shape(gate)} and up {shape(up)} must have one shape")
+    check_same_device(op, gate, "up", up)
+    _check_weights(op, gate, weights)
+
+
+def settings(
+    op: str,
+    activation: str,
+    clamp_value: float | None,
+    fp8_input_store: bool,
+    linear_offset: float = 0.0,
+    offload: bool = False,
+) -> Gated:
+    """The settings of an op, checked."""
+    offset = None if linear_offset == 0 else _number(op, "linear_offset", linear_offset)
+    clamp = None if clamp_value is None else _number(op, "clamp_value", clamp_value)
+    if clamp is not None and not torch.compiler.is_compiling() and (clamp < 0 or math.isnan(clamp)):
+        raise ValueError(f"{op}: clamp_value must be 0 or more, or None for no clamp, got {clamp_value}")
+    return Gated(activation, offset, clamp, bool(fp8_input_store), offload)
+
+
+def _number(op: str, name: str, value: object) -> float:
+    if not isinstance(value, int | float):
+        raise TypeError(f"{op}: {name} must be a number, got {type(value).__name__}")
+    return float(value)
+
+
+def gated(op: str, y: Tensor, bias: Tensor | None, weights: Tensor | None, how: Gated) -> Tensor:
+    """A one-tensor form under the name `op`: checks, shards, and the op itself."""
+    check_float(op, "input", y, min_ndim=1)
+    if sharded(y) or not sharded(bias, weights):
+        _check_one(op, y, bias, weights)
+    # A shard of y's last dimension is not the gate and the up of anything.
+    local = localise(op, y, [bias, weights], whole=[-1])
+    bias, weights = local.others
+    _check_one(op, local.x, bias, weights)
+    halved = dataclasses.replace(local, shape=(*local.shape[:-1], y.shape[-1] // 2))
+    return halved.wrap(_apply(local.x, None, bias, weights, how))
+
+
+def _check_one(op: str, y: Tensor, bias: Tensor | None, weights: Tensor | None) -> None:
+    if y.shape[-1] % 2 != 0:
+        raise ValueError(
+            f"{op}: the last dimension of the input {shape(y)} is odd; it must be the gate and the up side by side"
+        )
+    check_bias(op, y, bias)
+    _check_weights(op, y, weights)
+
+
+def _check_weights(op: str, x: Tensor, weights: Tensor | None) -> None:
+    if weights is not None:
+        check_float(op, "weights", weights)
+        check_weights(op, x, weights)
+
+
+def _apply(y: Tensor, up: Tensor | None, bias: Tensor | None, weights: Tensor | None, how: Gated) -> Tensor:
+    # A compiler sees through the autograd function too, and keeps the 8 bits only with it.
+    if transformed() and not (how.fp8 and torch.compiler.is_compiling()):
+        return formulas.gated_activation(y, up, bias, weights, how.offset, how.clamp, activation=how.activation)
+    if not differentiated(y, up, bias, weights):
+        return forward(y, up, bias, weights, how)
+    result: Tensor = GatedActivation.apply(y, up, bias, weights, how)
+    return result

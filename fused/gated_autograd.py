@@ -1,0 +1,183 @@
+"""The gated activations as an op and as an autograd function, for checked plain tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fused.backends import Op, compiled_gated, requested
+from fused.backends.reference import gated as formulas
+
+Tensor = torch.Tensor
+
+FP8 = torch.float8_e4m3fn
+
+
+def _rows(args: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+    """Inputs as [rows, hidden], and the halves of one tensor as that tensor, for compiled code."""
+    *first, y, up, bias, weights, offset, clamp = args
+    leading = y.shape[:-1]
+    whole = None if up is None else _whole(y, up)
+    if whole is not None:
+        y, up = whole, None
+
+    def flat(tensor: Any) -> Any:
+        return tensor.reshape(-1, tensor.shape[-1]) if tensor is not None and tensor.ndim != 1 else tensor
+
+    def one(tensor: Any) -> Any:
+        if tensor is None or tensor.ndim != 2:
+            return tensor
+        return tensor.reshape(*leading, tensor.shape[-1])
+
+    def finish(result: Any) -> Any:
+        if not isinstance(result, tuple):
+            return one(result)
+        dy, dup, dbias, dweights = map(one, result)
+        if whole is not None and dy is not None:
+            dy, dup = dy.chunk(2, -1)
+        return dy, dup, dbias, dweights
+
+    return [*map(flat, (*first, y, up, bias, weights)), offset, clamp], finish
+
+
+def _whole(gate: Tensor, up: Tensor) -> Tensor | None:
+    """The contiguous tensor whose halves these two are, if they are."""
+    half = gate.shape[-1]
+    strides = [1]
+    size = 2 * half
+    for length in reversed(gate.shape[:-1]):
+        strides.insert(0, size)
+        size *= length
+    if (
+        gate.dtype != up.dtype
+        or gate.stride() != up.stride()
+        or gate.stride() != tuple(strides)
+        or up.storage_offset() - gate.storage_offset() != half
+        or up.untyped_storage().data_ptr() != gate.untyped_storage().data_ptr()
+    ):
+        return None
+    return gate.as_strided((*gate.shape[:-1], 2 * half), strides)
+
+
+# Where compiled code begins to be faster, forward and backward together.
+_COMPILED_FROM = 2**16
+
+GATED_ACTIVATION = Op(
+    "gated_activation",
+    forward=formulas.gated_activation,
+    backward=formulas.gated_activation_backward,
+    canonical=_rows,
+    small_on_cpu=lambda **statics: _COMPILED_FROM,
+)
+GATED_ACTIVATION.register(
+    "inductor",
+    forward=compiled_gated.gated_activation,
+    backward=compiled_gated.gated_activation_backward,
+    finish_backward=compiled_gated.sum_over_rows,
+)
+
+
+@dataclass(frozen=True)
+class Gated:
+    """The settings of a gated activation.
+
+    Args:
+        activation: of the gate.
+        offset: added to the up, after the clamp; None for none.
+        clamp: limit of the gate from above and of the up from both sides; None for none.
+        fp8: whether gate and up are kept for the backward pass in 8 bits.
+        offload: whether what is kept is marked for an offloader, as in Megatron.
+    """
+
+    activation: str
+    offset: float | None = None
+    clamp: float | None = None
+    fp8: bool = False
+    offload: bool = False
+
+
+def forward(y: Tensor, up: Tensor | None, bias: Tensor | None, weights: Tensor | None, how: Gated) -> Tensor:
+    """Run the forward formula on the backend asked for."""
+    result: Tensor = GATED_ACTIVATION.run(
+        "forward",
+        (y, up, bias, weights, how.offset, how.clamp),
+        requested(),
+        activation=how.activation,
+    )
+    return result
+
+
+def save(ctx: Any, y: Tensor, up: Tensor | None, bias: Tensor | None, weights: Tensor | None, how: Gated) -> None:
+    """Keep gate and up, in 8 bits if so asked, the bias and the weights."""
+    ctx.how = how
+    ctx.backend = requested()
+    ctx.dtypes = (y.dtype, None if up is None else up.dtype)
+    y_scale = up_scale = None
+    if how.fp8:
+        y, y_scale = stored(y)
+        if up is not None:
+            up, up_scale = stored(up)
+    kept = (y, up, bias, weights, y_scale, up_scale)
+    if how.offload:
+        for tensor in kept[:4]:
+            if tensor is not None:
+                tensor.activation_offloading = True  # type: ignore[attr-defined]
+    ctx.save_for_backward(*kept)
+
+
+def gradients(ctx: Any, g: Tensor, needs: tuple[bool, bool, bool, bool]) -> formulas.Gradients:
+    """The gradients of y, up, bias and weights, as far as they are needed."""
+    how: Gated = ctx.how
+    y, up, bias, weights, y_scale, up_scale = ctx.saved_tensors
+    if how.fp8:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise RuntimeError(
+                f"{how.activation} gate with fp8_input_store: a second derivative (create_graph=True) needs the "
+                "input itself, of which 8 bits were kept; use fp8_input_store=False"
+            )
+        y = restored(y, y_scale, ctx.dtypes[0])
+        up = None if up is None else restored(up, up_scale, ctx.dtypes[1])
+    results: formulas.Gradients = GATED_ACTIVATION.run(
+        "backward",
+        (g, y, up, bias, weights, how.offset, how.clamp),
+        ctx.backend,
+        activation=how.activation,
+        needs=needs,
+    )
+    return results
+
+
+def stored(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x in 8 bits, and the scale to multiply them with: the largest finite number becomes the largest of 8 bits."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    info = torch.finfo(wide.dtype)
+    largest = wide.new_zeros(())
+    if x.numel() > 0:
+        magnitude = wide.abs()
+        largest = torch.where(magnitude <= info.max, magnitude, 0).amax()
+    scale = (largest / torch.finfo(FP8).max).clamp(min=info.tiny)
+    return (wide / scale).to(FP8), scale
+
+
+def restored(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is left of a tensor that was `stored`."""
+    return (x.to(scale.dtype) * scale).to(dtype)
+
+
+class GatedActivation(torch.autograd.Function):
+    """act(gate)·(up + offset)·weights, for plain tensors. Saves gate and up, the bias and the weights."""
+
+    # Not in two parts: torch looks up the signature of those at every call.
+    @staticmethod
+    def forward(
+        ctx: Any, y: Tensor, up: Tensor | None, bias: Tensor | None, weights: Tensor | None, how: Gated
+    ) -> Tensor:
+        save(ctx, y, up, bias, weights, how)
+        return forward(y, up, bias, weights, how)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        return *gradients(ctx, grad_output, tuple(ctx.needs_input_grad[:4])), None

@@ -1,0 +1,296 @@
+"""The gated activations by name: each plain, with a bias, with a weight for each token, and with both.
+
+All take gate and up side by side, ``[..., 2·hidden]``, the gate first.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fused.gated import gated, settings
+
+Tensor = torch.Tensor
+
+
+def swiglu(
+    y: Tensor,
+    *,
+    clamp_value: float | None = None,
+    fp8_input_store: bool = False,
+) -> Tensor:
+    """``silu(y₁)·y₂`` with y₁ and y₂ the halves of y, saving y and nothing else.
+
+    Args:
+        y: ``[..., 2·hidden]``, any rank from 1, any strides; float16, bfloat16, float32 or float64. A DTensor
+            whose last dimension is sharded is gathered.
+        clamp_value, fp8_input_store: as in `gated_activation`.
+
+    Returns:
+        ``[..., hidden]`` in the dtype of y.
+
+    Raises:
+        TypeError: if y is not a floating-point tensor, or the clamp not a number.
+        ValueError: for an odd last dimension or a negative clamp.
+
+    Source: Megatron-LM ``fused_bias_swiglu``; Liger-Kernel ``LigerSiLUMulFunction``.
+    """
+    op = "swiglu"
+    how = settings(op, "silu", clamp_value, fp8_input_store)
+    return gated(op, y, None, None, how)
+
+
+def weighted_swiglu(
+    y: Tensor,
+    weights: Tensor,
+    *,
+    clamp_value: float | None = None,
+    fp8_input_store: bool = False,
+) -> Tensor:
+    """As `swiglu`, times a weight for each token, ``[..., 1]`` and of any floating-point dtype."""
+    op = "weighted_swiglu"
+    how = settings(op, "silu", clamp_value, fp8_input_store)
+    return gated(op, y, None, weights, how)
+
+
+def bias_swiglu(
+    y: Tensor,
+    bias: Tensor | None,
+    *,
+    clamp_value: float | None = None,
+    fp8_input_store: bool = False,
+) -> Tensor:
+    """As `swiglu` of ``y + bias``, the bias ``[2·hidden]`` or None and of any floating-point dtype."""
+    op = "bias_swiglu"
+    how = settings(op, "silu", clamp_value, fp8_input_store)
+    return gated(op, y, bias, None, how)
+
+
+def weighted_bias_swiglu(
+    y: Tensor,
+    bias: Tensor | None,
+    weights: Tensor,
+    *,
+    clamp_value: float | None = None,
+    fp8_input_store: bool = False,
+) -> Tensor:
+    """As `swiglu` of ``y + bias``, the bias ``[2·hidden]`` or None, times the weights ``[..., 1]``."""
+    op = "weighted_bias_swiglu"
+    how = settings(op, "silu", clamp_value, fp8_input_store)
+    return gated(op, y, bias, weights, how)
+
+
+def geglu(
+    y: Tensor,
+    approximate: str = "tanh",
+    *,
+    clamp_value: float | None = None,
+    fp8_input_store: bool = False,
+) -> Tensor:
+    """``gelu(y₁)·y₂`` with y₁ and y₂ the halves of y, saving y and nothing else.
+
+    Args:
+        y: ``[..., 2·hidden]``, any rank from 1, any strides; float16, bfloat16, float32 or float64. A DTensor
+            whose last dimension is sharded is gathered.
+        approximate: ``"tanh"`` or ``"none"`` (erf), the two forms of GELU; they differ by up to 4.7e-4.
+        clamp_value, fp8_input_store: as in `gated_activation`.
+
+    Returns:
+        ``[..., hidden]`` in the dtype of y.
+
+    Raises:
+        TypeError: if y is not a floating-point tensor, or the clamp not a number.
+        ValueError: for an odd last dimension, another `approximate` or a negative clamp.
+
+    Source: Megatron-LM ``fused_bias_geglu`` (tanh form); Liger-Kernel ``LigerGELUMulFunction``.
+    """
+    op = "geglu"
+    how = settings(op, _gelu(op, approximate), clamp_value, fp8_input_store)
+    return gated(op, y, None, None, how)
+
+
+def weighted_geglu(
+    y: Tensor,
+    weights: Tensor,
+    approximate: str = "tanh",
+    *,
+    clamp_value: float | None = None,
+    fp8_input_store: bool = False,
+) -> Tensor:
+    """As `geglu`, times a weight for each token, ``[..., 1]`` and of any floating-point dtype."""
+    op = "weighted_geglu"
+    how = settings(op, _gelu(op, approximate), clamp_value, fp8_input_store)
+    return gated(op, y, None, weights, how)
+
+
+def bias_geglu(
+    y: Tensor,
+    bias: Tensor | None,
+    approximate: str = "tanh",
+    *,
+    clamp_value: float | None = None,
+    fp8_input_store: bool = False,
+) -> Tensor:
+    """As `geglu` of ``y + bias``, the bias ``[2·hidden]`` or None and of any floating-point dtype."""
+    op = "bias_geglu"
+    how = settings(op, _gelu(op, approximate), clamp_value, fp8_input_store)
+    return gated(op, y, bias, None, how)
+
+
+def weighted_bias_geglu(
+    y: Tensor,
+    bias: Tensor | None,
+    weights: Tensor,
+    approximate: str = "tanh",
+    *,
+    clamp_value: float | None = None,
+    fp8_input_store: bool = False,
+) -> Tensor:
+    """As `geglu` of ``y + bias``, the bias ``[2·hidden]`` or None, times the weights ``[..., 1]``."""
+    op = "weighted_bias_geglu"
+    how = settings(op, _gelu(op, approximate), clamp_value, fp8_input_store)
+    return gated(op, y, bias, weights, how)
+
+
+def _gelu(op: str, approximate: str) -> str:
+    if approximate not in ("tanh", "none"):
+        raise ValueError(f"{op}: approximate must be 'tanh' or 'none', got {approximate!r}")
+    return "gelu_tanh" if approximate == "tanh" else "gelu"
+
+
+def reglu(
+    y: Tensor,
+    *,
+    clamp_value: float | None = None,
+    fp8_input_store: bool = False,
+) -> Tensor:
+    """``relu(y₁)·y₂`` with y₁ and y₂ the halves of y, saving y and nothing else.
+
+    Args:
+        y: ``[..., 2·hidden]``, any rank from 1, any strides; float16, bfloat16, float32 or float64. A DTensor
+            whose last dimension is sharded is gathered.
+        clamp_value, fp8_input_store: as in `gated_activation`.
+
+    Returns:
+        ``[..., hidden]`` in the dtype of y.
+
+    Raises:
+        TypeError: if y is not a floating-point tensor, or the clamp not a number.
+        ValueError: for an odd last dimension or a negative clamp.
+
+    Source: Shazeer, GLU Variants Improve Transformer (2020).
+    """
+    op = "reglu"
+    how = settings(op, "relu", clamp_value, fp8_input_store)
+    return gated(op, y, None, None, how)
+
+
+def weighted_reglu(
+    y: Tensor,
+    weights: Tensor,
+    *,
+    clamp_value: float | None = None,
+    fp8_input_store: bool = False,
+) -> Tensor:
+    """As `reglu`, times a weight for each token, ``[..., 1]`` and of any floating-point dtype."""
+    op = "weighted_reglu"
+    how = settings(op, "relu", clamp_value, fp8_input_store)
+    return gated(op, y, None, weights, how)
+
+
+def bias_reglu(
+    y: Tensor,
+    bias: Tensor | None,
+    *,
+    clamp_value: float | None = None,
+    fp8_input_store: bool = False,
+) -> Tensor:
+    """As `reglu` of ``y + bias``, the bias ``[2·hidden]`` or None and of any floating-point dtype."""
+    op = "bias_reglu"
+    how = settings(op, "relu", clamp_value, fp8_input_store)
+    return gated(op, y, bias, None, how)
+
+
+def weighted_bias_reglu(
+    y: Tensor,
+    bias: Tensor | None,
+    weights: Tensor,
+    *,
+    clamp_value: float | None = None,
+    fp8_input_store: bool = False,
+) -> Tensor:
+    """As `reglu` of ``y + bias``, the bias ``[2·hidden]`` or None, times the weights ``[..., 1]``."""
+    op = "weighted_bias_reglu"
+    how = settings(op, "relu", clamp_value, fp8_input_store)
+    return gated(op, y, bias, weights, how)
+
+
+def quick_geglu(
+    y: Tensor,
+    linear_offset: float = 0.0,
+    *,
+    clamp_value: float | None = None,
+    fp8_input_store: bool = False,
+) -> Tensor:
+    """``y₁·σ(1.702·y₁)·(y₂ + linear_offset)`` with y₁ and y₂ the halves of y, saving y and nothing else.
+
+    Args:
+        y: ``[..., 2·hidden]``, any rank from 1, any strides; float16, bfloat16, float32 or float64. A DTensor
+            whose last dimension is sharded is gathered.
+        linear_offset: added to y₂, after the clamp.
+        clamp_value, fp8_input_store: as in `gated_activation`.
+
+    Returns:
+        ``[..., hidden]`` in the dtype of y.
+
+    Raises:
+        TypeError: if y is not a floating-point tensor, or the clamp or the offset not a number.
+        ValueError: for an odd last dimension or a negative clamp.
+
+    Source: Megatron-LM ``fused_bias_geglu``; the experts of GPT-OSS have an offset of 1 and a clamp of 7.
+    """
+    op = "quick_geglu"
+    how = settings(op, "quick_gelu", clamp_value, fp8_input_store, linear_offset)
+    return gated(op, y, None, None, how)
+
+
+def weighted_quick_geglu(
+    y: Tensor,
+    weights: Tensor,
+    linear_offset: float = 0.0,
+    *,
+    clamp_value: float | None = None,
+    fp8_input_store: bool = False,
+) -> Tensor:
+    """As `quick_geglu`, times a weight for each token, ``[..., 1]`` and of any floating-point dtype."""
+    op = "weighted_quick_geglu"
+    how = settings(op, "quick_gelu", clamp_value, fp8_input_store, linear_offset)
+    return gated(op, y, None, weights, how)
+
+
+def bias_quick_geglu(
+    y: Tensor,
+    bias: Tensor | None,
+    linear_offset: float = 0.0,
+    *,
+    clamp_value: float | None = None,
+    fp8_input_store: bool = False,
+) -> Tensor:
+    """As `quick_geglu` of ``y + bias``, the bias ``[2·hidden]`` or None and of any floating-point dtype."""
+    op = "bias_quick_geglu"
+    how = settings(op, "quick_gelu", clamp_value, fp8_input_store, linear_offset)
+    return gated(op, y, bias, None, how)
+
+
+def weighted_bias_quick_geglu(
+    y: Tensor,
+    bias: Tensor | None,
+    weights: Tensor,
+    linear_offset: float = 0.0,
+    *,
+    clamp_value: float | None = None,
+    fp8_input_store: bool = False,
+) -> Tensor:
+    """As `quick_geglu` of ``y + bias``, the bias ``[2·hidden]`` or None, times the weights ``[..., 1]``."""
+    op = "weighted_bias_quick_geglu"
+    how = settings(op, "quick_gelu", clamp_value, fp8_input_store, linear_offset)
+    return gated(op, y, bias, weights, how)
