@@ -1,4 +1,4 @@
-"""Bias + activation in one pass, saving its inputs and nothing else."""
+"""Bias + activation in one pass, saving one tensor and the bias."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ BIAS_ACTIVATION = Op(
     backward=formulas.bias_activation_backward,
     canonical=_rows,
     small_on_cpu=_compiled_from,
+    kernels="fused.backends.triton.activations",
 )
 BIAS_ACTIVATION.register(
     "inductor",
@@ -72,6 +73,7 @@ WEIGHTED_SQUARED_RELU = Op(
     forward=formulas.weighted_squared_relu,
     backward=formulas.weighted_squared_relu_backward,
     canonical=_rows,
+    kernels="fused.backends.triton.activations",
 )
 
 
@@ -80,33 +82,31 @@ def _forward(inp: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     return result
 
 
-def _save(ctx: Any, inp: Tensor, bias: Tensor | None, activation: str) -> None:
-    ctx.save_for_backward(inp, bias)
+def _save(ctx: Any, inp: Tensor, bias: Tensor | None, result: Tensor, activation: str) -> None:
+    ctx.save_for_backward(result if ACTIVATIONS[activation].saves_result(result.dtype) else inp, bias)
+    ctx.dtype = inp.dtype
     ctx.activation = activation
     ctx.backend = requested()
 
 
 def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    inp, bias = ctx.saved_tensors
     needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[1])
     dx, dbias = BIAS_ACTIVATION.run(
-        "backward", (g, inp, bias), ctx.backend, activation=ctx.activation, needs=needs
+        "backward", (g, *ctx.saved_tensors), ctx.backend, activation=ctx.activation, needs=needs
     )
-    return dx, dbias
+    return dx if dx is None else dx.to(ctx.dtype), dbias
 
 
 class _BiasActivation(torch.autograd.Function):
-    """act(inp + bias), for plain tensors. Saves inp and bias.
+    """act(inp + bias), for plain tensors. Saves inp or the result, and the bias.
 
     Not in two parts: torch looks up the signature of those at every call, for as long as a small op takes.
     """
 
     @staticmethod
     def forward(ctx: Any, inp: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-        ctx.save_for_backward(inp, bias)
-        ctx.activation = activation
-        ctx.backend = requested()
-        result: Tensor = BIAS_ACTIVATION.run("forward", (inp, bias), ctx.backend, activation=activation)
+        result = _forward(inp, bias, activation)
+        _save(ctx, inp, bias, result, activation)
         return result
 
     @staticmethod
@@ -142,7 +142,7 @@ class BiasGeLUFunction(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _save(ctx, inputs[0], inputs[1], "gelu_tanh")
+        _save(ctx, inputs[0], inputs[1], output, "gelu_tanh")
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
@@ -174,7 +174,9 @@ class _WeightedSquaredReLU(torch.autograd.Function):
 
 
 def bias_activation(x: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-    """``act(x + bias)``, saving only x and the bias for the backward pass.
+    """``act(x + bias)``, saving only the bias and x for the backward pass, or the result for x.
+
+    Relu, and in float32 and float64 tanh and sigmoid save their result, which the next layer mostly saves as well.
 
     Args:
         x: ``[..., hidden]``, any rank from 1, any strides; float16, bfloat16, float32 or float64. A DTensor

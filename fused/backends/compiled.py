@@ -71,8 +71,10 @@ def bias_activation_backward(
     g: Tensor, x: Tensor, bias: Tensor | None, *, activation: str, needs: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradient for x, and where that is not it, the one for x + bias, not yet summed."""
-    z, _ = biased(x, bias)
-    dz = _GRADIENTS.get(activation, ACTIVATIONS[activation].gradient)(g.to(z.dtype), z)
+    entry = ACTIVATIONS[activation]
+    from_result = entry.result_gradient if entry.saves_result(x.dtype) else None
+    z, _ = biased(x, bias if from_result is None else None)
+    dz = (from_result or _GRADIENTS.get(activation, entry.gradient))(g.to(z.dtype), z)
     dx = dz.to(x.dtype) if needs[0] else None
     return dx, dz if needs[1] and not (needs[0] and dz.dtype == x.dtype) else None
 

@@ -149,13 +149,39 @@ def test_half_x_with_a_float_bias_gives_float(values_and_gradients):
 
 
 @every_activation
-def test_saves_its_inputs_only(name, saved_bytes):
+def test_saves_one_tensor_and_the_bias(name, saved_bytes):
     x, bias, _ = tensors(dtype=torch.float32)
     x.requires_grad_()
     inputs = x.numel() * 4 + bias.numel() * 4
     assert saved_bytes(lambda: fused.bias_activation(x, bias, name)) == inputs
     if name == "gelu_tanh":
         assert saved_bytes(lambda: EAGER[name](x + bias)) > 2 * inputs
+
+
+@every_activation
+@pytest.mark.parametrize(
+    ("dtype", "saving_it"), [(torch.float32, ("relu", "tanh", "sigmoid")), (torch.bfloat16, ("relu",))], ids=str
+)
+def test_a_result_that_gives_the_gradient_is_saved_which_the_next_layer_saves_too(name, dtype, saving_it, saved_bytes):
+    x, bias, _ = tensors(dtype=dtype)
+    x.requires_grad_()
+    weight = torch.randn(4, 33, dtype=dtype)
+
+    def two_layers():
+        return F.linear(fused.bias_activation(x, bias, name), weight.requires_grad_())
+
+    numbers = x.numel() * (1 if name in saving_it else 2) + bias.numel() + weight.numel()
+    assert saved_bytes(two_layers) == numbers * dtype.itemsize
+
+
+@pytest.mark.parametrize("name", ["relu", "tanh", "sigmoid"])
+def test_a_saved_result_of_another_dtype(name, values_and_gradients, assert_no_worse):
+    x, bias, g = tensors(dtype=torch.bfloat16)
+    bias = bias.float()
+    ours = values_and_gradients(lambda x, b: fused.bias_activation(x, b, name), g, x, bias)
+    theirs = values_and_gradients(lambda x, b: EAGER[name](x + b), g, x, bias)
+    assert [t.dtype for t in ours] == [torch.float32, torch.bfloat16, torch.float32]
+    assert_no_worse(ours, theirs, values_and_gradients(lambda x, b: EAGER[name](x + b), g, x.double(), bias.double()))
 
 
 @pytest.mark.parametrize("shape", [(7,), (3, 7), (2, 1, 3, 2, 7), (0, 7), (4, 0), (1, 1)])

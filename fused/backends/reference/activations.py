@@ -29,12 +29,21 @@ class Activation:
         value, gradient: ``value(z)``, and ``gradient(g, z)`` at z for the incoming gradient g.
         precise_value, precise_gradient: the same for results in float32, where the kernel is off by more
             than a few units in the last place.
+        result_gradient: ``result_gradient(g, y)`` at y = value(z), for activations that can save their result for the
+            backward pass, which the next layer saves as well, and not their input.
+        survives_rounding: whether a result rounded to 16 bits gives the same gradient.
     """
 
     value: Callable[[Tensor], Tensor]
     gradient: Callable[[Tensor, Tensor], Tensor]
     precise_value: Callable[[Tensor], Tensor] | None = None
     precise_gradient: Callable[[Tensor, Tensor], Tensor] | None = None
+    result_gradient: Callable[[Tensor, Tensor], Tensor] | None = None
+    survives_rounding: bool = False
+
+    def saves_result(self, dtype: torch.dtype) -> bool:
+        """Whether the backward pass starts from the result, if that has this dtype, or else from x of this dtype."""
+        return self.result_gradient is not None and (self.survives_rounding or dtype.itemsize >= 4)
 
 
 def _silu_gradient(g: Tensor, z: Tensor) -> Tensor:
@@ -61,8 +70,12 @@ def _tanh_gelu_gradient(g: Tensor, z: Tensor) -> Tensor:
     return _aten.gelu_backward(g.double(), z.double(), approximate="tanh").to(z.dtype)
 
 
+def _relu_gradient(g: Tensor, z: Tensor) -> Tensor:
+    return _aten.threshold_backward(g, z, 0)
+
+
 ACTIVATIONS: dict[str, Activation] = {
-    "relu": Activation(torch.relu, lambda g, z: _aten.threshold_backward(g, z, 0)),
+    "relu": Activation(torch.relu, _relu_gradient, result_gradient=_relu_gradient, survives_rounding=True),
     "relu2": Activation(lambda z: torch.relu(z).square(), lambda g, z: 2 * g * torch.relu(z)),
     "silu": Activation(F.silu, _silu_gradient),
     "quick_gelu": Activation(lambda z: z * torch.sigmoid(QUICK * z), _quick_gelu_gradient),
@@ -72,8 +85,16 @@ ACTIVATIONS: dict[str, Activation] = {
         lambda g, z: _aten.gelu_backward(g, z, approximate="tanh"),
         precise_gradient=_tanh_gelu_gradient,
     ),
-    "tanh": Activation(torch.tanh, lambda g, z: _aten.tanh_backward(g, torch.tanh(z))),
-    "sigmoid": Activation(torch.sigmoid, lambda g, z: _aten.sigmoid_backward(g, torch.sigmoid(z))),
+    "tanh": Activation(
+        torch.tanh,
+        lambda g, z: _aten.tanh_backward(g, torch.tanh(z)),
+        result_gradient=lambda g, y: _aten.tanh_backward(g, y),
+    ),
+    "sigmoid": Activation(
+        torch.sigmoid,
+        lambda g, z: _aten.sigmoid_backward(g, torch.sigmoid(z)),
+        result_gradient=lambda g, y: _aten.sigmoid_backward(g, y),
+    ),
 }
 
 
@@ -90,11 +111,15 @@ def bias_activation(x: Tensor, bias: Tensor | None, *, activation: str) -> Tenso
 def bias_activation_backward(
     g: Tensor, x: Tensor, bias: Tensor | None, *, activation: str, needs: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients for x and for the bias, each in its own tensor's dtype; None for one not needed."""
+    """The gradients for x and for the bias, each in its own tensor's dtype; None for one not needed.
+
+    x is the result of the forward pass for activations that save that.
+    """
     entry = ACTIVATIONS[activation]
-    z, dtype = biased(x, bias)
+    from_result = entry.result_gradient if entry.saves_result(x.dtype) else None
+    z, dtype = biased(x, bias if from_result is None else None)
     precise = entry.precise_gradient if dtype == torch.float32 else None
-    dz = (precise or entry.gradient)(g.to(z.dtype), z)
+    dz = (precise or from_result or entry.gradient)(g.to(z.dtype), z)
     dx = dz.to(x.dtype) if needs[0] else None
     dbias = None
     if needs[1] and bias is not None:

@@ -1,0 +1,266 @@
+"""Bias + activation: one kernel forward, and one backward that sums the bias gradient on its way."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from fused.backends.reference.activations import ACTIVATIONS, QUICK
+from fused.backends.triton.launch import (
+    as_rows,
+    column_block,
+    column_partials,
+    column_tile,
+    launch,
+    row_block,
+    row_span,
+    row_tile,
+)
+
+Tensor = torch.Tensor
+
+# In kernels these stand behind a tensor: the interpreter does not take them before one.
+_ROOT_HALF = tl.constexpr(math.sqrt(0.5))
+_NORMAL = tl.constexpr(1 / math.sqrt(2 * math.pi))
+_QUICK = tl.constexpr(QUICK)
+# The tanh form of GELU is z·σ(u) with u = 2√(2/π)(z + 0.044715z³).
+_LINEAR = tl.constexpr(2 * math.sqrt(2 / math.pi))
+_CUBIC = tl.constexpr(2 * math.sqrt(2 / math.pi) * 0.044715)
+
+
+@triton.jit
+def logistic(u):
+    """σ(u) and its derivative σ(u)·σ(−u), from one exponential and without cancellation."""
+    e = tl.exp(-tl.abs(u))
+    r = 1 / (1 + e)
+    return tl.where(u < 0, e * r, r), e * r * r
+
+
+@triton.jit
+def tanh(z):
+    """tanh in float32: by a polynomial where exponentials would cancel (that of Cephes' tanhf)."""
+    square = z * z
+    near = ((-5.70498872745e-3 * square + 2.06390887954e-2) * square - 5.37397155531e-2) * square
+    near = ((near + 1.33314422036e-1) * square - 3.33332819422e-1) * square * z + z
+    far = 1 - 2 / (tl.exp(2 * tl.abs(z)) + 1)
+    return tl.where(tl.abs(z) < 0.625, near, tl.where(z < 0, -far, far))
+
+
+@triton.jit
+def activate(z, ACTIVATION: tl.constexpr):
+    """act(z), for z in float32."""
+    if ACTIVATION == "relu":
+        return tl.where(z < 0, 0.0, z)
+    elif ACTIVATION == "relu2":
+        return tl.where(z < 0, 0.0, z * z)
+    elif ACTIVATION == "silu":
+        return z * logistic(z)[0]
+    elif ACTIVATION == "quick_gelu":
+        return z * logistic(z * _QUICK)[0]
+    elif ACTIVATION == "gelu":
+        return 0.5 * z + 0.5 * z * tl.erf(z * _ROOT_HALF)
+    elif ACTIVATION == "gelu_tanh":
+        return z * logistic(z * (z * z * _CUBIC + _LINEAR))[0]
+    elif ACTIVATION == "tanh":
+        return tanh(z)
+    else:
+        tl.static_assert(ACTIVATION == "sigmoid", "an activation without a kernel")
+        return logistic(z)[0]
+
+
+@triton.jit
+def slope(z, ACTIVATION: tl.constexpr, FROM_RESULT: tl.constexpr = False):
+    """act'(z), for z in float32, or with FROM_RESULT act's result for z."""
+    if ACTIVATION == "relu":
+        return tl.where(z <= 0, 0.0, 1.0)
+    elif ACTIVATION == "relu2":
+        return tl.where(z < 0, 0.0, 2 * z)
+    elif ACTIVATION == "silu":
+        s, ds = logistic(z)
+        return s + ds * z
+    elif ACTIVATION == "quick_gelu":
+        s, ds = logistic(z * _QUICK)
+        return s + ds * (z * _QUICK)
+    elif ACTIVATION == "gelu":
+        return 0.5 + 0.5 * tl.erf(z * _ROOT_HALF) + z * (tl.exp(-0.5 * z * z) * _NORMAL)
+    elif ACTIVATION == "gelu_tanh":
+        square = z * z
+        s, ds = logistic(z * (square * _CUBIC + _LINEAR))
+        return s + ds * (square * (3 * _CUBIC) + _LINEAR) * z
+    elif ACTIVATION == "tanh":
+        t = z if FROM_RESULT else tanh(z)
+        return 1 - t * t
+    else:
+        tl.static_assert(ACTIVATION == "sigmoid", "an activation without a kernel")
+        return z * (1 - z) if FROM_RESULT else logistic(z)[1]
+
+
+@triton.jit
+def _activation(
+    x, bias, out, rows, columns, stride,
+    ACTIVATION: tl.constexpr, BIASED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row, column = row_block(ROWS), column_block(COLUMNS)
+    inside = (row < rows) & (column < columns)
+    z = tl.load(x + row * stride + column, mask=inside, other=0.0).to(tl.float32)
+    if BIASED:
+        z += tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)
+    tl.store(out + row * columns + column, activate(z, ACTIVATION), mask=inside)
+
+
+@triton.jit
+def _activation_backward(
+    g, x, bias, dx, partials, rows, columns, g_stride, stride,
+    ACTIVATION: tl.constexpr, FROM_RESULT: tl.constexpr, BIASED: tl.constexpr, DX: tl.constexpr, SUM: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    column = column_block(COLUMNS)
+    if BIASED:
+        shift = tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    first, end = row_span(rows, ROWS)
+    for start in range(first, end, ROWS):
+        row = (start + tl.arange(0, ROWS))[:, None]
+        inside = (row < end) & (column < columns)
+        z = tl.load(x + row * stride + column, mask=inside, other=0.0).to(tl.float32)
+        if BIASED:
+            z += shift
+        dz = tl.load(g + row * g_stride + column, mask=inside, other=0.0).to(tl.float32)
+        if ACTIVATION == "relu":
+            # Not a product: a gradient of NaN or infinity is not let through where the slope is 0.
+            dz = tl.where(z <= 0, 0.0, dz)
+        else:
+            dz *= slope(z, ACTIVATION, FROM_RESULT)
+        if DX:
+            tl.store(dx + row * columns + column, dz, mask=inside)
+        if SUM:
+            total += tl.where(inside, dz, 0.0)
+    if SUM:
+        program = tl.program_id(0).to(tl.int64)
+        tl.store(partials + program * columns + column, tl.sum(total, 0)[None, :], mask=column < columns)
+
+
+def bias_activation(x: Tensor, bias: Tensor | None, *, activation: str) -> Any:
+    """As the reference formula of this name. Not in float64."""
+    dtype = x.dtype if bias is None else torch.promote_types(x.dtype, bias.dtype)
+    if dtype == torch.float64:
+        return NotImplemented
+    flat = as_rows(x)
+    rows, columns = flat.shape
+    out = torch.empty(x.shape, dtype=dtype, device=x.device)
+    tile = column_tile(columns)
+    launch(
+        _activation,
+        (triton.cdiv(rows, tile.rows), triton.cdiv(columns, tile.columns)),
+        *(flat, None if bias is None else bias.contiguous(), out, rows, columns, flat.stride(0)),
+        ACTIVATION=activation,
+        BIASED=bias is not None,
+        **tile.settings,
+    )
+    return out
+
+
+def bias_activation_backward(
+    g: Tensor, x: Tensor, bias: Tensor | None, *, activation: str, needs: tuple[bool, bool]
+) -> Any:
+    """As the reference formula of this name. Not in float64."""
+    if torch.float64 in (g.dtype, x.dtype, None if bias is None else bias.dtype):
+        return NotImplemented
+    flat, g = as_rows(x), as_rows(g)
+    rows, columns = flat.shape
+    tile = column_tile(columns)
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if needs[0] else None
+    partials = None
+    programs = triton.cdiv(rows, tile.rows)
+    if needs[1] and bias is not None:
+        partials = column_partials(rows, columns, x.device, torch.float32, tile.rows)
+        programs = len(partials)
+    from_result = ACTIVATIONS[activation].saves_result(x.dtype)
+    biased = bias is not None and not from_result
+    launch(
+        _activation_backward,
+        (programs, triton.cdiv(columns, tile.columns)),
+        *(g, flat, bias.contiguous() if biased and bias is not None else None, dx, partials),
+        *(rows, columns, g.stride(0), flat.stride(0)),
+        ACTIVATION=activation,
+        FROM_RESULT=from_result,
+        BIASED=biased,
+        DX=dx is not None,
+        SUM=partials is not None,
+        **tile.settings,
+    )
+    return dx, None if partials is None or bias is None else partials.sum(0).to(bias.dtype)
+
+
+@triton.jit
+def _squared_relu(
+    x, weights, out, rows, columns, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
+    row, column = row_block(ROWS), column_block(COLUMNS)
+    inside = (row < rows) & (column < columns)
+    z = tl.load(x + row * stride + column, mask=inside, other=0.0).to(tl.float32)
+    weight = tl.load(weights + row, mask=row < rows, other=0.0).to(tl.float32)
+    tl.store(out + row * columns + column, activate(z, "relu2") * weight, mask=inside)
+
+
+@triton.jit
+def _squared_relu_backward(
+    g, x, weights, dx, dweights, rows, columns, g_stride, stride,
+    DX: tl.constexpr, DWEIGHTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = row_block(ROWS)
+    weight = tl.load(weights + row, mask=row < rows, other=0.0).to(tl.float32)
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(0, columns, COLUMNS):
+        column = (start + tl.arange(0, COLUMNS))[None, :]
+        inside = (row < rows) & (column < columns)
+        z = tl.load(x + row * stride + column, mask=inside, other=0.0).to(tl.float32)
+        dz = tl.load(g + row * g_stride + column, mask=inside, other=0.0).to(tl.float32)
+        if DX:
+            tl.store(dx + row * columns + column, dz * slope(z, "relu2") * weight, mask=inside)
+        if DWEIGHTS:
+            total += tl.where(inside, activate(z, "relu2") * dz, 0.0)
+    if DWEIGHTS:
+        tl.store(dweights + row, tl.sum(total, 1)[:, None], mask=row < rows)
+
+
+def weighted_squared_relu(x: Tensor, weights: Tensor) -> Any:
+    """As the reference formula of this name. Not in float64."""
+    if torch.float64 in (x.dtype, weights.dtype):
+        return NotImplemented
+    flat = as_rows(x)
+    rows, columns = flat.shape
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    tile = column_tile(columns)
+    grid = (triton.cdiv(rows, tile.rows), triton.cdiv(columns, tile.columns))
+    launch(
+        _squared_relu,
+        grid,
+        *(flat, weights.contiguous(), out, rows, columns, flat.stride(0)),
+        **tile.settings,
+    )
+    return out
+
+
+def weighted_squared_relu_backward(g: Tensor, x: Tensor, weights: Tensor, *, needs: tuple[bool, bool]) -> Any:
+    """As the reference formula of this name. Not in float64."""
+    if torch.float64 in (g.dtype, x.dtype, weights.dtype):
+        return NotImplemented
+    flat, g = as_rows(x), as_rows(g)
+    rows, columns = flat.shape
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if needs[0] else None
+    dweights = torch.empty(weights.shape, dtype=weights.dtype, device=x.device) if needs[1] else None
+    tile = row_tile(columns, whole=4096)
+    launch(
+        _squared_relu_backward,
+        (triton.cdiv(rows, tile.rows),),
+        *(g, flat, weights.contiguous(), dx, dweights, rows, columns, g.stride(0), flat.stride(0)),
+        DX=dx is not None,
+        DWEIGHTS=dweights is not None,
+        **tile.settings,
+    )
+    return dx, dweights
