@@ -123,7 +123,7 @@ def bias_dropout(x: Tensor, bias: Tensor | None, p: float, training: bool = True
         The shape of x, in the dtype that ``x + bias`` has in torch. Saves one byte an element, what was kept,
         and nothing without dropout. Each gradient has its own tensor's dtype; the bias gradient is summed in
         float32. Under one seed the CPU and the reference backend drop what ``F.dropout`` drops. NaN and
-        infinity stay where they are dropped, as in eager torch (NaN · 0 is NaN).
+        infinity are NaN where they are dropped, as in eager torch.
 
     Raises:
         TypeError: if x or the bias is not a floating-point tensor.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fused.backends.reference.activations import biased
-from fused.backends.reference.numbers import compute_dtype
+from fused.backends.reference.numbers import compute_dtype, dropped
 
 Tensor = torch.Tensor
 Number = float | Tensor
@@ -15,8 +15,6 @@ def bias_dropout(
     x: Tensor, bias: Tensor | None, residual: Tensor | None, keep: Tensor | None, keep_scale: Number
 ) -> Tensor:
     """residual + keep·keep_scale·(x + bias), in the dtype of that sum; 16-bit numbers are rounded once.
-
-    Multiplied, not selected: as in eager torch, NaN and infinity stay in the result where they are dropped.
 
     Args:
         x: ``[..., hidden]``.
@@ -30,7 +28,7 @@ def bias_dropout(
         dtype = torch.promote_types(dtype, residual.dtype)
         z = z.to(compute_dtype(dtype))
     if keep is not None:
-        z = z * keep * keep_scale
+        z = dropped(z, keep, keep_scale)
     if residual is not None:
         z = z + residual
     return z.to(dtype)
@@ -47,7 +45,7 @@ def bias_dropout_backward(
     """The gradients for x and for the bias in these dtypes, None for none; the residual's is g itself."""
     dz = g.to(compute_dtype(g.dtype))
     if keep is not None:
-        dz = dz * keep * keep_scale
+        dz = dropped(dz, keep, keep_scale)
     dx = None if x_dtype is None else dz.to(x_dtype)
     return dx, None if bias_dtype is None else sum_over_rows(dz, bias_dtype)
 

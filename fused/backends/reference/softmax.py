@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from fused.backends.reference.numbers import compute_dtype, rounded_to
+from fused.backends.reference.numbers import compute_dtype, dropped, rounded_to
 
 Tensor = torch.Tensor
 Number = float | Tensor
@@ -66,8 +66,7 @@ def masked_softmax(
     if keep is None:
         out, signed = p.to(out_dtype), None
     else:
-        # Multiplied, not selected: a dropped NaN stays one, as in eager torch.
-        out = (p * keep * keep_scale).to(out_dtype)
+        out = dropped(p, keep, keep_scale).to(out_dtype)
         signed = torch.where(keep, p, -p).to(out_dtype)
     return out, signed, p_sink, _lost(p.float(), out_dtype) if rounding else None
 
@@ -139,12 +138,12 @@ def masked_softmax_backward(
     compute = compute_dtype(saved_dtype)
     p = p.to(compute)
     dp = torch.zeros_like(p) if g is None else g.to(compute)
-    dropped = torch.signbit(p) if dropout else None
-    if dropped is not None:
-        dp = dp * ~dropped * keep_scale
+    negative = torch.signbit(p) if dropout else None
+    if negative is not None:
+        dp = dropped(dp, ~negative, keep_scale)
         p = p.abs()
         if g_signed is not None:
-            dp = dp + torch.where(dropped, -g_signed, g_signed)
+            dp = dp + torch.where(negative, -g_signed, g_signed)
     if lost is not None:
         p = _unrounded(p, lost, saved_dtype)
     if p_sink is None:
