@@ -61,6 +61,14 @@ from fused.megatron_softmax import (
     ScaledUpperTriangMaskedSoftmax,
 )
 from fused.softmax import scaled_masked_softmax
+from fused.viewless import (
+    MakeViewlessTensor,
+    assert_viewless_tensor,
+    backward_from_deallocated,
+    deallocate_output,
+    make_viewless_tensor,
+    safely_set_viewless_tensor_data,
+)
 from fused.vocab_parallel import vocab_parallel_cross_entropy
 
 if TYPE_CHECKING:
@@ -78,6 +86,7 @@ __all__ = [
     "FusedScaleMaskSoftmax",
     "GeGLUFunction",
     "GeLUFunction",
+    "MakeViewlessTensor",
     "ScaledMaskedSoftmax",
     "ScaledSoftmax",
     "ScaledUpperTriangMaskedSoftmax",
@@ -85,8 +94,10 @@ __all__ = [
     "WeightedBiasQuickGeGLUFunction",
     "WeightedQuickGeGLUFunction",
     "WeightedSwiGLUFunction",
+    "assert_viewless_tensor",
     "backend",
     "backends",
+    "backward_from_deallocated",
     "bias_activation",
     "bias_dropout",
     "bias_dropout_add",
@@ -100,13 +111,16 @@ __all__ = [
     "bias_swiglu",
     "bias_swiglu_impl",
     "cross_entropy",
+    "deallocate_output",
     "gated_activation",
     "geglu",
     "get_bias_dropout_add",
+    "make_viewless_tensor",
     "new_gelu",
     "quick_geglu",
     "quick_gelu",
     "reglu",
+    "safely_set_viewless_tensor_data",
     "scaled_masked_softmax",
     "swiglu",
     "vocab_parallel_cross_entropy",
