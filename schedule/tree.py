@@ -302,14 +302,22 @@ def create_schedule(model: nn.Module, example_inputs: Any = None, mesh: Any = No
     Args:
         model: any module; one that was scheduled before goes on from there.
         example_inputs: what it is called with: a dict of keyword arguments, a tuple of positional ones, or
-            one tensor. Needed by everything that traces. Sizes are not baked in.
+            one tensor. Made from the model by :func:`~schedule.examples.example_inputs` when something is traced,
+            if not given. Sizes are not baked in.
         mesh: a ``DeviceMesh`` for ``shard`` and ``sync``.
 
     Raises:
-        ScheduleError: ``model`` is not a module.
+        ScheduleError: ``model`` is not a module, or :func:`torch.compile` has wrapped it or a part of it.
     """
     if not isinstance(model, nn.Module):
         raise ScheduleError(f"a schedule is made of an nn.Module, not of {type(model).__name__}")
+    for path, module in model.named_modules():
+        if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
+            raise NotApplicable(
+                "what torch.compile has compiled cannot be rewritten any more",
+                where=f"{path or 'the model itself'} is compiled",
+                fix="schedule the model first, then torch.compile(model)",
+            )
     return Tree(model, example_inputs, mesh).node(model)
 
 

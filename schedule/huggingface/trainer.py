@@ -1,0 +1,63 @@
+"""A callback that schedules the model a ``Trainer`` trains, on the first batch that it trains on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from schedule.optimizer import Rules, optimize
+from schedule.report import Report
+from schedule.tree import Schedule, create_schedule
+from schedule.verify import verify
+from schedule.verify.preserve import generator_states, restore_generators
+
+
+class OptimizeCallback(TrainerCallback):
+    """``Trainer(model, ..., callbacks=[OptimizeCallback()])``: rewrite when training begins, keep or undo when it ends.
+
+    The batch is taken from the training data without disturbing their order. Optimizer, checkpoints and
+    ``save_model`` go on as they are: it is the same model with the same parameters.
+
+    Args:
+        rules, cost_guard: as for :func:`schedule.optimize`.
+        check: verify the rewritten model against the original before the first step.
+        keep: leave the model scheduled when training ends.
+
+    Attributes:
+        report: what was done, once training has begun.
+        schedule: the schedule, with its history.
+
+    Raises:
+        VerificationError: with ``check``, before the first step, if the rewritten model differs.
+    """
+
+    def __init__(
+        self, rules: Rules = "default", *, cost_guard: bool = True, check: bool = False, keep: bool = True
+    ) -> None:
+        self.rules, self.cost_guard, self.check, self.keep = rules, cost_guard, check, keep
+        self.report: Report | None = None
+        self.schedule: Schedule | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Schedule the model."""
+        model, data = given["model"], given["train_dataloader"]
+        states = generator_states(model)
+        try:
+            batch = _on(next(iter(data)), args.device)
+        finally:
+            restore_generators(states)
+        self.schedule = create_schedule(model, batch)
+        self.report = optimize(self.schedule, rules=self.rules, cost_guard=self.cost_guard)
+        if self.check:
+            verify(self.schedule, batch)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Undo it all unless the model is to stay scheduled."""
+        while not self.keep and self.schedule is not None and self.schedule.history:
+            self.schedule.undo()
+
+
+def _on(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    return {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
