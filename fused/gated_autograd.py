@@ -71,6 +71,7 @@ GATED_ACTIVATION = Op(
     backward=formulas.gated_activation_backward,
     canonical=_rows,
     small_on_cpu=lambda **statics: _COMPILED_FROM,
+    kernels="fused.backends.triton.gated",
 )
 GATED_ACTIVATION.register(
     "inductor",

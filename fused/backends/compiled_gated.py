@@ -103,7 +103,11 @@ def gated_activation_backward(
     if weights is not None:
         dweights = (a * level * g).sum(-1, keepdim=True).to(weights.dtype) if needs[3] else None
         g = g * weights.to(g.dtype)
-    dgate, dlinear = unlimited(g * level * slope, g * a, gate, linear, clamp)
+    dgate = g * level * slope
+    if activation == "relu":
+        # Not a product: a gradient of NaN or infinity is not let through where the slope is 0.
+        dgate = torch.where(below <= 0, 0, g * level)
+    dgate, dlinear = unlimited(dgate, g * a, gate, linear, clamp)
     if up is not None:
         return (
             dgate.to(y.dtype) if needs[0] else None,
