@@ -140,8 +140,8 @@ def _plain_forward(x: Tensor, mask: Tensor | None, scale: float | None, window: 
 def _plain_save(
     ctx: Any, x: Tensor, mask: Tensor | None, scale: float | None, window: Window | None, output: Tensor
 ) -> None:
-    save(ctx, (x, mask, None, None, 1.0 if scale is None else scale, 1.0), (output, None, None, None))
-    ctx.window = window
+    inputs = (x, mask, None, None, 1.0 if scale is None else scale, 1.0, window, 0)
+    save(ctx, inputs, (output, None, None, None))
     if output.dtype.itemsize < 4:
         # Rounded probabilities are not enough for the gradient, and a part by itself returns nothing else.
         ctx.save_for_backward(x, mask)
@@ -181,7 +181,7 @@ class FusedScaleMaskSoftmax(nn.Module):
         scaled_masked_softmax_fusion: one pass; else `mask_func` and softmax one after the other.
         mask_func: ``mask_func(scores, mask)`` of the path that is not fused. It is given a tensor of its own,
             which it may change. Not called by the fused path, whose masked entries are exactly 0.
-        softmax_in_fp32: must be True with a scale. Accumulation is in float32 either way.
+        softmax_in_fp32: must be True with a scale. As in `scaled_masked_softmax`.
         scale: number, or None for 1.
         window_size: ``(left, right)`` keys that a query sees around its own, −1 for all; beside the mask.
 
@@ -249,6 +249,7 @@ class FusedScaleMaskSoftmax(nn.Module):
                 self._window,
                 softmax_offset,
                 out_dtype=out_dtype,
+                softmax_in_fp32=self.softmax_in_fp32,
             )
         scores = self._masked(input, mask, self.mask_func)
         return scaled_masked_softmax(scores, sink=softmax_offset, out_dtype=out_dtype)

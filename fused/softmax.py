@@ -46,7 +46,9 @@ def scaled_masked_softmax(
             HuggingFace's ``sliding_window=n`` is ``(n - 1, 0)``. Mask, `causal` and `window` all apply.
         sink: ``[heads]`` (x then is ``[..., heads, queries, keys]``) or broadcastable to ``[..., queries,
             1]``: logits of one more key, which takes its share of the probability and is left out (GPT-OSS).
-        softmax_in_fp32: accepted for Megatron's callers. 16-bit scores are computed in float32 either way.
+        softmax_in_fp32: 16-bit scores are computed in float32 and rounded once either way. False gives up the third
+            byte for each 16-bit probability, and with it gradients that are rounded once: they are then as near as
+            those of ``F.softmax`` on 16-bit scores.
         dropout_p: probability of dropping; drawn whenever it is above 0, so pass 0 in evaluation. Under one
             seed the CPU and the reference backend drop what ``F.dropout`` drops.
         out_dtype: dtype of the result, by default that of x.
@@ -55,9 +57,9 @@ def scaled_masked_softmax(
         The shape of x. A row whose keys are all hidden by bool mask, `causal` or `window` is zeros; one
         hidden by an additive mask is what eager torch gives (NaN for −inf, the softmax of the rest for finite
         numbers). Saves the probabilities in `out_dtype` (their sign says what was dropped), for 16-bit ones a
-        third byte with what rounding took from them, and with a sink its column. Plain and compiled torch
-        compute what `causal` and `window` hide, and set it to 0: cutting the scores to what each block of
-        queries sees would copy them.
+        third byte with what rounding took from them (see `softmax_in_fp32`), and with a sink its column. Triton
+        kernels do not read what `causal` and `window` hide; plain and compiled torch compute it and set it to 0:
+        cutting the scores to what each block of queries sees would copy them.
 
     Raises:
         TypeError: if x, the sink or `out_dtype` is not floating point, the mask neither that nor bool or
@@ -76,6 +78,7 @@ def scaled_masked_softmax(
         sink,
         dropout_p,
         out_dtype,
+        softmax_in_fp32,
     )
 
 
@@ -103,6 +106,7 @@ def checked_softmax(
     sink: Tensor | None = None,
     dropout_p: float = 0.0,
     out_dtype: torch.dtype | None = None,
+    softmax_in_fp32: bool = True,
 ) -> Tensor:
     """`scaled_masked_softmax` under the name `op`: checks, shards, and the op itself."""
     scale = _checked_scale(op, scale)
@@ -118,7 +122,7 @@ def checked_softmax(
         sink = sink.reshape(-1, 1, 1)
     if not sharded(x, mask, sink):
         _check_operands(op, x, mask, sink)
-        return _apply(x, mask, sink, scale, window, 0, dropout_p, out_dtype)
+        return _apply(x, mask, sink, scale, window, 0, dropout_p, out_dtype, softmax_in_fp32)
     if sharded(x):
         _check_operands(op, x, mask, sink)
     local = localise(op, x, [mask, sink], whole=[-1])
@@ -128,8 +132,8 @@ def checked_softmax(
     if window is not None and local.mesh is not None:
         shift = local.offset(-2) + local.x.shape[-2] - x.shape[-2]
     if local.mesh is None:
-        return _apply(local.x, mask, sink, scale, window, 0, dropout_p, out_dtype)
-    out = local.wrap(_apply(local.x, mask, sink, scale, window, shift, 0.0, out_dtype))
+        return _apply(local.x, mask, sink, scale, window, 0, dropout_p, out_dtype, softmax_in_fp32)
+    out = local.wrap(_apply(local.x, mask, sink, scale, window, shift, 0.0, out_dtype, softmax_in_fp32))
     # Only torch knows which shards must drop alike.
     return F.dropout(out, dropout_p) if dropout_p > 0 else out
 
@@ -143,6 +147,7 @@ def _apply(
     shift: int,
     dropout_p: float,
     out_dtype: torch.dtype,
+    rounding: bool,
 ) -> Tensor:
     if transformed():
         out = formulas.masked_softmax(
@@ -153,7 +158,7 @@ def _apply(
     inputs = (x, mask, sink, keep, scale, keep_scale(dropout_p), window, shift, out_dtype)
     if not differentiated(x, mask, sink):
         return forward(*inputs, False)[0]
-    result: Tensor = MaskedSoftmax.apply(*inputs, True)[0]
+    result: Tensor = MaskedSoftmax.apply(*inputs, rounding)[0]
     return result
 
 

@@ -44,6 +44,7 @@ MASKED_SOFTMAX = Op(
     backward=formulas.masked_softmax_backward,
     canonical=_four_dimensions,
     small_on_cpu=lambda **statics: _COMPILED_FROM,
+    kernels="fused.backends.triton.softmax",
 )
 
 Results = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
@@ -61,7 +62,10 @@ def forward(
     out_dtype: torch.dtype,
     rounding: bool,
 ) -> Results:
-    """Run the forward formula on the backend asked for. `rounding` says whether a backward pass will follow."""
+    """Run the forward formula on the backend asked for.
+
+    `rounding` says whether a backward pass will follow that is to be rounded once.
+    """
     results: Results = MASKED_SOFTMAX.run(
         "forward",
         (x, mask, sink, keep, scale, kept),
@@ -76,7 +80,7 @@ def forward(
 
 def save(ctx: Any, inputs: Sequence[Any], results: Sequence[Any]) -> None:
     """Keep what the backward pass needs: tensors for the probabilities, shapes for all else."""
-    x, mask, sink, keep, ctx.scale, ctx.keep_scale = inputs[:6]
+    x, mask, sink, keep, ctx.scale, ctx.keep_scale, ctx.window, ctx.shift = inputs[:8]
     out, signed, p_sink, lost = results
     ctx.dropout = keep is not None
     ctx.x = (x.shape, x.dtype)
@@ -110,6 +114,8 @@ def gradients(
         x_dtype=x_dtype if needs[0] else None,
         mask_sum=None if mask is None else _broadcast_dims(mask[0], x_shape),
         sink_sum=None if sink is None else _broadcast_dims(sink[0], (*x_shape[:-1], 1)),
+        window=ctx.window,
+        shift=ctx.shift,
     )
     if mask is not None and dmask is not None:
         dmask = dmask.reshape(mask[0]).to(mask[1])

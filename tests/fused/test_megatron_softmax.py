@@ -166,3 +166,25 @@ def test_module_bad_settings():
         FusedScaleMaskSoftmax(False, False, "diagonal", True, None, True, None)
     with pytest.raises(ValueError, match=r"\[b, np, sq, sk\], got \[6, 6\]"):
         make()(torch.ones(6, 6), None)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("backend", ["reference", "inductor"])
+def test_without_float32_two_bytes_each_are_saved_and_gradients_are_as_in_native_softmax(
+    backend, dtype, warm_inductor, saved_bytes, values_and_gradients, assert_no_worse
+):
+    x, g = ((3 * torch.randn(2, 3, 33, 65)).to(dtype) for _ in range(2))
+
+    def native(x):
+        return torch.softmax(x, -1)
+
+    def ours(x):
+        return fused.scaled_masked_softmax(x, softmax_in_fp32=False)
+
+    with fused.backend(backend):
+        results = values_and_gradients(ours, g, x)
+        leaf = x.clone().requires_grad_()
+        assert saved_bytes(lambda: ours(leaf)) == saved_bytes(lambda: native(leaf)) == 2 * x.numel()
+        assert saved_bytes(lambda: fused.scaled_masked_softmax(leaf)) == 3 * x.numel()
+    exact = values_and_gradients(native, g.double(), x.double())
+    assert_no_worse(results, values_and_gradients(native, g, x), exact)

@@ -123,6 +123,8 @@ def masked_softmax_backward(
     x_dtype: torch.dtype | None,
     mask_sum: tuple[int, ...] | None,
     sink_sum: tuple[int, ...] | None,
+    window: Window | None = None,
+    shift: int = 0,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of x (if it has an `x_dtype`), of an additive mask and of the sink.
 
@@ -133,6 +135,7 @@ def masked_softmax_backward(
         g, g_signed, g_sink: gradients of the three results; the last two only in double backward.
         mask_sum, sink_sum: the dimensions that the mask and the sink were broadcast along, from the end;
             None if no gradient is needed. Their gradients keep these dimensions and the dtype of the sum.
+        window, shift: as in the forward formula, for kernels that pass over what is hidden: p is 0 there.
     """
     saved_dtype = p.dtype
     compute = compute_dtype(saved_dtype)
@@ -155,10 +158,10 @@ def masked_softmax_backward(
             inner = inner + g_sink * p_sink
         dz = p * (dp - inner)
     dx = None if x_dtype is None else (dz if _is_one(scale) else dz * scale).to(x_dtype)
-    dmask = None if mask_sum is None else _sum(dz, mask_sum)
+    dmask = None if mask_sum is None else sum_over(dz, mask_sum)
     dsink = None
     if p_sink is not None and inner is not None and sink_sum is not None:
-        dsink = _sum(p_sink * ((0 if g_sink is None else g_sink) - inner), sink_sum)
+        dsink = sum_over(p_sink * ((0 if g_sink is None else g_sink) - inner), sink_sum)
     return dx, dmask, dsink
 
 
@@ -166,5 +169,6 @@ def _is_one(scale: Number) -> bool:
     return isinstance(scale, float) and scale == 1.0
 
 
-def _sum(gradient: Tensor, dims: tuple[int, ...]) -> Tensor:
+def sum_over(gradient: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """The sum over `dims`, which are kept."""
     return gradient.sum(dims, keepdim=True) if dims else gradient
