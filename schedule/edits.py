@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from schedule.runtime import STATE, ScheduledState, install, scheduled_class, state_of
+from schedule.runtime import STATE, Adapter, ScheduledState, install, scheduled_class, state_of
 from schedule.tracing.specialisation import Specialisation, original_class
 
 if TYPE_CHECKING:
@@ -26,17 +26,20 @@ _HOOK_TABLES = (
 
 
 class SetSpecialisations:
-    """The graphs that a module runs; none of them gives it its original forward back."""
+    """The graphs that a module runs, and what makes further ones; no graph gives it its original forward back."""
 
-    def __init__(self, module: nn.Module, specialisations: Sequence[Specialisation], name: str) -> None:
+    def __init__(
+        self, module: nn.Module, specialisations: Sequence[Specialisation], name: str, adapter: Adapter | None = None
+    ) -> None:
         self.module, self.specialisations, self.name = module, tuple(specialisations), name
+        self.adapter = adapter
         self._before = state_of(module)
         self._after: ScheduledState | None = None
 
     def apply(self) -> None:
         """Install the new graphs."""
         if self._after is None:
-            install(self.module, self.specialisations, self.name)
+            install(self.module, self.specialisations, self.name, adapter=self.adapter)
             self._after = state_of(self.module)
         else:
             _put(self.module, self._after)

@@ -12,6 +12,7 @@ from torch import nn
 
 from schedule import recording as recordings
 from schedule.errors import ScheduleError, TraceError
+from schedule.examples import example_inputs
 from schedule.recording import Call, Recording, as_call, undisturbed
 from schedule.runtime import ScheduledState, forward_of, state_of
 from schedule.tracing.calls import interceptable, intercepted_calls
@@ -23,7 +24,12 @@ Specialisations = tuple[Specialisation, ...]
 Enter = Callable[[nn.Module, str], bool]
 
 _CHECKED_SHAPES = 2
-_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+_TOLERANCE: dict[torch.dtype | None, float] = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-4,
+    torch.float16: 2e-2,
+    torch.bfloat16: 1e-1,
+}
 
 
 class Graphs:
@@ -48,15 +54,11 @@ class Graphs:
         """One run of the root; made when first read.
 
         Raises:
-            TraceError: the schedule was made without example inputs.
-            NotApplicable: the model refuses them.
+            NotApplicable: the model refuses the example inputs, or none were given and none can be made from it.
         """
         if self._recording is None:
             if self.example_inputs is None:
-                raise TraceError(
-                    "tracing needs to see one call of the model, and no example inputs were given",
-                    fix="schedule.create_schedule(model, example_inputs=batch)",
-                )
+                self.example_inputs = example_inputs(self.root)
             self._recording = recordings.record(self.root, self.example_inputs)
         return self._recording
 
@@ -86,8 +88,6 @@ class Graphs:
                 try:
                     fresh[module] = self.trace(module)
                 except TraceError as error:
-                    if self.example_inputs is None:
-                        raise
                     self._failed[module] = error
         wrong = self.check(fresh)
         self._failed |= wrong
@@ -215,7 +215,7 @@ class _Comparison:
         self.comparing = True
         try:
             got = run(module, *inputs)
-            why = _difference(got, expected)
+            why = difference(got, expected)
         except Exception as error:  # code generated from the user's forward may raise anything
             why = f"it raises {type(error).__name__}: {error}"
         finally:
@@ -244,7 +244,14 @@ def _hooked(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
-def _difference(got: Any, expected: Any) -> str:
+def difference(got: Any, expected: Any, computed_in: torch.dtype | None = None) -> str:
+    """What is wrong with the result of a graph; "" if it is as expected.
+
+    Args:
+        got: what the graph returned.
+        expected: what the forward returned.
+        computed_in: the narrowest dtype of the way there, if it is not that of the result.
+    """
     ours, theirs = list(tensors(got)), list(tensors(expected))
     if len(ours) != len(theirs):
         return f"it returns {len(ours)} tensors instead of {len(theirs)}"
@@ -252,6 +259,8 @@ def _difference(got: Any, expected: Any) -> str:
         if a.shape != b.shape or a.dtype != b.dtype:
             return f"it returns {a.dtype}{list(a.shape)} instead of {b.dtype}{list(b.shape)}"
         bound = _TOLERANCE.get(b.dtype, 0.0)
+        if b.is_floating_point():
+            bound = max(bound, _TOLERANCE.get(computed_in, 0.0))
         if not torch.allclose(a, b, rtol=bound, atol=bound, equal_nan=True):
             return f"it is off by {(a.double() - b.double()).abs().max().item():.3g}"
     return ""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from torch import fx
+from torch import fx, nn
 
 from schedule import patterns, rules
 from schedule.errors import MatchError, TraceError
 from schedule.patterns import NearMiss, Occurrence, Pattern, SearchResult
 from schedule.patterns.nodes import CallNode
+from schedule.recording import Recording
 from schedule.rewriting import Erased, erased
 from schedule.rules import Rule
 from schedule.show import graph_lines
@@ -29,6 +30,16 @@ class Site:
     found_in: Specialisation
     occurrence: Occurrence
     origin: Mapping[str, str]
+
+    @property
+    def pattern(self) -> Pattern:
+        """What was looked for."""
+        return self.occurrence.pattern
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """As those of a match."""
+        return self.occurrence.inputs
 
     @property
     def opened(self) -> set[str]:
@@ -51,10 +62,13 @@ class Match:
         schedule: the module it is in.
         sites: the occurrence in each specialisation (training and not, further signatures).
         rule: the registered rule whose pattern it is, if any.
+        search: what it was found by, if by a search of one module's graphs.
     """
 
-    def __init__(self, schedule: Schedule, sites: Sequence[Site], rule: Rule | None = None) -> None:
-        self.schedule, self.sites, self.rule = schedule, tuple(sites), rule
+    def __init__(
+        self, schedule: Schedule, sites: Sequence[Site], rule: Rule | None = None, search: Search | None = None
+    ) -> None:
+        self.schedule, self.sites, self.rule, self.search = schedule, tuple(sites), rule, search
 
     @property
     def path(self) -> str:
@@ -143,7 +157,7 @@ def find_in(members: Sequence[Schedule], pattern: Any, expect: int | None) -> li
             error = failed[member.module]
             raise TraceError(error.why, fix=error.fix, where=f"{member.label}: {error.where}".rstrip(": "))
     found: list[Match] = []
-    searches = [_Search(member, wanted) for member in members]
+    searches = [Search(member, wanted) for member in members]
     found = [match for search in searches for match in search.matches]
     if expect is not None and len(found) != expect:
         raise _unexpected(searches, wanted, expect, found)
@@ -152,46 +166,52 @@ def find_in(members: Sequence[Schedule], pattern: Any, expect: int | None) -> li
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is looked for: one pattern, or all of a rule's."""
+    """What is looked for: one pattern, or all of a rule's; ``given`` is what ``find`` was called with."""
 
     name: str
     patterns: tuple[Pattern, ...]
     rule: Rule | None
+    given: Any
 
     @staticmethod
     def of(pattern: Any) -> Wanted:
         """From anything that ``find`` takes."""
         rule = pattern if isinstance(pattern, rules.Rule) else rules.rule_for(pattern)
         if rule is not None:
-            return Wanted(rule.name, rule.patterns, rule)
+            return Wanted(rule.name, rule.patterns, rule, pattern)
         compiled = patterns.compile_pattern(pattern)
-        return Wanted(compiled.name, (compiled,), None)
+        return Wanted(compiled.name, (compiled,), None, pattern)
 
 
-class _Search:
+class Search:
     """One search of one module's graphs."""
 
     def __init__(self, member: Schedule, wanted: Wanted) -> None:
         self.member, self.wanted = member, wanted
         self.results: list[SearchResult] = []
-        modules = dict(member.module.named_modules())
-        sites = [self._sites(made, modules) for made in member.specialisations]
-        self.matches = [Match(member, together, wanted.rule) for together in _paired(sites)]
-
-    def _sites(self, made: Specialisation, modules: Mapping[str, Any]) -> list[Site]:
-        recording = self.member.tree.graphs.recording
-        calls = _opened_for(self.wanted.patterns, made.graph, modules)
-        expansion = expand(made, self.member.module, recording, calls)
-        results = [patterns.search(expansion.graph, pattern, modules) for pattern in self.wanted.patterns]
-        self.results += results
-        found = patterns.resolve(occurrence for result in results for occurrence in result.occurrences)
-        if self.wanted.rule is not None:
-            found = [occurrence for occurrence in found if not self.wanted.rule.objection(occurrence)]
-        return [Site(made, occurrence, expansion.origin) for occurrence in found]
+        sites = []
+        for made in member.specialisations:
+            found, results = sites_in(made, member.module, member.tree.graphs.recording, wanted)
+            self.results += results
+            sites.append(found)
+        self.matches = [Match(member, together, wanted.rule, self) for together in _paired(sites)]
 
     def near_misses(self) -> list[tuple[str, NearMiss]]:
         """Where the patterns almost matched."""
         return [(self.member.label, miss) for result in self.results for miss in result.near_misses]
+
+
+def sites_in(
+    made: Specialisation, module: nn.Module, recording: Recording, wanted: Wanted
+) -> tuple[list[Site], list[SearchResult]]:
+    """Where ``wanted`` occurs in one graph of ``module``, and what each search saw."""
+    modules = dict(module.named_modules())
+    expansion = expand(made, module, recording, _opened_for(wanted.patterns, made.graph, modules))
+    results = [patterns.search(expansion.graph, pattern, modules) for pattern in wanted.patterns]
+    found = patterns.resolve(occurrence for result in results for occurrence in result.occurrences)
+    if wanted.rule is not None:
+        found = [occurrence for occurrence in found if not wanted.rule.objection(occurrence)]
+    return [Site(made, occurrence, expansion.origin) for occurrence in found], results
 
 
 def _opened_for(wanted: Sequence[Pattern], graph: fx.Graph, modules: Mapping[str, Any]) -> Collection[str] | None:
@@ -218,7 +238,7 @@ def _paired(sites: list[list[Site]]) -> list[list[Site]]:
     return list(places.values())
 
 
-def _unexpected(searches: Sequence[_Search], wanted: Wanted, expect: int, found: list[Match]) -> MatchError:
+def _unexpected(searches: Sequence[Search], wanted: Wanted, expect: int, found: list[Match]) -> MatchError:
     why = f"{wanted.name} was found {len(found)} times in {len(searches)} module(s), expected {expect}"
     if len(found) > expect:
         where = "\n".join(f"{match.schedule.label}: {match.source or match.nodes[-1].name}" for match in found[:5])
@@ -241,7 +261,7 @@ def find_parallel_in(members: Sequence[Schedule], pattern: Any, expect: int | No
         MatchError: not as many groups as expected.
     """
     found = find_in(members, pattern, None)
-    groups = [group for member in members for group in _parallel([m for m in found if m.schedule is member])]
+    groups = [group for member in members for group in parallel([m for m in found if m.schedule is member])]
     if expect is not None and len(groups) != expect:
         raise MatchError(
             f"{len(groups)} groups of parallel matches were found, expected {expect}",
@@ -251,17 +271,21 @@ def find_parallel_in(members: Sequence[Schedule], pattern: Any, expect: int | No
     return groups
 
 
-def _parallel(matches: Sequence[Match]) -> list[list[Match]]:
-    groups: list[list[Match]] = []
-    taken: set[Match] = set()
-    for match in matches:
-        if match in taken:
+T = TypeVar("T", Match, Site)
+
+
+def parallel(found: Sequence[T]) -> list[list[T]]:
+    """What reads one value under one input's name, together; single ones are left out."""
+    groups: list[list[T]] = []
+    taken: set[T] = set()
+    for one in found:
+        if one in taken:
             continue
-        for name in match.pattern.inputs:
-            value = match.inputs.get(name)
+        for name in one.pattern.inputs:
+            value = one.inputs.get(name)
             if not isinstance(value, fx.Node) or value.op == "get_attr":
                 continue
-            group = [m for m in matches if m not in taken and m.inputs.get(name) is value]
+            group = [other for other in found if other not in taken and other.inputs.get(name) is value]
             if len(group) > 1:
                 groups.append(group)
                 taken.update(group)

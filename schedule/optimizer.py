@@ -9,13 +9,16 @@ from __future__ import annotations
 import gc
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import fx, nn
 
+from schedule.adapting import Adapter, adapter_for
 from schedule.costs import Cost, measure
-from schedule.errors import MatchError, NotApplicable, ScheduleError
+from schedule.edits import SetSpecialisations
+from schedule.errors import MatchError, ScheduleError
+from schedule.examples import example_inputs
 from schedule.group import Group
 from schedule.matching import Match, Site
 from schedule.patterns import Occurrence
@@ -23,10 +26,12 @@ from schedule.patterns.ops import MODULES, find_form
 from schedule.primitives.registry import query
 from schedule.primitives.splicing import Place as MatchPlace
 from schedule.primitives.splicing import splice_in
+from schedule.repeating import ByRules
 from schedule.report import Entry, Report
 from schedule.rewriting import Build
 from schedule.rules import Rule, select_rules
 from schedule.rules.applying import Findings, Place, explain, find_all
+from schedule.runtime import state_of
 from schedule.tracing.expansion import expand
 from schedule.tree import Schedule, create_schedule
 from schedule.verify.guilty import undone
@@ -55,12 +60,13 @@ def optimize(
     Args:
         model: a model, or a schedule or group of schedules: then only those modules and all below.
         batch: what the model is called with, of the sizes it will run at; not needed for a schedule that has one.
+            Made from the model if there is none (:mod:`schedule.examples`).
         rules: ``"default"``, ``"all"``, the name of a rule or family, or a list of names and rules.
         strict: raise, and change nothing, if anything that looks like a rule's construct cannot be rewritten.
         cost_guard: leave alone what would not pay, by the sizes in the recorded run (:mod:`schedule.rules.thresholds`).
 
     Raises:
-        NotApplicable: no batch was given, or the model refuses it.
+        NotApplicable: the model refuses the batch, or none was given and none can be made from it.
         MatchError: no such rule; or, with ``strict``, what could not be rewritten.
     """
     if isinstance(model, Group):
@@ -73,13 +79,7 @@ def optimize(
         nodes = [top]
     graphs = top.tree.graphs
     if graphs.example_inputs is None:
-        if batch is None:
-            raise NotApplicable(
-                "rules are found in graphs, and graphs need one call of the model",
-                asked="optimize",
-                fix="schedule.optimize(model, batch) with what the model is called with",
-            )
-        graphs.example_inputs = batch
+        graphs.example_inputs = example_inputs(top.module) if batch is None else batch
     return _Optimization(top, nodes, select_rules(rules), cost_guard).run(strict)
 
 
@@ -101,6 +101,15 @@ class _Planned:
     node: Schedule
     matches: dict[str, list[Match]] = field(default_factory=dict)
     entries: list[Entry] = field(default_factory=list)
+    adapter: Adapter | None = None  # as it was before
+
+    def adapter_with(self, rules: Sequence[Rule], done: Collection[Rule], cost_guard: bool) -> Adapter | None:
+        """What makes further graphs, with ``rules`` applied; those of ``done`` that were found here, at any size."""
+        if self.adapter is None:
+            return None
+        settled = frozenset(rule.family for rule in done if rule.name in self.matches)
+        again = ByRules(tuple(rules), settled, cost_guard)
+        return replace(self.adapter, rewrites=(*self.adapter.rewrites, again))
 
 
 class _Optimization:
@@ -116,6 +125,9 @@ class _Optimization:
             planned = [self.plan(module) for module in self.candidates()]
             if strict:
                 _refuse_leftovers(planned)
+            planned = [each for each in planned if each.matches or each.entries]
+            for each in planned:
+                each.adapter = adapter_for(each.node, []) if each.matches else None
             for rule in self.rules:
                 self.apply(rule, planned)
         entries = [entry for each in planned for entry in each.entries]
@@ -205,12 +217,21 @@ class _Optimization:
         description = f"optimize({rule.name}) in {count} places of {len(ours)} modules"
         arguments = {"rules": [rule.name], "cost_guard": self.cost_guard}
         paths = [node.path for node in self.nodes]
+        done = self.rules[: self.rules.index(rule) + 1]
+        again = [r for r in self.rules if r in done or not any(r.name in each.matches for each in planned)]
+        adapters = {each.node: each.adapter_with(again, done, self.cost_guard) for each in planned if each.matches}
         with self.top.tree.history.transaction("optimize", paths, arguments, description):
             for each in ours:
                 matches = each.matches[rule.name]
-                splice_in(self.top, [[match] for match in matches], _prepare)
+                splice_in(self.top, [[match] for match in matches], _prepare, lambda node, _: adapters[node])
                 first = matches[0].source
                 each.entries.append(Entry(rule.name, each.node.path, "applied", len(matches), "", first))
+            rewritten = {each.node for each in ours}
+            for node in (n for n in adapters if n not in rewritten):  # what they adapt to follows this rule too
+                state = state_of(node.module)
+                if state is not None:
+                    kept = SetSpecialisations(node.module, state.specialisations, node.path, adapters[node])
+                    node.commit([kept], 0)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from schedule.costs import Cost
-from schedule.runtime import state_of
+from schedule.runtime import Adaptation, state_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -88,6 +88,21 @@ class Report:
         states = ((path, state_of(module)) for path, module in self.model.named_modules())
         return {path: state.fallbacks for path, state in states if state is not None and state.fallbacks}
 
+    @property
+    def adapted(self) -> dict[str, list[str]]:
+        """Scheduled module → the further kinds of calls it has graphs for since, and what is rewritten in them."""
+        return self._adaptations(lambda each: each.summary)
+
+    @property
+    def declined(self) -> dict[str, list[str]]:
+        """Scheduled module → why calls of further kinds run its original forward."""
+        return self._adaptations(lambda each: "" if each.specialisations else each.declined.why)
+
+    def _adaptations(self, text: Callable[[Adaptation], str]) -> dict[str, list[str]]:
+        states = ((path, state_of(module)) for path, module in self.model.named_modules())
+        found = {path: [t for t in map(text, state.adaptations) if t] for path, state in states if state is not None}
+        return {path: texts for path, texts in found.items() if texts}
+
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain data."""
         return {
@@ -95,6 +110,8 @@ class Report:
             "entries": [asdict(entry) for entry in self.entries],
             "costs": {when: asdict(cost) for when, cost in self.measured.items()},
             "fallbacks": self.fallbacks,
+            "adapted": self.adapted,
+            "declined": self.declined,
         }
 
     def to_json(self, indent: int | None = 2) -> str:
@@ -128,7 +145,8 @@ class Report:
         for count in sorted(set(fallbacks.values())):
             paths = _paths(path for path, of_path in fallbacks.items() if of_path == count)
             lines.append(f"calls unlike the recorded ones, which ran the original forward: {count} of {paths}")
-        return lines
+        lines += [f"adapted to calls unlike the recorded ones: {line}" for line in _by_text(self.adapted)]
+        return lines + [f"no graph for calls unlike the recorded ones: {line}" for line in _by_text(self.declined)]
 
     def __str__(self) -> str:
         console = Console(width=120)
@@ -143,6 +161,12 @@ def _grouped(entries: Iterable[Entry]) -> dict[tuple[str, str, str], list[Entry]
         groups.setdefault((entry.rule, entry.status, entry.reason), []).append(entry)
     order = {status: place for place, status in enumerate(STATUSES)}
     return dict(sorted(groups.items(), key=lambda item: order[item[0][1]]))  # type: ignore[index]
+
+
+def _by_text(table: dict[str, list[str]]) -> list[str]:
+    """Equal texts together, with the modules they are about."""
+    texts = dict.fromkeys(text for of_path in table.values() for text in of_path)
+    return [f"{text} in {_paths(path for path, own in table.items() if text in own)}" for text in texts]
 
 
 def _paths(paths: Iterable[str]) -> str:

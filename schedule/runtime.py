@@ -2,34 +2,86 @@
 
 The module object stays: same parameters, same hooks, same ``isinstance``. Its class is replaced by a generated
 subclass of the same name, as ``torch.distributed.fsdp.fully_shard`` does it. The subclass's forward is generated
-for the specialisations at hand: conditions on the arguments, then the graph. A call that meets none of them runs
-the original forward, is counted, and warns once.
+for the specialisations at hand: conditions on the arguments, then the graph. For a call that meets none of them the
+module gets a further graph (:mod:`schedule.adapting`); where that cannot be, the call runs the original forward, is
+counted, and warns once.
 """
 
 from __future__ import annotations
 
 import itertools
 import linecache
+import re
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from schedule.tracing.guards import GuardMiss
 from schedule.tracing.regions import closing_regions
-from schedule.tracing.signature import Parameters
+from schedule.tracing.signature import Parameters, Signature
 from schedule.tracing.specialisation import Specialisation, original_class
-from schedule.tracing.structure import literal
+from schedule.tracing.structure import leaves, literal
 
 STATE = "_schedule_state"
 _MISSING = object()
+Selected = tuple[Any, tuple[Any, ...]]
+"""A graph's function and its inputs; None and the reason for calls that run the original forward."""
+Select = Callable[..., Selected | None]
 _numbers = itertools.count()
+
+
+MAX_ADAPTATIONS = 8
+_adapting = threading.Lock()
+
+
+class _Busy(threading.local):
+    now = False
+
+
+_busy = _Busy()
 
 
 class FallbackWarning(UserWarning):
     """A scheduled module ran its original forward because a call did not look like the recorded ones."""
+
+
+@dataclass(frozen=True)
+class Declined:
+    """Calls that run the original forward, and why."""
+
+    signature: Signature
+    why: str
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """What a module got for calls of a further kind.
+
+    Attributes:
+        specialisations: graphs for training and evaluation; none if they cannot be made.
+        declined: why not; or what holds if the graphs do not take the call after all.
+        summary: how the calls look and what was rewritten in their graphs.
+    """
+
+    specialisations: tuple[Specialisation, ...]
+    declined: Declined
+    summary: str = ""
+
+
+class Adapter(Protocol):
+    """Makes graphs for further calls of a module; copies and pickles with it."""
+
+    def adapt(
+        self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Adaptation | None:
+        """Graphs for calls like this one; None where the arguments do not fit the forward."""
 
 
 class ScheduledState:
@@ -37,6 +89,8 @@ class ScheduledState:
 
     Attributes:
         specialisations: graphs that may run in place of the forward, first match wins.
+        adaptations: what further kinds of calls got, at most :data:`MAX_ADAPTATIONS`; not copied with the module.
+        adapter: what makes them, if anything can.
         fallbacks: how many calls ran the original forward.
         last_miss: arguments' description of the last such call.
         forward: what runs when none does: the class's own forward, unless a primitive wraps it.
@@ -48,35 +102,105 @@ class ScheduledState:
         specialisations: Sequence[Specialisation],
         name: str,
         forward: Callable[..., Any] | None = None,
+        adapter: Adapter | None = None,
     ) -> None:
         self.module_class = module_class
         self.forward = forward
         self.specialisations = tuple(specialisations)
+        self.adaptations: tuple[Adaptation, ...] = ()
+        self.adapter = adapter
         self.name = name
         self.fallbacks = 0
         self.last_miss = ""
-        self.select = _generated_select(module_class.forward, self.specialisations)
+        self.select = self._dispatch()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "select"}
+        return {**{name: value for name, value in vars(self).items() if name != "select"}, "adaptations": ()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self.select = _generated_select(self.module_class.forward, self.specialisations)
+        self.select = self._dispatch()
 
-    def fall_back(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _dispatch(self) -> Select:
+        adapted = [made for each in self.adaptations for made in each.specialisations]
+        declined = [each.declined for each in self.adaptations if not each.specialisations]
+        return _generated_select(self.module_class.forward, [*self.specialisations, *adapted], declined)
+
+    def selected(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Selected | None:
+        """What runs this call, so far."""
+        try:
+            return self.select(module, *args, **kwargs)
+        except (TypeError, LookupError, AttributeError):  # the arguments do not bind, or lack what a guard asks for
+            return None
+
+    def adapt(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Selected | None:
+        """What runs a call that nothing takes so far: a graph made now; None for the original forward."""
+        if is_only_traced(args, kwargs) or self.adapter is None:
+            return None
+        with _adapting:
+            selected = self.selected(module, args, kwargs)  # another thread may have been here
+            if selected is not None or len(self.adaptations) >= MAX_ADAPTATIONS:
+                return selected
+            _busy.now = True
+            try:
+                made = self.adapter.adapt(module, self.original, args, kwargs)
+            finally:
+                _busy.now = False
+            if made is None:
+                return None
+            selected = self._with(made, module, args, kwargs)
+            if selected is None:
+                selected = self._with(replace(made, specialisations=(), summary=""), module, args, kwargs)
+            return selected
+
+    def _with(
+        self, made: Adaptation, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Selected | None:
+        before = self.adaptations
+        self.adaptations = (*before, made)
+        self.select = self._dispatch()
+        selected = self.selected(module, args, kwargs)
+        if selected is None and made.specialisations:
+            self.adaptations = before
+        return selected
+
+    @property
+    def original(self) -> Callable[..., Any]:
+        """What runs when no graph does."""
+        return self.module_class.forward if self.forward is None else self.forward
+
+    def fall_back(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], why: str = "") -> Any:
         """Run the original forward; count it and warn the first time, unless there is nothing else to run."""
-        self.fallbacks += bool(self.specialisations)
-        if self.fallbacks == 1 and not torch.compiler.is_compiling():
-            self.last_miss = _summary(args, kwargs)
-            warnings.warn(
-                f"{self.name or 'the root module'} ({self.module_class.__name__}): a call differs from the recorded "
-                f"ones and runs the original forward; correct, not optimised. It received {self.last_miss}",
-                FallbackWarning,
-                stacklevel=4,
-            )
-        forward = self.module_class.forward if self.forward is None else self.forward
-        return forward(module, *args, **kwargs)
+        if self.specialisations and not is_only_traced(args, kwargs):
+            self.fallbacks += 1
+            if self.fallbacks == 1:
+                self.last_miss = _summary(args, kwargs)
+                because = f". No graph could be made for it: {why}" if why else ""
+                warnings.warn(
+                    f"{self.name or 'the root module'} ({self.module_class.__name__}): a call differs from the "
+                    f"recorded ones and runs the original forward; correct, not optimised. It received "
+                    f"{self.last_miss}{because}",
+                    FallbackWarning,
+                    stacklevel=4,
+                )
+        return self.original(module, *args, **kwargs)
+
+
+def is_only_traced(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call is no run of the model: it is compiled, exported, transformed, or without data."""
+    if torch.compiler.is_compiling() or _busy.now or torch.jit.is_tracing():
+        return True
+    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        return True
+    return any(map(_is_traced_value, (leaf for _, leaf in leaves((args, kwargs)))))
+
+
+def _is_traced_value(leaf: Any) -> bool:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.is_meta or isinstance(leaf, (FakeTensor, FunctionalTensor))
+    return isinstance(leaf, fx.Proxy)
 
 
 def _summary(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -96,16 +220,17 @@ class ScheduledModule:
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the graph made for calls like this one, else the original forward."""
         state: ScheduledState = self.__dict__[STATE]
-        try:
-            selected = state.select(self, *args, **kwargs)
-        except (TypeError, LookupError, AttributeError):  # the arguments do not bind, or lack what a guard asks for
-            selected = None
+        module: nn.Module = self  # type: ignore[assignment]
+        selected = state.selected(module, args, kwargs) or state.adapt(module, args, kwargs)
         if selected is None:
-            return state.fall_back(self, args, kwargs)  # type: ignore[arg-type]
+            return state.fall_back(module, args, kwargs)
+        run, inputs = selected
+        if run is None:
+            return state.fall_back(module, args, kwargs, *inputs)
         try:
-            return selected[0](self, *selected[1])
+            return run(module, *inputs)
         except GuardMiss:  # raised before anything was changed that is seen outside
-            return state.fall_back(self, args, kwargs)  # type: ignore[arg-type]
+            return state.fall_back(module, args, kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         reduced = super().__reduce_ex__(protocol)
@@ -147,6 +272,7 @@ def install(
     specialisations: Sequence[Specialisation],
     name: str = "",
     forward: Callable[..., Any] | None = None,
+    adapter: Adapter | None = None,
 ) -> None:
     """Make ``module`` run ``specialisations``; an empty sequence gives it its original forward back.
 
@@ -156,6 +282,7 @@ def install(
         name: its path, for messages.
         forward: what to run where none of them applies, given the module and the arguments; what was so before
             if None.
+        adapter: what makes graphs for further kinds of calls; without one they run ``forward``.
     """
     cls, state = original_class(module), state_of(module)
     if forward is None and state is not None:
@@ -164,7 +291,7 @@ def install(
         vars(module).pop(STATE, None)
         module.__class__ = cls
         return
-    vars(module)[STATE] = ScheduledState(cls, specialisations, name, forward)
+    vars(module)[STATE] = ScheduledState(cls, specialisations, name, forward, adapter)
     module.__class__ = scheduled_class(cls)
 
 
@@ -198,18 +325,25 @@ def _guarded(specialisation: Specialisation) -> Callable[..., Any]:
 
 
 def _generated_select(
-    forward: Callable[..., Any], specialisations: Sequence[Specialisation]
-) -> Callable[..., tuple[Callable[..., Any], tuple[Any, ...]] | None]:
-    """A function with the forward's parameters: ``(graph function, inputs)`` for a call, or None."""
+    forward: Callable[..., Any], specialisations: Sequence[Specialisation], declined: Sequence[Declined] = ()
+) -> Select:
+    """A function with the forward's parameters: ``(graph function, inputs)`` for a call, or None.
+
+    For calls of a kind that was declined it gives ``(None, (why,))``.
+    """
     namespace: dict[str, Any] = {"torch": torch, "_intact": intact, "_missing": _MISSING}
     parameters = Parameters(forward)
     lines = [f"def select({parameters.declaration(namespace)}):", "    _own = self.__dict__"]
     for index, specialisation in enumerate(specialisations):
         conditions = _conditions(specialisation, index, namespace)
         namespace[f"_run_{index}"] = _guarded(specialisation)
-        inputs = "".join(f"{text}, " for text in _renamed(specialisation, index, namespace).values())
+        inputs = "".join(f"{text}, " for text in specialisation.signature.inputs.values())
         lines.append("    if (" + "\n        and ".join(conditions) + "):")
         lines.append(f"        return _run_{index}, ({inputs})")
+    for index, each in enumerate(declined, len(specialisations)):
+        conditions = _signature_conditions(each.signature, index, namespace) or ["True"]
+        lines.append("    if (" + "\n        and ".join(conditions) + "):")
+        lines.append(f"        return None, ({each.why!r},)")
     lines.append("    return None")
     source = "\n".join(lines)
     filename = f"<schedule dispatch {next(_numbers)}>"
@@ -219,14 +353,17 @@ def _generated_select(
     return select
 
 
-def _renamed(specialisation: Specialisation, index: int, namespace: dict[str, Any]) -> dict[str, str]:
-    for name, value in specialisation.signature.globals.items():
-        namespace[name] = value
-    return specialisation.signature.inputs
+def _signature_conditions(signature: Signature, index: int, namespace: dict[str, Any]) -> list[str]:
+    """The signature's conditions; what they name goes into ``namespace`` under names of its own."""
+    names = {name: f"{name}_of_{index}" for name in signature.globals}
+    namespace |= {names[name]: value for name, value in signature.globals.items()}
+    named = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in names) or r"(?!)")
+    return [named.sub(lambda found: names[found[0]], condition) for condition in signature.conditions]
 
 
 def _conditions(specialisation: Specialisation, index: int, namespace: dict[str, Any]) -> list[str]:
-    found = [f"_own['training'] is {specialisation.training}", *specialisation.signature.conditions]
+    found = [f"_own['training'] is {specialisation.training}"]
+    found += _signature_conditions(specialisation.signature, index, namespace)
     for number, (path, entered) in enumerate(specialisation.entered.items()):
         namespace[f"_class_{index}_{number}"] = scheduled_class(entered.cls) if entered.scheduled else entered.cls
         found.append(f"_intact({_submodule(path)}, _class_{index}_{number}, {specialisation.training})")

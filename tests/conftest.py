@@ -30,8 +30,8 @@ if not torch.cuda.is_available():
 # Where a tracer is tempted to patch. A patch left behind changes every other model in the process.
 _PATCHABLE: tuple[Any, ...] = (builtins, math, operator, torch, torch.Tensor, functional, nn.Module)
 
-# torch.compile itself wraps this one, for good, when it is first used.
-_BY_TORCH = {"manual_seed"}
+# torch.compile itself wraps these, for good, when it is first used; the latter two of nn.Module.
+_BY_TORCH = {"manual_seed", "__init__", "__setstate__"}
 
 
 @pytest.fixture(autouse=True)

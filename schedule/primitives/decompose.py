@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import nn
 
+from schedule.adapting import Rewritten, adapter_for
 from schedule.edits import SetSpecialisations
 from schedule.errors import NotApplicable, TraceError
 from schedule.matching import keep_erased
 from schedule.primitives.registry import primitive
+from schedule.recording import Recording
 from schedule.tracing.expansion import expand, is_projection
 from schedule.tracing.specialisation import Specialisation, original_class
 
@@ -37,8 +40,10 @@ def decompose(sch: Schedule) -> Schedule:
     sch.refuse_inside_other_graph()
     _refuse_other(layer)
     caller, path = _caller(sch)
-    made = [_opened(caller, each, path) for each in caller.specialisations]
-    edits = [SetSpecialisations(caller.module, made, caller.path)]
+    opening = Opening(path)
+    recording = caller.tree.graphs.recording
+    made = [opening.on(each, caller.module, recording)[0] for each in caller.specialisations]
+    edits = [SetSpecialisations(caller.module, made, caller.path, adapter_for(caller, [opening]))]
     caller.commit(edits, 0)
     sch.commit([])
     return sch
@@ -70,13 +75,20 @@ def _caller(sch: Schedule) -> tuple[Schedule, str]:
     )
 
 
-def _opened(caller: Schedule, made: Specialisation, path: str) -> Specialisation:
-    calls = [node.name for node in made.graph.nodes if node.op == "call_module" and node.target == path]
-    if not calls:
-        return made
-    expansion = expand(made, caller.module, caller.tree.graphs.recording, calls)
-    if path not in expansion.entered:
-        raise TraceError(f"{path} could not be opened in the graph of {caller.label}")
-    keep_erased(made.graph, expansion.graph)
-    expansion.graph.lint()
-    return made.with_graph(expansion.graph, expansion.entered)
+@dataclass(frozen=True)
+class Opening:
+    """The calls of one linear layer, written as product and addition."""
+
+    path: str
+
+    def on(self, made: Specialisation, module: nn.Module, recording: Recording) -> Rewritten:
+        """In one graph of the module above."""
+        calls = [node.name for node in made.graph.nodes if node.op == "call_module" and node.target == self.path]
+        if not calls:
+            return made, {}
+        expansion = expand(made, module, recording, calls)
+        if self.path not in expansion.entered:
+            raise TraceError(f"{self.path} could not be opened in the graph of the module that calls it")
+        keep_erased(made.graph, expansion.graph)
+        expansion.graph.lint()
+        return made.with_graph(expansion.graph, expansion.entered), {f"decompose({self.path})": len(calls)}

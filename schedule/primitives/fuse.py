@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import nn
 
 from schedule import rules
+from schedule.adapting import Adapter, adapter_for
 from schedule.errors import NotApplicable
-from schedule.matching import Match, Site
+from schedule.matching import Match, Site, Wanted
 from schedule.patterns import Occurrence
 from schedule.primitives.callees import CompiledRegion, Region, region_of
 from schedule.primitives.registry import primitive
 from schedule.primitives.splicing import Place, refuse_foreign, splice_in
+from schedule.repeating import ByPattern, Item, Prepare, of_searches
 from schedule.rewriting import Build
 from schedule.rules import Rule
 
@@ -60,8 +64,43 @@ def fuse(sch: Schedule, matches: Sequence[Match], compiler: Compiler | None = "a
             return occurrence, rule.build
         return region_of(occurrence, place[0].name, Region if compiler is None else CompiledRegion)
 
-    splice_in(sch, places, prepare)
+    def repeat(node: Schedule, _: Sequence[Place]) -> Adapter | None:
+        own = [[match] for match in matches if match.schedule is node]
+        return adapter_for(node, of_searches(own, lambda wanted, sizes: FuseAgain(wanted, compiler)))
+
+    splice_in(sch, places, prepare, repeat)
     return sch
+
+
+class FuseAgain(ByPattern):
+    """All that a pattern matches, fused."""
+
+    def __init__(self, wanted: Wanted, compiler: Compiler | None) -> None:
+        super().__init__(wanted)
+        self.compiler = compiler
+
+    def settings(self) -> tuple[Any, ...]:
+        """The compiler."""
+        return (self.compiler,)
+
+    def planned(self, places: Sequence[Sequence[Site]], module: nn.Module) -> tuple[list[Item], Prepare]:
+        """As :func:`fuse` does it."""
+        items: list[Item] = []
+        for (site,) in places:
+            seen = self._as_rule_sees_it(site.occurrence)
+            items.append((seen and seen[0], [Site(site.found_in, seen[1], site.origin) if seen else site]))
+
+        def prepare(rule: Rule | None, occurrence: Occurrence) -> tuple[Occurrence, Build]:
+            if rule is not None:
+                return occurrence, rule.build
+            return region_of(occurrence, self.name, Region if self.compiler is None else CompiledRegion)
+
+        return items, prepare
+
+    def _as_rule_sees_it(self, occurrence: Occurrence) -> tuple[Rule, Occurrence] | None:
+        if self.compiler != "auto":
+            return None
+        return (self.wanted.rule, occurrence) if self.wanted.rule is not None else rules.rule_at(occurrence)
 
 
 def _as_rule_sees_it(match: Match) -> Match | None:

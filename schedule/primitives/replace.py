@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Any
 from torch import fx, nn
 
 from schedule import history
+from schedule.adapting import Adapter, adapter_for
 from schedule.edits import AddModule, SetItem, SwapModule
 from schedule.errors import MatchError, NotApplicable
 from schedule.history import Edit
-from schedule.matching import Match
+from schedule.matching import Match, Site, Wanted
 from schedule.patterns import Occurrence
 from schedule.primitives.annotate import tags_carried
 from schedule.primitives.callees import Named
 from schedule.primitives.interface import call_arguments, refuse_other_interface
 from schedule.primitives.registry import primitive
 from schedule.primitives.splicing import Place, splice_in
+from schedule.repeating import ByPattern, Item, Prepare, of_searches
 from schedule.rewriting import Build
 
 if TYPE_CHECKING:
@@ -69,7 +71,7 @@ def replace(
         return sch
     places = [[item] if isinstance(item, Match) else list(item) for item in matches]
     target = _Replacement(new, places)
-    splice_in(sch, places, target.prepare)
+    splice_in(sch, places, target.prepare, target.repeat)
     target.add_to(sch)
     return sch
 
@@ -196,6 +198,39 @@ def _module_at(root: nn.Module, path: str) -> nn.Module | None:
         return None
 
 
+def _calling(function: Callable[..., Any], callee: Any, name: str) -> Build:
+    """What inserts a call of a function, or of a child by its name."""
+
+    def build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
+        args, kwargs = call_arguments(function, name, inputs, scalars)
+        op = "call_module" if isinstance(callee, str) else "call_function"
+        return graph.create_node(op, callee, args, kwargs)
+
+    return build
+
+
+class ReplaceAgain(ByPattern):
+    """All that a pattern matches, one by one or in parallel, replaced by a call."""
+
+    def __init__(self, wanted: Wanted, sizes: frozenset[int], callee: Any, callee_name: str) -> None:
+        super().__init__(wanted, sizes)
+        self.callee, self.callee_name = callee, callee_name
+
+    def settings(self) -> tuple[Any, ...]:
+        """How many matches become one call, and of what."""
+        return self.sizes, self.callee, self.callee_name
+
+    def planned(self, places: Sequence[Sequence[Site]], module: nn.Module) -> tuple[list[Item], Prepare]:
+        """As :func:`replace` does it."""
+        callee = self.callee
+        if isinstance(callee, str):
+            function = module.get_submodule(callee).forward
+        else:
+            function = callee.function if isinstance(callee, Named) else callee
+        build = _calling(function, callee, self.callee_name)
+        return [(None, place) for place in places], lambda _, occurrence: (occurrence, build)
+
+
 # -- matches ------------------------------------------------------------------------------------------------
 
 
@@ -227,15 +262,17 @@ class _Replacement:
     def prepare(self, place: Place, occurrence: Occurrence) -> tuple[Occurrence, Build]:
         """Insert a call with what the pattern binds."""
         function = self.new.forward if self.is_module else self.new
-        parent = place[0].schedule.module
+        return occurrence, _calling(function, self.callee(place[0].schedule.module), self.name)
 
-        def build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
-            args, kwargs = call_arguments(function, self.name, inputs, scalars)
-            if self.is_module:
-                return graph.create_node("call_module", self.child_name(parent), args, kwargs)
-            return graph.call_function(self.target, args, kwargs)
+    def callee(self, parent: nn.Module) -> Any:
+        """What the graph of ``parent`` calls: the function, or the name of the child."""
+        return self.child_name(parent) if self.is_module else self.target
 
-        return occurrence, build
+    def repeat(self, node: Schedule, places: Sequence[Place]) -> Adapter | None:
+        """How to do it again in further graphs of a module."""
+        callee = self.callee(node.module)
+        again = of_searches(places, lambda wanted, sizes: ReplaceAgain(wanted, sizes, callee, self.name))
+        return adapter_for(node, again)
 
     def add_to(self, sch: Schedule) -> None:
         """Make a module a child of every module whose graph calls it."""

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import fx, nn
 
 from schedule import history
+from schedule.adapting import Adapter
 from schedule.edits import SetSpecialisations
 from schedule.errors import MatchError, NotApplicable
 from schedule.matching import Match, Site, keep_erased, rebound
 from schedule.patterns import Occurrence
+from schedule.recording import Recording
 from schedule.rewriting import Build, merge, rewrite
 from schedule.tracing.expansion import expand
 from schedule.tracing.specialisation import Specialisation
 
 if TYPE_CHECKING:
     from schedule.tree import Schedule
+
+P = TypeVar("P")
 
 Place = Sequence[Match]
 """Parallel matches that become one call; most often a single one."""
@@ -27,7 +31,11 @@ Prepare = Callable[[Place, Occurrence], tuple[Occurrence, Build]]
 """The occurrence to replace, perhaps with other inputs, and what inserts the replacement."""
 
 
-def splice_in(sch: Schedule, places: Sequence[Place], prepare: Prepare) -> None:
+Repeat = Callable[["Schedule", Sequence[Place]], Adapter | None]
+"""What does the same in further graphs of a module, given its places."""
+
+
+def splice_in(sch: Schedule, places: Sequence[Place], prepare: Prepare, repeat: Repeat) -> None:
     """Replace every place in all of its graphs and commit; changes nothing if one of them cannot be.
 
     Raises:
@@ -44,7 +52,7 @@ def splice_in(sch: Schedule, places: Sequence[Place], prepare: Prepare) -> None:
         history.reached(f"planning {node.label}")
         planned.append((node, own, _rewritten(node, own, prepare)))
     for node, own, specialisations in planned:
-        node.commit([SetSpecialisations(node.module, specialisations, node.path)], len(own))
+        node.commit([SetSpecialisations(node.module, specialisations, node.path, repeat(node, own))], len(own))
 
 
 def refuse_foreign(sch: Schedule, places: Sequence[Place]) -> None:
@@ -70,6 +78,8 @@ def refuse_foreign(sch: Schedule, places: Sequence[Place]) -> None:
 def _rewritten(node: Schedule, places: Sequence[Place], prepare: Prepare) -> list[Specialisation]:
     """All graphs of one module, those with matches in them rewritten."""
     current = list(node.specialisations)
+    pending, recording = node.tree.history.pending, node.tree.graphs.recording
+    by = pending.description if pending is not None else ""
     found: dict[int, list[tuple[Place, list[Site]]]] = {}
     for place in places:
         for number in range(max(len(match.sites) for match in place)):
@@ -81,17 +91,32 @@ def _rewritten(node: Schedule, places: Sequence[Place], prepare: Prepare) -> lis
                 )
             found.setdefault(index, []).append((place, sites))
     return [
-        _rewritten_graph(node, made, found[index], prepare) if index in found else made
+        rewritten(made, node.module, recording, found[index], prepare, by) if index in found else made
         for index, made in enumerate(current)
     ]
 
 
-def _rewritten_graph(
-    node: Schedule, made: Specialisation, items: list[tuple[Place, list[Site]]], prepare: Prepare
+def rewritten(
+    made: Specialisation,
+    module: nn.Module,
+    recording: Recording,
+    items: Sequence[tuple[P, Sequence[Site]]],
+    prepare: Callable[[P, Occurrence], tuple[Occurrence, Build]],
+    by: str,
 ) -> Specialisation:
-    modules = dict(node.module.named_modules())
+    """One graph of ``module``, rewritten at each place, which has one or several parallel sites in it.
+
+    Args:
+        items: (place, its sites).
+        prepare: the occurrence to replace, and what inserts the replacement, for a place.
+        by: what errors call this rewrite later.
+
+    Raises:
+        MatchError: a site is consumed, or unsafe to replace.
+    """
+    modules = dict(module.named_modules())
     opened = {name for _, sites in items for site in sites for name in site.opened}
-    expansion = expand(made, node.module, node.tree.graphs.recording, opened)
+    expansion = expand(made, module, recording, opened)
     keep_erased(made.graph, expansion.graph)
     occurrences: list[Occurrence] = []
     builds: list[Build] = []
@@ -107,8 +132,6 @@ def _rewritten_graph(
     def build_next(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> Any:
         return next(order)(graph, inputs, scalars)
 
-    pending = node.tree.history.pending
-    by = pending.description if pending is not None else ""
     graph, _ = rewrite(expansion.graph, occurrences, build_next, modules, by=by)
     return made.with_graph(graph, expansion.entered)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,14 +50,17 @@ class Findings:
     searched: list[tuple[Rule, SearchResult]] = field(default_factory=list)
 
 
-def find_all(graph: fx.Graph, rules: Iterable[Rule], modules: Modules, cost_guard: bool) -> Findings:
-    """Every occurrence of every rule in ``graph``; overlaps go to the one that consumes most.
+def find_all(
+    graph: fx.Graph, rules: Iterable[Rule], modules: Modules, cost_guard: bool, settled: Collection[str] = ()
+) -> Findings:
+    """Every occurrence of every rule in ``graph``; overlaps go to the rule of highest rank, then to the largest.
 
     Args:
         graph: the graph of one module, leaf modules opened.
         rules: rules, in order of preference among equals.
         modules: path → module, for the calls in the graph.
         cost_guard: leave alone what would not pay.
+        settled: families of rules of which that is not asked.
     """
     findings = Findings()
     normal = normalise(graph, modules)
@@ -76,15 +79,27 @@ def find_all(graph: fx.Graph, rules: Iterable[Rule], modules: Modules, cost_guar
                 else:
                     candidates[occurrence] = rule
                     covered.update(occurrence.nodes)
-    for occurrence in resolve(candidates):
+    for occurrence in _disjoint(candidates):
         rule = candidates[occurrence]
-        reason = rule.thrift(occurrence) if cost_guard else ""
+        reason = rule.thrift(occurrence) if cost_guard and rule.family not in settled else ""
         if reason:
             findings.places.append(_place(rule, occurrence, reason, "declined"))
         else:
             findings.chosen.append((rule, occurrence))
     _forget_covered(findings)
     return findings
+
+
+def _disjoint(candidates: Mapping[Occurrence, Rule]) -> list[Occurrence]:
+    """Of overlapping candidates the one of highest rank, then the largest; in graph order."""
+    kept: list[Occurrence] = []
+    taken: set[fx.Node] = set()
+    for rank in sorted({rule.rank for rule in candidates.values()}, reverse=True):
+        free = [o for o, rule in candidates.items() if rule.rank == rank and taken.isdisjoint(o.nodes)]
+        found = resolve(free)
+        kept += found
+        taken.update(node for occurrence in found for node in occurrence.nodes)
+    return sorted(kept, key=lambda occurrence: occurrence.order)
 
 
 def _rejected(graph: fx.Graph, rule: Rule, occurrence: Occurrence, modules: Modules) -> Place | None:
@@ -105,7 +120,7 @@ def _unsafe(graph: fx.Graph, occurrence: Occurrence, modules: Modules) -> str:
 
 
 def _place(rule: Rule, occurrence: Occurrence, reason: str, kind: str) -> Place:
-    return Place(rule.name, occurrence.outputs[-1].name, occurrence.source, reason, kind)
+    return Place(rule.name, max(occurrence.outputs).name, occurrence.source, reason, kind)
 
 
 def _forget_covered(findings: Findings) -> None:

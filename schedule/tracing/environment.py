@@ -15,6 +15,20 @@ from schedule.tracing.specs import TensorSpec
 from schedule.tracing.structure import leaves
 
 
+def quiet_autocast(device_type: str, dtype: torch.dtype | None) -> torch.autocast:
+    """An autocast block that leaves nothing behind: casts of parameters made inside stay out of autocast's cache."""
+    return torch.autocast(device_type, dtype=dtype, enabled=dtype is not None, cache_enabled=False)
+
+
+def autocast_dtype(call: Call) -> torch.dtype | None:
+    """What autocast casts to now, where ``call`` runs; None while it is off."""
+    environment = Environment.of(call, None)
+    kind = str(environment.device_type)
+    if not environment.can_autocast or not torch.is_autocast_enabled(kind):
+        return None
+    return torch.get_autocast_dtype(kind)
+
+
 @dataclass(frozen=True)
 class Environment:
     """Surroundings that a graph's constants depend on.
@@ -35,14 +49,15 @@ class Environment:
         return cls(None if first is None else first.device.type, autocast)
 
     @property
-    def _can_autocast(self) -> bool:
+    def can_autocast(self) -> bool:
+        """Whether there is autocast for the device type."""
         return self.device_type is not None and torch.amp.is_autocast_available(self.device_type)
 
     def entered(self) -> AbstractContextManager[Any]:
         """The autocast block to trace under, which also shuts out one that happens to be open."""
-        if not self._can_autocast:
+        if not self.can_autocast:
             return contextlib.nullcontext()
-        return torch.autocast(str(self.device_type), dtype=self.autocast, enabled=self.autocast is not None)
+        return quiet_autocast(str(self.device_type), self.autocast)
 
     def conditions(self, signature: Signature) -> list[str]:
         """Python conditions that a call is made in this environment."""
@@ -50,7 +65,7 @@ class Environment:
         if first is None:
             return []
         found = [f"{first}.device.type == {self.device_type!r}"]
-        if self._can_autocast:
+        if self.can_autocast:
             enabled = f"torch.is_autocast_enabled({self.device_type!r})"
             wanted = f"torch.get_autocast_dtype({self.device_type!r}) is {self.autocast}"
             found.append(f"not {enabled}" if self.autocast is None else f"{enabled} and {wanted}")

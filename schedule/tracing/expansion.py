@@ -14,7 +14,7 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -145,7 +145,7 @@ def _open(
                 return
             nodes, result = _open_projection(graph, call, child)
         else:
-            inside = _inside(child, call, recording, specialisation.training)
+            inside = _inside(child, call, recording, specialisation)
             if inside is None:
                 expansion.closed.add(path)
                 return
@@ -166,22 +166,28 @@ def _open_projection(graph: fx.Graph, call: fx.Node, child: Any) -> tuple[list[f
     product_of = torch.matmul if is_conv1d(child) else F.linear
     product = graph.create_node("call_function", product_of, (source, weight), name=f"{call.name}__product")
     bias = graph.create_node("get_attr", f"{call.target}.bias", name=f"{call.name}__bias")
+    made = {weight: TensorSpec.of(child.weight), product: call.meta.get("spec"), bias: TensorSpec.of(child.bias)}
+    result = call.meta.get("spec")
+    if isinstance(result, TensorSpec) and result.dtype != child.bias.dtype:  # autocast narrows the bias too
+        bias = graph.create_node("call_method", "to", (bias, result.dtype), name=f"{call.name}__bias_narrowed")
+        made[bias] = replace(TensorSpec.of(child.bias), dtype=result.dtype)
     total = graph.create_node("call_function", operator.add, (product, bias), name=f"{call.name}__add")
-    nodes = [weight, product, bias, total]
-    specs = [TensorSpec.of(child.weight), call.meta.get("spec"), TensorSpec.of(child.bias), call.meta.get("spec")]
-    for node, spec in zip(nodes, specs, strict=True):
+    made[total] = result
+    for node, spec in made.items():
         node.meta.update(spec=spec, source=call.meta.get("source", ""), module=str(call.target))
-    return nodes, total
+    return list(made), total
 
 
-def _inside(child: nn.Module, call: fx.Node, recording: Recording, training: bool) -> Specialisation | None:
+def _inside(child: nn.Module, call: fx.Node, recording: Recording, caller: Specialisation) -> Specialisation | None:
     """The graph of ``child`` for this call; None if it cannot be opened."""
     described = map_structure((call.args, dict(call.kwargs)), _described)
     if any(part is _UNKNOWN for part in (*described[0], *described[1].values())):
         return None
     call_of_child = Call(described[0], described[1], None)
     try:
-        inside = specialise(child, original_class(child).forward, call_of_child, recording, training)
+        inside = specialise(
+            child, original_class(child).forward, call_of_child, recording, caller.training, autocast=caller.autocast
+        )
     except TraceError:
         return None
     simple = not inside.guards and len(inside.graph.nodes) <= _LARGEST
@@ -228,4 +234,5 @@ def _copy_inside(graph: fx.Graph, call: fx.Node, node: fx.Node, mapped: dict[fx.
     kwargs = fx.node.map_arg(node.kwargs, lambda n: mapped[n])
     copied = graph.create_node(node.op, target, args, kwargs, name=f"{call.name}__{node.name}")
     copied.meta.update(node.meta, module=str(call.target))
+    copied.meta["source"] = node.meta.get("source") or call.meta.get("source", "")  # torch's own lines tell nothing
     return copied

@@ -54,6 +54,7 @@ class Specialisation:
         settings: plain attributes of modules and configs that the forward read, with the values they had.
         entered: paths of submodules whose inside is part of the graph, with what must stay true of them.
         call: the recorded call it was made from.
+        autocast: dtype of the autocast block that calls run under; None for no autocast.
     """
 
     graph: fx.Graph
@@ -63,6 +64,7 @@ class Specialisation:
     settings: Mapping[Any, Any]
     entered: Mapping[str, Entered]
     call: Call
+    autocast: torch.dtype | None = None
 
     @cached_property
     def function(self) -> Callable[..., Any]:
@@ -177,11 +179,16 @@ def _traced(
             child.training = flag
     tracer.graph.output(written)
     builder.signature.conditions += environment.conditions(builder.signature)
-    return _finished(tracer, builder.signature, reads, training, call)
+    return _finished(tracer, builder.signature, reads, training, call, autocast)
 
 
 def _finished(
-    tracer: ModuleTracer, signature: Signature, reads: SettingsReads, training: bool, call: Call
+    tracer: ModuleTracer,
+    signature: Signature,
+    reads: SettingsReads,
+    training: bool,
+    call: Call,
+    autocast: torch.dtype | None,
 ) -> Specialisation:
     graph = tracer.graph
     inputs = {node: signature.inputs[str(node.target)] for node in graph.nodes if node.op == "placeholder"}
@@ -197,6 +204,7 @@ def _finished(
         settings=reads.values,
         entered=entered,
         call=call,
+        autocast=autocast,
     )
 
 

@@ -26,7 +26,7 @@ from schedule.tracing.opaque import OpaqueTracker, untracked
 from schedule.tracing.regions import RegionTracker
 from schedule.tracing.scalars import scalar_of, symbolic
 from schedule.tracing.sizes import SizeReader
-from schedule.tracing.source import user_line
+from schedule.tracing.source import outermost, user_line
 from schedule.tracing.specs import TensorSpec
 from schedule.tracing.structure import is_plain_dataclass, is_plain_mapping, map_structure
 from schedule.tracing.structure import leaves as structure_leaves
@@ -75,7 +75,7 @@ class ModuleTracer(TorchFunctionMode):
             stack.enter_context(self.opaque.construction_tracked())
             stack.enter_context(self.regions.autocast_tracked())
             stack.enter_context(self)
-            return forward(*args, **kwargs)
+            return outermost(forward, args, kwargs)
 
     def placeholder(self, name: str, described: Any) -> Any:
         """A tracked input: a data-free tensor, a symbolic number, or a watched opaque object."""
