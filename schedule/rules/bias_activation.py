@@ -147,6 +147,7 @@ def _rule(
     single_forms: tuple[Callable[[Tensor], Tensor], ...] = (),
     refused: tuple[Callable[..., Tensor], ...] = (),
     thrift_of_single: Judge | None = None,
+    sets: tuple[str, ...] = ("default", "memory"),
 ) -> Rule:
     """The rule of one activation.
 
@@ -156,6 +157,7 @@ def _rule(
         singles: ways that take one operation; nothing is gained from those without a bias.
         formula_forms, single_forms: the activation as models write it, for the proof.
         refused: what looks like it and is not.
+        sets: see :class:`Rule`.
     """
 
     def build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
@@ -186,6 +188,7 @@ def _rule(
             objection=_objection,
             thrift=lambda occurrence: judges[occurrence.pattern.name](occurrence),
             bystanders=tuple((_alone(f, activation), reason) for f in singles),
+            sets=sets,
         )
     )
 
@@ -256,6 +259,7 @@ RELU = _rule(
     single_forms=(F.relu, torch.relu, nn.ReLU(), lambda x: F.relu(x, inplace=True)),
     refused=(lambda x, b: F.leaky_relu(x + b), lambda x, b: F.relu6(x + b)),
     thrift_of_single=_saves_output,
+    sets=("default",),
 )
 TANH = _rule(
     "tanh",
@@ -263,4 +267,5 @@ TANH = _rule(
     single_forms=(torch.tanh, nn.Tanh(), lambda x: x.tanh()),
     refused=(lambda x, b: F.hardtanh(x + b),),
     thrift_of_single=_saves_output,
+    sets=("default",),
 )

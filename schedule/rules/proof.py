@@ -48,7 +48,7 @@ class _Module(nn.Module):
         super().__init__()
         self.form = form
 
-    def forward(self, *tensors: Tensor) -> Tensor:
+    def forward(self, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
         return self.form(*tensors)
 
 
@@ -108,40 +108,37 @@ def _compare(form: Form, function: Callable[..., Any], proof: Proof, dtype: torc
     """Problems at each shape: every element within the tolerance of its dtype."""
     for shape in proof.shapes:
         ours, eager, exact = _run_all(form, function, proof.inputs(shape, dtype), dtype)
-        for index, (a, b, reference) in enumerate(zip(ours, eager, exact, strict=True)):
-            problem = _unlike(a, b) or _off(a, b, reference, dtype)
+        for what, a in ours.items():
+            problem = _unlike(a, eager[what]) or _off(a, eager[what], exact[what], dtype)
             if problem:
-                yield str(list(shape)), f"{_what(index)}: {problem}"
+                yield str(list(shape)), f"{what}: {problem}"
 
 
 def _compare_rounding(
     form: Form, function: Callable[..., Any], proof: Proof, dtype: torch.dtype
 ) -> Iterator[tuple[str, str]]:
     """Problems over all shapes together: the error may be 1.1 × eager's, which small samples cannot tell."""
-    totals: dict[int, list[float]] = {}
+    totals: dict[str, list[float]] = {}
     for shape in proof.shapes * _SAMPLES:
         ours, eager, exact = _run_all(form, function, proof.inputs(shape, dtype), dtype)
-        for index, (a, b, reference) in enumerate(zip(ours, eager, exact, strict=True)):
+        for what, a in ours.items():
+            b, reference = eager[what], exact[what]
             problem = _unlike(a, b)
             if problem:
-                yield str(list(shape)), f"{_what(index)}: {problem}"
+                yield str(list(shape)), f"{what}: {problem}"
                 return
-            sums = totals.setdefault(index, [0.0, 0.0, 0.0])
+            sums = totals.setdefault(what, [0.0, 0.0, 0.0])
             for place, tensor in enumerate((a.double() - reference, b.double() - reference, reference)):
                 sums[place] += float(tensor.nan_to_num().square().sum())
-    for index, (error, eager_error, size) in totals.items():
+    for what, (error, eager_error, size) in totals.items():
         if error**0.5 > _SLACK * eager_error**0.5 + 1e-6 * size**0.5:
-            yield "all shapes", f"{_what(index)}: error {error**0.5:.3g}, eager's is {eager_error**0.5:.3g}"
-
-
-def _what(index: int) -> str:
-    return "output" if index == 0 else f"gradient of input {index - 1}"
+            yield "all shapes", f"{what}: error {error**0.5:.3g}, eager's is {eager_error**0.5:.3g}"
 
 
 def _run_all(
     form: Form, function: Callable[..., Any], tensors: tuple[Tensor, ...], dtype: torch.dtype
-) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Output and gradients: ours, eager's, and the float64 reference."""
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    """Outputs and gradients: ours, eager's, and the float64 reference."""
     given = tensors[: _arity(form)]
     with fused.backend("reference"):
         ours = _run(function, given)
@@ -150,15 +147,24 @@ def _run_all(
     return ours, eager, eager if dtype == torch.float64 else _run(form, wide)
 
 
-def _run(function: Callable[..., Any], tensors: tuple[Tensor, ...]) -> list[Tensor]:
-    """Output and gradients of all floating inputs, under one seed."""
+def _run(function: Callable[..., Any], tensors: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """Outputs and gradients of all floating inputs, by what messages call them, under one seed."""
     inputs = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in tensors]
     torch.manual_seed(7)
-    output = function(*inputs)
-    weights = torch.linspace(-1, 1, output.numel(), dtype=torch.float64).reshape(output.shape).to(output.dtype)
-    wanted = [t for t in inputs if t.requires_grad]
-    gradients = torch.autograd.grad((output * weights).sum(), wanted, allow_unused=True)
-    return [output.detach(), *(torch.zeros_like(t) if g is None else g for g, t in zip(gradients, wanted, strict=True))]
+    returned = function(*inputs)
+    outputs = returned if isinstance(returned, tuple) else (returned,)
+    wanted = {f"gradient of input {n}": t for n, t in enumerate(inputs) if t.requires_grad}
+    total = torch.stack([_weighted(output).double() for output in outputs]).sum()
+    gradients = torch.autograd.grad(total, list(wanted.values()), allow_unused=True)
+    results = {f"output {n}": output.detach() for n, output in enumerate(outputs)}
+    for (what, given), gradient in zip(wanted.items(), gradients, strict=True):
+        results[what] = torch.zeros_like(given) if gradient is None else gradient
+    return results
+
+
+def _weighted(output: Tensor) -> Tensor:
+    weights = torch.linspace(-1, 1, output.numel(), dtype=torch.float64).reshape(output.shape)
+    return (output * weights.to(output.dtype)).sum()
 
 
 def _unlike(ours: Tensor, theirs: Tensor) -> str:

@@ -7,7 +7,7 @@ from typing import Any, overload
 
 from schedule.errors import MatchError
 from schedule.patterns import Occurrence, search
-from schedule.rules.rule import Build, Rule
+from schedule.rules.rule import SETS, Build, Rule
 
 RULES: dict[str, Rule] = {}
 
@@ -59,24 +59,33 @@ def select_rules(rules: str | Iterable[str | Rule]) -> list[Rule]:
     """The rules that ``rules=`` names.
 
     Args:
-        rules: ``"default"`` or ``"all"``; the name of a rule or a family; or several of these, or rules themselves.
+        rules: ``"all"``, or one of the sets ``"default"`` (what pays), ``"memory"`` (what saves bytes) and
+            ``"attention"``; the name of a rule or a family; or several of these, or rules themselves.
 
     Raises:
         MatchError: no rule or family has a name.
     """
-    if isinstance(rules, str) and rules in ("default", "all"):
-        return list_rules()
     chosen: dict[str, Rule] = {}
     for item in [rules] if isinstance(rules, str) else rules:
-        found = [item] if isinstance(item, Rule) else [RULES[item]] if item in RULES else list_rules(item)
-        if not found:
-            families = sorted({rule.family for rule in RULES.values()})
-            raise MatchError(
-                f"there is no rule or family {item!r}",
-                fix=f"families: {', '.join(families)}; rules: {', '.join(RULES)}",
-            )
-        chosen.update((rule.name, rule) for rule in found)
+        chosen.update((rule.name, rule) for rule in _named(item))
     return list(chosen.values())
+
+
+def _named(item: str | Rule) -> list[Rule]:
+    if isinstance(item, Rule):
+        return [item]
+    if item == "all":
+        return list_rules()
+    if item in SETS:
+        return [rule for rule in RULES.values() if item in rule.sets]
+    found = [RULES[item]] if item in RULES else list_rules(item)
+    if not found:
+        families = sorted({rule.family for rule in RULES.values()})
+        raise MatchError(
+            f"there is no rule or family {item!r}",
+            fix=f"all; sets: {', '.join(SETS)}; families: {', '.join(families)}; rules: {', '.join(RULES)}",
+        )
+    return found
 
 
 def rule_for(pattern: Any) -> Rule | None:

@@ -20,7 +20,11 @@ Build = Callable[[fx.Graph, dict[str, Any], dict[str, Any]], Any]
 Judge = Callable[[Occurrence], str]
 """Why an occurrence is left alone; "" if it is not."""
 
-Form = Callable[..., torch.Tensor]
+Form = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
+
+SETS = ("default", "memory", "attention")
+"""Names for several rules: all that pay on some device; those of them that save bytes between forward and backward;
+those that put torch's own attention in place of eager attention, which are asked for by name."""
 
 
 def no_objection(occurrence: Occurrence) -> str:
@@ -33,7 +37,8 @@ class Proof:
     """What shows that a rule changes no result; :func:`schedule.rules.prove` runs it.
 
     Attributes:
-        forms: the construct as models write it, each a function of tensors that the rule must match.
+        forms: the construct as models write it, each a function of tensors that the rule must match, which returns a
+            tensor or several.
         inputs: tensors for a shape and a dtype, in the order of the forms' parameters; those of floating point
             are compared by gradient too.
         shapes: shapes to try; ``inputs`` says what a shape means.
@@ -64,6 +69,8 @@ class Rule:
         futile: why nothing would be gained, whatever its size.
         thrift: why an occurrence would not pay; not asked with ``cost_guard=False``.
         bystanders: ``(pattern, reason)`` for code that is left alone on purpose.
+        rank: of overlapping occurrences the one of higher rank is taken; among equals, the larger one.
+        sets: the ones of :data:`SETS` that it belongs to.
         needs: for each pattern, the operations that every occurrence of it has; ``bystander_needs`` likewise.
     """
 
@@ -77,12 +84,17 @@ class Rule:
     futile: Judge = no_objection
     thrift: Judge = no_objection
     bystanders: tuple[tuple[Any, str], ...] = ()
+    rank: int = 0
+    sets: tuple[str, ...] = ("default", "memory")
     needs: tuple[frozenset[str], ...] = field(init=False, repr=False)
     bystander_needs: tuple[frozenset[str], ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.patterns:
             raise MatchError(f"the rule {self.name} has no pattern", fix="give it at least one")
+        unknown = [name for name in self.sets if name not in SETS]
+        if unknown:
+            raise MatchError(f"the rule {self.name} is in no set {unknown[0]!r}", fix=f"sets: {', '.join(SETS)}")
         compiled = tuple(compile_pattern(pattern) for pattern in self.patterns)
         bystanders = tuple((compile_pattern(pattern), reason) for pattern, reason in self.bystanders)
         object.__setattr__(self, "patterns", compiled)

@@ -1,0 +1,49 @@
+"""Rules by name, by family, by set; and which of two that overlap is taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+import schedule
+from schedule.rules import Rule, list_rules, select_rules
+from schedule.rules.rule import SETS
+
+
+def _square(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
+    return graph.call_function(torch.square, (inputs["x"],))
+
+
+def test_sets_hold_the_rules_that_say_so() -> None:
+    assert select_rules("all") == list_rules()
+    for name in SETS:
+        assert select_rules(name) == [rule for rule in list_rules() if name in rule.sets]
+    assert {rule.name for rule in select_rules("memory")} < {rule.name for rule in select_rules("default")}
+    assert select_rules(["memory", "default"]) == [*select_rules("memory"), *_only("default", "memory")]
+
+
+def _only(name: str, but: str) -> list[Rule]:
+    return [rule for rule in list_rules() if name in rule.sets and but not in rule.sets]
+
+
+def test_an_unknown_name_or_set_says_what_there_is() -> None:
+    with pytest.raises(schedule.MatchError, match=r"no rule or family 'fast'[\s\S]*default, memory, attention"):
+        select_rules("fast")
+    with pytest.raises(schedule.MatchError, match="in no set 'fast'"):
+        Rule("square", "powers", (lambda x: x * x,), _square, sets=("fast",))
+
+
+def test_rank_goes_before_size() -> None:
+    large = Rule("large", "powers", (lambda x: torch.relu(x * x),), _square)
+    for rank, expected in ((0, {"large": 1}), (1, {"small": 1})):
+        small = Rule("small", "powers", (lambda x: x * x,), _square, rank=rank)
+        model = _Model()
+        assert schedule.optimize(model, torch.ones(2), rules=[large, small], cost_guard=False).applied == expected
+
+
+class _Model(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x * x)
