@@ -20,7 +20,7 @@ help:
 	@echo "make demo    schedule, verify and train GPT-2, BERT and Llama beside their untouched twins"
 	@echo "make test    lint, then the tests that CI runs"
 	@echo "make lint    ruff and mypy"
-	@echo "make sweep   the long tests"
+	@echo "make sweep   the long tests, then every architecture of transformers: docs/coverage.md"
 	@echo "make bench   dispatch, matching and scheduling times"
 	@echo "make clean   remove .venv and what was compiled"
 
@@ -46,6 +46,7 @@ lint: $(INSTALLED)
 
 sweep: $(INSTALLED)
 	$(PYTEST) -m slow -n $(JOBS) --dist worksteal
+	$(BIN)/python -m tests.sweep
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.dispatch

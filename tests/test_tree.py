@@ -111,7 +111,7 @@ def test_graph_is_that_of_training(sch: Schedule) -> None:
 
 def test_no_example_inputs() -> None:
     sch = schedule.create_schedule(small())
-    with pytest.raises(schedule.TraceError, match=r"no example inputs(?s:.*)example_inputs=batch"):
+    with pytest.raises(schedule.NotApplicable, match=r"what is Small called with(?s:.*)example_inputs: dict\(ids=…\)"):
         sch["blocks.0.mlp"].find(bias_gelu)
     assert sch["blocks.0.mlp"].annotate("fc1.weight", "decay", 0.0)  # what does not trace needs none
 

@@ -1,0 +1,269 @@
+"""One batch that a model can be called with, made from the model itself."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from schedule.errors import NotApplicable
+from schedule.examples.arguments import Layouts, Sizes, labels_like, make
+from schedule.examples.configs import Configs
+from schedule.recording import undisturbed
+
+Inputs = dict[str, torch.Tensor]
+
+REFUSALS: tuple[type[Exception], ...] = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    IndexError,
+    KeyError,
+    AttributeError,
+    AssertionError,
+    ImportError,
+    ZeroDivisionError,
+)
+"""How a model refuses a batch."""
+
+MAX_TRIALS = 64
+
+_MAIN = ("input_ids", "pixel_values", "input_features", "input_values", "past_values", "pixel_values_videos")
+_TEXT = ("input_ids", "attention_mask", "bbox")
+_DECODER = ("decoder_input_ids",)
+_IMAGE = ("pixel_values", "image_grid_thw", "image_grid_hw", "spatial_shapes", "pixel_attention_mask", "image_sizes")
+_SOUND = ("input_features", "input_values", "input_features_mask", "feature_attention_mask")
+_SERIES = (
+    "past_values",
+    "past_observed_mask",
+    "past_time_features",
+    "future_values",
+    "future_time_features",
+    "static_categorical_features",
+    "static_real_features",
+    "states",
+    "actions",
+    "rewards",
+    "returns_to_go",
+    "timesteps",
+)
+_KINDS = {"image": _IMAGE, "audio": _SOUND}
+_SELDOM = ("pixel_attention_mask", "image_sizes", "input_features_mask", "feature_attention_mask")
+_LEADING = 4  # ordinary tokens before the first placeholder
+
+
+def example_inputs(model: nn.Module, rows: int = 2, length: int = 12) -> Inputs:
+    """A batch for ``model``: text, images, sound, series or several of them, with labels where it takes some.
+
+    Nothing here knows a model by name. Which arguments there are comes from the signature of the forward and from
+    ``main_input_name``, their sizes from the config and its sub-configs; placeholders for images and sound are put
+    into the text, as many as the model makes features. Where none of this is enough, the ``dummy_inputs`` that
+    transformers gives the model are taken. What is returned has been run, once, without gradients.
+
+    Args:
+        model: a transformers model, or one with a ``config`` like theirs.
+        rows: batch size.
+        length: text tokens of each row, placeholders not counted.
+
+    Raises:
+        NotApplicable: no batch could be made; asks for what is missing.
+    """
+    parameters = [p for p in inspect.signature(model.forward).parameters.values() if p.kind not in _VARIADIC]
+    names = [p.name for p in parameters]
+    required = [p.name for p in parameters if p.default is p.empty]
+    config = getattr(model, "config", None)
+    if config is None:
+        raise _question(model, required or names[:1], "it has no config to make them from")
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    sizes = Sizes(Configs(config), rows, length, names, device)
+    return _Search(model, sizes, required).run()
+
+
+_VARIADIC = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+
+
+class _Search:
+    def __init__(self, model: nn.Module, sizes: Sizes, required: Sequence[str]) -> None:
+        self.model, self.sizes, self.required = model, sizes, list(required)
+        self.main = _listed(getattr(model, "main_input_name", None))
+        self.error: Exception | None = None  # the first: the richest batch is the one that was meant
+        self.unknown: dict[str, None] = {}
+
+    def run(self) -> Inputs:
+        for batch in itertools.islice(itertools.chain(self.batches(), self.dummies()), MAX_TRIALS):
+            output = self.output(batch)
+            if output is not None:
+                return self.labelled(batch, output)
+        raise _question(self.model, list(self.unknown) or self.required or self.main, _because(self.error))
+
+    # -- what to try --------------------------------------------------------------------------------------
+
+    def plans(self) -> Iterator[tuple[list[str], list[str]]]:
+        """Arguments and the kinds of placeholders among them, from all that the forward takes to the least."""
+        least = [*self.required, *(name for name in self.main if name in self.sizes.names)]
+        if not least:
+            least = [name for name in _MAIN if name in self.sizes.names][:1]
+        seen: set[frozenset[str]] = set()
+        series = [name for name in _SERIES if name in self.sizes.names]
+        for kinds in (["image", "audio"], ["image"], ["audio"], []):
+            of_kinds = [name for kind in kinds for name in _KINDS[kind]]
+            plain = [*_TEXT, *_DECODER, *series, *(name for name in of_kinds if name not in _SELDOM)]
+            for extra in (plain, [*plain, *of_kinds], [*_TEXT, *_DECODER], _DECODER, []):
+                chosen = [n for n in self.sizes.names if n in least or (n in extra and make(n, self.sizes))]
+                if "input_ids" not in chosen and "attention_mask" not in self.required:
+                    chosen = [name for name in chosen if name != "attention_mask"]
+                if chosen and frozenset(chosen) not in seen:
+                    seen.add(frozenset(chosen))
+                    yield chosen, kinds
+
+    def batches(self) -> Iterator[Inputs]:
+        for names, kinds in self.plans():
+            layouts: list[Layouts] = [make(name, self.sizes) for name in names]
+            self.unknown.update(dict.fromkeys(n for n, each in zip(names, layouts, strict=True) if not each))
+            if not all(layouts):
+                continue
+            for chosen in _together(layouts):
+                batch = dict(zip(names, chosen, strict=True))
+                yield from self.with_placeholders(batch, kinds)
+
+    def dummies(self) -> Iterator[Inputs]:
+        """What transformers calls the model with in its own tests, with ids that are in the vocabulary."""
+        try:
+            dummies = dict(getattr(self.model, "dummy_inputs", {}))
+        except REFUSALS:
+            return
+        vocabulary = self.sizes.configs.number("vocab_size", default=1)
+        for name, value in dummies.items():
+            if isinstance(value, torch.Tensor):
+                ids = name.endswith("input_ids")
+                dummies[name] = (value % vocabulary if ids else value).to(self.sizes.device)
+        if dummies:
+            yield dummies
+
+    # -- placeholders -------------------------------------------------------------------------------------
+
+    def with_placeholders(self, batch: Inputs, kinds: Sequence[str]) -> Iterator[Inputs]:
+        """``batch`` with the tokens that stand for images and sound put into its text."""
+        if "input_ids" not in batch or not kinds:
+            yield batch
+            return
+        added: list[torch.Tensor] = []
+        kind_of: list[int] = []
+        for place, kind in enumerate(_KINDS, start=1):
+            token = self.sizes.configs.find(f"{kind}_token_id", f"{kind}_token_index")
+            if kind not in kinds or token is None:
+                continue
+            count = self.features(kind, batch)
+            if count:
+                added.append(torch.full((self.sizes.rows, count), token, device=self.sizes.device))
+                kind_of += [place if kind == "image" else 3] * count
+        if added:
+            yield self.lengthened(batch, torch.cat(added, dim=1), kind_of)
+        else:
+            yield batch
+
+    def features(self, kind: str, batch: Inputs) -> int:
+        """How many features of a row the model puts in place of the placeholders of ``kind``."""
+        method = getattr(self.model, f"get_{kind}_features", None)
+        if method is None or not any(name in batch for name in _KINDS[kind]):
+            return 0
+        given = {name: batch[name] for name in _KINDS[kind] if name in batch}
+        try:
+            with undisturbed(self.model), torch.no_grad():
+                found = method(**given)
+        except REFUSALS as error:
+            self.error = self.error or error
+            return 0
+        found = getattr(found, "pooler_output", found)
+        parts = [part for part in _flattened(found) if part.ndim >= 2]
+        return sum(part.numel() // part.shape[-1] for part in parts) // self.sizes.rows
+
+    def lengthened(self, batch: Inputs, placeholders: torch.Tensor, kind_of: Sequence[int]) -> Inputs:
+        batch = dict(batch)
+        ids = batch["input_ids"]
+        batch["input_ids"] = torch.cat([ids[:, :_LEADING], placeholders, ids[:, _LEADING:]], dim=1)
+        types = torch.zeros_like(batch["input_ids"])
+        types[:, _LEADING : _LEADING + len(kind_of)] = torch.tensor(kind_of, device=types.device)
+        for name in ("mm_token_type_ids", "token_type_ids"):
+            if name in self.sizes.names:
+                batch[name] = types
+        mask = batch.get("attention_mask")
+        if mask is not None:
+            batch["attention_mask"] = torch.cat([mask.new_ones(placeholders.shape), mask], dim=1)
+        return batch
+
+    # -- trying -------------------------------------------------------------------------------------------
+
+    def output(self, batch: Inputs) -> Any:
+        """What the model returns for ``batch``; None if it refuses, or if nothing can be told from the result."""
+        try:
+            with undisturbed(self.model), torch.no_grad():
+                self.model.eval()
+                output = self.model(**batch)
+        except REFUSALS as error:
+            self.error = self.error or error
+            return None
+        return output
+
+    def labelled(self, batch: Inputs, output: Any) -> Inputs:
+        """``batch`` with labels, if the model then gives a loss."""
+        if "labels" not in self.sizes.names or _loss(output) is not None:
+            return batch
+        tokens: Inputs = {n: batch[n] for n in ("decoder_input_ids", "input_ids") if n in batch}
+        labels = labels_like(getattr(output, "logits", None), tokens, self.sizes)
+        if labels is None:
+            return batch
+        with_labels = {**batch, "labels": labels}
+        loss = _loss(self.output(with_labels))
+        return with_labels if loss is not None and bool(torch.isfinite(loss).all()) else batch
+
+
+def _loss(output: Any) -> torch.Tensor | None:
+    loss = getattr(output, "loss", None)
+    return loss if isinstance(loss, torch.Tensor) else None
+
+
+def _listed(names: Any) -> list[str]:
+    return [names] if isinstance(names, str) else list(names or ())
+
+
+def _together(layouts: Sequence[Layouts]) -> Iterator[tuple[torch.Tensor, ...]]:
+    """The likeliest layout of each argument first, then one after the other changed."""
+    longest = max(len(each) for each in layouts)
+    seen: set[tuple[int, ...]] = set()
+    aligned = (tuple(min(i, len(each) - 1) for each in layouts) for i in range(longest))
+    every = itertools.product(*(range(len(each)) for each in layouts))
+    for choice in itertools.islice(itertools.chain(aligned, every), 16):
+        if choice not in seen:
+            seen.add(choice)
+            yield tuple(each[index] for each, index in zip(layouts, choice, strict=True))
+
+
+def _flattened(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _flattened(item)
+
+
+def _because(error: Exception | None) -> str:
+    if error is None:
+        return "nothing in the config says what they look like"
+    first = (str(error).strip().splitlines() or ["no message"])[0]
+    return f"the model refused what was tried: {type(error).__name__}: {first[:200]}"
+
+
+def _question(model: nn.Module, needed: Sequence[str], why: str) -> NotApplicable:
+    signature = inspect.signature(model.forward)
+    wanted = ", ".join(f"{name}=…" for name in needed) or "…"
+    return NotApplicable(
+        f"what is {type(model).__name__} called with? An example could not be made: {why}",
+        asked="make example inputs",
+        where=f"{type(model).__name__}.forward{signature}",
+        fix=f"pass one batch as example_inputs: dict({wanted})",
+    )

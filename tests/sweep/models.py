@@ -1,0 +1,198 @@
+"""Every architecture of the installed transformers, and a tiny model of each."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from torch import nn
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
+
+from schedule.errors import NotApplicable
+from schedule.examples import example_inputs
+from schedule.examples.inputs import REFUSALS, Inputs
+from tests.sweep.shrink import CATEGORIES, shrink
+
+MAX_PARAMETERS = 40_000_000
+SECONDS_TO_BUILD = 10.0
+
+# The head that a model is most often trained with comes first; those without a head come last.
+_FIRST = (
+    "MASKED_LM",
+    "SEQ_TO_SEQ_CAUSAL_LM",
+    "SPEECH_SEQ_2_SEQ",
+    "CAUSAL_LM",
+    "IMAGE_TEXT_TO_TEXT",
+    "MULTIMODAL_LM",
+    "ZERO_SHOT_IMAGE_CLASSIFICATION",
+    "IMAGE_CLASSIFICATION",
+    "CTC",
+)
+_LAST = (
+    "MODEL_FOR_PRETRAINING_MAPPING_NAMES",
+    "MODEL_FOR_IMAGE_MAPPING_NAMES",
+    "MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES",
+    "MODEL_MAPPING_NAMES",
+    "MODEL_FOR_BACKBONE_MAPPING_NAMES",
+)
+
+
+class NotBuilt(Exception):
+    """No tiny model could be made; ``kind`` says where it ended."""
+
+    def __init__(self, kind: str, why: str) -> None:
+        self.kind, self.why = kind, why
+        super().__init__(f"{kind}: {why}")
+
+
+@dataclass(frozen=True)
+class Built:
+    """A tiny model.
+
+    Attributes:
+        model: with random weights, eager attention.
+        batch: what it can be called with.
+        kept: the categories of fields that had to stay at their real size.
+    """
+
+    model: nn.Module
+    batch: Inputs
+    kept: frozenset[str]
+
+
+@cache
+def mappings() -> list[dict[str, Any]]:
+    """Auto mappings, model type → name of the class, in order of preference."""
+    every = {n: v for n, v in vars(modeling_auto).items() if n.startswith("MODEL_") and n.endswith("_MAPPING_NAMES")}
+    first = [f"MODEL_FOR_{part}_MAPPING_NAMES" for part in _FIRST]
+    rest = [name for name in every if name not in first and name not in _LAST]
+    return [every[name] for name in (*first, *rest, *_LAST)]
+
+
+def architectures() -> list[str]:
+    """The model types, one for each config class."""
+    classes: dict[str, str] = {}
+    for name, config in CONFIG_MAPPING_NAMES.items():
+        if config not in classes or CONFIG_MAPPING[name].model_type == name:
+            classes[config] = name
+    return sorted(classes.values())
+
+
+def model_class(name: str) -> type[nn.Module]:
+    """The class that is trained with the config of ``name``.
+
+    Raises:
+        NotBuilt: there is none: the config is a part of others, or a package is missing.
+    """
+    for mapping in mappings():
+        if name in mapping:
+            found = mapping[name]
+            found = found if isinstance(found, str) else found[0]
+            cls = getattr(transformers, found, None)
+            if isinstance(cls, type) and getattr(cls, "config_class", CONFIG_MAPPING[name]) is CONFIG_MAPPING[name]:
+                return _available(cls)
+    for cls in _beside(CONFIG_MAPPING[name]):
+        return _available(cls)
+    raise NotBuilt("no model of its own", "the config is a part of others")
+
+
+def _beside(config: type) -> Iterator[type[nn.Module]]:
+    """Models in the modeling file next to a config class that are made of exactly that config."""
+    where = config.__module__.replace(".configuration_", ".modeling_")
+    try:
+        module = importlib.import_module(where)
+    except ImportError:
+        return
+    for cls in vars(module).values():
+        mine = isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel) and cls.__module__ == where
+        if mine and cls.config_class is config and "forward" in vars(cls):
+            yield cls
+
+
+def _available(cls: Any) -> type[nn.Module]:
+    missing = [backend for backend in getattr(cls, "_backends", ()) if backend != "torch"]
+    if type(cls).__name__ == "DummyObject":
+        raise NotBuilt("needs a package", ", ".join(missing) or cls.__name__)
+    return cls
+
+
+def build(name: str, seed: int = 0) -> Built:
+    """A tiny model of ``name``: everything small at first, then one category of sizes after another left as it is.
+
+    Raises:
+        NotBuilt: none of these builds and runs.
+    """
+    cls = model_class(name)
+    try:
+        default = CONFIG_MAPPING[name]().to_dict()
+    except (*REFUSALS, StrictDataclassError) as error:
+        raise NotBuilt("no default config", _first_line(error)) from error
+    failure = NotBuilt("not shrunk", "every attempt is too large")
+    until = time.process_time() + SECONDS_TO_BUILD
+    for kept in _attempts():
+        try:
+            model = _built(cls, CONFIG_MAPPING[name], shrink(default, kept), seed)
+            return Built(model, example_inputs(model), kept)
+        except NotApplicable as question:
+            failure = _later(failure, NotBuilt("no example inputs", _first_line(question)))
+        except ImportError as error:
+            raise NotBuilt("needs a package", _first_line(error)) from error
+        except (*REFUSALS, StrictDataclassError) as error:
+            failure = _later(failure, NotBuilt("not shrunk", f"{type(error).__name__}: {_first_line(error)}"))
+        except _TooLarge:
+            continue
+        if time.process_time() > until:
+            break
+    raise failure
+
+
+def _later(first: NotBuilt, second: NotBuilt) -> NotBuilt:
+    """The failure of the smallest model says most, that of one which builds more than that."""
+    order = ("not shrunk", "no example inputs")
+    fresh = first.why == "every attempt is too large"
+    return second if fresh or order.index(second.kind) > order.index(first.kind) else first
+
+
+def _attempts() -> Iterator[frozenset[str]]:
+    for count in (0, 1):
+        yield from map(frozenset, itertools.combinations(CATEGORIES, count))
+    yield frozenset(CATEGORIES) - {"layers", "vocabulary"}
+    yield from map(frozenset, itertools.combinations(CATEGORIES, 2))
+
+
+class _TooLarge(Exception):
+    pass
+
+
+def _built(cls: Any, config_class: Any, config: dict[str, Any], seed: int) -> nn.Module:
+    made = config_class.from_dict(config)
+    with torch.device("meta"):
+        size = sum(p.numel() for p in cls._from_config(made, attn_implementation="eager").parameters())
+    if size > MAX_PARAMETERS:
+        raise _TooLarge
+    torch.manual_seed(seed)
+    model: nn.Module = cls._from_config(config_class.from_dict(config), attn_implementation="eager")
+    return model.float()
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return lines[0][:300]
+
+
+def sources(name: str) -> list[str]:
+    """The files that define the architecture."""
+    config = CONFIG_MAPPING[name]
+    paths = [inspect.getsourcefile(config) or ""]
+    spec = importlib.util.find_spec(config.__module__.replace(".configuration_", ".modeling_"))
+    return [*paths, *([spec.origin] if spec and spec.origin else [])]

@@ -1,0 +1,235 @@
+"""Everything that is checked of one architecture; runs in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+import transformers.masking_utils
+import transformers.models.bert.modeling_bert
+from torch import nn
+
+import fused
+import schedule
+from schedule.errors import ScheduleError, TraceError, VerificationError
+from schedule.examples import example_inputs
+from schedule.examples.inputs import REFUSALS, Inputs
+from schedule.runtime import install, state_of
+from schedule.verify.equivalence import equivalent
+from schedule.verify.preserve import preserved, seed_all
+from schedule.verify.report import EquivalenceReport
+from schedule.verify.values import call, named_values
+from tests.sweep.models import NotBuilt, build
+
+STEPS = 1
+OTHER_SHAPES = ((3, 9), (1, 14))  # rows, text tokens
+
+
+@dataclass
+class Result:
+    """What is known of one architecture; None is "not reached".
+
+    Attributes:
+        name: the model type.
+        model: its class.
+        inputs: shapes of the example.
+        kept: categories of sizes that could not be made small.
+        built: a tiny model exists and runs.
+        rules: rule → in how many places it was applied.
+        left: places that look like a rule's construct and were not rewritten, by reason.
+        equal: the rewritten model computed the same everywhere.
+        shapes: how many shapes that was compared at.
+        fallbacks: calls that ran the original forward, of the rewritten modules.
+        undone: everything undone gives the original, to the bit.
+        traced: ``whole``, or ``calls`` if modules with parts of their own stayed calls.
+        trace_equal: the traced root computed the same everywhere.
+        trace_fallbacks: its calls that ran the original forward.
+        reasons: kind → what is in the way, in the words of the error.
+        seconds: all of it.
+    """
+
+    name: str
+    model: str = ""
+    inputs: dict[str, list[int]] = field(default_factory=dict)
+    kept: list[str] = field(default_factory=list)
+    built: bool = False
+    rules: dict[str, int] | None = None
+    left: dict[str, int] = field(default_factory=dict)
+    equal: bool | None = None
+    shapes: int = 0
+    fallbacks: int = 0
+    undone: bool | None = None
+    traced: str | None = None
+    trace_equal: bool | None = None
+    trace_fallbacks: int = 0
+    reasons: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def save(self, path: Path) -> None:
+        """Write what is known so far, whole or not at all."""
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(asdict(self), indent=1))
+        part.replace(path)
+
+
+def run(name: str, path: Path, memory: int) -> None:
+    """Check ``name`` within ``memory`` bytes and keep ``path`` up to date; the entry point of a process."""
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    result = Result(name)
+    result.save(path)
+    check(result, lambda: result.save(path))
+    result.save(path)
+
+
+def check(result: Result, progressed: Callable[[], None] = lambda: None) -> Result:
+    """Build, rewrite, compare, undo, trace, compare; ``result`` is filled as far as that goes."""
+    start = time.monotonic()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+    with warnings.catch_warnings(), fused.backend("reference"):
+        warnings.simplefilter("ignore")
+        try:
+            built = build(result.name)
+        except NotBuilt as error:
+            result.reasons[error.kind] = error.why
+        else:
+            model, batch = built.model, built.batch
+            result.model, result.built, result.kept = type(model).__name__, True, sorted(built.kept)
+            result.inputs = {name: list(value.shape) for name, value in batch.items()}
+            for stage in (_rewritten, _traced):
+                progressed()
+                with _reasons(result, stage.__name__.strip("_")):
+                    stage(model, batch, result)
+    result.seconds = round(time.monotonic() - start, 1)
+    return result
+
+
+@contextmanager
+def _reasons(result: Result, stage: str) -> Iterator[None]:
+    """What a stage raises becomes a reason; only an error of ours, or of the model, is one."""
+    try:
+        yield
+    except TraceError as error:
+        result.reasons["not traced"] = f"{_line(error)} at {error.where.splitlines()[0] if error.where else '?'}"
+    except VerificationError as error:
+        kinds = {"not finite": "original not finite", "repeat itself": "original not repeatable"}
+        kind = next((kinds[text] for text in kinds if text in error.why), f"WRONG, {stage}")
+        if kind.startswith("WRONG"):
+            result.equal = False
+        result.reasons[kind] = f"{error}"[:800]
+    except ScheduleError as error:
+        result.reasons[f"refused, {stage}"] = f"{error}"[:500]
+    except REFUSALS as error:
+        where = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename][-1:]
+        place = f" at {where[0].filename.rpartition('/main/')[2]}:{where[0].lineno}" if where else ""
+        result.reasons[f"crashed, {stage}"] = f"{type(error).__name__}: {_line(error)}{place}"
+
+
+def _rewritten(model: nn.Module, batch: Inputs, result: Result) -> None:
+    before = _seen(model, batch)
+    sch = schedule.create_schedule(model, batch)
+    report = schedule.optimize(sch, cost_guard=False)
+    result.rules = report.applied
+    for entry in report.entries:
+        if entry.status in ("skipped", "near miss"):
+            reason = f"{entry.rule}: {entry.reason.splitlines()[0]}" + (f" ({entry.source})" if entry.source else "")
+            result.left[reason] = result.left.get(reason, 0) + entry.count
+    if sch.history:
+        found = [schedule.verify(sch, batch, steps=STEPS).report]
+        while len(_shapes(found)) < 3 and len(found) <= len(OTHER_SHAPES):
+            other = _other(model, batch, *OTHER_SHAPES[len(found) - 1])
+            found.append(schedule.verify(sch, other, steps=STEPS).report if other else EquivalenceReport())
+        result.equal, result.shapes = True, len(_shapes(found))
+        result.fallbacks = _fallbacks(model, batch)
+    while sch.history:
+        sch.undo()
+    result.undone = all(state_of(module) is None for module in model.modules()) and _same(before, _seen(model, batch))
+    if not result.undone:
+        result.reasons["WRONG, undo"] = "the model is not what it was"
+
+
+def _traced(model: nn.Module, batch: Inputs, result: Result) -> None:
+    sch = schedule.create_schedule(model, batch)
+    sch.trace(flatten=True)
+    calls = [node for node in sch.graph.nodes if node.op == "call_module"]
+    inner = [node for node in calls if any(True for _ in model.get_submodule(str(node.target)).children())]
+    result.traced = "calls" if inner else "whole"
+    twin = build(result.name).model
+    install(twin, sch.specialisations)
+    report = equivalent(model, twin, batch, steps=0)
+    if report.equal and len(_shapes([report])) < 3:
+        other = _other(model, batch, *OTHER_SHAPES[0])
+        report = equivalent(model, twin, other, steps=0) if other else report
+    result.trace_equal = report.equal
+    if not report.equal:
+        result.reasons["WRONG, traced"] = str(report.failed)
+    result.trace_fallbacks = _fallbacks(twin, batch)
+    if result.trace_fallbacks:
+        result.reasons["trace never runs"] = f"{result.trace_fallbacks} of 2 recorded calls ran the original forward"
+
+
+def _fallbacks(model: nn.Module, batch: Inputs) -> int:
+    """How many calls of scheduled modules run the original forward, on the recorded batch in both modes."""
+    states = [state for module in model.modules() if (state := state_of(module)) is not None]
+    before = sum(state.fallbacks for state in states)
+    for mode in (True, False):
+        with preserved(model):
+            seed_all(0)
+            call(model.train(mode), batch)
+    return sum(state.fallbacks for state in states) - before
+
+
+def _other(model: nn.Module, batch: Inputs, rows: int, length: int) -> Inputs | None:
+    """A batch of other sizes, if it has the same arguments."""
+    try:
+        other = example_inputs(model, rows, length)
+    except ScheduleError:
+        return None
+    return other if other.keys() == batch.keys() else None
+
+
+def _shapes(reports: list[EquivalenceReport]) -> set[str]:
+    return {case.shapes for report in reports for case in report.cases}
+
+
+def _seen(model: nn.Module, batch: Inputs) -> list[dict[str, Any]]:
+    """Outputs and gradients in both modes."""
+    seen: list[dict[str, Any]] = []
+    for mode in (True, False):
+        with preserved(model):
+            seed_all(0)
+            output = named_values(call(model.train(mode), batch))
+            loss = output.get("loss")
+            if isinstance(loss, torch.Tensor) and loss.requires_grad:
+                loss.sum().backward()
+            seen += [output, {name: p.grad for name, p in model.named_parameters()}]
+    return seen
+
+
+def _same(one: list[dict[str, Any]], two: list[dict[str, Any]]) -> bool:
+    return all(
+        a.keys() == b.keys() and all(_identical(a[name], b[name]) for name in a) for a, b in zip(one, two, strict=True)
+    )
+
+
+def _identical(one: Any, two: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor):
+        return one.shape == two.shape and bool(
+            torch.equal(torch.nan_to_num(one.detach()), torch.nan_to_num(two.detach()))
+        )
+    return bool(one == two)
+
+
+def _line(error: BaseException) -> str:
+    text = error.why if isinstance(error, ScheduleError) else str(error)
+    return (text.strip().splitlines() or ["no message"])[0][:300]

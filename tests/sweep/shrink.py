@@ -1,0 +1,276 @@
+"""A tiny config from the default config of any class, by the names and kinds of its fields.
+
+Nothing is listed by architecture except :data:`EXCEPTIONS`. Fields that belong together keep their relations: equal
+head counts stay equal, hidden size is heads times head size, the kinds of layers in a list all stay, and a token id
+that occurs in two configs becomes one new id.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+WIDTH, INNER, HEADS, HEAD_SIZE, LAYERS = 64, 128, 4, 16, 2
+VOCABULARY, POSITIONS = 128, 128
+IMAGE, PATCH = 32, 8
+
+# Fields whose sizes follow from one another in ways of this architecture alone.
+EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1]},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "deepseek_ocr2_text": {"num_experts_per_tok": 2},
+    "autoformer": {"prediction_length": 4},
+    "informer": {"prediction_length": 4},
+    "time_series_transformer": {"prediction_length": 4},
+}
+
+# Backbones of a package that is not needed elsewhere, by one of transformers' own.
+SUBSTITUTES: Mapping[str, Mapping[str, Any]] = {
+    "timm_backbone": {
+        "model_type": "resnet",
+        "embedding_size": 16,
+        "hidden_sizes": [16, 32, 64, 128],
+        "depths": [1, 1, 1, 1],
+        "layer_type": "basic",
+    }
+}
+
+Config = dict[str, Any]
+
+
+def shrink(config: Config, keep: frozenset[str] = frozenset()) -> Config:
+    """A copy of ``config`` with everything made small, sub-configs too.
+
+    Args:
+        config: as ``to_dict()`` gives it.
+        keep: categories of :data:`RULES` that stay as they are.
+    """
+    return _Shrinking(keep).config(config)
+
+
+class _Shrinking:
+    def __init__(self, keep: frozenset[str]) -> None:
+        self.keep, self.ids = keep, dict[int, int]()
+
+    def config(self, config: Config) -> Config:
+        substitute = SUBSTITUTES.get(str(config.get("model_type")))
+        if substitute is not None:
+            stages = [stage for stage in config.get("out_indices") or [4] if stage > 0] or [4]
+            return {**substitute, "out_features": [f"stage{stage}" for stage in stages]}
+        layers = self.chosen_layers(config)
+        small: Config = {}
+        for name, value in config.items():
+            if isinstance(value, dict) and name.endswith("config"):
+                small[name] = self.config(value)
+            elif isinstance(value, dict) and name.startswith("rope"):
+                small[name] = value if "heads" in self.keep else _rope(value, _has_sections(config))
+            else:
+                small[name] = self.value(name, value, config, layers)
+        exceptions = EXCEPTIONS.get(str(config.get("model_type")), {})
+        return {**small, **{k: v for k, v in exceptions.items() if k in small}}
+
+    def chosen_layers(self, config: Config) -> list[int]:
+        """The layers that stay: one of each kind, two at least, and as many as are asked for by number."""
+        count = next((config[n] for n in _DEPTH_NAMES if _whole(config.get(n))), 0)
+        kinds = [v for v in config.values() if isinstance(v, list) and len(v) == count > 0 and not _nested(v)]
+        seen: dict[Any, int] = {}
+        for index, kind in enumerate(zip(*kinds, strict=True)):
+            seen.setdefault(kind, index)
+        chosen = sorted(seen.values()) or [0]
+        asked = max((len(v) for n, v in config.items() if _is_indices(n, v)), default=0)
+        wanted = max(LAYERS, asked, len(chosen))
+        chosen += [i for i in range(count) if i not in chosen][: wanted - len(chosen)]
+        return sorted(chosen)
+
+    def value(self, name: str, value: Any, config: Config, layers: list[int]) -> Any:
+        if isinstance(value, list):
+            return self.list(name, value, config, layers)
+        if name in _DEPTH_NAMES and _whole(value) and "layers" not in self.keep:
+            return min(value, len(layers))
+        if not _whole(value) or value < 2:
+            return value
+        if _TOKEN.search(name):
+            return self.token(value)
+        for pattern, category, small in RULES:
+            if pattern.search(name):
+                return value if category in self.keep else min(value, small(value, config))
+        return value
+
+    def token(self, value: int) -> int:
+        """Ids that fit stay; the others become new ones, counted down from the end of the vocabulary."""
+        if "vocabulary" in self.keep or value < VOCABULARY // 2:
+            return value
+        return self.ids.setdefault(value, VOCABULARY - 1 - len(self.ids))
+
+    def list(self, name: str, value: list[Any], config: Config, layers: list[int]) -> Any:
+        if "layers" not in self.keep:
+            count = next((config[n] for n in _DEPTH_NAMES if _whole(config.get(n))), 0)
+            if _is_indices(name, value):
+                return [min(v, place) if v >= 0 else v for place, v in enumerate(value)]
+            if len(value) == count > len(layers):
+                return [value[i] for i in layers]
+        if not value or not all(_whole(v) for v in value):
+            return value
+        if _TOKEN.search(name):
+            return [self.token(v) for v in value]
+        if re.search(r"suppress", name):
+            return None
+        for pattern, category, small in LISTS:
+            if pattern.search(name):
+                return value if category in self.keep else small(value)
+        return value
+
+
+_DEPTH_NAMES = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth", "encoder_layers")
+_TOKEN = re.compile(r"(token_id|token_ids|token_index|token_idx)$|^(image|video|audio)_token$")
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _nested(value: list[Any]) -> bool:
+    return any(isinstance(item, (list, dict)) for item in value)
+
+
+def _is_indices(name: str, value: Any) -> bool:
+    """Whether these are numbers of layers, such as those whose outputs a head reads."""
+    named = re.search(r"(index|indexes|indices|index_list|feature_layer|hidden_layers|_layers)$", name)
+    whole = isinstance(value, list) and bool(value) and all(_whole(v) for v in value)
+    return bool(named and whole and name != "out_indices" and sorted(set(value)) == sorted(value))
+
+
+def _as_it_is(value: int, config: Config) -> int:
+    return value
+
+
+def _to(size: int) -> Callable[[int, Config], int]:
+    return lambda value, config: size
+
+
+def _key_value_heads(value: int, config: Config) -> int:
+    return HEADS if value in (config.get(n) for n in ("num_attention_heads", "n_head", "n_heads")) else HEADS // 2
+
+
+def _head_size(value: int, config: Config) -> int:
+    """State space layers have heads in a space that is wider than the model."""
+    expand = config.get("expand") or config.get("mamba_expand") or 1
+    return int(expand * WIDTH) // HEADS
+
+
+def _width(value: int, config: Config) -> int:
+    """A pyramid doubles its width from stage to stage."""
+    return WIDTH // 4 if _is_pyramid(config) else WIDTH
+
+
+def _is_pyramid(config: Config) -> bool:
+    return any(isinstance(config.get(n), list) for n in ("depths", "hidden_sizes", "embed_dims", "num_heads"))
+
+
+def _image(value: int, config: Config) -> int:
+    """Four patches each way; twice that for pyramids, which halve them again and again."""
+    return 2 * IMAGE if _is_pyramid(config) or "patch_size" not in config else IMAGE
+
+
+def _window(value: int, config: Config) -> int:
+    """What the last stage of a pyramid still holds."""
+    return 2 if _is_pyramid(config) else value
+
+
+# The first pattern that a field's name matches says how large it becomes at most.
+RULES: list[tuple[re.Pattern[str], str, Callable[[int, Config], int]]] = [
+    (re.compile(pattern), category, small)
+    for pattern, category, small in (
+        (r"^window_size$", "image", _window),
+        (r"image_embedding_size", "image", _to(IMAGE // PATCH)),
+        (r"feat_extract", "none", _as_it_is),
+        (r"num_pos_feats", "dims", _to(WIDTH // 2)),
+        (r"upsample_groups", "dims", _to(WIDTH)),
+        (r"(^|_)n_groups$", "heads", _to(1)),
+        (r"type_vocab|num_labels|num_channels|in_chans|audio_channels", "none", _as_it_is),
+        (r"vocab", "vocabulary", _to(VOCABULARY)),
+        (r"codebook_size|num_codevectors|num_embeddings|^bandwidth", "vocabulary", _to(32)),
+        (r"(key_value|kv)_heads|num_kv|multi_query_group", "heads", _key_value_heads),
+        (r"head_(dim|size|channels)|d_head|dim_head|d_kv|^kv_channels|rope_head_dim", "heads", _head_size),
+        (r"rotary_dim", "heads", _to(HEAD_SIZE // 2)),
+        (r"(^|_)(n_heads?|num_heads?|heads)$", "heads", _to(HEADS)),
+        (r"experts_per_tok|top_?k$|moe_k$|num_selected", "experts", _to(2)),
+        (r"topk_group", "experts", _to(1)),
+        (r"n_group$|expert_group", "experts", _to(2)),
+        (r"shared_experts$", "experts", _to(1)),
+        (r"experts?$", "experts", _to(4)),
+        (r"first_k_dense|dense_layers$|kv_shared_layers|num_nextn", "layers", _to(1)),
+        (r"(^|_)layers?$|(^|_)depth$|num_.*(layers|blocks)$|^n_layers?$|num_stages_decoder", "layers", _to(LAYERS)),
+        (r"max_source_positions", "positions", _to(POSITIONS // 4)),
+        (r"position|max_seq|max_length|context_length|seq_len|max_target|n_ctx", "positions", _to(POSITIONS)),
+        (r"tokens_per_image|image_seq|num_patches", "image", _to(4)),
+        (r"(image|img|input|crop)_size$", "image", _image),
+        (r"patch_(size|stride)$", "image", _to(PATCH)),
+        (r"mel|feature_size|input_feat", "audio", _to(16)),
+        (r"quer(y|ies)|latents|num_points|denoising|num_proposals", "queries", _to(8)),
+        (
+            r"kernel|window|chunk|stride|pool|sampl|rate|merge|block|crop|bins|hop|fft|length|scale|group",
+            "none",
+            _as_it_is,
+        ),
+        (r"intermediate|ffn|inner|mlp_dim|d_ff|ff_dim|feed_?forward|ffw|expansion_dim", "dims", _to(INNER)),
+        (r"rank$|low_rank|lora", "dims", _to(HEAD_SIZE)),
+        (r"hidden|embd?|d_model|dim|size|channels|width|features|proj|filters", "dims", _width),
+    )
+]
+
+
+def _in_proportion(values: list[int]) -> list[int]:
+    """Sizes of stages: the smallest becomes half the width, the others keep their ratio to it."""
+    least = min(values)
+    if least <= WIDTH // 2:
+        return values
+    return [max(1, v * (WIDTH // 2) // least // 8) * 8 for v in values]
+
+
+def _heads(values: list[int]) -> list[int]:
+    return [max(1, v // min(values)) for v in values]
+
+
+LISTS: list[tuple[re.Pattern[str], str, Callable[[list[int]], list[int]]]] = [
+    (re.compile(pattern), category, small)
+    for pattern, category, small in (
+        (r"(image|img|input)_size$", "image", lambda values: [min(v, 2 * IMAGE) for v in values]),
+        (r"depths|num_blocks|layers|block_repeats", "layers", lambda values: [min(v, LAYERS) for v in values]),
+        (r"head", "heads", _heads),
+        (r"kernel|stride|pool|scale|ratio|dilation|factor|padding|window|patch|indice", "none", lambda values: values),
+        (r"hidden|dim|channel|size|width|embed|filter", "dims", _in_proportion),
+    )
+]
+
+
+def _has_sections(config: Config) -> bool:
+    """Whether positions of this config have several axes, which share the rotary dimensions."""
+    known = CONFIG_MAPPING[config["model_type"]] if config.get("model_type") in CONFIG_MAPPING else None
+    return "mrope_section" in getattr(known, "ignore_keys_at_rope_validation", ())
+
+
+def _rope(rope: Config, sections: bool) -> Config:
+    """Rotary settings for the small head: sections that add up to half of what rotates."""
+    if any(isinstance(value, dict) for value in rope.values()):  # one for each kind of layer
+        return {name: _rope(v, sections) if isinstance(v, dict) else v for name, v in rope.items()}
+    if not rope:
+        return rope
+    small = dict(rope)
+    half = HEAD_SIZE // 2
+    if "mrope_section" in small or sections:
+        factor = small.get("partial_rotary_factor")
+        if factor is not None:
+            small["partial_rotary_factor"] = factor = max(factor, 0.5)
+        axes = len(small.get("mrope_section") or (1, 1, 1))
+        small["mrope_section"] = [int(half * (factor or 1.0)) - axes + 1] + [1] * (axes - 1)
+    for name in ("long_factor", "short_factor"):
+        if isinstance(small.get(name), list):
+            small[name] = small[name][:half]
+    return small
+
+
+CATEGORIES = ("dims", "heads", "image", "layers", "audio", "positions", "queries", "experts", "vocabulary")
