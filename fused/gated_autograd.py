@@ -154,13 +154,11 @@ def gradients(ctx: Any, g: Tensor, needs: tuple[bool, bool, bool, bool]) -> form
 def stored(x: Tensor) -> tuple[Tensor, Tensor]:
     """x in 8 bits, and the scale to multiply them with: the largest finite number becomes the largest of 8 bits."""
     wide = x if x.dtype == torch.float64 else x.float()
-    info = torch.finfo(wide.dtype)
-    largest = wide.new_zeros(())
-    if x.numel() > 0:
-        magnitude = wide.abs()
-        largest = torch.where(magnitude <= info.max, magnitude, 0).amax()
-    scale = (largest / torch.finfo(FP8).max).clamp(min=info.tiny)
-    return (wide / scale).to(FP8), scale
+    finite = wide.isfinite()
+    largest = torch.where(finite, wide.abs(), 0).amax() if x.numel() > 0 else wide.new_zeros(())
+    scale = (largest / torch.finfo(FP8).max).clamp(min=torch.finfo(wide.dtype).tiny)
+    # What a cast makes of infinities differs from device to device.
+    return torch.where(finite, wide / scale, torch.nan).to(FP8), scale
 
 
 def restored(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:

@@ -12,6 +12,8 @@ from fused.gated_autograd import Gated, forward, gradients, save
 
 Tensor = torch.Tensor
 
+_OPERANDS = ("input", "bias", "weights")
+
 
 class _GatedFunction(torch.autograd.Function):
     """A gated activation as an autograd function, with positional arguments of the names in `names`."""
@@ -39,25 +41,28 @@ class _GatedFunction(torch.autograd.Function):
         )
         return named["input"], named.get("bias"), named.get("weights"), how
 
-    # Tracers that open an autograd function by its parts see these and not `apply`.
-    @classmethod
-    def forward(cls, *args: Any) -> Tensor:
-        y, bias, weights, how = cls._arguments(args)
-        return forward(y, None, bias, weights, how)
+    def __init_subclass__(cls) -> None:
+        # Tracers that open an autograd function by its parts see these and not `apply`. They are functions and not
+        # class methods, of which there would be a new one at every look.
+        def forward_of(*args: Any) -> Tensor:
+            y, bias, weights, how = cls._arguments(args)
+            return forward(y, None, bias, weights, how)
 
-    @classmethod
-    def setup_context(cls, ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        y, bias, weights, how = cls._arguments(inputs)
-        ctx.operands = [cls.names.index(name) if name in cls.names else None for name in ("input", "bias", "weights")]
-        ctx.arguments = len(inputs)
-        save(ctx, y, None, bias, weights, how)
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+            y, bias, weights, how = cls._arguments(inputs)
+            ctx.places = [cls.names.index(name) if name in cls.names else None for name in _OPERANDS]
+            ctx.arguments = len(inputs)
+            save(ctx, y, None, bias, weights, how)
+
+        cls.forward = staticmethod(forward_of)  # type: ignore[method-assign]
+        cls.setup_context = staticmethod(setup_context)  # type: ignore[method-assign]
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> Any:
-        y, bias, weights = (place is not None and ctx.needs_input_grad[place] for place in ctx.operands)
+        y, bias, weights = (place is not None and ctx.needs_input_grad[place] for place in ctx.places)
         dy, _, dbias, dweights = gradients(ctx, grad_output, (y, False, bias, weights))
         results: list[Tensor | None] = [None] * ctx.arguments
-        for place, gradient in zip(ctx.operands, (dy, dbias, dweights), strict=True):
+        for place, gradient in zip(ctx.places, (dy, dbias, dweights), strict=True):
             if place is not None:
                 results[place] = gradient
         return tuple(results)

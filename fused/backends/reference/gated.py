@@ -107,7 +107,9 @@ def operands(
 def limited(gate: Tensor, linear: Tensor, offset: Number | None, clamp: Number | None) -> tuple[Tensor, Tensor]:
     """min(gate, clamp), and the up between −clamp and clamp, plus the offset."""
     if clamp is not None:
-        gate, linear = gate.clamp(max=clamp), linear.clamp(min=-clamp, max=clamp)
+        gate = gate.clamp(max=clamp)
+        # The stubs have two numbers or two tensors, and no union of both.
+        linear = linear.clamp(min=-clamp, max=clamp)  # type: ignore[arg-type]
     return gate, linear if offset is None else linear + offset
 
 
