@@ -60,6 +60,17 @@ from fused.megatron_softmax import (
     ScaledSoftmax,
     ScaledUpperTriangMaskedSoftmax,
 )
+from fused.mlp import (
+    MLP,
+    LinearFc1Builder,
+    LinearFc1Interface,
+    LinearFc2Builder,
+    LinearFc2Interface,
+    MLPSubmodules,
+    TEActivationFunctionBuilder,
+    TransformerConfig,
+    apply_swiglu_sharded_factory,
+)
 from fused.softmax import scaled_masked_softmax
 from fused.viewless import (
     MakeViewlessTensor,
@@ -78,6 +89,7 @@ else:
     import fused.backends as backends
 
 __all__ = [
+    "MLP",
     "AttnMaskType",
     "BiasGeGLUFunction",
     "BiasGeLUFunction",
@@ -86,14 +98,22 @@ __all__ = [
     "FusedScaleMaskSoftmax",
     "GeGLUFunction",
     "GeLUFunction",
+    "LinearFc1Builder",
+    "LinearFc1Interface",
+    "LinearFc2Builder",
+    "LinearFc2Interface",
+    "MLPSubmodules",
     "MakeViewlessTensor",
     "ScaledMaskedSoftmax",
     "ScaledSoftmax",
     "ScaledUpperTriangMaskedSoftmax",
     "SwiGLUFunction",
+    "TEActivationFunctionBuilder",
+    "TransformerConfig",
     "WeightedBiasQuickGeGLUFunction",
     "WeightedQuickGeGLUFunction",
     "WeightedSwiGLUFunction",
+    "apply_swiglu_sharded_factory",
     "assert_viewless_tensor",
     "backend",
     "backends",

@@ -1,0 +1,33 @@
+"""Megatron's MLP, as specs: what its parts must be (`protocols`), parts on plain torch, and the module."""
+
+from fused.mlp.checkpoint import ShardedTensorFactory, apply_swiglu_sharded_factory
+from fused.mlp.config import TransformerConfig
+from fused.mlp.linear import Linear, column_parallel_linear, row_parallel_linear
+from fused.mlp.mlp import MLP, MLPSubmodules
+from fused.mlp.protocols import (
+    LinearFc1Builder,
+    LinearFc1Interface,
+    LinearFc2Builder,
+    LinearFc2Interface,
+    ProcessGroup,
+    TEActivationFunctionBuilder,
+    TEActivationFunctionInterface,
+)
+
+__all__ = [
+    "MLP",
+    "Linear",
+    "LinearFc1Builder",
+    "LinearFc1Interface",
+    "LinearFc2Builder",
+    "LinearFc2Interface",
+    "MLPSubmodules",
+    "ProcessGroup",
+    "ShardedTensorFactory",
+    "TEActivationFunctionBuilder",
+    "TEActivationFunctionInterface",
+    "TransformerConfig",
+    "apply_swiglu_sharded_factory",
+    "column_parallel_linear",
+    "row_parallel_linear",
+]

@@ -1,0 +1,178 @@
+"""Megatron's MLP: two linear layers, each built by a spec, and a fused activation between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fused.checks import shape
+from fused.mlp.activation import activate
+from fused.mlp.checkpoint import apply_swiglu_sharded_factory, check_one_device
+from fused.mlp.config import TransformerConfig
+from fused.mlp.linear import column_parallel_linear, row_parallel_linear
+from fused.mlp.protocols import LinearFc1Builder, LinearFc2Builder, ProcessGroup, TEActivationFunctionBuilder
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class MLPSubmodules:
+    """The parts of an `MLP`: functions or classes that build them.
+
+    Args:
+        linear_fc1, linear_fc2: the two layers, by default on plain torch.
+        activation_func: an activation that does the gating too, or None for the one of the config.
+    """
+
+    linear_fc1: LinearFc1Builder = column_parallel_linear
+    linear_fc2: LinearFc2Builder = row_parallel_linear
+    activation_func: TEActivationFunctionBuilder | None = None
+
+
+class MLP(nn.Module):
+    """h → ffn → h, with an activation in between that is gated or not.
+
+    Args:
+        config: a `TransformerConfig`, or any object with attributes of these names (Megatron's own, say).
+        submodules: what builds the parts; by default plain torch.
+        is_expert: whether it is an expert of a mixture; `ffn_hidden_size` must be given then.
+        input_size: of the input, by default ``config.hidden_size``.
+        ffn_hidden_size: width between the layers, by default ``config.ffn_hidden_size``; a gated unit's first
+            layer has twice that many outputs.
+        tp_group: passed to the builders; those on plain torch take one rank.
+
+    Raises:
+        NotImplementedError: from the builders on plain torch, for a group of more than one rank.
+        TypeError: if the config lacks what is needed.
+        ValueError: for an expert without `ffn_hidden_size`, or ``use_te_activation_func`` without a builder.
+
+    Unlike Megatron, fusing never changes the result: ``F.gelu`` stays the erf form, and an activation that has no
+    fused form runs in plain torch.
+
+    Source: Megatron-LM ``core.transformer.mlp``.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        submodules: MLPSubmodules | None = None,
+        is_expert: bool = False,
+        input_size: int | None = None,
+        ffn_hidden_size: int | None = None,
+        tp_group: ProcessGroup | None = None,
+    ) -> None:
+        super().__init__()
+        parts = MLPSubmodules() if submodules is None else submodules
+        self.config = config
+        self.settings = settings = TransformerConfig.of(config)
+        if is_expert and ffn_hidden_size is None:
+            raise ValueError("MLP: an expert needs ffn_hidden_size, which was not given")
+        if settings.use_te_activation_func and parts.activation_func is None:
+            raise ValueError("MLP: use_te_activation_func needs a builder MLPSubmodules(activation_func=...)")
+        ffn = settings.ffn_size if ffn_hidden_size is None else ffn_hidden_size
+        halves = 2 if settings.gated_linear_unit else 1
+        first, second = settings.initializers()
+        common: dict[str, Any] = {
+            "config": config,
+            "bias": settings.add_bias_linear,
+            "skip_bias_add": True,
+            "is_expert": is_expert,
+            "tp_group": tp_group,
+        }
+        self.linear_fc1: Any = parts.linear_fc1(
+            settings.hidden_size if input_size is None else input_size,
+            halves * ffn,
+            init_method=first,
+            gather_output=False,
+            tp_comm_buffer_name="fc1",
+            stride=halves,
+            **common,
+        )
+        self.activation_func: Any = None if parts.activation_func is None else parts.activation_func(config=config)
+        self.linear_fc2: Any = parts.linear_fc2(
+            ffn,
+            settings.hidden_size,
+            init_method=second,
+            input_is_parallel=True,
+            tp_comm_buffer_name="fc2",
+            **common,
+        )
+
+    def forward(self, hidden_states: Tensor, per_token_scale: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """The output, and the second layer's bias, which is not added.
+
+        Args:
+            hidden_states: ``[s, b, h]``; any leading dimensions do.
+            per_token_scale: ``[s, b]``, what each token's activations are multiplied with, or None.
+
+        Returns:
+            ``[s, b, h]``, and the bias ``[h]`` or None. With a scale, the bias times the scale is in the output, and
+            None is returned for it.
+
+        Raises:
+            ValueError: for a scale that is not one number a token.
+        """
+        scale = _column(hidden_states, per_token_scale)
+        y, bias = _call(self.linear_fc1, hidden_states)
+        if self.activation_func is None:
+            y = activate(self.settings, y, bias, scale)
+        else:
+            y = _call(self.activation_func, y if bias is None else y + bias)
+            y = y if scale is None else (y * scale).to(y.dtype)
+        output, output_bias = _call(self.linear_fc2, y)
+        if scale is None or output_bias is None:
+            return output, output_bias
+        return (output + output_bias * scale).to(output.dtype), None
+
+    def backward_dw(self) -> None:
+        """Compute the weight gradients that the backward pass put off (``config.delay_wgrad_compute``)."""
+        self.linear_fc2.backward_dw()
+        self.linear_fc1.backward_dw()
+
+    def sharded_state_dict(
+        self,
+        prefix: str = "",
+        sharded_offsets: Sequence[tuple[int, int, int]] = (),
+        metadata: Mapping[str, Any] | None = None,
+    ) -> dict[str, Tensor]:
+        """The state for `torch.distributed.checkpoint`, to save and to load into.
+
+        The halves of a gated first layer are stored apart (`apply_swiglu_sharded_factory`). The tensors share the
+        memory of the parameters: loading into them loads the module.
+
+        Args:
+            prefix: before every name.
+            sharded_offsets: must be empty on one device.
+            metadata: accepted for Megatron's callers; nothing depends on it.
+
+        Raises:
+            NotImplementedError: for offsets, or a gated first layer spread over ranks.
+        """
+        check_one_device("sharded_state_dict", sharded_offsets)
+        state: dict[str, Tensor] = {}
+        for name, tensor in self.state_dict(prefix=prefix).items():
+            if self.settings.gated_linear_unit and name.startswith(f"{prefix}linear_fc1."):
+                state.update(apply_swiglu_sharded_factory(name, tensor).build())
+            else:
+                state[name] = tensor
+        return state
+
+
+def _column(hidden_states: Tensor, per_token_scale: Tensor | None) -> Tensor | None:
+    if per_token_scale is None:
+        return None
+    if per_token_scale.shape != hidden_states.shape[:-1]:
+        raise ValueError(
+            f"MLP: per_token_scale {shape(per_token_scale)} must be one number for each token of the hidden states "
+            f"{shape(hidden_states)}"
+        )
+    return per_token_scale.unsqueeze(-1)
+
+
+def _call(part: Any, x: Tensor) -> Any:
+    """Modules are called, so that their hooks run; other parts have `forward` alone."""
+    return part(x) if isinstance(part, nn.Module) else part.forward(x)
