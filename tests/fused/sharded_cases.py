@@ -11,6 +11,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.debug import CommDebugMode
 
 import fused
+from tests.fused.sharded_bias_dropout import bias_dropout_cases
+from tests.fused.sharded_gated import gated_cases
 
 Tensor = torch.Tensor
 
@@ -109,5 +111,7 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     bias_cases()
     softmax_cases()
+    gated_cases(check, MESH)
+    bias_dropout_cases(check, MESH)
     dist.barrier()
     dist.destroy_process_group()
