@@ -53,6 +53,7 @@ from fused.glu import (
     weighted_reglu,
     weighted_swiglu,
 )
+from fused.linear_cross_entropy import linear_cross_entropy
 from fused.megatron_softmax import (
     AttnMaskType,
     FusedScaleMaskSoftmax,
@@ -135,6 +136,7 @@ __all__ = [
     "gated_activation",
     "geglu",
     "get_bias_dropout_add",
+    "linear_cross_entropy",
     "make_viewless_tensor",
     "new_gelu",
     "quick_geglu",

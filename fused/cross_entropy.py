@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fused.backends.reference.losses import row_losses
+from fused.backends.reference.losses import row_losses, row_losses_backward
 from fused.backends.tracing import needs_reference
 from fused.checks import check_float, check_same_device, shape
-from fused.loss_autograd import logit_statistics
+from fused.loss_autograd import Statistics, logit_statistics
 from fused.sharding import Local, localise, sharded
 
 if TYPE_CHECKING:
@@ -50,11 +50,16 @@ class Loss:
         """Whether the sum of the logits is needed."""
         return self.label_smoothing != 0.0
 
-    def rows(self, lse: Tensor, picked: Tensor, total: Tensor | None, targets: Tensor, classes: int) -> Tensor:
+    def rows(self, statistics: Statistics, targets: Tensor, classes: int) -> Tensor:
         """The loss of each row from its statistics."""
-        ignored = targets == self.ignore_index
-        smoothing, z_loss = self.label_smoothing, self.z_loss
-        return row_losses(lse, picked, total, ignored, classes=classes, label_smoothing=smoothing, z_loss=z_loss)
+        return row_losses(*statistics, targets == self.ignore_index, **self._settings(classes))
+
+    def rows_backward(self, g: Tensor, lse: Tensor, targets: Tensor, classes: int) -> Sequence[Tensor | None]:
+        """The gradients of the statistics for those of the rows' losses."""
+        return row_losses_backward(g, lse, targets == self.ignore_index, **self._settings(classes))
+
+    def _settings(self, classes: int) -> dict[str, Any]:
+        return {"classes": classes, "label_smoothing": self.label_smoothing, "z_loss": self.z_loss}
 
     def reduce(self, losses: Tensor, targets: Tensor) -> Tensor:
         """The losses of all rows as one number, NaN for a mean of none."""
@@ -148,8 +153,8 @@ def plain_losses(
 ) -> Tensor:
     """The loss of each row, of plain logits that have the columns from `start` on; the others are in the group."""
     index = loss.index(targets, start)
-    lse, picked, total = logit_statistics(logits, index, loss.softcap, loss.total, inplace, group)
-    return loss.rows(lse, picked, total, targets, classes)
+    statistics = logit_statistics(logits, index, loss.softcap, loss.total, inplace, group)
+    return loss.rows(statistics, targets, classes)
 
 
 def check_targets(op: str, name: str, rows: Tensor, targets: object) -> None:

@@ -88,14 +88,20 @@ class _LogitStatistics(torch.autograd.Function):
         if g_lse is None and g_picked is None and g_total is None:
             return (None,) * 6
         logits, index, lse = ctx.saved_tensors
-        recorded = torch.is_grad_enabled()
-        if recorded and ctx.group is not None and not transformed():
+        if ctx.group is not None and torch.is_grad_enabled() and not transformed():
             raise NotImplementedError(
                 "cross_entropy: logits sharded on the vocabulary have no second derivative; gather them first"
             )
-        inplace = ctx.inplace and not recorded and logits.is_contiguous()
+        given = next(g for g in grads if g is not None)
+        inplace = ctx.inplace and logits.is_contiguous() and not watched(given)
         dx = gradient(logits, (g_lse, g_picked, g_total), index, lse, ctx.softcap, inplace, ctx.backend)
         return dx, *(None,) * 5
+
+
+def watched(g: Tensor) -> bool:
+    """Whether a backward pass for g needs plain operations: it is recorded, transformed, or of several gradients."""
+    batched: bool = torch._C._functorch.is_legacy_batchedtensor(g)
+    return batched or torch.is_grad_enabled() or transformed()
 
 
 def gradient(

@@ -74,3 +74,41 @@ CASES = [
         triton=False,
     ),
 ]
+
+
+def _linear(name: str, eager: Callable[..., Tensor], with_bias: bool = True, **options: Any) -> Case:
+    def op(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None = None) -> Tensor:
+        return fused.linear_cross_entropy(hidden, weight, targets, bias, chunk_rows=64, **options)
+
+    def inputs(rows: int, columns: int) -> tuple[Tensor, ...]:
+        operands = normal(rows, columns, spread=0.3), normal(9, columns, spread=0.3), some_targets(rows, classes=9)
+        return (*operands, normal(9, spread=0.3)) if with_bias else operands
+
+    return Case(
+        f"linear_cross_entropy {name}",
+        op=op,
+        eager=lambda hidden, weight, targets, bias=None: eager(upcast(F.linear(hidden, weight, bias)), targets),
+        inputs=inputs,
+        saved=nbytes,
+        sums=(0, 1, 3) if with_bias else (0, 1),
+        special=False,  # which of 0·inf a matrix product comes upon is its own affair
+        triton=False,
+    )
+
+
+CASES += [
+    _linear("mean", F.cross_entropy),
+    _linear("sum", lambda x, t: F.cross_entropy(x, t, reduction="sum"), with_bias=False, reduction="sum"),
+    _linear("none", lambda x, t: F.cross_entropy(x, t, reduction="none"), reduction="none"),
+    _linear(
+        "with all options",
+        lambda x, t: (
+            F.cross_entropy(capped(x), t, label_smoothing=0.1, reduction="none")
+            + torch.where(t == -100, 0, 1e-2 * torch.logsumexp(capped(x), -1).square())
+        ),
+        softcap=5.0,
+        label_smoothing=0.1,
+        z_loss=1e-2,
+        reduction="none",
+    ),
+]

@@ -77,7 +77,7 @@ def row_losses(
     lse: Tensor,
     picked: Tensor,
     total: Tensor | None,
-    ignored: Tensor | None,
+    ignored: Tensor,
     *,
     classes: int,
     label_smoothing: float,
@@ -90,7 +90,16 @@ def row_losses(
         losses = lse - (1 - label_smoothing) * picked - total * (label_smoothing / classes)
     if z_loss != 0.0:
         losses = losses + z_loss * lse.square()
-    return losses if ignored is None else torch.where(ignored, 0, losses)
+    return torch.where(ignored, 0, losses)
+
+
+def row_losses_backward(
+    g: Tensor, lse: Tensor, ignored: Tensor, *, classes: int, label_smoothing: float, z_loss: float
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The gradients of lse, picked and total, for those of the rows' losses."""
+    g = g.masked_fill(ignored, 0)
+    g_lse = g if z_loss == 0.0 else g * (1 + 2 * z_loss * lse)
+    return g_lse, g * (label_smoothing - 1), None if label_smoothing == 0.0 else g * (-label_smoothing / classes)
 
 
 def _capped(logits: Tensor, softcap: float | Tensor | None) -> Tensor:

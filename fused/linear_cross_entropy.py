@@ -1,0 +1,291 @@
+"""Cross entropy of a linear layer, a few rows at a time: the logits are never whole."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from fused.backends import requested
+from fused.backends.reference.numbers import compute_dtype
+from fused.backends.tracing import differentiated, transformed
+from fused.checks import check_float, check_same_device, shape
+from fused.cross_entropy import Loss, check_range, check_targets, cross_entropy, plain_losses
+from fused.loss_autograd import LOGIT_STATISTICS, gradient, watched
+from fused.sharding import localise, sharded
+
+Tensor = torch.Tensor
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    reduction: str = "mean",
+    chunk_rows: int | None = None,
+) -> Tensor:
+    """``cross_entropy(F.linear(hidden, weight, bias), targets)``, a few rows at a time: the logits are never whole.
+
+    The gradients of "mean" and "sum" are computed beside the loss, while the logits of a chunk are there, and only
+    scaled in the backward pass: three matrix products, as many as with whole logits. They are there from then on, the
+    weight's in float32, which is what the backward pass would take in any case. For reduction "none", and where a
+    product of 16-bit matrices cannot be had in float32 (the CPU), the backward pass computes the logits again: a
+    fourth product; a gradient scaled after it has been rounded would be rounded twice.
+
+    Args:
+        hidden: ``[..., features]``; float16, bfloat16, float32 or float64. A DTensor may be sharded on any dimension
+            but the last.
+        weight: ``[vocab, features]`` in the dtype of `hidden`. A DTensor sharded on the vocabulary gives whole rows of
+            logits, sharded on the vocabulary as well, for `vocab_parallel_cross_entropy`.
+        targets: ``[...]``, integers from 0 to vocab − 1, or `ignore_index`.
+        bias: ``[vocab]`` in the dtype of `hidden`, or None.
+        ignore_index, label_smoothing, z_loss, softcap, reduction: as in `cross_entropy`.
+        chunk_rows: rows at a time, by default half of the features, and at least 256: the logits of a chunk then take
+            half of the weight's memory.
+
+    Returns:
+        A number, or ``[...]`` for reduction "none"; float32 for 16-bit inputs. Saves its inputs. Double backward,
+        `torch.func` and `torch.compile` see the plain expression, logits and all.
+
+    Raises:
+        TypeError: if the operands are not floating point or of different dtypes, or the targets not integers.
+        ValueError: for shapes that do not fit, two devices, or settings out of range.
+        IndexError: as `cross_entropy`.
+
+    Source: Liger-Kernel ``LigerFusedLinearCrossEntropyFunction``. ``F.linear_cross_entropy`` of torch 2.13 works
+    likewise, without z-loss, soft cap and chunks for smoothed labels, and is nowhere faster (see the benchmark).
+    """
+    op = "linear_cross_entropy"
+    loss = Loss(op, ignore_index, label_smoothing, z_loss, softcap, reduction).checked()
+    _check_operands(op, hidden, weight, bias)
+    check_targets(op, "hidden states", hidden, targets)
+    if chunk_rows is not None and chunk_rows < 1:
+        raise ValueError(f"{op}: chunk_rows must be 1 or more, got {chunk_rows}")
+    if sharded(hidden, weight, bias, targets):
+        return _sharded(loss, hidden, weight, targets, bias, chunk_rows)
+    return _plain(loss, hidden, weight, targets, bias, chunk_rows)
+
+
+def _plain(
+    loss: Loss, hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, chunk_rows: int | None
+) -> Tensor:
+    check_range(loss, targets, weight.shape[0])
+    hidden, weight, bias = _autocast(hidden, weight, bias)
+    if transformed():
+        return _expression(loss, hidden, weight, bias, targets)
+    inputs = (hidden, weight, bias, targets, loss, chunk_rows)
+    if not differentiated(hidden, weight, bias):
+        return loss.reduce(_sweep(*inputs, requested())[0], targets)
+    result: Tensor = _LinearCrossEntropy.apply(*inputs)
+    return result
+
+
+def _expression(loss: Loss, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+    """The definition, in plain differentiable operations."""
+    logits = F.linear(hidden, weight, bias)
+    return loss.reduce(plain_losses(loss, logits, targets, weight.shape[0]), targets)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """The loss, and beside it the gradients for a loss gradient of 1 where those can be scaled later."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        loss: Loss,
+        chunk_rows: int | None,
+    ) -> Tensor:
+        ctx.save_for_backward(hidden, weight, bias, targets)
+        ctx.loss, ctx.chunk_rows, ctx.backend = loss, chunk_rows, requested()
+        now = loss.reduction != "none" and (hidden.is_cuda or hidden.dtype.itemsize >= 4)
+        g = _row_gradients(loss, torch.ones((), dtype=compute_dtype(hidden.dtype)), targets) if now else None
+        inputs = (hidden, weight, bias, targets, loss, chunk_rows)
+        losses, gradients = _sweep(*inputs, ctx.backend, g, ctx.needs_input_grad)
+        # Not among the saved tensors: they are scaled in place, and gone then. A second backward pass starts afresh.
+        ctx.gradients = gradients if now else None
+        return loss.reduce(losses, targets)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (g,) = grads
+        hidden, weight, bias, targets = ctx.saved_tensors
+        if watched(g):
+            return *_by_autograd(ctx, g, hidden, weight, bias, targets), None, None, None
+        found, ctx.gradients = ctx.gradients, None
+        if found is None:
+            g = _row_gradients(ctx.loss, g, targets)
+            inputs = (hidden, weight, bias, targets, ctx.loss, ctx.chunk_rows)
+            _, found = _sweep(*inputs, ctx.backend, g, ctx.needs_input_grad)
+        else:
+            found = tuple(None if one is None else one.mul_(g) for one in found)
+        dtype = hidden.dtype
+        return *(None if one is None else one.to(dtype) for one in found), None, None, None
+
+
+def _by_autograd(
+    ctx: Any, g: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The gradients as plain torch finds them, for whoever is watching."""
+    recorded = torch.is_grad_enabled()
+    inputs = (hidden, weight, bias)
+    wanted = [one for one, needed in zip(inputs, ctx.needs_input_grad, strict=False) if one is not None and needed]
+    with torch.enable_grad():
+        result = _expression(ctx.loss, *inputs, targets)
+    found = iter(torch.autograd.grad(result, wanted, g, create_graph=recorded))
+    return tuple(next(found) if needed else None for needed in ctx.needs_input_grad[:3])
+
+
+def _row_gradients(loss: Loss, g: Tensor, targets: Tensor) -> Tensor:
+    """The gradient of each row's loss, ``[...]``, from that of the reduced loss."""
+    g = g.to(targets.device)
+    if loss.reduction == "mean":
+        g = g / (targets != loss.ignore_index).sum()
+    return g.expand(targets.shape)
+
+
+def _sweep(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    loss: Loss,
+    chunk_rows: int | None,
+    backend: str | None,
+    g: Tensor | None = None,
+    needs: Sequence[bool] = (),
+) -> tuple[Tensor, Gradients]:
+    """Losses of the rows ``[...]``, and with their gradients g those of hidden, weight and bias that are needed."""
+    rows, flat = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+    flat_g = None if g is None else g.reshape(-1)
+    size = chunk_rows or max(hidden.shape[-1] // 2, 256)
+    losses = torch.empty(len(rows), dtype=compute_dtype(hidden.dtype), device=hidden.device)
+    sums = _Sums(rows, weight, bias, needs if g is not None else ())
+    for start in range(0, len(rows), size):
+        chunk = slice(start, start + size)
+        logits = F.linear(rows[chunk], weight, bias)
+        index = loss.index(flat[chunk])
+        statistics = LOGIT_STATISTICS.run(
+            "forward", (logits, index, loss.softcap), backend, total=loss.total, elsewhere=torch.nan
+        )
+        losses[chunk] = loss.rows(statistics, flat[chunk], weight.shape[0])
+        if flat_g is not None:
+            grads = loss.rows_backward(flat_g[chunk], statistics[0], flat[chunk], weight.shape[0])
+            sums.add(chunk, gradient(logits, grads, index, statistics[0], loss.softcap, True, backend))
+    return losses.reshape(targets.shape), sums.gradients(hidden.shape)
+
+
+class _Sums:
+    """The gradients of hidden, weight and bias, as the chunks come in."""
+
+    def __init__(self, rows: Tensor, weight: Tensor, bias: Tensor | None, needs: Sequence[bool]) -> None:
+        self.rows, self.weight_itself = rows, weight
+        wide = compute_dtype(rows.dtype)
+        self.hidden = self.weight = self.bias = None
+        if not any(needs):
+            return
+        if needs[0]:
+            self.hidden = torch.empty_like(rows, dtype=wide if rows.is_cuda else rows.dtype)
+        if needs[1]:
+            self.weight = torch.zeros_like(weight, dtype=wide)
+        if needs[2] and bias is not None:
+            self.bias = torch.zeros_like(bias, dtype=wide)
+
+    def add(self, chunk: slice, dlogits: Tensor) -> None:
+        if self.hidden is not None:
+            self.hidden[chunk] = _product(dlogits, self.weight_itself)
+        if self.weight is not None:
+            turned, rows = dlogits.t(), self.rows[chunk]
+            if self.weight.dtype == rows.dtype:
+                self.weight.addmm_(turned, rows)
+            else:
+                self.weight += _product(turned, rows)
+        if self.bias is not None:
+            self.bias += dlogits.sum(0, dtype=self.bias.dtype)
+
+    def gradients(self, shape: Sequence[int]) -> Gradients:
+        return None if self.hidden is None else self.hidden.reshape(shape), self.weight, self.bias
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b, in float32 for 16-bit matrices where that can be had."""
+    if a.is_cuda and a.dtype.itemsize < 4:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return a @ b
+
+
+def _autocast(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The operands as autocast would give them to F.linear."""
+    if not _autocasting(hidden) or hidden.dtype == torch.float64:
+        return hidden, weight, bias
+    dtype = torch.get_autocast_dtype(hidden.device.type)
+    return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+def _autocasting(tensor: Tensor) -> bool:
+    kind = tensor.device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
+def _check_operands(op: str, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    check_float(op, "hidden", hidden, min_ndim=1)
+    check_float(op, "weight", weight)
+    if weight.ndim != 2 or weight.shape[1] != hidden.shape[-1] or weight.shape[0] == 0:
+        raise ValueError(
+            f"{op}: weight must be [vocab, {hidden.shape[-1]}] for hidden states {shape(hidden)}, got {shape(weight)}"
+        )
+    if bias is not None:
+        check_float(op, "bias", bias)
+        if bias.shape != weight.shape[:1]:
+            raise ValueError(f"{op}: bias must be [{weight.shape[0]}] for a weight {shape(weight)}, got {shape(bias)}")
+    for name, other in (("weight", weight), ("bias", bias)):
+        if other is None:
+            continue
+        check_same_device(op, hidden, name, other)
+        if other.dtype != hidden.dtype and not _autocasting(hidden):
+            raise TypeError(f"{op}: hidden is {hidden.dtype} and {name} {other.dtype}; cast one of them")
+
+
+def _sharded(
+    loss: Loss, hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, chunk_rows: int | None
+) -> Tensor:
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    if isinstance(weight, DTensor) and any(one.is_shard(0) for one in weight.placements):
+        options = {key: value for key, value in dataclasses.asdict(loss).items() if key != "op"}
+        return cross_entropy(F.linear(hidden, weight, bias), targets, **options)
+    local = localise(loss.op, hidden, [targets.unsqueeze(-1)], whole=[-1])
+    partial = [Partial() if one.is_shard() else Replicate() for one in local.placements]
+
+    def whole(tensor: Tensor | None) -> Tensor | None:
+        if local.mesh is None or tensor is None:
+            return tensor
+        if not isinstance(tensor, DTensor):
+            tensor = DTensor.from_local(tensor, local.mesh, [Replicate()] * local.mesh.ndim, run_check=False)
+        everywhere = [Replicate()] * local.mesh.ndim
+        result: Tensor = tensor.redistribute(placements=everywhere).to_local(grad_placements=partial)
+        return result
+
+    own_weight, own_targets = whole(weight), local.given(0).squeeze(-1)
+    assert own_weight is not None
+    part = dataclasses.replace(loss, reduction="none" if loss.reduction == "none" else "sum")
+    result = _plain(part, local.x, own_weight, own_targets, whole(bias), chunk_rows)
+    if local.mesh is None:
+        return result if loss.reduction != "mean" else result / (own_targets != loss.ignore_index).sum()
+    if loss.reduction == "none":
+        return dataclasses.replace(local, shape=local.shape[:-1]).wrap(result)
+    total = DTensor.from_local(result, local.mesh, partial, run_check=False)
+    return total if loss.reduction == "sum" else total / (targets != loss.ignore_index).sum()

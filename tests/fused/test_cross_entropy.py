@@ -1,0 +1,161 @@
+"""cross_entropy against F.cross_entropy and HuggingFace; what holds for every op is tested by the table."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fused
+
+
+def sample(*shape, classes=10, dtype=torch.float64):
+    torch.manual_seed(0)
+    logits = (3 * torch.randn(*shape, classes)).to(dtype).requires_grad_()
+    targets = torch.randint(classes, shape)
+    targets.view(-1)[1::4] = -100
+    return logits, targets
+
+
+def grad(result, logits):
+    return torch.autograd.grad(result.sum(), logits)[0]
+
+
+def test_wrong_variants_are_told_apart():
+    logits, targets = sample(8)
+    ours = fused.cross_entropy(logits, targets, label_smoothing=0.1)
+    for mutant in (
+        F.cross_entropy(logits, targets),
+        F.cross_entropy(logits, targets, label_smoothing=0.1 * 10 / 9),
+        F.cross_entropy(logits, targets, label_smoothing=0.1, reduction="sum") / 8,
+        F.cross_entropy(logits, targets.clamp(min=0), label_smoothing=0.1),
+        F.cross_entropy(logits * 1.001, targets, label_smoothing=0.1),
+    ):
+        assert not torch.allclose(ours, mutant, rtol=1e-6)
+
+
+@pytest.mark.parametrize("items", [None, 7, torch.tensor(7)])
+def test_huggingfaces_loss_is_expressible(items):
+    loss_utils = pytest.importorskip("transformers.loss.loss_utils")
+    logits, labels = sample(2, 5, dtype=torch.bfloat16)
+    expected = loss_utils.ForCausalLMLoss(logits, labels, 10, num_items_in_batch=items)
+    shifted = F.pad(labels, (0, 1), value=-100)[..., 1:]
+    if items is None:
+        ours = fused.cross_entropy(logits, shifted)
+    else:
+        ours = fused.cross_entropy(logits, shifted, reduction="sum") / items
+    torch.testing.assert_close(ours, expected)
+    torch.testing.assert_close(grad(ours, logits), grad(expected, logits))
+
+
+@pytest.mark.parametrize("ignore_index", [-100, -1, 0, 3])
+def test_any_number_may_stand_for_ignored(ignore_index):
+    logits, targets = sample(3, 7)
+    targets = torch.where(targets == -100, ignore_index, targets)
+    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=ignore_index)
+    ours = fused.cross_entropy(logits, targets.int(), ignore_index=ignore_index)
+    torch.testing.assert_close(ours, expected)
+    torch.testing.assert_close(grad(ours, logits), grad(expected, logits))
+
+
+def test_a_single_row_and_none_at_all():
+    logits, targets = sample(1)
+    torch.testing.assert_close(fused.cross_entropy(logits[0], targets[0]), F.cross_entropy(logits[0], targets[0]))
+    logits, targets = sample(4)
+    ignored = torch.full_like(targets, -100)
+    ours = fused.cross_entropy(logits, ignored)
+    assert ours.isnan()
+    assert not grad(ours, logits).any()
+    assert fused.cross_entropy(logits, ignored, reduction="sum") == 0
+    assert not fused.cross_entropy(logits, ignored, reduction="none", z_loss=1.0).any()
+
+
+def test_logits_far_from_zero():
+    logits, targets = sample(8, dtype=torch.float32)
+    for shift in (1e4, -1e4):
+        far = (logits.detach() + shift).requires_grad_()
+        expected = F.cross_entropy(far, targets)
+        ours = fused.cross_entropy(far, targets)
+        torch.testing.assert_close(ours, expected, rtol=1e-3, atol=0)
+        torch.testing.assert_close(grad(ours, far), grad(expected, far), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize("backend", ["reference", "inductor"])
+def test_gradients_of_infinities_are_as_in_eager(value, backend, warm_inductor):
+    logits, targets = sample(8, dtype=torch.float32)
+    with torch.no_grad():
+        logits[0, 3] = logits[2] = value
+    expected = F.cross_entropy(logits, targets, reduction="none")
+    with fused.backend(backend):
+        ours = fused.cross_entropy(logits, targets, reduction="none")
+        torch.testing.assert_close(ours, expected, equal_nan=True)
+        torch.testing.assert_close(grad(ours, logits), grad(expected, logits), equal_nan=True, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["reference", "inductor"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, {"softcap": 5.0, "label_smoothing": 0.1, "z_loss": 0.01}], ids=["", "all"])
+def test_inplace_backward_writes_over_the_logits(backend, dtype, options, warm_inductor):
+    leaf, targets = sample(3, 40, dtype=dtype)
+    logits = leaf * 1
+    expected = grad(fused.cross_entropy(leaf, targets, **options), leaf)
+    with fused.backend(backend):
+        loss = fused.cross_entropy(logits, targets, inplace_backward=True, **options)
+        seen = []
+        logits.register_hook(seen.append)
+        got = torch.autograd.grad(loss, leaf, retain_graph=True)[0]
+    torch.testing.assert_close(got, expected)
+    assert seen[0].data_ptr() == logits.data_ptr()
+    assert torch.equal(logits.detach(), seen[0])
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(loss, leaf)
+
+
+def test_inplace_backward_spares_logits_that_are_needed():
+    leaf, targets = sample(6)
+    with pytest.raises(ValueError, match="are a leaf"):
+        fused.cross_entropy(leaf, targets, inplace_backward=True)
+    # Recorded for another backward pass.
+    logits = leaf * 1
+    before = logits.detach().clone()
+    loss = fused.cross_entropy(logits, targets, inplace_backward=True)
+    torch.autograd.grad(loss, leaf, create_graph=True)
+    assert torch.equal(logits.detach(), before)
+    # Expanded: several rows in one place.
+    expanded = (leaf[:1] * 1).expand(6, 10)
+    ours = fused.cross_entropy(expanded, targets, inplace_backward=True)
+    torch.testing.assert_close(grad(ours, leaf), grad(F.cross_entropy(leaf[:1].expand(6, 10), targets), leaf))
+    # Another one saved them: autograd says so.
+    logits = leaf * 1
+    squares = logits.square().sum()
+    both = squares + fused.cross_entropy(logits, targets, inplace_backward=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        both.backward()
+
+
+def test_targets_out_of_range():
+    logits, targets = sample(2, 3)
+    for wrong in (10, -1):
+        targets[1, 2] = wrong
+        with pytest.raises(IndexError, match=rf"target {wrong} at \[1, 2\] is out of range: there are 10 classes"):
+            fused.cross_entropy(logits, targets)
+        compiled = torch.compile(fused.cross_entropy, backend="eager")(logits, targets, reduction="none")
+        assert compiled.isnan().nonzero().tolist() == [[1, 2]]
+
+
+def test_errors_say_what_to_do():
+    logits, targets = sample(2, 3)
+    with pytest.raises(TypeError, match=r"class numbers.*for class probabilities use torch"):
+        fused.cross_entropy(logits, torch.softmax(logits, -1))
+    with pytest.raises(TypeError, match="logits must be float16"):
+        fused.cross_entropy(targets, targets)
+    with pytest.raises(TypeError, match="targets must be a tensor, got list"):
+        fused.cross_entropy(logits, [1, 2])
+    with pytest.raises(ValueError, match=r"targets of shape \[3\] are not one for each row.*\[2, 3, 10\].*\[2, 3\]"):
+        fused.cross_entropy(logits, targets[0])
+    with pytest.raises(ValueError, match="have no columns"):
+        fused.cross_entropy(torch.empty(2, 0), targets[:, 0])
+    for name, value in (("label_smoothing", 1.5), ("z_loss", -1.0), ("softcap", 0.0), ("reduction", "batchmean")):
+        with pytest.raises(ValueError, match=f"cross_entropy: {name} must be"):
+            fused.cross_entropy(logits, targets, **{name: value})

@@ -1,0 +1,152 @@
+"""linear_cross_entropy in chunks; what holds for every op is tested by the table in cases_losses.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fused
+from fused import linear_cross_entropy as chunked
+from fused.backends import OPS
+
+LOSS = OPS["cross_entropy"]
+
+
+def operands(rows=11, features=6, classes=13, dtype=torch.float64):
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(rows, features).to(dtype), torch.randn(classes, features).to(dtype)
+    targets = torch.randint(classes, (rows,))
+    targets[[2, 7]] = -100
+    return [hidden.requires_grad_(), weight.requires_grad_(), targets, torch.randn(classes).to(dtype).requires_grad_()]
+
+
+def whole(hidden, weight, targets, bias=None, **options):
+    return F.cross_entropy(F.linear(hidden, weight, bias), targets, **options)
+
+
+def gradients(result, inputs, g=None, **options):
+    return torch.autograd.grad(result, [one for one in inputs if one.requires_grad], g, **options)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 11, 100])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_chunks_add_up(rows, reduction):
+    inputs = operands()
+    expected = whole(*inputs, reduction=reduction, label_smoothing=0.1)
+    result = chunked(*inputs, reduction=reduction, label_smoothing=0.1, chunk_rows=rows)
+    torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
+    g = torch.randn_like(expected)
+    for mine, theirs in zip(gradients(result, inputs, g), gradients(expected, inputs, g), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_wrong_variants_are_told_apart():
+    inputs = operands()
+    expected = chunked(*inputs, chunk_rows=4)
+    hidden, weight, targets, bias = inputs
+    for mutant in (
+        whole(hidden, weight, targets),
+        whole(*inputs, reduction="sum") / len(targets),
+        whole(*inputs, label_smoothing=0.01),
+        whole(hidden, weight, targets.roll(1), bias),
+        whole(hidden, weight, targets, -bias),
+    ):
+        assert not torch.allclose(mutant, expected, rtol=1e-6)
+
+
+def test_logits_are_never_whole(monkeypatch):
+    seen = []
+    run = LOSS.run
+    monkeypatch.setattr(
+        LOSS,
+        "run",
+        lambda part, args, *rest, **statics: seen.append(args[0].shape) or run(part, args, *rest, **statics),
+    )
+    inputs = operands()
+    chunked(*inputs, chunk_rows=4, reduction="none").sum().backward()
+    assert seen == [torch.Size((rows, 13)) for rows in (4, 4, 3, 4, 4, 4, 4, 3, 3)]
+
+
+def test_a_scaled_loss_takes_no_second_pass_over_the_logits(monkeypatch):
+    inputs = operands()
+    result = chunked(*inputs, chunk_rows=4) * 3
+    monkeypatch.setattr(LOSS, "run", None)
+    expected = gradients(whole(*inputs) * 3, inputs)
+    torch.testing.assert_close(gradients(result, inputs), expected)
+
+
+def test_a_second_backward_pass_is_as_the_first():
+    inputs = operands()
+    result = chunked(*inputs, chunk_rows=4)
+    first = gradients(result, inputs, torch.tensor(2.0), retain_graph=True)
+    second = gradients(result, inputs, torch.tensor(2.0))
+    torch.testing.assert_close(first, second)
+
+
+def test_a_frozen_weight_costs_nothing():
+    hidden, weight, targets, bias = operands()
+    weight.requires_grad_(False)
+    expected = gradients(whole(hidden, weight, targets, bias), [hidden, bias])
+    torch.testing.assert_close(
+        gradients(chunked(hidden, weight, targets, bias, chunk_rows=4), [hidden, bias]), expected
+    )
+
+
+def test_nothing_is_differentiated_without_need():
+    inputs = operands()
+    with torch.no_grad():
+        result = chunked(*inputs, chunk_rows=4)
+    assert not result.requires_grad
+    torch.testing.assert_close(result, whole(*inputs))
+
+
+def test_all_ignored():
+    hidden, weight, targets, bias = operands()
+    inputs = [hidden, weight, torch.full_like(targets, -100), bias]
+    result = chunked(*inputs, chunk_rows=4)
+    assert result.isnan()
+    torch.testing.assert_close(gradients(result, inputs), gradients(whole(*inputs), inputs))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bits_in_many_chunks(dtype, assert_no_worse):
+    inputs = operands(64, 32, 100, dtype)
+    wide = [one.detach().double().requires_grad_() if one.is_floating_point() else one for one in inputs]
+    exact = whole(*wide)
+    eager = F.cross_entropy(F.linear(inputs[0], inputs[1], inputs[3]).float(), inputs[2])
+    result = chunked(*inputs, chunk_rows=16)
+    g = torch.tensor(0.3)
+    ours, theirs = gradients(result, inputs, g), gradients(eager, inputs, g)
+    assert [one.dtype for one in ours] == [dtype] * 3
+    # A sum over chunks of 16-bit products is rounded once more.
+    for mine, other, truth in zip(ours, theirs, gradients(exact, wide, g.double()), strict=True):
+        error, allowed = (mine.double() - truth).square().mean(), (other.double() - truth).square().mean()
+        assert error.sqrt() <= 1.3 * allowed.sqrt()
+
+
+@pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="torch has it from 2.13 on")
+def test_equals_torch():
+    inputs = operands()
+    hidden, weight, targets, bias = inputs
+    options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=4)
+    expected = F.linear_cross_entropy(hidden, weight, targets, linear_bias=bias, options=options)
+    torch.testing.assert_close(chunked(*inputs, chunk_rows=4), expected)
+
+
+def test_errors_say_what_to_do():
+    hidden, weight, targets, bias = operands()
+    with pytest.raises(ValueError, match=r"weight must be \[vocab, 6\].*got \[6, 13\]"):
+        chunked(hidden, weight.t(), targets)
+    with pytest.raises(ValueError, match=r"bias must be \[13\]"):
+        chunked(hidden, weight, targets, bias[:3])
+    with pytest.raises(TypeError, match=r"hidden is torch.float64 and weight torch.float32; cast"):
+        chunked(hidden, weight.float(), targets)
+    with pytest.raises(ValueError, match="one for each row of the hidden states"):
+        chunked(hidden, weight, targets[:4])
+    with pytest.raises(ValueError, match="chunk_rows must be 1 or more, got 0"):
+        chunked(hidden, weight, targets, chunk_rows=0)
+    with pytest.raises(IndexError, match=r"target 13 at \[0\] is out of range: there are 13 classes"):
+        chunked(hidden, weight, targets.index_fill(0, torch.tensor(0), 13))
+    with fused.backend("inductor"):
+        torch.testing.assert_close(chunked(hidden, weight, targets, bias), whole(hidden, weight, targets, bias))
