@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
@@ -11,25 +10,14 @@ from typing import Any, TypeGuard
 import torch
 from torch import fx, nn
 
-from schedule.tracing.effects import is_pure_query
+from schedule.tracing.effects import changed, drops, first_argument, is_pure_query, uses_random
 from schedule.tracing.opaque import Constant
 from schedule.tracing.regions import REGION_FUNCTIONS
 
 from . import optable  # fills the vocabulary
 from .ops import METHODS, MODULES, PURE, CannotBind, Form, find_form, is_tensor_method
 from .regions import reads_metadata
-from .values import is_number
 
-_RANDOM_PREFIXES = (
-    "rand",
-    "normal",
-    "bernoulli",
-    "multinomial",
-    "poisson",
-    "uniform",
-    "exponential",
-    "geometric",
-)
 _GLOBAL_PREFIXES = ("set_", "_set", "manual_seed", "seed", "use_", "_enter", "_exit")
 _PURE_MODULES = frozenset(
     (
@@ -93,28 +81,19 @@ def effects(node: fx.Node, modules: Mapping[str, nn.Module] | None = None) -> Ef
     return VIEW if node.op != "output" else OPAQUE
 
 
-def _first(node: fx.Node) -> tuple[fx.Node, ...]:
-    first = node.args[0] if node.args else node.kwargs.get("input", node.kwargs.get("self"))
-    return (first,) if isinstance(first, fx.Node) else ()
-
-
 def _form_effects(node: fx.Node, form: Form) -> Effects:
     try:
         bound, mutates = form.bind(node.args, node.kwargs)
     except CannotBind:
         bound, mutates = dict(node.kwargs), form.mutates
-    changed = list(_first(node)) if mutates else []
-    out = node.kwargs.get("out")
-    changed += [n for n in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(n, fx.Node)]
-    return Effects(tuple(changed), _draws(form, bound), False, not (form.definition.view or changed))
+    found = tuple(dict.fromkeys((*(first_argument(node) if mutates else ()), *changed(node))))
+    return Effects(found, _draws(form, bound), False, not (form.definition.view or found))
 
 
 def _draws(form: Form, bound: Mapping[str, Any]) -> bool:
-    chance = bound.get("dropout_p", 0)  # of scaled_dot_product_attention
     if not form.definition.rng:
-        return not (is_number(chance) and chance == 0)
-    probability = bound.get("p", None)
-    return bound.get("training", True) is not False and not (is_number(probability) and probability == 0)
+        return drops(bound.get("dropout_p", 0), True)  # of scaled_dot_product_attention
+    return drops(bound.get("p"), bound.get("training", True))
 
 
 def _function_effects(node: fx.Node) -> Effects:
@@ -130,7 +109,7 @@ def _function_effects(node: fx.Node) -> Effects:
         return _form_effects(node, form)
     name = getattr(target, "__name__", "")
     if name == "setitem":
-        return Effects(_first(node))
+        return Effects(changed(node))
     if is_tensor_method(target):
         return _method_effects(node, name)
     module = getattr(target, "__module__", None) or ""
@@ -150,27 +129,17 @@ def _fused_draws(node: fx.Node) -> bool:
     bound.apply_defaults()
     given = bound.arguments
     chances = [v for k, v in given.items() if k in ("p", "dropout_p", "dropout")]
-    return given.get("training", True) is not False and any(not is_number(v) or v != 0 for v in chances)
+    return any(drops(chance, given.get("training", True)) for chance in chances)
 
 
 def _named_effects(node: fx.Node, name: str) -> Effects:
     """A torch function outside the vocabulary: torch's naming says whether it mutates or draws."""
-    if name.startswith(_GLOBAL_PREFIXES):
-        return BARRIER
-    in_place = name.endswith("_") and not name.endswith("__")
-    augmented = (
-        name[:1] == "i" and hasattr(operator, f"__{name}__") and not name.startswith(("inv", "index", "is_"))
-    )
-    changed = _first(node) if in_place or augmented else ()
-    out = node.kwargs.get("out")
-    changed += (out,) if isinstance(out, fx.Node) else ()
-    rng = name.startswith(_RANDOM_PREFIXES) or "dropout" in name or "generator" in node.kwargs
-    return Effects(changed, rng)
+    return BARRIER if name.startswith(_GLOBAL_PREFIXES) else Effects(changed(node), uses_random(node))
 
 
 def _method_effects(node: fx.Node, name: str) -> Effects:
     if name == "__setitem__":
-        return Effects(_first(node))
+        return Effects(changed(node))
     if reads_metadata(node):
         return FRESH
     if node.meta.get("opaque"):  # a method of a stateful object, such as a cache
@@ -189,8 +158,8 @@ def _module_effects(node: fx.Node, module: nn.Module | None) -> Effects:
     name, arguments = MODULES[type(module)]
     given = dict(arguments(module))
     if given.get("inplace"):
-        return Effects(_first(node))
-    draws = "dropout" in name and given.get("training") is not False and given.get("p") != 0
+        return Effects(first_argument(node))
+    draws = "dropout" in name and drops(given.get("p"), given.get("training"))
     return Effects(rng=draws, fresh="dropout" not in name and name != "identity")
 
 

@@ -1,50 +1,97 @@
-"""What a node does besides computing its value."""
+"""What a node does besides computing its value, as far as torch's naming tells.
+
+:mod:`schedule.patterns.effects` refines this by the vocabulary of operations and by modules.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import operator
 from collections.abc import Iterable
 from typing import Any
 
-import torch.nn.functional as F
 from torch import fx
 
 from schedule.tracing.regions import REGION_FUNCTIONS
 
 _PURE_QUERIES = (len, operator.getitem, operator.contains, operator.truth)
 _PURE_PREFIXES = ("get_", "is_", "has_")
-_PLAIN_OPERATORS = {"inv", "invert", "index", "is_", "is_not", "indexOf"}
-_RANDOM_NAMES = {"rand", "randn", "randint", "randperm", "bernoulli", "multinomial", "normal", "poisson"}
-_RANDOM_LIKE = {"rand_like", "randn_like", "randint_like", "bernoulli_", "normal_", "uniform_", "rrelu"}
-_DROPOUTS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout}
+_AUGMENTED = {
+    name.strip("_") for name in dir(operator) if name.startswith("__i") and hasattr(operator, "__" + name[3:])
+}
+_RANDOM_PREFIXES = ("rand", "normal", "bernoulli", "multinomial", "poisson", "uniform", "exponential", "geometric")
+_RANDOM_PREFIXES += ("cauchy", "log_normal", "rrelu", "gumbel", "fractional_max_pool")
+
+
+def changed(node: fx.Node) -> tuple[fx.Node, ...]:
+    """The nodes whose value this one changes in place, as torch's naming and arguments tell."""
+    if node.op not in ("call_function", "call_method"):
+        return ()
+    found = list(first_argument(node)) if _changes_first(node) else []
+    out = node.kwargs.get("out")
+    found += [each for each in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(each, fx.Node)]
+    return tuple(found)
+
+
+def first_argument(node: fx.Node) -> tuple[fx.Node, ...]:
+    """The value that a call is about, if a node computes it."""
+    first = node.args[0] if node.args else node.kwargs.get("input", node.kwargs.get("self"))
+    return (first,) if isinstance(first, fx.Node) else ()
+
+
+def _changes_first(node: fx.Node) -> bool:
+    name = _name(node)
+    if node.target in (operator.setitem, setattr) or name == "__setitem__" or name.strip("_") in _AUGMENTED:
+        return True
+    return (name.endswith("_") and not name.endswith("__")) or bool(_argument(node, "inplace", False))
 
 
 def mutates(node: fx.Node) -> bool:
-    """Whether the node changes a tensor in place."""
-    if node.op == "call_method":
-        name = str(node.target)
-        return (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
-    if node.op != "call_function":
-        return False
-    if node.target in (operator.setitem, setattr):
-        return True
-    name, module = getattr(node.target, "__name__", ""), getattr(node.target, "__module__", "")
-    if module == "_operator":
-        return name.startswith("i") and hasattr(operator, f"__{name}__") and name not in _PLAIN_OPERATORS
-    in_place = name.endswith("_") and not name.endswith("__")
-    return in_place or bool(node.kwargs.get("inplace") or node.kwargs.get("out") is not None)
+    """Whether the node changes a value in place."""
+    return bool(changed(node))
 
 
 def uses_random(node: fx.Node) -> bool:
     """Whether the node draws random numbers (a dropout that is switched off does not)."""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    if node.target in _DROPOUTS:
-        probability = node.kwargs.get("p", node.args[1] if len(node.args) > 1 else 0.5)
-        training = node.kwargs.get("training", node.args[2] if len(node.args) > 2 else True)
-        return training is not False and probability not in (0, 0.0)
+    if node.op not in ("call_function", "call_method"):
+        return False
+    name = _name(node)
+    if "dropout" in name:
+        return drops(_argument(node, "p", 0.5), _argument(node, "training", True))
     if name == "scaled_dot_product_attention":
-        return node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0.0) not in (0, 0.0)
-    return node.op != "call_module" and (name in _RANDOM_NAMES or name in _RANDOM_LIKE)
+        return drops(node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0.0), True)
+    return name.startswith(_RANDOM_PREFIXES) or node.kwargs.get("generator") is not None
+
+
+def drops(probability: object, training: object) -> bool:
+    """Whether a dropout of this probability, a constant or a node, may draw."""
+    return training is not False and not (type(probability) in (int, float, bool) and probability == 0)
+
+
+def _name(node: fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
+def _argument(node: fx.Node, name: str, default: object) -> object:
+    """An argument by its name: as given by keyword or by position, or the function's own default."""
+    if name in node.kwargs:
+        return node.kwargs[name]
+    known = _parameters(node.target).get(name) if node.op == "call_function" else None
+    if known is None:
+        return default
+    position, own_default = known
+    return node.args[position] if position < len(node.args) else own_default
+
+
+@functools.lru_cache(maxsize=1024)
+def _parameters(target: Any) -> dict[str, tuple[int, Any]]:
+    """Where each parameter of a function stands, and its default; empty for one written in C."""
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    return {parameter.name: (position, parameter.default) for position, parameter in enumerate(parameters)}
 
 
 def changes_object(node: fx.Node) -> bool:
@@ -84,7 +131,10 @@ def _made_here(value: fx.Node) -> bool:
     """Whether no part of ``value`` existed before: neither an input nor the module's own state is in it."""
     if value.op in ("placeholder", "get_attr", "call_module"):
         return False
-    name = value.target if isinstance(value.target, str) else getattr(value.target, "__name__", "")
+    if isinstance(value.target, type) and value.meta.get("object"):  # a cache; it takes settings, and gives none away
+        parts = [part for part in value.all_input_nodes if part.op != "get_attr" or "spec" in part.meta]
+        return all(map(_made_here, parts))
+    name = _name(value)
     if name in _MAKES_NEW and not mutates(value):
         return True
     return all(map(_made_here, value.all_input_nodes))

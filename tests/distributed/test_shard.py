@@ -318,7 +318,53 @@ def generation(mesh: Any) -> None:
         assert torch.equal(ours, theirs)
 
 
+def tagged(mesh: Any) -> None:
+    """A tag is on whatever parameter is in its place, before, after and between shards."""
+    sch = schedule.create_schedule(Mlp(), torch.randn(2, 5, 16), mesh)
+    fc1 = sch["fc1"].module
+    sch["fc1"].shard("weight", axis=0)
+    sch.undo()
+    sch["fc1"].annotate("weight", "decay", 0.0)
+    sch["fc1"].annotate("weight", "placements_of_mine", "a")
+    sch["fc1"].shard("weight", axis=0)
+    assert isinstance(fc1.weight, DTensor) and (fc1.weight.decay, fc1.weight.placements_of_mine) == (0.0, "a")
+    sch["fc1"].annotate("weight", "decay", 0.5)
+    assert fc1.weight.decay == 0.5
+    sch.undo()
+    assert fc1.weight.decay == 0.0
+    sch.undo()
+    assert not isinstance(fc1.weight, DTensor) and fc1.weight.decay == 0.0
+    sch.redo()
+    assert isinstance(fc1.weight, DTensor) and fc1.weight.decay == 0.0
+    tied = nn.ModuleDict({"one": nn.Linear(8, 8, bias=False), "two": nn.Linear(8, 8, bias=False)})
+    tied["two"].weight = tied["one"].weight
+    sch = schedule.create_schedule(tied, mesh=mesh)
+    sch["two"].annotate("weight", "decay", 0.25)
+    sch["one"].shard("weight", axis=0)
+    assert tied["one"].weight is tied["two"].weight and tied["one"].weight.decay == 0.25
+
+
+def tagged_then_undone_and_sharded_again(mesh: Any) -> None:
+    """The sharded parameter is the same object again, its tags those of now."""
+    sch = schedule.create_schedule(Mlp(), torch.randn(2, 5, 16), mesh)
+    fc1 = sch["fc1"].module
+    sch["fc1"].annotate("weight", "decay", 0.0)
+    sch["fc1"].shard("weight", axis=0)
+    sch.undo()
+    sch.undo()
+    assert not hasattr(fc1.weight, "decay")
+    sch.redo()
+    sch.redo()
+    assert fc1.weight.decay == 0.0
+    whole = nn.Linear(16, 32)
+    sch.undo()
+    sch["fc1"].replace(whole)
+    sch["fc1"].shard("weight", axis=0)
+    assert isinstance(whole.weight, DTensor) and whole.weight.decay == 0.0
+
+
 CASES = [
+    tagged, tagged_then_undone_and_sharded_again,
     linear_mlp, without_bias, uneven_sizes, conv1d_mlp, packed_attention, gated_mlp, fused_inside, fused_first,
     gathered_output, sequence_parallel, user_functions, training_steps, state_dicts, copies, whole_models,
     fused_attention, verified, compiled, generation,

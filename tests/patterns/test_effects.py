@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from schedule.patterns import declare_pure, effects
+from schedule.tracing.effects import changed, uses_random
 from schedule.tracing.regions import begin_autocast
 
 
@@ -47,6 +48,19 @@ def test_pure(target):
 def test_mutating(target):
     node = node_of(target)
     assert effects(node).mutates == (node.args[0],)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [node_of(target) for target in (*PURE, *MUTATING, *RANDOM)]
+    + [node_of(F.relu, True), node_of(F.dropout, 0.5, False), node_of(F.dropout, 0.0), node_of(F.dropout, p=0)]
+    + [node_of(F.dropout, 0.5, True, True), node_of(F.silu, inplace=True), node_of(F.alpha_dropout)]
+    + [node_of(name, kind="call_method") for name in ("add_", "__iadd__", "__setitem__", "bernoulli_", "sum")],
+    ids=lambda node: str(node.target) + str(node.args[1:]),
+)
+def test_the_tracer_and_the_matcher_agree(node):
+    found = effects(node)
+    assert (changed(node), uses_random(node)) == (found.mutates, found.rng)
 
 
 @pytest.mark.parametrize("target", RANDOM, ids=lambda target: getattr(target, "__name__", str(target)))

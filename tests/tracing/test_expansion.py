@@ -107,3 +107,14 @@ def test_modules_that_share_a_graph_keep_their_own_settings():
         found.append((made.graph, next(n for n in graph.nodes if "dropout" in n.name).kwargs["p"]))
     assert found[0][0] is found[1][0]
     assert [p for _, p in found] == [0.1, 0.1, 0.9]
+
+
+def test_what_is_inside_a_module_of_torch_has_the_line_of_its_call():
+    """Not a line of torch, nor that of whoever had the graph made."""
+    root = Block()
+    line = Block.forward.__code__.co_firstlineno + 1
+    made, expansion = expanded(root, root)
+    sources = {node.name: node.meta["source"] for node in expansion.graph.nodes if node.name in expansion.origin}
+    assert {"act__gelu", "drop__dropout", "first__product"} <= sources.keys()
+    assert set(sources.values()) == {f"{__file__}:{line} in forward"}
+    assert made.graph is not expansion.graph

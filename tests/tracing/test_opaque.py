@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers as hf
 
+import schedule
 from schedule.errors import TraceError
 from schedule.recording import Opaque, record
 from schedule.runtime import install, state_of
@@ -93,3 +94,16 @@ def test_branch_on_a_cache_after_it_changed_is_refused():
     recording = record(module, (torch.randn(1, 2, 3, 4), hf.DynamicCache()))
     with pytest.raises(TraceError, match="has changed state"):
         specialise(module, Reading.forward, recording.calls[module][0], recording, False)
+
+
+def test_a_cache_of_two_made_inside_is_no_state_of_the_module():
+    """What a decoder asks a cache that it has just made, between updates of it, is checked on the way."""
+    model, twin = build("t5").eval(), build("t5").eval()
+    sch = schedule.create_schedule(model, batch("t5"))
+    sch["decoder"].trace(flatten=True)
+    install(model.decoder, sch["decoder"].specialisations)
+    with torch.no_grad():
+        for rows, length in ((3, 5), (4, 9)):
+            inputs = batch("t5", rows, length)
+            torch.testing.assert_close(model(**inputs).logits, twin(**inputs).logits, rtol=1e-5, atol=1e-5)
+    assert state_of(model.decoder).fallbacks == 0
