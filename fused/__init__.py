@@ -72,6 +72,8 @@ from fused.mlp import (
     TransformerConfig,
     apply_swiglu_sharded_factory,
 )
+from fused.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from fused.rotary import rotary_embedding
 from fused.softmax import scaled_masked_softmax
 from fused.viewless import (
     MakeViewlessTensor,
@@ -114,6 +116,8 @@ __all__ = [
     "WeightedBiasQuickGeGLUFunction",
     "WeightedQuickGeGLUFunction",
     "WeightedSwiGLUFunction",
+    "add_layer_norm",
+    "add_rms_norm",
     "apply_swiglu_sharded_factory",
     "assert_viewless_tensor",
     "backend",
@@ -136,12 +140,15 @@ __all__ = [
     "gated_activation",
     "geglu",
     "get_bias_dropout_add",
+    "layer_norm",
     "linear_cross_entropy",
     "make_viewless_tensor",
     "new_gelu",
     "quick_geglu",
     "quick_gelu",
     "reglu",
+    "rms_norm",
+    "rotary_embedding",
     "safely_set_viewless_tensor_data",
     "scaled_masked_softmax",
     "swiglu",

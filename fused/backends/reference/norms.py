@@ -1,0 +1,125 @@
+"""RMS and layer norms, with or without a residual sum: the formulas.
+
+With x̂ the normalised rows and h = g·weight, the gradient of x is rstd·(h − x̂·mean(h·x̂)), for the layer norm less
+rstd·mean(h); that of the weight is Σ_rows g·x̂. Statistics are float32 for 16-bit numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from fused.backends.reference.numbers import compute_dtype
+
+Tensor = torch.Tensor
+Casting = Literal["llama", "gemma", "torch"]
+_aten = torch.ops.aten
+
+
+def reciprocal_rms(x: Tensor, eps: float) -> Tensor:
+    """1/√(mean(x²) + eps) of each row, ``[..., 1]``."""
+    return torch.rsqrt(x.to(compute_dtype(x.dtype)).square().mean(-1, keepdim=True) + eps)
+
+
+def factor(weight: Tensor, casting: Casting, dtype: torch.dtype) -> Tensor:
+    """What the normalised rows are multiplied with: Gemma's weights are kept less 1."""
+    return 1 + weight.to(dtype) if casting == "gemma" else weight.to(dtype)
+
+
+def rms_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, *, eps: float, casting: Casting
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The norm of x, or of x + residual; that sum, if there is one; and the reciprocal of the rows' RMS."""
+    total = None if residual is None else x + residual
+    x = x if total is None else total
+    rstd = reciprocal_rms(x, eps)
+    normed = x.to(rstd.dtype) * rstd
+    if weight is not None and casting == "llama":
+        return weight * normed.to(x.dtype), total, rstd
+    if weight is not None:
+        normed = normed * factor(weight, casting, normed.dtype)
+    return normed.to(x.dtype), total, rstd
+
+
+def rms_norm_backward(
+    g: Tensor,
+    g_total: Tensor | None,
+    x: Tensor,
+    weight: Tensor | None,
+    rstd: Tensor,
+    *,
+    casting: Casting,
+    needs: tuple[bool, bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients for x (the sum, if there is one) and for the weight; None for one not needed.
+
+    Args:
+        g_total: the gradient that comes in for the sum, or None.
+    """
+    g = g.to(compute_dtype(g.dtype))
+    normed = x.to(rstd.dtype) * rstd
+    dx = dweight = None
+    if needs[0]:
+        h = g if weight is None else g * factor(weight, casting, rstd.dtype)
+        dx = rstd * (h - normed * (h * normed).mean(-1, keepdim=True))
+        dx = (dx if g_total is None else dx + g_total).to(x.dtype)
+    if needs[1] and weight is not None:
+        dweight = sum_over_rows(g * normed).to(weight.dtype)
+    return dx, dweight
+
+
+def layer_norm(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *,
+    eps: float,
+    out_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """The norm of x, or of x + residual; that sum, if there is one; mean and 1/deviation of the rows."""
+    total = None if residual is None else x + residual
+    x = x if total is None else total
+    compute = compute_dtype(x.dtype)
+    weight, bias = (None if tensor is None else tensor.to(compute) for tensor in (weight, bias))
+    normed, mean, rstd = _aten.native_layer_norm(x.to(compute), x.shape[-1:], weight, bias, eps)
+    return normed.to(out_dtype), total, mean, rstd
+
+
+def layer_norm_backward(
+    g: Tensor,
+    g_total: Tensor | None,
+    x: Tensor,
+    weight: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    *,
+    bias_dtype: torch.dtype | None,
+    needs: tuple[bool, bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients for x (the sum, if there is one), the weight and the bias; None for one not needed.
+
+    Args:
+        g_total: the gradient that comes in for the sum, or None.
+        bias_dtype: None if the bias needs no gradient.
+    """
+    g = g.to(mean.dtype)
+    # The kernel asks for a weight, and for the bias, whose numbers it does not use.
+    scale = g.new_ones(x.shape[-1:]) if weight is None else weight.to(mean.dtype)
+    wanted = [needs[0], needs[1], bias_dtype is not None]
+    dx, dweight, dbias = _aten.native_layer_norm_backward(
+        g, x.to(mean.dtype), x.shape[-1:], mean, rstd, scale, scale, wanted
+    )
+    if needs[0]:
+        dx = (dx if g_total is None else dx + g_total).to(x.dtype)
+    return (
+        dx if needs[0] else None,
+        dweight.to(weight.dtype) if needs[1] and weight is not None else None,
+        None if bias_dtype is None else dbias.to(bias_dtype),
+    )
+
+
+def sum_over_rows(gradient: Tensor) -> Tensor:
+    """``[hidden]`` from ``[..., hidden]``."""
+    return gradient.sum(list(range(gradient.ndim - 1))) if gradient.ndim > 1 else gradient

@@ -1,0 +1,51 @@
+"""Rotary position embedding: the formulas.
+
+Half-split or interleaved, the dimensions make pairs (a, b), and with (c, c′) and (s, s′) the same two numbers of cos
+and sin the result is (a·c − b·s, b·c′ + a·s′). The gradient is (g·c + g′·s′, g′·c′ − g·s): the rotation back.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fused.backends.reference.numbers import compute_dtype
+
+Tensor = torch.Tensor
+
+
+def _pairs(x: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
+    if interleaved:
+        return x[..., ::2], x[..., 1::2]
+    half = x.shape[-1] // 2
+    return x[..., :half], x[..., half:]
+
+
+def _whole(a: Tensor, b: Tensor, interleaved: bool) -> Tensor:
+    return torch.stack((a, b), -1 if interleaved else -2).reshape(*a.shape[:-1], 2 * a.shape[-1])
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool) -> Tensor:
+    dtype = torch.promote_types(x.dtype, cos.dtype)
+    compute = compute_dtype(dtype)
+    width = cos.shape[-1]
+    rest = x[..., width:] if width < x.shape[-1] else None
+    a, b = _pairs((x if rest is None else x[..., :width]).to(compute), interleaved)
+    c, c_ = _pairs(cos.to(compute), interleaved)
+    s, s_ = _pairs(sin.to(compute), interleaved)
+    pair = (a * c + b * s_, b * c_ - a * s) if back else (a * c - b * s, b * c_ + a * s_)
+    out = _whole(*pair, interleaved).to(dtype)
+    return out if rest is None else torch.cat((out, rest.to(dtype)), -1)
+
+
+def rotary(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, *, interleaved: bool) -> tuple[Tensor, Tensor | None]:
+    """q and k turned by the angles. cos and sin broadcast to both, but for the last dimension, which may be shorter."""
+    first = _rotated(q, cos, sin, interleaved, False)
+    return first, None if k is None else _rotated(k, cos, sin, interleaved, False)
+
+
+def rotary_backward(
+    g: Tensor, g_k: Tensor | None, cos: Tensor, sin: Tensor, *, interleaved: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The gradients turned back, in the dtype of `rotary`'s results."""
+    first = _rotated(g, cos, sin, interleaved, True)
+    return first, None if g_k is None else _rotated(g_k, cos, sin, interleaved, True)

@@ -1,0 +1,27 @@
+"""Normal form of arguments for compiled code: all but the last dimension as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def as_rows(args: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+    """Inputs as [rows, hidden], so that one compilation serves every rank; and what undoes it on the results.
+
+    The first input gives the leading dimensions. Vectors and None are left as they are.
+    """
+    leading = args[0].shape[:-1]
+
+    def flat(arg: Any) -> Any:
+        return arg.reshape(-1, arg.shape[-1]) if arg is not None and arg.ndim != 1 else arg
+
+    def one(result: Any) -> Any:
+        if result is None or result.ndim != 2:
+            return result
+        return result.reshape(*leading, result.shape[-1])
+
+    def finish(results: Any) -> Any:
+        return tuple(map(one, results)) if isinstance(results, tuple) else one(results)
+
+    return [flat(arg) for arg in args], finish

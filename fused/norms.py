@@ -1,0 +1,200 @@
+"""RMS and layer norms in one pass, with the residual sum before them if there is one.
+
+They save the normalised tensor's input (the sum, if there is one), the weight, and a number or two for each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from fused.backends.reference import norms as formulas
+from fused.backends.reference.norms import Casting
+from fused.backends.tracing import differentiated, transformed
+from fused.checks import check_float, check_same_device, shape
+from fused.norms_autograd import LayerNorm, RMSNorm, layer_norm_forward, rms_norm_forward
+from fused.sharding import localise, sharded
+
+Tensor = torch.Tensor
+Parameters = list[tuple[str, Tensor | None]]
+Result = tuple[Tensor, Tensor | None]
+Apply = Callable[[Tensor, Tensor | None, list[Tensor | None]], Result]
+
+CASTINGS = ("llama", "gemma", "torch")
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float = 1e-6, *, casting: Casting = "llama") -> Tensor:
+    """``x / √(mean(x²) + eps) · weight`` over the last dimension.
+
+    Args:
+        x: ``[..., hidden]``, any rank from 1, any strides; float16, bfloat16, float32 or float64. A DTensor may be
+            sharded on any dimension; one sharded on the last is gathered.
+        weight: ``[hidden]``, or None for no weight. May have another dtype than x.
+        eps: added to the mean square.
+        casting: ``"llama"``: normalised in float32, cast to x's dtype, then times the weight (LlamaRMSNorm, T5,
+            Mistral, Qwen); ``"gemma"``: times (1 + weight) in float32, then cast; ``"torch"``: times the weight in
+            float32, then cast, as ``F.rms_norm`` and OLMo.
+
+    Returns:
+        ``[..., hidden]`` in x's dtype; with Llama's casting in the dtype of ``weight * x``. Compiled code may leave
+        out the first of Llama's two roundings. Saves x, the weight, and 1/RMS of each row in float32. The gradient
+        of the weight is summed in float32 and has the weight's dtype.
+
+    Raises:
+        TypeError: if x or the weight is not a floating-point tensor, or eps not a number.
+        ValueError: for a weight that is not ``[hidden]``, two devices, or another casting.
+
+    Source: Zhang and Sennrich 2019; transformers ``LlamaRMSNorm`` and ``GemmaRMSNorm``.
+    """
+    return _rms_norm("rms_norm", x, None, weight, eps, casting)[0]
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float = 1e-6, *, casting: Casting = "llama"
+) -> tuple[Tensor, Tensor]:
+    """The residual sum and its norm: ``rms_norm(x + residual, weight, eps)`` and ``x + residual``.
+
+    Args:
+        x, weight, eps, casting: as `rms_norm`.
+        residual: the shape of x; may have another dtype.
+
+    Returns:
+        The norm as `rms_norm` of the sum, and the sum in the dtype that it has in torch. Both are differentiable.
+        Saves the sum, the weight, and 1/RMS of each row.
+
+    Raises:
+        TypeError, ValueError: as `rms_norm`, also for the residual.
+    """
+    check_float("add_rms_norm", "residual", residual)
+    normed, total = _rms_norm("add_rms_norm", x, residual, weight, eps, casting)
+    assert total is not None
+    return normed, total
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
+    """``(x − mean) / √(variance + eps) · weight + bias`` over the last dimension, as ``F.layer_norm``.
+
+    Args:
+        x: ``[..., hidden]``, as `rms_norm`.
+        weight, bias: ``[hidden]``, or None. May have another dtype than x.
+        eps: added to the variance.
+
+    Returns:
+        ``[..., hidden]`` in x's dtype (float32 where CUDA's autocast makes it so in torch). Saves x, the weight, and
+        mean and 1/deviation of each row in float32. The gradients of weight and bias are summed in float32.
+
+    Raises:
+        TypeError: if a tensor is not floating point, or eps not a number.
+        ValueError: for a weight or bias that is not ``[hidden]``, or two devices.
+
+    Source: Ba, Kiros and Hinton 2016; ``torch.nn.functional.layer_norm``.
+    """
+    return _layer_norm("layer_norm", x, None, weight, bias, eps)[0]
+
+
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5
+) -> tuple[Tensor, Tensor]:
+    """The residual sum and its norm: ``layer_norm(x + residual, weight, bias, eps)`` and ``x + residual``.
+
+    Args:
+        x, weight, bias, eps: as `layer_norm`.
+        residual: the shape of x; may have another dtype.
+
+    Returns:
+        The norm as `layer_norm` of the sum, and the sum in the dtype that it has in torch. Both are differentiable.
+        Saves the sum, the weight, and mean and 1/deviation of each row.
+
+    Raises:
+        TypeError, ValueError: as `layer_norm`, also for the residual.
+    """
+    check_float("add_layer_norm", "residual", residual)
+    normed, total = _layer_norm("add_layer_norm", x, residual, weight, bias, eps)
+    assert total is not None
+    return normed, total
+
+
+def _rms_norm(
+    op: str, x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, casting: Casting
+) -> Result:
+    if casting not in CASTINGS:
+        raise ValueError(f"{op}: there is no casting {casting!r}; there are {', '.join(CASTINGS)}")
+    _check_eps(op, eps)
+    if sharded(x, residual, weight):
+        return _on_shards(op, x, residual, [("weight", weight)], lambda x, r, p: _rms_apply(x, r, p[0], eps, casting))
+    _check_operands(op, x, residual, [("weight", weight)])
+    return _rms_apply(x, residual, weight, eps, casting)
+
+
+def _rms_apply(x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, casting: Casting) -> Result:
+    if transformed():
+        return formulas.rms_norm(x, residual, weight, eps=eps, casting=casting)[:2]
+    if not differentiated(x, residual, weight):
+        return rms_norm_forward(x, residual, weight, eps, casting)[:2]
+    result: Result = RMSNorm.apply(x, residual, weight, eps, casting)
+    return result
+
+
+def _layer_norm(
+    op: str, x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Result:
+    _check_eps(op, eps)
+    parameters = [("weight", weight), ("bias", bias)]
+    if sharded(x, residual, weight, bias):
+        return _on_shards(op, x, residual, parameters, lambda x, r, p: _layer_apply(x, r, p[0], p[1], eps))
+    _check_operands(op, x, residual, parameters)
+    return _layer_apply(x, residual, weight, bias, eps)
+
+
+def _layer_apply(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float) -> Result:
+    out_dtype = _layer_norm_dtype(x, residual)
+    if transformed():
+        return formulas.layer_norm(x, residual, weight, bias, eps=eps, out_dtype=out_dtype)[:2]
+    if not differentiated(x, residual, weight, bias):
+        return layer_norm_forward(x, residual, weight, bias, eps, out_dtype)[:2]
+    result: Result = LayerNorm.apply(x, residual, weight, bias, eps, out_dtype)
+    return result
+
+
+def _layer_norm_dtype(x: Tensor, residual: Tensor | None) -> torch.dtype:
+    dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
+    if dtype.itemsize < 4 and x.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
+        return torch.float32
+    return dtype
+
+
+def _on_shards(op: str, x: Tensor, residual: Tensor | None, parameters: Parameters, apply: Apply) -> Result:
+    """`apply` to the local shards. Rows are whole on every rank; parameters on all ranks get partial gradients."""
+    check_float(op, "input", x, min_ndim=1)
+    if sharded(x):
+        _check_operands(op, x, residual, parameters)
+    names = [name for name, _ in parameters]
+    local = localise(op, x, [residual, *(tensor for _, tensor in parameters)], whole=[-1])
+    local_residual, *given = local.others
+    _check_operands(op, local.x, local_residual, list(zip(names, given, strict=True)))
+    normed, total = apply(local.x, local_residual, given)
+    return local.wrap(normed), None if total is None else local.wrap(total)
+
+
+def _check_eps(op: str, eps: object) -> None:
+    if not isinstance(eps, int | float | torch.SymFloat):
+        raise TypeError(f"{op}: eps must be a number, got {type(eps).__name__}")
+
+
+def _check_operands(op: str, x: Tensor, residual: Tensor | None, parameters: Parameters) -> None:
+    check_float(op, "input", x, min_ndim=1)
+    if residual is not None:
+        if residual.shape != x.shape:
+            raise ValueError(f"{op}: residual of shape {shape(residual)} has not the shape of the input {shape(x)}")
+        check_same_device(op, x, "residual", residual)
+    for name, tensor in parameters:
+        if tensor is None:
+            continue
+        check_float(op, name, tensor)
+        if tensor.shape != x.shape[-1:]:
+            raise ValueError(
+                f"{op}: {name} must have shape [{x.shape[-1]}], the last dimension of the input {shape(x)}, "
+                f"got {shape(tensor)}"
+            )
+        check_same_device(op, x, name, tensor)

@@ -1,0 +1,137 @@
+"""The norms as ops and as autograd functions, for checked plain tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fused.backends import Op, compiled_norms, requested
+from fused.backends.reference import norms as formulas
+from fused.backends.reference.norms import Casting
+from fused.backends.rows import as_rows
+
+Tensor = torch.Tensor
+RMSResults = tuple[Tensor, Tensor | None, Tensor]
+LayerResults = tuple[Tensor, Tensor | None, Tensor, Tensor]
+
+RMS_NORM = Op(
+    "rms_norm",
+    forward=formulas.rms_norm,
+    backward=formulas.rms_norm_backward,
+    canonical=as_rows,
+)
+RMS_NORM.register(
+    "inductor",
+    forward=formulas.rms_norm,
+    backward=compiled_norms.rms_norm_backward,
+    finish_backward=compiled_norms.rms_norm_sums,
+)
+LAYER_NORM = Op(
+    "layer_norm",
+    forward=formulas.layer_norm,
+    backward=formulas.layer_norm_backward,
+    canonical=as_rows,
+)
+LAYER_NORM.register(
+    "inductor",
+    forward=formulas.layer_norm,
+    backward=compiled_norms.layer_norm_backward,
+    finish_backward=compiled_norms.layer_norm_sums,
+)
+
+
+def rms_norm_forward(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, casting: Casting
+) -> RMSResults:
+    """Run the forward formula on the backend asked for."""
+    results: RMSResults = RMS_NORM.run("forward", (x, residual, weight), requested(), eps=eps, casting=casting)
+    return results
+
+
+def layer_norm_forward(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    out_dtype: torch.dtype,
+) -> LayerResults:
+    """Run the forward formula on the backend asked for."""
+    results: LayerResults = LAYER_NORM.run(
+        "forward", (x, residual, weight, bias), requested(), eps=eps, out_dtype=out_dtype
+    )
+    return results
+
+
+def _gradients_of_sum(ctx: Any, dx: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of x and of the residual, which are the sum's."""
+    x, residual = (
+        None if dx is None or not needed else dx.to(dtype)
+        for needed, dtype in zip(ctx.needs_input_grad[:2], ctx.dtypes, strict=True)
+    )
+    return x, residual
+
+
+class RMSNorm(torch.autograd.Function):
+    """Norm and residual sum, if there is one. Saves the sum (x, if there is none), the weight and 1/RMS."""
+
+    # Not in two parts: torch looks up the signature of those at every call.
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, casting: Casting
+    ) -> tuple[Tensor, Tensor | None]:
+        normed, total, rstd = rms_norm_forward(x, residual, weight, eps, casting)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x if total is None else total, weight, rstd)
+        ctx.dtypes = (x.dtype, x.dtype if residual is None else residual.dtype)
+        ctx.eps, ctx.casting, ctx.backend = eps, casting, requested()
+        return normed, total
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None, g_total: Tensor | None) -> tuple[Tensor | None, ...]:
+        if g is None:
+            return *_gradients_of_sum(ctx, g_total), None, None, None
+        x, weight, rstd = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            rstd = formulas.reciprocal_rms(x, ctx.eps)  # as a function of x, to be differentiated again
+        needs = any(ctx.needs_input_grad[:2]), ctx.needs_input_grad[2]
+        args = (g, g_total, x, weight, rstd)
+        dx, dweight = RMS_NORM.run("backward", args, ctx.backend, casting=ctx.casting, needs=needs)
+        return *_gradients_of_sum(ctx, dx), dweight, None, None
+
+
+class LayerNorm(torch.autograd.Function):
+    """Norm and residual sum, if there is one. Saves the sum (x, if there is none), the weight and statistics."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        out_dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor | None]:
+        normed, total, mean, rstd = layer_norm_forward(x, residual, weight, bias, eps, out_dtype)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x if total is None else total, weight, mean, rstd)
+        ctx.dtypes = (x.dtype, x.dtype if residual is None else residual.dtype)
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        ctx.backend = requested()
+        return normed, total
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None, g_total: Tensor | None) -> tuple[Tensor | None, ...]:
+        if g is None:
+            return *_gradients_of_sum(ctx, g_total), None, None, None, None
+        x, weight, mean, rstd = ctx.saved_tensors
+        dx, dweight, dbias = LAYER_NORM.run(
+            "backward",
+            (g, g_total, x, weight, mean, rstd),
+            ctx.backend,
+            bias_dtype=ctx.bias_dtype if ctx.needs_input_grad[3] else None,
+            needs=(any(ctx.needs_input_grad[:2]), ctx.needs_input_grad[2]),
+        )
+        return *_gradients_of_sum(ctx, dx), dweight, dbias, None, None

@@ -1,0 +1,167 @@
+"""Rotary position embedding of queries and keys in one pass, saving cos and sin alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fused.backends import Op, requested
+from fused.backends.reference import rotary as formulas
+from fused.backends.tracing import differentiated, transformed
+from fused.checks import check_float, check_same_device, shape
+from fused.sharding import localise, sharded
+
+Tensor = torch.Tensor
+
+
+def _as_in_memory(args: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+    """Dimensions in the order of the first tensor in memory: heads turned out of a projection are not copied."""
+    x = args[0]
+    order = sorted(range(x.ndim - 1), key=lambda dim: -x.stride(dim))
+    order.append(x.ndim - 1)
+    back = sorted(range(x.ndim), key=lambda dim: order[dim])
+
+    def turned(arg: Any) -> Any:
+        if arg is None:
+            return None
+        return arg.reshape((1,) * (x.ndim - arg.ndim) + arg.shape).permute(order)
+
+    def finish(results: Any) -> Any:
+        return tuple(None if result is None else result.permute(back) for result in results)
+
+    return [turned(arg) for arg in args], finish
+
+
+ROTARY = Op(
+    "rotary_embedding",
+    forward=formulas.rotary,
+    backward=formulas.rotary_backward,
+    canonical=_as_in_memory,
+)
+
+
+class _Rotary(torch.autograd.Function):
+    """q and, if there is one, k turned. Saves cos and sin, which get no gradient."""
+
+    # Not in two parts: torch looks up the signature of those at every call.
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(cos, sin)
+        ctx.dtypes = (q.dtype, None if k is None else k.dtype)
+        ctx.interleaved, ctx.backend = interleaved, requested()
+        return _forward(q, k, cos, sin, interleaved)
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        wanted = [n for n, g in enumerate(incoming) if g is not None and ctx.needs_input_grad[n]]
+        gradients: list[Tensor | None] = [None, None]
+        if wanted:
+            given = [incoming[n] for n in wanted]
+            args = (given[0], given[1] if len(given) > 1 else None, cos, sin)
+            turned = ROTARY.run("backward", args, ctx.backend, interleaved=ctx.interleaved)
+            for n, gradient in zip(wanted, turned, strict=False):
+                gradients[n] = gradient.to(ctx.dtypes[n])
+        return *gradients, None, None, None
+
+
+def rotary_embedding(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    interleaved: bool = False,
+    unsqueeze_dim: int | None = 1,
+) -> tuple[Tensor, Tensor]:
+    """Turn the pairs of dimensions of queries and keys by their positions' angles, as ``apply_rotary_pos_emb``.
+
+    Args:
+        q: ``[batch, heads, seq, head_dim]`` or any other shape that cos broadcasts to; floating point, any strides.
+            A DTensor may be sharded on any dimension; one sharded on the last is gathered.
+        k: as q, with its own number of heads.
+        cos, sin: ``[batch, seq, rotary_dim]``, an even rotary_dim at most head_dim: what follows is passed on. Every
+            dimension has its own number, the two of a pair usually the same one: HuggingFace's Llama repeats the
+            halves; interleaved, its Cohere repeats each number (GLM's cos is
+            ``cos[..., : rotary_dim // 2].repeat_interleave(2, -1)``).
+        interleaved: pairs are dimensions (0, 1), (2, 3), …; else (0, n/2), (1, n/2 + 1), … of n = rotary_dim.
+        unsqueeze_dim: where cos and sin get the dimension of the heads; None if they broadcast to q and k already.
+
+    Returns:
+        q and k turned, in the dtypes of ``q * cos`` and ``k * cos``; 16-bit numbers are computed in float32 and
+        rounded once. Saves cos and sin alone; q and k too if cos or sin require a gradient.
+
+    Raises:
+        TypeError: if one is not a floating-point tensor.
+        ValueError: for cos and sin of two shapes or dtypes, an odd or too large rotary_dim, shapes that do not
+            broadcast, or two devices.
+
+    Source: Su et al. 2021; transformers ``apply_rotary_pos_emb`` of Llama, GPT-NeoX and Cohere.
+    """
+    op = "rotary_embedding"
+    check_float(op, "q", q, min_ndim=1)
+    check_float(op, "k", k, min_ndim=1)
+    _check_angles(op, cos, sin)
+    if unsqueeze_dim is not None:
+        if not -cos.ndim <= unsqueeze_dim + (unsqueeze_dim < 0) < cos.ndim:
+            raise ValueError(f"{op}: unsqueeze_dim {unsqueeze_dim} puts no dimension before the last of {shape(cos)}")
+        cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    if sharded(q, k, cos, sin):
+        return _on_shards(op, "q", q, cos, sin, interleaved), _on_shards(op, "k", k, cos, sin, interleaved)
+    _check_fits(op, "q", q, cos)
+    _check_fits(op, "k", k, cos)
+    turned_q, turned_k = _apply(q, k, cos, sin, interleaved)
+    assert turned_k is not None
+    return turned_q, turned_k
+
+
+def _forward(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor | None]:
+    results: tuple[Tensor, Tensor | None] = ROTARY.run(
+        "forward", (q, k, cos, sin), requested(), interleaved=interleaved
+    )
+    return results
+
+
+def _apply(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor | None]:
+    # Their gradients are rare: autograd's own do.
+    if transformed() or differentiated(cos, sin):
+        return formulas.rotary(q, k, cos, sin, interleaved=interleaved)
+    if not differentiated(q, k):
+        return _forward(q, k, cos, sin, interleaved)
+    result: tuple[Tensor, Tensor | None] = _Rotary.apply(q, k, cos, sin, interleaved)
+    return result
+
+
+def _on_shards(op: str, name: str, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """q or k alone: they may be sharded in two ways."""
+    if sharded(x):
+        _check_fits(op, name, x, cos)
+    local = localise(op, x, [cos, sin], whole=[-1])
+    cos, sin = local.given(0), local.given(1)
+    _check_fits(op, name, local.x, cos)
+    return local.wrap(_apply(local.x, None, cos, sin, interleaved)[0])
+
+
+def _check_angles(op: str, cos: Tensor, sin: Tensor) -> None:
+    check_float(op, "cos", cos, min_ndim=1)
+    check_float(op, "sin", sin, min_ndim=1)
+    if cos.shape != sin.shape or cos.dtype != sin.dtype:
+        raise ValueError(f"{op}: cos {shape(cos)} of {cos.dtype} and sin {shape(sin)} of {sin.dtype} are not alike")
+    check_same_device(op, cos, "sin", sin)
+    if cos.shape[-1] % 2:
+        raise ValueError(f"{op}: the last dimension of cos and sin must be even, got {shape(cos)}")
+
+
+def _check_fits(op: str, name: str, x: Tensor, cos: Tensor) -> None:
+    """cos, its last dimension aside, broadcasts to x."""
+    if cos.shape[-1] > x.shape[-1]:
+        raise ValueError(f"{op}: cos {shape(cos)} is wider than {name} {shape(x)}")
+    extra = x.ndim - cos.ndim
+    if extra < 0 or any(size not in (1, x.shape[extra + dim]) for dim, size in enumerate(cos.shape[:-1])):
+        raise ValueError(f"{op}: cos and sin of shape {shape(cos)} do not broadcast to {name} {shape(x)}")
+    check_same_device(op, x, "cos", cos)

@@ -1,0 +1,74 @@
+"""Rotary position embedding against modeling code; `cases_rotary.py` has the quality lines."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fused
+from tests.fused.cases_rotary import eager_rotary, inputs
+
+
+@pytest.fixture
+def qkcs():
+    torch.manual_seed(0)
+    return inputs(5, 4)
+
+
+def test_agrees_with_transformers(qkcs):
+    q, k, cos, sin = qkcs
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    for mine, theirs in zip(fused.rotary_embedding(*qkcs), llama.apply_rotary_pos_emb(q, k, cos, sin), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+    glm = pytest.importorskip("transformers.models.glm.modeling_glm")
+    repeated = [t[..., :4].repeat_interleave(2, -1) for t in (cos, sin)]
+    ours = fused.rotary_embedding(q, k, *repeated, interleaved=True)
+    for mine, theirs in zip(ours, glm.apply_rotary_pos_emb(q, k, cos, sin), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_heads_may_come_last_or_be_broadcast_already(qkcs):
+    q, k, cos, sin = qkcs
+    expected = fused.rotary_embedding(*qkcs)
+    turned = fused.rotary_embedding(q.transpose(1, 2), k.transpose(1, 2), cos, sin, unsqueeze_dim=2)
+    one = fused.rotary_embedding(q[:1], k[:1], cos[0], sin[0], unsqueeze_dim=None)
+    for mine, short, truth in zip(turned, one, expected, strict=True):
+        assert torch.equal(mine.transpose(1, 2), truth) and torch.equal(short, truth[:1])
+
+
+def test_wrong_variants_are_told_apart(qkcs):
+    q, k, cos, sin = qkcs
+    right = fused.rotary_embedding(*qkcs)
+    wrong = [eager_rotary(q, k, cos, sin, True), eager_rotary(q, k, sin, cos), eager_rotary(q, k, cos, -sin)]
+    for mutant in wrong:
+        assert not torch.allclose(right[0], mutant[0], rtol=1e-6, atol=1e-6)
+
+
+def test_cos_and_sin_get_gradients_if_they_require_them(qkcs):
+    leaves = [t.clone().requires_grad_() for t in qkcs]
+    assert torch.autograd.gradcheck(lambda *t: fused.rotary_embedding(*t), leaves)
+
+
+@pytest.mark.parametrize("needed", [0, 1])
+def test_one_gradient_alone(qkcs, needed):
+    leaves = [t.clone().requires_grad_(n == needed) for n, t in enumerate(qkcs)]
+    outs = fused.rotary_embedding(*leaves)
+    expected = eager_rotary(*leaves)
+    (mine,) = torch.autograd.grad(outs[needed].square().sum(), leaves[needed])
+    torch.testing.assert_close(mine, torch.autograd.grad(expected[needed].square().sum(), leaves[needed])[0])
+
+
+def test_errors_say_what_does_not_fit(qkcs):
+    q, k, cos, sin = qkcs
+    with pytest.raises(ValueError, match=r"not alike"):
+        fused.rotary_embedding(q, k, cos, sin.float())
+    with pytest.raises(ValueError, match=r"must be even"):
+        fused.rotary_embedding(q, k, cos[..., :3], sin[..., :3])
+    with pytest.raises(ValueError, match=r"wider than k \[2, 2, 5, 6\]"):
+        fused.rotary_embedding(q, k[..., :6], cos, sin)
+    with pytest.raises(ValueError, match=r"do not broadcast to q \[2, 4, 5, 8\]"):
+        fused.rotary_embedding(q, k, cos[:, :4], sin[:, :4])
+    with pytest.raises(ValueError, match="unsqueeze_dim 3"):
+        fused.rotary_embedding(q, k, cos, sin, unsqueeze_dim=3)
+    with pytest.raises(TypeError, match="q must be float16"):
+        fused.rotary_embedding(q.int(), k, cos, sin)
