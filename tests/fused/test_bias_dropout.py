@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import fused
+from fused.bias_dropout import BIAS_DROPOUT
 
 Tensor = torch.Tensor
 
@@ -138,3 +139,36 @@ def test_compiled_without_graph_break_drops_the_right_share():
 def test_errors_name_the_shapes(arguments, error, words):
     with pytest.raises(error, match=f"bias_dropout_add: .*{words}"):
         fused.bias_dropout_add(*arguments)
+
+
+def compare_with_eager():
+    x, bias, residual = (t.requires_grad_() for t in (torch.randn(6, 8), torch.randn(8), torch.randn(6, 8)))
+    g, results = torch.randn(6, 8), []
+    for op in (
+        lambda: fused.bias_dropout_add(x, bias, residual, 0.25),
+        lambda: residual + F.dropout(x + bias, 0.25),
+    ):
+        out, _ = under_seed(op)
+        results.append((out, *torch.autograd.grad(out, (x, bias, residual), g)))
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("forward", lambda f, x, b, r, k, s: f(x, None, r, k, s)),
+        ("forward", lambda f, x, b, r, k, s: f(x, b, None, k, s)),
+        ("forward", lambda f, x, b, r, k, s: f(x, b, r, ~k, s)),
+        ("forward", lambda f, x, b, r, k, s: f(x, b, r, k, 1.0)),
+        ("forward", lambda f, x, b, r, k, s: f(r, b, x, k, s)),
+        ("backward", lambda f, g, k, s, **dtypes: f(g, None, s, **dtypes)),
+        ("backward", lambda f, g, k, s, **dtypes: f(g, k, 1.0, **dtypes)),
+        ("backward", lambda f, g, k, s, **dtypes: tuple(2 * d for d in f(g, k, s, **dtypes))),
+    ],
+)
+def test_wrong_variants_are_told_apart(monkeypatch, part, change):
+    compare_with_eager()
+    right = getattr(BIAS_DROPOUT, part)
+    monkeypatch.setattr(BIAS_DROPOUT, part, lambda *args, **statics: change(right, *args, **statics))
+    with pytest.raises(AssertionError, match="not close"):
+        compare_with_eager()

@@ -30,7 +30,8 @@ def bias_dropout(
     if keep is not None:
         z = dropped(z, keep, keep_scale)
     if residual is not None:
-        z = z + residual
+        # What dropout has made is ours to write to.
+        z = z + residual if keep is None else z.add_(residual)
     return z.to(dtype)
 
 

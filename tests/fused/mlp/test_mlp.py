@@ -263,3 +263,22 @@ def test_what_cannot_be_built_or_run():
         MLP(config(), tp_group=SimpleNamespace(size=lambda: 2))
     with pytest.raises(ValueError, match=r"per_token_scale \[2\].*\[3, 2, 12\]"):
         MLP(config())(torch.randn(3, 2, H), torch.rand(2))
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("linear_fc1", lambda y, bias: (y, None)),
+        ("linear_fc1", lambda y, bias: (torch.cat(y.chunk(2, -1)[::-1], -1), bias)),
+        ("linear_fc1", lambda y, bias: (y + bias, bias)),
+        ("linear_fc2", lambda y, bias: (y + bias, bias)),
+        ("linear_fc2", lambda y, bias: (y, None)),
+    ],
+)
+def test_wrong_variants_are_told_apart(part, change):
+    mlp = filled(MLP(config(gated_linear_unit=True, activation_func=F.silu)))
+    x, scale = torch.randn(5, 2, H), torch.rand(5, 2)
+    torch.testing.assert_close(mlp(x, scale)[0], expected(mlp, x, scale))
+    getattr(mlp, part).register_forward_hook(lambda module, args, result: change(*result))
+    with pytest.raises(AssertionError, match="not close"):
+        torch.testing.assert_close(mlp(x, scale)[0], expected(mlp, x, scale))
