@@ -45,16 +45,12 @@ def normal(z: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(z < 0, tail, 1 - tail), e
 
 
-def _erf_gelu(z: Tensor) -> Tensor:
-    return z * normal(z)[0]
-
-
 def _erf_gelu_gradient(g: Tensor, z: Tensor) -> Tensor:
     cdf, e = normal(z)
     return g * (cdf + z * e * (1 / math.sqrt(2 * math.pi)))
 
 
-VALUES: dict[str, Callable[[Tensor], Tensor]] = {"gelu": _erf_gelu, "gelu_tanh": _tanh_gelu}
+VALUES: dict[str, Callable[[Tensor], Tensor]] = {"gelu_tanh": _tanh_gelu}
 _GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "gelu": _erf_gelu_gradient,
     "gelu_tanh": _tanh_gelu_gradient,

@@ -185,7 +185,7 @@ def backends(device: str | None = None) -> dict[str, Choice]:
     Returns:
         `Choice` by the name of the op, for large tensors. Whatever is chosen, plain torch runs under
         `torch.compile`, `torch.func` transforms and double backward, for tensor subclasses, and (unless a
-        backend is forced) for float64, for small CPU tensors, and for tanh on the CPU.
+        backend is forced) for float64, for small CPU tensors, and on the CPU for what is one pass of torch's.
     """
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     return {name: op.choose(kind, requested()) for name, op in sorted(OPS.items())}

@@ -184,14 +184,29 @@ def test_each_op_says_what_is_small(monkeypatch, op):
     calls = []
     monkeypatch.setattr(inductor, "run", lambda formula, args, *_: calls.append("inductor") or args[0])
     x = torch.ones(2**9, 2**9)
-    for activation, compiled in (("gelu", 1), ("gelu_tanh", 1), ("tanh", 0)):
+    for activation, compiled in (("sigmoid", 1), ("gelu_tanh", 1), ("tanh", 0)):
         calls.clear()
         BIAS_ACTIVATION.run("forward", (x, None), None, activation=activation)
         assert len(calls) == compiled
     calls.clear()
-    BIAS_ACTIVATION.run("forward", (x[: 2**7], None), None, activation="gelu")
+    BIAS_ACTIVATION.run("forward", (x[: 2**7], None), None, activation="sigmoid")
     BIAS_ACTIVATION.run("forward", (x[: 2**7], None), None, activation="gelu_tanh")
     assert len(calls) == 1
+
+
+def test_one_pass_of_torch_is_not_compiled(monkeypatch):
+    from fused.backends import inductor
+
+    calls = []
+    monkeypatch.setattr(availability, "why_unavailable", lambda backend, device: None)
+    monkeypatch.setattr(inductor, "run", lambda formula, args, *_: calls.append("inductor") or args[0])
+    x = torch.ones(2**10, 2**10)
+    for activation, compiled in (("relu", 0), ("silu", 0), ("sigmoid", 0), ("gelu", 1), ("tanh", 1), ("relu2", 1)):
+        calls.clear()
+        fused.bias_activation(x, None, activation)
+        assert len(calls) == compiled
+        fused.bias_activation(x, torch.ones(2**10), activation)
+        assert len(calls) == compiled + 1
 
 
 def test_what_compiled_code_leaves_to_plain_torch(op, monkeypatch):
