@@ -36,6 +36,7 @@ LOGIT_STATISTICS = Op(
     forward=formulas.logit_statistics,
     backward=formulas.logit_statistics_backward,
     canonical=_rows,
+    kernels="fused.backends.triton.losses",
 )
 
 

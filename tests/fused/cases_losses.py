@@ -55,7 +55,6 @@ def _case(name: str, eager: Callable[..., Tensor], **options: Any) -> Case:
         eager=eager,
         inputs=_rows,
         saved=_saved,
-        triton=False,
     )
 
 
@@ -71,7 +70,6 @@ CASES = [
         eager=lambda logits, targets: flat_loss(upcast(logits), targets, reduction="none"),
         inputs=lambda rows, columns: (normal(2, rows, columns), some_targets(2, rows, classes=columns)),
         saved=_saved,
-        triton=False,
     ),
 ]
 
@@ -92,7 +90,6 @@ def _linear(name: str, eager: Callable[..., Tensor], with_bias: bool = True, **o
         saved=nbytes,
         sums=(0, 1, 3) if with_bias else (0, 1),
         special=False,  # which of 0·inf a matrix product comes upon is its own affair
-        triton=False,
     )
 
 

@@ -145,6 +145,29 @@ def dtensor_cases() -> None:
     torch.testing.assert_close(result.full_tensor(), megatron(logits, targets, 0.1))
 
 
+def linear_cases() -> None:
+    generator = torch.Generator().manual_seed(4)
+    tensors = [torch.randn(size, dtype=torch.float64, generator=generator) for size in ((4, 3, 6), (CLASSES, 6))]
+    targets = sample()[1]
+    whole = Replicate()
+    for placements in ((Shard(0), whole), (whole, whole), (whole, Shard(0)), (Shard(0), None)):
+        for reduction in ("mean", "sum", "none"):
+            leaves = [tensor.clone().requires_grad_() for tensor in tensors]
+            expected = fused.linear_cross_entropy(*leaves, targets, reduction=reduction, chunk_rows=2)
+            gradients = torch.autograd.grad(expected.sum(), leaves)
+            mine = [
+                (t.clone() if where is None else distribute_tensor(t, MESH, [where])).requires_grad_()
+                for t, where in zip(tensors, placements, strict=True)
+            ]
+            spread = distribute_tensor(targets, MESH, [placements[0]])
+            result = fused.linear_cross_entropy(*mine, spread, reduction=reduction, chunk_rows=2)
+            assert isinstance(result, DTensor)
+            torch.testing.assert_close(result.full_tensor(), expected)
+            for one, exact in zip(torch.autograd.grad(result.sum(), mine), gradients, strict=True):
+                full = one.full_tensor() if isinstance(one, DTensor) else one
+                torch.testing.assert_close(full, exact, msg=lambda m, p=placements, r=reduction: f"{p} {r}: {m}")
+
+
 if __name__ == "__main__":
     RANK, file = int(sys.argv[1]), sys.argv[2]
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=RANK, world_size=2)
@@ -154,5 +177,6 @@ if __name__ == "__main__":
             plain_cases()
     compiled_case()
     dtensor_cases()
+    linear_cases()
     dist.barrier()
     dist.destroy_process_group()

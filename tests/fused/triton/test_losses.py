@@ -1,0 +1,92 @@
+"""The kernels of cross entropy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fused
+from fused.loss_autograd import LOGIT_STATISTICS
+
+COLUMNS = (1, 2, 3, 17, 64, 65, 1000, 8193, 50257)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+@pytest.fixture
+def check(check_against_float64):
+    """``check(logits, index, softcap, total, inplace)``: both parts against float64."""
+
+    def run(logits, index, softcap=None, total=False):
+        settings = {"total": total, "elsewhere": torch.nan}
+        lse, _, sums = check_against_float64(
+            LOGIT_STATISTICS, "forward", (logits, index, softcap), sums=(2,), **settings
+        )
+        grads = [torch.randn_like(lse) for _ in range(3)]
+        args = (logits, grads[0], grads[1], None if sums is None else grads[2], index, lse, softcap)
+        check_against_float64(LOGIT_STATISTICS, "backward", args, inplace=False)
+        return lse
+
+    return run
+
+
+def sample(rows, columns, dtype, device):
+    logits = (3 * torch.randn(rows, columns)).to(device, dtype)
+    return logits, torch.randint(columns, (rows,), device=device)
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+@every_dtype
+def test_every_width(check, device, columns, dtype):
+    check(*sample(3, columns, dtype, device))
+
+
+@every_dtype
+@pytest.mark.parametrize("total", [False, True])
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_options(check, device, dtype, total, softcap):
+    logits, index = sample(6, 9000, dtype, device)
+    check(logits.view(2, 3, -1), index.view(2, 3), softcap, total)
+
+
+@every_dtype
+def test_an_index_outside_picks_nothing(device, dtype, launches):
+    logits, index = sample(4, 10, dtype, device)
+    index[0], index[1] = -100, 10
+    for elsewhere in (0.0, torch.nan):
+        picked = LOGIT_STATISTICS.run("forward", (logits, index, None), "triton", total=False, elsewhere=elsewhere)[1]
+        expected = logits.gather(1, index.clamp(0, 9)[:, None])[:, 0].float()
+        expected[:2] = elsewhere
+        torch.testing.assert_close(picked, expected, equal_nan=True)
+    assert launches.total() == 2
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+def test_infinities_are_as_in_the_formula(device, value):
+    logits, index = sample(3, 10, torch.float32, device)
+    logits[0, 3] = logits[1] = value
+    with fused.backend("triton"):
+        ours = fused.cross_entropy(logits, index, reduction="none")
+    torch.testing.assert_close(ours, torch.nn.functional.cross_entropy(logits, index, reduction="none"), equal_nan=True)
+
+
+def test_rows_far_apart(device, far_rows):
+    logits, index = sample(2, 50, torch.bfloat16, device)
+    with fused.backend("triton"):
+        far = far_rows(logits).requires_grad_()
+        near = logits.clone().requires_grad_()
+        for one in (far, near):
+            fused.cross_entropy(one, index).backward()
+    assert torch.equal(far.grad, near.grad)
+
+
+@every_dtype
+def test_gradient_written_over_the_logits(device, dtype):
+    logits, index = sample(3, 9000, dtype, device)
+    leaf = logits.requires_grad_()
+    computed = leaf * 1
+    with fused.backend("triton"):
+        fused.cross_entropy(computed, index, inplace_backward=True).backward()
+    expected = torch.autograd.grad(fused.cross_entropy(leaf, index), leaf)[0]
+    assert torch.equal(computed.detach(), leaf.grad)
+    torch.testing.assert_close(leaf.grad, expected)
