@@ -201,6 +201,10 @@ def _image_sizes(sizes: Sizes) -> Layouts:
     return [sizes.repeated(*image_size(sizes.configs))]
 
 
+def _merges(sizes: Sizes) -> Layouts:
+    return [sizes.repeated(patch_grid(sizes.configs)[1] // 2)[:, 0]]
+
+
 def _hidden_or_patches(sizes: Sizes) -> Layouts:
     return _patches(sizes) if "grid_thw" in sizes.names else _hidden(sizes)
 
@@ -332,6 +336,7 @@ MAKERS: Mapping[str, Callable[[Sizes], Layouts]] = {
     "image_grid_thw": _grid,
     "image_grid_hw": _grid_hw,
     "image_sizes": _image_sizes,
+    "merge_sizes": _merges,
     "input_features": _input_features,
     "input_features_mask": _feature_mask,
     "feature_attention_mask": _feature_mask,

@@ -24,7 +24,7 @@ from schedule.examples.inputs import REFUSALS, Inputs
 from tests.sweep.shrink import CATEGORIES, shrink
 
 MAX_PARAMETERS = 40_000_000
-SECONDS_TO_BUILD = 10.0
+SECONDS_TO_BUILD = 6.0
 
 # The head that a model is most often trained with comes first; those without a head come last.
 _FIRST = (

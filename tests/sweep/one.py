@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import time
 import traceback
@@ -85,6 +86,9 @@ class Result:
 def run(name: str, path: Path, memory: int) -> None:
     """Check ``name`` within ``memory`` bytes and keep ``path`` up to date; the entry point of a process."""
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    with path.with_suffix(".log").open("w") as log:  # what models and torch print would tear the progress bar
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
     result = Result(name)
     result.save(path)
     check(result, lambda: result.save(path))
@@ -106,10 +110,19 @@ def check(result: Result, progressed: Callable[[], None] = lambda: None) -> Resu
             model, batch = built.model, built.batch
             result.model, result.built, result.kept = type(model).__name__, True, sorted(built.kept)
             result.inputs = {name: list(value.shape) for name, value in batch.items()}
+            try:
+                _seen(model, batch)
+            except REFUSALS as error:  # nothing can be compared
+                result.reasons["original refuses training"] = f"{type(error).__name__}: {_line(error)}"
+                return _timed(result, start)
             for stage in (_rewritten, _traced):
                 progressed()
                 with _reasons(result, stage.__name__.strip("_")):
                     stage(model, batch, result)
+    return _timed(result, start)
+
+
+def _timed(result: Result, start: float) -> Result:
     result.seconds = round(time.monotonic() - start, 1)
     return result
 

@@ -20,12 +20,11 @@ IMAGE, PATCH = 32, 8
 # Fields whose sizes follow from one another in ways of this architecture alone.
 EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
-    "deepseek_v2": {"num_experts_per_tok": 2},
-    "deepseek_ocr2_text": {"num_experts_per_tok": 2},
-    "autoformer": {"prediction_length": 4},
-    "informer": {"prediction_length": 4},
-    "time_series_transformer": {"prediction_length": 4},
+    "reformer": {"axial_pos_embds": False},
 }
+
+# Fields without a default that a model cannot do without.
+REQUIRED: Mapping[str, int] = {"num_experts_per_tok": 2, "prediction_length": 4, "vocab_size": VOCABULARY}
 
 # Backbones of a package that is not needed elsewhere, by one of transformers' own.
 SUBSTITUTES: Mapping[str, Mapping[str, Any]] = {
@@ -63,12 +62,19 @@ class _Shrinking:
         layers = self.chosen_layers(config)
         small: Config = {}
         for name, value in config.items():
-            if isinstance(value, dict) and name.endswith("config"):
+            if name == "per_layer_config" and isinstance(value, dict):
+                small[name] = {new: self.config(value[old]) for new, old in enumerate(layers) if old in value}
+            elif isinstance(value, dict) and ("model_type" in value or name.endswith("config")):
                 small[name] = self.config(value)
             elif isinstance(value, dict) and name.startswith("rope"):
                 small[name] = value if "heads" in self.keep else _rope(value, _has_sections(config))
             else:
                 small[name] = self.value(name, value, config, layers)
+        if _staged(config) and "layers" not in self.keep:
+            small.pop("stage_names")
+            small.pop("out_indices", None)
+            read = len(config.get("out_indices") or [0])
+            small["out_features"] = [f"stage{1 + layer}" for layer in range(len(layers))][-read:]
         exceptions = EXCEPTIONS.get(str(config.get("model_type")), {})
         return {**small, **{k: v for k, v in exceptions.items() if k in small}}
 
@@ -81,6 +87,7 @@ class _Shrinking:
             seen.setdefault(kind, index)
         chosen = sorted(seen.values()) or [0]
         asked = max((len(v) for n, v in config.items() if _is_indices(n, v)), default=0)
+        asked = max(asked, len(config.get("out_indices") or ())) if _staged(config) else asked
         wanted = max(LAYERS, asked, len(chosen))
         chosen += [i for i in range(count) if i not in chosen][: wanted - len(chosen)]
         return sorted(chosen)
@@ -90,6 +97,8 @@ class _Shrinking:
             return self.list(name, value, config, layers)
         if name in _DEPTH_NAMES and _whole(value) and "layers" not in self.keep:
             return min(value, len(layers))
+        if value is None:
+            return REQUIRED.get(name)
         if not _whole(value) or value < 2:
             return value
         if _TOKEN.search(name):
@@ -134,6 +143,11 @@ def _whole(value: Any) -> bool:
 
 def _nested(value: list[Any]) -> bool:
     return any(isinstance(item, (list, dict)) for item in value)
+
+
+def _staged(config: Config) -> bool:
+    """Whether each layer is a stage that a head may read."""
+    return "stage_names" in config and any(_whole(config.get(name)) for name in _DEPTH_NAMES) and "depths" not in config
 
 
 def _is_indices(name: str, value: Any) -> bool:

@@ -1,0 +1,69 @@
+"""Tiny configs keep the relations between their fields."""
+
+from __future__ import annotations
+
+import pytest
+import transformers as hf
+
+from tests.sweep.coverage import summary, write
+from tests.sweep.models import NotBuilt, architectures, model_class
+from tests.sweep.one import Result
+from tests.sweep.shrink import HEADS, LAYERS, VOCABULARY, WIDTH, shrink
+
+
+def test_sizes() -> None:
+    small = shrink(hf.LlamaConfig().to_dict())
+    assert (small["hidden_size"], small["num_attention_heads"], small["num_hidden_layers"]) == (WIDTH, HEADS, LAYERS)
+    assert small["vocab_size"] == VOCABULARY and small["num_key_value_heads"] == HEADS
+    assert shrink(hf.MistralConfig().to_dict())["num_key_value_heads"] == HEADS // 2
+    assert shrink(hf.LlamaConfig(hidden_size=32).to_dict())["hidden_size"] == 32, "nothing grows"
+
+
+def test_categories_that_are_kept() -> None:
+    small = shrink(hf.LlamaConfig().to_dict(), frozenset({"dims"}))
+    assert small["hidden_size"] == 4096 and small["num_hidden_layers"] == LAYERS
+
+
+def test_every_kind_of_layer_stays() -> None:
+    small = shrink(hf.Gemma3TextConfig().to_dict())
+    assert sorted(small["layer_types"]) == ["full_attention", "sliding_attention"]
+    assert small["num_hidden_layers"] == len(small["layer_types"]) == 2
+
+
+def test_a_token_is_one_token_in_all_configs() -> None:
+    config = hf.LlavaConfig()
+    config.text_config.eos_token_id = config.image_token_index
+    small = shrink(config.to_dict())
+    assert small["image_token_index"] == small["text_config"]["eos_token_id"] < VOCABULARY
+
+
+def test_stages_keep_their_ratios() -> None:
+    small = shrink(hf.ConvNextConfig().to_dict())
+    assert [size / small["hidden_sizes"][0] for size in small["hidden_sizes"]] == [1, 2, 4, 8]
+    assert len(small["depths"]) == 4
+
+
+def test_sections_of_positions_fill_half_a_head() -> None:
+    small = shrink(hf.Qwen2VLConfig().to_dict())["text_config"]
+    assert sum(small["rope_parameters"]["mrope_section"]) == WIDTH // HEADS // 2
+
+
+def test_architectures() -> None:
+    names = architectures()
+    assert len(names) > 300 and {"bert", "gpt2", "llava", "mamba"} <= set(names) and names == sorted(names)
+    assert model_class("bert") is hf.BertForMaskedLM and model_class("whisper") is hf.WhisperForConditionalGeneration
+    with pytest.raises(NotBuilt, match="no model of its own"):
+        model_class("sam3_geometry_encoder")
+
+
+def test_the_page(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    fine = vars(Result("bert", "BertModel", built=True, rules={"bias_gelu": 2}, equal=True, traced="whole"))
+    bad = vars(Result("gpt2", built=True, rules={"bias_gelu": 2}, equal=False, reasons={"WRONG, rewritten": "a | b"}))
+    none = vars(Result("x", reasons={"not shrunk": "/usr/lib/site-packages/torch/a.py: no"}))
+    results = {result["name"]: result for result in (none, bad, fine)}
+    line = write(results, tmp_path / "page.md", tmp_path / "data.json")
+    assert line == summary(results)
+    assert line.startswith("3 config classes, 2 built: 1 traced whole, 2 rewritten, 1 checked and equal, 1 wrong")
+    rows = [row for row in (tmp_path / "page.md").read_text().splitlines() if row.startswith("| ")][1:]
+    assert [row.split(" | ")[0] for row in rows] == ["| bert", "| gpt2", "| x"]
+    assert "a \\| b" in rows[1] and "/usr" not in rows[2] and "| yes / – |" in rows[0] and "| NO / – |" in rows[1]

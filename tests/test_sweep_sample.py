@@ -1,0 +1,106 @@
+"""Twenty-five architectures of the sweep, across families: what held of each still holds.
+
+The whole sweep is ``python -m tests.sweep``. Where one of these does better than it says here, raise the mark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from torch import nn
+
+import schedule
+from tests.sweep.coverage import wrong
+from tests.sweep.one import Result, check
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@dataclass(frozen=True)
+class Held:
+    """What holds of one architecture.
+
+    Attributes:
+        rules: rule → places that it is applied in, at least.
+        whole: the root is traced as one graph.
+        known: kinds of reasons that are known to be in the way.
+    """
+
+    rules: Mapping[str, int] = field(default_factory=dict)
+    whole: bool = True
+    known: tuple[str, ...] = ()
+
+
+CALLS = Held(whole=False, known=("not traced",))
+
+
+def held(attention: int = 0, whole: bool = True, known: tuple[str, ...] = (), **rules: int) -> Held:
+    """``rules`` and ``attention`` softmaxes."""
+    return Held(dict(rules, attention_softmax=attention), whole, known)
+
+
+SAMPLE: dict[str, Held] = {
+    # text: decoders, encoders, both
+    "gpt_neox": held(2, bias_gelu=2),
+    "cohere": held(2),
+    "olmo2": held(2),
+    "starcoder2": held(2, bias_gelu_tanh=2),
+    "stablelm": held(2),
+    "roberta": held(2, bias_gelu=3),
+    "deberta-v2": held(2, bias_gelu=3),
+    "bart": held(6, bias_gelu=4),
+    "t5": held(6),
+    # images
+    "dinov2": held(2, bias_gelu=2),
+    "convnext": held(bias_gelu=8),
+    "segformer": held(4),
+    "beit": held(2, bias_gelu=2),
+    "detr": held(6, False, ("crashed, traced", "not traced"), bias_relu=6),
+    # sound
+    "wav2vec2": held(2, False, ("crashed, traced", "not traced"), bias_gelu=2),
+    "whisper": held(6, bias_gelu=4),
+    "audio-spectrogram-transformer": held(2, bias_gelu=2),
+    # several of them
+    "clip": held(4, bias_quick_gelu=4),
+    "siglip": held(4, False, bias_gelu_tanh=5),
+    "llava": held(4, False, ("not traced",), bias_quick_gelu=2, bias_gelu=1),
+    "qwen2_vl": held(2, False, ("not traced",), bias_quick_gelu=2, bias_gelu=1),
+    # experts, state spaces, series
+    "mixtral": Held(whole=False, known=("crashed, rewritten", "crashed, traced", "refused, rewritten", "not traced")),
+    "mamba": CALLS,
+    "falcon_mamba": CALLS,
+    "patchtst": held(2, bias_gelu=2),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_what_held_still_holds(name: str) -> None:
+    expected, result = SAMPLE[name], check(Result(name))
+    assert result.built, result.reasons
+    assert set(result.reasons) <= set(expected.known), result.reasons
+    found = result.rules or {}
+    assert all(found.get(rule, 0) >= count for rule, count in expected.rules.items()), found
+    if found:
+        assert result.equal and result.undone and result.shapes >= 3 and not result.fallbacks, result
+    if expected.whole:
+        assert (result.traced, result.trace_equal, result.trace_fallbacks) == ("whole", True, 0), result
+
+
+def test_the_sample_is_of_twenty_five() -> None:
+    assert len(SAMPLE) == 25
+
+
+def _spoiled(sch: schedule.Schedule, **settings: Any) -> schedule.Report:
+    report = schedule.optimizer.optimize(sch, **settings)
+    sch.replace_all(nn.LayerNorm, lambda *_: nn.Identity())
+    return report
+
+
+def test_a_wrong_rewrite_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "optimize", _spoiled)
+    result = check(Result("gpt_neox"))
+    assert result.equal is False and "replace_all" in result.reasons["WRONG, rewritten"]
+    assert wrong({"reasons": result.reasons})
