@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import copy
 import types
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,6 +29,7 @@ from schedule.runtime import Adaptation, Declined, ScheduledState, state_of
 from schedule.tracing.calls import interceptable
 from schedule.tracing.environment import Environment, autocast_dtype, quiet_autocast
 from schedule.tracing.opaque import Constant
+from schedule.tracing.sharing import has_constants, likeness, settings_agree
 from schedule.tracing.signature import Parameters, Signature, SignatureBuilder
 from schedule.tracing.specialisation import Specialisation, original_class, specialise
 from schedule.tracing.structure import map_structure
@@ -42,6 +44,10 @@ Rewritten = tuple[Specialisation, dict[str, int]]
 
 _CHECKED_SHAPES = 2
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+_known: weakref.WeakValueDictionary[Hashable, Adaptation] = weakref.WeakValueDictionary()
+"""What like modules got: the layers of a model are adapted once."""
 
 
 class Rewrite(Protocol):
@@ -100,6 +106,11 @@ class Adapter:
         except TypeError:
             return None
         try:
+            _refuse(module)
+            key = (likeness(module, call, forward, autocast), self)
+            known = _known.get(key)
+            if known is not None and all(_holds_for(module, made) for made in known.specialisations):
+                return known
             with _undisturbed(module):
                 made, summary = self._made(module, forward, call, recording, autocast, (args, kwargs))
         except ScheduleError as error:
@@ -107,7 +118,10 @@ class Adapter:
         except Exception as error:  # the user's forward, on tensors without data or of other sizes, may raise anything
             why = f"{type(error).__name__}: {error}"
         else:
-            return Adaptation(made, Declined(signature, "the graph made for it does not take it"), summary)
+            adaptation = Adaptation(made, Declined(signature, "the graph made for it does not take it"), summary)
+            if not any(map(has_constants, made)):
+                _known[key] = adaptation
+            return adaptation
         return Adaptation((), Declined(signature, why.partition("\n")[0]))
 
     def _made(
@@ -119,7 +133,6 @@ class Adapter:
         autocast: torch.dtype | None,
         live: tuple[tuple[Any, ...], dict[str, Any]],
     ) -> tuple[tuple[Specialisation, ...], str]:
-        _refuse(module)
         shadow = Shadow(module)
         enter = (lambda child, path: path in self.entered) if self.entered else None
         made = []
@@ -194,6 +207,12 @@ def _refuse(module: nn.Module) -> None:
             raise NotApplicable(f"{path} has a hook")
         if "forward" in vars(child):
             raise NotApplicable(f"{path or 'the module'} has a forward of its own, set on the object")
+
+
+def _holds_for(module: nn.Module, made: Specialisation) -> bool:
+    """Whether a graph made for a like module holds for this one: the settings that it was made with agree."""
+    inside = all(settings_agree(module.get_submodule(path), e.settings) for path, e in made.entered.items())
+    return inside and settings_agree(module, made.settings)
 
 
 # -- a shadow ------------------------------------------------------------------------------------------------

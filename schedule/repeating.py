@@ -119,6 +119,16 @@ class ByPattern:
         """What makes one like this, besides the pattern."""
         raise NotImplementedError
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByPattern) and self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        return hash(self._identity())
+
+    def _identity(self) -> tuple[Any, ...]:
+        settings = (each if isinstance(each, (str, frozenset)) else id(each) for each in self.settings())
+        return (type(self), id(self.wanted), self.sizes, *settings)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> ByPattern:
         return self
 

@@ -60,7 +60,7 @@ class Declined:
     why: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Adaptation:
     """What a module got for calls of a further kind.
 

@@ -20,6 +20,7 @@ from schedule.tracing.specs import TensorSpec
 from schedule.tracing.structure import leaves
 
 _HOOKS = {name for name in vars(nn.Module()) if name.startswith(("_", "training", "call_super_init"))}
+_HOOKS.add("_schedule_state")  # a child is called, whatever it runs
 
 
 def likeness(module: nn.Module, call: Call, *context: Hashable) -> Hashable:
