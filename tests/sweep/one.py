@@ -50,7 +50,8 @@ class Result:
         left: places that look like a rule's construct and were not rewritten, by reason.
         equal: the rewritten model computed the same everywhere.
         shapes: how many shapes that was compared at.
-        fallbacks: calls that ran the original forward, of the rewritten modules.
+        fallbacks: calls that ran the original forward, of the rewritten modules, at the recorded shape.
+        fallbacks_elsewhere: the same at another shape.
         undone: everything undone gives the original, to the bit.
         traced: ``whole``, or ``calls`` if modules with parts of their own stayed calls.
         trace_equal: the traced root computed the same everywhere.
@@ -69,6 +70,7 @@ class Result:
     equal: bool | None = None
     shapes: int = 0
     fallbacks: int = 0
+    fallbacks_elsewhere: int = 0
     undone: bool | None = None
     traced: str | None = None
     trace_equal: bool | None = None
@@ -83,9 +85,15 @@ class Result:
         part.replace(path)
 
 
-def run(name: str, path: Path, memory: int) -> None:
-    """Check ``name`` within ``memory`` bytes and keep ``path`` up to date; the entry point of a process."""
+def run(name: str, path: Path, seconds: int, memory: int) -> None:
+    """Check ``name`` and keep ``path`` up to date; the entry point of a process.
+
+    Args:
+        seconds: of processor time; then the process is stopped.
+        memory: bytes that it may map.
+    """
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))  # a signal that tells, before the one that kills
     with path.with_suffix(".log").open("w") as log:  # what models and torch print would tear the progress bar
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
@@ -164,6 +172,8 @@ def _rewritten(model: nn.Module, batch: Inputs, result: Result) -> None:
             found.append(schedule.verify(sch, other, steps=STEPS).report if other else EquivalenceReport())
         result.equal, result.shapes = True, len(_shapes(found))
         result.fallbacks = _fallbacks(model, batch)
+        other = _other(model, batch, *OTHER_SHAPES[0])
+        result.fallbacks_elsewhere = _fallbacks(model, other) if other else 0
     while sch.history:
         sch.undo()
     result.undone = all(state_of(module) is None for module in model.modules()) and _same(before, _seen(model, batch))
@@ -189,6 +199,11 @@ def _traced(model: nn.Module, batch: Inputs, result: Result) -> None:
     result.trace_fallbacks = _fallbacks(twin, batch)
     if result.trace_fallbacks:
         result.reasons["trace never runs"] = f"{result.trace_fallbacks} of 2 recorded calls ran the original forward"
+    other = _other(model, batch, *OTHER_SHAPES[0])
+    missed = _fallbacks(twin, other) if other else 0
+    if missed:
+        state = state_of(twin)
+        result.reasons["traced for one shape"] = f"{missed} of 2 calls ran the original: {state and state.last_miss}"
 
 
 def _fallbacks(model: nn.Module, batch: Inputs) -> int:
