@@ -27,7 +27,7 @@ from schedule.graphs import difference
 from schedule.recording import Call, Recording
 from schedule.runtime import Adaptation, Declined, ScheduledState, state_of
 from schedule.tracing.calls import interceptable
-from schedule.tracing.environment import Environment, autocast_dtype, quiet_autocast
+from schedule.tracing.environment import Environment, autocast_dtype, parameter_conditions, quiet_autocast
 from schedule.tracing.opaque import Constant
 from schedule.tracing.sharing import has_constants, likeness, settings_agree
 from schedule.tracing.signature import Parameters, Signature, SignatureBuilder
@@ -102,7 +102,7 @@ class Adapter:
             call = Call(recording.describe(args), recording.describe(kwargs), None)
         autocast = autocast_dtype(call)
         try:
-            signature = _signature(forward, call, autocast)
+            signature = _signature(module, forward, call, autocast)
         except TypeError:
             return None
         try:
@@ -161,10 +161,11 @@ def adapter_for(node: Schedule, rewrites: Sequence[Rewrite]) -> Adapter | None:
     return replace(adapter, rewrites=(*adapter.rewrites, *rewrites)) if isinstance(adapter, Adapter) else None
 
 
-def _signature(forward: Callable[..., Any], call: Call, autocast: torch.dtype | None) -> Signature:
+def _signature(module: nn.Module, forward: Callable[..., Any], call: Call, autocast: torch.dtype | None) -> Signature:
     builder = SignatureBuilder(lambda name, described: None)
     builder.build(Parameters(forward), call)
     builder.signature.conditions += Environment.of(call, autocast).conditions(builder.signature)
+    builder.signature.conditions += parameter_conditions(module, builder.signature)
     return builder.signature
 
 

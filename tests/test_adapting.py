@@ -533,3 +533,32 @@ def test_layers_alike_are_adapted_once() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.testing.assert_close(model(**ids()), twin(**ids()))
+
+
+def test_a_dtype_that_only_parameters_show() -> None:
+    """Token ids look the same whatever the model computes in."""
+
+    class Embedded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.fc = nn.Embedding(32, 16), nn.Linear(16, 16)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return F.gelu(self.fc(self.embed(ids)), approximate="tanh")
+
+    def narrow(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return bias_gelu(x.float(), bias.float())
+
+    torch.manual_seed(0)
+    model, tokens = Embedded(), torch.arange(6).reshape(2, 3)
+    twin = copy.deepcopy(model).double()
+    sch = schedule.create_schedule(model, tokens)
+    sch.replace(narrow, sch.find(bias_gelu, expect=1))
+    torch.testing.assert_close(model(tokens).double(), twin(tokens), rtol=1e-5, atol=1e-5)
+    model.double()
+    with pytest.warns(FallbackWarning, match="returns torch.float32"):
+        torch.testing.assert_close(model(tokens), twin(tokens), rtol=1e-12, atol=1e-12)
+    model.bfloat16()
+    model(tokens)
+    model.float()(tokens)
+    assert fallbacks(model) == 2 and adaptations(model) == 2

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from schedule.recording import Call
 from schedule.tracing.signature import Signature
@@ -18,6 +19,18 @@ from schedule.tracing.structure import leaves
 def quiet_autocast(device_type: str, dtype: torch.dtype | None) -> torch.autocast:
     """An autocast block that leaves nothing behind: casts of parameters made inside stay out of autocast's cache."""
     return torch.autocast(device_type, dtype=dtype, enabled=dtype is not None, cache_enabled=False)
+
+
+def parameter_conditions(module: nn.Module, signature: Signature) -> list[str]:
+    """A condition that the module computes in the dtype it had, where no argument tells: it is given token ids, say."""
+    if any(spec.dtype.is_floating_point for spec in signature.tensors.values()):
+        return []
+    floating = ((path, p) for path, p in module.named_parameters() if p.is_floating_point())
+    for path, parameter in floating:
+        *holders, name = path.split(".")
+        holder = "self" + "".join(f"._modules[{part!r}]" for part in holders)
+        return [f"{holder}._parameters[{name!r}].dtype is {parameter.dtype}"]
+    return []
 
 
 def autocast_dtype(call: Call) -> torch.dtype | None:
