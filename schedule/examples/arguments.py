@@ -73,10 +73,14 @@ def make(name: str, sizes: Sizes) -> Layouts:
 
 def _input_ids(sizes: Sizes) -> Layouts:
     configs = sizes.configs
-    vocabulary = configs.number("vocab_size", near=(*TEXT[:3], ""), default=0)
+    vocabulary = configs.number("vocab_size", near=(*TEXT[:3], ""), default=256)  # of bytes, if nothing is said
     if configs.find("is_encoder_decoder", default=False):
         vocabulary = configs.number("vocab_size", "src_vocab_size", "encoder_vocab_size", default=vocabulary)
     return [sizes.tokens(vocabulary, sizes.length)] if vocabulary > 1 else []
+
+
+def _query_ids(sizes: Sizes) -> Layouts:
+    return [sizes.tokens(sizes.configs.number("vocab_size", near=("qformer", "text"), default=256), sizes.length)]
 
 
 def _decoder_input_ids(sizes: Sizes) -> Layouts:
@@ -322,6 +326,7 @@ def _queries(sizes: Sizes) -> Layouts:
 MAKERS: Mapping[str, Callable[[Sizes], Layouts]] = {
     "input_ids": _input_ids,
     "decoder_input_ids": _decoder_input_ids,
+    "qformer_input_ids": _query_ids,
     "attention_mask": _attention_mask,
     "inputs_embeds": _hidden,
     "hidden_states": _hidden_or_patches,

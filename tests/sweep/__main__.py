@@ -33,7 +33,7 @@ def main() -> int:
     names.sort(key=lambda name: hashlib.sha256(name.encode()).digest())  # what is known half-way is a fair sample
     sweep(names, options.jobs)
     found = {name: result for name, result in load().items() if name in every}
-    print(write(found, ROOT / "docs" / "coverage.md", RESULTS.parent / "coverage.json"))
+    print(write(found, ROOT / "docs" / "coverage.md", RESULTS.parent / "coverage.json", len(every)))
     wrong = [name for name in names if any(kind.startswith("WRONG") for kind in found[name]["reasons"])]
     if wrong:
         print(f"WRONG: {', '.join(wrong)}", file=sys.stderr)

@@ -29,9 +29,13 @@ the bit.
 """
 
 
-def write(results: Results, page: Path, data: Path) -> str:
-    """Write the page and the same as JSON; returns the summary line."""
-    line = summary(results)
+def write(results: Results, page: Path, data: Path, total: int) -> str:
+    """Write the page and the same as JSON; returns the summary line.
+
+    Args:
+        total: how many config classes there are, with a result or without.
+    """
+    line = summary(results) + (f" {total - len(results)} have no result yet." if total > len(results) else "")
     counts = Counter(kind for result in results.values() for kind in result["reasons"])
     reasons = "\n".join(f"- {count} × {kind}" for kind, count in counts.most_common())
     versions = {name: importlib.metadata.version(name) for name in ("transformers", "torch")}

@@ -121,7 +121,8 @@ def check(result: Result, progressed: Callable[[], None] = lambda: None) -> Resu
             try:
                 _seen(model, batch)
             except REFUSALS as error:  # nothing can be compared
-                result.reasons["original refuses training"] = f"{type(error).__name__}: {_line(error)}"
+                kind = "too large" if "allocate memory" in str(error) else "original refuses training"
+                result.reasons[kind] = f"{type(error).__name__}: {_line(error)}"
                 return _timed(result, start)
             for stage in (_rewritten, _traced):
                 progressed()

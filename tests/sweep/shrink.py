@@ -20,11 +20,19 @@ IMAGE, PATCH = 32, 8
 # Fields whose sizes follow from one another in ways of this architecture alone.
 EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
+    "align_vision_model": {"width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 128},
+    "efficientnet": {"width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 128},
+    "bros": {"dim_bbox_sinusoid_emb_2d": 16, "dim_bbox_sinusoid_emb_1d": 2, "dim_bbox_projection": 16},
     "reformer": {"axial_pos_embds": False},
 }
 
 # Fields without a default that a model cannot do without.
-REQUIRED: Mapping[str, int] = {"num_experts_per_tok": 2, "prediction_length": 4, "vocab_size": VOCABULARY}
+REQUIRED: Mapping[str, int] = {
+    "num_experts_per_tok": 2,
+    "prediction_length": 4,
+    "vocab_size": VOCABULARY,
+    "image_token_index": VOCABULARY - 28,
+}
 
 # Backbones of a package that is not needed elsewhere, by one of transformers' own.
 SUBSTITUTES: Mapping[str, Mapping[str, Any]] = {
@@ -203,6 +211,8 @@ RULES: list[tuple[re.Pattern[str], str, Callable[[int, Config], int]]] = [
         (r"feat_extract", "none", _as_it_is),
         (r"num_pos_feats", "dims", _to(WIDTH // 2)),
         (r"upsample_groups", "dims", _to(WIDTH)),
+        (r"^num_groups$", "dims", _to(4)),
+        (r"spec_size", "audio", _to(2 * IMAGE)),
         (r"(^|_)n_groups$", "heads", _to(1)),
         (r"type_vocab|num_labels|num_channels|in_chans|audio_channels", "none", _as_it_is),
         (r"vocab", "vocabulary", _to(VOCABULARY)),

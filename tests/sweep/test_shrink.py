@@ -61,8 +61,8 @@ def test_the_page(tmp_path) -> None:  # type: ignore[no-untyped-def]
     bad = vars(Result("gpt2", built=True, rules={"bias_gelu": 2}, equal=False, reasons={"WRONG, rewritten": "a | b"}))
     none = vars(Result("x", reasons={"not shrunk": "/usr/lib/site-packages/torch/a.py: no"}))
     results = {result["name"]: result for result in (none, bad, fine)}
-    line = write(results, tmp_path / "page.md", tmp_path / "data.json")
-    assert line == summary(results)
+    line = write(results, tmp_path / "page.md", tmp_path / "data.json", total=4)
+    assert line == f"{summary(results)} 1 have no result yet."
     assert line.startswith("3 config classes, 2 built: 1 traced whole, 2 rewritten, 1 checked and equal, 1 wrong")
     rows = [row for row in (tmp_path / "page.md").read_text().splitlines() if row.startswith("| ")][1:]
     assert [row.split(" | ")[0] for row in rows] == ["| bert", "| gpt2", "| x"]
