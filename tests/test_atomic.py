@@ -206,8 +206,8 @@ BAD_INPUT: dict[str, tuple[Attempt, type[Exception], str]] = {
     ),
     "no example inputs": (
         lambda s: schedule.create_schedule(s.module).find(bias_gelu),
-        schedule.TraceError,
-        "no example inputs",
+        schedule.NotApplicable,
+        r"pass one batch as example_inputs: dict\(ids=",
     ),
 }
 

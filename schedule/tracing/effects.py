@@ -20,8 +20,10 @@ _PURE_PREFIXES = ("get_", "is_", "has_")
 _AUGMENTED = {
     name.strip("_") for name in dir(operator) if name.startswith("__i") and hasattr(operator, "__" + name[3:])
 }
-_RANDOM_PREFIXES: tuple[str, ...] = ("rand", "normal", "bernoulli", "multinomial", "poisson", "uniform", "exponential", "geometric")
-_RANDOM_PREFIXES += ("cauchy", "log_normal", "rrelu", "gumbel", "fractional_max_pool")
+_RANDOM_PREFIXES = (
+    *("rand", "normal", "bernoulli", "multinomial", "poisson", "uniform", "exponential", "geometric"),
+    *("cauchy", "log_normal", "rrelu", "gumbel", "fractional_max_pool"),
+)
 
 
 def changed(node: fx.Node) -> tuple[fx.Node, ...]:
