@@ -232,7 +232,7 @@ def bias_gelu(x: Tensor, bias: Tensor | None, approximate: str = "tanh") -> Tens
 
 
 def bias_gelu_impl(input: Tensor, bias: Tensor | None) -> Tensor:
-    """Megatron's name for ``bias_gelu(input, bias, approximate="tanh")``, its shapes, dtypes and errors."""
+    """Megatron's name for `bias_gelu` with ``approximate="tanh"``: its shapes, dtypes and errors."""
     return _bias_activation("bias_gelu_impl", input, bias, "gelu_tanh")
 
 

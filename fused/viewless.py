@@ -98,7 +98,7 @@ def assert_viewless_tensor(tensor: T, extra_msg: str | None = None) -> T:
     """`tensor` itself, if neither it nor a tensor in it, a list or tuple of any depth, is a view.
 
     Args:
-        tensor: a tensor, a list or tuple of anything, or anything else, which passes.
+        tensor: a tensor of any shape, a list or tuple of anything, or anything else, which passes.
         extra_msg: added to the error.
 
     Raises:
@@ -136,7 +136,7 @@ def deallocate_output(out: Tensor | None) -> None:
     The memory goes if nothing else holds it, such as a backward pass that needs the output's numbers.
 
     Args:
-        out: the output, or None, which is nothing to free.
+        out: the output, of any shape and dtype, or None, which is nothing to free.
 
     Raises:
         TypeError: if `out` is not a plain tensor: free the local shard of a DTensor.

@@ -36,6 +36,9 @@ class MLPSubmodules:
 class MLP(nn.Module):
     """h → ffn → h, with an activation in between that is gated or not.
 
+    Takes ``[seq, batch, hidden]`` in the dtype of its parameters, and gives the result and the second layer's bias,
+    ``[hidden]``, which is not added.
+
     Args:
         config: a `TransformerConfig`, or any object with attributes of these names (Megatron's own, say).
         submodules: what builds the parts; by default plain torch.

@@ -23,7 +23,7 @@ class ProcessGroup(Protocol):
 
 
 class LinearFc1Interface(Protocol):
-    """The first linear layer."""
+    """What the first linear layer, hidden to feed-forward size, has to offer `MLP`."""
 
     def forward(self, hidden_states: Tensor, /) -> tuple[Tensor, Tensor | None]:
         """``[..., input_size]`` to ``[..., output_size]``, and the bias ``[output_size]`` not yet added, or None."""
@@ -35,7 +35,7 @@ class LinearFc1Interface(Protocol):
 
 
 class LinearFc2Interface(Protocol):
-    """The second linear layer."""
+    """What the second linear layer, feed-forward size to hidden, has to offer `MLP`."""
 
     def forward(self, hidden_states: Tensor, /) -> tuple[Tensor, Tensor | None]:
         """``[..., input_size]`` to ``[..., output_size]``, and the bias ``[output_size]`` not yet added, or None."""
@@ -76,7 +76,7 @@ class LinearFc1Builder(Protocol):
 
 
 class LinearFc2Builder(Protocol):
-    """Builds the second linear layer."""
+    """Builds the second linear layer: its input is the rank's part of the feed-forward size."""
 
     def __call__(
         self,
@@ -96,6 +96,6 @@ class LinearFc2Builder(Protocol):
 
 
 class TEActivationFunctionBuilder(Protocol):
-    """Builds the activation."""
+    """Builds the activation that stands between the linear layers."""
 
     def __call__(self, *, config: Any) -> TEActivationFunctionInterface: ...

@@ -1,0 +1,107 @@
+"""The names that users of Megatron-LM, Slapo and Liger look for import from `fused`, with their documentation."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import typing
+
+import pytest
+import torch
+
+import fused
+
+OPS = [
+    "BiasGeLUFunction",
+    "GeLUFunction",
+    "bias_gelu_impl",
+    "bias_gelu",
+    "new_gelu",
+    "bias_new_gelu",
+    "bias_activation",
+    "weighted_squared_relu",
+    "swiglu",
+    "geglu",
+    "reglu",
+    "quick_geglu",
+    "bias_swiglu",
+    "bias_geglu",
+    "bias_reglu",
+    "bias_quick_geglu",
+    "weighted_swiglu",
+    "weighted_geglu",
+    "weighted_reglu",
+    "weighted_quick_geglu",
+    "gated_activation",
+    "bias_dropout",
+    "bias_dropout_add",
+    "get_bias_dropout_add",
+    "ScaledSoftmax",
+    "ScaledMaskedSoftmax",
+    "ScaledUpperTriangMaskedSoftmax",
+    "scaled_masked_softmax",
+    "FusedScaleMaskSoftmax",
+    "rms_norm",
+    "layer_norm",
+    "add_rms_norm",
+    "add_layer_norm",
+    "rotary_embedding",
+    "cross_entropy",
+    "linear_cross_entropy",
+    "vocab_parallel_cross_entropy",
+    "MakeViewlessTensor",
+    "make_viewless_tensor",
+    "assert_viewless_tensor",
+    "safely_set_viewless_tensor_data",
+    "deallocate_output",
+    "backward_from_deallocated",
+    "MLP",
+    "MLPSubmodules",
+    "apply_swiglu_sharded_factory",
+]
+PROTOCOLS = [
+    "LinearFc1Builder",
+    "LinearFc1Interface",
+    "LinearFc2Builder",
+    "LinearFc2Interface",
+    "TEActivationFunctionBuilder",
+]
+SWITCHES = ["backend", "backends"]
+
+
+@pytest.mark.parametrize("name", [*OPS, *PROTOCOLS, *SWITCHES])
+def test_a_public_name_has_a_docstring(name: str) -> None:
+    assert name in fused.__all__
+    assert len(inspect.getdoc(getattr(fused, name)) or "") > 40
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_an_op_tells_its_shapes_dtypes_errors_and_source(name: str) -> None:
+    value = getattr(fused, name)
+    text, around = inspect.getdoc(value) or "", sys.modules[value.__module__].__doc__ or ""
+    parts = {
+        "shapes": "[" in text or "any shape" in text,
+        "errors": "Raises" in text,
+        "source": "Source" in text or "Source" in around,
+    }
+    elsewhere = any(f"`{other}`" in text for other in OPS if other != name)
+    assert all(parts.values()) or elsewhere, f"neither {parts} nor the name of the op that tells them"
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_protocols_are_protocols(name: str) -> None:
+    assert typing.Protocol in getattr(fused, name).__mro__
+
+
+def test_the_autograd_functions_are_functions() -> None:
+    for name in OPS:
+        value = getattr(fused, name)
+        if name.endswith("Function") or name in ("ScaledSoftmax", "ScaledMaskedSoftmax", "MakeViewlessTensor"):
+            assert issubclass(value, torch.autograd.Function)
+        assert value.__module__.split(".")[0] == "fused"
+
+
+def test_nothing_is_public_by_accident() -> None:
+    assert sorted(fused.__all__) == sorted(set(fused.__all__))
+    for name in fused.__all__:
+        assert getattr(fused, name) is not None
