@@ -23,6 +23,8 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
     "align_vision_model": {"width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 128},
     "efficientnet": {"width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 128},
     "bros": {"dim_bbox_sinusoid_emb_2d": 16, "dim_bbox_sinusoid_emb_1d": 2, "dim_bbox_projection": 16},
+    "esm": {"pad_token_id": 1, "mask_token_id": 32},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "reformer": {"axial_pos_embds": False},
 }
 
@@ -32,6 +34,7 @@ REQUIRED: Mapping[str, int] = {
     "prediction_length": 4,
     "vocab_size": VOCABULARY,
     "image_token_index": VOCABULARY - 28,
+    "head_dim": HEAD_SIZE,
 }
 
 # Backbones of a package that is not needed elsewhere, by one of transformers' own.
@@ -290,7 +293,8 @@ def _rope(rope: Config, sections: bool) -> Config:
         if factor is not None:
             small["partial_rotary_factor"] = factor = max(factor, 0.5)
         axes = len(small.get("mrope_section") or (1, 1, 1))
-        small["mrope_section"] = [int(half * (factor or 1.0)) - axes + 1] + [1] * (axes - 1)
+        total = int(half * (factor or 1.0))
+        small["mrope_section"] = [total // axes + (axis < total % axes) for axis in range(axes)]
     for name in ("long_factor", "short_factor"):
         if isinstance(small.get(name), list):
             small[name] = small[name][:half]
