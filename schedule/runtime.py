@@ -9,6 +9,7 @@ counted, and warns once.
 
 from __future__ import annotations
 
+import enum
 import itertools
 import linecache
 import re
@@ -376,6 +377,13 @@ def _submodule(path: str) -> str:
     return "self" + "".join(f"._modules[{part!r}]" for part in path.split(".") if part)
 
 
+def _is_still(text: str, value: Any) -> str:
+    if isinstance(value, enum.Enum):
+        return f"repr({text}) == {repr(value)!r}"
+    comparison = "is" if value is None or isinstance(value, (bool, torch.dtype)) else "=="
+    return f"{text} {comparison} {literal(value)}"
+
+
 def _setting_conditions(prefix: str, settings: Mapping[Any, Any]) -> list[str]:
     """Conditions that plain attributes still have the values they had; ``prefix`` is where their paths start."""
     found = []
@@ -383,8 +391,7 @@ def _setting_conditions(prefix: str, settings: Mapping[Any, Any]) -> list[str]:
         owner = _submodule(f"{prefix}.{path}")
         owner = f"{owner}.__dict__" if holder is None else f"{owner}.__dict__[{holder!r}].__dict__"
         owner = "_own" if owner == "self.__dict__" else owner
-        comparison = "is" if value is None or isinstance(value, (bool, torch.dtype)) else "=="
-        found.append(f"{owner}.get({name!r}, _missing) {comparison} {literal(value)}")
+        found.append(_is_still(f"{owner}.get({name!r}, _missing)", value))
     return found
 
 

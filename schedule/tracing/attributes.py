@@ -6,6 +6,7 @@ flag or None read from a module or from a settings object of it becomes a guard.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +19,7 @@ from schedule.tracing.source import user_line
 
 Setting = tuple[str, str | None, str]  # path of the module, its attribute holding the settings object, name
 PLAIN = (bool, int, float, str, type(None), torch.dtype)
+_REFUSALS = (TypeError, ValueError, AttributeError, RuntimeError)  # of classes that want no subclass
 _UNWATCHED = {"training", "_is_full_backward_hook", "call_super_init", "dump_patches", "_version"}
 
 
@@ -54,7 +56,7 @@ class SettingsReads:
         cls = type(target)
         try:
             object.__setattr__(target, "__class__", self._watched_class(cls, target, place))
-        except TypeError:
+        except _REFUSALS:
             return
         swapped.append((target, cls))
 
@@ -63,7 +65,7 @@ class SettingsReads:
 
         def __getattribute__(target: Any, name: str) -> Any:
             value = cls.__getattribute__(target, name)
-            plain = target is watched and type(value) in PLAIN and name not in _UNWATCHED
+            plain = target is watched and is_plain(value) and name not in _UNWATCHED
             if plain and name in object.__getattribute__(target, "__dict__"):
                 values.setdefault((*place, name), value)
             return value
@@ -89,8 +91,13 @@ class SettingsReads:
         return watched_class
 
 
+def is_plain(value: Any) -> bool:
+    """Whether ``value`` is a number, string, flag, dtype, None, or a member of an enum."""
+    return type(value) in PLAIN or isinstance(value, enum.Enum)
+
+
 def is_settings(value: Any) -> bool:
     """Whether ``value`` is a plain object that holds settings: a config, a namespace, a dataclass."""
-    if isinstance(value, (nn.Module, torch.Tensor, type, *PLAIN)) or callable(value):
+    if isinstance(value, (nn.Module, torch.Tensor, type, enum.Enum, *PLAIN)) or callable(value):
         return False
     return hasattr(value, "__dict__") and type(value).__module__ != "builtins" and not isinstance(value, dict)

@@ -17,7 +17,7 @@ import torch
 from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 
-from schedule.errors import TraceError
+from schedule.errors import ScheduleError, TraceError
 from schedule.recording import Opaque, Recording
 from schedule.tracing import metadata
 from schedule.tracing.attributes import is_settings
@@ -26,10 +26,12 @@ from schedule.tracing.opaque import OpaqueTracker, untracked
 from schedule.tracing.regions import RegionTracker
 from schedule.tracing.scalars import scalar_of, symbolic
 from schedule.tracing.sizes import SizeReader
-from schedule.tracing.source import outermost, user_line
+from schedule.tracing.source import outermost, raised_at, user_line
 from schedule.tracing.specs import TensorSpec
+from schedule.tracing.standins import stand_in
 from schedule.tracing.structure import is_plain_dataclass, is_plain_mapping, map_structure
 from schedule.tracing.structure import leaves as structure_leaves
+from schedule.tracing.surroundings import random_numbers_refused, results_uncached
 
 EnterChild = Callable[[nn.Module, str], bool]
 
@@ -74,8 +76,15 @@ class ModuleTracer(TorchFunctionMode):
             stack.enter_context(intercepted_calls(self.module, self._on_module_call))
             stack.enter_context(self.opaque.construction_tracked())
             stack.enter_context(self.regions.autocast_tracked())
+            stack.enter_context(results_uncached(self.module))
+            stack.enter_context(random_numbers_refused())
             stack.enter_context(self)
-            return outermost(forward, args, kwargs)
+            try:
+                return outermost(forward, args, kwargs)
+            except ScheduleError:
+                raise
+            except Exception as error:  # the user's forward, and torch on tensors without data, may raise anything
+                raise _raised(error) from error
 
     def placeholder(self, name: str, described: Any) -> Any:
         """A tracked input: a data-free tensor, a symbolic number, or a watched opaque object."""
@@ -237,7 +246,7 @@ class ModuleTracer(TorchFunctionMode):
         real_args, real_kwargs = map_structure(tuple(args), self.value_of), map_structure(kwargs, self.value_of)
         try:
             with self.recording.fake_mode:
-                return func(*real_args, **real_kwargs)
+                return stand_in(func)(*real_args, **real_kwargs)
         except metadata.DATA_DEPENDENT as error:
             raise data_dependent(func) from error
 
@@ -285,6 +294,16 @@ class ModuleTracer(TorchFunctionMode):
             raise data_dependent(call) from error
         finally:
             self._inside_child = False
+
+
+def _raised(error: Exception) -> TraceError:
+    """The error for a forward that does not get through on tensors without data."""
+    line = (str(error).strip().splitlines() or ["no message"])[0]
+    return TraceError(
+        f"the forward raises {type(error).__name__} on tensors without data: {line}",
+        where=raised_at(error),
+        fix="keep the module that holds this line a leaf (`leaves=(…,)`), or schedule its submodules instead",
+    )
 
 
 def data_dependent(func: Any) -> TraceError:

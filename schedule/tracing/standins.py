@@ -1,0 +1,36 @@
+"""Shapes of results that torch computes but cannot tell beforehand: its rule for tensors without data says no."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def _grouped_mm(
+    mat_a: torch.Tensor,
+    mat_b: torch.Tensor,
+    *,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """``torch.nn.functional.grouped_mm``, whose own rule takes bfloat16 only."""
+    rows, columns = mat_a.shape[-2], mat_b.shape[-1]
+    groups = mat_a.shape[:-2] if mat_a.dim() == mat_b.dim() else ()
+    if mat_a.dim() == mat_b.dim() == 2:
+        groups = (0,) if offs is None else offs.shape
+    return mat_a.new_empty((*groups, rows, columns), dtype=out_dtype or mat_a.dtype)
+
+
+_STAND_INS: dict[Any, Callable[..., Any]] = {
+    function: _grouped_mm
+    for owner, name in ((torch.nn.functional, "grouped_mm"), (torch, "_grouped_mm"))
+    if (function := getattr(owner, name, None)) is not None
+}
+
+
+def stand_in(function: Any) -> Callable[..., Any]:
+    """What gives the result of ``function`` for tensors without data: the function itself, as a rule."""
+    return _STAND_INS.get(function, function)
