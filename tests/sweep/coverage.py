@@ -17,7 +17,7 @@ _HEAD = """# Coverage
 Every config class of transformers {transformers}, shrunk to a tiny model with random weights, eager attention, torch
 {torch}. Written by `make sweep`. *rewritten*: places that each rule was applied in. *traced*: the root as one graph,
 `calls` where modules with parts of their own stay calls in it. *equal*: of the rewritten model outputs, gradients and
-an AdamW update, and everything undone to the bit / of the traced one outputs and gradients; both in train and eval mode,
+an AdamW update, and everything undone to the bit / of the traced one outputs and gradients; both in train and eval,
 at the recorded shape and at others that the model takes.
 
 {summary}
