@@ -1,9 +1,13 @@
-"""What one training step costs, counted rather than timed: bytes saved for backward, operations dispatched."""
+"""What one training step costs: bytes saved for backward and operations dispatched, counted; time, where asked for."""
 
 from __future__ import annotations
 
+import statistics
 import sys
+import time
 import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -32,6 +36,33 @@ class Cost:
 
     saved_bytes: int
     dispatched: int
+
+
+@dataclass(frozen=True)
+class TimeRatio:
+    """Time of a training step over that of the original model, by rounds: a ratio, since machines differ.
+
+    Attributes:
+        median: middle of the rounds; below 1 is faster.
+        low: first quartile.
+        high: third quartile.
+        rounds: how many.
+    """
+
+    median: float
+    low: float
+    high: float
+    rounds: int
+
+    @classmethod
+    def of(cls, ratios: Sequence[float]) -> TimeRatio:
+        """Summary of one ratio per round."""
+        low, median, high = statistics.quantiles(ratios, method="inclusive") if len(ratios) > 1 else [*ratios] * 3
+        return cls(median, low, high, len(ratios))
+
+    def __str__(self) -> str:
+        rounds = f"{self.rounds} round{'s' * (self.rounds != 1)}"
+        return f"{self.median:.2f} × [{self.low:.2f}, {self.high:.2f}] in {rounds}"
 
 
 class _Counting(TorchDispatchMode):
@@ -71,22 +102,51 @@ def measure(model: nn.Module, batch: Any) -> Cost:
         return tensor
 
     counting = _Counting()
-    states = [state for module in model.modules() if (state := state_of(module)) is not None]
-    fallbacks = [state.fallbacks for state in states]
-    with preserved(model), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FallbackWarning)
-        model.train()
+    with _training(model):
         held = {s._cdata for t in (*model.parameters(), *model.buffers()) if (s := _storage(t)) is not None}
-        seed_all(0)
         with counting:
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
                 loss = loss_of(call(model, batch))
             kept = sum(storage.nbytes() for key, storage in saved.items() if key not in held)
             if loss is not None and loss.requires_grad:
                 loss.backward()
+    return Cost(saved_bytes=kept, dispatched=counting.count)
+
+
+def step_seconds(model: nn.Module, batch: Any) -> float:
+    """Seconds of one training step of ``model``, after one that warms up; all of it stays as it was.
+
+    Args:
+        batch: mapping (called by keyword), tuple or list (by position), or a single tensor.
+    """
+    with _training(model):
+        _step(model, batch)
+        start = time.perf_counter()
+        _step(model, batch)
+        return time.perf_counter() - start
+
+
+def _step(model: nn.Module, batch: Any) -> None:
+    model.zero_grad()
+    loss = loss_of(call(model, batch))
+    if loss is not None and loss.requires_grad:
+        loss.backward()
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+
+
+@contextmanager
+def _training(model: nn.Module) -> Iterator[None]:
+    """Within, ``model`` trains by a fixed seed; afterwards it, its counts and the random state are what they were."""
+    states = [state for module in model.modules() if (state := state_of(module)) is not None]
+    fallbacks = [state.fallbacks for state in states]
+    with preserved(model), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        model.train()
+        seed_all(0)
+        yield
     for state, count in zip(states, fallbacks, strict=True):
         state.fallbacks = count
-    return Cost(saved_bytes=kept, dispatched=counting.count)
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:

@@ -10,14 +10,15 @@ import gc
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from torch import fx, nn
 
 from schedule.adapting import Adapter, adapter_for
-from schedule.costs import Cost, measure
+from schedule.costs import Cost, TimeRatio, measure, step_seconds
 from schedule.edits import SetSpecialisations
-from schedule.errors import MatchError, ScheduleError
+from schedule.errors import MatchError, NotApplicable, ScheduleError
 from schedule.examples import example_inputs
 from schedule.group import Group
 from schedule.matching import Match, Site
@@ -133,7 +134,8 @@ class _Optimization:
         entries = [entry for each in planned for entry in each.entries]
         batch, top = self.graphs.example_inputs, self.top
         module = self.nodes[0].module if len(self.nodes) == 1 else top.module
-        return Report(entries, module, lambda: _costs(top, batch, before))
+        costs, ratio = partial(_costs, top, batch, before), partial(_time_ratio, top, batch, before)
+        return Report(entries, module, costs, ratio)
 
     # -- where to look ------------------------------------------------------------------------------------
 
@@ -282,3 +284,14 @@ def _costs(top: Schedule, batch: Any, steps_before: int) -> dict[str, Cost]:
     with undone(top, steps_before):
         before = measure(top.module, batch)
     return {"before": before, "after": after}
+
+
+def _time_ratio(top: Schedule, batch: Any, steps_before: int, rounds: int) -> TimeRatio:
+    if any(tensor.is_meta for tensor in top.module.parameters()):
+        raise NotApplicable("a model on the meta device does not run, so it has no time", asked="Report.timed")
+    ratios = []
+    for _ in range(rounds):
+        after = step_seconds(top.module, batch)
+        with undone(top, steps_before):
+            ratios.append(after / step_seconds(top.module, batch))
+    return TimeRatio.of(ratios)

@@ -7,12 +7,15 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console, RenderableType
 from rich.table import Table
+from rich.text import Text
 
-from schedule.costs import Cost
+from schedule.costs import Cost, TimeRatio
+from schedule.errors import NotApplicable
 from schedule.runtime import Adaptation, state_of
 
 if TYPE_CHECKING:
@@ -45,18 +48,22 @@ class Entry:
 
 @dataclass
 class Report:
-    """What was rewritten, what was not and why; prints as a table.
+    """What was rewritten, what was not and why; prints as a table, also in a notebook.
 
     Attributes:
         entries: by module, in the order of the model.
         costs: measures ``{"before": …, "after": …}``: bytes saved for backward and dispatched operations of one
             training step. Called when first asked for.
         model: the scheduled module.
+        time_ratio: measures, over so many rounds, the time of a training step over that of the original model.
+        timing: what :meth:`timed` measured last; None before it was asked for.
     """
 
     entries: list[Entry]
     model: nn.Module = field(repr=False)
     costs: Callable[[], dict[str, Cost]] = field(default=dict, repr=False)
+    time_ratio: Callable[[int], TimeRatio] | None = field(default=None, repr=False)
+    timing: TimeRatio | None = field(default=None, init=False)
     _measured: dict[str, Cost] | None = field(default=None, repr=False)
 
     def select(self, rule: str | None = None, status: Status | None = None) -> list[Entry]:
@@ -81,6 +88,23 @@ class Report:
         if self._measured is None:
             self._measured = self.costs()
         return self._measured
+
+    def timed(self, rounds: int = 5) -> TimeRatio:
+        """Time training steps of the scheduled and of the original model in turns; the report shows it from then on.
+
+        The model, its parameters and the random state stay as they were. Sizes are those of the batch that
+        ``optimize`` was given, so give it one that is worth timing.
+
+        Raises:
+            ValueError: ``rounds`` is less than 1.
+            NotApplicable: the report has no model that runs, such as one on the meta device.
+        """
+        if rounds < 1:
+            raise ValueError(f"rounds must be at least 1, got {rounds}")
+        if self.time_ratio is None:
+            raise NotApplicable("this report was not made by schedule.optimize", asked="Report.timed")
+        self.timing = self.time_ratio(rounds)
+        return self.timing
 
     @property
     def fallbacks(self) -> dict[str, int]:
@@ -109,6 +133,7 @@ class Report:
             "applied": self.applied,
             "entries": [asdict(entry) for entry in self.entries],
             "costs": {when: asdict(cost) for when, cost in self.measured.items()},
+            "time": None if self.timing is None else asdict(self.timing),
             "fallbacks": self.fallbacks,
             "adapted": self.adapted,
             "declined": self.declined,
@@ -118,35 +143,59 @@ class Report:
         """As :meth:`to_dict`, as text."""
         return json.dumps(self.to_dict(), indent=indent)
 
+    def to_html(self, path: str | Path | None = None) -> str:
+        """One page with all of it, which needs nothing from elsewhere; written to ``path`` if there is one."""
+        from schedule.html import page  # jinja2 is loaded when first needed
+
+        text = page(self)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def _repr_html_(self) -> str:
+        from schedule.html import fragment
+
+        return fragment(self)
+
     def __rich__(self) -> RenderableType:
-        table = Table(title=f"schedule.optimize: {type(self.model).__name__}", title_justify="left")
+        table = Table(title=Text(f"schedule.optimize: {type(self.model).__name__}"), title_justify="left")
         for name in ("rule", "", "places", "modules", "why"):
             table.add_column(name, justify="right" if name == "places" else "left", overflow="fold")
-        for (rule, status, reason), entries in _grouped(self.entries).items():
+        for (rule, status, reason), entries in grouped(self.entries).items():
             places = str(sum(entry.count for entry in entries))
-            table.add_row(rule, status, places, _paths(e.path for e in entries), reason)
+            table.add_row(*map(Text, (rule, status, places, paths_of(e.path for e in entries), reason)))
         if not self.entries:
             table.add_row("–", "", "0", "", "no rule is about anything in this model: nothing was changed")
-        table.caption = "\n".join(self._summary())
+        table.caption = Text("\n".join(self._summary()))
         table.caption_justify = "left"
         return table
 
     def _summary(self) -> list[str]:
-        lines = []
+        return [f"{what}: {value}" for what, value in [*self.figures(), *self.calls()]]
+
+    def figures(self) -> list[tuple[str, str]]:
+        """What was measured, before and after: (what, figures)."""
+        found = []
         if {"before", "after"} <= self.measured.keys():
             before, after = self.measured["before"], self.measured["after"]
-            lines = [
-                f"saved for backward: {_bytes(before.saved_bytes)} → {_bytes(after.saved_bytes)}"
-                f" ({_ratio(after.saved_bytes, before.saved_bytes)})",
-                f"dispatched operations: {before.dispatched:,} → {after.dispatched:,}"
-                f" ({_ratio(after.dispatched, before.dispatched)})",
+            saved = f"{_bytes(before.saved_bytes)} → {_bytes(after.saved_bytes)}"
+            found = [
+                ("saved for backward", f"{saved} ({_ratio(after.saved_bytes, before.saved_bytes)})"),
+                (
+                    "dispatched operations",
+                    f"{before.dispatched:,} → {after.dispatched:,} ({_ratio(after.dispatched, before.dispatched)})",
+                ),
             ]
-        fallbacks = self.fallbacks
+        return found if self.timing is None else [*found, ("time of a training step", str(self.timing))]
+
+    def calls(self) -> list[tuple[str, str]]:
+        """What calls unlike the recorded ones ran: (what, in which modules)."""
+        found, fallbacks = [], self.fallbacks
         for count in sorted(set(fallbacks.values())):
-            paths = _paths(path for path, of_path in fallbacks.items() if of_path == count)
-            lines.append(f"calls unlike the recorded ones, which ran the original forward: {count} of {paths}")
-        lines += [f"adapted to calls unlike the recorded ones: {line}" for line in _by_text(self.adapted)]
-        return lines + [f"no graph for calls unlike the recorded ones: {line}" for line in _by_text(self.declined)]
+            paths = paths_of(path for path, of_path in fallbacks.items() if of_path == count)
+            found.append(("calls unlike the recorded ones, which ran the original forward", f"{count} of {paths}"))
+        found += [("adapted to calls unlike the recorded ones", line) for line in _by_text(self.adapted)]
+        return found + [("no graph for calls unlike the recorded ones", line) for line in _by_text(self.declined)]
 
     def __str__(self) -> str:
         console = Console(width=120)
@@ -155,7 +204,8 @@ class Report:
         return capture.get()
 
 
-def _grouped(entries: Iterable[Entry]) -> dict[tuple[str, str, str], list[Entry]]:
+def grouped(entries: Iterable[Entry]) -> dict[tuple[str, str, str], list[Entry]]:
+    """Entries alike in rule, status and reason together, applied ones first."""
     groups: dict[tuple[str, str, str], list[Entry]] = {}
     for entry in entries:
         groups.setdefault((entry.rule, entry.status, entry.reason), []).append(entry)
@@ -166,13 +216,15 @@ def _grouped(entries: Iterable[Entry]) -> dict[tuple[str, str, str], list[Entry]
 def _by_text(table: dict[str, list[str]]) -> list[str]:
     """Equal texts together, with the modules they are about."""
     texts = dict.fromkeys(text for of_path in table.values() for text in of_path)
-    return [f"{text} in {_paths(path for path, own in table.items() if text in own)}" for text in texts]
+    return [f"{text} in {paths_of(path for path, own in table.items() if text in own)}" for text in texts]
 
 
-def _paths(paths: Iterable[str]) -> str:
+def paths_of(paths: Iterable[str]) -> str:
     """Paths that differ by numbers only become one: ``h.*.mlp (12)``."""
-    counts = Counter(re.sub(r"(?<![^.])\d+(?![^.])", "*", path) or "the root" for path in dict.fromkeys(paths))
-    return ", ".join(path if count == 1 else f"{path} ({count})" for path, count in counts.items())
+    alike: dict[str, list[str]] = {}
+    for path in dict.fromkeys(paths):
+        alike.setdefault(re.sub(r"(?<![^.])\d+(?![^.])", "*", path), []).append(path or "the root")
+    return ", ".join(own[0] if len(own) == 1 else f"{path} ({len(own)})" for path, own in alike.items())
 
 
 def _bytes(count: int) -> str:
