@@ -73,7 +73,7 @@ from fused.mlp import (
     apply_swiglu_sharded_factory,
 )
 from fused.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm
-from fused.rotary import rotary_embedding
+from fused.rotary import apply_rotary, rotary_embedding
 from fused.softmax import scaled_masked_softmax
 from fused.viewless import (
     MakeViewlessTensor,
@@ -118,6 +118,7 @@ __all__ = [
     "WeightedSwiGLUFunction",
     "add_layer_norm",
     "add_rms_norm",
+    "apply_rotary",
     "apply_swiglu_sharded_factory",
     "assert_viewless_tensor",
     "backend",

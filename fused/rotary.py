@@ -120,6 +120,25 @@ def rotary_embedding(
     return turned_q, turned_k
 
 
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
+    """One tensor turned, as `rotary_embedding` turns q.
+
+    Args:
+        x: as q there.
+        cos, sin: broadcast to x, but for the last dimension, which may be shorter: what follows is passed on.
+        interleaved: as there.
+
+    Returns, raises: as there.
+    """
+    op = "apply_rotary"
+    check_float(op, "x", x, min_ndim=1)
+    _check_angles(op, cos, sin)
+    if sharded(x, cos, sin):
+        return _on_shards(op, "x", x, cos, sin, interleaved)
+    _check_fits(op, "x", x, cos)
+    return _apply(x, None, cos, sin, interleaved)[0]
+
+
 def _forward(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor | None]:
     results: tuple[Tensor, Tensor | None] = ROTARY.run(
         "forward", (q, k, cos, sin), requested(), interleaved=interleaved

@@ -57,4 +57,13 @@ CASES = [
     _case("rotary_embedding interleaved", True),
     _case("rotary_embedding partial", False, 3),
     _case("rotary_embedding interleaved partial", True, 3),
+    Case(
+        "apply_rotary",
+        op=lambda q, k, cos, sin: fused.apply_rotary(q, cos.unsqueeze(1), sin.unsqueeze(1)),
+        eager=lambda q, k, cos, sin: eager_rotary(q, k, cos, sin)[0],
+        inputs=inputs,
+        saved=lambda q, k, cos, sin: nbytes(cos, sin),
+        frozen=(1, 2, 3),
+        triton=False,
+    ),
 ]
