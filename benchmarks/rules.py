@@ -10,6 +10,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,9 @@ import fused
 HIDDEN = 256
 KEYS = 64
 
+Function = Callable[..., Any]
+Inputs = Callable[[int, str], tuple[Tensor, ...]]
+
 
 def formula(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """GPT-2's MLP up to its activation."""
@@ -35,34 +39,123 @@ def attention(x: Tensor, mask: Tensor, p: float) -> Tensor:
     return F.dropout(F.softmax(x * 0.125 + mask, dim=-1), p)
 
 
-CONSTRUCTS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
-    "formula": (formula, lambda x, w, bias: fused.bias_activation(F.linear(x, w), bias, "gelu_tanh")),
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    """Llama's, in float32."""
+    return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+def layer_norm(x: Tensor, weight: Tensor) -> Tensor:
+    """Cohere's."""
+    x = x - x.mean(-1, keepdim=True)
+    return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Llama's."""
+    a, b = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
+    return x * cos + torch.cat((-b, a), dim=-1) * sin
+
+
+def both(results: tuple[Tensor, Tensor]) -> Tensor:
+    """The norm and the sum, both used."""
+    return results[0] + results[1]
+
+
+def added(norm: Function) -> Function:
+    """The residual sum before a norm, used again after it."""
+    return lambda x, other, *rest: both((norm(x + other, *rest), x + other))
+
+
+def rows(*more: str) -> Inputs:
+    """x of [rows, hidden], and ``"like"`` x, a fixed ``"weight"`` of [hidden, hidden], a ``"bias"`` of [hidden]."""
+
+    def make(elements: int, device: str) -> tuple[Tensor, ...]:
+        shapes = {"like": (elements // HIDDEN, HIDDEN), "weight": (HIDDEN, HIDDEN), "bias": (HIDDEN,)}
+        kinds = ("like", *more)
+        return tuple(torch.randn(shapes[kind], device=device, requires_grad=kind != "weight") for kind in kinds)
+
+    return make
+
+
+def scores(elements: int, device: str) -> tuple[Tensor, ...]:
+    """Scores of heads and a mask."""
+    x = torch.randn(1, max(elements // KEYS**2, 1), KEYS, KEYS, device=device, requires_grad=True)
+    return x, torch.zeros(1, 1, KEYS, KEYS, device=device)
+
+
+def heads(elements: int, device: str) -> tuple[Tensor, ...]:
+    """Queries [1, seq, heads, 64] turned as attention turns them, cos and sin."""
+    x = torch.randn(1, elements // HIDDEN, 4, 64, device=device, requires_grad=True).transpose(1, 2)
+    return x, *(torch.randn(1, 1, elements // HIDDEN, 64, device=device) for _ in range(2))
+
+
+CONSTRUCTS: dict[str, tuple[Inputs, Function, Function]] = {
+    "formula": (
+        rows("weight", "bias"),
+        formula,
+        lambda x, w, bias: fused.bias_activation(F.linear(x, w), bias, "gelu_tanh"),
+    ),
     "single": (
+        rows("weight", "bias"),
         lambda x, w, bias: F.gelu(F.linear(x, w, bias)),
         lambda x, w, bias: fused.bias_activation(F.linear(x, w), bias, "gelu"),
     ),
     "softmax": (
+        scores,
         lambda x, mask: attention(x, mask, 0.0),
         lambda x, mask: fused.scaled_masked_softmax(x, mask, 0.125),
     ),
     "softmax, dropout": (
+        scores,
         lambda x, mask: attention(x, mask, 0.1),
         lambda x, mask: fused.scaled_masked_softmax(x, mask, 0.125, dropout_p=0.1),
     ),
+    "rms_norm": (rows("bias"), rms_norm, fused.rms_norm),
+    "rms_norm, sum": (rows("like", "bias"), added(rms_norm), lambda *given: both(fused.add_rms_norm(*given))),
+    "rms_norm, single": (
+        rows("bias"),
+        lambda x, w: F.rms_norm(x, (HIDDEN,), w, 1e-6),
+        lambda x, w: fused.rms_norm(x, w, 1e-6, casting="torch"),
+    ),
+    "layer_norm": (rows("bias"), layer_norm, lambda x, w: fused.layer_norm(x, w, None)),
+    "layer_norm, single": (
+        rows("bias", "bias"),
+        lambda x, w, b: F.layer_norm(x, (HIDDEN,), w, b),
+        fused.layer_norm,
+    ),
+    "layer_norm, sum": (
+        rows("like", "bias", "bias"),
+        added(lambda x, w, b: F.layer_norm(x, (HIDDEN,), w, b)),
+        lambda *given: both(fused.add_layer_norm(*given)),
+    ),
+    "gated": (
+        rows("like"),
+        lambda gate, up: F.silu(gate) * up,
+        lambda gate, up: fused.gated_activation(gate, up, "silu"),
+    ),
+    "gated, packed": (
+        rows(),
+        lambda y: F.silu(y[..., : HIDDEN // 2]) * y[..., HIDDEN // 2 :],
+        fused.swiglu,
+    ),
+    "rotary": (
+        heads,
+        lambda x, cos, sin: both((rotary(x, cos, sin), rotary(x, cos, sin))),
+        lambda x, cos, sin: both(fused.rotary_embedding(x, x, cos, sin, unsqueeze_dim=None)),
+    ),
+    "dropout": (
+        rows("weight", "bias"),
+        lambda x, w, bias: F.dropout(F.linear(x, w, bias), 0.1),
+        lambda x, w, bias: fused.bias_dropout(F.linear(x, w), bias, 0.1),
+    ),
+    "dropout, sum": (
+        rows("weight", "bias"),
+        lambda x, w, bias: x + F.dropout(F.linear(x, w, bias), 0.1),
+        lambda x, w, bias: fused.bias_dropout_add(F.linear(x, w), bias, x, 0.1),
+    ),
 }
 
-
-def inputs(kind: str, elements: int, device: str) -> tuple[Tensor, ...]:
-    """The tensor that counts, and weight and bias, or mask."""
-    if kind.startswith("softmax"):
-        x = torch.randn(1, max(elements // KEYS**2, 1), KEYS, KEYS, device=device, requires_grad=True)
-        return x, torch.zeros(1, 1, KEYS, KEYS, device=device)
-    x = torch.randn(elements // HIDDEN, HIDDEN, device=device, requires_grad=True)
-    weight = torch.randn(HIDDEN, HIDDEN, device=device) / HIDDEN**0.5
-    return x, weight, torch.randn(HIDDEN, device=device, requires_grad=True)
-
-
-def seconds(function: Callable[..., Tensor], given: tuple[Tensor, ...], repeats: int) -> float:
+def seconds(function: Function, given: tuple[Tensor, ...], repeats: int) -> float:
     """Of one forward and backward."""
     start = time.perf_counter()
     for _ in range(repeats):
@@ -74,8 +167,8 @@ def seconds(function: Callable[..., Tensor], given: tuple[Tensor, ...], repeats:
 
 def compare(kind: str, elements: int, device: str, rounds: int) -> tuple[float, float]:
     """Median seconds of eager and of fused, measured in turns."""
-    eager, ours = CONSTRUCTS[kind]
-    given = inputs(kind, elements, device)
+    make, eager, ours = CONSTRUCTS[kind]
+    given = make(elements, device)
     repeats = max(1, min(200, 2**22 // elements))
     for function in (eager, ours):
         seconds(function, given, 3)
@@ -88,14 +181,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--only", nargs="*", default=list(CONSTRUCTS), help="constructs, all by default")
+    parser.add_argument("--largest", type=int, default=23, help="as a power of 2")
     options = parser.parse_args()
-    sizes = [2**power for power in range(14, 24)]
+    sizes = [2**power for power in range(14, options.largest + 1)]
     table = Table(title=f"eager / fused (ratio), µs a step on {options.device}, {torch.get_num_threads()} threads")
-    for name in ("elements", *CONSTRUCTS):
+    for name in ("elements", *options.only):
         table.add_column(name, justify="right")
     for size in track(sizes, "measuring", console=Console(stderr=True)):
         cells = []
-        for kind in CONSTRUCTS:
+        for kind in options.only:
             eager, ours = compare(kind, size, options.device, options.rounds)
             cells.append(f"{eager * 1e6:,.0f} / {ours * 1e6:,.0f} ({ours / eager:.2f})")
         table.add_row(f"2^{size.bit_length() - 1}", *cells)

@@ -1,6 +1,14 @@
 """Rewrite rules as data: a construct as models write it → a call of a fused op, with the proof that both agree."""
 
-from schedule.rules import attention_softmax, bias_activation  # noqa: F401 - they register their rules
+from schedule.rules import (  # noqa: F401 - they register their rules
+    attention_softmax,
+    bias_activation,
+    bias_dropout,
+    gated,
+    layer_norm,
+    rms_norm,
+    rotary,
+)
 from schedule.rules.proof import ProofFailure, prove
 from schedule.rules.registry import (
     list_rules,

@@ -25,6 +25,7 @@ from torch import Tensor, fx
 import fused
 from schedule.patterns import Occurrence, any_of, optional, scalar, tensor
 from schedule.patterns.ops import find_form
+from schedule.rules.casts import FLOATS, Dtypes, Value, cast
 from schedule.rules.registry import register_rule
 from schedule.rules.rule import Proof, Rule, spec_of
 from schedule.rules.thresholds import small
@@ -32,12 +33,9 @@ from schedule.tracing.specs import TensorSpec
 
 FAMILY = "attention_softmax"
 
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _PRODUCTS = {"matmul", "bmm", "baddbmm", "einsum"}
 _PASSED = {"add", "sub", "mul", "div", "tanh", "where", "masked_fill"}
 _PASSED |= {"view", "reshape", "unflatten", "transpose", "cast", "to", "type_as"}
-
-Value = Any  # a tensor or, while a pattern is recorded, its proxy
 
 
 # -- patterns -----------------------------------------------------------------------------------------------
@@ -45,18 +43,6 @@ Value = Any  # a tensor or, while a pattern is recorded, its proxy
 
 def _scores() -> Value:
     return tensor("x", where=lambda spec: spec.ndim >= 2 and spec.dtype in FLOATS)
-
-
-def _cast(name: str) -> Callable[[Value], Value]:
-    """A cast, if there is one: ``s.float()``, ``s.to(dtype)``, ``s.type_as(other)``."""
-    return optional(
-        lambda s: any_of(s.to(scalar(name, where=_is_float)), s.type_as(tensor(f"{name}_like")), name=f"{name}_form"),
-        name=name,
-    )
-
-
-def _is_float(dtype: Any) -> bool:
-    return dtype in FLOATS if isinstance(dtype, torch.dtype) else False
 
 
 def _scaled(s: Value) -> Value:
@@ -79,23 +65,23 @@ def _mask(name: str) -> Value:
 
 
 def plain_softmax(x: Value) -> Value:
-    return _dropped(_cast("after")(_softmax(_cast("between")(_scaled(_cast("before")(_scores()))))))
+    return _dropped(cast("after")(_softmax(cast("between")(_scaled(cast("before")(_scores()))))))
 
 
 def masked_softmax(x: Value, mask: Value) -> Value:
-    s = _scaled(_cast("before")(_scores())) + _mask("mask")
-    return _dropped(_cast("after")(_softmax(_cast("between")(s))))
+    s = _scaled(cast("before")(_scores())) + _mask("mask")
+    return _dropped(cast("after")(_softmax(cast("between")(s))))
 
 
 def twice_masked_softmax(x: Value, bias: Value, mask: Value) -> Value:
-    s = _scaled(_cast("before")(_scores())) + _mask("bias") + _mask("mask")
-    return _dropped(_cast("after")(_softmax(_cast("between")(s))))
+    s = _scaled(cast("before")(_scores())) + _mask("bias") + _mask("mask")
+    return _dropped(cast("after")(_softmax(cast("between")(s))))
 
 
 def _with_sink(s: Value) -> Value:
     s = torch.cat((s, tensor("sink")), dim=-1)
     p = _softmax(s - torch.max(s, dim=-1, keepdim=True)[0])
-    return _dropped(_cast("after")(p[..., :-1]))
+    return _dropped(cast("after")(p[..., :-1]))
 
 
 def sink_softmax(x: Value, sink: Value) -> Value:
@@ -139,8 +125,7 @@ def _broadcasts(spec: TensorSpec | None, x: TensorSpec) -> bool:
 
 def _stages(occurrence: Occurrence) -> list[torch.dtype]:
     """The dtypes that the scores are cast to before and in the softmax."""
-    specs = {name: spec_of(value) for name, value in occurrence.inputs.items()}
-    casts = [_cast_to(name, specs, occurrence.scalars) for name in ("before", "between", "softmax_dtype")]
+    casts = map(Dtypes.of(occurrence).cast, ("before", "between", "softmax_dtype"))
     return [dtype for dtype in casts if dtype is not None]
 
 
@@ -170,8 +155,8 @@ def _futile(occurrence: Occurrence) -> str:
     scalars, inputs = occurrence.scalars, occurrence.inputs
     added = any(inputs.get(name) is not None for name in ("mask", "bias", "sink"))
     scaled = scalars.get("scale") is not None or scalars.get("divisor") is not None
-    cast = x is not None and out is not None and out.dtype != x.dtype
-    return "" if added or scaled or cast or _drops(scalars) else "softmax alone: there is nothing to fuse"
+    widened = x is not None and out is not None and out.dtype != x.dtype
+    return "" if added or scaled or widened or _drops(scalars) else "softmax alone: there is nothing to fuse"
 
 
 def _drops(scalars: dict[str, Any]) -> bool:
@@ -211,23 +196,14 @@ def _scale(graph: fx.Graph, scalars: dict[str, Any]) -> Any:
 
 def _out_dtype(inputs: dict[str, Any], scalars: dict[str, Any]) -> torch.dtype | None:
     """The dtype of the result where it is not that of the scores."""
-    specs = {name: spec_of(value) for name, value in inputs.items()}
-    x = specs["x"]
+    dtypes = Dtypes(inputs, scalars)
+    x = dtypes.spec("x")
     if x is None:
         return None
-    dtype = _cast_to("before", specs, scalars) or x.dtype
-    for name in ("bias", "mask", "sink"):
-        spec = specs.get(name)
-        dtype = torch.promote_types(dtype, spec.dtype) if spec is not None else dtype
-    dtype = _cast_to("between", specs, scalars) or dtype
-    dtype = scalars.get("softmax_dtype") or dtype
-    dtype = _cast_to("after", specs, scalars) or dtype
+    dtype = dtypes.joined(dtypes.after(x.dtype, "before"), "bias", "mask", "sink")
+    for step in ("between", "softmax_dtype", "after"):
+        dtype = dtypes.after(dtype, step)
     return dtype if dtype != x.dtype else None
-
-
-def _cast_to(name: str, specs: dict[str, TensorSpec | None], scalars: dict[str, Any]) -> torch.dtype | None:
-    like = specs.get(f"{name}_like")
-    return like.dtype if like is not None else scalars.get(name)
 
 
 # -- the rule -----------------------------------------------------------------------------------------------
@@ -238,7 +214,7 @@ def _wide(q: Tensor) -> torch.dtype:
     return torch.promote_types(q.dtype, torch.float32)
 
 
-def _attention(scale: float | None, p: float, cast: bool = False) -> Callable[..., Tensor]:
+def _attention(scale: float | None, p: float, narrow: bool = False) -> Callable[..., Tensor]:
     """The chain as transformers' eager attention writes it, on products of ``q`` and ``k``."""
 
     def form(q: Tensor, k: Tensor, *masks: Tensor) -> Tensor:
@@ -246,7 +222,7 @@ def _attention(scale: float | None, p: float, cast: bool = False) -> Callable[..
         s = s if scale is None else s * scale
         for mask in masks:
             s = s + mask
-        weights = F.softmax(s, dim=-1, dtype=_wide(q)).to(q.dtype) if cast else F.softmax(s, dim=-1)
+        weights = F.softmax(s, dim=-1, dtype=_wide(q)).to(q.dtype) if narrow else F.softmax(s, dim=-1)
         return F.dropout(weights, p=p, training=True)
 
     return form
@@ -328,7 +304,7 @@ ATTENTION_SOFTMAX = register_rule(
         build=_build,
         proof=Proof(
             forms=(
-                _first(_attention(0.5, 0.1, cast=True), 3),
+                _first(_attention(0.5, 0.1, narrow=True), 3),
                 _first(_attention(0.5, 0.1), 4),
                 _first(_attention(None, 0.0), 3),
                 _first(_attention(0.5, 0.0), 2),

@@ -20,65 +20,24 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import fused
-from schedule.patterns import Occurrence, any_of, scalar, tensor
+from schedule.patterns import Occurrence, tensor
+from schedule.rules.activations import (
+    SQRT_2_OVER_PI,
+    erf,
+    gelu_tanh,
+    quick,
+    relu_squared,
+    rounded_constant,
+    swish,
+    tanh_of_cube,
+    tanh_of_square,
+)
+from schedule.rules.casts import Value
 from schedule.rules.registry import register_rule
 from schedule.rules.rule import Judge, Proof, Rule, spec_of
 from schedule.rules.thresholds import small
 
 FAMILY = "bias_activation"
-
-SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
-_ROUNDING = 1e-8  # Megatron and Bloom write 0.79788456 for √(2/π), which is 3e-9 off
-
-Value = Any  # a tensor or, while a pattern is recorded, its proxy
-
-
-def _near(name: str, wanted: float) -> Any:
-    return scalar(name, where=lambda value: isinstance(value, float) and abs(value - wanted) < _ROUNDING)
-
-
-# -- the activations, as they are written -------------------------------------------------------------------
-
-
-def _half(z: Value, one_plus: Value) -> Value:
-    """½·z·(1 + …), in each order of multiplication."""
-    return any_of((z * 0.5) * one_plus, (z * one_plus) * 0.5, z * (one_plus * 0.5))
-
-
-def _square(z: Value) -> Value:
-    return any_of(z * z, torch.pow(z, 2), torch.square(z))
-
-
-def _tanh_of_cube(z: Value) -> Value:
-    cube = any_of(torch.pow(z, 3.0) * 0.044715, ((z * 0.044715) * z) * z, ((z * z) * z) * 0.044715)
-    return _half(z, torch.tanh((z + cube) * _near("root", SQRT_2_OVER_PI)) + 1.0)
-
-
-def _tanh_of_square(z: Value) -> Value:
-    inner = any_of((z * 0.044715) * z, _square(z) * 0.044715) + 1.0
-    return _half(z, torch.tanh((z * _near("root", SQRT_2_OVER_PI)) * inner) + 1.0)
-
-
-def _erf(z: Value) -> Value:
-    scaled = any_of(z / _near("root2", math.sqrt(2.0)), z * _near("half_root2", math.sqrt(0.5)))
-    return _half(z, torch.erf(scaled) + 1.0)
-
-
-def _gelu_tanh(z: Value) -> Value:
-    return F.gelu(z, approximate="tanh")
-
-
-def _relu_squared(z: Value) -> Value:
-    return _square(torch.relu(z))
-
-
-def _quick(z: Value) -> Value:
-    return z * torch.sigmoid(z * 1.702)
-
-
-def _swish(z: Value) -> Value:
-    return z * torch.sigmoid(z)
-
 
 # -- patterns -----------------------------------------------------------------------------------------------
 
@@ -112,13 +71,9 @@ def _objection(occurrence: Occurrence) -> str:
             return f"what is added is no bias of {x.shape[-1]} features"
         if bias.device != x.device:
             return f"the bias is on {bias.device}, the input on {x.device}"
-    rounded = [
-        f"{name} = {value!r}"
-        for name, value in occurrence.scalars.items()
-        if value is not None and value not in (SQRT_2_OVER_PI, math.sqrt(2.0), math.sqrt(0.5))
-    ]
+    rounded = rounded_constant(occurrence.scalars)
     if rounded and x.dtype == torch.float64:
-        return f"the formula's rounded constant ({rounded[0]}) differs from the exact one in float64"
+        return f"the formula's rounded constant ({rounded}) differs from the exact one in float64"
     return ""
 
 
@@ -203,8 +158,8 @@ def _biased_form(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Te
 
 GELU_TANH = _rule(
     "gelu_tanh",
-    formulas=(_tanh_of_cube, _tanh_of_square),
-    singles=(_gelu_tanh,),
+    formulas=(tanh_of_cube, tanh_of_square),
+    singles=(gelu_tanh,),
     formula_forms=(
         lambda x: 0.5 * x * (1.0 + torch.tanh(SQRT_2_OVER_PI * (x + 0.044715 * torch.pow(x, 3.0)))),
         lambda x: x * 0.5 * (1.0 + torch.tanh(SQRT_2_OVER_PI * (x + 0.044715 * x**3))),
@@ -221,7 +176,7 @@ GELU_TANH = _rule(
 )
 GELU = _rule(
     "gelu",
-    formulas=(_erf,),
+    formulas=(erf,),
     singles=(F.gelu,),
     single_forms=(F.gelu, nn.GELU()),
     formula_forms=(
@@ -235,13 +190,13 @@ GELU = _rule(
 )
 QUICK_GELU = _rule(
     "quick_gelu",
-    formulas=(_quick,),
+    formulas=(quick,),
     formula_forms=(lambda x: x * torch.sigmoid(1.702 * x), lambda x: torch.sigmoid(x * 1.702) * x),
     refused=(lambda x: x * torch.sigmoid(1.7 * x),),
 )
 SILU = _rule(
     "silu",
-    formulas=(_swish,),
+    formulas=(swish,),
     singles=(F.silu,),
     formula_forms=(lambda x: x * torch.sigmoid(x),),
     single_forms=(F.silu, nn.SiLU(), lambda x: F.silu(x, inplace=True)),
@@ -249,7 +204,7 @@ SILU = _rule(
 )
 RELU_SQUARED = _rule(
     "relu2",
-    formulas=(_relu_squared,),
+    formulas=(relu_squared,),
     formula_forms=(lambda x: torch.square(F.relu(x)), lambda x: F.relu(x) ** 2, lambda x: torch.relu(x).pow(2)),
     refused=(lambda x: F.relu(x) ** 3,),
 )

@@ -35,9 +35,18 @@ class Threshold:
 
 
 THRESHOLDS: dict[str, Threshold] = {
+    "cross_entropy": Threshold(cpu=2**17, other=2**14),
     "formula": Threshold(cpu=2**18, other=2**14),
     "single": Threshold(cpu=2**23, other=2**14),
     "softmax": Threshold(cpu=2**20, other=2**14),
+    "rotary": Threshold(cpu=2**16, other=2**14),
+    "gated": Threshold(cpu=2**17, other=2**14),
+    "dropout": Threshold(cpu=2**20, other=2**14),
+    "dropout, sum": Threshold(cpu=2**20, other=2**14),
+    "layer_norm": Threshold(cpu=2**16, other=2**14),
+    "layer_norm, sum": Threshold(cpu=2**16, other=2**14),
+    "rms_norm": Threshold(cpu=2**16, other=2**14),
+    "rms_norm, single": Threshold(cpu=2**16, other=2**14),
 }
 
 

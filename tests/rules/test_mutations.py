@@ -17,6 +17,11 @@ from schedule.optimizer import optimize
 from schedule.rules import Rule, prove
 from schedule.rules.attention_softmax import ATTENTION_SOFTMAX
 from schedule.rules.bias_activation import GELU_TANH
+from schedule.rules.bias_dropout import BIAS_DROPOUT, BIAS_DROPOUT_ADD
+from schedule.rules.gated import SILU
+from schedule.rules.layer_norm import ADD_LAYER_NORM, LAYER_NORM
+from schedule.rules.rms_norm import ADD_LLAMA, GEMMA, LLAMA
+from schedule.rules.rotary import INTERLEAVED, ROTARY
 from tests.zoo import batch, build
 
 Change = Callable[[fx.Node], None]
@@ -25,10 +30,10 @@ Change = Callable[[fx.Node], None]
 def mutated(rule: Rule, change: Change) -> Rule:
     """``rule`` with a mistake in the call that it inserts."""
 
-    def build_wrongly(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
-        node = rule.build(graph, inputs, scalars)
-        change(node)
-        return node
+    def build_wrongly(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> Any:
+        made = rule.build(graph, inputs, scalars)
+        change(made if isinstance(made, fx.Node) else made[0].all_input_nodes[0])
+        return made
 
     return Rule(
         rule.name,
@@ -38,6 +43,7 @@ def mutated(rule: Rule, change: Change) -> Rule:
         rule.proof,
         objection=rule.objection,
         futile=rule.futile,
+        rank=rule.rank,
     )
 
 
@@ -54,6 +60,15 @@ def option(name: str, value: Any) -> Change:
             node.update_kwarg(name, value)
 
     return change
+
+
+def set_option(name: str, value: Any) -> Change:
+    """A keyword argument, given or not."""
+    return lambda node: node.update_kwarg(name, value)
+
+
+def swapped_angles(node: fx.Node) -> None:
+    node.args = (*node.args[:-2], node.args[-1], node.args[-2])
 
 
 def doubled_scale(node: fx.Node) -> None:
@@ -73,38 +88,64 @@ def twice_the_bias(node: fx.Node) -> None:
             node.update_arg(1, node.graph.call_function(torch.mul, (node.args[1], 2)))
 
 
-MUTATIONS: dict[str, tuple[Rule, Change]] = {
-    "wrong scale": (ATTENTION_SOFTMAX, doubled_scale),
-    "mask dropped": (ATTENTION_SOFTMAX, argument(1, None)),
-    "mask without gradient": (ATTENTION_SOFTMAX, detached_mask),
-    "dropout skipped": (ATTENTION_SOFTMAX, option("dropout_p", 0.0)),
-    "other dropout": (ATTENTION_SOFTMAX, option("dropout_p", 0.5)),
-    "missing bias": (GELU_TANH, argument(1, None)),
-    "bias twice": (GELU_TANH, twice_the_bias),
-    "erf for tanh": (GELU_TANH, argument(2, "gelu")),
-    "other activation": (GELU_TANH, argument(2, "silu")),
+def swapped(first: int, second: int) -> Change:
+    """Two positional arguments in each other's place."""
+
+    def change(node: fx.Node) -> None:
+        args = list(node.args)
+        args[first], args[second] = args[second], args[first]
+        node.args = tuple(args)
+
+    return change
+
+
+MUTATIONS: dict[str, tuple[Rule, Change, str]] = {
+    "wrong scale": (ATTENTION_SOFTMAX, doubled_scale, "gpt2"),
+    "mask dropped": (ATTENTION_SOFTMAX, argument(1, None), "gpt2"),
+    "mask without gradient": (ATTENTION_SOFTMAX, detached_mask, ""),  # no model's mask is a parameter
+    "dropout skipped": (ATTENTION_SOFTMAX, option("dropout_p", 0.0), "gpt2"),
+    "other dropout": (ATTENTION_SOFTMAX, option("dropout_p", 0.5), "gpt2"),
+    "missing bias": (GELU_TANH, argument(1, None), "gpt2"),
+    "bias twice": (GELU_TANH, twice_the_bias, "gpt2"),
+    "erf for tanh": (GELU_TANH, argument(2, "gelu"), "gpt2"),
+    "other activation": (GELU_TANH, argument(2, "silu"), "gpt2"),
+    "other eps": (LLAMA, argument(2, 1e-2), "llama"),
+    "weight dropped": (LLAMA, argument(1, None), ""),  # new models have weights of 1
+    "weight for weight + 1": (GEMMA, option("casting", "torch"), "gemma3"),
+    "one summand twice": (ADD_LLAMA, lambda node: node.update_arg(1, node.args[0]), "llama"),
+    "weight for bias": (LAYER_NORM, swapped(1, 2), ""),
+    "bias dropped": (ADD_LAYER_NORM, argument(3, None), ""),
+    "sum of another": (ADD_LAYER_NORM, lambda node: node.update_arg(0, node.args[1]), "gpt2"),
+    "up for gate": (SILU, lambda node: node.args[2:] and swapped(0, 1)(node), "llama"),
+    "gelu for silu": (SILU, lambda node: node.args[2:] and node.update_arg(2, "gelu"), ""),
+    "bias of dropout dropped": (BIAS_DROPOUT, argument(1, None), ""),  # new models have biases of 0
+    "less dropout": (BIAS_DROPOUT, argument(2, 0.05), "gpt2"),
+    "other residual": (BIAS_DROPOUT_ADD, lambda node: node.update_arg(2, node.args[0]), "bert"),
+    "sin for cos": (ROTARY, swapped_angles, "llama"),
+    "other pairs": (ROTARY, set_option("interleaved", True), ""),
+    "halves for pairs": (INTERLEAVED, set_option("interleaved", False), "gptj"),
+    "more dropout": (BIAS_DROPOUT_ADD, argument(3, 0.5), ""),
 }
-ON_GPT2 = sorted(MUTATIONS.keys() - {"mask without gradient"})  # its mask is no parameter
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_proof_catches(name: str) -> None:
-    rule, change = MUTATIONS[name]
+    rule, change, _ = MUTATIONS[name]
     assert prove(mutated(rule, change)), f"{name} went through"
 
 
-@pytest.mark.parametrize("name", ON_GPT2)
+@pytest.mark.parametrize("name", [name for name, (*_, model) in MUTATIONS.items() if model])
 @pytest.mark.filterwarnings("ignore")
 def test_verify_catches_and_names_the_step(name: str) -> None:
-    rule, change = MUTATIONS[name]
-    model, inputs = build("gpt2"), batch("gpt2")
+    rule, change, architecture = MUTATIONS[name]
+    model, inputs = build(architecture), batch(architecture)
     if name == "missing bias":
         for block in model.transformer.h:
             torch.nn.init.normal_(block.mlp.c_fc.bias)
     sch = schedule.create_schedule(model, inputs)
-    others = [each for each in schedule.list_rules() if each.name != rule.name]
-    optimize(sch, rules=others, cost_guard=False)
+    others = [each for each in schedule.list_rules() if each.family != rule.family and each.rank >= rule.rank]
     with fused.backend("reference"):
+        optimize(sch, rules=others, cost_guard=False)
         schedule.verify(sch, inputs, steps=1)
         optimize(sch, rules=[mutated(rule, change)], cost_guard=False)
         with pytest.raises(schedule.VerificationError, match=rule.name):

@@ -1,0 +1,154 @@
+"""Bias, dropout and the residual sum after a projection, in one pass; where dropout is active, so in training only.
+
+::
+
+    before:  y = residual + F.dropout(F.linear(x, self.out.weight, self.out.bias), 0.1, training=True)
+    after:   y = fused.bias_dropout_add(F.linear(x, self.out.weight), self.out.bias, residual, 0.1)
+
+A residual sum in the module around it stays where it is: ``fused.bias_dropout`` then does the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+import fused
+from schedule.patterns import Occurrence, scalar
+from schedule.rules.casts import Dtypes, Value, floating
+from schedule.rules.registry import register_rule
+from schedule.rules.rule import Proof, Rule
+from schedule.rules.thresholds import small
+
+FAMILY = "bias_dropout"
+
+# -- patterns -----------------------------------------------------------------------------------------------
+
+
+def _dropped(z: Value) -> Value:
+    return F.dropout(z, p=scalar("p"), training=scalar("training"))
+
+
+def bias_dropout_add(x: Value, bias: Value, residual: Value) -> Value:
+    return floating("residual") + _dropped(floating("x", 2) + floating("bias"))
+
+
+def dropout_add(x: Value, residual: Value) -> Value:
+    return floating("residual") + _dropped(floating("x"))
+
+
+def bias_dropout(x: Value, bias: Value) -> Value:
+    return _dropped(floating("x", 2) + floating("bias"))
+
+
+# -- judgement ----------------------------------------------------------------------------------------------
+
+
+def _objection(occurrence: Occurrence) -> str:
+    dtypes = Dtypes.of(occurrence)
+    if dtypes.spec("x") is None:
+        return "the input was not seen in the recorded run"
+    if not isinstance(occurrence.scalars["p"], (int, float)):
+        return "the dropout probability is computed while running"
+    return ""
+
+
+def _futile(occurrence: Occurrence) -> str:
+    dtypes, scalars = Dtypes.of(occurrence), occurrence.scalars
+    if scalars["training"] is not True or scalars["p"] in (0, 0.0):
+        return "nothing is dropped"
+    x, bias, residual = dtypes.spec("x"), dtypes.spec("bias"), dtypes.spec("residual")
+    if x is not None and bias is not None and (bias.shape != x.shape[-1:] or bias.device != x.device):
+        return f"what is added is no bias of {x.shape[-1]} features"
+    if x is not None and residual is not None and (x.shape != residual.shape or x.device != residual.device):
+        return "what is added is no residual: it has not the shape of what is dropped"
+    return ""
+
+
+def _thrift(kind: str) -> Callable[[Occurrence], str]:
+    return lambda occurrence: small(kind, Dtypes.of(occurrence).spec("x"))
+
+
+# -- the rules ----------------------------------------------------------------------------------------------
+
+
+def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
+    return graph.call_function(fused.bias_dropout, (inputs["x"], inputs["bias"], scalars["p"]))
+
+
+def _build_add(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
+    args = (inputs["x"], inputs.get("bias"), inputs["residual"], scalars["p"])
+    return graph.call_function(fused.bias_dropout_add, args)
+
+
+def _inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """x, a bias, a residual."""
+    x, residual = torch.randn(shape, dtype=dtype) * 2, torch.randn(shape, dtype=dtype)
+    return x, torch.randn(shape[-1:], dtype=dtype), residual
+
+
+_SHAPES = ((2, 5, 8), (7, 16), (2, 3, 2, 6))
+
+
+def _used_twice(x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+    dropped = F.dropout(x + bias, 0.1)
+    return residual + dropped + dropped
+
+
+BIAS_DROPOUT_ADD = register_rule(
+    Rule(
+        name="bias_dropout_add",
+        family=FAMILY,
+        patterns=(bias_dropout_add, dropout_add),
+        build=_build_add,
+        proof=Proof(
+            (
+                lambda x, bias, residual: residual + F.dropout(x + bias, 0.1, training=True),
+                lambda x, bias, residual: torch.nn.Dropout(0.3)(x + bias) + residual,
+                lambda x, bias, residual: residual + F.dropout(x, p=0.2, inplace=False),
+            ),
+            _inputs,
+            _SHAPES,
+            refused=(
+                _used_twice,
+                lambda x, bias, residual: residual + F.dropout(x + bias, 0.1, training=False),
+                lambda x, bias, residual: residual - F.dropout(x + bias, 0.1),
+                lambda x, bias, residual: residual + F.alpha_dropout(x + bias, 0.1, training=True),
+                lambda x, bias, residual: residual[..., :1] + F.dropout(x + bias, 0.1),
+            ),
+        ),
+        summary="fused.bias_dropout_add(x, bias, residual, p)",
+        objection=_objection,
+        futile=_futile,
+        thrift=_thrift("dropout, sum"),
+        rank=1,  # before the sum and the norm after it: both are one pass then
+    )
+)
+BIAS_DROPOUT = register_rule(
+    Rule(
+        name="bias_dropout",
+        family=FAMILY,
+        patterns=(bias_dropout,),
+        build=_build,
+        proof=Proof(
+            (
+                lambda x, bias: F.dropout(x + bias, 0.1, training=True),
+                lambda x, bias: torch.nn.Dropout(0.3)(x + bias),
+            ),
+            _inputs,
+            _SHAPES,
+            refused=(
+                lambda x, bias: F.dropout(x + bias, 0.1, training=False),
+                lambda x, bias, residual: F.dropout(x + residual, 0.1),
+            ),
+        ),
+        summary="fused.bias_dropout(x, bias, p)",
+        objection=_objection,
+        futile=_futile,
+        thrift=_thrift("dropout"),
+    )
+)

@@ -1,0 +1,107 @@
+"""What rules share about dtypes: casts in patterns, and in what dtype a construct computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from schedule.patterns import Occurrence, any_of, optional, scalar, tensor
+from schedule.rules.rule import spec_of
+from schedule.tracing.specs import TensorSpec
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+Value = Any  # a tensor or, while a pattern is recorded, its proxy
+
+
+def cast(name: str, origin: Value = None) -> Callable[[Value], Value]:
+    """In a pattern, a cast if there is one.
+
+    ``s.float()``, ``s.to(dtype)``, ``s.type_as(other)``; the other may be ``origin``, a value of the pattern itself.
+    """
+    return optional(must_cast(name, origin), name=name)
+
+
+def must_cast(name: str, origin: Value = None) -> Callable[[Value], Value]:
+    """In a pattern, a cast that must be there; as :func:`cast`."""
+
+    def to(s: Value) -> Value:
+        ways = [s.to(scalar(name, where=_is_float)), s.type_as(tensor(f"{name}_like"))]
+        return any_of(*ways, *([] if origin is None else [s.type_as(origin)]), name=f"{name}_form")
+
+    return to
+
+
+def _is_float(dtype: Any) -> bool:
+    return dtype in FLOATS if isinstance(dtype, torch.dtype) else False
+
+
+def floating(name: str, least_ndim: int = 1) -> Value:
+    """In a pattern, a floating-point input of at least so many dimensions."""
+    return tensor(name, where=lambda spec: spec.ndim >= least_ndim and spec.dtype in FLOATS)
+
+
+class Dtypes:
+    """The dtypes of an occurrence, or of what a rule's ``build`` is given.
+
+    Args:
+        inputs: as in :class:`Occurrence`.
+        scalars: likewise; they hold the dtypes of casts.
+    """
+
+    def __init__(self, inputs: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:
+        self.inputs, self.scalars = inputs, scalars
+
+    @classmethod
+    def of(cls, occurrence: Occurrence) -> Dtypes:
+        """Those of ``occurrence``."""
+        return cls(occurrence.inputs, occurrence.scalars)
+
+    def spec(self, name: str) -> TensorSpec | None:
+        """How the input looked; None if it is not there, or was not seen."""
+        return spec_of(self.inputs.get(name))
+
+    def cast(self, name: str) -> torch.dtype | None:
+        """The dtype that the cast ``name`` gives; None if there is none."""
+        like = self.spec(f"{name}_like")
+        dtype: torch.dtype | None = like.dtype if like is not None else self.scalars.get(name)
+        return dtype
+
+    def after(self, dtype: torch.dtype, name: str) -> torch.dtype:
+        """What ``dtype`` becomes at the cast ``name``."""
+        return self.cast(name) or dtype
+
+    def joined(self, dtype: torch.dtype, *names: str) -> torch.dtype:
+        """What arithmetic of ``dtype`` with the inputs ``names`` gives."""
+        for name in names:
+            spec = self.spec(name)
+            dtype = torch.promote_types(dtype, spec.dtype) if spec is not None and spec.ndim else dtype
+        return dtype
+
+    def narrowed(self, dtype: torch.dtype, *names: str) -> torch.dtype | None:
+        """The first of the casts ``names`` to a dtype that does not hold every number of ``dtype``."""
+        found = [self.cast(name) for name in names]
+        return next((to for to in found if to is not None and torch.promote_types(dtype, to) != to), None)
+
+
+def with_dtype(
+    graph: fx.Graph, x: Any, wanted: torch.dtype, given: torch.dtype, make: Callable[[Any], fx.Node]
+) -> fx.Node:
+    """``make(x)`` in the dtype ``wanted``, where it has ``given`` by itself: x is widened, or the result narrowed."""
+    if wanted == given:
+        return make(x)
+    if torch.promote_types(wanted, given) == given:
+        return cast_node(graph, make(x), wanted)
+    return make(cast_node(graph, x, wanted))
+
+
+def cast_node(graph: fx.Graph, value: Any, dtype: torch.dtype) -> fx.Node:
+    """``value.to(dtype)``, with its spec."""
+    node = graph.call_method("to", (value, dtype))
+    spec = spec_of(value)
+    if spec is not None:
+        node.meta["spec"] = TensorSpec(spec.shape, dtype, spec.device)
+    return node

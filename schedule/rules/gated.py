@@ -1,0 +1,232 @@
+"""Gated activations, ``act(gate) * up``, in one pass.
+
+::
+
+    before:  y = F.silu(self.gate_proj(x)) * self.up_proj(x)
+    after:   y = fused.gated_activation(self.gate_proj(x), self.up_proj(x), 'silu')
+
+    before:  gate, up = self.gate_up_proj(x).chunk(2, dim=-1);  y = up * F.silu(gate)
+    after:   y = fused.swiglu(self.gate_up_proj(x))
+
+One rule for each activation. Where both come out of one projection, gate first, the projection's output is taken
+whole, so that its gradient is made in one piece too. What they are the MLP of, tokens or an expert's, does not matter.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+import fused
+from schedule.patterns import Occurrence, any_of, scalar
+from schedule.rules.activations import (
+    SQRT_2_OVER_PI,
+    erf,
+    gelu_tanh,
+    quick,
+    rounded_constant,
+    swish,
+    tanh_of_cube,
+    tanh_of_square,
+)
+from schedule.rules.casts import Dtypes, Value, floating
+from schedule.rules.registry import register_rule
+from schedule.rules.rule import Proof, Rule
+from schedule.rules.thresholds import small
+
+FAMILY = "gated_mlp"
+
+Activation = Callable[[Value], Value]
+
+# -- patterns -----------------------------------------------------------------------------------------------
+
+
+def _two(activation: Activation) -> Callable[..., Value]:
+    def gated(gate: Value, up: Value) -> Value:
+        return activation(floating("gate")) * floating("up")
+
+    return gated
+
+
+def _packed(activation: Activation) -> Callable[..., Value]:
+    def packed_gated(y: Value) -> Value:
+        y = floating("y")
+        chunks = torch.chunk(y, 2, dim=-1)
+        parts = torch.split(y, scalar("half"), dim=-1)
+        gate = any_of(chunks[0], y[..., : scalar("half")], parts[0], name="gate")
+        up = any_of(chunks[1], y[..., scalar("half") :], parts[1], name="up")
+        return activation(gate) * up
+
+    return packed_gated
+
+
+# -- judgement ----------------------------------------------------------------------------------------------
+
+
+def _objection(occurrence: Occurrence) -> str:
+    dtypes = Dtypes.of(occurrence)
+    rounded = rounded_constant({k: v for k, v in occurrence.scalars.items() if k != "half"})
+    values = [dtypes.spec(name) for name in occurrence.inputs]
+    if any(spec is None for spec in values):
+        return "the input was not seen in the recorded run"
+    if rounded and any(spec and spec.dtype == torch.float64 for spec in values):
+        return f"the formula's rounded constant ({rounded}) differs from the exact one in float64"
+    packed, half = dtypes.spec("y"), _value(occurrence.scalars.get("half"))
+    if packed is not None and (packed.shape[-1] % 2 or half not in (None, packed.shape[-1] // 2)):
+        return "what is taken of the projection are no halves"
+    return ""
+
+
+def _value(size: Any) -> Any:
+    """A size; one that is computed, as it was in the recorded run: parts of other sizes could not be multiplied."""
+    return size.meta.get("spec") if isinstance(size, fx.Node) else size
+
+
+def _futile(occurrence: Occurrence) -> str:
+    dtypes = Dtypes.of(occurrence)
+    gate, up = dtypes.spec("gate"), dtypes.spec("up")
+    if occurrence.inputs.get("gate") is not None and occurrence.inputs["gate"] is occurrence.inputs["up"]:
+        return "gate and up are one tensor: that is an activation of its own"
+    if gate is not None and up is not None and (gate.shape != up.shape or gate.device != up.device):
+        return "gate and up are of two shapes"
+    return ""
+
+
+def _thrift(occurrence: Occurrence) -> str:
+    dtypes = Dtypes.of(occurrence)
+    return small("gated", dtypes.spec("gate") or dtypes.spec("y"))
+
+
+# -- the rules ----------------------------------------------------------------------------------------------
+
+_PACKED: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...]]] = {
+    "silu": (fused.swiglu, ()),
+    "gelu_tanh": (fused.geglu, ()),
+    "gelu": (fused.geglu, ("none",)),
+    "quick_gelu": (fused.quick_geglu, ()),
+    "relu": (fused.reglu, ()),
+}
+
+
+def _inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Gate and up."""
+    return torch.randn(shape, dtype=dtype) * 2, torch.randn(shape, dtype=dtype)
+
+
+_SHAPES = ((2, 5, 8), (7, 16), (2, 3, 2, 6))
+
+
+def _forms(activation: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor], ...]:
+    """LLaMA's, Phi-3's, a projection that is sliced, ModernBERT's, Moonshine's."""
+
+    def chunked(gate: Tensor, up: Tensor) -> Tensor:
+        first, second = torch.cat((gate, up), dim=-1).chunk(2, dim=-1)
+        return second * activation(first)
+
+    def sliced(gate: Tensor, up: Tensor) -> Tensor:
+        y, half = torch.cat((gate, up), dim=-1), gate.shape[-1]
+        return activation(y[..., :half]) * y[..., half:]
+
+    def split(gate: Tensor, up: Tensor) -> Tensor:
+        parts = torch.cat((gate, up), dim=-1).split(gate.shape[-1], dim=-1)
+        return activation(parts[0]) * parts[1]
+
+    def gate_second(gate: Tensor, up: Tensor) -> Tensor:
+        first, second = torch.cat((up, gate), dim=-1).chunk(2, dim=-1)
+        return activation(second) * first
+
+    return (lambda gate, up: activation(gate) * up), chunked, sliced, split, gate_second
+
+
+def _rule(
+    activation: str,
+    ways: tuple[Activation, ...],
+    forms: tuple[Callable[[Tensor], Tensor], ...],
+    refused: tuple[Callable[..., Tensor], ...],
+) -> Rule:
+    """The rule of one activation.
+
+    Args:
+        activation: its name in ``fused.gated_activation``.
+        ways: as patterns, written out or in one call.
+        forms: as models write it, for the proof; the first one in every form of an MLP.
+        refused: what looks like it and is not.
+    """
+
+    def build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
+        if "y" not in inputs:
+            return graph.call_function(fused.gated_activation, (inputs["gate"], inputs["up"], activation))
+        function, options = _PACKED[activation]
+        return graph.call_function(function, (inputs["y"], *options))
+
+    others = [functools.partial(_gated_form, form) for form in forms[1:]]
+    return register_rule(
+        Rule(
+            name=f"gated_{activation}",
+            family=FAMILY,
+            patterns=(*map(_packed, ways), *map(_two, ways)),
+            build=build,
+            proof=Proof((*_forms(forms[0]), *others), _inputs, _SHAPES, refused=refused),
+            summary=f"fused.gated_activation(gate, up, {activation!r})",
+            objection=_objection,
+            futile=_futile,
+            thrift=_thrift,
+            rank=1,  # before a bias and its activation, which would leave the product alone
+        )
+    )
+
+
+def _gated_form(activation: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor) -> Tensor:
+    return activation(gate) * up
+
+
+def _used_twice(gate: Tensor, up: Tensor) -> Tensor:
+    activated = F.silu(gate)
+    return activated * up + activated
+
+
+SILU = _rule(
+    "silu",
+    (F.silu, swish),
+    (F.silu, lambda x: x * torch.sigmoid(x)),
+    refused=(
+        _used_twice,
+        lambda gate, up: F.silu(gate) + up,
+        lambda gate, up: F.mish(gate) * up,
+        lambda gate, up: F.silu(gate) * up[..., :1],
+        lambda gate, up: F.silu(gate) * gate,
+    ),
+)
+GELU_TANH = _rule(
+    "gelu_tanh",
+    (gelu_tanh, tanh_of_cube, tanh_of_square),
+    (
+        lambda x: F.gelu(x, approximate="tanh"),
+        lambda x: 0.5 * x * (1.0 + torch.tanh(SQRT_2_OVER_PI * (x + 0.044715 * torch.pow(x, 3.0)))),
+    ),
+    refused=(lambda gate, up: F.gelu(gate) * up,),
+)
+GELU = _rule(
+    "gelu",
+    (F.gelu, erf),
+    (F.gelu, lambda x: x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))),
+    refused=(lambda gate, up: F.gelu(gate, approximate="tanh") * up,),
+)
+QUICK_GELU = _rule(
+    "quick_gelu",
+    (quick,),
+    (lambda x: x * torch.sigmoid(1.702 * x),),
+    refused=(lambda gate, up: gate * torch.sigmoid(1.7 * gate) * up,),
+)
+RELU = _rule(
+    "relu",
+    (torch.relu,),
+    (F.relu,),
+    refused=(lambda gate, up: F.leaky_relu(gate) * up, lambda gate, up: torch.square(F.relu(gate))),
+)

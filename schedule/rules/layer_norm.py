@@ -1,0 +1,204 @@
+"""Layer norms written out, and any layer norm with the residual sum before it, in one pass.
+
+::
+
+    before:  s = x + r;  y = F.layer_norm(s, (768,), self.ln.weight, self.ln.bias, 1e-05)
+    after:   y, s = fused.add_layer_norm(x, r, self.ln.weight, self.ln.bias, 1e-05)
+
+``F.layer_norm`` alone is one pass already; a norm written out (Cohere, DeBERTa) saves a tensor for each of its steps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+import fused
+from schedule.patterns import Occurrence, any_of, scalar
+from schedule.rules import norms
+from schedule.rules.casts import Dtypes, Value, cast, with_dtype
+from schedule.rules.norms import row, wide
+from schedule.rules.registry import register_rule
+from schedule.rules.rule import Proof, Rule, spec_of
+from schedule.rules.thresholds import small
+
+FAMILY = "layer_norm"
+
+# -- patterns -----------------------------------------------------------------------------------------------
+
+
+def _square(x: Value) -> Value:
+    return any_of(torch.pow(x, 2), torch.square(x), x * x, name="square")
+
+
+def _divided(centred: Value, variance: Value) -> Value:
+    total = variance + scalar("eps")
+    return any_of(centred * torch.rsqrt(total), centred / torch.sqrt(total), name="divided")
+
+
+def _normed(x: Value) -> Value:
+    widened = cast("before")(x)
+    mean = widened.mean(-1, keepdim=True)
+    once = widened - mean
+    variances = (
+        (once, _square(once).mean(-1, keepdim=True)),
+        (widened - mean, _square(widened - mean).mean(-1, keepdim=True)),
+        (once, widened.var(-1, unbiased=False, keepdim=True)),
+    )
+    return any_of(*(_divided(*each) for each in variances), name="normed")
+
+
+def _written(x: Value) -> Value:
+    return cast("after", x)(cast("between", x)(_normed(x)) * cast("weight_cast")(row("weight")) + row("bias"))
+
+
+def _written_without_bias(x: Value) -> Value:
+    return cast("after", x)(cast("between", x)(_normed(x)) * cast("weight_cast")(row("weight")))
+
+
+def _written_plain(x: Value) -> Value:
+    return cast("after", x)(_normed(x))
+
+
+def _single(x: Value) -> Value:
+    return F.layer_norm(x, scalar("shape"), row("weight"), row("bias"), eps=scalar("eps"))
+
+
+def _single_without_bias(x: Value) -> Value:
+    return F.layer_norm(x, scalar("shape"), row("weight"), None, eps=scalar("eps"))
+
+
+def _single_plain(x: Value) -> Value:
+    return F.layer_norm(x, scalar("shape"), None, None, eps=scalar("eps"))
+
+
+WRITTEN = (_written, _written_without_bias, _written_plain)
+SINGLE = (_single, _single_without_bias, _single_plain)
+
+
+# -- judgement ----------------------------------------------------------------------------------------------
+
+
+def _dtypes(dtypes: Dtypes) -> tuple[torch.dtype, torch.dtype]:
+    """The dtype that the fused op gives, and that of the construct."""
+    x, weight = dtypes.spec("x"), dtypes.spec("weight")
+    assert x is not None, "refused by norms.objection"
+    given = dtypes.joined(x.dtype, "residual")
+    if "shape" in dtypes.scalars:
+        return given, given
+    wanted = dtypes.after(dtypes.after(given, "before"), "between")
+    if weight is not None:
+        wanted = dtypes.joined(torch.promote_types(wanted, dtypes.after(weight.dtype, "weight_cast")), "bias")
+    return given, dtypes.after(wanted, "after")
+
+
+def _thrift(occurrence: Occurrence) -> str:
+    single = "shape" in occurrence.pattern.scalars
+    return small("layer_norm, sum" if single else "layer_norm", spec_of(occurrence.inputs["x"]))
+
+
+# -- the rules ----------------------------------------------------------------------------------------------
+
+
+def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
+    def normed(x: Any) -> fx.Node:
+        return graph.call_function(fused.layer_norm, (x, inputs.get("weight"), inputs.get("bias"), scalars["eps"]))
+
+    given, wanted = _dtypes(Dtypes(inputs, scalars))
+    return with_dtype(graph, inputs["x"], wanted, given, normed)
+
+
+def _build_after_sum(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> Any:
+    args = (inputs["x"], inputs["residual"], inputs.get("weight"), inputs.get("bias"), scalars["eps"])
+    both = graph.call_function(fused.add_layer_norm, args)
+    return norms.norm_and_sum(graph, both, *_dtypes(Dtypes(inputs, scalars)))
+
+
+def _cohere(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    x32 = wide(x)
+    mean = x32.mean(-1, keepdim=True)
+    variance = (x32 - mean).pow(2).mean(-1, keepdim=True)
+    return (wide(w) * ((x32 - mean) * torch.rsqrt(variance + 1e-5))).to(x.dtype)
+
+
+def _deberta(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    x32 = wide(x)
+    mean = x32.mean(-1, keepdim=True)
+    variance = (x32 - mean).pow(2).mean(-1, keepdim=True)
+    return w * ((x32 - mean) / torch.sqrt(variance + 1e-7)).to(x.dtype) + b
+
+
+def _pocket_tts(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    variance = x.var(-1, unbiased=False, keepdim=True)
+    return (x - x.mean(-1, keepdim=True)) * torch.rsqrt(variance + 1e-5) * w + b
+
+
+def _centred_once(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    centred = x - x.mean(dim=-1, keepdim=True)
+    return centred / torch.sqrt(torch.square(centred).mean(-1, keepdim=True) + 1e-5)
+
+
+WRITTEN_FORMS = (_cohere, _deberta, _pocket_tts, _centred_once)
+SINGLE_FORMS: tuple[norms.Norm, ...] = (
+    lambda x, w, b: F.layer_norm(x, (x.shape[-1],), w, b, 1e-5),
+    lambda x, w, b: F.layer_norm(x, (x.shape[-1],), weight=w),
+    lambda x, w, b: F.layer_norm(x, (x.shape[-1],), eps=1e-6),
+)
+
+
+def _unbiased(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, keepdim=True) + 1e-5)
+
+
+def _of_another_mean(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
+    centred = x - r.mean(-1, keepdim=True)
+    return w * (centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + 1e-5)) + b
+
+
+LAYER_NORM = register_rule(
+    Rule(
+        name="layer_norm",
+        family=FAMILY,
+        patterns=tuple(norms.alone(way, "layer_norm") for way in WRITTEN),
+        build=_build,
+        proof=Proof(
+            WRITTEN_FORMS,
+            norms.inputs,
+            norms.SHAPES,
+            refused=(
+                _unbiased,
+                _of_another_mean,
+                lambda x, w, b: F.layer_norm(x, (x.shape[-1],), w, b),
+                lambda x, w, b: w * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)),
+            ),
+        ),
+        summary="fused.layer_norm(x, weight, bias, eps)",
+        objection=norms.objection,
+        thrift=_thrift,
+    )
+)
+ADD_LAYER_NORM = register_rule(
+    Rule(
+        name="add_layer_norm",
+        family=FAMILY,
+        patterns=tuple(norms.after_sum(way, "layer_norm") for way in (*WRITTEN, *SINGLE)),
+        build=_build_after_sum,
+        proof=Proof(
+            norms.after_sums(WRITTEN_FORMS + SINGLE_FORMS),
+            norms.inputs,
+            norms.SHAPES,
+            refused=(
+                lambda x, w, b, r: F.layer_norm(x + r[..., :1], (x.shape[-1],), w, b),
+                lambda x, w, b, r: F.layer_norm(x + 1.0, (x.shape[-1],), w, b),
+                lambda x, w, b, r: F.layer_norm(x + r, x.shape[-2:]),
+            ),
+        ),
+        summary="fused.add_layer_norm(x, residual, weight, bias, eps)",
+        objection=norms.objection_to_sum(_dtypes),
+        futile=norms.sum_futile,
+        thrift=_thrift,
+    )
+)

@@ -1,0 +1,143 @@
+"""What the rules of norms share: the residual sum before the norm, and what is no norm that a fused op computes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from schedule.patterns import Occurrence, tensor
+from schedule.rules.casts import Dtypes, Value, cast_node, floating
+from schedule.rules.rule import Form, Judge, spec_of
+
+Norm = Callable[..., Tensor]
+Way = Callable[[Value], Value]
+Flow = Callable[[Dtypes], tuple[torch.dtype, torch.dtype]]
+"""The dtype that the fused op gives, and that of the construct."""
+
+
+# -- patterns -----------------------------------------------------------------------------------------------
+
+
+def alone(way: Way, name: str) -> Callable[..., Value]:
+    """The pattern of a norm of ``x``."""
+
+    def pattern(x: Value) -> Value:
+        return way(floating("x"))
+
+    pattern.__name__ = name + way.__name__
+    return pattern
+
+
+def after_sum(way: Way, name: str) -> Callable[..., Value]:
+    """The pattern of a norm of ``x + residual``, and the sum."""
+
+    def pattern(x: Value, residual: Value) -> Value:
+        total = floating("x") + floating("residual")
+        return way(total), total
+
+    pattern.__name__ = f"add_{name}{way.__name__}"
+    return pattern
+
+
+def row(name: str) -> Value:
+    """In a pattern, a weight or bias of the norm."""
+    return tensor(name, ndim=1)
+
+
+# -- judgement ----------------------------------------------------------------------------------------------
+
+
+def objection(occurrence: Occurrence) -> str:
+    """Why the fused op does not compute this norm."""
+    dtypes = Dtypes.of(occurrence)
+    x = dtypes.spec("x")
+    if x is None:
+        return "the input was not seen in the recorded run"
+    for name in ("weight", "bias"):
+        spec = dtypes.spec(name)
+        if name in occurrence.inputs and (spec is None or spec.shape != x.shape[-1:] or spec.device != x.device):
+            return f"the {name} is none of {x.shape[-1]} features"
+    if not _one_dimension(occurrence.scalars.get("shape", 1)):
+        return "more than the last dimension is normalised"
+    if not isinstance(occurrence.scalars.get("eps"), (int, float)):
+        return "eps is no number"
+    total = dtypes.joined(x.dtype, "residual")
+    narrow = dtypes.narrowed(total, "before", "squared", "rounded")
+    return f"{total} is normalised in {narrow}, which the fused op does not imitate" if narrow else ""
+
+
+def _one_dimension(shape: Any) -> bool:
+    """Whether ``normalized_shape``, as it is bound, is the last dimension alone."""
+    shape = shape.meta.get("spec") if isinstance(shape, fx.Node) else shape
+    return isinstance(shape, int) or (isinstance(shape, (tuple, list)) and len(shape) == 1)
+
+
+def objection_to_sum(flow: Flow) -> Judge:
+    """As :func:`objection`, and a norm that is wider than the sum: widening x would widen the sum too."""
+
+    def judge(occurrence: Occurrence) -> str:
+        reason = objection(occurrence)
+        if reason:
+            return reason
+        given, out = flow(Dtypes.of(occurrence))[0], spec_of(occurrence.outputs[0])
+        fits = out is not None and torch.promote_types(given, out.dtype) == given
+        return "" if fits else "the norm has a wider dtype than the sum"
+
+    return judge
+
+
+def sum_futile(occurrence: Occurrence) -> str:
+    """Why only the norm after the sum could be fused; "" if both can."""
+    dtypes = Dtypes.of(occurrence)
+    x, residual = dtypes.spec("x"), dtypes.spec("residual")
+    if x is None or residual is None or x.shape != residual.shape or x.device != residual.device:
+        return "what is added is no residual: it has not the shape of the other summand"
+    return ""
+
+
+# -- the replacement ----------------------------------------------------------------------------------------
+
+
+def norm_and_sum(graph: fx.Graph, both: fx.Node, given: torch.dtype, wanted: torch.dtype) -> Any:
+    """The results of a fused op that gives the norm and the sum, the norm in its dtype.
+
+    A norm that is computed wider than the sum was accepted only if it is cast to the sum's dtype in the end.
+    """
+    if torch.promote_types(given, wanted) == wanted:
+        return both
+    normed, total = (graph.call_function(operator.getitem, (both, n)) for n in range(2))
+    return cast_node(graph, normed, wanted), total
+
+
+# -- proof --------------------------------------------------------------------------------------------------
+
+SHAPES = ((2, 5, 8), (3, 16), (2, 3, 2, 6))
+
+
+def inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """x, a weight, a bias, a residual."""
+    x, residual = torch.randn(shape, dtype=dtype) * 2, torch.randn(shape, dtype=dtype)
+    weight, bias = torch.randn(shape[-1:], dtype=dtype) + 1, torch.randn(shape[-1:], dtype=dtype)
+    return x, weight, bias, residual
+
+
+def after_sums(forms: tuple[Norm, ...]) -> tuple[Form, ...]:
+    """Forms of x, weight and bias after a sum: the first one with a sum that nothing else reads too."""
+
+    def used_again(form: Norm) -> Form:
+        def block(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> tuple[Tensor, ...]:
+            total = residual + x
+            return form(total, weight, bias) * 2, total * 3
+
+        return block
+
+    return (lambda x, weight, bias, residual: forms[0](x + residual, weight, bias), *map(used_again, forms))
+
+
+def wide(x: Tensor) -> Tensor:
+    """``x.float()``; rules leave float64 alone where a model makes it float32."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

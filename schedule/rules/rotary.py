@@ -1,0 +1,315 @@
+"""Rotary position embedding in one pass, of queries and keys together where they share cos and sin.
+
+::
+
+    before:  q = q * cos + torch.cat((-q[..., 32:], q[..., :32]), dim=-1) * sin;  k = …
+    after:   q, k = fused.rotary_embedding(q, k, cos, sin, unsqueeze_dim=None)
+
+Half-split (LLaMA) and interleaved (GPT-J, Cohere) pairs; of the whole head or of its first part (GPT-NeoX, Phi); in
+the dtype of the model or in float32. One that is turned alone is one operation too.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+import fused
+from schedule.patterns import Occurrence, any_of, scalar
+from schedule.patterns.ops import find_form
+from schedule.rules.casts import Dtypes, Value, cast, cast_node, floating
+from schedule.rules.registry import register_rule
+from schedule.rules.rule import Form, Proof, Rule, spec_of
+from schedule.rules.thresholds import small
+from schedule.tracing.specs import TensorSpec
+
+FAMILY = "rotary_embedding"
+
+# -- patterns -----------------------------------------------------------------------------------------------
+
+Turn = Callable[[Value, str], Value]
+
+
+def _half_turned(x: Value, name: str) -> Value:
+    parts, half = torch.chunk(x, 2, dim=-1), f"{name}_half"
+    first = any_of(x[..., : scalar(half)], parts[0], name="first")
+    second = any_of(x[..., scalar(half) :], parts[1], name="second")
+    return torch.cat((-second, first), dim=-1)
+
+
+def _every_second(x: Value, starts: tuple[int | None, ...]) -> Value:
+    ways = [x[..., slice(start, None, 2)] for start in starts]
+    return any_of(*ways, *(x[:, :, :, slice(start, None, 2)] for start in starts), name="every_second")
+
+
+def _pairs_turned(x: Value, name: str) -> Value:
+    return torch.stack((-_every_second(x, (1,)), _every_second(x, (None, 0))), dim=-1).flatten(-2)
+
+
+def _turned(turn: Turn, x: Value, name: str) -> Value:
+    """``x * cos + turned(x) * sin`` with the casts that models put around x."""
+    wide = cast(f"{name}_before")(x)
+    across = any_of(
+        turn(wide, name),
+        cast(f"{name}_turned")(turn(x, name)),
+        turn(cast(f"{name}_apart")(x), name),
+        name="across",
+    )
+    return cast(f"{name}_after")(wide * floating("cos") + across * floating("sin"))
+
+
+def _partly(turn: Turn, name: str) -> Value:
+    """The first part turned, the rest passed on."""
+    x, width = floating(name), f"{name}_width"
+    first = any_of(x[..., : scalar(width)], x[:, :, :, : scalar(width)], name="turned_part")
+    rest = any_of(x[..., scalar(width) :], x[:, :, :, scalar(width) :], name="passed_part")
+    return torch.cat((_turned(turn, first, name), rest), dim=-1)
+
+
+def _whole(turn: Turn, name: str) -> Value:
+    return _turned(turn, floating(name), name)
+
+
+def _patterns(turn: Turn) -> tuple[Callable[..., Value], ...]:
+    def both_partly_turned(q: Value, k: Value, cos: Value, sin: Value) -> Value:
+        return _partly(turn, "q"), _partly(turn, "k")
+
+    def both_turned(q: Value, k: Value, cos: Value, sin: Value) -> Value:
+        return _whole(turn, "q"), _whole(turn, "k")
+
+    def partly_turned(q: Value, cos: Value, sin: Value) -> Value:
+        return _partly(turn, "q")
+
+    def turned(q: Value, cos: Value, sin: Value) -> Value:
+        return _whole(turn, "q")
+
+    return both_partly_turned, both_turned, partly_turned, turned
+
+
+# -- judgement ----------------------------------------------------------------------------------------------
+
+
+def _objection(occurrence: Occurrence) -> str:
+    dtypes = Dtypes.of(occurrence)
+    cos, sin = dtypes.spec("cos"), dtypes.spec("sin")
+    if cos is None or sin is None or (cos.shape, cos.dtype, cos.device) != (sin.shape, sin.dtype, sin.device):
+        return "cos and sin are not alike"
+    for name, out in zip(_turning(occurrence.inputs), occurrence.outputs, strict=True):
+        x = dtypes.spec(name)
+        if x is None or x.device != cos.device or not _broadcasts(cos, x, spec_of(out)):
+            return f"cos and sin do not broadcast to {name}"
+        reason = _no_split(occurrence, name, x, cos.shape[-1]) or _unlike(dtypes, name, x, spec_of(out))
+        if reason:
+            return reason
+    return ""
+
+
+def _turning(inputs: dict[str, Any]) -> list[str]:
+    return [name for name in ("q", "k") if name in inputs]
+
+
+def _broadcasts(cos: TensorSpec, x: TensorSpec, out: TensorSpec | None) -> bool:
+    leading = zip(reversed(cos.shape[:-1]), reversed(x.shape[:-1]), strict=False)
+    fits = cos.ndim <= x.ndim and all(a in (1, b) for a, b in leading)
+    return fits and cos.shape[-1] % 2 == 0 and out is not None and out.shape == x.shape
+
+
+def _no_split(occurrence: Occurrence, name: str, x: TensorSpec, turned: int) -> str:
+    """Why the parts that are turned, or change places, are not those that the fused op takes."""
+    scalars = occurrence.scalars
+    width, half = scalars.get(f"{name}_width"), scalars.get(f"{name}_half")
+    if turned != (x.shape[-1] if width is None else _size(width)):
+        return "cos and sin are not as wide as what is turned"
+    if half is None:
+        return ""
+    halved = half.args[0] if isinstance(half, fx.Node) and _is(half, "floor_divide") and half.args[1] == 2 else None
+    proved = isinstance(half, int) or (isinstance(halved, fx.Node) and _is(halved, "getitem"))
+    return "" if proved and _size(half) == turned // 2 else "what changes places are no halves"
+
+
+def _is(node: fx.Node, name: str) -> bool:
+    form = find_form(node.op, node.target)
+    return form is not None and form.definition.name == name
+
+
+def _size(value: Any) -> Any:
+    """A size, as it was in the recorded run if it is computed."""
+    return value.meta.get("spec") if isinstance(value, fx.Node) else value
+
+
+def _unlike(dtypes: Dtypes, name: str, x: TensorSpec, out: TensorSpec | None) -> str:
+    narrow = dtypes.narrowed(x.dtype, *(f"{name}_{step}" for step in ("before", "turned", "apart")))
+    if narrow is not None:
+        return f"{x.dtype} is turned in {narrow}, which the fused op does not imitate"
+    return "" if out is not None and _dtypes(dtypes, name)[1] == out.dtype else "its dtype is not known"
+
+
+def _thrift(occurrence: Occurrence) -> str:
+    return small("rotary", spec_of(occurrence.inputs["q"]))
+
+
+# -- the replacement ----------------------------------------------------------------------------------------
+
+
+def _dtypes(dtypes: Dtypes, name: str) -> tuple[torch.dtype, torch.dtype]:
+    """The dtype that the fused op gives, and that of the construct."""
+    x = dtypes.spec(name)
+    assert x is not None, "refused by _objection"
+    turned = dtypes.joined(dtypes.after(x.dtype, f"{name}_before"), "cos")
+    turned = torch.promote_types(turned, dtypes.cast(f"{name}_turned") or dtypes.cast(f"{name}_apart") or turned)
+    wanted = dtypes.after(turned, f"{name}_after")
+    passed = dtypes.scalars.get(f"{name}_width") is not None
+    return dtypes.joined(x.dtype, "cos"), torch.promote_types(wanted, x.dtype) if passed else wanted
+
+
+def _widened(graph: fx.Graph, dtypes: Dtypes, name: str) -> Any:
+    """x, in the dtype of the construct where that is wider than what the fused op would give."""
+    given, wanted = _dtypes(dtypes, name)
+    x = dtypes.inputs[name]
+    return x if torch.promote_types(given, wanted) == given else cast_node(graph, x, wanted)
+
+
+def _narrowed(graph: fx.Graph, dtypes: Dtypes, name: str, result: fx.Node) -> fx.Node:
+    """The result, in the dtype of the construct where that is narrower."""
+    given, wanted = _dtypes(dtypes, name)
+    return cast_node(graph, result, wanted) if torch.promote_types(given, wanted) != wanted else result
+
+
+def _rule(turn: Turn, name: str, interleaved: bool, proof: Proof) -> Rule:
+    options: dict[str, Any] = {"interleaved": True} if interleaved else {}
+
+    def build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> Any:
+        dtypes, names = Dtypes(inputs, scalars), _turning(inputs)
+        args = (*(_widened(graph, dtypes, each) for each in names), inputs["cos"], inputs["sin"])
+        if len(names) == 1:
+            return _narrowed(graph, dtypes, "q", graph.call_function(fused.apply_rotary, args, options))
+        both = graph.call_function(fused.rotary_embedding, args, {**options, "unsqueeze_dim": None})
+        results = [graph.call_function(operator.getitem, (both, n)) for n in range(2)]
+        return [_narrowed(graph, dtypes, each, result) for each, result in zip(names, results, strict=True)]
+
+    return register_rule(
+        Rule(
+            name=name,
+            family=FAMILY,
+            patterns=_patterns(turn),
+            build=build,
+            proof=proof,
+            summary=f"fused.rotary_embedding(q, k, cos, sin{', interleaved=True' if interleaved else ''})",
+            objection=_objection,
+            thrift=_thrift,
+        )
+    )
+
+
+# -- the rules ----------------------------------------------------------------------------------------------
+
+
+def _inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """q, k, and cos and sin of the whole head and of half of it, for ``shape`` = (batch, heads, seq, head_dim)."""
+    batch, heads, seq, width = shape
+    q, k = torch.randn(batch, heads, seq, width, dtype=dtype), torch.randn(batch, 1, seq, width, dtype=dtype)
+    angles = (torch.randn(1, seq, size, dtype=dtype) for size in (width, width, width // 2, width // 2))
+    return q, k, *angles
+
+
+_SHAPES = ((2, 3, 5, 8), (1, 2, 7, 8), (2, 1, 1, 8))
+
+
+def _rotate_half(x: Tensor) -> Tensor:
+    return torch.cat((-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]), dim=-1)
+
+
+def _rotate_half_fixed(x: Tensor) -> Tensor:
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((-b, a), dim=-1)
+
+
+def _rotate_pairs(x: Tensor) -> Tensor:
+    return torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+
+
+def _rotate_every_two(x: Tensor) -> Tensor:
+    return torch.stack((-x[:, :, :, 1::2], x[:, :, :, 0::2]), dim=-1).flatten(-2)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """``x.float()``; rules leave float64 alone where a model makes it float32."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _forms(rotate: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor]) -> tuple[Form, ...]:
+    """As LLaMA, Cohere, ModernBERT, ERNIE, OLMo and GPT-NeoX write it; ``other`` is another way to write ``rotate``."""
+
+    def llama(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+        return q * cos + rotate(q) * sin, k * cos + rotate(k) * sin
+
+    def one(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return q * cos.unsqueeze(1) + other(q) * sin.unsqueeze(1)
+
+    def cohere(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        q32, k32, cos, sin = _wide(q), _wide(k), cos.unsqueeze(1), sin.unsqueeze(1)
+        q32, k32 = q32 * cos + rotate(q32) * sin, k32 * cos + rotate(k32) * sin
+        return q32.to(dtype=q.dtype), k32.to(dtype=k.dtype)
+
+    def modernbert(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+        turned = [_wide(x) * cos + rotate(_wide(x)) * sin for x in (q, k)]
+        return turned[0].to(q.dtype), turned[1].to(k.dtype)
+
+    def ernie(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        cos, sin = _wide(cos.unsqueeze(1)), _wide(sin.unsqueeze(1))
+        turned = [_wide(x) * cos + _wide(other(x)) * sin for x in (q, k)]
+        return turned[0].to(q.dtype), turned[1]
+
+    def gpt_neox(
+        q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, part_cos: Tensor, part_sin: Tensor
+    ) -> tuple[Tensor, ...]:
+        cos, sin, width = part_cos.unsqueeze(1), part_sin.unsqueeze(1), part_cos.shape[-1]
+        q_rot, q_pass, k_rot, k_pass = q[..., :width], q[..., width:], k[..., :width], k[..., width:]
+        q_rot, k_rot = q_rot * cos + rotate(q_rot) * sin, k_rot * cos + rotate(k_rot) * sin
+        return torch.cat([q_rot, q_pass], dim=-1), torch.cat([k_rot, k_pass], dim=-1)
+
+    def gptj(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, part_cos: Tensor, part_sin: Tensor) -> Tensor:
+        q_rot, q_pass = q[:, :, :, :4], q[:, :, :, 4:]
+        return torch.cat([q_rot * part_cos.unsqueeze(1) + other(q_rot) * part_sin.unsqueeze(1), q_pass], dim=-1)
+
+    return llama, one, cohere, modernbert, ernie, gpt_neox, gptj
+
+
+def _backwards(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    turned = torch.cat((q[..., q.shape[-1] // 2 :], -q[..., : q.shape[-1] // 2]), dim=-1)
+    return q * cos.unsqueeze(1) + turned * sin.unsqueeze(1)
+
+
+def _of_another(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return q * cos.unsqueeze(1) + _rotate_half(q + k) * sin.unsqueeze(1)
+
+
+def _no_halves(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return q * cos.unsqueeze(1) + torch.cat((-q[..., 2:], q[..., :2]), dim=-1) * sin.unsqueeze(1)
+
+
+def _odd_first(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    turned = torch.stack((-q[..., ::2], q[..., 1::2]), dim=-1).flatten(-2)
+    return q * cos.unsqueeze(1) + turned * sin.unsqueeze(1)
+
+
+ROTARY = _rule(
+    _half_turned,
+    "rotary_embedding",
+    interleaved=False,
+    proof=Proof(
+        _forms(_rotate_half, _rotate_half_fixed), _inputs, _SHAPES, refused=(_backwards, _of_another, _no_halves)
+    ),
+)
+INTERLEAVED = _rule(
+    _pairs_turned,
+    "rotary_embedding_interleaved",
+    interleaved=True,
+    proof=Proof(_forms(_rotate_pairs, _rotate_every_two), _inputs, _SHAPES, refused=(_odd_first, _of_another)),
+)
