@@ -22,6 +22,7 @@ from schedule.recording import Opaque, Recording
 from schedule.tracing import metadata
 from schedule.tracing.attributes import is_settings
 from schedule.tracing.calls import intercepted_calls
+from schedule.tracing.functions import functions_kept
 from schedule.tracing.opaque import OpaqueTracker, untracked
 from schedule.tracing.regions import RegionTracker
 from schedule.tracing.scalars import scalar_of, symbolic
@@ -75,6 +76,7 @@ class ModuleTracer(TorchFunctionMode):
             stack.enter_context(torch.enable_grad())
             stack.enter_context(intercepted_calls(self.module, self._on_module_call))
             stack.enter_context(self.opaque.construction_tracked())
+            stack.enter_context(functions_kept(self))
             stack.enter_context(self.regions.autocast_tracked())
             stack.enter_context(results_uncached(self.module))
             stack.enter_context(random_numbers_refused())

@@ -1,0 +1,89 @@
+"""Autograd functions of the user's: one node each, since their backward is not the derivative of their forward."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+from torch import fx, nn
+from torch.autograd import Function
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils.checkpoint import CheckpointFunction
+
+from schedule.errors import TraceError
+from schedule.tracing.source import user_line
+from schedule.tracing.structure import leaves, map_structure
+
+if TYPE_CHECKING:
+    from schedule.tracing.tracer import ModuleTracer
+
+
+class Applied:
+    """A graph target that applies an autograd function, forward and backward as they are written."""
+
+    def __init__(self, function: type[Function]) -> None:
+        self.function = function
+        self.__name__ = function.__name__
+        self.__module__ = __name__  # what begins with "torch" would be printed as if torch had it
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function.apply(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Applied) and self.function is other.function
+
+    def __hash__(self) -> int:
+        return hash((Applied, self.function))
+
+
+@contextmanager
+def functions_kept(tracer: ModuleTracer) -> Iterator[None]:
+    """Within, ``Function.apply`` is a node. Checkpoints are entered: what they compute is the model's.
+
+    Raises:
+        TraceError: a function is given a function or module, so that a node would hide calls of the model; or it
+            changes what it is given.
+    """
+    thread, original = threading.get_ident(), vars(Function)["apply"].__func__
+
+    def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread or cls is CheckpointFunction or not _writes(tracer):
+            return original(cls, *args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            return _written(tracer, cls, original, args, kwargs)
+
+    with mock.patch.object(Function, "apply", classmethod(apply)):
+        yield
+
+
+def _writes(tracer: ModuleTracer) -> bool:
+    """Whether ``tracer`` is not just finding out what a call computes."""
+    return not torch._C._is_torch_function_all_disabled() and tracer in _get_current_function_mode_stack()
+
+
+def _written(
+    tracer: ModuleTracer, cls: type[Function], apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    if any(isinstance(leaf, nn.Module) or callable(leaf) for _, leaf in leaves((args, kwargs))):
+        raise _refused(f"the autograd function {cls.__name__} is given a function or module to call")
+    node: fx.Node = tracer.emit(Applied(cls), tracer.as_nodes(args), tracer.as_nodes(kwargs))
+    real_args, real_kwargs = map_structure(args, tracer.value_of), map_structure(kwargs, tracer.value_of)
+    given = [leaf for _, leaf in leaves((real_args, real_kwargs)) if isinstance(leaf, torch.Tensor)]
+    versions = [tensor._version for tensor in given]
+    with tracer.recording.fake_mode:
+        value = apply(cls, *real_args, **real_kwargs)
+    if versions != [tensor._version for tensor in given]:
+        raise _refused(f"the autograd function {cls.__name__} changes what it is given in place")
+    return tracer.track(value, node)
+
+
+def _refused(why: str) -> TraceError:
+    return TraceError(
+        why,
+        where=user_line(),
+        fix="keep the module that applies it a leaf (`leaves=(…,)`), or schedule its submodules instead",
+    )
