@@ -47,9 +47,7 @@ class Unifier:
         self._metadata: dict[OpNode, bool] = {}
         self._anchor: OpNode
         self._plans: dict[OpNode, Plan] = {
-            n: Plan.of(n)
-            for n in pattern.users
-            if not isinstance(n, (InputNode, ScalarNode, ChoiceNode, CallNode))
+            n: Plan.of(n) for n in pattern.users if not isinstance(n, (InputNode, ScalarNode, ChoiceNode, CallNode))
         }
 
     def candidates(self, node: Any) -> list[OpNode] | None:
@@ -91,9 +89,7 @@ class Unifier:
                 points.pop()
                 continue
             if self.visited > limit:
-                self.record(
-                    candidate, lambda: f"an answer in {BUDGET} steps", lambda: "too many ways to match"
-                )
+                self.record(candidate, lambda: f"an answer in {BUDGET} steps", lambda: "too many ways to match")
                 return
             following = self._settle(option, list(point.waiting))
             if following is True:
@@ -151,8 +147,7 @@ class Unifier:
 
     def _likeness(self, way: Option) -> int:
         return sum(
-            isinstance(p, OpNode) and isinstance(v, OpNode) and p.op == v.op and p.op != "choice"
-            for p, v in way.pairs
+            isinstance(p, OpNode) and isinstance(v, OpNode) and p.op == v.op and p.op != "choice" for p, v in way.pairs
         )
 
     def _fits(self, node: Any, value: Any) -> bool:
@@ -327,6 +322,10 @@ class Unifier:
 
     def _cost(self, node: Any) -> int | None:
         """How many values :meth:`_ways` may give; None if nothing bound lies below."""
+        return self._cost_known(node, {})
+
+    def _cost_known(self, node: Any, known: dict[OpNode, int | None]) -> int | None:
+        """As :meth:`_cost`; ``known`` are the nodes that were asked about already, under one binding."""
         if not isinstance(node, OpNode):
             return None
         if node in self.binding:
@@ -334,8 +333,10 @@ class Unifier:
             return len(self.normal.users_of(bound)) if isinstance(bound, OpNode) else None
         if isinstance(node, (InputNode, ScalarNode)):
             return None
-        costs = [c for o in operands(tuple(node.args.values())) if (c := self._cost(o)) is not None]
-        return min(costs) + 1 if costs else None
+        if node not in known:
+            costs = [self._cost_known(o, known) for o in operands(tuple(node.args.values()))]
+            known[node] = min((c + 1 for c in costs if c is not None), default=None)
+        return known[node]
 
     def _ways(self, node: Any) -> Iterator[OpNode]:
         if node in self.binding:

@@ -37,17 +37,40 @@ def other_shapes(batch: Any) -> list[Any]:
         batches of the same structure; none when it holds opaque values such as a cache, which has a size of
         its own.
     """
+    return _planned(
+        batch,
+        lambda rows: [
+            (rows + 1, lambda n, rank: n + 3),
+            (rows - 1 or 2, lambda n, rank: max(2, n - 2)),
+            (rows + 2, lambda n, rank: max(2, n // 2 + 1)),
+        ],
+    )
+
+
+def small_shapes(batch: Any) -> list[Any]:
+    """Two batches as :func:`other_shapes` makes them, of few rows and short sequences: for checks that must be cheap.
+
+    Sequence lengths that differ go on differing.
+    """
+    return _planned(
+        batch,
+        lambda rows: [
+            (3 if rows != 3 else 2, lambda n, rank: min(n + 3, 13 + 4 * rank)),
+            (1 if rows != 1 else 2, lambda n, rank: max(2, min(n - 2, 8 + 3 * rank))),
+        ],
+    )
+
+
+def _planned(batch: Any, plans: Callable[[int], list[tuple[int, Callable[[int, int], int]]]]) -> list[Any]:
+    """``batch`` by plans: the number of rows, and a length from the old one and its rank among the lengths."""
     tensors = named_tensors(batch)
     if not tensors or _has_opaque(batch):
         return []
     rows = _rows(tensors)
-    lengths = _lengths(tensors, rows)
-    plans: list[tuple[int, Callable[[int], int]]] = [
-        (rows + 1, lambda n: n + 3),
-        (rows - 1 or 2, lambda n: max(2, n - 2)),
-        (rows + 2, lambda n: max(2, n // 2 + 1)),
+    lengths = sorted(_lengths(tensors, rows))
+    sizes = [
+        _Sizes((rows, count), {n: change(n, rank) for rank, n in enumerate(lengths)}) for count, change in plans(rows)
     ]
-    sizes = [_Sizes((rows, count), {n: change(n) for n in lengths}) for count, change in plans]
     return [_resized(batch, tensors, each) for each in sizes]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from schedule.verify import other_shapes
+from schedule.verify.shapes import small_shapes
 
 
 def shapes(batch: dict[str, torch.Tensor]) -> dict[str, list[int]]:
@@ -73,3 +74,13 @@ def test_a_cache_has_a_size_of_its_own() -> None:
 
     batch: dict[str, Any] = {"input_ids": torch.ones(2, 4, dtype=torch.long), "past_key_values": Cache()}
     assert other_shapes(batch) == []
+
+
+def test_small_batches_are_small_and_keep_lengths_apart() -> None:
+    batch = {"input_ids": torch.zeros(64, 512).long(), "decoder_input_ids": torch.zeros(64, 256).long()}
+    assert [shapes(small) for small in small_shapes(batch)] == [
+        {"input_ids": [3, 17], "decoder_input_ids": [3, 13]},
+        {"input_ids": [1, 11], "decoder_input_ids": [1, 8]},
+    ]
+    for small in small_shapes({"input_ids": torch.zeros(3, 4).long()}):
+        assert small["input_ids"].shape[0] != 3 and small["input_ids"].shape[1] != 4
