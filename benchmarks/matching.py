@@ -61,9 +61,7 @@ def attention_layers(layers: int) -> fx.Graph:
         return graph.call_method(name, args)
 
     for i in range(layers):
-        weights = {
-            n: graph.get_attr(f"h.{i}.{n}") for n in ("ln_1", "q", "k", "v", "o", "ln_2", "fc", "proj")
-        }
+        weights = {n: graph.get_attr(f"h.{i}.{n}") for n in ("ln_1", "q", "k", "v", "o", "ln_2", "fc", "proj")}
         normed = call(F.layer_norm, x, (64,), weights["ln_1"])
         heads = []
         for name in ("q", "k", "v"):
@@ -148,9 +146,7 @@ def show(rows: dict[str, list[dict[str, Any]]]) -> None:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/matching.json"))
     parser.add_argument("--repeats", type=int, default=9)
     given = parser.parse_args()

@@ -155,6 +155,7 @@ CONSTRUCTS: dict[str, tuple[Inputs, Function, Function]] = {
     ),
 }
 
+
 def seconds(function: Function, given: tuple[Tensor, ...], repeats: int) -> float:
     """Of one forward and backward."""
     start = time.perf_counter()

@@ -13,8 +13,7 @@ def check_float(op: str, name: str, tensor: object, *, min_ndim: int = 0) -> Non
         raise TypeError(f"{op}: {name} must be a tensor, got {type(tensor).__name__}")
     if tensor.dtype not in FLOATS:
         raise TypeError(
-            f"{op}: {name} must be float16, bfloat16, float32 or float64, got {tensor.dtype} "
-            f"of shape {shape(tensor)}"
+            f"{op}: {name} must be float16, bfloat16, float32 or float64, got {tensor.dtype} of shape {shape(tensor)}"
         )
     if tensor.ndim < min_ndim:
         raise ValueError(f"{op}: {name} needs at least {min_ndim} dimension(s), got shape {shape(tensor)}")
@@ -23,9 +22,7 @@ def check_float(op: str, name: str, tensor: object, *, min_ndim: int = 0) -> Non
 def check_same_device(op: str, x: torch.Tensor, name: str, other: torch.Tensor) -> None:
     """Raise ValueError unless both tensors are on one device."""
     if x.device != other.device:
-        raise ValueError(
-            f"{op}: {name} {shape(other)} is on {other.device}, but the input {shape(x)} is on {x.device}"
-        )
+        raise ValueError(f"{op}: {name} {shape(other)} is on {other.device}, but the input {shape(x)} is on {x.device}")
 
 
 def check_bias(op: str, x: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -36,8 +33,7 @@ def check_bias(op: str, x: torch.Tensor, bias: torch.Tensor | None) -> None:
     check_float(op, "bias", bias)
     if bias.ndim != 1 or bias.shape[0] != x.shape[-1]:
         raise ValueError(
-            f"{op}: bias must have shape [{x.shape[-1]}], the last dimension of the input {shape(x)}, "
-            f"got {shape(bias)}"
+            f"{op}: bias must have shape [{x.shape[-1]}], the last dimension of the input {shape(x)}, got {shape(bias)}"
         )
     check_same_device(op, x, "bias", bias)
 
@@ -45,18 +41,14 @@ def check_bias(op: str, x: torch.Tensor, bias: torch.Tensor | None) -> None:
 def check_weights(op: str, x: torch.Tensor, weights: torch.Tensor) -> None:
     """Raise ValueError unless there is one weight for each token of x: ``[..., 1]``, on the same device."""
     if weights.shape != (*x.shape[:-1], 1):
-        raise ValueError(
-            f"{op}: weights of shape {shape(weights)} are not one number a token of the input {shape(x)}"
-        )
+        raise ValueError(f"{op}: weights of shape {shape(weights)} are not one number a token of the input {shape(x)}")
     check_same_device(op, x, "weights", weights)
 
 
 def check_broadcast(op: str, x: torch.Tensor, name: str, other: torch.Tensor) -> None:
     """Raise ValueError unless `other` broadcasts to the shape of x, on the same device."""
     leading = x.ndim - other.ndim
-    if leading < 0 or any(
-        size != 1 and size != x.shape[leading + dim] for dim, size in enumerate(other.shape)
-    ):
+    if leading < 0 or any(size != 1 and size != x.shape[leading + dim] for dim, size in enumerate(other.shape)):
         raise ValueError(f"{op}: {name} of shape {shape(other)} does not broadcast to the input {shape(x)}")
     check_same_device(op, x, name, other)
 

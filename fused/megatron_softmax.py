@@ -254,9 +254,7 @@ class FusedScaleMaskSoftmax(nn.Module):
         scores = self._masked(input, mask, self.mask_func)
         return scaled_masked_softmax(scores, sink=softmax_offset, out_dtype=out_dtype)
 
-    def _masked(
-        self, input: Tensor, mask: Tensor | None, mask_func: Callable[[Tensor, Tensor], Tensor]
-    ) -> Tensor:
+    def _masked(self, input: Tensor, mask: Tensor | None, mask_func: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         scores = input.float() if input.dtype.itemsize < 4 else input
         if self.scale is not None:
             scores = scores * self.scale

@@ -70,9 +70,7 @@ class Local:
         return int(offsets[dim])
 
 
-def localise(
-    op: str, x: torch.Tensor, others: Sequence[torch.Tensor | None], whole: Sequence[int] = ()
-) -> Local:
+def localise(op: str, x: torch.Tensor, others: Sequence[torch.Tensor | None], whole: Sequence[int] = ()) -> Local:
     """Local shards of x and of tensors that broadcast to it.
 
     A plain x is taken for a local shard, and the DTensors among `others` give theirs. Plain `others` beside a
@@ -124,9 +122,7 @@ def _placements(x: DTensor, others: Sequence[DTensor | None], whole: Sequence[in
     return targets
 
 
-def _local_operand(
-    x: torch.Tensor, other: DTensor, x_placements: Sequence[Placement], mesh: Any
-) -> torch.Tensor:
+def _local_operand(x: torch.Tensor, other: DTensor, x_placements: Sequence[Placement], mesh: Any) -> torch.Tensor:
     """The part of `other` that goes with a local shard of x; partial gradient where it is broadcast."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 

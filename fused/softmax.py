@@ -150,9 +150,9 @@ def _apply(
     rounding: bool,
 ) -> Tensor:
     if transformed():
-        out = formulas.masked_softmax(
-            x, mask, sink, None, scale, 1.0, window=window, shift=shift, out_dtype=out_dtype
-        )[0]
+        out = formulas.masked_softmax(x, mask, sink, None, scale, 1.0, window=window, shift=shift, out_dtype=out_dtype)[
+            0
+        ]
         return F.dropout(out, dropout_p) if dropout_p > 0 else out
     keep = keep_mask(x, dropout_p, out_dtype) if dropout_p > 0 and x.numel() > 0 else None
     inputs = (x, mask, sink, keep, scale, keep_scale(dropout_p), window, shift, out_dtype)
@@ -176,9 +176,7 @@ def _check_operands(op: str, x: Tensor, mask: Tensor | None, sink: Tensor | None
     if mask is not None:
         if not isinstance(mask, torch.Tensor) or mask.dtype not in (torch.bool, *FLOATS):
             kind = f"{mask.dtype} of shape {shape(mask)}" if isinstance(mask, torch.Tensor) else type(mask)
-            raise TypeError(
-                f"{op}: mask must be bool or uint8 (True = masked) or floating point (added), got {kind}"
-            )
+            raise TypeError(f"{op}: mask must be bool or uint8 (True = masked) or floating point (added), got {kind}")
         check_broadcast(op, x, "mask", mask)
     if sink is not None:
         check_float(op, "sink", sink)

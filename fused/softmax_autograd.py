@@ -127,9 +127,7 @@ def gradients(
 def _broadcast_dims(small: Sequence[int], large: Sequence[int]) -> tuple[int, ...]:
     """The dimensions, counted from the end, along which `small` is broadcast to `large`."""
     return tuple(
-        -dim
-        for dim in range(1, len(large) + 1)
-        if large[-dim] != 1 and (dim > len(small) or small[-dim] == 1)
+        -dim for dim in range(1, len(large) + 1) if large[-dim] != 1 and (dim > len(small) or small[-dim] == 1)
     )
 
 

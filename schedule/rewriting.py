@@ -70,8 +70,7 @@ def _checked(graph: fx.Graph, occurrences: list[Occurrence], hazards: Hazards) -
         for node in occurrence.nodes:
             if node in owner:
                 raise MatchError(
-                    f"two matches share {node.name}: "
-                    f"{owner[node].pattern.name} and {occurrence.pattern.name}",
+                    f"two matches share {node.name}: {owner[node].pattern.name} and {occurrence.pattern.name}",
                     where=located_at(node),
                     fix="give the matches of one search, or pick with schedule.patterns.resolve",
                 )
@@ -256,9 +255,7 @@ def _label(made: list[fx.Node], occurrence: Occurrence, ends: list[fx.Node | Non
             node.meta.setdefault("source", occurrence.source)
 
 
-def _erase(
-    graph: fx.Graph, occurrence: Occurrence, ends: list[fx.Node | None], hazards: Hazards, by: str
-) -> None:
+def _erase(graph: fx.Graph, occurrence: Occurrence, ends: list[fx.Node | None], hazards: Hazards, by: str) -> None:
     """Erase the region and what only fed it, leaving anything with effects."""
     successor = dict(zip(occurrence.outputs, ends, strict=True))
     gone = erased(graph)
@@ -288,9 +285,7 @@ def merge(occurrences: Sequence[Occurrence]) -> Occurrence:
         raise MatchError("there is nothing to merge", fix="give at least two matches")
     first = occurrences[0]
     if any(o.pattern is not first.pattern or o.graph is not first.graph for o in occurrences):
-        raise MatchError(
-            "the matches to merge are of different patterns or graphs", fix="merge one search's matches"
-        )
+        raise MatchError("the matches to merge are of different patterns or graphs", fix="merge one search's matches")
     inputs = _merged([o.inputs for o in occurrences])
     if len(occurrences) > 1 and not any(isinstance(inputs.get(k), fx.Node) for k in first.inputs):
         raise MatchError("the matches to merge share no input", fix="merge matches that read one value")
@@ -308,10 +303,7 @@ def _merged(tables: list[dict[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, value in tables[0].items():
         values = [table[name] for table in tables]
-        if all(
-            v is value or (not isinstance(v, fx.Node) and type(v) is type(value) and v == value)
-            for v in values
-        ):
+        if all(v is value or (not isinstance(v, fx.Node) and type(v) is type(value) and v == value) for v in values):
             result[name] = value
         else:
             result |= {f"{name}_{i}": v for i, v in enumerate(values)}

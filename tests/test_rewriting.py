@@ -65,9 +65,7 @@ def replaced(function, what=pattern, make=build, inputs=(X, Y), modules=None):
     assert found
     new, _ = rewrite(graph, found, make, modules)
     assert text(graph) == before
-    torch.testing.assert_close(
-        run(new, *(i.clone() for i in inputs)), run(graph, *(i.clone() for i in inputs))
-    )
+    torch.testing.assert_close(run(new, *(i.clone() for i in inputs)), run(graph, *(i.clone() for i in inputs)))
     return new
 
 

@@ -145,9 +145,7 @@ class Op:
         self.register("triton", forward=getattr(kernels, names[0]), backward=getattr(kernels, names[1]))
         self.kernels = None
 
-    def _run_on(
-        self, backend: str, part: Part, args: Sequence[Any], statics: dict[str, Hashable], device: str
-    ) -> Any:
+    def _run_on(self, backend: str, part: Part, args: Sequence[Any], statics: dict[str, Hashable], device: str) -> Any:
         formula = self.forward if part == "forward" else self.backward
         if backend == "triton" and self.kernels is not None:
             self._load_kernels(self.kernels)

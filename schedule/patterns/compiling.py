@@ -151,9 +151,7 @@ def _module_pattern(what: str | type[nn.Module], name: str) -> Pattern:
 def _assemble(name: str, builder: _PatternBuilder, returned: Any) -> Pattern:
     outputs = tuple(operands(returned))
     if not outputs or any(o.op in ("input", "scalar") for o in outputs):
-        raise MatchError(
-            f"the pattern {name} returns something it does not compute", fix="return computed values"
-        )
+        raise MatchError(f"the pattern {name} returns something it does not compute", fix="return computed values")
     graph = builder.result
     if not graph.digraph:
         graph.connect()
@@ -162,9 +160,7 @@ def _assemble(name: str, builder: _PatternBuilder, returned: Any) -> Pattern:
     if not nx.is_weakly_connected(digraph):
         raise MatchError(f"the parts of the pattern {name} share no value", fix="make it several patterns")
     order = sorted(live, key=lambda node: node.index)
-    kinds = {
-        kind: tuple(n for n in order if isinstance(n, kind)) for kind in (InputNode, ScalarNode, ChoiceNode)
-    }
+    kinds = {kind: tuple(n for n in order if isinstance(n, kind)) for kind in (InputNode, ScalarNode, ChoiceNode)}
     operations = [n for n in order if n.op not in ("input", "scalar", "choice")]
     return Pattern(
         name=name,

@@ -82,9 +82,7 @@ def rebase(occurrence: Occurrence, graph: fx.Graph, names: Mapping[str, fx.Node]
         name = node.name
         if name in names:
             twin = names[name]
-            if twin is node or (
-                twin.graph is not node.graph and (twin.op, twin.target) == (node.op, node.target)
-            ):
+            if twin is node or (twin.graph is not node.graph and (twin.op, twin.target) == (node.op, node.target)):
                 return twin
         elif name in gone:
             successor = gone[name].successor

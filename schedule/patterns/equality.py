@@ -62,9 +62,7 @@ def difference(
 
 def _edges(graph: nx.DiGraph) -> Counter[str]:
     text = nx.get_node_attributes(graph, "text")
-    return Counter(
-        f"{text[u]} -> {text[v]} as {', '.join(slots)}" for u, v, slots in graph.edges(data="slots")
-    )
+    return Counter(f"{text[u]} -> {text[v]} as {', '.join(slots)}" for u, v, slots in graph.edges(data="slots"))
 
 
 def _labelled(graph: fx.Graph, modules: Mapping[str, nn.Module] | None) -> nx.DiGraph:
@@ -120,9 +118,7 @@ def _edges_of(node: OpNode) -> list[tuple[str, OpNode]]:
     found = []
     for name, value in node.args.items():
         slot = "|".join(commuting) if name in commuting else name
-        found += [
-            (slot if isinstance(value, OpNode) else f"{slot}.{i}", o) for i, o in enumerate(operands(value))
-        ]
+        found += [(slot if isinstance(value, OpNode) else f"{slot}.{i}", o) for i, o in enumerate(operands(value))]
     return found
 
 

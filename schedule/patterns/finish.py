@@ -38,10 +38,7 @@ class Complete:
             pattern=pattern,
             graph=graph,
             nodes=tuple(sorted(self.nodes)),
-            inputs={
-                n.name: values.get(n, None if n.default is MISSING else n.default)
-                for n in pattern.input_nodes
-            },
+            inputs={n.name: values.get(n, None if n.default is MISSING else n.default) for n in pattern.input_nodes},
             scalars={n.name: values.get(n) for n in pattern.scalar_nodes},
             outputs=tuple(values[node] for node in pattern.outputs),
             choices={c.name: c.chosen(picks[c]) for c in pattern.choice_nodes if c in picks},

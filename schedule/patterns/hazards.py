@@ -47,9 +47,7 @@ class Hazards:
         known = self.effects(node)
         return self.memory(node.all_input_nodes if known.opaque else known.mutates)
 
-    def impure_between(
-        self, first: fx.Node, last: fx.Node, outside: Collection[fx.Node]
-    ) -> Iterator[fx.Node]:
+    def impure_between(self, first: fx.Node, last: fx.Node, outside: Collection[fx.Node]) -> Iterator[fx.Node]:
         """Nodes from ``first`` to ``last`` that do more than compute a value and are not in ``outside``."""
         node = first
         while node is not last:
@@ -114,9 +112,7 @@ def _refuse(node: fx.Node, why: str) -> None:
     )
 
 
-def _check_mutation(
-    node: fx.Node, region: Collection[fx.Node], outputs: Collection[fx.Node], hazards: Hazards
-) -> None:
+def _check_mutation(node: fx.Node, region: Collection[fx.Node], outputs: Collection[fx.Node], hazards: Hazards) -> None:
     """An in-place operation that disappears must have changed nothing that anyone outside still reads."""
     memory = hazards.memory(hazards.effects(node).mutates)
     for owner in memory:
@@ -137,9 +133,7 @@ def _check_mutation(
             )
 
 
-def _later_reader(
-    owner: fx.Node, mutation: fx.Node, region: Collection[fx.Node], hazards: Hazards
-) -> fx.Node | None:
+def _later_reader(owner: fx.Node, mutation: fx.Node, region: Collection[fx.Node], hazards: Hazards) -> fx.Node | None:
     """A node outside the region that reads ``owner``'s memory, perhaps through a view, after ``mutation``."""
     stack, seen = [owner], {owner, mutation}
     while stack:

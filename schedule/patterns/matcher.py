@@ -82,11 +82,7 @@ class _Search:
         unifier = self.unifier
         if not unifier.failures:
             order = sorted(
-                (
-                    (len(c), -i, n, c)
-                    for i, n in enumerate(self.pattern.required)
-                    if (c := unifier.candidates(n))
-                ),
+                ((len(c), -i, n, c) for i, n in enumerate(self.pattern.required) if (c := unifier.candidates(n))),
                 key=lambda row: row[:2],
             )
             for _, _, anchor, candidates in order[:1]:
@@ -104,7 +100,5 @@ class _Search:
         return misses
 
     def absent(self) -> NearMiss:
-        wanted = next(
-            (n for n in self.pattern.required if not self.unifier.candidates(n)), self.pattern.outputs[0]
-        )
+        wanted = next((n for n in self.pattern.required if not self.unifier.candidates(n)), self.pattern.outputs[0])
         return NearMiss(self.pattern.name, "the whole graph", describe(wanted), "none", 0, self.pattern.size)

@@ -103,9 +103,7 @@ class CallNode(OpNode):
 
     __slots__ = ("any_arguments", "what")
 
-    def __init__(
-        self, what: str | type[nn.Module], args: dict[str, Any], any_arguments: bool = False
-    ) -> None:
+    def __init__(self, what: str | type[nn.Module], args: dict[str, Any], any_arguments: bool = False) -> None:
         super().__init__("call_module", args)
         self.what, self.any_arguments = what, any_arguments
 

@@ -57,12 +57,7 @@ class _Holder:
         if self.value is None or len(self.seen) != len(graph.nodes):
             return False
         for now, (node, target, args, kwargs) in zip(graph.nodes, self.seen, strict=True):
-            if (
-                now is not node
-                or now.target is not target
-                or now.args is not args
-                or now.kwargs is not kwargs
-            ):
+            if now is not node or now.target is not target or now.args is not args or now.kwargs is not kwargs:
                 return False
         return all(_state((modules or {}).get(path)) == state for path, state in self.called)
 

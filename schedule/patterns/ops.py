@@ -134,9 +134,7 @@ def parse_signature(text: str) -> tuple[dict[str, Any], str]:
     return params, variadic
 
 
-def _own_names(
-    function: Any, definition: OpDef, signature: str
-) -> tuple[tuple[str, ...], str, dict[str, Any]]:
+def _own_names(function: Any, definition: OpDef, signature: str) -> tuple[tuple[str, ...], str, dict[str, Any]]:
     """A form's own positional order, variadic and defaults: as given, as Python knows them, or canonical."""
     if signature:
         params, variadic = parse_signature(signature)

@@ -106,8 +106,7 @@ OTHERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "einsum": ("equation, *operands", ()),
     "linear": ("input, weight, bias=None", ()),
     "embedding": (
-        "input, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, "
-        "sparse=False",
+        "input, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False",
         (),
     ),
     "layer_norm": ("input, normalized_shape, weight=None, bias=None, eps=1e-05", ()),

@@ -249,7 +249,6 @@ def _permuted(name: str, arguments: tuple[Any, ...], dim: int, rank: int) -> int
     return {first: second, second: first}.get(dim, dim)
 
 
-
 def size_read(node: Any) -> tuple[fx.Node, int] | None:
     """``(x, i)`` if ``node`` is ``x.shape[i]``."""
     if not isinstance(node, fx.Node) or node.target is not operator.getitem:

@@ -41,9 +41,7 @@ def _structure(reference: Observation, other: Observation) -> Iterator[Deviation
         yield missing("output", "", note)
     for name in sorted(reference.differentiable - other.differentiable):
         if name in other.outputs:
-            yield missing(
-                "output", name, "is detached: no gradient flows through it, but one did in the original"
-            )
+            yield missing("output", name, "is detached: no gradient flows through it, but one did in the original")
     for name in sorted(reference.trainable ^ other.trainable):
         side = "only in the original" if name in reference.trainable else "only after scheduling"
         yield missing("parameter", name, f"is trainable {side}")
@@ -93,9 +91,7 @@ def _input_gradients(reference: Observation, other: Observation, tolerance: Tole
             yield _tensor("input gradient", name, grad, theirs, tolerance.gradient, floor)
 
 
-def _tensor(
-    kind: str, name: str, ours: torch.Tensor, theirs: torch.Tensor, allowed: float, floor: float
-) -> Deviation:
+def _tensor(kind: str, name: str, ours: torch.Tensor, theirs: torch.Tensor, allowed: float, floor: float) -> Deviation:
     """Per element, relative to the element's size plus the RMS of its tensor; and by RMS over all."""
     if (ours.shape, ours.dtype, ours.device) != (theirs.shape, theirs.dtype, theirs.device):
         before = f"{list(ours.shape)} {ours.dtype} {ours.device}"
@@ -165,9 +161,7 @@ def _trained(reference: Observation, other: Observation, tolerance: Tolerance) -
         moved, apart = rms(after - first), rms(theirs_after - after)
         excess = apart / max(tolerance.update * moved + 10 * tolerance.forward * rms(after), 1e-300)
         largest = float((theirs_after - after).abs().max())
-        yield Deviation(
-            kind, name, largest, apart / max(moved, 1e-300) if apart else 0.0, tolerance.update, excess
-        )
+        yield Deviation(kind, name, largest, apart / max(moved, 1e-300) if apart else 0.0, tolerance.update, excess)
 
 
 def _largest_rms(tensors: Mapping[str, torch.Tensor | None]) -> float:

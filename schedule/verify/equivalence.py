@@ -127,9 +127,7 @@ def check_case(
     return result, reference
 
 
-def deviations_from(
-    reference: Observation, case: Case, model: nn.Module, tolerance: Tolerance
-) -> list[Deviation]:
+def deviations_from(reference: Observation, case: Case, model: nn.Module, tolerance: Tolerance) -> list[Deviation]:
     """How ``model`` deviates from an observation; raising where the reference did not is one way."""
     try:
         other = observe(model, case, tolerance, reference)

@@ -52,9 +52,7 @@ def undone(sch: Undoable, down_to: int = 0) -> Iterator[None]:
             sch.redo()
 
 
-def guilty_step(
-    sch: Undoable, case: Case, reference: Observation, tolerance: Tolerance
-) -> tuple[int, str] | None:
+def guilty_step(sch: Undoable, case: Case, reference: Observation, tolerance: Tolerance) -> tuple[int, str] | None:
     """The last step before which the model still computed what the original does.
 
     Steps are undone one at a time until the model is equal again. Going backwards matters: a step that is

@@ -82,9 +82,7 @@ class Observation:
         return f"the gradient of {bad[0]} is not finite" if bad else ""
 
 
-def observe(
-    model: nn.Module, case: Case, tolerance: Tolerance, reference: Observation | None = None
-) -> Observation:
+def observe(model: nn.Module, case: Case, tolerance: Tolerance, reference: Observation | None = None) -> Observation:
     """Run ``case`` on ``model`` and leave it as it was.
 
     Args:
@@ -191,9 +189,7 @@ def loss_of(output: object) -> torch.Tensor | None:
     return torch.stack([term.float() for term in terms]).sum() if terms else None
 
 
-def _optimizer(
-    parameters: list[nn.Parameter], case: Case, tolerance: Tolerance, eps: float
-) -> torch.optim.Optimizer:
+def _optimizer(parameters: list[nn.Parameter], case: Case, tolerance: Tolerance, eps: float) -> torch.optim.Optimizer:
     if case.optimizer is not None:
         return case.optimizer(parameters)
     return torch.optim.AdamW(parameters, lr=tolerance.learning_rate, eps=max(eps, 1e-30))

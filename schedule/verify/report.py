@@ -38,9 +38,7 @@ class Deviation:
         where = f"{self.kind} {self.name}".strip()
         if self.note:
             return f"{where}: {self.note}"
-        return (
-            f"{where}: max abs {self.max_abs:.3g}, relative {self.max_rel:.3g}, allowed {self.tolerance:.3g}"
-        )
+        return f"{where}: max abs {self.max_abs:.3g}, relative {self.max_rel:.3g}, allowed {self.tolerance:.3g}"
 
 
 @dataclass(frozen=True)
@@ -113,12 +111,7 @@ class EquivalenceReport:
         relative deviation of a gradient that is zero on paper means nothing.
         """
         kinds = ("output", "gradient", "input gradient")
-        found = (
-            min(d.excess * d.tolerance, d.max_rel)
-            for c in self.cases
-            for d in c.deviations
-            if d.kind in kinds
-        )
+        found = (min(d.excess * d.tolerance, d.max_rel) for c in self.cases for d in c.deviations if d.kind in kinds)
         return max(found, default=0.0)
 
     def __bool__(self) -> bool:

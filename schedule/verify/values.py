@@ -43,9 +43,7 @@ def container_types(value: object) -> str:
     return "Tensor" if isinstance(value, torch.Tensor) else type(value).__name__
 
 
-def _walk(
-    value: object, path: str, seen: set[int], *, opaque: bool
-) -> Iterator[tuple[str, torch.Tensor | Plain]]:
+def _walk(value: object, path: str, seen: set[int], *, opaque: bool) -> Iterator[tuple[str, torch.Tensor | Plain]]:
     if isinstance(value, torch.Tensor):
         yield path or "output", value
         return

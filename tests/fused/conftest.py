@@ -68,7 +68,9 @@ def assert_no_worse() -> Callable[..., None]:
             for norm in (lambda e: e.abs().max(), lambda e: e.square().mean().sqrt()):
                 error, allowed = norm(mine.double() - truth), norm(theirs.double() - truth)
                 rounding = 1e-6 + 1.3e-6 * norm(truth) if mine.dtype == torch.float32 else 0.0
-                assert error <= 1.1 * allowed + rounding, f"result {position}: {error:.3e} against eager's {allowed:.3e}"
+                assert error <= 1.1 * allowed + rounding, (
+                    f"result {position}: {error:.3e} against eager's {allowed:.3e}"
+                )
 
     return check
 

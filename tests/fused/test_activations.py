@@ -38,9 +38,7 @@ def test_equals_eager_within_the_tolerances(name, values_and_gradients):
     exact = values_and_gradients(lambda x, b: EAGER[name](x + b), g, x, bias)
 
     def ours(dtype):
-        return values_and_gradients(
-            lambda x, b: fused.bias_activation(x, b, name), g, x.to(dtype), bias.to(dtype)
-        )
+        return values_and_gradients(lambda x, b: fused.bias_activation(x, b, name), g, x.to(dtype), bias.to(dtype))
 
     for mine, truth in zip(ours(torch.float64), exact, strict=True):
         torch.testing.assert_close(mine, truth, rtol=1e-12, atol=1e-12)

@@ -246,13 +246,11 @@ def after_one(act):
 
 def test_any_of_values_and_functions(traced):
     def activation(x):
-        return any_of(
-            lambda v: F.gelu(v, approximate="tanh"), torch.relu, lambda v: v * torch.sigmoid(v), name="act"
-        )(x + 1)
+        return any_of(lambda v: F.gelu(v, approximate="tanh"), torch.relu, lambda v: v * torch.sigmoid(v), name="act")(
+            x + 1
+        )
 
-    for i, act in enumerate(
-        (lambda v: F.gelu(v, approximate="tanh"), torch.relu, lambda v: torch.sigmoid(v) * v)
-    ):
+    for i, act in enumerate((lambda v: F.gelu(v, approximate="tanh"), torch.relu, lambda v: torch.sigmoid(v) * v)):
         assert only(traced(after_one(act)), activation).choices == {"act": i}
     assert not search(traced(lambda a: F.gelu(a + 1)), activation).occurrences
     power = compile_pattern(lambda x: x ** any_of(2, 3, name="n"))
@@ -420,9 +418,7 @@ def test_near_misses_name_node_expectation_and_line(traced):
     next(n for n in graph.nodes if n.name == "sub").meta["source"] = "model.py:12"
     (miss,) = search(graph, bias_gelu).near_misses
     assert (miss.node, miss.source, miss.matched, miss.total) == ("sub", "model.py:12", 1, 2)
-    assert str(miss) == (
-        "bias_gelu: 1 of 2 operations match; at sub (model.py:12) expected add(), found sub()"
-    )
+    assert str(miss) == ("bias_gelu: 1 of 2 operations match; at sub (model.py:12) expected add(), found sub()")
 
 
 def test_near_miss_without_the_operation(traced):

@@ -127,9 +127,7 @@ def test_different_operations(name, traced):
     assert not graphs_equal(traced(a), traced(b))
 
 
-@pytest.mark.parametrize(
-    "function", [torch.relu_, lambda x: F.relu(x, True), lambda x: x.relu_(), lambda x: x.add_(1)]
-)
+@pytest.mark.parametrize("function", [torch.relu_, lambda x: F.relu(x, True), lambda x: x.relu_(), lambda x: x.add_(1)])
 def test_mutation_is_flagged(function, traced):
     def wrapped(x):
         return function(x)

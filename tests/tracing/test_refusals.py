@@ -161,7 +161,9 @@ def test_grouped_products_are_traced_in_any_dtype():
     assert torch.equal(module(x, offsets), twin(x, offsets)) and state_of(module).fallbacks == 0
 
 
-@pytest.mark.parametrize("a, b", [((6, 8), (3, 8, 16)), ((4, 8), (8, 16)), ((3, 4, 8), (3, 8, 16)), ((3, 4, 8), (8, 16))])
+@pytest.mark.parametrize(
+    "a, b", [((6, 8), (3, 8, 16)), ((4, 8), (8, 16)), ((3, 4, 8), (3, 8, 16)), ((3, 4, 8), (8, 16))]
+)
 def test_the_shape_of_a_grouped_product_is_told_as_torch_computes_it(a, b):
     from schedule.tracing.standins import stand_in
 

@@ -24,9 +24,7 @@ class Layer(nn.Module):
 def graphs(*layers):
     root = nn.Sequential(*layers)
     recording = record(root, torch.randn(2, 4))
-    return [
-        specialise(layer, Layer.forward, recording.calls[layer][0], recording, False).graph for layer in layers
-    ]
+    return [specialise(layer, Layer.forward, recording.calls[layer][0], recording, False).graph for layer in layers]
 
 
 def test_like_layers_share():

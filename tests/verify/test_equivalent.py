@@ -88,9 +88,7 @@ def _frozen_by_optimizer(model: nn.Module) -> None:
         ("llama", _frozen_by_optimizer),
     ],
 )
-def test_a_mutation_of_a_real_architecture_is_caught(
-    family: str, mutate: Callable[[nn.Module], None]
-) -> None:
+def test_a_mutation_of_a_real_architecture_is_caught(family: str, mutate: Callable[[nn.Module], None]) -> None:
     model = FAMILIES[family]()
     twin = copy.deepcopy(model)
     mutate(twin)

@@ -162,9 +162,7 @@ def test_nothing_is_left_behind(new: type[nn.Module], fails: bool) -> None:
     sch.swap_class("", new, "swap")
     before = fingerprint(model)
     if fails:
-        with pytest.raises(
-            VerificationError, match=r"^swap changed what.*raises RuntimeError.*broken on purpose"
-        ):
+        with pytest.raises(VerificationError, match=r"^swap changed what.*raises RuntimeError.*broken on purpose"):
             verify(sch, floats(5, 4))
     else:
         verify(sch, floats(5, 4))

@@ -24,9 +24,7 @@ def reduce_to(gradient: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """Sum a gradient over the dimensions along which a tensor of `shape` was broadcast."""
     leading = gradient.ndim - len(shape)
     dims = list(range(leading))
-    dims += [
-        dim for dim in range(leading, gradient.ndim) if shape[dim - leading] == 1 and gradient.shape[dim] != 1
-    ]
+    dims += [dim for dim in range(leading, gradient.ndim) if shape[dim - leading] == 1 and gradient.shape[dim] != 1]
     summed = gradient.sum(dims, keepdim=True) if dims else gradient
     return summed.squeeze(list(range(leading))) if leading else summed
 

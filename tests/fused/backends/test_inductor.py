@@ -67,9 +67,7 @@ def test_half_x_with_a_float_bias(values_and_gradients):
 def test_masked_softmax_with_everything(values_and_gradients, compilations):
     def op(x, mask, sink, scale):
         torch.manual_seed(3)
-        return fused.scaled_masked_softmax(
-            x, mask, scale, causal=True, window=(5, 0), sink=sink, dropout_p=0.3
-        )
+        return fused.scaled_masked_softmax(x, mask, scale, causal=True, window=(5, 0), sink=sink, dropout_p=0.3)
 
     for scale, shape in ((0.5, (2, 3, 7, 9)), (0.25, (3, 2, 9, 17)), (1 / math.sqrt(80), (4, 5, 6, 8))):
         x, g, sink = torch.randn(shape), torch.randn(shape), torch.randn(shape[1])
@@ -87,9 +85,7 @@ def test_boolean_masks_and_hidden_rows(values_and_gradients):
     hidden[0, 0, 2] = True
     expanded = hidden.expand(-1, 3, -1, -1)
     for mask in (hidden, expanded):
-        compiled, reference = both(
-            values_and_gradients, lambda x, m=mask: fused.scaled_masked_softmax(x, m, 0.5), g, x
-        )
+        compiled, reference = both(values_and_gradients, lambda x, m=mask: fused.scaled_masked_softmax(x, m, 0.5), g, x)
         torch.testing.assert_close(compiled, reference)
         assert (compiled[0][0, :, 2] == 0).all()
 

@@ -116,9 +116,7 @@ def test_the_backward_pass_runs_where_the_forward_pass_was_asked_to(op, monkeypa
     monkeypatch.setattr(
         BIAS_ACTIVATION,
         "run",
-        lambda part, args, request, **statics: (
-            asked.append((part, request)) or run(part, args, None, **statics)
-        ),
+        lambda part, args, request, **statics: asked.append((part, request)) or run(part, args, None, **statics),
     )
     x = torch.randn(2, 3, requires_grad=True)
     with fused.backend("triton"):
@@ -148,9 +146,7 @@ def test_without_a_compiler_the_reference_runs_with_one_warning(monkeypatch, op)
     monkeypatch.delenv("CXX", raising=False)
     assert "install g++ or clang++" in fused.backends("cpu")["test_op"].reason
     x = torch.ones(2**16)
-    with pytest.warns(
-        RuntimeWarning, match=r"not running on inductor: no C\+\+ compiler.*install g\+\+"
-    ) as seen:
+    with pytest.warns(RuntimeWarning, match=r"not running on inductor: no C\+\+ compiler.*install g\+\+") as seen:
         for _ in range(3):
             assert torch.equal(test_op.run("forward", (x,)), x + 1)
     assert len(seen) == 1 and calls == ["reference"] * 3
