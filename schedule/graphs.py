@@ -16,6 +16,8 @@ from schedule.examples import example_inputs
 from schedule.recording import Call, Recording, as_call, undisturbed
 from schedule.runtime import ScheduledState, forward_of, state_of
 from schedule.tracing.calls import interceptable, intercepted_calls
+from schedule.tracing.guards import GuardMiss
+from schedule.tracing.hooks import is_hooked, nothing_collected
 from schedule.tracing.specialisation import Specialisation, original_class, specialise
 from schedule.tracing.structure import map_structure, tensors
 from schedule.verify.shapes import other_shapes
@@ -202,7 +204,7 @@ class _Comparison:
             return call(*args, **kwargs)
         twin_args, twin_kwargs = map_structure((args, kwargs), _own)
         expected = call(*args, **kwargs)
-        if not _hooked(module):  # a hook may change the output: then the graph is not what the call returns
+        if not is_hooked(module):  # a hook may change the output: then the graph is not what the call returns
             self.compare(module, expected, twin_args, twin_kwargs)
         return expected
 
@@ -214,8 +216,11 @@ class _Comparison:
         where = ", ".join(str(list(t.shape)) for t in tensors((args, kwargs)))
         self.comparing = True
         try:
-            got = run(module, *inputs)
+            with nothing_collected():
+                got = run(module, *inputs)
             why = difference(got, expected)
+        except GuardMiss:  # the original forward runs then
+            return
         except Exception as error:  # code generated from the user's forward may raise anything
             why = f"it raises {type(error).__name__}: {error}"
         finally:
@@ -238,10 +243,6 @@ def _own(leaf: Any) -> Any:
         return copy.deepcopy(leaf)
     except (TypeError, RuntimeError, AttributeError):
         return leaf
-
-
-def _hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def difference(got: Any, expected: Any, computed_in: torch.dtype | None = None) -> str:

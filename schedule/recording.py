@@ -21,6 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from schedule.errors import NotApplicable, ScheduleError
 from schedule.tracing.calls import intercepted_calls
+from schedule.tracing.data import Seen, depends_on_data
 from schedule.tracing.specs import TensorSpec
 from schedule.tracing.structure import leaves, map_structure
 
@@ -74,12 +75,14 @@ class Recording:
         fake_mode: the mode that all data-free tensors of this recording belong to.
         calls: first call of each module and one per further signature, in order of appearance.
         computed: the functions of torch that each module called itself, not through its submodules.
+        seen: what each module's own calls gave that depend on data, by metadata and numbers only.
         traced: graphs already made in this recording, by what the modules have in common.
     """
 
     fake_mode: FakeTensorMode = field(default_factory=lambda: FakeTensorMode(allow_non_fake_inputs=True))
     calls: dict[nn.Module, list[Call]] = field(default_factory=dict)
     computed: dict[nn.Module, set[Any]] = field(default_factory=dict)
+    seen: dict[nn.Module, Seen] = field(default_factory=dict)
     traced: dict[Any, list[Any]] = field(default_factory=dict, repr=False)
     _data_free: Any = field(default_factory=WeakIdKeyDictionary, repr=False)
 
@@ -123,25 +126,31 @@ class Recording:
 
 
 class _WatchingFunctions(TorchFunctionMode):
-    """Under it, the functions of torch that each module calls itself are noted."""
+    """Under it, the functions of torch that each module calls itself are noted, and what data decides of them."""
 
-    def __init__(self, computed: dict[nn.Module, set[Any]]) -> None:
+    def __init__(self, recording: Recording) -> None:
         super().__init__()
-        self._computed = computed
+        self._recording = recording
         self._now: set[Any] = set()
+        self._seen = Seen()
 
     @contextmanager
     def inside(self, module: nn.Module) -> Iterator[None]:
         """Within, calls are those of ``module``."""
-        before, self._now = self._now, self._computed.setdefault(module, set())
+        before = self._now, self._seen
+        self._now = self._recording.computed.setdefault(module, set())
+        self._seen = self._recording.seen.setdefault(module, Seen())
         try:
             yield
         finally:
-            self._now = before
+            self._now, self._seen = before
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._now.add(func)
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if depends_on_data(func, args):
+            self._seen.add(func, self._recording.describe(result))
+        return result
 
 
 class _DataFreeCopies(TorchFunctionMode):
@@ -192,7 +201,7 @@ def record(root: nn.Module, example_inputs: Any) -> Recording:
     """
     recording = Recording()
     args, kwargs = as_call(example_inputs)
-    watching = _WatchingFunctions(recording.computed)
+    watching = _WatchingFunctions(recording)
 
     def keep(module: nn.Module, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         received = recording.describe(args), recording.describe(kwargs)

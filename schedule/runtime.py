@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from schedule.tracing.guards import GuardMiss
+from schedule.tracing.hooks import acts_now
 from schedule.tracing.regions import closing_regions
 from schedule.tracing.signature import Parameters, Signature
 from schedule.tracing.specialisation import Specialisation, original_class
@@ -300,14 +301,11 @@ def install(
 
 
 def intact(module: nn.Module, cls: type, training: bool) -> bool:
-    """Whether a submodule, whose inside is part of a graph, is still what it was: same class, no hooks."""
+    """Whether a submodule, whose inside is part of a graph, is still what it was: same class, no hook that acts."""
     return (
         type(module) is cls
         and module.training is training
-        and not module._forward_hooks
-        and not module._forward_pre_hooks
-        and not module._backward_hooks
-        and not module._backward_pre_hooks
+        and not acts_now(module)
         and "forward" not in module.__dict__
     )
 

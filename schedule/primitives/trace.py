@@ -14,6 +14,7 @@ from schedule.globs import is_glob, matcher
 from schedule.primitives.registry import primitive
 from schedule.runtime import state_of
 from schedule.tracing.expansion import is_conv1d
+from schedule.tracing.hooks import is_hooked
 
 if TYPE_CHECKING:
     from schedule.tree import Schedule
@@ -111,7 +112,7 @@ def _keep(sch: Schedule, enter: Callable[[nn.Module, str], bool]) -> None:
 
 
 def _refuse_hooked(child: nn.Module, path: str) -> None:
-    if child._forward_hooks or child._forward_pre_hooks or child._backward_hooks or child._backward_pre_hooks:
+    if is_hooked(child):
         raise TraceError(
             f"{path} has a hook, which would be swallowed if its inside became part of this graph",
             fix=f"keep it a call with leaves=({path!r},), or remove the hook",

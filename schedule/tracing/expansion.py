@@ -24,6 +24,7 @@ from torch import fx, nn
 from schedule.errors import TraceError
 from schedule.recording import Call, Recording
 from schedule.tracing.effects import has_effect
+from schedule.tracing.hooks import is_hooked
 from schedule.tracing.portable import pack_graph, unpack_graph
 from schedule.tracing.sharing import settings_agree
 from schedule.tracing.signature import Parameters
@@ -103,9 +104,8 @@ def _expanded(
 
 
 def _can_open(child: nn.Module) -> bool:
-    hooks = (child._forward_hooks, child._forward_pre_hooks, child._backward_hooks, child._backward_pre_hooks)
     known = type(child) is original_class(child) or _own_graph(child, True) is not None
-    plain = known and not any(hooks) and "forward" not in vars(child)
+    plain = known and not is_hooked(child) and "forward" not in vars(child)
     return plain and not child._modules and not isinstance(child, _CLOSED) and "__call__" not in vars(type(child))
 
 

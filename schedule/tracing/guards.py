@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from schedule.errors import TraceError
-from schedule.tracing.effects import has_effect, is_local, is_pure_query
+from schedule.tracing.effects import has_effect, is_local, is_pure_query, uses_random
 from schedule.tracing.scalars import scalar_of
 from schedule.tracing.sizes import size_read
 from schedule.tracing.structure import literal
@@ -163,9 +163,17 @@ def _traced_expression(node: fx.Node, inputs: dict[fx.Node, str], tracer: Module
 
 
 def _insert_check(graph: fx.Graph, node: fx.Node, value: Any) -> None:
+    of_data = _depends_on_data(node)
     for earlier in graph.nodes:
         if earlier is node:
             break
+        if of_data and uses_random(earlier):
+            raise TraceError(
+                f"a branch depends on the data of {node.format_node()}, which is only known after "
+                f"{earlier.format_node()} has drawn random numbers",
+                where=node.meta.get("source", ""),
+                fix="schedule the submodules instead, or mark the module that holds the branch as a leaf",
+            )
         if has_effect(earlier) and not is_local(earlier):
             raise TraceError(
                 f"a branch depends on {node.format_node()}, which is only known after "
@@ -176,3 +184,15 @@ def _insert_check(graph: fx.Graph, node: fx.Node, value: Any) -> None:
     with graph.inserting_after(node):
         inserted = graph.call_function(check, (node, value, node.name))
     inserted.meta["source"] = node.meta.get("source", "")
+
+
+def _depends_on_data(node: fx.Node) -> bool:
+    """Whether ``node`` is computed from a number, or a shape, that data decides."""
+    pending, known = [node], set[fx.Node]()
+    while pending:
+        if (each := pending.pop()).meta.get("data"):
+            return True
+        if each not in known:
+            known.add(each)
+            pending += each.all_input_nodes
+    return False

@@ -188,7 +188,7 @@ class OpaqueTracker:
 
         def tracked(original: Callable[..., None]) -> Callable[..., None]:
             def __init__(made: Any, *args: Any, **kwargs: Any) -> None:
-                if threading.get_ident() != thread or making[0]:
+                if threading.get_ident() != thread or making[0] or self.tracer.inside_child:
                     original(made, *args, **kwargs)
                     return
                 making[0] = True

@@ -18,7 +18,7 @@ def _grouped_mm(
 ) -> torch.Tensor:
     """``torch.nn.functional.grouped_mm``, whose own rule takes bfloat16 only."""
     rows, columns = mat_a.shape[-2], mat_b.shape[-1]
-    groups = mat_a.shape[:-2] if mat_a.dim() == mat_b.dim() else ()
+    groups: tuple[int, ...] = mat_a.shape[:-2] if mat_a.dim() == mat_b.dim() else ()
     if mat_a.dim() == mat_b.dim() == 2:
         groups = (0,) if offs is None else offs.shape
     return mat_a.new_empty((*groups, rows, columns), dtype=out_dtype or mat_a.dtype)

@@ -22,8 +22,11 @@ from schedule.recording import Opaque, Recording
 from schedule.tracing import metadata
 from schedule.tracing.attributes import is_settings
 from schedule.tracing.calls import intercepted_calls
+from schedule.tracing.data import NUMBERS, Replay
 from schedule.tracing.functions import functions_kept
+from schedule.tracing.hooks import collecting_hooks, nothing_collected
 from schedule.tracing.opaque import OpaqueTracker, untracked
+from schedule.tracing.pieces import guard_number
 from schedule.tracing.regions import RegionTracker
 from schedule.tracing.scalars import scalar_of, symbolic
 from schedule.tracing.sizes import SizeReader
@@ -63,7 +66,9 @@ class ModuleTracer(TorchFunctionMode):
         self._module_paths = {child: name for name, child in module.named_modules()}
         self._settings = {id(v): name for name, v in vars(module).items() if is_settings(v)}
         self._data_free: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._inside_child = False
+        self.inside_child = False
+        self._within = [module]
+        self._replay = Replay()
         self.sizes = SizeReader(self)
         self.opaque = OpaqueTracker(self)
         self.regions = RegionTracker(self)
@@ -79,6 +84,7 @@ class ModuleTracer(TorchFunctionMode):
             stack.enter_context(functions_kept(self))
             stack.enter_context(self.regions.autocast_tracked())
             stack.enter_context(results_uncached(self.module))
+            stack.enter_context(nothing_collected())
             stack.enter_context(random_numbers_refused())
             stack.enter_context(self)
             try:
@@ -200,9 +206,7 @@ class ModuleTracer(TorchFunctionMode):
             return tensor
         if id(tensor) not in self._data_free:
             with self.recording.fake_mode:
-                stand_in = torch.empty_strided(
-                    tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
-                )
+                stand_in = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
             self._data_free[id(tensor)] = (tensor, stand_in)
         return self._data_free[id(tensor)][1]
 
@@ -219,7 +223,12 @@ class ModuleTracer(TorchFunctionMode):
             return answer()
         target, operands = metadata.written_call(func, tuple(args), kwargs)
         node = self.emit(target, self.as_nodes(operands), self.as_nodes(kwargs))
-        value = self._evaluate(func, args, kwargs)
+        value = self._evaluate(func, args, kwargs, node)
+        if func.__name__ in NUMBERS and metadata.is_method(func):
+            node.meta["spec"] = value
+            self.guard(node, value)
+            return value
+        guard_number(self, func, args, kwargs)
         mutated = metadata.mutated_tensor(func, args, kwargs)
         if mutated is not None:
             return self._track_mutation(mutated, value, node)
@@ -244,12 +253,15 @@ class ModuleTracer(TorchFunctionMode):
             node.meta["spec"] = tensor.dtype
             self.guard(node, tensor.dtype)
 
-    def _evaluate(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _evaluate(self, func: Any, args: Any, kwargs: Any, node: fx.Node) -> Any:
         real_args, real_kwargs = map_structure(tuple(args), self.value_of), map_structure(kwargs, self.value_of)
         try:
             with self.recording.fake_mode:
                 return stand_in(func)(*real_args, **real_kwargs)
         except metadata.DATA_DEPENDENT as error:
+            for seen in self._replay.next(self.recording.seen.get(self._within[-1]), func):
+                node.meta["data"] = True
+                return self.recording.materialise(seen)
             raise data_dependent(func) from error
 
     # -- submodule calls -------------------------------------------------------------------------------
@@ -258,17 +270,35 @@ class ModuleTracer(TorchFunctionMode):
         self, child: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         path = self._module_paths[child]
-        if self._inside_child or child is self.module or self.enter_child(child, path):
-            if not self._inside_child:
+        if self.inside_child or child is self.module or self.enter_child(child, path):
+            if not self.inside_child:
                 self.entered[path] = child
-            return call(*args, **kwargs)
+            self._within.append(child)
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._within.pop()
         with torch._C.DisableTorchFunction():
             node = self._call_module(path, self.as_nodes(args), self.as_nodes(kwargs))
             node.meta["source"] = user_line()
             described = self._recorded_output(child, args, kwargs)
             recorded = described is not None
             value = self.recording.materialise(described) if recorded else self._run_child(call, args, kwargs)
-            return self.track(value, node)
+            value = self.track(value, node)
+        for hook in self._collecting(child, path):
+            hook(child, args, value)
+        return value
+
+    def _collecting(self, child: nn.Module, path: str) -> list[Callable[..., Any]]:
+        """transformers' hooks which hand what ``child`` returns to the forward that is traced."""
+        for below in child.modules():
+            if below is not child and collecting_hooks(below):
+                raise TraceError(
+                    f"the forward collects outputs of modules inside {path}, which is a call of the graph",
+                    where=user_line(),
+                    fix="trace with flatten=True, or without hidden states and attentions in the example inputs",
+                )
+        return collecting_hooks(child)
 
     def _call_module(self, path: str, args: Any, kwargs: Any) -> fx.Node:
         name = path.replace(".", "_")
@@ -288,14 +318,14 @@ class ModuleTracer(TorchFunctionMode):
     def _run_child(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The child on data-free tensors, unrecorded."""
         real_args, real_kwargs = map_structure(tuple(args), self.value_of), map_structure(kwargs, self.value_of)
-        self._inside_child = True
+        self.inside_child = True
         try:
-            with self.recording.fake_mode:
+            with self.recording.fake_mode, nothing_collected():
                 return call(*real_args, **real_kwargs)
         except metadata.DATA_DEPENDENT as error:
             raise data_dependent(call) from error
         finally:
-            self._inside_child = False
+            self.inside_child = False
 
 
 def _raised(error: Exception) -> TraceError:
@@ -346,4 +376,3 @@ def _comparable(value: Any) -> Any:
         return leaf if isinstance(leaf, (bool, int, float, str, type(None))) else type(leaf)
 
     return [(path, kind(leaf)) for path, leaf in structure_leaves(value)]
-

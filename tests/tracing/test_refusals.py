@@ -124,7 +124,7 @@ def test_a_class_that_wants_no_subclass_is_left_alone():
 
 
 class Cached(nn.Module):
-    @functools.lru_cache(maxsize=8)
+    @functools.lru_cache(maxsize=8)  # noqa: B019
     def grid(self, rows, columns):
         return torch.ones(rows, columns).cumsum(0)
 

@@ -1,0 +1,73 @@
+"""Calls whose result depends on the data of tensors: numbers read from them, and shapes that data decides.
+
+A tracer has no data. What such a call gave in the recorded run stands in for it: numbers become symbolic, so that a
+branch on one is checked while the graph runs, and a tensor has the shape it had, to be read anew where Python asks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+
+from schedule.tracing.source import user_line
+from schedule.tracing.structure import leaves
+
+Place = tuple[str, str]  # line of the user's code, name of the function
+
+NUMBERS = frozenset({"__bool__", "__int__", "__float__", "__index__"})
+"""Conversions that Python wants a number of its own from."""
+
+_READS = NUMBERS | {"item", "tolist", "equal", "allclose", "is_nonzero"}
+_SHAPED_BY_DATA = {
+    "nonzero", "argwhere", "where", "masked_select", "unique", "_return_output", "_return_inverse", "_return_counts",
+    "_unique_impl", "unique_consecutive", "_consecutive_return_output", "_consecutive_return_inverse",
+    "_consecutive_return_counts", "repeat_interleave", "bincount",
+}  # fmt: skip
+
+
+def depends_on_data(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether what Python sees of the result, a number or a shape, may depend on data."""
+    name = getattr(func, "__name__", "")
+    if name == "where":
+        return len(args) == 1
+    if name == "__getitem__":
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return any(isinstance(each, torch.Tensor) and each.dtype in (torch.bool, torch.uint8) for each in index)
+    return name in _READS or name in _SHAPED_BY_DATA
+
+
+def place(func: Any) -> Place:
+    """What tells a call from others of the same forward, in a recorded run and in a trace."""
+    return user_line(), getattr(func, "__name__", "")
+
+
+class Seen:
+    """What the calls of one module gave that depend on data, in order."""
+
+    def __init__(self) -> None:
+        self.results: dict[Place, list[Any]] = {}
+
+    def add(self, func: Any, result: Any) -> None:
+        """Keep a described result; of a list of numbers the numbers one by one, as they are read without data."""
+        line, name = place(func)
+        if name == "tolist":
+            self.results.setdefault((line, "item"), []).extend(leaf for _, leaf in leaves(result))
+        else:
+            self.results.setdefault((line, name), []).append(result)
+
+
+class Replay:
+    """The results of recorded calls, each taken once; the last of a place where there are more calls than recorded."""
+
+    def __init__(self) -> None:
+        self._taken: Counter[tuple[int, Place]] = Counter()
+
+    def next(self, seen: Seen | None, func: Any) -> list[Any]:
+        """The described result of the next such call in a list; an empty list if none was seen."""
+        where = place(func)
+        results = seen.results.get(where, []) if seen is not None else []
+        number = min(self._taken[id(seen), where], len(results) - 1)
+        self._taken[id(seen), where] += 1
+        return results[number : number + 1] if results else []

@@ -1,0 +1,68 @@
+"""Hooks on modules, and transformers' own among them.
+
+transformers puts hooks on layers when hidden states or attentions are first asked for, and leaves them there. They do
+nothing unless the forward of a model around them collects just then. Inside a graph that begins further out they are
+part of what is traced; where only the layer is traced, the graph holds while nothing is collected.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+_THEIRS = "transformers.utils.output_capturing"
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether ``module`` has a hook other than transformers' own, which a graph of its inside would swallow."""
+    if module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+        return True
+    return bool(module._forward_hooks) and not all(map(_captures, module._forward_hooks.values()))
+
+
+def acts_now(module: nn.Module) -> bool:
+    """Whether a hook of ``module`` would do something if it were called now."""
+    return is_hooked(module) or (bool(module._forward_hooks) and bool(_collected()))
+
+
+def _captures(hook: Any) -> bool:
+    return getattr(hook, "__module__", "") == _THEIRS and getattr(hook, "__name__", "") == "output_capturing_hook"
+
+
+def _key(hook: Any) -> str:
+    """What the hook collects: ``hidden_states``, say."""
+    cells = dict(zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=True))
+    return str(cells["key"].cell_contents)
+
+
+def _collector() -> Any:
+    return getattr(sys.modules.get(_THEIRS), "_active_collector", None)
+
+
+def _collected() -> Collection[str]:
+    collector = _collector()
+    return () if collector is None else (collector.get() or ())
+
+
+def collecting_hooks(module: nn.Module) -> list[Any]:
+    """transformers' hooks on ``module`` that collect now, in the forward that is running."""
+    hooks, keys = module._forward_hooks.values(), _collected()
+    return [hook for hook in hooks if keys and _captures(hook) and _key(hook) in keys]
+
+
+@contextmanager
+def nothing_collected() -> Iterator[None]:
+    """Within, a module called alone is alone: models around it that collect its outputs do not see the call."""
+    collector = _collector()
+    if collector is None:
+        yield
+        return
+    token = collector.set(None)
+    try:
+        yield
+    finally:
+        collector.reset(token)

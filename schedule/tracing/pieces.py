@@ -1,0 +1,40 @@
+"""Functions that give as many tensors as a size says: the graph takes them one by one, so it holds for that number."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from schedule.tracing.tracer import ModuleTracer
+
+_UNBINDING, _CHUNKING = ("unbind", "__iter__"), ("chunk", "unsafe_chunk")
+_SPLITTING = ("split", "unsafe_split")
+
+
+def guard_number(tracer: ModuleTracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """From here on the graph holds where ``x.unbind()``, ``x.split(n)`` or ``x.chunk(n)`` gives so many tensors."""
+    name = getattr(func, "__name__", "")
+    if name not in (*_UNBINDING, *_CHUNKING, *_SPLITTING):
+        return
+    tensor, *rest = args if args else (kwargs.get("input", kwargs.get("tensor")),)
+    given: Any = None
+    if name not in _UNBINDING:
+        names = ("split_size", "split_size_or_sections") if name in _SPLITTING else ("chunks",)
+        given = rest.pop(0) if rest else next(kwargs[key] for key in names if key in kwargs)
+    dim = rest[0] if rest else kwargs.get("dim", 0)
+    if isinstance(given, (int, torch.SymInt)) or name in _UNBINDING:
+        int(_number(name, tracer.sizes.shape(tensor)[dim], given))
+
+
+def _number(name: str, size: Any, given: Any) -> Any:
+    if name in _UNBINDING or size == 0:
+        return size
+    length = given if name in _SPLITTING else _pieces(size, given)
+    return _pieces(size, length)
+
+
+def _pieces(size: Any, length: Any) -> Any:
+    """How many pieces of ``length`` cover ``size``."""
+    return (size + length - 1) // length

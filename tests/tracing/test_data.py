@@ -1,0 +1,139 @@
+"""Branches and shapes that data decides: as in the recorded run, checked while the graph runs."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from schedule.errors import TraceError
+from schedule.recording import record
+from schedule.runtime import FallbackWarning, install, state_of
+from schedule.tracing.specialisation import specialise
+
+
+def scheduled(module, *example, training=(True, False)):
+    twin = copy.deepcopy(module)
+    recording = record(module, example)
+    call = recording.calls[module][0]
+    made = [specialise(module, type(module).forward, call, recording, mode) for mode in training]
+    install(module, made)
+    return twin
+
+
+def assert_as(twin, module, *inputs, missed):
+    """The same result, from the graph or (``missed``) from the original forward."""
+    before = state_of(module).fallbacks
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        ours = module(*inputs)
+    assert state_of(module).fallbacks - before == missed
+    torch.testing.assert_close(ours, twin(*inputs), rtol=0, atol=0)
+
+
+class Branching(nn.Module):
+    def forward(self, x, mask):
+        if mask.all():
+            return x * 2
+        return x * mask
+
+
+def test_a_branch_on_data_is_checked_in_the_graph():
+    module = Branching()
+    x, full, part = torch.randn(2, 3), torch.ones(2, 3, dtype=torch.bool), torch.eye(2, 3, dtype=torch.bool)
+    twin = scheduled(module, x, full)
+    assert_as(twin, module, x, full, missed=0)
+    assert_as(twin, module, torch.randn(4, 5), torch.ones(4, 5, dtype=torch.bool), missed=0)
+    assert_as(twin, module, x, part, missed=1)
+
+
+class Reading(nn.Module):
+    def forward(self, x, length):
+        n = length.item()
+        return x[:n] * n + torch.arange(n, dtype=x.dtype)[:, None]
+
+
+def test_a_number_that_no_branch_needs_is_open():
+    module = Reading()
+    twin = scheduled(module, torch.randn(5, 3), torch.tensor(2))
+    for rows, length in ((5, 2), (5, 3), (7, 6)):
+        assert_as(twin, module, torch.randn(rows, 3), torch.tensor(length), missed=0)
+
+
+class Listing(nn.Module):
+    def forward(self, x, sizes):
+        return torch.cat([part.flip(0) for part in x.split(sizes.tolist())])
+
+
+def test_a_list_of_numbers_is_open_but_for_its_length():
+    module = Listing()
+    twin = scheduled(module, torch.randn(5, 3), torch.tensor([2, 3]))
+    assert_as(twin, module, torch.randn(7, 3), torch.tensor([6, 1]), missed=0)
+    assert_as(twin, module, torch.randn(7, 3), torch.tensor([3, 1, 3]), missed=1)
+
+
+class Masking(nn.Module):
+    def forward(self, x, mask):
+        picked = x[mask]
+        return picked * picked.shape[0]
+
+
+def test_a_shape_that_data_decides_is_open():
+    module = Masking()
+    twin = scheduled(module, torch.randn(2, 3), torch.tensor([True, False]))
+    assert_as(twin, module, torch.randn(4, 3), torch.tensor([True, False, True, True]), missed=0)
+
+
+class Looping(nn.Module):
+    def forward(self, x, counts):
+        for step in range(counts[0]):
+            x = x + step + int(counts[1])
+        return x
+
+
+def test_loops_over_data_hold_for_the_numbers_seen():
+    module, x = Looping(), torch.randn(2, 3)
+    twin = scheduled(module, x, torch.tensor([3, 1]))
+    assert_as(twin, module, x, torch.tensor([3, 1]), missed=0)
+    assert_as(twin, module, x, torch.tensor([2, 1]), missed=1)
+    assert_as(twin, module, x, torch.tensor([3, 2]), missed=1)
+
+
+class LayerDropping(nn.Module):
+    def forward(self, x):
+        if self.training and torch.rand([]) < 0.5:
+            return x
+        return x * 2
+
+
+class DroppingThenBranching(nn.Module):
+    def forward(self, x, mask):
+        x = nn.functional.dropout(x, 0.5, self.training)
+        return x * 2 if mask.all() else x
+
+
+def test_a_branch_on_a_random_draw_is_refused_since_a_miss_would_draw_again():
+    with pytest.raises(TraceError, match="data of a tensor"):
+        scheduled(LayerDropping(), torch.randn(2, 3))
+    example = torch.randn(2, 3), torch.ones(2, 3, dtype=torch.bool)
+    with pytest.raises(TraceError, match="has drawn random numbers"):
+        scheduled(DroppingThenBranching(), *example)
+    scheduled(DroppingThenBranching(), *example, training=(False,))
+
+
+class BranchingAfterAnEffect(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        return x if self.calls.item() > 3 else x * 2
+
+
+def test_a_branch_on_what_the_forward_changed_is_refused():
+    with pytest.raises(TraceError, match="has changed state"):
+        scheduled(BranchingAfterAnEffect(), torch.randn(2, 3))

@@ -1,0 +1,88 @@
+"""transformers' own hooks, which collect hidden states and attentions, are no hooks of the user's."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import transformers as hf
+
+import schedule
+from schedule.errors import TraceError
+from schedule.runtime import FallbackWarning, state_of
+
+
+@pytest.fixture
+def llama():
+    config = hf.LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, attn_implementation="eager",
+    )  # fmt: skip
+    return hf.LlamaForCausalLM(config).eval()
+
+
+ids = torch.arange(14).view(2, 7) + 3
+longer = torch.arange(27).view(3, 9) + 3
+
+
+def assert_same(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    for name in ("logits", "hidden_states", "attentions"):
+        one, two = ours.get(name), theirs.get(name)
+        assert (one is None) == (two is None)
+        if one is not None:
+            torch.testing.assert_close(one, two)
+
+
+@pytest.mark.parametrize("wanted", ["output_hidden_states", "output_attentions"])
+@torch.no_grad()
+def test_what_is_collected_is_an_output_of_the_whole_graph(llama, wanted):
+    twin = copy.deepcopy(llama)
+    asked = {wanted: True, "use_cache": False}
+    sch = schedule.create_schedule(llama, dict(input_ids=ids, **asked))
+    sch.trace(flatten=True)
+    schedule.runtime.install(llama, sch.specialisations)
+    for x in (ids, longer):
+        assert_same(llama(x, **asked), twin(x, **asked))
+    assert state_of(llama).fallbacks == 0
+
+
+@torch.no_grad()
+def test_calls_in_a_graph_hand_over_what_is_collected(llama):
+    twin = copy.deepcopy(llama)
+    asked = {"output_hidden_states": True, "use_cache": False}
+    sch = schedule.create_schedule(llama, dict(input_ids=ids, **asked))
+    sch.trace_until("model.layers.*")
+    schedule.runtime.install(llama, sch.specialisations)
+    assert_same(llama(longer, **asked), twin(longer, **asked))
+    assert state_of(llama).fallbacks == 0
+
+
+def test_what_is_collected_inside_a_call_is_not_lost(llama):
+    sch = schedule.create_schedule(llama, dict(input_ids=ids, output_attentions=True, use_cache=False))
+    with pytest.raises(TraceError, match=r"collects outputs of modules inside model\.layers\.0"):
+        sch.trace_until("model.layers.*")
+
+
+@torch.no_grad()
+def test_a_layer_collected_from_runs_its_graph_while_nothing_is_collected(llama):
+    twin = copy.deepcopy(llama)
+    llama(ids, output_attentions=True)  # now the hooks are there
+    sch = schedule.create_schedule(llama, dict(input_ids=ids, use_cache=False))
+    sch["model.layers.0"].trace(flatten=True)
+    layer = llama.model.layers[0]
+    schedule.runtime.install(layer, sch["model.layers.0"].specialisations)
+    assert_same(llama(longer, use_cache=False), twin(longer, use_cache=False))
+    assert state_of(layer).fallbacks == 0
+    with pytest.warns(FallbackWarning):
+        ours = llama(longer, use_cache=False, output_attentions=True)
+    assert_same(ours, twin(longer, use_cache=False, output_attentions=True))
+
+
+def test_a_hook_of_the_user_is_still_refused(llama):
+    llama(ids, output_hidden_states=True)
+    llama.model.layers[1].register_forward_hook(lambda module, args, output: None)
+    sch = schedule.create_schedule(llama, dict(input_ids=ids, use_cache=False))
+    with pytest.raises(TraceError, match=r"model\.layers\.1 has a hook"):
+        sch.trace(flatten=True)
