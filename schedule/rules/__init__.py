@@ -4,8 +4,10 @@ from schedule.rules import (  # noqa: F401 - they register their rules
     attention_softmax,
     bias_activation,
     bias_dropout,
+    cross_entropy,
     gated,
     layer_norm,
+    linear_cross_entropy,
     rms_norm,
     rotary,
 )

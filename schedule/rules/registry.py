@@ -59,8 +59,8 @@ def select_rules(rules: str | Iterable[str | Rule]) -> list[Rule]:
     """The rules that ``rules=`` names.
 
     Args:
-        rules: ``"all"``, or one of the sets ``"default"`` (what pays), ``"memory"`` (what saves bytes) and
-            ``"attention"``; the name of a rule or a family; or several of these, or rules themselves.
+        rules: ``"all"``, or one of the sets ``"default"`` (what pays), ``"memory"`` (what saves bytes, some of it for
+            time) and ``"attention"``; the name of a rule or a family; or several of these, or rules themselves.
 
     Raises:
         MatchError: no rule or family has a name.

@@ -23,8 +23,8 @@ Judge = Callable[[Occurrence], str]
 Form = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
 
 SETS = ("default", "memory", "attention")
-"""Names for several rules: all that pay on some device; those of them that save bytes between forward and backward;
-those that put torch's own attention in place of eager attention, which are asked for by name."""
+"""Names for several rules: all that pay on some device; those that save bytes between forward and backward, some of
+them for time; those that put torch's own attention in place of eager attention. The last two are asked for by name."""
 
 
 def no_objection(occurrence: Occurrence) -> str:

@@ -35,7 +35,7 @@ class Threshold:
 
 
 THRESHOLDS: dict[str, Threshold] = {
-    "cross_entropy": Threshold(cpu=2**17, other=2**14),
+    "cross_entropy": Threshold(cpu=2**19, other=2**14),
     "formula": Threshold(cpu=2**18, other=2**14),
     "single": Threshold(cpu=2**23, other=2**14),
     "softmax": Threshold(cpu=2**20, other=2**14),

@@ -1,0 +1,127 @@
+"""Cross entropy of logits, without a float32 copy of them.
+
+::
+
+    before:  logits = self.lm_head(hidden)
+             loss = F.cross_entropy(logits.float().view(-1, vocab), labels.view(-1))
+    after:   logits = self.lm_head(hidden)
+             loss = fused.cross_entropy(logits.flatten(0, -2), labels.view(-1))
+
+What the labels become before (padded, shifted) stays as it is, and so does what the loss becomes afterwards
+(transformers divides a sum by ``num_items_in_batch``). The logits may be used elsewhere too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+import fused
+from schedule.patterns import Occurrence
+from schedule.rules.casts import Value
+from schedule.rules.loss_patterns import (
+    logits_input,
+    loss_objection,
+    loss_options,
+    row_losses,
+    rows_of,
+)
+from schedule.rules.registry import register_rule
+from schedule.rules.rule import Proof, Rule, spec_of
+from schedule.rules.thresholds import small
+
+FAMILY = "loss"
+
+
+def cross_entropy(logits: Value, targets: Value) -> Value:
+    return row_losses(logits_input())
+
+
+def _objection(occurrence: Occurrence) -> str:
+    return loss_objection(occurrence, spec_of(occurrence.inputs["logits"]))
+
+
+def _thrift(occurrence: Occurrence) -> str:
+    return small("cross_entropy", spec_of(occurrence.inputs["logits"]))
+
+
+def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
+    args = (rows_of(graph, inputs["logits"], inputs, scalars), inputs["targets"])
+    return graph.call_function(fused.cross_entropy, args, loss_options(scalars))
+
+
+# -- the rule -----------------------------------------------------------------------------------------------
+
+
+def wide(x: Tensor) -> Tensor:
+    """As models compute a loss. Rules leave float64 alone where a model casts it to float32."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def causal(logits: Tensor, labels: Tensor) -> Tensor:
+    """transformers' loss of a causal language model."""
+    labels = F.pad(labels, (0, 1), value=-100)[..., 1:].contiguous()
+    return F.cross_entropy(wide(logits).view(-1, logits.shape[-1]), labels.view(-1), ignore_index=-100)
+
+
+def shifted(logits: Tensor, labels: Tensor) -> Tensor:
+    """The same, as older code has it."""
+    logits = wide(logits)[..., :-1, :].contiguous()
+    return nn.CrossEntropyLoss()(logits.view(-1, logits.shape[-1]), labels[..., 1:].contiguous().view(-1))
+
+
+def masked(logits: Tensor, labels: Tensor) -> Tensor:
+    """The loss of a masked language model, over a number of tokens that is given."""
+    rows = wide(logits.reshape(-1, logits.shape[-1]))
+    return F.cross_entropy(rows, labels.flatten(), reduction="sum") / 7
+
+
+def smoothed(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(wide(logits).flatten(0, 1), labels.flatten().clamp(0), ignore_index=2, label_smoothing=0.1)
+
+
+def classes_second(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(wide(logits).transpose(1, 2), labels, reduction="none")
+
+
+def logits_and_labels(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Logits, and labels of which the first is ignored."""
+    labels = torch.randint(3, shape[-1], shape[:-1])
+    labels.view(-1)[0] = -100
+    return torch.randn(shape, dtype=dtype) * 3, labels
+
+
+def soft(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), F.one_hot(labels.clamp(0), logits.shape[-1]).flatten(0, 1).float())
+
+
+def weighted(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), weight=torch.ones(logits.shape[-1]))
+
+
+def narrowed(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.bfloat16().flatten(0, 1), labels.flatten())
+
+
+def classes_in_the_middle(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits, labels.clamp(0, logits.shape[1] - 1)[:, :1].expand(-1, logits.shape[-1]))
+
+
+FORMS = (causal, shifted, masked, smoothed, classes_second)
+REFUSED = (soft, weighted, narrowed, classes_in_the_middle)
+
+CROSS_ENTROPY = register_rule(
+    Rule(
+        name="cross_entropy",
+        family=FAMILY,
+        patterns=(cross_entropy,),
+        build=_build,
+        proof=Proof(FORMS, logits_and_labels, ((2, 6, 9), (3, 4, 9), (1, 2, 9)), refused=REFUSED),
+        summary="fused.cross_entropy(logits, targets)",
+        objection=_objection,
+        thrift=_thrift,
+    )
+)

@@ -1,0 +1,180 @@
+"""Cross entropy of a language model's head, whose logits are not kept for the backward pass.
+
+::
+
+    before:  logits = self.lm_head(hidden)
+             loss = F.cross_entropy(logits.float().view(-1, vocab), labels.view(-1))
+             return loss, logits
+    after:   logits = F.linear(hidden, self.lm_head.weight)
+             loss = fused.linear_cross_entropy(hidden.flatten(0, -2), self.lm_head.weight, labels.view(-1))
+             return loss, logits
+
+Logits that something else reads, as outputs of the model, stay a tensor that the head computes. The loss does not come
+from them any more and saves nothing of their size, so they are gone with their last reader; transformers' Trainer drops
+the outputs before the backward pass. Logits that nothing reads are not computed whole at all.
+
+What it costs: a product for logits that are read, a third of the head's time, which is why the rules are asked for with
+``rules="memory"``; and the gradients of the head's operands from the forward pass on, except for 16-bit numbers on the
+CPU. ``torch.autograd.grad(loss, logits)`` has nothing to find then. Where loss and logits are both differentiated, in
+16 bits, the gradient of the hidden states is the sum of two rounded ones; eager torch sums those of the logits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+import fused
+from schedule.patterns import Occurrence, tensor
+from schedule.rules import cross_entropy as plain
+from schedule.rules.casts import FLOATS, Value
+from schedule.rules.loss_patterns import loss_objection, loss_options, row_losses, rows_of
+from schedule.rules.registry import register_rule
+from schedule.rules.rule import Form, Proof, Rule, spec_of
+from schedule.tracing.specs import TensorSpec
+
+# -- patterns -----------------------------------------------------------------------------------------------
+
+
+def _product(hidden: Value, weight: Value) -> Value:
+    return F.linear(tensor("hidden", where=lambda spec: spec.ndim >= 2 and spec.dtype in FLOATS), weight)
+
+
+def linear_loss(hidden: Value, weight: Value, targets: Value) -> Value:
+    return row_losses(_product(hidden, weight))
+
+
+def linear_loss_and_logits(hidden: Value, weight: Value, targets: Value) -> Value:
+    logits = _product(hidden, weight)
+    return row_losses(logits), logits
+
+
+def linear_bias_loss(hidden: Value, weight: Value, targets: Value, bias: Value) -> Value:
+    return row_losses(_product(hidden, weight) + tensor("bias", ndim=1))
+
+
+def linear_bias_loss_and_logits(hidden: Value, weight: Value, targets: Value, bias: Value) -> Value:
+    logits = _product(hidden, weight) + tensor("bias", ndim=1)
+    return row_losses(logits), logits
+
+
+# -- judgement ----------------------------------------------------------------------------------------------
+
+
+def _objection(occurrence: Occurrence) -> str:
+    hidden, weight = (spec_of(occurrence.inputs[name]) for name in ("hidden", "weight"))
+    if hidden is None or weight is None or weight.ndim != 2:
+        return "the head's input or weight was not seen in the recorded run"
+    bias = spec_of(occurrence.inputs["bias"]) if occurrence.inputs.get("bias") is not None else None
+    if bias is not None and bias.shape != weight.shape[:1]:
+        return "what is added to the logits is no bias of theirs"
+    logits = TensorSpec((*hidden.shape[:-1], weight.shape[0]), hidden.dtype, hidden.device)
+    return loss_objection(occurrence, logits)
+
+
+def _thrift(occurrence: Occurrence) -> str:
+    hidden = spec_of(occurrence.inputs["hidden"])
+    if hidden is None:
+        return ""
+    rows, features = math.prod(hidden.shape[:-1]), hidden.shape[-1]
+    if rows >= features:
+        return ""
+    return (
+        f"few rows: {rows:,} of {features:,} features, so that the gradient of the weight, which is there from the "
+        "forward pass on, takes more than the logits (cost_guard=False, or record with the sizes you run at)"
+    )
+
+
+# -- the rules ----------------------------------------------------------------------------------------------
+
+
+def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
+    hidden = rows_of(graph, inputs["hidden"], inputs, scalars)
+    args = (hidden, inputs["weight"], inputs["targets"], *_bias(inputs))
+    return graph.call_function(fused.linear_cross_entropy, args, loss_options(scalars))
+
+
+def _build_both(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> tuple[fx.Node, fx.Node]:
+    logits = graph.call_function(F.linear, (inputs["hidden"], inputs["weight"], *_bias(inputs)))
+    return _build(graph, inputs, scalars), logits
+
+
+def _bias(inputs: dict[str, Any]) -> list[Any]:
+    return [] if inputs.get("bias") is None else [inputs["bias"]]
+
+
+def _inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Hidden states, labels, the head's weight and bias, for ``shape`` = (batch, tokens, vocab)."""
+    logits, labels = plain.logits_and_labels(shape, dtype)
+    hidden = torch.randn(*shape[:-1], 4, dtype=dtype)
+    return hidden, labels, torch.randn(shape[-1], 4, dtype=dtype), logits.reshape(-1, shape[-1])[0].clone()
+
+
+def _alone(loss: Form) -> tuple[Form, Form]:
+    """The loss of a head's logits, without and with a bias."""
+    return (
+        lambda hidden, labels, weight: loss(F.linear(hidden, weight), labels),
+        lambda hidden, labels, weight, bias: loss(F.linear(hidden, weight, bias), labels),
+    )
+
+
+def _with_logits(loss: Callable[..., Tensor]) -> Form:
+    """The loss, and the logits too; 16-bit gradients of both would be rounded once more than eager's."""
+
+    def form(hidden: Tensor, labels: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        logits = F.linear(hidden, weight, bias)
+        return loss(logits, labels), (logits if logits.dtype.itemsize > 2 else logits.detach()) * 2
+
+    return form
+
+
+def _refused(change: Callable[[Tensor], Tensor]) -> Form:
+    """The logits changed on the way to the loss."""
+    return lambda hidden, labels, weight: plain.causal(change(F.linear(hidden, weight)), labels)
+
+
+_SHAPES = ((2, 6, 9), (3, 4, 9), (1, 2, 9))
+_REFUSED = (
+    _refused(torch.tanh),
+    _refused(lambda logits: logits * 0.5),
+    _refused(lambda logits: logits + torch.ones(logits.shape[:-1]).unsqueeze(-1)),
+    *(_alone(loss)[0] for loss in plain.REFUSED),
+)
+
+LINEAR_CROSS_ENTROPY = register_rule(
+    Rule(
+        name="linear_cross_entropy",
+        family=plain.FAMILY,
+        patterns=(linear_bias_loss, linear_loss),
+        build=_build,
+        proof=Proof(
+            tuple(form for loss in plain.FORMS for form in _alone(loss)),
+            _inputs,
+            _SHAPES,
+            refused=(*_REFUSED, _with_logits(plain.causal)),
+        ),
+        summary="fused.linear_cross_entropy(hidden, weight, targets)",
+        objection=_objection,
+        thrift=_thrift,
+        rank=1,  # before the other one, whose logits nothing would read
+        sets=("memory",),
+    )
+)
+LINEAR_CROSS_ENTROPY_AND_LOGITS = register_rule(
+    Rule(
+        name="linear_cross_entropy_and_logits",
+        family=plain.FAMILY,
+        patterns=(linear_bias_loss_and_logits, linear_loss_and_logits),
+        build=_build_both,
+        proof=Proof(tuple(map(_with_logits, plain.FORMS)), _inputs, _SHAPES, refused=_REFUSED),
+        summary="fused.linear_cross_entropy(hidden, weight, targets); F.linear(hidden, weight)",
+        objection=_objection,
+        thrift=_thrift,
+        sets=("memory",),
+    )
+)

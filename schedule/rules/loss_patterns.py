@@ -1,0 +1,100 @@
+"""Cross entropy of the rows of logits, as models write it: for the patterns of rules, and what they have in common."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+from schedule.patterns import Occurrence, any_of, optional, scalar, tensor
+from schedule.rules.casts import FLOATS, Dtypes, Value, cast
+from schedule.rules.rule import spec_of
+from schedule.tracing.specs import TensorSpec
+
+REDUCTIONS = ("mean", "sum", "none")
+_CLASSES_SECOND = 1  # of the ways to have rows
+
+# -- patterns -----------------------------------------------------------------------------------------------
+
+
+def logits_input() -> Value:
+    """Logits of any floating dtype: ``[rows, vocab]`` or more dimensions."""
+    return tensor("logits", where=lambda spec: spec.ndim >= 2 and spec.dtype in FLOATS)
+
+
+def row_losses(logits: Value) -> Value:
+    """``F.cross_entropy`` of logits that may be shifted by a token, flattened to rows, and cast."""
+    shifted = optional(lambda x: x.contiguous(), name="contiguous")(_shifted(cast("before")(logits)))
+    rows = cast("after")(any_of(_flattened(shifted), _classes_second(shifted), shifted, name="rows"))
+    return F.cross_entropy(
+        rows,
+        tensor("targets"),
+        ignore_index=scalar("ignore_index", where=lambda value: isinstance(value, int)),
+        reduction=scalar("reduction", where=lambda value: value in REDUCTIONS),
+        label_smoothing=scalar("label_smoothing", where=lambda value: isinstance(value, (int, float))),
+    )
+
+
+def _shifted(x: Value) -> Value:
+    def without_last(x: Value) -> Value:
+        stop = scalar("stop", where=lambda value: value == -1)
+        return any_of(x[..., :stop, :], x[:, :stop, :], x[:, :stop], name="slice")
+
+    return optional(without_last, name="shifted")(x)
+
+
+def _flattened(x: Value) -> Value:
+    rows, classes = scalar("rows"), scalar("classes")
+    return any_of(x.view(rows, classes), x.reshape(rows, classes), x.flatten(0, scalar("rows")), name="flattened")
+
+
+def _classes_second(x: Value) -> Value:
+    return any_of(x.transpose(1, 2), x.permute(0, 2, 1), name="classes_second")
+
+
+# -- judgement ----------------------------------------------------------------------------------------------
+
+
+def loss_objection(occurrence: Occurrence, x: TensorSpec | None) -> str:
+    """Why the loss of logits that look like ``x`` is not what the fused ops compute; "" if it is."""
+    targets, loss = spec_of(occurrence.inputs["targets"]), spec_of(occurrence.outputs[0])
+    if x is None or targets is None or loss is None:
+        return "the logits or the targets were not seen in the recorded run"
+    if targets.dtype.is_floating_point or targets.dtype == torch.bool:
+        return "the targets are class probabilities, not class numbers"
+    leading, turned = list(x.shape[:-1]), occurrence.choices["rows"] == _CLASSES_SECOND
+    if occurrence.scalars.get("stop") is not None:
+        leading[-1] -= 1
+    if targets.shape not in ((math.prod(leading),), tuple(leading)) or (targets.ndim > 1) is not turned:
+        return "the classes are not the last dimension of the logits"
+    dtypes = Dtypes.of(occurrence)
+    narrowed = dtypes.narrowed(x.dtype, "before", "after")
+    if narrowed is not None:
+        return f"{x.dtype} logits become {narrowed}, which the fused op does not imitate"
+    if loss.dtype != torch.promote_types(x.dtype, torch.float32):
+        return f"the loss of {x.dtype} logits is {loss.dtype}, and the fused op's is not"
+    return ""
+
+
+# -- replacements -------------------------------------------------------------------------------------------
+
+
+def rows_of(graph: fx.Graph, x: Any, inputs: dict[str, Any], scalars: dict[str, Any]) -> Any:
+    """``x`` ``[..., features]`` with a row for each target: shifted and flattened as the logits were."""
+    spec, targets = spec_of(x), spec_of(inputs["targets"])
+    if scalars.get("stop") is not None:
+        index: Any = (..., slice(None, -1), slice(None))
+        x = graph.call_function(operator.getitem, (x, index))
+    if spec is not None and targets is not None and spec.ndim > targets.ndim + 1:
+        x = graph.call_method("flatten", (x, 0, -2))
+    return x
+
+
+def loss_options(scalars: dict[str, Any]) -> dict[str, Any]:
+    """The options of the loss that are not the fused ops' defaults."""
+    defaults = {"ignore_index": -100, "label_smoothing": 0.0, "reduction": "mean"}
+    return {name: scalars[name] for name, default in defaults.items() if scalars[name] != default}
