@@ -20,6 +20,7 @@ RMS_NORM = Op(
     forward=formulas.rms_norm,
     backward=formulas.rms_norm_backward,
     canonical=as_rows,
+    kernels="fused.backends.triton.norms",
 )
 RMS_NORM.register(
     "inductor",
@@ -32,6 +33,7 @@ LAYER_NORM = Op(
     forward=formulas.layer_norm,
     backward=formulas.layer_norm_backward,
     canonical=as_rows,
+    kernels="fused.backends.triton.norms",
 )
 LAYER_NORM.register(
     "inductor",

@@ -39,6 +39,7 @@ ROTARY = Op(
     forward=formulas.rotary,
     backward=formulas.rotary_backward,
     canonical=_as_in_memory,
+    kernels="fused.backends.triton.rotary",
 )
 
 

@@ -44,7 +44,6 @@ def _rms(casting: str) -> Case:
         inputs=lambda rows, columns: (normal(2, rows, columns), normal(columns)),
         saved=lambda x, weight: nbytes(x, weight) + _statistics(x, 1),
         sums=(0, 1),
-        triton=False,
     )
 
 
@@ -57,7 +56,6 @@ CASES = [
         inputs=lambda rows, columns: (normal(rows, columns),),
         saved=lambda x: nbytes(x) + _statistics(x, 1),
         sums=(0,),
-        triton=False,
     ),
     Case(
         "add_rms_norm",
@@ -66,7 +64,6 @@ CASES = [
         inputs=lambda rows, columns: (normal(rows, columns), normal(rows, columns), normal(columns)),
         saved=lambda x, residual, weight: nbytes(x, weight) + _statistics(x, 1),
         sums=(0, 1, 2),
-        triton=False,
     ),
     Case(
         "layer_norm",
@@ -75,7 +72,6 @@ CASES = [
         inputs=lambda rows, columns: (normal(2, rows, columns), normal(columns), normal(columns)),
         saved=lambda x, weight, bias: nbytes(x, weight) + _statistics(x, 2),
         sums=(0, 1, 2),
-        triton=False,
     ),
     Case(
         "layer_norm without weight",
@@ -84,7 +80,6 @@ CASES = [
         inputs=lambda rows, columns: (normal(rows, columns), normal(columns)),
         saved=lambda x, bias: nbytes(x) + _statistics(x, 2),
         sums=(0, 1),
-        triton=False,
     ),
     Case(
         "add_layer_norm",
@@ -93,6 +88,5 @@ CASES = [
         inputs=lambda rows, columns: (normal(rows, columns), normal(rows, columns), normal(columns), normal(columns)),
         saved=lambda x, residual, weight, bias: nbytes(x, weight) + _statistics(x, 2),
         sums=(0, 1, 2, 3),
-        triton=False,
     ),
 ]

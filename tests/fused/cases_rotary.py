@@ -48,7 +48,6 @@ def _case(name: str, interleaved: bool, passed: int = 0, frozen: tuple[int, ...]
         inputs=lambda rows, columns: inputs(rows, columns, passed),
         saved=lambda q, k, cos, sin: nbytes(cos, sin),
         frozen=frozen,
-        triton=False,
     )
 
 
@@ -64,6 +63,5 @@ CASES = [
         inputs=inputs,
         saved=lambda q, k, cos, sin: nbytes(cos, sin),
         frozen=(1, 2, 3),
-        triton=False,
     ),
 ]

@@ -67,6 +67,12 @@ def as_rows(x: Tensor) -> Tensor:
     return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
 
 
+def rows_with_stride(x: Tensor | None) -> tuple[Tensor | None, int]:
+    """What `as_rows` gives and its stride, for a tensor that may not be there."""
+    rows = None if x is None else as_rows(x)
+    return rows, 0 if rows is None else rows.stride(0)
+
+
 def compute_type(*tensors: Tensor | None) -> tl.dtype:
     """The type that a kernel computes in: float64 if one of the tensors has it, else float32."""
     found = {_COMPUTE[tensor.dtype] for tensor in tensors if tensor is not None and tensor.is_floating_point()}
@@ -99,11 +105,12 @@ def column_partials(rows: int, columns: int, device: torch.device, dtype: torch.
     Program n takes the rows from ``n * cdiv(cdiv(rows, rows_at_once), programs) * rows_at_once`` on, see `row_span`.
     The number of programs depends on the sizes and the kind of GPU alone, so a sum is the same every time.
     """
-    programs = min(triton.cdiv(rows, rows_at_once), max(_processors(device) * 4 // triton.cdiv(columns, 512), 1))
+    programs = min(triton.cdiv(rows, rows_at_once), max(processors(device) * 4 // triton.cdiv(columns, 512), 1))
     return torch.empty(programs, columns, device=device, dtype=dtype)
 
 
-def _processors(device: torch.device) -> int:
+def processors(device: torch.device) -> int:
+    """Those of the GPU; 2 in the interpreter."""
     if device.type != "cuda":
         return 2
     return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,0 +1,362 @@
+"""RMS and layer norms with a residual sum: one kernel forward and one backward, which sums weight gradients on the way.
+
+A row is held whole where it has at most `WHOLE` columns. A longer one is read twice, and its part of the sums over rows
+waits in memory, which no other program touches.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from fused.backends.reference.norms import Casting
+from fused.backends.triton.launch import (
+    Tile,
+    as_rows,
+    launch,
+    processors,
+    row_block,
+    row_span,
+    row_tile,
+    rows_with_stride,
+)
+
+Tensor = torch.Tensor
+
+WHOLE = 2**13
+# Of a longer row: so many rows at once share one look at the sums in memory.
+_LONG = Tile(rows=4, columns=2**11, warps=16)
+
+
+@triton.jit
+def _load_sum(x, residual, total, x_row, residual_row, column, inside):
+    """x + residual in float32, rounded to the dtype of the sum."""
+    z = tl.load(x + x_row + column, mask=inside, other=0.0).to(tl.float32)
+    if residual is not None:
+        z += tl.load(residual + residual_row + column, mask=inside, other=0.0).to(tl.float32)
+        z = z.to(total.dtype.element_ty).to(tl.float32)
+    return z
+
+
+@triton.jit
+def _moments(z, inside, count, CENTRED: tl.constexpr):
+    """Mean of the rows, and the sum of squares of what is left; without a centre the mean is 0."""
+    mean = tl.zeros([z.shape[0], 1], tl.float32)
+    if CENTRED:
+        mean = tl.sum(z, 1)[:, None] / count
+        z = tl.where(inside, z - mean, 0.0)
+    return mean, tl.sum(z * z, 1)[:, None]
+
+
+@triton.jit
+def _factor(weight, column, columns, ONE_MORE: tl.constexpr):
+    scale = tl.load(weight + column, mask=column < columns, other=0.0).to(tl.float32)
+    return 1 + scale if ONE_MORE else scale
+
+
+@triton.jit
+def _store_norm(
+    normed, z, weight, bias, out, total, place, column, columns, inside,
+    SUM: tl.constexpr, ROUND: tl.constexpr, ONE_MORE: tl.constexpr,
+):  # fmt: skip
+    """Scale and shift the normalised rows, and write them and the sum."""
+    if ROUND:
+        normed = normed.to(total.dtype.element_ty).to(tl.float32)
+    if weight is not None:
+        normed = normed * _factor(weight, column, columns, ONE_MORE)
+    if bias is not None:
+        normed += tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)
+    tl.store(out + place + column, normed, mask=inside)
+    if SUM:
+        tl.store(total + place + column, z, mask=inside)
+
+
+@triton.jit
+def _norm(
+    x, x_stride, residual, residual_stride, weight, bias, out, total, means, rstds, eps, rows, columns,
+    ROUND: tl.constexpr, ONE_MORE: tl.constexpr, CENTRED: tl.constexpr, ONCE: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    SUM: tl.constexpr = residual is not None
+    row = row_block(ROWS)
+    x_row, residual_row, place = row * x_stride, row * residual_stride, row * columns
+    first = tl.arange(0, COLUMNS)[None, :]
+    if ONCE:
+        inside = (row < rows) & (first < columns)
+        z = _load_sum(x, residual, total, x_row, residual_row, first, inside)
+        mean, squares = _moments(z, inside, columns, CENTRED)
+        rstd = tl.rsqrt(squares / columns + eps)
+        normed = (z - mean) * rstd
+        _store_norm(normed, z, weight, bias, out, total, place, first, columns, inside, SUM, ROUND, ONE_MORE)
+    else:
+        mean = tl.zeros([ROWS, 1], tl.float32)
+        squares = tl.zeros([ROWS, 1], tl.float32)
+        for start in range(0, columns, COLUMNS):
+            inside = (row < rows) & (start + first < columns)
+            z = _load_sum(x, residual, total, x_row, residual_row, start + first, inside)
+            count = tl.minimum(columns - start, COLUMNS)
+            here, more = _moments(z, inside, count, CENTRED)
+            squares += more
+            if CENTRED:
+                # Chan's: the moments of two parts together.
+                share = count / (start + count)
+                squares += (here - mean) * (here - mean) * start * share
+                mean += (here - mean) * share
+        rstd = tl.rsqrt(squares / columns + eps)
+        for start in range(0, columns, COLUMNS):
+            column = start + first
+            inside = (row < rows) & (column < columns)
+            z = _load_sum(x, residual, total, x_row, residual_row, column, inside)
+            normed = (z - mean) * rstd
+            _store_norm(normed, z, weight, bias, out, total, place, column, columns, inside, SUM, ROUND, ONE_MORE)
+    tl.store(rstds + row, rstd, mask=row < rows)
+    if CENTRED:
+        tl.store(means + row, mean, mask=row < rows)
+
+
+@triton.jit
+def _load_back(g, x, weight, g_row, place, mean, rstd, column, columns, inside, ONE_MORE: tl.constexpr):
+    """g, g·weight and the normalised rows."""
+    dy = tl.load(g + g_row + column, mask=inside, other=0.0).to(tl.float32)
+    normed = (tl.load(x + place + column, mask=inside, other=0.0).to(tl.float32) - mean) * rstd
+    h = dy if weight is None else dy * _factor(weight, column, columns, ONE_MORE)
+    return dy, h, normed
+
+
+@triton.jit
+def _store_dx(dx, g_total, h, normed, rstd, inner, centre, g_total_row, place, column, inside):
+    d = rstd * (h - centre - normed * inner)
+    if g_total is not None:
+        d += tl.load(g_total + g_total_row + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(dx + place + column, d, mask=inside)
+
+
+@triton.jit
+def _norm_backward(
+    g, g_stride, g_total, g_total_stride, x, x_stride, weight, means, rstds, dx, dweights, dbiases, rows, columns,
+    ONE_MORE: tl.constexpr, CENTRED: tl.constexpr, ONCE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    begin, end = row_span(rows, ROWS)
+    first = tl.arange(0, COLUMNS)[None, :]
+    sums = tl.program_id(0).to(tl.int64) * columns
+    dweight = tl.zeros([1, COLUMNS], tl.float32)
+    dbias = tl.zeros([1, COLUMNS], tl.float32)
+    for block in range(begin, end, ROWS):
+        row = (block + tl.arange(0, ROWS))[:, None]
+        valid = row < end
+        rstd = tl.load(rstds + row, mask=valid, other=0.0)
+        mean = tl.load(means + row, mask=valid, other=0.0) if CENTRED else tl.zeros([ROWS, 1], tl.float32)
+        g_row, g_total_row, x_row, place = row * g_stride, row * g_total_stride, row * x_stride, row * columns
+        if ONCE:
+            inside = valid & (first < columns)
+            dy, h, normed = _load_back(g, x, weight, g_row, x_row, mean, rstd, first, columns, inside, ONE_MORE)
+            if dx is not None:
+                inner = tl.sum(h * normed, 1)[:, None] / columns
+                centre = tl.sum(h, 1)[:, None] / columns if CENTRED else tl.zeros([ROWS, 1], tl.float32)
+                _store_dx(dx, g_total, h, normed, rstd, inner, centre, g_total_row, place, first, inside)
+            if dweights is not None:
+                dweight += tl.sum(dy * normed, 0, keep_dims=True)
+            if dbiases is not None:
+                dbias += tl.sum(dy, 0, keep_dims=True)
+        else:
+            inner = tl.zeros([ROWS, 1], tl.float32)
+            centre = tl.zeros([ROWS, 1], tl.float32)
+            if dx is not None:
+                for start in range(0, columns, COLUMNS):
+                    column = start + first
+                    inside = valid & (column < columns)
+                    dy, h, normed = _load_back(
+                        g, x, weight, g_row, x_row, mean, rstd, column, columns, inside, ONE_MORE
+                    )
+                    inner += tl.sum(h * normed, 1)[:, None]
+                    if CENTRED:
+                        centre += tl.sum(h, 1)[:, None]
+                inner /= columns
+                centre /= columns
+            for start in range(0, columns, COLUMNS):
+                column = start + first
+                inside = valid & (column < columns)
+                dy, h, normed = _load_back(g, x, weight, g_row, x_row, mean, rstd, column, columns, inside, ONE_MORE)
+                if dx is not None:
+                    _store_dx(dx, g_total, h, normed, rstd, inner, centre, g_total_row, place, column, inside)
+                _add_to(dweights, tl.sum(dy * normed, 0, keep_dims=True), sums, column, columns)
+                _add_to(dbiases, tl.sum(dy, 0, keep_dims=True), sums, column, columns)
+            # What one thread has written another may read in the next round.
+            tl.debug_barrier()
+    if ONCE:
+        if dweights is not None:
+            tl.store(dweights + sums + first, dweight, mask=first < columns)
+        if dbiases is not None:
+            tl.store(dbiases + sums + first, dbias, mask=first < columns)
+
+
+@triton.jit
+def _add_to(partials, amount, sums, column, columns):
+    if partials is not None:
+        before = tl.load(partials + sums + column, mask=column < columns, other=0.0)
+        tl.store(partials + sums + column, before + amount, mask=column < columns)
+
+
+def rms_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, *, eps: float, casting: Casting
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """As the reference formula of this name; float64 is left to it."""
+    dtype = _sum_dtype(x, residual)
+    llama = casting == "llama" and weight is not None
+    out_dtype = torch.promote_types(dtype, weight.dtype) if llama and weight is not None else dtype
+    if _double(x, residual, weight):
+        return NotImplemented
+    out, total, _, rstd = _forward(
+        x, residual, weight, None, eps, out_dtype, round_first=llama, one_more=casting == "gemma", centred=False
+    )
+    return out, total, rstd
+
+
+def layer_norm(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *,
+    eps: float,
+    out_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """As the reference formula of this name; float64 is left to it."""
+    if _double(x, residual, weight, bias):
+        return NotImplemented
+    out, total, mean, rstd = _forward(
+        x, residual, weight, bias, eps, out_dtype, round_first=False, one_more=False, centred=True
+    )
+    assert mean is not None
+    return out, total, mean, rstd
+
+
+def rms_norm_backward(
+    g: Tensor,
+    g_total: Tensor | None,
+    x: Tensor,
+    weight: Tensor | None,
+    rstd: Tensor,
+    *,
+    casting: Casting,
+    needs: tuple[bool, bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    """As the reference formula of this name; float64 is left to it."""
+    if _double(g, g_total, x, weight):
+        return NotImplemented
+    weight_dtype = weight.dtype if weight is not None and needs[1] else None
+    dtypes = x.dtype if needs[0] else None, weight_dtype, None
+    return _backward(g, g_total, x, weight, None, rstd, dtypes, one_more=casting == "gemma")[:2]
+
+
+def layer_norm_backward(
+    g: Tensor,
+    g_total: Tensor | None,
+    x: Tensor,
+    weight: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    *,
+    bias_dtype: torch.dtype | None,
+    needs: tuple[bool, bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """As the reference formula of this name; float64 is left to it."""
+    if _double(g, g_total, x, weight):
+        return NotImplemented
+    weight_dtype = weight.dtype if weight is not None and needs[1] else None
+    return _backward(g, g_total, x, weight, mean, rstd, (x.dtype if needs[0] else None, weight_dtype, bias_dtype))
+
+
+def _forward(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    out_dtype: torch.dtype,
+    *,
+    round_first: bool,
+    one_more: bool,
+    centred: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+    """The norm, the sum, means and reciprocal deviations."""
+    flat = as_rows(x)
+    rows, columns = flat.shape
+    tile = _tile(columns)
+    out = x.new_empty(x.shape, dtype=out_dtype)
+    total = None if residual is None else x.new_empty(x.shape, dtype=_sum_dtype(x, residual))
+    rstd = x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+    mean = torch.empty_like(rstd) if centred else None
+    launch(
+        _norm,
+        (triton.cdiv(rows, tile.rows),),
+        *(flat, flat.stride(0), *rows_with_stride(residual), _vector(weight), _vector(bias)),
+        *(out, x if total is None else total, mean, rstd, float(eps), rows, columns),
+        ROUND=round_first,
+        ONE_MORE=one_more,
+        CENTRED=centred,
+        ONCE=tile.columns >= columns,
+        **tile.settings,
+    )
+    return out, total, mean, rstd
+
+
+def _backward(
+    g: Tensor,
+    g_total: Tensor | None,
+    x: Tensor,
+    weight: Tensor | None,
+    mean: Tensor | None,
+    rstd: Tensor,
+    dtypes: tuple[torch.dtype | None, torch.dtype | None, torch.dtype | None],
+    *,
+    one_more: bool = False,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of x, weight and bias, in these dtypes; of None not."""
+    flat = as_rows(g)
+    rows, columns = flat.shape
+    tile = _tile(columns)
+    once = tile.columns >= columns
+    programs = _programs(rows, tile, x.device)
+    dx = None if dtypes[0] is None else x.new_empty(x.shape, dtype=dtypes[0])
+    # Sums of a long row are added to in memory.
+    make = torch.empty if once else torch.zeros
+    partials = [
+        None if dtype is None else make(programs, columns, dtype=torch.float32, device=x.device) for dtype in dtypes[1:]
+    ]
+    launch(
+        _norm_backward,
+        (programs,),
+        *(flat, flat.stride(0), *rows_with_stride(g_total), *rows_with_stride(x)),
+        *(_vector(weight), _vector(mean), rstd.contiguous(), dx, *partials, rows, columns),
+        ONE_MORE=one_more,
+        CENTRED=mean is not None,
+        ONCE=once,
+        **tile.settings,
+    )
+    dweight, dbias = (
+        None if sums is None else sums.sum(0).to(dtype) for sums, dtype in zip(partials, dtypes[1:], strict=True)
+    )
+    return dx, dweight, dbias
+
+
+def _tile(columns: int) -> Tile:
+    return _LONG if columns > WHOLE else row_tile(columns, whole=WHOLE)
+
+
+def _programs(rows: int, tile: Tile, device: torch.device) -> int:
+    """Programs that share the rows: fewer of them where each has a large block, and a longer row of sums."""
+    return min(triton.cdiv(rows, tile.rows), processors(device) * max(2**14 // (tile.rows * tile.columns), 1))
+
+
+def _sum_dtype(x: Tensor, residual: Tensor | None) -> torch.dtype:
+    return x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
+
+
+def _double(*tensors: Tensor | None) -> bool:
+    return any(tensor is not None and tensor.dtype == torch.float64 for tensor in tensors)
+
+
+def _vector(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous()
