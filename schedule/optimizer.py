@@ -7,12 +7,13 @@ traced. What the rules find in a graph is settled together, by benefit; then eac
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from schedule.adapting import Adapter, adapter_for
@@ -34,6 +35,7 @@ from schedule.rules import Rule, select_rules
 from schedule.rules.applying import Findings, Place, explain, find_all
 from schedule.runtime import state_of
 from schedule.tracing.expansion import expand
+from schedule.tracing.specialisation import original_class
 from schedule.tree import Schedule, create_schedule
 from schedule.verify.guilty import undone
 
@@ -193,7 +195,7 @@ class _Optimization:
                 site = Site(specialisation, occurrence, expansion.origin)
                 sites.setdefault(key, (rule, []))[1].append(site)
             for place in findings.places:
-                places.setdefault((place.rule, place.node), place)
+                places.setdefault((place.rule, place.node), _with_kept_module(place, expansion.graph, modules))
         for rule, together in sites.values():
             planned.matches.setdefault(rule.name, []).append(Match(node, together, rule))
         taken = {(rule, name) for rule, *names in sites for name in names}
@@ -251,6 +253,17 @@ def _collector_paused() -> Iterator[None]:
 def _prepare(place: MatchPlace, occurrence: Occurrence) -> tuple[Occurrence, Build]:
     rule: Rule = place[0].rule  # type: ignore[assignment]
     return occurrence, rule.build
+
+
+def _with_kept_module(place: Place, graph: fx.Graph, modules: Mapping[str, nn.Module]) -> Place:
+    """``place``; if a Linear of another kind comes before it, with the name of that in the reason."""
+    node = next((node for node in graph.nodes if node.name == place.node), None)
+    for source in () if node is None else node.all_input_nodes:
+        path = str(source.target) if source.op == "call_module" else source.meta.get("module", "")
+        module = modules.get(path)
+        if module is not None and hasattr(module, "in_features") and original_class(module) is not nn.Linear:
+            return replace(place, reason=f"{place.reason}; {path} is a {torch.typename(module)}, which stays as it is")
+    return place
 
 
 def _entries(path: str, places: Iterable[Place]) -> list[Entry]:

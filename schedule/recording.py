@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -147,8 +148,9 @@ class _WatchingFunctions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._now.add(func)
-        result = func(*args, **(kwargs or {}))
-        if depends_on_data(func, args):
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if depends_on_data(func, args, kwargs):
             self._seen.add(func, self._recording.describe(result))
         return result
 
@@ -228,7 +230,7 @@ def record(root: nn.Module, example_inputs: Any) -> Recording:
 
 @contextmanager
 def undisturbed(root: nn.Module) -> Iterator[None]:
-    """Give back the training flags of every module and the random state, whatever happens inside."""
+    """Give back training flags, the random state and sharded parameters, whatever happens inside."""
     flags = [(module, module.training) for module in root.modules()]
     devices = sorted({p.device.index or 0 for p in root.parameters() if p.device.type == "cuda"})
     with torch.random.fork_rng(devices=devices):
@@ -237,3 +239,12 @@ def undisturbed(root: nn.Module) -> Iterator[None]:
         finally:
             for module, training in flags:
                 module.training = training
+            _reshard(root)
+
+
+def _reshard(root: nn.Module) -> None:
+    """Give up parameters that ``fully_shard`` gathered: outside a step, ``parameters()`` are the sharded ones."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    for module in root.modules() if fsdp is not None else ():
+        if isinstance(module, fsdp.FSDPModule):
+            module.reshard()
