@@ -148,12 +148,12 @@ def explain(graph: fx.Graph, rules: Iterable[Rule], modules: Modules, findings: 
 
 
 def _near_misses(findings: Findings, known: set[str], settled: set[str]) -> list[Place]:
-    """For each family that found nothing, what came nearest, if it came past half of a pattern of three or more."""
+    """For each family that found nothing, what came nearest, if past two thirds of a pattern of three or more."""
     best: dict[str, tuple[float, Place]] = {}
     for rule, result in findings.searched:
         for miss in result.near_misses if rule.family not in settled else ():
             share = miss.matched / max(miss.total, 1)
-            near = miss.total > 2 and share > max(0.5, best.get(rule.family, (0.5,))[0])
+            near = miss.total > 2 and share > max(2 / 3, best.get(rule.family, (0.0,))[0])
             if near and miss.node not in known:
                 best[rule.family] = share, Place(rule.name, miss.node, miss.source, str(miss), "near miss")
     return [place for _, place in best.values()]
