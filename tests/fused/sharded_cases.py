@@ -13,6 +13,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 import fused
 from tests.fused.sharded_bias_dropout import bias_dropout_cases
 from tests.fused.sharded_gated import gated_cases
+from tests.fused.sharded_norms import norm_cases, rotary_cases
 
 Tensor = torch.Tensor
 
@@ -113,5 +114,7 @@ if __name__ == "__main__":
     softmax_cases()
     gated_cases(check, MESH)
     bias_dropout_cases(check, MESH)
+    norm_cases(check, MESH)
+    rotary_cases(check, MESH)
     dist.barrier()
     dist.destroy_process_group()
