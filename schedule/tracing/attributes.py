@@ -71,8 +71,12 @@ class SettingsReads:
             return value
 
         def __setattr__(target: Any, name: str, value: Any) -> None:
-            if target is not watched or vars(target).get(name, values) is value:  # a copy, or nothing new
+            current = vars(target).get(name, values)
+            if target is not watched or current is value:  # a copy, or nothing new
                 cls.__setattr__(target, name, value)
+                return
+            if is_plain(current) and _equal(current, value):  # it stays what it is, where it is what it was
+                values.setdefault((*place, name), current)
                 return
             raise TraceError(
                 f"the forward assigns attribute {name!r} of a {cls.__name__}",
@@ -89,6 +93,12 @@ class SettingsReads:
         watched_class = type(cls.__name__, (cls,), members)
         watched_class.__module__, watched_class.__qualname__ = cls.__module__, cls.__qualname__
         return watched_class
+
+
+def _equal(current: Any, value: Any) -> bool:
+    """Whether a plain value is assigned once more; that a size is equal becomes a guard of the trace."""
+    kinds = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+    return type(current) is kinds.get(type(value), type(value)) and bool(value == current)
 
 
 def is_plain(value: Any) -> bool:

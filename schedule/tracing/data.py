@@ -27,9 +27,17 @@ _SHAPED_BY_DATA = {
 }  # fmt: skip
 
 
-def depends_on_data(func: Any, args: tuple[Any, ...]) -> bool:
+_TAKES_SIZES = {
+    "view", "reshape", "expand", "repeat", "interpolate", "arange", "linspace", "zeros", "ones", "full", "empty",
+    "new_zeros", "new_ones", "new_full", "new_empty", "pad", "unflatten", "narrow",
+}  # fmt: skip
+
+
+def depends_on_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether what Python sees of the result, a number or a shape, may depend on data."""
     name = getattr(func, "__name__", "")
+    if name in _TAKES_SIZES:  # given as tensors
+        return any(isinstance(leaf, torch.Tensor) and leaf.ndim == 0 for _, leaf in leaves((args, kwargs)))
     if name == "where":
         return len(args) == 1
     if name == "__getitem__":

@@ -123,6 +123,8 @@ _MAKES_NEW |= {"new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"}
 
 def is_local(node: fx.Node) -> bool:
     """Whether all that the effect of ``node`` changes was made in this graph, so that nobody sees it half done."""
+    if node.meta.get("local"):
+        return True
     changed = node.all_input_nodes[:1]
     if node.op == "call_module":
         changed = [argument for argument in node.all_input_nodes if argument.meta.get("object")]

@@ -175,6 +175,8 @@ class OpaqueTracker:
             return object.__getattribute__(leaf, "_watch")[2]
         if isinstance(leaf, TrackedDict):
             return leaf.node
+        if type(leaf).__module__ == "numpy" and hasattr(leaf, "item") and not getattr(leaf, "ndim", 0):
+            return leaf.item()  # a number
         if isinstance(leaf, _PLAIN) or leaf is Ellipsis:
             return leaf
         if id(leaf) not in self._constants:

@@ -116,6 +116,8 @@ class SizeReader:
             return 1 if dim == at else self._from(source, dim - (dim > at), value)
         if node.target is operator.getitem:
             return self._through_getitem(node, dim, value)
+        if name.endswith("_") and not name.startswith("_"):  # changes its first argument in place
+            return self._from(source, dim, value)
         same = name in (_SAME_SHAPE_METHODS if node.op == "call_method" else _SAME_SHAPE_FUNCTIONS)
         if same or self._scalar_operator(node):
             return self._from(source, dim, value)

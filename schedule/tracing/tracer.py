@@ -25,6 +25,7 @@ from schedule.tracing.calls import intercepted_calls
 from schedule.tracing.data import NUMBERS, Replay
 from schedule.tracing.functions import functions_kept
 from schedule.tracing.hooks import collecting_hooks, nothing_collected
+from schedule.tracing.memory import Memory, gives_new_memory
 from schedule.tracing.opaque import OpaqueTracker, untracked
 from schedule.tracing.pieces import guard_number
 from schedule.tracing.regions import RegionTracker
@@ -69,6 +70,7 @@ class ModuleTracer(TorchFunctionMode):
         self.inside_child = False
         self._within = [module]
         self._replay = Replay()
+        self._memory = Memory()
         self.sizes = SizeReader(self)
         self.opaque = OpaqueTracker(self)
         self.regions = RegionTracker(self)
@@ -232,9 +234,11 @@ class ModuleTracer(TorchFunctionMode):
         mutated = metadata.mutated_tensor(func, args, kwargs)
         if mutated is not None:
             return self._track_mutation(mutated, value, node)
+        self._memory.computed(func, value, args, kwargs)
         return self.track(value, node)
 
     def _track_mutation(self, mutated: torch.Tensor, value: Any, node: fx.Node) -> Any:
+        node.meta["local"] = self._memory.is_new(mutated)
         if isinstance(value, torch.Tensor):
             node.meta["spec"] = TensorSpec.of(value)
             self._nodes[id(mutated)] = (mutated, node)
@@ -285,6 +289,8 @@ class ModuleTracer(TorchFunctionMode):
             recorded = described is not None
             value = self.recording.materialise(described) if recorded else self._run_child(call, args, kwargs)
             value = self.track(value, node)
+            if gives_new_memory(child):
+                self._memory.made(value)
         for hook in self._collecting(child, path):
             hook(child, args, value)
         return value

@@ -137,3 +137,15 @@ class BranchingAfterAnEffect(nn.Module):
 def test_a_branch_on_what_the_forward_changed_is_refused():
     with pytest.raises(TraceError, match="has changed state"):
         scheduled(BranchingAfterAnEffect(), torch.randn(2, 3))
+
+
+class TensorsAsSizes(nn.Module):
+    def forward(self, x, sizes):
+        rows, columns = sizes
+        return x.view(rows, columns) + torch.arange(columns)
+
+
+def test_sizes_given_as_tensors_are_open():
+    module = TensorsAsSizes()
+    twin = scheduled(module, torch.randn(6), torch.tensor([2, 3]))
+    assert_as(twin, module, torch.randn(20), torch.tensor([4, 5]), missed=0)

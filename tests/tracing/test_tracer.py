@@ -8,6 +8,7 @@ import enum
 import warnings
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -306,8 +307,12 @@ class DataDependent(nn.Module):
 
 
 class Stateful(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.seen = 0
+
     def forward(self, x):
-        self.seen = x.shape[0]
+        self.seen += x.shape[0]
         return x + 1
 
 
@@ -433,3 +438,43 @@ def test_the_number_of_pieces_leaves_other_sizes_open():
     module = Halving()
     schedule_all(module, torch.randn(3, 4))
     assert module(torch.randn(5, 8)).shape == (5, 4) and state_of(module).fallbacks == 0
+
+
+class Clamping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.window = 4
+
+    def forward(self, x):
+        if x.shape[0] <= self.window:
+            self.window = x.shape[0]
+        return x * self.window
+
+
+def test_assigning_what_an_attribute_is_anyway_is_no_change():
+    module = Clamping()
+    twin = copy.deepcopy(module)
+    schedule_all(module, torch.randn(3, 4))  # the recorded run sets the window to 3
+    twin(torch.randn(3, 4))
+    assert_same(module(torch.ones(3, 5)), twin(torch.ones(3, 5)))
+    assert state_of(module).fallbacks == 0
+    for rows in (5, 2, 3, 2, 1):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)
+            assert_same(module(torch.ones(rows, 2)), twin(torch.ones(rows, 2)))
+        assert type(module.window) is int and module.window == twin.window
+    assert state_of(module).fallbacks == 5
+
+
+class Scaling(nn.Module):
+    def forward(self, x):
+        return x * np.float32(0.5) + torch.full(tuple(np.array([2, 3])), 1.0).sum() * np.prod((2, 3))
+
+
+def test_numbers_of_numpy_are_numbers():
+    module = Scaling()
+    twin = copy.deepcopy(module)
+    schedule_all(module, torch.randn(3, 4))
+    x = torch.randn(5, 4)
+    assert_same(module(x), twin(x))
+    assert state_of(module).fallbacks == 0
