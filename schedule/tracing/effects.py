@@ -46,6 +46,8 @@ def _changes_first(node: fx.Node) -> bool:
     name = _name(node)
     if node.target in (operator.setitem, setattr) or name == "__setitem__" or name.strip("_") in _AUGMENTED:
         return True
+    if getattr(node.target, "__module__", "") == "_operator":  # or_, and_, not_ and is_ are Python's own words
+        return False
     return (name.endswith("_") and not name.endswith("__")) or bool(_argument(node, "inplace", False))
 
 

@@ -11,9 +11,8 @@ from schedule.tracing.hooks import is_hooked
 from schedule.tracing.structure import leaves, tensors
 
 _MAY_RETURN_ITS_INPUT = {
-    "contiguous", "reshape", "flatten", "to", "type", "type_as", "float", "double", "half", "bfloat16", "long", "int",
-    "bool", "cpu", "cuda", "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout",
-    "broadcast_to", "atleast_1d", "atleast_2d", "atleast_3d", "asarray", "as_tensor",
+    "contiguous", "reshape", "reshape_as", "flatten", "ravel", "dropout", "dropout1d", "dropout2d", "dropout3d",
+    "alpha_dropout", "feature_alpha_dropout", "asarray", "as_tensor",
 }  # fmt: skip
 _NEW_MEMORY = (nn.Linear, nn.Bilinear, nn.Embedding, nn.LayerNorm, nn.GroupNorm, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 

@@ -15,6 +15,7 @@ import torch
 from torch import fx, nn
 
 from schedule.tracing import metadata
+from schedule.tracing.effects import changed
 from schedule.tracing.scalars import scalar_of, symbolic
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class SizeReader:
             return 1 if dim == at else self._from(source, dim - (dim > at), value)
         if node.target is operator.getitem:
             return self._through_getitem(node, dim, value)
-        if name.endswith("_") and not name.startswith("_"):  # changes its first argument in place
+        if source in changed(node):
             return self._from(source, dim, value)
         same = name in (_SAME_SHAPE_METHODS if node.op == "call_method" else _SAME_SHAPE_FUNCTIONS)
         if same or self._scalar_operator(node):

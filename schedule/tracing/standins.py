@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from schedule.tracing.structure import tensors
+
 
 def _grouped_mm(
     mat_a: torch.Tensor,
@@ -24,11 +26,27 @@ def _grouped_mm(
     return mat_a.new_empty((*groups, rows, columns), dtype=out_dtype or mat_a.dtype)
 
 
+def _tensor(
+    data: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> torch.Tensor:
+    """``torch.tensor``, also of lists that hold tensors: these it would read."""
+    if not isinstance(data, (list, tuple)) or not any(True for _ in tensors(data)):
+        return torch.tensor(data, dtype=dtype, device=device, requires_grad=requires_grad, pin_memory=pin_memory)
+    stacked = torch.stack([item if isinstance(item, torch.Tensor) else _tensor(item) for item in data])
+    return torch.empty_like(stacked, dtype=dtype, device=device, requires_grad=requires_grad)
+
+
 _STAND_INS: dict[Any, Callable[..., Any]] = {
     function: _grouped_mm
     for owner, name in ((torch.nn.functional, "grouped_mm"), (torch, "_grouped_mm"))
     if (function := getattr(owner, name, None)) is not None
 }
+_STAND_INS[torch.tensor] = _tensor
 
 
 def stand_in(function: Any) -> Callable[..., Any]:

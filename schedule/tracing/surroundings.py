@@ -18,16 +18,20 @@ from schedule.errors import TraceError
 
 @contextmanager
 def results_uncached(module: nn.Module) -> Iterator[None]:
-    """Within, methods under ``functools.lru_cache`` run: what they computed before is no part of a graph.
+    """Within, what is under ``functools.lru_cache`` runs: what it computed before is no part of a graph.
 
-    Nor would the next call of the model want values without data. Caches of transformers' own kind are passed by as
-    under ``torch.compile``, in this thread.
+    Nor would the next call of the model want values without data. That goes for methods, functions of the files that
+    the classes are from, and einops. Caches of transformers' own kind are passed by as under ``torch.compile``, in this
+    thread.
     """
+    classes = {cls for child in module.modules() for cls in type(child).__mro__}
+    names = {cls.__module__ for cls in classes if not cls.__module__.startswith("torch.")} | {"einops.einops"}
+    files = [sys.modules[name] for name in names if name in sys.modules]
     with ExitStack() as patches:
-        for cls in {cls for child in module.modules() for cls in type(child).__mro__}:
-            for name, member in list(vars(cls).items()):
+        for owner in (*classes, *files):
+            for name, member in list(vars(owner).items()):
                 if isinstance(member, functools._lru_cache_wrapper):
-                    patches.enter_context(mock.patch.object(cls, name, member.__wrapped__))
+                    patches.enter_context(mock.patch.object(owner, name, member.__wrapped__))
         theirs: Any = sys.modules.get("transformers.pytorch_utils")
         if theirs is not None:
             asked = _answered_here(theirs.is_torchdynamo_compiling)

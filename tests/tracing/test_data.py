@@ -149,3 +149,17 @@ def test_sizes_given_as_tensors_are_open():
     module = TensorsAsSizes()
     twin = scheduled(module, torch.randn(6), torch.tensor([2, 3]))
     assert_as(twin, module, torch.randn(20), torch.tensor([4, 5]), missed=0)
+
+
+class Collecting(nn.Module):
+    def forward(self, x, kinds):
+        factors = {0: 2.0, 1: 3.0}
+        kept = [x[i].sum() * factors[kind] for i, kind in enumerate(kinds.tolist())]
+        return torch.tensor([[each, 1] for each in kept], dtype=torch.float64)
+
+
+def test_numbers_of_data_are_keys_and_tensors_are_made_into_one():
+    module = Collecting()
+    twin = scheduled(module, torch.randn(2, 3), torch.tensor([0, 1]))
+    assert_as(twin, module, torch.randn(2, 5), torch.tensor([0, 1]), missed=0)
+    assert_as(twin, module, torch.randn(2, 3), torch.tensor([1, 1]), missed=1)

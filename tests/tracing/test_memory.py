@@ -38,12 +38,15 @@ OWN = {
     "of a layer": lambda self, x: self.linear(x).div_(2),
     "of a product": lambda self, x: torch.einsum("bi,ij->bj", x, self.linear.weight).add_(1),
     "a view": lambda self, x: (x + 1).view(-1, 2).t().mul_(3),
+    "words of Python": lambda self, x: x * ((x > 0) | (x < 1)).logical_and_(x < 5),
+    "a cast": lambda self, x: x.double().add_(1),
     "a copy": lambda self, x: x.clone().relu_(),
 }
 SHARED = {
     "the input": lambda self, x: x.div_(2),
     "a view of the input": lambda self, x: x[:1].add_(1),
     "a buffer": lambda self, x: self.state.add_(1) + x,
+    "no cast": lambda self, x: x.float().add_(1),
     "what may be the input": lambda self, x: x.t().contiguous().mul_(2),
     "what is the input in evaluation": lambda self, x: nn.functional.dropout(x, 0.0).mul_(2),
 }

@@ -123,10 +123,15 @@ def test_a_class_that_wants_no_subclass_is_left_alone():
     assert torch.equal(module(x), x * 2) and state_of(module).fallbacks == 0
 
 
+@functools.lru_cache
+def steps(rows):
+    return torch.arange(rows)[:, None]
+
+
 class Cached(nn.Module):
     @functools.lru_cache(maxsize=8)  # noqa: B019
     def grid(self, rows, columns):
-        return torch.ones(rows, columns).cumsum(0)
+        return torch.ones(rows, columns).cumsum(0) + steps(rows)
 
     def forward(self, x):
         return x + self.grid(*x.shape)
@@ -136,10 +141,12 @@ def test_cached_results_are_computed_in_the_graph_and_no_data_free_one_stays():
     module, x = Cached(), torch.randn(2, 3)
     twin = copy.deepcopy(module)
     Cached.grid.cache_clear()
+    steps.cache_clear()
     install(module, traced(module, x))
     for shape in ((2, 3), (4, 5)):
         x = torch.randn(shape)
         assert torch.equal(module(x), twin(x)) and type(twin.grid(*shape)) is torch.Tensor
+        assert type(steps(shape[0])) is torch.Tensor
     assert state_of(module).fallbacks == 0 and isinstance(vars(Cached)["grid"], functools._lru_cache_wrapper)
 
 
