@@ -39,11 +39,13 @@ class Graphs:
 
     Attributes:
         explicit: what ``trace`` and ``trace_until`` made; a part of the schedule, unlike graphs made by need.
+        in_one_mode: modules with graphs for training only, or for evaluation only, and why.
     """
 
     def __init__(self, root: nn.Module, example_inputs: Any, path_of: Callable[[nn.Module], str]) -> None:
         self.root, self.example_inputs = root, example_inputs
         self.explicit: dict[nn.Module, Specialisations] = {}
+        self.in_one_mode: dict[nn.Module, TraceError] = {}
         self._path_of = path_of
         self._by_need: dict[nn.Module, Specialisations] = {}
         self._failed: dict[nn.Module, TraceError] = {}
@@ -125,7 +127,11 @@ class Graphs:
         return self.recording.calls.get(module, ())
 
     def trace(self, module: nn.Module, enter: Enter | None = None) -> Specialisations:
-        """Graphs of the original forward of ``module`` for every recorded signature, training and not."""
+        """Graphs of the original forward of ``module`` for every recorded signature, in each mode that can be traced.
+
+        Raises:
+            TraceError: it can be traced neither in training nor in evaluation; why not in training.
+        """
         path = self._path_of(module)
         if "forward" in vars(module):
             raise TraceError(
@@ -138,13 +144,17 @@ class Graphs:
                 f"{path or 'the root'} ({type(module).__name__}) was not called in the recorded run",
                 fix="give example inputs that reach it, or schedule the module that uses it",
             )
-        forward, made = forward_of(module), []
-        for number, call in enumerate(calls):
-            try:
-                made += [specialise(module, forward, call, self.recording, train, enter) for train in (True, False)]
-            except TraceError:
-                if number == 0:
-                    raise  # calls of a further signature may run the original forward
+        forward, made, errors = forward_of(module), list[Specialisation](), list[TraceError]()
+        for call in calls:
+            for training in (True, False):
+                try:
+                    made.append(specialise(module, forward, call, self.recording, training, enter))
+                except TraceError as error:
+                    errors.append(error)
+            if call is calls[0] and not made:
+                raise errors[0]
+            if call is calls[0] and errors:  # other calls may run the original forward
+                self.in_one_mode[module] = errors[0]
         return tuple(made)
 
     # -- checking ------------------------------------------------------------------------------------------

@@ -179,10 +179,11 @@ class _Optimization:
             node.refuse_inside_other_graph()
             made = node.specialisations
         except ScheduleError as error:
-            families = dict.fromkeys(r.family for r in self.rules if r.concerns(self.computed(module)))
-            why = error.why.splitlines()[0]
-            planned.entries += [Entry(family, node.path, "skipped", 1, why, error.where) for family in families]
+            planned.entries += self.skipped(node, error)
             return planned
+        if (one_mode := self.graphs.in_one_mode.get(module)) is not None:
+            mode = "evaluation" if made[0].training else "training"
+            planned.entries += self.skipped(node, one_mode, f"in {mode}: ")
         modules = dict(module.named_modules())
         sites: dict[tuple[str, ...], tuple[Rule, list[Site]]] = {}
         places: dict[tuple[str, str], Place] = {}
@@ -201,6 +202,12 @@ class _Optimization:
         taken = {(rule, name) for rule, *names in sites for name in names}
         planned.entries += _entries(node.path, [p for key, p in places.items() if key not in taken])
         return planned
+
+    def skipped(self, node: Schedule, error: ScheduleError, where: str = "") -> list[Entry]:
+        """What the rules would have been about in a module that cannot be traced."""
+        families = dict.fromkeys(r.family for r in self.rules if r.concerns(self.computed(node.module)))
+        why = where + error.why.splitlines()[0]
+        return [Entry(family, node.path, "skipped", 1, why, error.where) for family in families]
 
     def found(self, graph: fx.Graph, modules: dict[str, nn.Module], explained: bool) -> Findings:
         """What the rules find in ``graph``; like modules share one graph, which is searched once."""

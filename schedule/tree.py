@@ -217,8 +217,8 @@ class Schedule:
 
     @property
     def graph(self) -> fx.Graph:
-        """The FX graph of the first recorded call in training."""
-        return next(made.graph for made in self.specialisations if made.training)
+        """The FX graph of the first recorded call in training, or in evaluation if only that can be traced."""
+        return max(self.specialisations, key=lambda made: made.training).graph
 
     # -- history -----------------------------------------------------------------------------------------
 

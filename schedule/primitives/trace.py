@@ -31,6 +31,7 @@ def trace(sch: Schedule, flatten: bool = False, leaves: Sequence[Leaf] = (), rec
         flatten=False:  x = self.ln_1(h);  a = self.attn(x)
         flatten=True:   x = self.ln_1(h);  q = self.attn.c_attn(x);  …
 
+    A mode in which it cannot be traced, training with layers dropped at random, say, keeps the original forward.
     The module goes on running its own forward until something is rewritten. The graphs are compared with it
     at once, at other shapes than recorded. Not needed before ``find``, which traces by itself, unflattened.
 

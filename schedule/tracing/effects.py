@@ -65,7 +65,7 @@ def uses_random(node: fx.Node) -> bool:
         return drops(_argument(node, "p", 0.5), _argument(node, "training", True))
     if name == "scaled_dot_product_attention":
         return drops(node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0.0), True)
-    return name.startswith(_RANDOM_PREFIXES) or node.kwargs.get("generator") is not None
+    return (name.startswith(_RANDOM_PREFIXES) and name != "normalize") or node.kwargs.get("generator") is not None
 
 
 def drops(probability: object, training: object) -> bool:
@@ -150,7 +150,7 @@ def is_removable(node: fx.Node) -> bool:
     """Whether an unused node can go: it computes a value and nothing else."""
     if node.op in ("placeholder", "output", "call_module") or node.target in REGION_FUNCTIONS:
         return False
-    if getattr(node.target, "__name__", "") == "check":
+    if getattr(node.target, "__name__", "") in ("check", "check_output"):
         return False
     return not has_effect(node) and not uses_random(node)
 

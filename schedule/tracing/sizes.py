@@ -168,6 +168,8 @@ class SizeReader:
         scalar = scalar_of(known)
         if scalar is None or size_read(scalar.node) != (node, dim):
             return self._deeper(scalar.node, value) if scalar is not None else known
+        if not node.args:
+            return None
         name = getattr(node.target, "__name__", str(node.target))
         source: Any = node.args[0]
         if name in ("transpose", "permute", "contiguous"):

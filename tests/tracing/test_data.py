@@ -163,3 +163,16 @@ def test_numbers_of_data_are_keys_and_tensors_are_made_into_one():
     twin = scheduled(module, torch.randn(2, 3), torch.tensor([0, 1]))
     assert_as(twin, module, torch.randn(2, 5), torch.tensor([0, 1]), missed=0)
     assert_as(twin, module, torch.randn(2, 3), torch.tensor([1, 1]), missed=1)
+
+
+class NormalisingThenBranching(nn.Module):
+    def forward(self, x, mask):
+        y = torch.cat(tensors=[nn.functional.normalize(x), x])
+        return y * 2 if mask.all() and y.shape[0] > 3 else y
+
+
+def test_normalising_draws_no_random_numbers():
+    module = NormalisingThenBranching()
+    twin = scheduled(module, torch.randn(2, 3), torch.ones(2, 3))
+    assert_as(twin, module, torch.randn(2, 5), torch.ones(2, 5), missed=0)
+    assert_as(twin, module, torch.randn(1, 5), torch.ones(1, 5), missed=1)

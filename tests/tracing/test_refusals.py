@@ -6,6 +6,7 @@ import copy
 import enum
 import functools
 import random
+import warnings
 
 import numpy as np
 import pytest
@@ -59,16 +60,45 @@ class Mlp(nn.Module):
 
 class RaisingMlp(Mlp):
     def forward(self, x):
-        if self.training:
-            raise ValueError("not in training")
-        return super().forward(x)
+        return super().forward(torch.from_numpy(x.detach().numpy()))
 
 
 def test_optimize_skips_what_raises_and_rewrites_the_rest():
     model = nn.Sequential(Mlp(), RaisingMlp())
     report = schedule.optimize(model, torch.randn(2, 8), cost_guard=False)
     assert state_of(model[0]) is not None and state_of(model[1]) is None
-    assert any(e.status == "skipped" and "ValueError" in e.reason and e.path == "1" for e in report.entries)
+    assert any(e.status == "skipped" and "RuntimeError" in e.reason and e.path == "1" for e in report.entries)
+
+
+class DroppingMlp(Mlp):
+    def forward(self, x):
+        if self.training and torch.rand([]) < 0.5:
+            return x
+        return super().forward(x)
+
+
+def test_a_module_that_traces_in_evaluation_only_is_rewritten_there_and_the_report_says_so():
+    model = nn.Sequential(DroppingMlp())
+    twin = copy.deepcopy(model)
+    report = schedule.optimize(model, torch.randn(2, 8), cost_guard=False)
+    assert report.applied and any("in training: " in e.reason for e in report.entries if e.status == "skipped")
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(model.eval()(x), twin.eval()(x))
+    assert state_of(model[0]).fallbacks == 0
+    for seed in range(4):
+        torch.manual_seed(seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)
+            ours = model.train()(x)
+        torch.manual_seed(seed)
+        torch.testing.assert_close(ours, twin.train()(x), rtol=0, atol=0)
+    assert state_of(model[0]).fallbacks == 4
+
+
+def test_tracing_needs_one_mode_only():
+    sch = schedule.create_schedule(DroppingMlp(), torch.randn(2, 8)).trace()
+    assert [made.training for made in sch.specialisations] == [False]
+    assert any(node.target == "up" for node in sch.graph.nodes)
 
 
 @pytest.mark.parametrize("draw", [random.random, np.random.rand], ids=["random", "numpy"])
