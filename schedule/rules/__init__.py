@@ -1,6 +1,7 @@
 """Rewrite rules as data: a construct as models write it → a call of a fused op, with the proof that both agree."""
 
 from schedule.rules import (  # noqa: F401 - they register their rules
+    attention,
     attention_softmax,
     bias_activation,
     bias_dropout,

@@ -51,6 +51,7 @@ class Threshold:
 
 
 THRESHOLDS: dict[str, Threshold] = {
+    "attention": Threshold(cpu=2**14, other=2**14),
     "cross_entropy": Threshold(cpu=2**19, other=2**14),
     "formula": Threshold(cpu=2**18, other=2**14),
     "single": Threshold(cpu=2**23, other=2**14),

@@ -1,0 +1,289 @@
+"""Eager attention becomes ``F.scaled_dot_product_attention``; asked for with ``rules="attention"``.
+
+::
+
+    before:  weights = F.dropout(F.softmax(q @ k.transpose(-1, -2) * 0.125 + mask, dim=-1), 0.1)
+             return weights @ v, weights
+    after:   return F.scaled_dot_product_attention(q, k, v, mask, 0.1, scale=0.125), WEIGHTS_NOT_KEPT
+
+The weights ``[batch, heads, queries, keys]`` are never there. Where the module itself reads them, it is left alone.
+Where it returns them, a stand-in takes their place that raises NotApplicable as soon as somebody looks into it, which
+``output_attentions=True`` may come to. A call unlike the recorded ones runs such a module as it was written: no graph
+is made for it, since that would return less than the module does.
+
+The results agree within rounding, not bit by bit: torch's kernels sum in another order and softmax 16-bit scores in
+float32 throughout. On the CPU dropout draws the numbers that eager torch draws; CUDA's kernels draw others. A row that
+``-inf`` hides whole becomes zeros, where eager torch makes it NaN; one that ``torch.finfo(dtype).min`` hides stays an
+average of all values, except where autocast narrows the mask to ``-inf``. Keys and values that were repeated for
+grouped queries stay repeated, and what fills hidden scores (``masked_fill``) is left alone.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NoReturn
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from schedule.errors import NotApplicable
+from schedule.patterns import Occurrence, any_of, optional, scalar, tensor
+from schedule.rules.casts import FLOATS, Dtypes, Value, cast
+from schedule.rules.registry import register_rule
+from schedule.rules.rule import Proof, Rule, spec_of
+from schedule.rules.thresholds import small
+from schedule.tracing.specs import TensorSpec
+
+FAMILY = "attention"
+
+
+class WeightsNotKept:
+    """What a module returns in place of attention weights that it never made; raises when it is used."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):  # protocols such as copying ask for what need not be there
+            raise AttributeError(name)
+        raise _missing()
+
+    def __getitem__(self, index: object) -> NoReturn:
+        raise _missing()
+
+    @classmethod
+    def __torch_function__(cls, *args: Any, **kwargs: Any) -> NoReturn:
+        raise _missing()
+
+    def __repr__(self) -> str:
+        return "attention weights that were not kept"
+
+
+def _missing() -> NotApplicable:
+    return NotApplicable(
+        "these attention weights were never made: the rule 'attention' computes attention without them",
+        fix="optimize without rules='attention' a module whose weights are read",
+    )
+
+
+def weights_not_kept() -> WeightsNotKept:
+    """The stand-in, as graphs call it."""
+    return WeightsNotKept()
+
+
+# -- patterns -----------------------------------------------------------------------------------------------
+
+
+def _floats(name: str) -> Value:
+    return tensor(name, where=lambda spec: spec.dtype in FLOATS)
+
+
+def _scores(q: Value, k: Value) -> Value:
+    def scaled(s: Value) -> Value:
+        return any_of(s * scalar("scale"), s / scalar("divisor"))
+
+    return optional(scaled, name="scaled")(torch.matmul(q, any_of(k.transpose(-1, -2), k.transpose(-2, -1))))
+
+
+def _weights(scores: Value) -> Value:
+    def dropout(p: Value) -> Value:
+        return F.dropout(p, p=scalar("p"), training=scalar("training"))
+
+    softmaxed = F.softmax(cast("between")(scores), dim=-1, dtype=scalar("softmax_dtype"))
+    return optional(dropout, name="dropout")(cast("after")(softmaxed))
+
+
+def _masked(count: int, q: Value, k: Value) -> Value:
+    scores = _scores(_floats("q"), _floats("k"))
+    for name in ("mask", "bias")[:count][::-1]:
+        scores = scores + _floats(name)
+    return _weights(scores)
+
+
+def attention(q: Value, k: Value, v: Value) -> Value:
+    return torch.matmul(_masked(0, q, k), _floats("v"))
+
+
+def masked_attention(q: Value, k: Value, v: Value, mask: Value) -> Value:
+    return torch.matmul(_masked(1, q, k), _floats("v"))
+
+
+def biased_attention(q: Value, k: Value, v: Value, bias: Value, mask: Value) -> Value:
+    return torch.matmul(_masked(2, q, k), _floats("v"))
+
+
+def _and_weights(count: int, q: Value, k: Value) -> tuple[Value, Value]:
+    weights = _masked(count, q, k)
+    return torch.matmul(weights, _floats("v")), weights
+
+
+def attention_and_weights(q: Value, k: Value, v: Value) -> Value:
+    return _and_weights(0, q, k)
+
+
+def masked_attention_and_weights(q: Value, k: Value, v: Value, mask: Value) -> Value:
+    return _and_weights(1, q, k)
+
+
+def biased_attention_and_weights(q: Value, k: Value, v: Value, bias: Value, mask: Value) -> Value:
+    return _and_weights(2, q, k)
+
+
+# -- judgement ----------------------------------------------------------------------------------------------
+
+_NEEDS_LAYOUT = ("view", "view_as", "as_strided", "stride", "is_contiguous")
+
+
+def _objection(occurrence: Occurrence) -> str:
+    specs = [spec_of(occurrence.inputs[name]) for name in ("q", "k", "v")]
+    q, k, v = specs
+    if q is None or k is None or v is None or min(q.ndim, k.ndim, v.ndim) < 3:
+        return "queries, keys and values are not [..., heads, tokens, features]"
+    if not q.dtype == k.dtype == v.dtype or not q.shape[:-2] == k.shape[:-2] == v.shape[:-2]:
+        return "queries, keys and values differ in dtype, batch or heads"
+    if not all(isinstance(occurrence.scalars.get(n), (int, float, type(None))) for n in ("scale", "divisor", "p")):
+        return "the scale or the dropout probability is computed while running"
+    if not isinstance(occurrence.scalars.get("training"), (bool, type(None))):
+        return "whether there is dropout is computed while running"
+    narrowed = Dtypes.of(occurrence).narrowed(q.dtype, "between", "softmax_dtype", "after")
+    if narrowed is not None:
+        return f"{q.dtype} scores become {narrowed}, which scaled_dot_product_attention does not imitate"
+    scores = (*q.shape[:-1], k.shape[-2])
+    masks = [occurrence.inputs[name] for name in ("mask", "bias") if occurrence.inputs.get(name) is not None]
+    if not all(_fits(spec_of(mask), scores, q.dtype) for mask in masks):
+        return f"the mask is no {q.dtype} tensor that broadcasts to the scores"
+    return _used(occurrence)
+
+
+def _fits(mask: TensorSpec | None, scores: tuple[int, ...], dtype: torch.dtype) -> bool:
+    if mask is None or mask.ndim > len(scores) or mask.dtype != dtype:
+        return False
+    return all(a in (1, b) for a, b in zip(reversed(mask.shape), reversed(scores), strict=False))
+
+
+def _used(occurrence: Occurrence) -> str:
+    """Why something else that reads the results forbids the rewrite."""
+    result, *weights = occurrence.outputs
+    if any(user.op == "call_method" and user.target in _NEEDS_LAYOUT for user in result.users):
+        return "the result is viewed, and lies otherwise in memory than eager's"
+    if any(user.op != "output" for each in weights for user in set(each.users) - set(occurrence.nodes)):
+        return "the attention weights are used"
+    return ""
+
+
+def _thrift(occurrence: Occurrence) -> str:
+    q, k = spec_of(occurrence.inputs["q"]), spec_of(occurrence.inputs["k"])
+    if q is None or k is None:
+        return ""
+    if q.device.type == "cpu" and _dropout(occurrence.scalars):
+        return "with dropout, torch's attention on the CPU is the eager one"
+    return small("attention", TensorSpec((*q.shape[:-1], k.shape[-2]), q.dtype, q.device))
+
+
+# -- the replacement ----------------------------------------------------------------------------------------
+
+
+def _dropout(scalars: dict[str, Any]) -> float:
+    return float(scalars["p"] or 0.0) if scalars.get("training") else 0.0
+
+
+def _scale(scalars: dict[str, Any]) -> float:
+    if scalars.get("divisor") is not None:
+        return 1.0 / float(scalars["divisor"])
+    return 1.0 if scalars.get("scale") is None else float(scalars["scale"])
+
+
+def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
+    mask = inputs.get("mask")
+    if inputs.get("bias") is not None:
+        mask = graph.call_function(operator.add, (inputs["bias"], mask))
+    options: dict[str, Any] = {"attn_mask": mask, "dropout_p": _dropout(scalars), "scale": _scale(scalars)}
+    return graph.call_function(F.scaled_dot_product_attention, (inputs["q"], inputs["k"], inputs["v"]), options)
+
+
+def _build_both(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> tuple[fx.Node, fx.Node]:
+    stand_in = graph.call_function(weights_not_kept)
+    stand_in.meta["spec"] = WeightsNotKept
+    return _build(graph, inputs, scalars), stand_in
+
+
+# -- the rules ----------------------------------------------------------------------------------------------
+
+
+def _wide(q: Tensor) -> torch.dtype:
+    """What softmax is computed in. Rules leave float64 alone where a model softmaxes it in float32."""
+    return torch.promote_types(q.dtype, torch.float32)
+
+
+def _llama(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    s = torch.matmul(q, k.transpose(2, 3)) * 0.5 + mask
+    p = F.dropout(F.softmax(s, dim=-1, dtype=_wide(q)).to(q.dtype), p=0.0, training=True)
+    return torch.matmul(p, v).transpose(1, 2).contiguous()
+
+
+def _gpt2(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    s = torch.matmul(q, k.transpose(-1, -2)) / 2.0 + mask
+    return torch.matmul(F.dropout(F.softmax(s, dim=-1).type(v.dtype), 0.1), v)
+
+
+def _t5(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Tensor) -> Tensor:
+    return torch.matmul((torch.matmul(q, k.transpose(3, 2)) + bias + mask).softmax(-1), v)
+
+
+def _bare(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.transpose(-2, -1) * 0.3).softmax(-1) @ v
+
+
+def _inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Queries, keys, values, an additive mask and a bias of each head for (batch, heads, queries, keys)."""
+    batch, heads, queries, keys = shape
+    q, k, v = (torch.randn(batch, heads, n, 4, dtype=dtype) for n in (queries, keys, keys))
+    mask = torch.randn(batch, 1, queries, keys, dtype=dtype)
+    mask[..., 0] = torch.finfo(dtype).min
+    return q, k, v, mask, torch.randn(1, heads, queries, keys, dtype=dtype)
+
+
+def _weights_read(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (q @ k.transpose(-2, -1)).softmax(-1)
+    return weights @ v, weights.sum(-2)
+
+
+_SHAPES = ((2, 3, 4, 5), (1, 3, 4, 4), (3, 3, 1, 6))
+
+SDPA = register_rule(
+    Rule(
+        name="sdpa",
+        family=FAMILY,
+        patterns=(biased_attention, masked_attention, attention),
+        build=_build,
+        proof=Proof(
+            (_llama, _gpt2, _t5, _bare),
+            _inputs,
+            _SHAPES,
+            refused=(
+                _weights_read,
+                lambda q, k, v: (q @ k.transpose(-2, -1)).softmax(-2) @ v,
+                lambda q, k, v: torch.sigmoid(q @ k.transpose(-2, -1)) @ v,
+                lambda q, k, v: (torch.tanh(q @ k.transpose(-2, -1))).softmax(-1) @ v,
+                lambda q, k, v: ((q @ k.transpose(-2, -1)).softmax(-1) @ v).view(-1),
+            ),
+        ),
+        summary="F.scaled_dot_product_attention(q, k, v, mask, p, scale=scale)",
+        objection=_objection,
+        thrift=_thrift,
+        rank=2,  # before its softmax, and before the rule whose stand-in nobody would see
+        sets=("attention",),
+    )
+)
+SDPA_WITHOUT_WEIGHTS = register_rule(
+    Rule(
+        name="sdpa_without_weights",
+        family=FAMILY,
+        patterns=(biased_attention_and_weights, masked_attention_and_weights, attention_and_weights),
+        build=_build_both,
+        proof=SDPA.proof,  # of the result; the stand-in is no tensor to compare
+        summary="F.scaled_dot_product_attention(q, k, v, mask, p, scale=scale); weights that are returned are not kept",
+        objection=_objection,
+        thrift=_thrift,
+        rank=1,  # before its softmax
+        sets=("attention",),
+    )
+)

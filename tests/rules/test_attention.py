@@ -1,0 +1,167 @@
+"""Torch's own attention: what is caught, what becomes of the weights, of rows that are hidden whole."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+import schedule
+from schedule.rules import Rule, prove
+from schedule.rules.attention import SDPA, SDPA_WITHOUT_WEIGHTS, WeightsNotKept
+from tests.zoo import batch, build
+
+Change = Callable[[fx.Node], None]
+
+
+def mutated(rule: Rule, change: Change) -> Rule:
+    """``rule`` with a mistake in the attention that it inserts."""
+
+    def build_wrongly(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> Any:
+        made = rule.build(graph, inputs, scalars)
+        change(made[0] if isinstance(made, tuple) else made)
+        return made
+
+    return dataclasses.replace(rule, build=build_wrongly)
+
+
+def with_option(name: str, value: Any) -> Change:
+    return lambda node: node.update_kwarg(name, value)
+
+
+def causal(node: fx.Node) -> None:
+    node.kwargs = {**node.kwargs, "attn_mask": None, "is_causal": True}
+
+
+def values_for_keys(node: fx.Node) -> None:
+    q, k, v = node.args
+    node.args = (q, v, k)
+
+
+MUTATIONS: dict[str, tuple[Change, str]] = {
+    "default scale": (with_option("scale", None), "t5"),
+    "other scale": (with_option("scale", 0.4), "gpt2"),
+    "mask dropped": (with_option("attn_mask", None), "bert"),
+    "dropout skipped": (with_option("dropout_p", 0.0), "gpt2"),
+    "causal for the mask": (causal, "llama"),
+    "values for keys": (values_for_keys, "llama"),
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_the_proof_catches(name: str) -> None:
+    change, _ = MUTATIONS[name]
+    assert prove(mutated(SDPA, change)), f"{name} went through"
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+@pytest.mark.filterwarnings("ignore")
+def test_verify_catches_and_names_the_step(name: str) -> None:
+    change, architecture = MUTATIONS[name]
+    inputs = batch(architecture)
+    sch = schedule.create_schedule(build(architecture), inputs)
+    assert sch.optimize(rules=[mutated(SDPA_WITHOUT_WEIGHTS, change)], cost_guard=False).applied
+    with pytest.raises(schedule.VerificationError, match="sdpa_without_weights"):
+        schedule.verify(sch, inputs, steps=1)
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama", "bert", "t5"])
+@pytest.mark.filterwarnings("ignore")
+def test_attention_of_transformers_is_rewritten(architecture: str) -> None:
+    inputs = batch(architecture)
+    sch = schedule.create_schedule(build(architecture), inputs)
+    found = {"gpt2": 2, "llama": 2, "bert": 2, "t5": 6}[architecture]
+    assert sch.optimize(rules="attention", cost_guard=False).applied == {"sdpa_without_weights": found}
+    schedule.verify(sch, inputs, steps=1)
+
+
+def test_no_set_but_its_own_has_it() -> None:
+    for rule in (SDPA, SDPA_WITHOUT_WEIGHTS):
+        assert rule.sets == ("attention",)
+
+
+class Attention(nn.Module):
+    def __init__(self, returns: str = "") -> None:
+        super().__init__()
+        self.returns = returns
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Any:
+        weights = F.softmax(q @ k.transpose(-1, -2) * 0.5 + mask, dim=-1)
+        out = weights @ v
+        return {"": out, "weights": (out, weights), "mean": (out, weights.mean(1))}[self.returns]
+
+
+def tensors(tokens: int = 6) -> list[Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(2, 3, tokens, 8, requires_grad=True) for _ in range(3)]
+
+
+@pytest.mark.parametrize(("returns", "rule"), [("", "sdpa"), ("weights", "sdpa_without_weights"), ("mean", None)])
+def test_weights_that_are_read_stay(returns: str, rule: str | None) -> None:
+    module, given = Attention(returns), (*tensors(), torch.zeros(2, 1, 6, 6))
+    report = schedule.optimize(module, given, rules="attention", cost_guard=False)
+    assert report.applied == ({rule: 1} if rule else {})
+
+
+def test_weights_that_are_returned_say_that_they_were_not_kept() -> None:
+    module, given = Attention("weights"), (*tensors(), torch.zeros(2, 1, 6, 6))
+    expected, _ = module(*given)
+    schedule.optimize(module, given, rules="attention", cost_guard=False)
+    out, weights = module(*given)
+    torch.testing.assert_close(out, expected)
+    assert isinstance(pickle.loads(pickle.dumps(copy.deepcopy(weights))), WeightsNotKept)
+    uses: list[Callable[[], Any]] = [lambda: weights.shape, lambda: weights[0], lambda: torch.sum(weights)]
+    for use in uses:
+        with pytest.raises(schedule.NotApplicable, match=r"never made[\s\S]*without rules='attention'"):
+            use()
+
+
+@pytest.mark.parametrize("fill", [torch.finfo(torch.float32).min, -math.inf])
+def test_rows_hidden_whole(fill: float) -> None:
+    module, (q, k, v) = Attention(), tensors()
+    mask = torch.zeros(2, 1, 6, 6)
+    mask[1, :, 2] = mask[0, :, :, 4:] = fill
+    expected = module(q, k, v, mask)
+    schedule.optimize(module, (q, k, v, mask), rules="attention", cost_guard=False)
+    if fill == -math.inf:  # torch's kernels give zeros where eager torch divides zero by zero
+        assert expected[1, :, 2].isnan().all()
+        expected = expected.nan_to_num()
+    torch.testing.assert_close(module(q, k, v, mask), expected)
+
+
+def test_the_weights_are_not_saved() -> None:
+    module, given = Attention(), (*tensors(64), torch.zeros(2, 1, 64, 64))
+    weights = 2 * 3 * 64 * 64
+    assert largest_saved(module, given) == weights
+    schedule.optimize(module, given, rules="attention", cost_guard=False)
+    assert largest_saved(module, given) < weights
+
+
+def largest_saved(module: nn.Module, given: tuple[Tensor, ...]) -> int:
+    """Elements of the largest tensor that is kept for the backward pass."""
+    saved: list[int] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        saved.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        module(*given)
+    return max(saved)
+
+
+def test_dropout_on_the_cpu_is_declined() -> None:
+    class Dropping(Attention):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Any:
+            return F.dropout(F.softmax(q @ k.transpose(-1, -2) + mask, dim=-1), 0.1, self.training) @ v
+
+    report = schedule.optimize(Dropping(), (*tensors(), torch.zeros(2, 1, 6, 6)), rules="attention")
+    assert not report.applied and "with dropout" in " ".join(entry.reason for entry in report.entries)
