@@ -27,7 +27,14 @@ from schedule.graphs import difference
 from schedule.recording import Call, Recording
 from schedule.runtime import Adaptation, Declined, ScheduledState, state_of
 from schedule.tracing.calls import interceptable
-from schedule.tracing.environment import Environment, autocast_dtype, parameter_conditions, quiet_autocast
+from schedule.tracing.environment import (
+    FAST_PATH,
+    Environment,
+    autocast_dtype,
+    on_fast_path,
+    parameter_conditions,
+    quiet_autocast,
+)
 from schedule.tracing.opaque import Constant
 from schedule.tracing.sharing import has_constants, likeness, settings_agree
 from schedule.tracing.signature import Parameters, Signature, SignatureBuilder
@@ -95,16 +102,19 @@ class Adapter:
             args: of the call, as ``kwargs``.
 
         Returns:
-            None where the arguments do not fit the forward.
+            None where the arguments do not fit the forward, or cannot be described.
         """
         recording = Recording()
-        with torch.inference_mode(False), torch.no_grad():
-            call = Call(recording.describe(args), recording.describe(kwargs), None)
-        autocast = autocast_dtype(call)
         try:
+            with torch.inference_mode(False), torch.no_grad():
+                call = Call(recording.describe(args), recording.describe(kwargs), None)
+            autocast = autocast_dtype(call)
             signature = _signature(module, forward, call, autocast)
-        except TypeError:
+        except (TypeError, NotApplicable):
             return None
+        if on_fast_path(module, forward):
+            signature.conditions.append(FAST_PATH)
+            return Adaptation((), Declined(signature, "torch has a kernel of its own for it without gradients"))
         try:
             _refuse(module)
             key = (likeness(module, call, forward, autocast), self)

@@ -244,7 +244,7 @@ def undisturbed(root: nn.Module) -> Iterator[None]:
 
 def _reshard(root: nn.Module) -> None:
     """Give up parameters that ``fully_shard`` gathered: outside a step, ``parameters()`` are the sharded ones."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     for module in root.modules() if fsdp is not None else ():
         if isinstance(module, fsdp.FSDPModule):
             module.reshard()

@@ -208,7 +208,8 @@ def _is_traced_value(leaf: Any) -> bool:
 def _summary(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     def short(value: Any) -> str:
         if isinstance(value, torch.Tensor):
-            return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+            sizes = "[nested]" if value.is_nested else list(value.shape)
+            return f"{str(value.dtype).removeprefix('torch.')}{sizes}"
         return repr(value) if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__
 
     return ", ".join([*map(short, args), *(f"{key}={short(value)}" for key, value in kwargs.items())])

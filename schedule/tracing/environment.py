@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from schedule.recording import Call
 from schedule.tracing.signature import Signature
 from schedule.tracing.specs import TensorSpec
 from schedule.tracing.structure import leaves
+
+FAST_PATH = "not torch.is_grad_enabled() and not _own['training'] and torch.backends.mha.get_fastpath_enabled()"
 
 
 def quiet_autocast(device_type: str, dtype: torch.dtype | None) -> torch.autocast:
@@ -31,6 +34,24 @@ def parameter_conditions(module: nn.Module, signature: Signature) -> list[str]:
         holder = "self" + "".join(f"._modules[{part!r}]" for part in holders)
         return [f"{holder}._parameters[{name!r}].dtype is {parameter.dtype}"]
     return []
+
+
+def _has_fast_path(module: nn.Module, forward: Callable[..., Any]) -> bool:
+    """Whether torch may run ``module`` as one kernel of its own; under a tracer it does not."""
+    if not isinstance(module, nn.TransformerEncoderLayer) or forward is not nn.TransformerEncoderLayer.forward:
+        return False
+    return bool(module.activation_relu_or_gelu)
+
+
+def on_fast_path(module: nn.Module, forward: Callable[..., Any]) -> bool:
+    """Whether torch has a kernel of its own for all of ``module``, called now: :data:`FAST_PATH`."""
+    enabled = not torch.is_grad_enabled() and torch.backends.mha.get_fastpath_enabled()
+    return enabled and not module.training and _has_fast_path(module, forward)
+
+
+def fast_path_conditions(module: nn.Module, forward: Callable[..., Any]) -> list[str]:
+    """A condition that torch's own kernel is not to be had."""
+    return [f"not ({FAST_PATH})"] if _has_fast_path(module, forward) else []
 
 
 def autocast_dtype(call: Call) -> torch.dtype | None:

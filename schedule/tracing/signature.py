@@ -131,6 +131,7 @@ class SignatureBuilder:
         if isinstance(value, TensorSpec):
             tensor = self.signature.name(torch.Tensor, "Tensor")
             add(f"isinstance({text}, {tensor}) and {text}.dtype is {value.dtype} and {text}.dim() == {value.ndim}")
+            add(f"not {text}.is_nested")
             self.signature.tensors[text] = value
             self._input(value, text)
         elif isinstance(value, Opaque):

@@ -16,7 +16,7 @@ from schedule.errors import TraceError
 from schedule.recording import Call, Recording
 from schedule.tracing.attributes import SettingsReads
 from schedule.tracing.effects import remove_dead
-from schedule.tracing.environment import Environment, parameter_conditions
+from schedule.tracing.environment import Environment, fast_path_conditions, parameter_conditions
 from schedule.tracing.guards import check, conditions
 from schedule.tracing.regions import REGION_FUNCTIONS
 from schedule.tracing.sharing import has_constants, likeness, settings_agree
@@ -180,6 +180,7 @@ def _traced(
     tracer.graph.output(written)
     builder.signature.conditions += environment.conditions(builder.signature)
     builder.signature.conditions += parameter_conditions(module, builder.signature)
+    builder.signature.conditions += fast_path_conditions(module, forward)
     return _finished(tracer, builder.signature, reads, training, call, autocast)
 
 

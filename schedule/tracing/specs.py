@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from schedule.errors import NotApplicable
+
 
 @dataclass(frozen=True)
 class TensorSpec:
@@ -25,7 +27,13 @@ class TensorSpec:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorSpec:
-        """The spec of ``tensor``."""
+        """The spec of ``tensor``.
+
+        Raises:
+            NotApplicable: it is a nested tensor, whose rows differ in size.
+        """
+        if tensor.is_nested:
+            raise NotApplicable("a nested tensor has no one shape to follow", fix="pad it: tensor.to_padded_tensor(0)")
         return cls(tuple(int(n) for n in tensor.shape), tensor.dtype, tensor.device, tensor.requires_grad)
 
     @property
