@@ -35,6 +35,7 @@ _SCALAR_OPERATORS = {
     operator.add, operator.sub, operator.mul, operator.truediv, operator.pow, operator.gt, operator.lt,
     operator.ge, operator.le, operator.eq, operator.ne,
 }  # fmt: skip
+_LENGTHENING = ("update", "update_conv_state", "update_recurrent_state")
 _SAME_SHAPE_MODULES = (nn.Dropout, nn.LayerNorm, nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Identity)
 _FEATURE_MODULES = ("Linear", "Conv1D")
 
@@ -102,6 +103,8 @@ class SizeReader:
             return self._through_module(node, dim, rank, value)
         if node.op not in ("call_function", "call_method") or not node.args:
             return None
+        if node.meta.get("opaque"):
+            return self._through_cache(node, dim, rank, value)
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         source = node.args[0]
         if name in ("view", "reshape", "expand"):
@@ -129,6 +132,11 @@ class SizeReader:
             return False
         other = node.args[1]
         return not (isinstance(other, fx.Node) and hasattr(other.meta.get("spec"), "shape"))
+
+    def _through_cache(self, node: fx.Node, dim: int, rank: int, value: int) -> Any:
+        """A cache of transformers hands back what it is given, longer: along the last dim or the one before."""
+        given = node.args[1] if len(node.args) > 1 else None
+        return self._from(given, dim, value) if dim < rank - 2 and node.target in _LENGTHENING else None
 
     def _through_module(self, node: fx.Node, dim: int, rank: int, value: int) -> Any:
         child = self.tracer.module.get_submodule(str(node.target))
@@ -198,15 +206,15 @@ class SizeReader:
         for operand in node.args:
             own = dim - rank + (_rank(operand) or 0)
             if isinstance(operand, fx.Node) and _rank(operand) is not None and own >= 0:
-                size = operand.meta["spec"].shape[own]
-                sizes.append((size, self.assumed(operand, own, size)))
-        if not sizes or any(traced is None for _, traced in sizes):
+                sizes.append((operand, own, operand.meta["spec"].shape[own]))
+        traced = [self.assumed(operand, own, size) for operand, own, size in sizes if size == value]
+        known = [size for size in traced if size is not None]
+        if not known or (value == 1 and len(known) < len(sizes)):
             return None
-        result = next(traced for size, traced in sizes if size == value)
-        for size, traced in sizes:
-            if traced is not result and scalar_of(traced) is not None:
-                bool(traced == (result if size == value else 1))  # a guard
-        return result
+        for size in known if value == 1 else known[:1]:  # one that is not 1 is the size of the result
+            if scalar_of(size) is not None:
+                bool(size == 1)  # a guard
+        return known[0]
 
     def _inferred(self, source: fx.Node, sizes: tuple[Any, ...], value: int) -> Any:
         """The size that ``-1`` stands for: what is left of the source's sizes once the given ones are divided out."""
@@ -230,13 +238,24 @@ class SizeReader:
 
     def _through_getitem(self, node: fx.Node, dim: int, value: int) -> Any:
         """An item of ``x.split(…, dim=k)`` or ``x.chunk(…)`` has the sizes of ``x`` in every other dim."""
-        parent = node.args[0]
+        parent, rank = node.args[0], len(node.meta["spec"].shape)
+        if isinstance(parent, fx.Node) and parent.meta.get("opaque") and isinstance(node.args[1], int):
+            given = parent.args[1 + node.args[1]] if len(parent.args) > 1 + node.args[1] else None
+            lengthened = dim >= rank - 2 or parent.target not in _LENGTHENING
+            return None if lengthened else self._from(given, dim, value)
+        if isinstance(parent, fx.Node) and _rank(parent) is not None:
+            kept = _kept(node.args[1], _rank(parent) or 0)
+            at = kept[dim] if kept is not None and dim < len(kept) else None
+            return 1 if at == _ADDED else None if at is None else self._from(parent, at, value)
         if not isinstance(parent, fx.Node) or parent.target not in ("split", "chunk", torch.split, torch.chunk):
             return None
         along = parent.kwargs.get("dim", parent.args[2] if len(parent.args) > 2 else 0)
-        rank = len(node.meta["spec"].shape)
-        if not isinstance(along, int) or along % rank == dim:
+        if not isinstance(along, int):
             return None
+        if along % rank == dim:
+            lengths = parent.args[1] if len(parent.args) > 1 else None
+            number: Any = node.args[1]
+            return self._as_size(lengths[number], value) if isinstance(lengths, (list, tuple)) else None
         return self._from(parent.args[0], dim, value)
 
 
@@ -262,6 +281,29 @@ def size_read(node: Any) -> tuple[fx.Node, int] | None:
     if isinstance(shape, fx.Node) and shape.target is getattr and shape.args[1] == "shape":
         return shape.args[0], node.args[1]  # type: ignore[return-value]
     return None
+
+
+_ADDED = -1
+
+
+def _kept(index: Any, rank: int) -> list[int | None] | None:
+    """Which dim of ``x`` each dim of ``x[index]`` is: :data:`_ADDED` for a new one, None for a part of one."""
+    items = list(index) if isinstance(index, tuple) else [index]
+    if any(not (item is None or item is Ellipsis or isinstance(item, (int, slice))) for item in items):
+        return None  # a tensor, or a number of the graph
+    used = sum(isinstance(item, (int, slice)) for item in items)
+    at = items.index(Ellipsis) if Ellipsis in items else len(items)
+    items[at : at + 1] = [slice(None)] * (rank - used)
+    kept: list[int | None] = []
+    dim = 0
+    for item in items:
+        if item is None:
+            kept.append(_ADDED)
+            continue
+        if isinstance(item, slice):
+            kept.append(dim if item == slice(None) else None)
+        dim += 1
+    return kept
 
 
 def _leading_slices(node: fx.Node, dim: int) -> bool:

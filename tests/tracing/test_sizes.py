@@ -1,0 +1,55 @@
+"""Sizes are followed back to the inputs, so that a branch on one is decided before the graph runs."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from schedule.recording import record
+from schedule.runtime import FallbackWarning, install, state_of
+from schedule.tracing.specialisation import specialise
+
+
+class Sized(nn.Module):
+    def __init__(self, result):
+        super().__init__()
+        self.result = result
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x, mask):
+        self.calls.add_(1)  # from here on nothing can be checked any more
+        y = self.result(x, mask)
+        return y * 2 if y.shape[1] % 2 == 0 else y + 1
+
+
+FOLLOWED = {
+    "broadcast with what is not known": lambda x, mask: x[:, -mask.shape[1] :] * mask,
+    "indexed": lambda x, mask: x[None, 0, :, None].expand(2, -1, 3),
+    "indexed from behind": lambda x, mask: x[..., None].transpose(0, 2)[0, ...].transpose(0, 1),
+    "broadcast with an indexed one": lambda x, mask: (x[:, -mask.shape[1] :, None] * mask[:, :, None])[..., 0],
+    "split by numbers": lambda x, mask: torch.split(x, [2, x.shape[1] - 2], dim=1)[1],
+    "split and inferred": lambda x, mask: x.split([2, x.shape[1] - 2], dim=1)[0].reshape(x.shape[0], -1, 1),
+    "changed in place": lambda x, mask: x.clone().mul_(3),
+}
+
+
+@pytest.mark.parametrize("result", FOLLOWED.values(), ids=FOLLOWED)
+def test_a_branch_on_a_size_after_an_effect(result):
+    module = Sized(result)
+    twin = copy.deepcopy(module)
+    recording = record(module, (torch.randn(3, 6), torch.ones(3, 4)))
+    twin.calls.add_(1)
+    call = recording.calls[module][0]
+    install(module, [specialise(module, Sized.forward, call, recording, True)])
+    for columns, width in ((6, 4), (8, 6), (7, 3), (5, 1), (9, 2), (2, 2), (2, 1)):
+        x, mask = torch.randn(3, columns), torch.ones(3, width)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)
+            ours = module(x, mask)
+        torch.testing.assert_close(ours, twin(x, mask), rtol=0, atol=0)
+        assert torch.equal(module.calls, twin.calls)
+    assert state_of(module).fallbacks < 7
