@@ -22,10 +22,12 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
 import fused
+from schedule.dispatch import Declined
 from schedule.errors import NotApplicable, ScheduleError, TraceError
+from schedule.generators import generator_states, restore_generators
 from schedule.graphs import difference
 from schedule.recording import Call, Recording
-from schedule.runtime import Adaptation, Declined, ScheduledState, state_of
+from schedule.runtime import Adaptation, ScheduledState, state_of
 from schedule.tracing.calls import interceptable
 from schedule.tracing.environment import (
     FAST_PATH,
@@ -40,7 +42,6 @@ from schedule.tracing.sharing import has_constants, likeness, settings_agree
 from schedule.tracing.signature import Parameters, Signature, SignatureBuilder
 from schedule.tracing.specialisation import Specialisation, original_class, specialise
 from schedule.tracing.structure import map_structure
-from schedule.verify.preserve import generator_states, restore_generators
 from schedule.verify.shapes import other_shapes
 
 if TYPE_CHECKING:

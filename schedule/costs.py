@@ -17,9 +17,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fused.backends import Op
+from schedule.generators import seed_all
 from schedule.runtime import FallbackWarning, state_of
 from schedule.verify.observe import loss_of
-from schedule.verify.preserve import preserved, seed_all
+from schedule.verify.preserve import preserved
 from schedule.verify.values import call
 
 

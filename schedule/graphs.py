@@ -20,7 +20,7 @@ from schedule.tracing.guards import GuardMiss
 from schedule.tracing.hooks import is_hooked, nothing_collected
 from schedule.tracing.specialisation import Specialisation, original_class, specialise
 from schedule.tracing.structure import map_structure, tensors
-from schedule.verify.shapes import other_shapes
+from schedule.verify.shapes import other_shapes, small_shapes
 
 Specialisations = tuple[Specialisation, ...]
 Enter = Callable[[nn.Module, str], bool]
@@ -162,7 +162,8 @@ class Graphs:
     def check(self, traced: dict[nn.Module, Specialisations]) -> dict[nn.Module, TraceError]:
         """Compare graphs with the modules they were made from, on other shapes than recorded, in eval mode.
 
-        One or two runs of the root, whatever the number of modules; nothing of the model changes.
+        Two runs of the root at small sizes, whatever the number of modules; further ones at about the recorded
+        sizes where a graph was made for these alone. Nothing of the model changes.
         """
         wrong: dict[nn.Module, TraceError] = {}
         if not traced or any(t.is_meta for t in (*self.root.parameters(), *self.root.buffers())):
@@ -171,11 +172,15 @@ class Graphs:
         buffers = [(buffer, buffer.clone()) for buffer in self.root.buffers()]
         with undisturbed(self.root), torch.no_grad():
             self.root.eval()
+            ran = 0
             for batch in self._other_batches():
+                if ran >= _CHECKED_SHAPES and not comparison.waiting:
+                    break
                 args, kwargs = as_call(batch)
                 try:
                     with intercepted_calls(self.root, comparison.on_call):
                         self.root(*args, **kwargs)
+                    ran += 1
                 except ScheduleError:
                     raise
                 except Exception:  # the user's forward may raise anything: it does not take this shape
@@ -188,7 +193,8 @@ class Graphs:
 
     def _other_batches(self) -> list[Any]:
         if self._batches is None:
-            self._batches = other_shapes(self.example_inputs)[:_CHECKED_SHAPES]
+            full = other_shapes(self.example_inputs)[:_CHECKED_SHAPES]
+            self._batches = [*small_shapes(self.example_inputs), *full]
         return self._batches
 
 
@@ -205,6 +211,7 @@ class _Comparison:
         self.states = {
             module: ScheduledState(original_class(module), made, path_of(module)) for module, made in traced.items()
         }
+        self.waiting = set(traced)
         self.comparing = False
 
     def on_call(
@@ -222,6 +229,7 @@ class _Comparison:
         selected = self.states[module].select(module, *args, **kwargs)
         if selected is None:
             return
+        self.waiting.discard(module)
         run, inputs = selected
         where = ", ".join(str(list(t.shape)) for t in tensors((args, kwargs)))
         self.comparing = True

@@ -9,13 +9,11 @@ counted, and warns once.
 
 from __future__ import annotations
 
-import enum
-import itertools
-import linecache
-import re
+import inspect
 import threading
+import types
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -24,20 +22,13 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
+from schedule.dispatch import Declined, Select, Selected, generated_select
 from schedule.tracing.guards import GuardMiss
-from schedule.tracing.hooks import acts_now
-from schedule.tracing.regions import closing_regions
-from schedule.tracing.signature import Parameters, Signature
+from schedule.tracing.outputs import OutputMiss
 from schedule.tracing.specialisation import Specialisation, original_class
-from schedule.tracing.structure import leaves, literal
+from schedule.tracing.structure import leaves
 
 STATE = "_schedule_state"
-_MISSING = object()
-Selected = tuple[Any, tuple[Any, ...]]
-"""A graph's function and its inputs; None and the reason for calls that run the original forward."""
-Select = Callable[..., Selected | None]
-_numbers = itertools.count()
-
 
 MAX_ADAPTATIONS = 8
 _adapting = threading.Lock()
@@ -52,14 +43,6 @@ _busy = _Busy()
 
 class FallbackWarning(UserWarning):
     """A scheduled module ran its original forward because a call did not look like the recorded ones."""
-
-
-@dataclass(frozen=True)
-class Declined:
-    """Calls that run the original forward, and why."""
-
-    signature: Signature
-    why: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +109,7 @@ class ScheduledState:
     def _dispatch(self) -> Select:
         adapted = [made for each in self.adaptations for made in each.specialisations]
         declined = [each.declined for each in self.adaptations if not each.specialisations]
-        return _generated_select(self.module_class.forward, [*self.specialisations, *adapted], declined)
+        return generated_select(self.module_class.forward, [*self.specialisations, *adapted], declined, scheduled_class)
 
     def selected(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Selected | None:
         """What runs this call, so far."""
@@ -165,6 +148,10 @@ class ScheduledState:
         if selected is None and made.specialisations:
             self.adaptations = before
         return selected
+
+    def give_up(self, why: str) -> None:
+        """Run the original forward from now on."""
+        self.select = lambda *args, **kwargs: (None, (why,))
 
     @property
     def original(self) -> Callable[..., Any]:
@@ -232,6 +219,9 @@ class ScheduledModule:
             return state.fall_back(module, args, kwargs, *inputs)
         try:
             return run(module, *inputs)
+        except OutputMiss as miss:  # it will be so next time, and by now submodules have run in vain
+            state.give_up(str(miss))
+            return state.fall_back(module, args, kwargs, str(miss))
         except GuardMiss:  # raised before anything was changed that is seen outside
             return state.fall_back(module, args, kwargs)
 
@@ -254,8 +244,18 @@ def scheduled_class(cls: type[nn.Module]) -> type[nn.Module]:
     if cls not in _classes:
         members = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_schedule_original": cls}
         members["__doc__"] = cls.__doc__
+        members["forward"] = _with_signature_of(cls.forward)
         _classes[cls] = type(cls.__name__, (ScheduledModule, cls), members)
     return _classes[cls]
+
+
+def _with_signature_of(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The dispatching forward as ``inspect.signature`` sees it: trainers and generation ask what a model takes."""
+    dispatch = ScheduledModule.forward
+    own = types.FunctionType(dispatch.__code__, dispatch.__globals__, "forward", None, dispatch.__closure__)
+    own.__doc__ = original.__doc__
+    own.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+    return own
 
 
 def state_of(module: nn.Module) -> ScheduledState | None:
@@ -296,102 +296,6 @@ def install(
         return
     vars(module)[STATE] = ScheduledState(cls, specialisations, name, forward, adapter)
     module.__class__ = scheduled_class(cls)
-
-
-# -- generated dispatch -------------------------------------------------------------------------------------
-
-
-def intact(module: nn.Module, cls: type, training: bool) -> bool:
-    """Whether a submodule, whose inside is part of a graph, is still what it was: same class, no hook that acts."""
-    return (
-        type(module) is cls
-        and module.training is training
-        and not acts_now(module)
-        and "forward" not in module.__dict__
-    )
-
-
-def _guarded(specialisation: Specialisation) -> Callable[..., Any]:
-    """The graph's function, prepared for what may go wrong inside it."""
-    run = specialisation.function
-    if not (specialisation.has_regions or specialisation.has_checks):
-        return run
-
-    def guarded(module: nn.Module, *inputs: Any) -> Any:
-        with closing_regions():
-            return run(module, *inputs)
-
-    return guarded
-
-
-def _generated_select(
-    forward: Callable[..., Any], specialisations: Sequence[Specialisation], declined: Sequence[Declined] = ()
-) -> Select:
-    """A function with the forward's parameters: ``(graph function, inputs)`` for a call, or None.
-
-    For calls of a kind that was declined it gives ``(None, (why,))``.
-    """
-    namespace: dict[str, Any] = {"torch": torch, "_intact": intact, "_missing": _MISSING}
-    parameters = Parameters(forward)
-    lines = [f"def select({parameters.declaration(namespace)}):", "    _own = self.__dict__"]
-    for index, specialisation in enumerate(specialisations):
-        conditions = _conditions(specialisation, index, namespace)
-        namespace[f"_run_{index}"] = _guarded(specialisation)
-        inputs = "".join(f"{text}, " for text in specialisation.signature.inputs.values())
-        lines.append("    if (" + "\n        and ".join(conditions) + "):")
-        lines.append(f"        return _run_{index}, ({inputs})")
-    for index, each in enumerate(declined, len(specialisations)):
-        conditions = _signature_conditions(each.signature, index, namespace) or ["True"]
-        lines.append("    if (" + "\n        and ".join(conditions) + "):")
-        lines.append(f"        return None, ({each.why!r},)")
-    lines.append("    return None")
-    source = "\n".join(lines)
-    filename = f"<schedule dispatch {next(_numbers)}>"
-    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-    exec(compile(source, filename, "exec"), namespace)
-    select: Callable[..., Any] = namespace["select"]
-    return select
-
-
-def _signature_conditions(signature: Signature, index: int, namespace: dict[str, Any]) -> list[str]:
-    """The signature's conditions; what they name goes into ``namespace`` under names of its own."""
-    names = {name: f"{name}_of_{index}" for name in signature.globals}
-    namespace |= {names[name]: value for name, value in signature.globals.items()}
-    named = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in names) or r"(?!)")
-    return [named.sub(lambda found: names[found[0]], condition) for condition in signature.conditions]
-
-
-def _conditions(specialisation: Specialisation, index: int, namespace: dict[str, Any]) -> list[str]:
-    found = [f"_own['training'] is {specialisation.training}"]
-    found += _signature_conditions(specialisation.signature, index, namespace)
-    for number, (path, entered) in enumerate(specialisation.entered.items()):
-        namespace[f"_class_{index}_{number}"] = scheduled_class(entered.cls) if entered.scheduled else entered.cls
-        found.append(f"_intact({_submodule(path)}, _class_{index}_{number}, {specialisation.training})")
-        found += _setting_conditions(path, entered.settings)
-    found += _setting_conditions("", specialisation.settings)
-    return found + list(specialisation.guards)
-
-
-def _submodule(path: str) -> str:
-    return "self" + "".join(f"._modules[{part!r}]" for part in path.split(".") if part)
-
-
-def _is_still(text: str, value: Any) -> str:
-    if isinstance(value, enum.Enum):
-        return f"repr({text}) == {repr(value)!r}"
-    comparison = "is" if value is None or isinstance(value, (bool, torch.dtype)) else "=="
-    return f"{text} {comparison} {literal(value)}"
-
-
-def _setting_conditions(prefix: str, settings: Mapping[Any, Any]) -> list[str]:
-    """Conditions that plain attributes still have the values they had; ``prefix`` is where their paths start."""
-    found = []
-    for (path, holder, name), value in settings.items():
-        owner = _submodule(f"{prefix}.{path}")
-        owner = f"{owner}.__dict__" if holder is None else f"{owner}.__dict__[{holder!r}].__dict__"
-        owner = "_own" if owner == "self.__dict__" else owner
-        found.append(_is_still(f"{owner}.get({name!r}, _missing)", value))
-    return found
 
 
 __all__ = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import pickle
 import threading
@@ -43,6 +44,14 @@ def test_the_module_is_what_it_was(pair):
     assert list(model.state_dict()) == list(twin.state_dict())
     assert [n for n, _ in model.named_parameters()] == [n for n, _ in twin.named_parameters()]
     assert model.lm_head.weight is model.transformer.wte.weight
+
+
+def test_the_forward_tells_the_signature_of_the_original(pair):
+    """Trainers and generation ask what a model takes."""
+    model, twin = pair
+    for ours, theirs in zip(model.modules(), twin.modules(), strict=True):
+        assert inspect.signature(ours.forward) == inspect.signature(theirs.forward)
+        assert ours.forward.__doc__ == theirs.forward.__doc__
 
 
 def test_state_dicts_are_interchangeable(pair):

@@ -18,6 +18,7 @@ from schedule.tracing.attributes import SettingsReads
 from schedule.tracing.effects import remove_dead
 from schedule.tracing.environment import Environment, fast_path_conditions, parameter_conditions
 from schedule.tracing.guards import check, conditions
+from schedule.tracing.outputs import check_output, insert_checks
 from schedule.tracing.regions import REGION_FUNCTIONS
 from schedule.tracing.sharing import has_constants, likeness, settings_agree
 from schedule.tracing.signature import Parameters, Signature, SignatureBuilder, bound_or_refused
@@ -83,7 +84,12 @@ class Specialisation:
     @property
     def has_checks(self) -> bool:
         """Whether the graph may find, while running, that it does not hold."""
-        return any(node.target is check for node in self.graph.nodes)
+        return any(node.target in (check, check_output) for node in self.graph.nodes)
+
+    @property
+    def checks_outputs(self) -> bool:
+        """Whether it may find that after random numbers were drawn by a submodule."""
+        return any(node.target is check_output for node in self.graph.nodes)
 
     def __getstate__(self) -> dict[str, Any]:
         from schedule.tracing.portable import pack_graph
@@ -196,6 +202,7 @@ def _finished(
     inputs = {node: signature.inputs[str(node.target)] for node in graph.nodes if node.op == "placeholder"}
     guards = conditions(tracer, inputs)
     remove_dead(graph)
+    insert_checks(tracer.outputs)
     graph.lint()
     entered = {path: Entered(original_class(child)) for path, child in tracer.entered.items() if path}
     return Specialisation(

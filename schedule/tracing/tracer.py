@@ -61,6 +61,7 @@ class ModuleTracer(TorchFunctionMode):
         self.graph = fx.Graph()
         self.guards: dict[fx.Node, Any] = {}
         self.entered: dict[str, nn.Module] = {}
+        self.outputs: dict[fx.Node, Any] = {}
         self._nodes: dict[int, tuple[torch.Tensor, fx.Node]] = {}
         self._devices: dict[int, tuple[torch.device, fx.Node]] = {}
         self._paths = {id(tensor): name for name, tensor in _named_tensors(module)}
@@ -288,7 +289,7 @@ class ModuleTracer(TorchFunctionMode):
             described = self._recorded_output(child, args, kwargs)
             recorded = described is not None
             value = self.recording.materialise(described) if recorded else self._run_child(call, args, kwargs)
-            value = self.track(value, node)
+            value = self.outputs[node] = self.track(value, node)
             if gives_new_memory(child):
                 self._memory.made(value)
         for hook in self._collecting(child, path):

@@ -10,7 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from schedule.verify.preserve import generator_states, preserved, seed_all
+from schedule.generators import generator_states, seed_all
+from schedule.verify.preserve import preserved
 from schedule.verify.stirring import stir
 from schedule.verify.tolerances import Tolerance
 from schedule.verify.values import (

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+
+from schedule.generators import generator_states, restore_generators
 
 
 @contextmanager
@@ -92,39 +92,3 @@ def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         empty.set_(storages[key], tensor.storage_offset(), tensor.shape, tensor.stride())
         copies.append(empty)
     return copies
-
-
-def generator_states(model: nn.Module) -> dict[str, Any]:
-    """The states of every random generator ``model`` may draw from: torch, its devices, Python, numpy."""
-    states: dict[str, Any] = {"cpu": torch.get_rng_state(), "python": random.getstate()}
-    if _numpy() is not None:
-        states["numpy"] = _numpy().random.get_state()
-    for index in sorted({t.device.index or 0 for t in model.parameters() if t.device.type == "cuda"}):
-        states[f"cuda:{index}"] = torch.cuda.get_rng_state(index)
-    return states
-
-
-def restore_generators(states: dict[str, Any]) -> None:
-    """Set the generators back to what :func:`generator_states` saw."""
-    for name, state in states.items():
-        if name == "cpu":
-            torch.set_rng_state(state)
-        elif name == "python":
-            random.setstate(state)
-        elif name == "numpy":
-            _numpy().random.set_state(state)
-        else:
-            torch.cuda.set_rng_state(state, name)
-
-
-def seed_all(seed: int) -> None:
-    """Seed every generator; LayerDrop and SpecAugment draw from Python's and numpy's."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    if _numpy() is not None:
-        _numpy().random.seed(seed)
-
-
-def _numpy() -> Any:
-    """numpy if anything has imported it; it is not a dependency."""
-    return sys.modules.get("numpy")

@@ -351,5 +351,5 @@ def test_data_parallel_wrappers() -> None:
     """DataParallel calls the module inside; scheduling through it reaches that module."""
     model = nn.DataParallel(build("gpt2"))
     assert schedule.optimize(model, batch("gpt2"), cost_guard=False).applied
-    assert all(path.startswith("module.") for path in rewritten(model))
+    assert {path.split(".")[0] for path in rewritten(model)} == {"module"}
     assert_alike(model, build("gpt2"), batch("gpt2", 3, 5))

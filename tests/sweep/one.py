@@ -27,7 +27,8 @@ from schedule.examples import example_inputs
 from schedule.examples.inputs import REFUSALS, Inputs
 from schedule.runtime import install, state_of
 from schedule.verify.equivalence import equivalent
-from schedule.verify.preserve import preserved, seed_all
+from schedule.generators import seed_all
+from schedule.verify.preserve import preserved
 from schedule.verify.report import EquivalenceReport
 from schedule.verify.values import call, named_values
 from tests.sweep.models import NotBuilt, build

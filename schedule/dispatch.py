@@ -1,0 +1,146 @@
+"""The code that picks the graph for a call: generated from the conditions under which each graph holds."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import linecache
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from schedule.generators import generator_states, restore_generators
+from schedule.tracing.hooks import acts_now
+from schedule.tracing.outputs import OutputMiss
+from schedule.tracing.regions import closing_regions
+from schedule.tracing.signature import Parameters, Signature
+from schedule.tracing.specialisation import Specialisation
+from schedule.tracing.structure import literal
+
+Selected = tuple[Any, tuple[Any, ...]]
+"""A graph's function and its inputs; None and the reason for calls that run the original forward."""
+Select = Callable[..., Selected | None]
+
+_MISSING = object()
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Declined:
+    """Calls that run the original forward, and why."""
+
+    signature: Signature
+    why: str
+
+
+def intact(module: nn.Module, cls: type, training: bool) -> bool:
+    """Whether a submodule, whose inside is part of a graph, is still what it was: same class, no hook that acts."""
+    return (
+        type(module) is cls
+        and module.training is training
+        and not acts_now(module)
+        and "forward" not in module.__dict__
+    )
+
+
+def _guarded(specialisation: Specialisation) -> Callable[..., Any]:
+    """The graph's function, prepared for what may go wrong inside it."""
+    run = specialisation.function
+    if not (specialisation.has_regions or specialisation.has_checks):
+        return run
+
+    def guarded(module: nn.Module, *inputs: Any) -> Any:
+        with closing_regions():
+            return run(module, *inputs)
+
+    def rewinding(module: nn.Module, *inputs: Any) -> Any:
+        states = generator_states(module)
+        try:
+            return guarded(module, *inputs)
+        except OutputMiss:  # the original forward draws the same numbers
+            restore_generators(states)
+            raise
+
+    return rewinding if specialisation.checks_outputs and specialisation.training else guarded
+
+
+def generated_select(
+    forward: Callable[..., Any],
+    specialisations: Sequence[Specialisation],
+    declined: Sequence[Declined],
+    scheduled_class: Callable[[type[nn.Module]], type[nn.Module]],
+) -> Select:
+    """A function with the forward's parameters: ``(graph function, inputs)`` for a call, or None.
+
+    For calls of a kind that was declined it gives ``(None, (why,))``.
+    """
+    namespace: dict[str, Any] = {"torch": torch, "_intact": intact, "_missing": _MISSING}
+    parameters = Parameters(forward)
+    lines = [f"def select({parameters.declaration(namespace)}):", "    _own = self.__dict__"]
+    for index, specialisation in enumerate(specialisations):
+        conditions = _conditions(specialisation, index, namespace, scheduled_class)
+        namespace[f"_run_{index}"] = _guarded(specialisation)
+        inputs = "".join(f"{text}, " for text in specialisation.signature.inputs.values())
+        lines.append("    if (" + "\n        and ".join(conditions) + "):")
+        lines.append(f"        return _run_{index}, ({inputs})")
+    for index, each in enumerate(declined, len(specialisations)):
+        conditions = _signature_conditions(each.signature, index, namespace) or ["True"]
+        lines.append("    if (" + "\n        and ".join(conditions) + "):")
+        lines.append(f"        return None, ({each.why!r},)")
+    lines.append("    return None")
+    source = "\n".join(lines)
+    filename = f"<schedule dispatch {next(_numbers)}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+    exec(compile(source, filename, "exec"), namespace)
+    select: Callable[..., Any] = namespace["select"]
+    return select
+
+
+def _signature_conditions(signature: Signature, index: int, namespace: dict[str, Any]) -> list[str]:
+    """The signature's conditions; what they name goes into ``namespace`` under names of its own."""
+    names = {name: f"{name}_of_{index}" for name in signature.globals}
+    namespace |= {names[name]: value for name, value in signature.globals.items()}
+    named = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in names) or r"(?!)")
+    return [named.sub(lambda found: names[found[0]], condition) for condition in signature.conditions]
+
+
+def _conditions(
+    specialisation: Specialisation,
+    index: int,
+    namespace: dict[str, Any],
+    scheduled_class: Callable[[type[nn.Module]], type[nn.Module]],
+) -> list[str]:
+    found = [f"_own['training'] is {specialisation.training}"]
+    found += _signature_conditions(specialisation.signature, index, namespace)
+    for number, (path, entered) in enumerate(specialisation.entered.items()):
+        namespace[f"_class_{index}_{number}"] = scheduled_class(entered.cls) if entered.scheduled else entered.cls
+        found.append(f"_intact({_submodule(path)}, _class_{index}_{number}, {specialisation.training})")
+        found += _setting_conditions(path, entered.settings)
+    found += _setting_conditions("", specialisation.settings)
+    return found + list(specialisation.guards)
+
+
+def _submodule(path: str) -> str:
+    return "self" + "".join(f"._modules[{part!r}]" for part in path.split(".") if part)
+
+
+def _is_still(text: str, value: Any) -> str:
+    if isinstance(value, enum.Enum):
+        return f"repr({text}) == {repr(value)!r}"
+    comparison = "is" if value is None or isinstance(value, (bool, torch.dtype)) else "=="
+    return f"{text} {comparison} {literal(value)}"
+
+
+def _setting_conditions(prefix: str, settings: Mapping[Any, Any]) -> list[str]:
+    """Conditions that plain attributes still have the values they had; ``prefix`` is where their paths start."""
+    found = []
+    for (path, holder, name), value in settings.items():
+        owner = _submodule(f"{prefix}.{path}")
+        owner = f"{owner}.__dict__" if holder is None else f"{owner}.__dict__[{holder!r}].__dict__"
+        owner = "_own" if owner == "self.__dict__" else owner
+        found.append(_is_still(f"{owner}.get({name!r}, _missing)", value))
+    return found
