@@ -1,4 +1,4 @@
-"""Autograd functions of the user's: one node each, since their backward is not the derivative of their forward."""
+"""Autograd functions of the user's: one node each, unless their backward is the derivative of their forward."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import CheckpointFunction
 
 from schedule.errors import TraceError
+from schedule.tracing.derivatives import entered, is_derivative
 from schedule.tracing.source import user_line
 from schedule.tracing.structure import leaves, map_structure
 
@@ -53,6 +54,8 @@ def functions_kept(tracer: ModuleTracer) -> Iterator[None]:
     def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != thread or cls is CheckpointFunction or not _writes(tracer):
             return original(cls, *args, **kwargs)
+        if is_derivative(cls, args, kwargs):
+            return entered(cls, args)
         with torch._C.DisableTorchFunction():
             return _written(tracer, cls, original, args, kwargs)
 

@@ -20,7 +20,7 @@ from schedule.tracing.structure import is_plain_mapping
 
 Path = tuple[Any, ...]
 Expected = tuple[tuple[Path, Any], ...]
-"""Places in an output, each with what is there: ``"tensor"``, ``"object"``, ``"none"``, how many items, which fields."""
+"""Places in an output, each with what is there: ``"tensor"``, ``"object"``, ``"none"``, how many items, what fields."""
 
 
 class OutputMiss(GuardMiss):

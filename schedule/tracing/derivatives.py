@@ -1,0 +1,95 @@
+"""Autograd functions whose backward is the derivative of their forward: written by hand for speed alone.
+
+They are entered, so that a rule sees what they compute. That the two belong together is no guess: the function is run
+on random numbers and may use analytic operations only, element by element. Analytic functions that agree on a
+neighbourhood agree everywhere.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch.autograd import Function
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_ANALYTIC = {"add", "sub", "rsub", "mul", "div", "neg", "pow", "reciprocal", "exp", "tanh", "sigmoid", "erf"}
+_ANALYTIC |= {"sin", "cos", "detach", "alias", "clone", "_to_copy"}
+_AGREE = dict(rtol=1e-6, atol=1e-8)
+_SAMPLE = 3  # per dimension
+
+_known: dict[type[Function], bool] = {}
+
+
+class _Other(Exception):
+    """An operation that is not analytic."""
+
+
+class _OnlyAnalytic(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name not in _ANALYTIC or (name == "pow" and not _is_whole(args[1])):
+            raise _Other(name)
+        return func(*args, **(kwargs or {}))
+
+
+def _is_whole(exponent: Any) -> bool:
+    return isinstance(exponent, (int, float)) and float(exponent).is_integer() and exponent >= 0
+
+
+class _Context:
+    """Stands for autograd's context while a forward is run for what it computes."""
+
+    def save_for_backward(self, *tensors: torch.Tensor) -> None:
+        """Nothing is saved."""
+
+    def mark_non_differentiable(self, *tensors: torch.Tensor) -> None:
+        """Refused: the derivative is then another."""
+        raise _Other("mark_non_differentiable")
+
+    mark_dirty = mark_non_differentiable
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """No difference in a result."""
+
+
+def entered(cls: type[Function], args: tuple[Any, ...]) -> Any:
+    """What ``cls.apply(*args)`` computes, step by step."""
+    return cls.forward(*args) if _in_two_parts(cls) else cls.forward(_Context(), *args)
+
+
+def is_derivative(cls: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the backward of ``cls`` is the derivative of its forward; its arguments are tensors of one shape."""
+    shapes = {arg.shape if isinstance(arg, torch.Tensor) and arg.is_floating_point() else None for arg in args}
+    if kwargs or len(shapes) != 1 or None in shapes:
+        return False
+    if cls not in _known:
+        ndim = len(next(iter(shapes)))
+        with torch._C.DisableTorchFunction(), torch.enable_grad():
+            _known[cls] = _agrees(cls, len(args), (_SAMPLE,) * max(ndim, 1))
+    return _known[cls]
+
+
+def _agrees(cls: type[Function], count: int, shape: tuple[int, ...]) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    *given, incoming = (
+        torch.randn(shape, dtype=torch.float64, generator=generator).requires_grad_() for _ in range(count + 1)
+    )
+    try:
+        with _OnlyAnalytic():
+            own = _gradients(cls.apply(*given), given, incoming)
+        derived = _gradients(entered(cls, tuple(given)), given, incoming)
+    except (_Other, RuntimeError, TypeError, ValueError, AttributeError):  # it takes other arguments than a sample
+        return False
+    return all(torch.allclose(a, b, **_AGREE) for a, b in zip(own, derived, strict=True))
+
+
+def _gradients(out: Any, given: list[torch.Tensor], incoming: torch.Tensor) -> list[torch.Tensor]:
+    if not isinstance(out, torch.Tensor) or out.shape != incoming.shape:
+        raise _Other("several outputs")
+    return [out, *torch.autograd.grad(out, given, incoming.detach())]
+
+
+def _in_two_parts(cls: type[Function]) -> bool:
+    return inspect.getattr_static(cls, "setup_context") is not inspect.getattr_static(Function, "setup_context")
