@@ -25,9 +25,9 @@ import schedule
 from schedule.errors import ScheduleError, TraceError, VerificationError
 from schedule.examples import example_inputs
 from schedule.examples.inputs import REFUSALS, Inputs
+from schedule.generators import seed_all
 from schedule.runtime import install, state_of
 from schedule.verify.equivalence import equivalent
-from schedule.generators import seed_all
 from schedule.verify.preserve import preserved
 from schedule.verify.report import EquivalenceReport
 from schedule.verify.values import call, named_values
