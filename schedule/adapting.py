@@ -58,6 +58,10 @@ _known: weakref.WeakValueDictionary[Hashable, Adaptation] = weakref.WeakValueDic
 """What like modules got: the layers of a model are adapted once."""
 
 
+class _NothingToRewrite(NotApplicable):
+    """A call in which nothing occurs that could be rewritten."""
+
+
 class Rewrite(Protocol):
     """What was done to the graphs of a module, in a form that holds for further graphs of it."""
 
@@ -124,6 +128,8 @@ class Adapter:
                 return known
             with _undisturbed(module):
                 made, summary = self._made(module, forward, call, recording, autocast, (args, kwargs))
+        except _NothingToRewrite:
+            why = ""  # the original forward misses nothing: no fallback
         except ScheduleError as error:
             why = error.why
         except Exception as error:  # the user's forward, on tensors without data or of other sizes, may raise anything
@@ -147,16 +153,16 @@ class Adapter:
         shadow = Shadow(module)
         enter = (lambda child, path: path in self.entered) if self.entered else None
         made = []
+        places: dict[str, int] = {}
         with interceptable(shadow.module):
             for training in (True, False):
-                places: dict[str, int] = {}
                 graph = specialise(shadow.module, forward, call, recording, training, enter, autocast)
                 for rewrite in self.rewrites:
                     graph, counts = rewrite.on(graph, shadow.module, recording)
                     places |= counts
                 made.append(shadow.brought_back(graph))
         if not places:
-            raise NotApplicable("nothing of what was rewritten occurs in it")
+            raise _NothingToRewrite("nothing of what was rewritten occurs in it")
         _check(shadow.module, forward, made[1], live)
         done = ", ".join(f"{name} × {count}" for name, count in places.items())
         return tuple(made), f"{_kind(call, autocast)}: {done}"

@@ -31,7 +31,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Declined:
-    """Calls that run the original forward, and why."""
+    """Calls that run the original forward, and why; "" if nothing that was rewritten is in them."""
 
     signature: Signature
     why: str

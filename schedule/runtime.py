@@ -216,7 +216,8 @@ class ScheduledModule:
             return state.fall_back(module, args, kwargs)
         run, inputs = selected
         if run is None:
-            return state.fall_back(module, args, kwargs, *inputs)
+            (why,) = inputs
+            return state.fall_back(module, args, kwargs, why) if why else state.original(module, *args, **kwargs)
         try:
             return run(module, *inputs)
         except OutputMiss as miss:  # it will be so next time, and by now submodules have run in vain

@@ -56,7 +56,7 @@ def test_mutating(target):
     + [node_of(F.relu, True), node_of(F.dropout, 0.5, False), node_of(F.dropout, 0.0), node_of(F.dropout, p=0)]
     + [node_of(F.dropout, 0.5, True, True), node_of(F.silu, inplace=True), node_of(F.alpha_dropout)]
     + [node_of(name, kind="call_method") for name in ("add_", "__iadd__", "__setitem__", "bernoulli_", "sum")],
-    ids=lambda node: str(node.target) + str(node.args[1:]),
+    ids=lambda node: getattr(node.target, "__name__", str(node.target)) + str(node.args[1:]),
 )
 def test_the_tracer_and_the_matcher_agree(node):
     found = effects(node)
