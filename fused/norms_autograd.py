@@ -24,8 +24,9 @@ RMS_NORM = Op(
 )
 RMS_NORM.register(
     "inductor",
-    forward=formulas.rms_norm,
+    forward=compiled_norms.rms_norm,
     backward=compiled_norms.rms_norm_backward,
+    finish_forward=compiled_norms.rms_norm_statistics,
     finish_backward=compiled_norms.rms_norm_sums,
 )
 LAYER_NORM = Op(
@@ -60,8 +61,10 @@ def layer_norm_forward(
     out_dtype: torch.dtype,
 ) -> LayerResults:
     """Run the forward formula on the backend asked for."""
+    # On the CPU torch's own kernel is the faster one, also after a sum.
+    backend = requested() or ("reference" if x.is_cpu else None)
     results: LayerResults = LAYER_NORM.run(
-        "forward", (x, residual, weight, bias), requested(), eps=eps, out_dtype=out_dtype
+        "forward", (x, residual, weight, bias), backend, eps=eps, out_dtype=out_dtype
     )
     return results
 
@@ -129,10 +132,12 @@ class LayerNorm(torch.autograd.Function):
         if g is None:
             return *_gradients_of_sum(ctx, g_total), None, None, None, None
         x, weight, mean, rstd = ctx.saved_tensors
+        # That kernel sums 16-bit numbers in 16 bits, and a gradient of the sum would take a pass more.
+        alone = x.is_cpu and g_total is None and x.dtype == mean.dtype
         dx, dweight, dbias = LAYER_NORM.run(
             "backward",
             (g, g_total, x, weight, mean, rstd),
-            ctx.backend,
+            ctx.backend or ("reference" if alone else None),
             bias_dtype=ctx.bias_dtype if ctx.needs_input_grad[3] else None,
             needs=(any(ctx.needs_input_grad[:2]), ctx.needs_input_grad[2]),
         )

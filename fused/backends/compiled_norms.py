@@ -1,6 +1,7 @@
-"""Backward formulas of the norms for the compiler: without the whole sums over rows.
+"""The norms for the compiler: in one loop over the rows, without what would make it two.
 
-Compiled, such a sum is a second loop over the tensors in the wrong order. torch's own layer norm sums the gradient of
+Compiled, a result of one number a row that is not itself a sum splits the loop. So does a sum over the rows, with a
+second one in the wrong order. torch's own layer norm sums the gradient of
 its weight row by row, and with a mean of 0 that is the one of the RMS norm; but 16-bit numbers it adds in 16 bits. Of
 those, compiled code sums blocks of rows.
 """
@@ -13,11 +14,31 @@ import torch
 
 from fused.backends.reference import norms as formulas
 from fused.backends.reference.norms import Casting
+from fused.backends.reference.numbers import compute_dtype
 
 Tensor = torch.Tensor
 
 # Rows in a block: so many stay in the cache.
 _BLOCK = 16
+
+
+def rms_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, *, eps: float, casting: Casting
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """As the reference formula of this name, but for the last result: the sum of squares of each row."""
+    total = None if residual is None else x + residual
+    x = x if total is None else total
+    squares = x.to(compute_dtype(x.dtype)).square().sum(-1, keepdim=True)
+    normed = x.to(squares.dtype) * torch.rsqrt(squares / x.shape[-1] + eps)
+    return formulas.scaled(normed, weight, casting, x.dtype), total, squares
+
+
+def rms_norm_statistics(
+    results: tuple[Tensor, Tensor | None, Tensor], args: Sequence[Tensor], *, eps: float, casting: Casting
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The results of `rms_norm`, with the reciprocal RMS of each row."""
+    normed, total, squares = results
+    return normed, total, squares.div_(args[0].shape[-1]).add_(eps).rsqrt_()
 
 
 def rms_norm_backward(

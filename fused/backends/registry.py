@@ -59,7 +59,7 @@ class Op:
     small_on_cpu: Callable[..., float] | None = None
     kernels: str | None = None
     implementations: dict[str, dict[Part, Formula]] = field(default_factory=dict)
-    finishers: dict[str, Formula] = field(default_factory=dict, init=False)
+    finishers: dict[tuple[str, Part], Formula] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         if self.name in OPS:
@@ -67,17 +67,25 @@ class Op:
         OPS[self.name] = self
 
     def register(
-        self, backend: str, *, forward: Formula, backward: Formula, finish_backward: Formula | None = None
+        self,
+        backend: str,
+        *,
+        forward: Formula,
+        backward: Formula,
+        finish_forward: Formula | None = None,
+        finish_backward: Formula | None = None,
     ) -> None:
         """Add for "inductor" formulas that compile to better code, or for "triton" kernels.
 
         All have the signatures of the reference formulas. A kernel may return NotImplemented for arguments
         that it does not take; the next backend then runs. ``finish_backward(results, args, **statics)`` is
-        what plain torch does better with the results of compiled code; it gives the final ones.
+        what plain torch does better with the results of compiled code; it gives the final ones. So forward.
         """
         self.implementations[backend] = {"forward": forward, "backward": backward}
+        if finish_forward is not None:
+            self.finishers[backend, "forward"] = finish_forward
         if finish_backward is not None:
-            self.finishers[backend] = finish_backward
+            self.finishers[backend, "backward"] = finish_backward
 
     def run(self, part: Part, args: Sequence[Any], request: str | None = None, **statics: Hashable) -> Any:
         """Run the forward or the backward formula on the backend chosen for these arguments.
@@ -156,8 +164,8 @@ class Op:
         if self.canonical is not None:
             args, finish = self.canonical(args)
         results = inductor.run(formula, args, statics, device)
-        if part == "backward" and backend in self.finishers:
-            results = self.finishers[backend](results, args, **statics)
+        if (backend, part) in self.finishers:
+            results = self.finishers[backend, part](results, args, **statics)
         return results if finish is None else finish(results)
 
 

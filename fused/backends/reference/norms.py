@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 
 from fused.backends.reference.numbers import compute_dtype
+from fused.backends.tracing import needs_reference
 
 Tensor = torch.Tensor
 Casting = Literal["llama", "gemma", "torch"]
@@ -27,6 +28,15 @@ def factor(weight: Tensor, casting: Casting, dtype: torch.dtype) -> Tensor:
     return 1 + weight.to(dtype) if casting == "gemma" else weight.to(dtype)
 
 
+def scaled(normed: Tensor, weight: Tensor | None, casting: Casting, dtype: torch.dtype) -> Tensor:
+    """The normalised rows times the weight, and cast to `dtype`: before that or after it."""
+    if weight is not None and casting == "llama":
+        return weight * normed.to(dtype)
+    if weight is not None:
+        normed = normed * factor(weight, casting, normed.dtype)
+    return normed.to(dtype)
+
+
 def rms_norm(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, *, eps: float, casting: Casting
 ) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -34,12 +44,7 @@ def rms_norm(
     total = None if residual is None else x + residual
     x = x if total is None else total
     rstd = reciprocal_rms(x, eps)
-    normed = x.to(rstd.dtype) * rstd
-    if weight is not None and casting == "llama":
-        return weight * normed.to(x.dtype), total, rstd
-    if weight is not None:
-        normed = normed * factor(weight, casting, normed.dtype)
-    return normed.to(x.dtype), total, rstd
+    return scaled(x.to(rstd.dtype) * rstd, weight, casting, x.dtype), total, rstd
 
 
 def rms_norm_backward(
@@ -83,7 +88,10 @@ def layer_norm(
     x = x if total is None else total
     compute = compute_dtype(x.dtype)
     weight, bias = (None if tensor is None else tensor.to(compute) for tensor in (weight, bias))
-    normed, mean, rstd = _aten.native_layer_norm(x.to(compute), x.shape[-1:], weight, bias, eps)
+    # The CPU's kernel computes in the dtype of the weight. That it does, compilers and fake tensors do not know.
+    mixed = x.is_cpu and weight is not None and not needs_reference((x, weight, bias))
+    rows = x if mixed else x.to(compute)
+    normed, mean, rstd = _aten.native_layer_norm(rows, x.shape[-1:], weight, bias, eps)
     return normed.to(out_dtype), total, mean, rstd
 
 
