@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import fused
+from tests.fused.processes import run_by_two
 
 CASES = Path(__file__).with_name("sharded_losses.py")
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 def test_sharded_logits_give_the_losses_of_whole_ones(tmp_path):
-    root = str(CASES.parents[2])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "FUSED_BACKEND": "reference"}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(CASES), str(rank), str(tmp_path / "rendezvous")],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    outputs = []
-    try:
-        for process in processes:
-            outputs.append(process.communicate(timeout=240)[0])
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+    run_by_two(CASES, tmp_path)
 
 
 def test_errors_say_what_to_do():

@@ -1,0 +1,35 @@
+"""Scripts of test cases run by two gloo processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SECONDS = 240
+
+
+def run_by_two(script: Path, folder: Path) -> None:
+    """Run ``script rank rendezvous`` as two ranks, stop both after a time limit, and show what they printed."""
+    root = str(Path(__file__).parents[2])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "FUSED_BACKEND": "reference"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(rank), str(folder / "rendezvous")],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = []
+    try:
+        for process in processes:
+            outputs.append(process.communicate(timeout=SECONDS)[0])
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
