@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -10,29 +10,12 @@ import torch
 from fused.backends import Op, compiled, requested
 from fused.backends.reference import activations as formulas
 from fused.backends.reference.activations import ACTIVATIONS
+from fused.backends.rows import as_rows
 from fused.backends.tracing import differentiated, transformed
 from fused.checks import check_bias, check_float, check_weights
 from fused.sharding import localise, sharded
 
 Tensor = torch.Tensor
-
-
-def _rows(args: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-    """Inputs as [rows, hidden], so that one compilation serves every rank."""
-    leading = args[0].shape[:-1]
-
-    def flat(tensor: Any) -> Any:
-        return tensor.reshape(-1, tensor.shape[-1]) if tensor is not None and tensor.ndim != 1 else tensor
-
-    def one(tensor: Any) -> Any:
-        if tensor is None or tensor.ndim != 2:
-            return tensor
-        return tensor.reshape(*leading, tensor.shape[-1])
-
-    def finish(result: Any) -> Any:
-        return tuple(map(one, result)) if isinstance(result, tuple) else one(result)
-
-    return [flat(arg) for arg in args], finish
 
 
 # Elements from which compiled code is faster on the CPU, forward and backward together. Below, its fixed cost
@@ -59,7 +42,7 @@ BIAS_ACTIVATION = Op(
     "bias_activation",
     forward=formulas.bias_activation,
     backward=formulas.bias_activation_backward,
-    canonical=_rows,
+    canonical=as_rows,
     small_on_cpu=_compiled_from,
     kernels="fused.backends.triton.activations",
 )
@@ -73,7 +56,7 @@ WEIGHTED_SQUARED_RELU = Op(
     "weighted_squared_relu",
     forward=formulas.weighted_squared_relu,
     backward=formulas.weighted_squared_relu_backward,
-    canonical=_rows,
+    canonical=as_rows,
     kernels="fused.backends.triton.activations",
 )
 

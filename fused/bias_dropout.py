@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from fused.backends import Op, requested
 from fused.backends.reference import bias_dropout as formulas
+from fused.backends.rows import as_rows
 from fused.backends.tracing import differentiated, transformed
 from fused.checks import check_broadcast, check_float, check_same_device, shape
 from fused.dropout import check_probability, keep_mask, keep_scale
@@ -18,22 +19,6 @@ from fused.sharding import localise, sharded
 
 Tensor = torch.Tensor
 BiasDropoutAdd = Callable[[tuple[Tensor, Tensor | None], Tensor, float], Tensor]
-
-
-def _rows(args: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-    """Inputs as [rows, hidden], so that one compilation serves every rank."""
-    leading = args[0].shape[:-1]
-
-    def flat(arg: Any) -> Any:
-        return arg.reshape(-1, arg.shape[-1]) if isinstance(arg, Tensor) and arg.ndim > 1 else arg
-
-    def one(result: Any) -> Any:
-        return result.reshape(*leading, -1) if isinstance(result, Tensor) and result.ndim == 2 else result
-
-    def finish(result: Any) -> Any:
-        return tuple(map(one, result)) if isinstance(result, tuple) else one(result)
-
-    return [flat(arg) for arg in args], finish
 
 
 def _elementwise_backward(
@@ -67,7 +52,7 @@ BIAS_DROPOUT = Op(
     "bias_dropout",
     forward=formulas.bias_dropout,
     backward=formulas.bias_dropout_backward,
-    canonical=_rows,
+    canonical=as_rows,
     small_on_cpu=lambda **statics: _COMPILED_FROM,
     kernels="fused.backends.triton.bias_dropout",
 )

@@ -10,6 +10,7 @@ import torch
 
 from fused.backends import Op, compiled_gated, requested
 from fused.backends.reference import gated as formulas
+from fused.backends.rows import as_rows
 
 Tensor = torch.Tensor
 
@@ -19,28 +20,21 @@ FP8 = torch.float8_e4m3fn
 def _rows(args: Sequence[Any]) -> tuple[Sequence[Any], Any]:
     """Inputs as [rows, hidden], and the halves of one tensor as that tensor, for compiled code."""
     *first, y, up, bias, weights, offset, clamp = args
-    leading = y.shape[:-1]
     whole = None if up is None else _whole(y, up)
     if whole is not None:
         y, up = whole, None
 
-    def flat(tensor: Any) -> Any:
-        return tensor.reshape(-1, tensor.shape[-1]) if tensor is not None and tensor.ndim != 1 else tensor
-
-    def one(tensor: Any) -> Any:
-        if tensor is None or tensor.ndim != 2:
-            return tensor
-        return tensor.reshape(*leading, tensor.shape[-1])
+    flat, in_shape = as_rows([*first, y, up, bias, weights, offset, clamp])
 
     def finish(result: Any) -> Any:
         if not isinstance(result, tuple):
-            return one(result)
-        dy, dup, dbias, dweights = map(one, result)
+            return in_shape(result)
+        dy, dup, dbias, dweights = in_shape(result)
         if whole is not None and dy is not None:
             dy, dup = dy.chunk(2, -1)
         return dy, dup, dbias, dweights
 
-    return [*map(flat, (*first, y, up, bias, weights)), offset, clamp], finish
+    return flat, finish
 
 
 def _whole(gate: Tensor, up: Tensor) -> Tensor | None:

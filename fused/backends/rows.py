@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 
 def as_rows(args: Sequence[Any]) -> tuple[Sequence[Any], Any]:
     """Inputs as [rows, hidden], so that one compilation serves every rank; and what undoes it on the results.
 
-    The first input gives the leading dimensions. Vectors and None are left as they are.
+    The first input gives the leading dimensions. Vectors, numbers and None are left as they are.
     """
     leading = args[0].shape[:-1]
 
     def flat(arg: Any) -> Any:
-        return arg.reshape(-1, arg.shape[-1]) if arg is not None and arg.ndim != 1 else arg
+        return arg.reshape(-1, arg.shape[-1]) if isinstance(arg, torch.Tensor) and arg.ndim != 1 else arg
 
     def one(result: Any) -> Any:
         if result is None or result.ndim != 2:
