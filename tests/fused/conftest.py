@@ -20,6 +20,16 @@ else:
     import tests.fused.interpreter  # noqa: F401 - rounds as a GPU does, in every test
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What the compiler takes long over and another test nearly covers is for the long sweep."""
+    for item in items:
+        chosen = getattr(item, "callspec", None)
+        if chosen is None or chosen.params.get("on_backend") != "inductor":
+            continue
+        if chosen.params.get("dtype") == torch.float16 or chosen.params.get("columns") == 1:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def dynamo_is_up() -> None:
     """Dynamo wraps torch.manual_seed and nn.Module.__init__ for good: let no test be blamed for it."""
