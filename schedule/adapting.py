@@ -128,8 +128,8 @@ class Adapter:
                 return known
             with _undisturbed(module):
                 made, summary = self._made(module, forward, call, recording, autocast, (args, kwargs))
-        except _NothingToRewrite:
-            why = ""  # the original forward misses nothing: no fallback
+        except _NothingToRewrite as error:
+            why = error.why if _altered(module) else ""  # else the original forward misses nothing: no fallback
         except ScheduleError as error:
             why = error.why
         except Exception as error:  # the user's forward, on tensors without data or of other sizes, may raise anything
@@ -225,6 +225,17 @@ def _refuse(module: nn.Module) -> None:
             raise NotApplicable(f"{path} has a hook")
         if "forward" in vars(child):
             raise NotApplicable(f"{path or 'the module'} has a forward of its own, set on the object")
+
+
+def _altered(module: nn.Module) -> bool:
+    """Whether other submodules stand where those did whose inside the graphs hold."""
+    state = state_of(module)
+    made = () if state is None else state.specialisations
+    return any(
+        original_class(module.get_submodule(path)) is not entered.cls
+        for each in made
+        for path, entered in each.entered.items()
+    )
 
 
 def _holds_for(module: nn.Module, made: Specialisation) -> bool:

@@ -131,7 +131,8 @@ def test_asks_for_arguments_of_a_model_without_a_config() -> None:
 
 def test_taken_when_none_are_given() -> None:
     model = build_zoo("gpt2")
-    assert schedule.optimize(model, cost_guard=False).applied == {"attention_softmax": 2, "bias_gelu_tanh": 2}
+    applied = schedule.optimize(model, cost_guard=False).applied
+    assert (applied["attention_softmax"], applied["bias_gelu_tanh"]) == (2, 2)
     sch = schedule.create_schedule(build_zoo("gpt2"))
     assert sch["transformer.h.*.mlp"].find("bias_gelu_tanh", expect=2)
 

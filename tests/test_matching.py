@@ -122,7 +122,7 @@ def test_expect_explains_the_near_miss(sch: Schedule) -> None:
 
 def test_untraceable_is_an_error_not_an_empty_list(sch: Schedule) -> None:
     for again in range(2):  # remembered, and said again
-        with pytest.raises(schedule.TraceError, match="data of a tensor") as caught:
+        with pytest.raises(schedule.TraceError, match="numpy") as caught:
             sch["branching"].find(bias_gelu)
         assert "tests/small.py" in str(caught.value) and "branching" in str(caught.value), again
     with pytest.raises(schedule.TraceError, match="not called in the recorded run"):

@@ -27,14 +27,17 @@ class Held:
         rules: rule → places that it is applied in, at least.
         whole: the root is traced as one graph.
         known: kinds of reasons that are known to be in the way.
+        fallbacks: calls at the recorded shape that are known to run the original forward.
     """
 
     rules: Mapping[str, int] = field(default_factory=dict)
     whole: bool = True
     known: tuple[str, ...] = ()
+    fallbacks: int = 0
 
 
-CALLS = Held(whole=False, known=("not traced",))
+ONE_SHAPE = ("traced for one shape", "trace never runs")
+CALLS = Held(whole=False, known=("not traced", *ONE_SHAPE))
 
 
 def held(attention: int = 0, whole: bool = True, known: tuple[str, ...] = (), **rules: int) -> Held:
@@ -58,15 +61,15 @@ SAMPLE: dict[str, Held] = {
     "convnext": held(bias_gelu=8),
     "segformer": held(4),
     "beit": held(2, bias_gelu=2),
-    "detr": held(6, False, ("crashed, traced", "not traced"), bias_relu=6),
+    "detr": Held({"attention_softmax": 6, "bias_relu": 6}, whole=False, known=("not traced",), fallbacks=2),
     # sound
-    "wav2vec2": held(2, False, ("crashed, traced", "not traced"), bias_gelu=2),
+    "wav2vec2": held(2, False, ("not traced", *ONE_SHAPE), bias_gelu=2),
     "whisper": held(6, bias_gelu=4),
     "audio-spectrogram-transformer": held(2, bias_gelu=2),
     # several of them
     "clip": held(4, bias_quick_gelu=4),
     "siglip": held(4, False, bias_gelu_tanh=5),
-    "llava": held(4, False, ("not traced",), bias_quick_gelu=2, bias_gelu=1),
+    "llava": held(4, False, ("not traced", *ONE_SHAPE), bias_quick_gelu=2, bias_gelu=1),
     "qwen2_vl": held(2, False, ("not traced",), bias_quick_gelu=2, bias_gelu=1),
     # experts, state spaces, series
     "mixtral": Held(whole=False, known=("crashed, rewritten", "crashed, traced", "refused, rewritten", "not traced")),
@@ -84,7 +87,8 @@ def test_what_held_still_holds(name: str) -> None:
     found = result.rules or {}
     assert all(found.get(rule, 0) >= count for rule, count in expected.rules.items()), found
     if found:
-        assert result.equal and result.undone and result.shapes >= 3 and not result.fallbacks, result
+        assert result.equal and result.undone and result.shapes >= 3, result
+        assert result.fallbacks <= expected.fallbacks, result
     if expected.whole:
         assert (result.traced, result.trace_equal, result.trace_fallbacks) == ("whole", True, 0), result
 

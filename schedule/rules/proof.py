@@ -70,7 +70,7 @@ def prove(rule: Rule) -> list[ProofFailure]:
 def _failures(rule: Rule, proof: Proof) -> Iterator[ProofFailure]:
     for number, form in enumerate(proof.forms):
         for dtype in proof.dtypes:
-            graph = _rewritten(rule, form, proof.inputs(proof.shapes[0], dtype))
+            graph = _rewritten_by_rank(rule, form, proof, dtype)
             if isinstance(graph, str):
                 yield ProofFailure(rule.name, str(number), str(dtype), graph)
                 continue
@@ -81,6 +81,18 @@ def _failures(rule: Rule, proof: Proof) -> Iterator[ProofFailure]:
         dtype = torch.float32
         if not isinstance(_rewritten(rule, form, proof.inputs(proof.shapes[0], dtype)), str):
             yield ProofFailure(rule.name, f"refused {number}", str(dtype), "the rule matches it")
+
+
+def _rewritten_by_rank(rule: Rule, form: Form, proof: Proof, dtype: torch.dtype) -> Callable[..., Any] | str:
+    """As :func:`_rewritten`, once for each number of dimensions: a graph holds for one and for all sizes."""
+    functions: dict[tuple[int, ...], Callable[..., Any]] = {}
+    for shape in {len(shape): shape for shape in reversed(proof.shapes)}.values():
+        tensors = proof.inputs(shape, dtype)[: _arity(form)]
+        made = _rewritten(rule, form, tensors)
+        if isinstance(made, str):
+            return made
+        functions[tuple(tensor.ndim for tensor in tensors)] = made
+    return lambda *inputs: functions[tuple(tensor.ndim for tensor in inputs)](*inputs)
 
 
 def _rewritten(rule: Rule, form: Form, tensors: tuple[Tensor, ...]) -> Callable[..., Any] | str:

@@ -62,12 +62,11 @@ def is_derivative(cls: type[Function], args: tuple[Any, ...], kwargs: dict[str, 
     """Whether the backward of ``cls`` is the derivative of its forward; its arguments are tensors of one shape."""
     if kwargs or not all(isinstance(arg, torch.Tensor) and arg.is_floating_point() for arg in args):
         return False
-    if len({arg.shape for arg in args}) != 1:
-        return False
-    if cls not in _known:
-        ndim = args[0].ndim
-        with torch._C.DisableTorchFunction(), torch.enable_grad():
-            _known[cls] = _agrees(cls, len(args), (_SAMPLE,) * max(ndim, 1))
+    with torch._C.DisableTorchFunction(), torch.enable_grad():  # sizes that a tracer knows stay open
+        if any(arg.shape != args[0].shape for arg in args):
+            return False
+        if cls not in _known:
+            _known[cls] = _agrees(cls, len(args), (_SAMPLE,) * max(args[0].ndim, 1))
     return _known[cls]
 
 

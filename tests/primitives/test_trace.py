@@ -127,7 +127,7 @@ def test_a_hook_would_be_swallowed(sch: Schedule) -> None:
 
 def test_untraceable(sch: Schedule) -> None:
     before = fingerprint(sch)
-    with pytest.raises(schedule.TraceError, match=r"data of a tensor(?s:.*)small.py(?s:.*)leaves="):
+    with pytest.raises(schedule.TraceError, match=r"numpy(?s:.*)small.py(?s:.*)leaf"):
         sch.trace(flatten=True)
     assert fingerprint(sch) == before
 

@@ -88,6 +88,8 @@ def test_a_derivative_is_entered_and_rewritten(function: type[Function]) -> None
     assert torch.equal(torch.get_rng_state(), state)
     assert report.applied == {"bias_silu": 1}
     schedule.verify(sch, x)
+    model(torch.randn(5, 4))
+    assert not report.fallbacks, "the number of rows stays open"
 
 
 @pytest.mark.parametrize("function", [Scaled, StraightThrough, Clipped, Branching])
