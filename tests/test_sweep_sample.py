@@ -37,7 +37,7 @@ class Held:
 
 
 ONE_SHAPE = ("traced for one shape", "trace never runs")
-CALLS = Held(whole=False, known=("not traced", *ONE_SHAPE))
+CALLS = Held(whole=False, known=("not traced", *ONE_SHAPE), fallbacks=2)
 
 
 def held(attention: int = 0, whole: bool = True, known: tuple[str, ...] = (), **rules: int) -> Held:
@@ -63,7 +63,9 @@ SAMPLE: dict[str, Held] = {
     "beit": held(2, bias_gelu=2),
     "detr": Held({"attention_softmax": 6, "bias_relu": 6}, whole=False, known=("not traced",), fallbacks=2),
     # sound
-    "wav2vec2": held(2, False, ("not traced", *ONE_SHAPE), bias_gelu=2),
+    "wav2vec2": Held(
+        {"attention_softmax": 2, "bias_gelu": 2}, whole=False, known=("not traced", *ONE_SHAPE), fallbacks=1
+    ),
     "whisper": held(6, bias_gelu=4),
     "audio-spectrogram-transformer": held(2, bias_gelu=2),
     # several of them
