@@ -28,6 +28,7 @@ from schedule.generators import generator_states, restore_generators
 from schedule.graphs import difference
 from schedule.recording import Call, Recording
 from schedule.runtime import Adaptation, ScheduledState, state_of
+from schedule.tracing.attributes import attributes, attributes_as
 from schedule.tracing.calls import interceptable
 from schedule.tracing.environment import (
     FAST_PATH,
@@ -316,7 +317,8 @@ def _check(shadow: nn.Module, forward: Callable[..., Any], made: Specialisation,
         for batch in [live, *other_shapes(live)[:_CHECKED_SHAPES]]:
             (args, kwargs), (own_args, own_kwargs) = map_structure(batch, _own), map_structure(batch, _own)
             try:
-                expected = forward(shadow, *args, **kwargs)
+                with attributes_as(attributes(shadow)):
+                    expected = forward(shadow, *args, **kwargs)
             except Exception:  # the user's forward may raise anything: it does not take this shape
                 if batch is live:
                     raise

@@ -15,6 +15,7 @@ from schedule.errors import ScheduleError, TraceError
 from schedule.examples import example_inputs
 from schedule.recording import Call, Recording, as_call, undisturbed
 from schedule.runtime import ScheduledState, forward_of, state_of
+from schedule.tracing.attributes import assigns_attributes, attributes, attributes_as
 from schedule.tracing.calls import interceptable, intercepted_calls
 from schedule.tracing.guards import GuardMiss
 from schedule.tracing.hooks import is_hooked, nothing_collected
@@ -170,7 +171,7 @@ class Graphs:
             return wrong
         comparison = _Comparison(traced, self._path_of, wrong)
         buffers = [(buffer, buffer.clone()) for buffer in self.root.buffers()]
-        with undisturbed(self.root), torch.no_grad():
+        with undisturbed(self.root), torch.no_grad(), attributes_as(attributes(self.root)):
             self.root.eval()
             ran = 0
             for batch in self._other_batches():
@@ -212,6 +213,7 @@ class _Comparison:
             module: ScheduledState(original_class(module), made, path_of(module)) for module, made in traced.items()
         }
         self.waiting = set(traced)
+        self.assigning = {m for m, made in traced.items() if any(assigns_attributes(each.graph) for each in made)}
         self.comparing = False
 
     def on_call(
@@ -220,9 +222,11 @@ class _Comparison:
         if self.comparing or module not in self.states or module in self.wrong:
             return call(*args, **kwargs)
         twin_args, twin_kwargs = map_structure((args, kwargs), _own)
+        before = attributes(module) if module in self.assigning else []
         expected = call(*args, **kwargs)
         if not is_hooked(module):  # a hook may change the output: then the graph is not what the call returns
-            self.compare(module, expected, twin_args, twin_kwargs)
+            with attributes_as(before):
+                self.compare(module, expected, twin_args, twin_kwargs)
         return expected
 
     def compare(self, module: nn.Module, expected: Any, args: Any, kwargs: Any) -> None:

@@ -1,21 +1,29 @@
-"""Which plain settings a forward read from its module and the module's config.
+"""Which plain settings a forward read from its module and the module's config, and what it assigned to modules.
 
 A graph made while ``self.config.output_attentions`` was False holds only as long as it is: every number, string,
-flag or None read from a module or from a settings object of it becomes a guard.
+flag or None read from a module or from a settings object of it becomes a guard. What a forward assigns
+(``self.rope_deltas = deltas``) is read back while it is traced; the graph assigns it when it is done, so that
+nothing is changed where the graph finds on its way that it does not hold.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+import operator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from schedule.errors import TraceError
+from schedule.tracing.scalars import scalar_of
 from schedule.tracing.source import user_line
+from schedule.tracing.structure import leaves
+
+if TYPE_CHECKING:
+    from schedule.tracing.tracer import ModuleTracer
 
 Setting = tuple[str, str | None, str]  # path of the module, its attribute holding the settings object, name
 PLAIN = (bool, int, float, str, type(None), torch.dtype)
@@ -23,19 +31,34 @@ _REFUSALS = (TypeError, ValueError, AttributeError, RuntimeError)  # of classes 
 _UNWATCHED = {"training", "_is_full_backward_hook", "call_super_init", "dump_patches", "_version"}
 
 
+_NOTHING = object()
+
+
 class SettingsReads:
-    """Collects the settings that are read while it watches.
+    """Collects the settings that are read, and the attributes that are assigned, while it watches.
 
     Attributes:
         values: value of each setting that was read.
+        tensors: plain attributes that were read and are tensors, with the number of dimensions and the dtype.
+        assigned: path of a module and name of its attribute → what the forward assigned last.
     """
 
     def __init__(self) -> None:
         self.values: dict[Setting, Any] = {}
+        self.tensors: dict[tuple[str, str], tuple[int, torch.dtype]] = {}
+        self.assigned: dict[tuple[str, str], Any] = {}
+        self._tables: dict[tuple[str, str], str] = {}
+        self._entered: Collection[str] = ()
 
     @contextmanager
-    def watching(self, modules: dict[str, nn.Module]) -> Iterator[None]:
-        """Within, reads of plain attributes of ``modules``, and of their settings objects, are collected."""
+    def watching(self, modules: dict[str, nn.Module], entered: Collection[str]) -> Iterator[None]:
+        """Within, reads of plain attributes of ``modules``, and of their settings objects, are collected.
+
+        Args:
+            modules: by path.
+            entered: paths of those whose inside is traced, and whose attributes may be assigned.
+        """
+        self._entered = entered
         swapped: list[tuple[Any, type]] = []
         seen: set[int] = set()
         try:
@@ -49,6 +72,23 @@ class SettingsReads:
             for watched, cls in reversed(swapped):
                 object.__setattr__(watched, "__class__", cls)
 
+    def conditions(self) -> list[str]:
+        """Python conditions that the tensors which were read are there, and of the kind they were."""
+        found = []
+        for (path, name), (rank, dtype) in self.tensors.items():
+            held = "self" + "".join(f"._modules[{part!r}]" for part in path.split(".") if part)
+            held = f"{held}.__dict__.get({name!r})"
+            found.append(f"isinstance({held}, torch.Tensor) and {held}.dim() == {rank} and {held}.dtype is {dtype}")
+        return found
+
+    def write(self, tracer: ModuleTracer) -> None:
+        """The assignments as nodes of the graph, which is complete but for its output."""
+        with torch._C.DisableTorchFunction():
+            for (path, name), value in self.assigned.items():
+                table = self._tables[path, name]
+                holder = tracer.graph.get_attr(f"{path}.{table}" if path else table)
+                tracer.emit(operator.setitem, (holder, name, tracer.as_nodes(value)))
+
     def _swap(self, target: Any, place: tuple[str, str | None], swapped: list[Any], seen: set[int]) -> None:
         if id(target) in seen:
             return
@@ -61,28 +101,24 @@ class SettingsReads:
         swapped.append((target, cls))
 
     def _watched_class(self, cls: Any, watched: Any, place: tuple[str, str | None]) -> type:
-        values = self.values
+        values, tensors, assigned, (path, holder) = self.values, self.tensors, self.assigned, place
 
         def __getattribute__(target: Any, name: str) -> Any:
+            if assigned and holder is None and (path, name) in assigned and target is watched:
+                return assigned[path, name]
             value = cls.__getattribute__(target, name)
-            plain = target is watched and is_plain(value) and name not in _UNWATCHED
-            if plain and name in object.__getattribute__(target, "__dict__"):
-                values.setdefault((*place, name), value)
+            if target is watched and name in object.__getattribute__(target, "__dict__"):
+                if is_plain(value) and name not in _UNWATCHED:
+                    values.setdefault((*place, name), value)
+                elif holder is None and isinstance(value, torch.Tensor):
+                    tensors.setdefault((path, name), (value.ndim, value.dtype))
             return value
 
         def __setattr__(target: Any, name: str, value: Any) -> None:
-            current = vars(target).get(name, values)
-            if target is not watched or current is value:  # a copy, or nothing new
+            if target is watched:
+                self._assign(target, place, name, value)
+            else:  # a copy
                 cls.__setattr__(target, name, value)
-                return
-            if is_plain(current) and _equal(current, value):  # it stays what it is, where it is what it was
-                values.setdefault((*place, name), current)
-                return
-            raise TraceError(
-                f"the forward assigns attribute {name!r} of a {cls.__name__}",
-                where=user_line(),
-                fix="schedule its submodules instead, or keep state in buffers that are updated in place",
-            )
 
         def __reduce_ex__(target: Any, protocol: Any) -> Any:
             reduced: Any = object.__reduce_ex__(target, 2)
@@ -95,10 +131,85 @@ class SettingsReads:
         return watched_class
 
 
+    def _assign(self, target: Any, place: tuple[str, str | None], name: str, value: Any) -> None:
+        """``target.name = value``: no change, something for the graph to do, or nothing that it could do again."""
+        (path, holder), setting = place, (*place, name)
+        table = next((t for t in _TABLES if name in vars(target).get(t, ())), "__dict__")
+        current = (vars(target) if table == "__dict__" else vars(target)[table]).get(name, _NOTHING)
+        if (path, name) not in self.assigned:
+            if current is value:
+                return
+            if is_plain(current) and _equal(current, value):  # it stays what it is, where it is what it was
+                self.values.setdefault(setting, current)
+                return
+        if holder is not None or path not in self._entered or table in ("_parameters", "_modules"):
+            raise _refused(f"the forward assigns attribute {name!r} of a {type(target).__name__}")
+        if setting in self.values:
+            raise _refused(
+                f"the forward assigns attribute {name!r} of a {type(target).__name__}, which it reads before: a graph "
+                f"made while it is {self.values[setting]!r} would hold for one call"
+            )
+        if not all(_is_kept(leaf) for _, leaf in leaves(value)):
+            raise _refused(f"the forward assigns an object to attribute {name!r} of a {type(target).__name__}")
+        self.assigned[path, name], self._tables[path, name] = value, table
+
+
+_TABLES = ("_buffers", "_parameters", "_modules")
+
+
+def assigns_attributes(graph: fx.Graph) -> bool:
+    """Whether the graph assigns attributes of modules."""
+    tables = (str(node.target).rpartition(".")[2] for node in graph.nodes if node.op == "get_attr")
+    return any(table in ("__dict__", "_buffers") for table in tables)
+
+
+def _refused(why: str) -> TraceError:
+    return TraceError(
+        why,
+        where=user_line(),
+        fix="schedule its submodules instead, or keep state in buffers that are updated in place",
+    )
+
+
+def _is_kept(leaf: Any) -> bool:
+    """Whether a graph can assign ``leaf``."""
+    plain = is_plain(leaf) or scalar_of(leaf) is not None
+    return plain or (isinstance(leaf, torch.Tensor) and not isinstance(leaf, nn.Parameter))
+
+
 def _equal(current: Any, value: Any) -> bool:
     """Whether a plain value is assigned once more; that a size is equal becomes a guard of the trace."""
     kinds = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
     return type(current) is kinds.get(type(value), type(value)) and bool(value == current)
+
+
+Attributes = list[tuple[nn.Module, dict[str, Any], dict[str, Any]]]
+
+
+def attributes(module: nn.Module) -> Attributes:
+    """What the attributes and buffers of ``module``, and of all inside, are now."""
+    return [(child, dict(vars(child)), dict(child._buffers)) for child in module.modules()]
+
+
+@contextmanager
+def attributes_as(kept: Attributes) -> Iterator[None]:
+    """Within, attributes are what they were then; afterwards what they are now, whatever is assigned."""
+    now = [(child, dict(vars(child)), dict(child._buffers)) for child, _, _ in kept]
+    _put(kept)
+    try:
+        yield
+    finally:
+        _put(now)
+
+
+def _put(kept: Attributes) -> None:
+    for child, own, buffers in kept:
+        for table, wanted in ((vars(child), own), (child._buffers, buffers)):
+            for name in [name for name in table if name not in wanted]:
+                del table[name]
+            for name, value in wanted.items():
+                if table.get(name, _NOTHING) is not value:
+                    table[name] = value
 
 
 def is_plain(value: Any) -> bool:

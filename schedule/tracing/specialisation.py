@@ -88,7 +88,7 @@ class Specialisation:
 
     @property
     def checks_outputs(self) -> bool:
-        """Whether it may find that after random numbers were drawn by a submodule."""
+        """Whether the graph may find that it does not hold after a submodule has drawn random numbers."""
         return any(node.target is check_output for node in self.graph.nodes)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -168,18 +168,16 @@ def _traced(
     builder = SignatureBuilder(tracer.placeholder)
     args, kwargs = builder.build(parameters, call)
     reads = SettingsReads()
-    watched = {
-        name: child
-        for name, child in module.named_modules()
-        if "." not in name or enter(child, name)  # the module itself, its direct children, and what is entered
-    }
+    entered = {name for name, child in module.named_modules() if not name or enter(child, name)}
+    watched = {name: child for name, child in module.named_modules() if "." not in name or name in entered}
     flags = [(child, child.training) for child in module.modules()]
     try:
         for child, _ in flags:
             child.training = training
-        with environment.entered(), reads.watching(watched):
+        with environment.entered(), reads.watching(watched, entered):
             result = tracer.run(forward, (module, *args), kwargs)
             written = _written(tracer, result)
+            reads.write(tracer)
     finally:
         for child, flag in flags:
             child.training = flag
@@ -200,7 +198,7 @@ def _finished(
 ) -> Specialisation:
     graph = tracer.graph
     inputs = {node: signature.inputs[str(node.target)] for node in graph.nodes if node.op == "placeholder"}
-    guards = conditions(tracer, inputs)
+    guards = [*reads.conditions(), *conditions(tracer, inputs)]
     remove_dead(graph)
     insert_checks(tracer.outputs)
     graph.lint()
