@@ -22,6 +22,7 @@ from schedule.tracing.hooks import is_hooked, nothing_collected
 from schedule.tracing.specialisation import Specialisation, original_class, specialise
 from schedule.tracing.structure import map_structure, tensors
 from schedule.verify.shapes import other_shapes, small_shapes
+from schedule.wrapping import unwrapped, wrapped
 
 Specialisations = tuple[Specialisation, ...]
 Enter = Callable[[nn.Module, str], bool]
@@ -145,7 +146,8 @@ class Graphs:
                 f"{path or 'the root'} ({type(module).__name__}) was not called in the recorded run",
                 fix="give example inputs that reach it, or schedule the module that uses it",
             )
-        forward, made, errors = forward_of(module), list[Specialisation](), list[TraceError]()
+        forward, arounds = unwrapped(forward_of(module))
+        made, errors = list[Specialisation](), list[TraceError]()
         for call in calls:
             for training in (True, False):
                 try:
@@ -156,7 +158,7 @@ class Graphs:
                 raise errors[0]
             if call is calls[0] and errors:  # other calls may run the original forward
                 self.in_one_mode[module] = errors[0]
-        return tuple(made)
+        return tuple(wrapped(each, arounds) for each in made)
 
     # -- checking ------------------------------------------------------------------------------------------
 

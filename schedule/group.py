@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
 from schedule import primitives
 from schedule.errors import MatchError, PathError, located
 from schedule.matching import Match, find_in, find_parallel_in
+from schedule.primitives.checkpoint import checked_every, within_budget
 from schedule.primitives.registry import call_text, registered
 
 if TYPE_CHECKING:
@@ -25,16 +27,20 @@ def broadcast(method: Callable[Concatenate[Schedule, P], R]) -> Callable[Concate
     def on_all(group: Group, *args: P.args, **kwargs: P.kwargs) -> list[R]:
         bound = inspect.signature(method).bind(group[0], *args, **kwargs)
         arguments = dict(list(bound.arguments.items())[1:])
-        asked = call_text(name, arguments)
-        tree, paths = group[0].tree, [member.path for member in group]
-        with (
-            located(asked, group.label),
-            tree.history.transaction(name, paths, arguments, f"{asked} on {group.label}"),
-        ):
+        with one_step(group, name, arguments):
             return [method(member, *own[0], **own[1]) for member, own in _shared_out(group, bound)]
 
     on_all.__name__, on_all.__doc__, on_all.__wrapped__ = name, method.__doc__, method  # type: ignore[attr-defined]
     return on_all
+
+
+@contextmanager
+def one_step(group: Group, name: str, arguments: dict[str, Any]) -> Iterator[None]:
+    """Within, all that is done to members is one step of the schedule."""
+    asked = call_text(name, arguments)
+    paths, history = [member.path for member in group], group[0].tree.history
+    with located(asked, group.label), history.transaction(name, paths, arguments, f"{asked} on {group.label}"):
+        yield
 
 
 def _shared_out(group: Group, bound: Any) -> Iterator[tuple[Schedule, tuple[Any, Any]]]:
@@ -62,6 +68,9 @@ def _shared_out(group: Group, bound: Any) -> Iterator[tuple[Schedule, tuple[Any,
 
 def _first(match: Any) -> Match:
     return match[0] if isinstance(match, (list, tuple)) else match
+
+
+_checkpoint = broadcast(primitives.checkpoint)
 
 
 class Group:
@@ -129,6 +138,27 @@ class Group:
         """Groups of parallel matches in all members; see :meth:`Schedule.find_parallel`."""
         with located(call_text("find_parallel", {"pattern": pattern, "expect": expect}), self.label):
             return find_parallel_in(self._members, pattern, expect)
+
+    def checkpoint(
+        self, matches: Sequence[Match] | None = None, every: int = 1, budget: int | None = None
+    ) -> Sequence[Schedule]:
+        """Compute again what is inside; see :meth:`Schedule.checkpoint`.
+
+        Args:
+            matches: as for one schedule.
+            every: only members 0, ``every``, 2 × ``every``, … of the group; of matches, each ``every``-th.
+            budget: bytes that the whole model may keep; modules are chosen from all members together.
+
+        Returns:
+            The members that were checkpointed as wholes; with a budget, all members.
+        """
+        given = {"matches": matches, "every": None if every == 1 else every, "budget": budget}
+        with one_step(self, "checkpoint", {name: value for name, value in given.items() if value is not None}):
+            if budget is not None:
+                return within_budget(self._members, matches, every, budget)
+            if matches is not None:
+                return _checkpoint(self, matches=matches[:: checked_every(every)])
+            return [member.checkpoint() for member in self._members[:: checked_every(every)]]
 
     trace = broadcast(primitives.trace)
     trace_until = broadcast(primitives.trace_until)

@@ -279,6 +279,7 @@ class Schedule:
     replace_all = primitives.replace_all
     decompose = primitives.decompose
     annotate = primitives.annotate
+    checkpoint = primitives.checkpoint
     shard = primitives.shard
     sync = primitives.sync
 

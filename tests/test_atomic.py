@@ -39,6 +39,10 @@ PRIMITIVES: dict[str, Attempt] = {
     "replace_all": lambda sch: sch.replace_all(nn.Dropout, _made),
     "decompose": lambda sch: sch["blocks.*.mlp.fc1"].decompose(),
     "annotate": lambda sch: sch["blocks.*.mlp"].annotate("fc1.weight", "decay", 0.0),
+    "checkpoint": lambda sch: sch["blocks.*"].checkpoint(),
+    "checkpoint what has graphs": lambda sch: sch["blocks.1.attn"].checkpoint(),
+    "checkpoint matches": lambda sch: sch["blocks.*.mlp"].checkpoint(sch["blocks.*.mlp"].find(bias_gelu)),
+    "checkpoint within a budget": lambda sch: sch["blocks.*"].checkpoint(budget=8000),
     "find": lambda sch: sch["blocks.*.mlp"].find(bias_gelu),
     "find_parallel": lambda sch: sch["blocks.0.attn"].find_parallel(projection),
 }

@@ -1,6 +1,7 @@
 """The primitives, one file each; every one is a method of schedules and groups."""
 
 from schedule.primitives.annotate import annotate
+from schedule.primitives.checkpoint import checkpoint
 from schedule.primitives.decompose import decompose
 from schedule.primitives.find import find, find_parallel
 from schedule.primitives.fuse import fuse
@@ -12,6 +13,7 @@ from schedule.primitives.trace import trace, trace_until
 
 __all__ = [
     "annotate",
+    "checkpoint",
     "decompose",
     "find",
     "find_parallel",

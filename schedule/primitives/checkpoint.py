@@ -1,0 +1,148 @@
+"""``checkpoint``: what is inside is computed again in the backward pass instead of kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from schedule import history
+from schedule.activations import Recomputed, measure_saved
+from schedule.activations.budget import OutOfBudget, choose
+from schedule.adapting import Adapter, adapter_for
+from schedule.errors import NotApplicable
+from schedule.matching import Match, Site
+from schedule.patterns import Occurrence
+from schedule.primitives.callees import Region, region_of
+from schedule.primitives.registry import primitive
+from schedule.primitives.splicing import Place, splice_in
+from schedule.repeating import ByPattern, Item, Prepare, of_searches
+from schedule.rewriting import Build
+from schedule.wrapping import WrapCalls, arounds_of
+
+if TYPE_CHECKING:
+    from schedule.tree import Schedule
+
+
+@primitive
+def checkpoint(
+    sch: Schedule, matches: Sequence[Match] | None = None, every: int = 1, budget: int | None = None
+) -> Schedule:
+    """What is inside keeps its inputs only, and is computed again when the backward pass needs the rest.
+
+    ::
+
+        before:  h = self.h.0(x)                             after:  h = checkpoint(self.h.0, x)
+        before:  p = softmax(s);  d = dropout(p);  o = d @ v after:  o = checkpoint(region, s, v)
+
+    Outputs and gradients are the same to the bit, dropout too. Graphs inside stay, and further primitives may follow.
+    The module's hooks run once.
+
+    Args:
+        matches: what ``find`` returned; the parts of the traced graph to compute again. None is the whole module.
+        every: of a group, members 0, ``every``, 2 × ``every``, …; of matches, each ``every``-th.
+        budget: bytes that the model may keep for the backward pass of the recorded inputs. Which modules in this one
+            (of a group: which of its members and modules in them) are computed again is chosen for the least work
+            by a knapsack on the tree of modules, from what each was measured to keep.
+
+    Raises:
+        NotApplicable: checkpointed already, in the middle of another's graph, ``every`` for a single module, or a
+            budget that cannot be reached (says what can be).
+        MatchError: as for :meth:`fuse`.
+    """
+    step = checked_every(every)
+    if budget is not None:
+        within_budget([sch], matches, every, budget)
+    elif matches is not None:
+        _checkpoint_matches(sch, matches[::step])
+    elif step > 1:
+        raise NotApplicable("one module alone is checkpointed or not", fix='sch["h.*"].checkpoint(every=2)')
+    else:
+        _checkpoint_module(sch)
+    return sch
+
+
+def checked_every(every: Any) -> int:
+    """``every``, if it is a number from 1."""
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise NotApplicable(f"every is a number from 1, not {every!r}")
+    return every
+
+
+def within_budget(
+    members: Sequence[Schedule], matches: Sequence[Match] | None, every: int, budget: int
+) -> Sequence[Schedule]:
+    """Checkpoint, of the modules that are or are in ``members``, those whose recomputation takes the least work."""
+    if matches is not None or every != 1:
+        raise NotApplicable("a budget chooses by itself", fix="give the budget alone")
+    if isinstance(budget, bool) or not isinstance(budget, int) or budget < 0:
+        raise NotApplicable(f"a budget is a number of bytes, not {budget!r}")
+    tree = members[0].tree
+    tree.graphs.calls(members[0].module)  # makes example inputs if none were given
+    seen = measure_saved(tree.root, tree.graphs.example_inputs)
+    history.reached("after measuring")
+    nodes = {node.path: node for member in members for _, node in member.named_schedules() if _can_be(node)}
+    try:
+        chosen = choose(seen, budget, [path for path in nodes if path])
+    except OutOfBudget as error:
+        raise NotApplicable(
+            f"at least {error.least:,} bytes are kept, whatever is computed again in "
+            f"{', '.join(member.label for member in members[:3])}; the budget is {budget:,}",
+            fix=f"a budget from {error.least:,}, smaller inputs, or more modules to choose from",
+        ) from None
+    for path in chosen:
+        _checkpoint_module(nodes[path])
+    return members
+
+
+def _can_be(node: Schedule) -> bool:
+    if any(isinstance(around, Recomputed) for around in arounds_of(node.module)):
+        return False
+    return not isinstance(node.module, (nn.ModuleList, nn.ModuleDict)) and node.tree.holder(node.path) is None
+
+
+def _checkpoint_module(sch: Schedule) -> None:
+    sch.refuse_inside_other_graph()
+    if isinstance(sch.module, (nn.ModuleList, nn.ModuleDict)):
+        raise NotApplicable(f"a {type(sch.module).__name__} is never called", fix=f'sch["{sch.path}.*"].checkpoint()')
+    if any(isinstance(around, Recomputed) for around in arounds_of(sch.module)):
+        raise NotApplicable(f"{sch.label} is checkpointed already", fix="undo that step first")
+    sch.commit([WrapCalls(sch.tree, sch.module, Recomputed(), sch.path)])
+
+
+# -- parts of graphs ------------------------------------------------------------------------------------------
+
+
+class RecomputedRegion(Region):
+    """A part of a graph that is computed again in the backward pass."""
+
+    def __call__(self, *inputs: Any) -> Any:
+        return Recomputed()(super().__call__, inputs, {})
+
+
+def _checkpoint_matches(sch: Schedule, matches: Sequence[Match]) -> None:
+    def prepare(place: Place, occurrence: Occurrence) -> tuple[Occurrence, Build]:
+        return region_of(occurrence, f"recomputed_{place[0].name}", RecomputedRegion)
+
+    def repeat(node: Schedule, _: Sequence[Place]) -> Adapter | None:
+        own = [[match] for match in matches if match.schedule is node]
+        return adapter_for(node, of_searches(own, lambda wanted, sizes: CheckpointAgain(wanted)))
+
+    splice_in(sch, [[match] for match in matches], prepare, repeat)
+
+
+class CheckpointAgain(ByPattern):
+    """All that a pattern matches, computed again in the backward pass."""
+
+    def settings(self) -> tuple[Any, ...]:
+        """None."""
+        return ()
+
+    def planned(self, places: Sequence[Sequence[Site]], module: nn.Module) -> tuple[list[Item], Prepare]:
+        """As :func:`checkpoint` does it."""
+
+        def prepare(_: Any, occurrence: Occurrence) -> tuple[Occurrence, Build]:
+            return region_of(occurrence, f"recomputed_{self.name}", RecomputedRegion)
+
+        return [(None, place) for place in places], prepare

@@ -1,0 +1,130 @@
+"""Something around what a module runs, whichever graph or forward that is: recomputation, other random numbers.
+
+The module's hooks stay outside, and run once. What is around the original forward is around its graphs too, those
+that it has and those that primitives make later.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import nn
+
+from schedule.runtime import STATE, ScheduledState, forward_of, install, scheduled_class, state_of
+from schedule.tracing.regions import closing_regions
+from schedule.tracing.specialisation import Specialisation, original_class
+
+if TYPE_CHECKING:
+    from schedule.tree import Tree
+
+Run = Callable[..., Any]
+
+
+class Around(Protocol):
+    """What runs a call in its own way; copies and pickles with the module."""
+
+    def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``run(*args, **kwargs)``, with something before, after or instead."""
+
+
+class WrappedForward:
+    """A forward with something around it."""
+
+    def __init__(self, inner: Run, around: Around) -> None:
+        self.inner, self.around = inner, around
+        self.__qualname__ = getattr(inner, "__qualname__", "forward")
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.inner)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """A call of the forward, the module first."""
+        return self.around(self.inner, args, kwargs)
+
+
+@dataclass(frozen=True)
+class WrappedSpecialisation(Specialisation):
+    """A graph with something around it, outermost last."""
+
+    arounds: tuple[Around, ...] = ()
+
+    @cached_property
+    def function(self) -> Run:
+        """The graph as a function of ``(module, *inputs)``, with all of it around."""
+        run = closing(super().function) if self.has_regions else super().function
+        for around in self.arounds:
+            run = WrappedForward(run, around)
+        return run
+
+
+def closing(run: Run) -> Run:
+    """``run``, leaving its ``no_grad`` and ``autocast`` blocks when it is stopped early, as a recomputation is."""
+
+    def closed(*args: Any) -> Any:
+        with closing_regions():
+            return run(*args)
+
+    return closed
+
+
+def wrapped(made: Specialisation, arounds: Iterable[Around]) -> Specialisation:
+    """``made`` with ``arounds`` around what is around it already."""
+    added = tuple(arounds)
+    if not added:
+        return made
+    values = {field.name: getattr(made, field.name) for field in fields(made)}
+    values["arounds"] = (*values.get("arounds", ()), *added)
+    return WrappedSpecialisation(**values)
+
+
+def unwrapped(forward: Run) -> tuple[Run, tuple[Around, ...]]:
+    """A forward without what is around it, and that, innermost first."""
+    arounds: list[Around] = []
+    while isinstance(forward, WrappedForward):
+        arounds.insert(0, forward.around)
+        forward = forward.inner
+    return forward, tuple(arounds)
+
+
+def arounds_of(module: nn.Module) -> tuple[Around, ...]:
+    """What is around the calls of ``module``, innermost first."""
+    return unwrapped(forward_of(module))[1]
+
+
+class WrapCalls:
+    """The edit that puts something around what a module runs."""
+
+    def __init__(self, tree: Tree, module: nn.Module, around: Around, name: str) -> None:
+        self.module, self.around, self.name = module, around, name
+        self.graphs = tree.graphs.current(module) or ()
+        self._before = state_of(module)
+        self._after: ScheduledState | None = None
+
+    def apply(self) -> None:
+        """Put it around."""
+        if self._after is None:
+            made = [wrapped(each, [self.around]) for each in self.graphs]
+            adapter = None if self._before is None else self._before.adapter
+            install(self.module, made, self.name, WrappedForward(forward_of(self.module), self.around), adapter)
+            self._after = state_of(self.module)
+        else:
+            _put(self.module, self._after)
+
+    def revert(self) -> None:
+        """Put back what ran before, with its counts."""
+        _put(self.module, self._before)
+
+
+def _put(module: nn.Module, state: ScheduledState | None) -> None:
+    cls = original_class(module)
+    if state is None:
+        vars(module).pop(STATE, None)
+        module.__class__ = cls
+    else:
+        vars(module)[STATE] = state
+        module.__class__ = scheduled_class(cls)
