@@ -2,7 +2,8 @@
 
 A guard says: the graph holds only where this node computes the value seen. Where the node depends on nothing but
 inputs' sizes, parameters and plain numbers it becomes a Python condition on the arguments; otherwise a check is
-put into the graph, which is allowed only before anything that cannot be done twice.
+put into the graph, which is allowed only before anything that cannot be done twice. Random numbers that were drawn by
+then, and statistics of batches, are put back (:mod:`schedule.tracing.trials`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import fx
 
 from schedule.errors import TraceError
-from schedule.tracing.effects import has_effect, is_local, is_pure_query, uses_random
+from schedule.tracing.effects import has_effect, is_local, is_pure_query
 from schedule.tracing.scalars import scalar_of
 from schedule.tracing.sizes import size_read
 from schedule.tracing.structure import literal
@@ -163,17 +164,9 @@ def _traced_expression(node: fx.Node, inputs: dict[fx.Node, str], tracer: Module
 
 
 def _insert_check(graph: fx.Graph, node: fx.Node, value: Any) -> None:
-    of_data = _depends_on_data(node)
     for earlier in graph.nodes:
         if earlier is node:
             break
-        if of_data and uses_random(earlier):
-            raise TraceError(
-                f"a branch depends on the data of {node.format_node()}, which is only known after "
-                f"{earlier.format_node()} has drawn random numbers",
-                where=node.meta.get("source", ""),
-                fix="schedule the submodules instead, or mark the module that holds the branch as a leaf",
-            )
         if has_effect(earlier) and not is_local(earlier):
             raise TraceError(
                 f"a branch depends on {node.format_node()}, which is only known after "
@@ -184,15 +177,3 @@ def _insert_check(graph: fx.Graph, node: fx.Node, value: Any) -> None:
     with graph.inserting_after(node):
         inserted = graph.call_function(check, (node, value, node.name))
     inserted.meta["source"] = node.meta.get("source", "")
-
-
-def _depends_on_data(node: fx.Node) -> bool:
-    """Whether ``node`` is computed from a number, or a shape, that data decides."""
-    pending, known = [node], set[fx.Node]()
-    while pending:
-        if (each := pending.pop()).meta.get("data"):
-            return True
-        if each not in known:
-            known.add(each)
-            pending += each.all_input_nodes
-    return False

@@ -14,7 +14,11 @@ _MAY_RETURN_ITS_INPUT = {
     "contiguous", "reshape", "reshape_as", "flatten", "ravel", "dropout", "dropout1d", "dropout2d", "dropout3d",
     "alpha_dropout", "feature_alpha_dropout", "asarray", "as_tensor",
 }  # fmt: skip
-_NEW_MEMORY = (nn.Linear, nn.Bilinear, nn.Embedding, nn.LayerNorm, nn.GroupNorm, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_NEW_MEMORY = {
+    f"torch.nn.modules.{name}"
+    for name in ("linear", "sparse", "conv", "normalization", "batchnorm", "instancenorm", "pooling", "activation")
+}
+_PASSING = (nn.Identity, nn.Flatten, nn.Unflatten, nn.modules.dropout._DropoutNd)
 
 
 class Memory:
@@ -37,10 +41,15 @@ class Memory:
             if _storage(tensor) not in theirs:
                 self._keep(tensor)
 
-    def made(self, value: Any) -> None:
-        """The memory of ``value`` is new."""
-        for tensor in tensors(value):
-            self._keep(tensor)
+    def called(self, child: nn.Module, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """``child`` gave ``value``: its memory is new if that of a layer of torch's is."""
+        if not _is_torchs(child):
+            return
+        given = [leaf for _, leaf in leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        passing = isinstance(child, _PASSING) or getattr(child, "inplace", False)
+        if all(map(self.is_new, given)) if passing else _defines_forward(child).__module__ in _NEW_MEMORY:
+            for tensor in tensors(value):
+                self._keep(tensor)
 
     def _keep(self, tensor: torch.Tensor) -> None:
         with torch._C.DisableTorchFunction():
@@ -57,7 +66,11 @@ def _storage(tensor: torch.Tensor) -> int:
         return int(tensor.untyped_storage()._cdata)
 
 
-def gives_new_memory(child: nn.Module) -> bool:
-    """Whether calling ``child`` gives a tensor of its own: its forward is that of a layer of torch's, and no hook's."""
-    layer = any(isinstance(child, cls) and type(child).forward is cls.forward for cls in _NEW_MEMORY)
-    return layer and not is_hooked(child) and "forward" not in vars(child)
+def _is_torchs(child: nn.Module) -> bool:
+    """Whether the forward of ``child`` is that of a layer of torch's, and no hook's."""
+    own = is_hooked(child) or "forward" in vars(child) or "_schedule_state" in vars(child)
+    return not own and _defines_forward(child).__module__.startswith("torch.nn.modules.")
+
+
+def _defines_forward(child: nn.Module) -> type:
+    return next(cls for cls in type(child).__mro__ if "forward" in vars(cls))

@@ -24,6 +24,7 @@ from schedule.tracing.sharing import has_constants, likeness, settings_agree
 from schedule.tracing.signature import Parameters, Signature, SignatureBuilder, bound_or_refused
 from schedule.tracing.structure import is_dataclass_value, is_plain_mapping
 from schedule.tracing.tracer import EnterChild, ModuleTracer
+from schedule.tracing.trials import tried
 
 _counter = iter(range(1 << 62))
 
@@ -70,7 +71,7 @@ class Specialisation:
     @cached_property
     def function(self) -> Callable[..., Any]:
         """The graph, compiled to a Python function of ``(module, *inputs)`` when first asked for."""
-        return compiled(self.graph)
+        return tried(compiled(self.graph), self.graph, self.training)
 
     def with_graph(self, graph: fx.Graph, entered: Mapping[str, Entered] | None = None) -> Specialisation:
         """The same specialisation with another graph; ``entered`` adds submodules whose inside it now holds."""

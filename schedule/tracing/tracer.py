@@ -25,7 +25,7 @@ from schedule.tracing.calls import intercepted_calls
 from schedule.tracing.data import NUMBERS, Replay
 from schedule.tracing.functions import functions_kept
 from schedule.tracing.hooks import collecting_hooks, nothing_collected
-from schedule.tracing.memory import Memory, gives_new_memory
+from schedule.tracing.memory import Memory
 from schedule.tracing.opaque import OpaqueTracker, untracked
 from schedule.tracing.pieces import guard_number
 from schedule.tracing.regions import RegionTracker
@@ -37,6 +37,7 @@ from schedule.tracing.standins import stand_in
 from schedule.tracing.structure import is_plain_dataclass, is_plain_mapping, map_structure
 from schedule.tracing.structure import leaves as structure_leaves
 from schedule.tracing.surroundings import random_numbers_refused, results_uncached
+from schedule.tracing.trials import keeps_statistics
 
 EnterChild = Callable[[nn.Module, str], bool]
 
@@ -286,12 +287,13 @@ class ModuleTracer(TorchFunctionMode):
         with torch._C.DisableTorchFunction():
             node = self._call_module(path, self.as_nodes(args), self.as_nodes(kwargs))
             node.meta["source"] = user_line()
+            if keeps_statistics(child):
+                node.meta["statistics"] = True
             described = self._recorded_output(child, args, kwargs)
             recorded = described is not None
             value = self.recording.materialise(described) if recorded else self._run_child(call, args, kwargs)
             value = self.outputs[node] = self.track(value, node)
-            if gives_new_memory(child):
-                self._memory.made(value)
+            self._memory.called(child, value, args, kwargs)
         for hook in self._collecting(child, path):
             hook(child, args, value)
         return value

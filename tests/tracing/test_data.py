@@ -109,19 +109,39 @@ class LayerDropping(nn.Module):
         return x * 2
 
 
+def test_a_branch_on_a_random_draw_is_refused():
+    with pytest.raises(TraceError, match="data of a tensor"):
+        scheduled(LayerDropping(), torch.randn(2, 3))
+
+
 class DroppingThenBranching(nn.Module):
+    """Draws numbers and counts a batch before it knows which way to go."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.dropout = nn.BatchNorm1d(3), nn.Dropout(0.5)
+
     def forward(self, x, mask):
-        x = nn.functional.dropout(x, 0.5, self.training)
+        x = self.dropout(self.norm(x)) + nn.functional.dropout(x, 0.5, self.training)
         return x * 2 if mask.all() else x
 
 
-def test_a_branch_on_a_random_draw_is_refused_since_a_miss_would_draw_again():
-    with pytest.raises(TraceError, match="data of a tensor"):
-        scheduled(LayerDropping(), torch.randn(2, 3))
-    example = torch.randn(2, 3), torch.ones(2, 3, dtype=torch.bool)
-    with pytest.raises(TraceError, match="has drawn random numbers"):
-        scheduled(DroppingThenBranching(), *example)
-    scheduled(DroppingThenBranching(), *example, training=(False,))
+@pytest.mark.parametrize("training", [True, False])
+def test_what_was_drawn_and_counted_before_a_miss_is_undone(training):
+    module = DroppingThenBranching()
+    twin = scheduled(module, torch.randn(2, 3), torch.ones(2, 3, dtype=torch.bool)).train(training)
+    module.train(training)
+    x = torch.randn(4, 3)
+    for mask, missed in ((torch.ones(4, 3), 0), (torch.eye(4, 3), 1), (torch.ones(4, 3), 0)):
+        before = state_of(module).fallbacks
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)
+            torch.manual_seed(0)
+            ours = module(x, mask.bool()), torch.rand(3)
+        torch.manual_seed(0)
+        torch.testing.assert_close(ours, (twin(x, mask.bool()), torch.rand(3)), rtol=0, atol=0)
+        torch.testing.assert_close(dict(module.named_buffers()), dict(twin.named_buffers()), rtol=0, atol=0)
+        assert state_of(module).fallbacks - before == missed
 
 
 class BranchingAfterAnEffect(nn.Module):

@@ -18,7 +18,8 @@ from schedule.tracing.specialisation import specialise
 class Changing(nn.Module):
     def __init__(self, change):
         super().__init__()
-        self.change, self.linear = change, nn.Linear(4, 4)
+        self.change, self.linear, self.identity = change, nn.Linear(4, 4), nn.Identity()
+        self.norm, self.relu = nn.BatchNorm1d(4, track_running_stats=False), nn.ReLU(inplace=True)
         self.register_buffer("state", torch.zeros(4))
 
     def forward(self, x):
@@ -36,6 +37,7 @@ def scheduled(change, example):
 
 OWN = {
     "of a layer": lambda self, x: self.linear(x).div_(2),
+    "what a layer passes on": lambda self, x: self.identity(self.relu(self.norm(x))).add_(1),
     "of a product": lambda self, x: torch.einsum("bi,ij->bj", x, self.linear.weight).add_(1),
     "a view": lambda self, x: (x + 1).view(-1, 2).t().mul_(3),
     "words of Python": lambda self, x: x * ((x > 0) | (x < 1)).logical_and_(x < 5),
@@ -45,6 +47,7 @@ OWN = {
 SHARED = {
     "the input": lambda self, x: x.div_(2),
     "a view of the input": lambda self, x: x[:1].add_(1),
+    "the input, passed on": lambda self, x: self.identity(x).add_(1),
     "a buffer": lambda self, x: self.state.add_(1) + x,
     "no cast": lambda self, x: x.float().add_(1),
     "what may be the input": lambda self, x: x.t().contiguous().mul_(2),
