@@ -167,6 +167,7 @@ class Group:
     replace_all = broadcast(primitives.replace_all)
     decompose = broadcast(primitives.decompose)
     annotate = broadcast(primitives.annotate)
+    fork_rng = broadcast(primitives.fork_rng)
     shard = broadcast(primitives.shard)
     sync = broadcast(primitives.sync)
 

@@ -280,6 +280,7 @@ class Schedule:
     decompose = primitives.decompose
     annotate = primitives.annotate
     checkpoint = primitives.checkpoint
+    fork_rng = primitives.fork_rng
     shard = primitives.shard
     sync = primitives.sync
 

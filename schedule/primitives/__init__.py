@@ -4,6 +4,7 @@ from schedule.primitives.annotate import annotate
 from schedule.primitives.checkpoint import checkpoint
 from schedule.primitives.decompose import decompose
 from schedule.primitives.find import find, find_parallel
+from schedule.primitives.fork_rng import fork_rng
 from schedule.primitives.fuse import fuse
 from schedule.primitives.registry import list_primitives, primitive
 from schedule.primitives.replace import replace, replace_all
@@ -17,6 +18,7 @@ __all__ = [
     "decompose",
     "find",
     "find_parallel",
+    "fork_rng",
     "fuse",
     "list_primitives",
     "primitive",

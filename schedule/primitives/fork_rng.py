@@ -1,0 +1,43 @@
+"""``fork_rng``: each tensor-parallel rank draws random numbers of its own inside a module."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from schedule.errors import ShardError
+from schedule.primitives.registry import primitive
+from schedule.wrapping import WrapCalls, arounds_of
+
+if TYPE_CHECKING:
+    from schedule.tree import Schedule
+
+
+@primitive
+def fork_rng(sch: Schedule) -> Schedule:
+    """Inside this module each tensor-parallel rank draws random numbers of its own.
+
+    ::
+
+        before:  a = self.attn(x)                      # every rank drops the same places of its own heads
+        after:   with own random numbers: a = self.attn(x)
+
+    Outside, all ranks go on drawing the same numbers, as long as they were seeded alike. torch's default generators
+    of the CPU and of the current CUDA device are meant. Holds under activation checkpointing, put on before or after,
+    in here or further out. Under ``torch.compile`` the module is a graph of its own.
+
+    Raises:
+        ShardError: no mesh or process group; forked already.
+        NotApplicable: the module is in the middle of another's graph.
+    """
+    from schedule.distributed.mesh import tensor_parallel
+    from schedule.distributed.rng import OwnRandomNumbers
+
+    tp = tensor_parallel(sch.tree.mesh)
+    sch.refuse_inside_other_graph()
+    if any(isinstance(around, OwnRandomNumbers) for around in arounds_of(sch.module)):
+        raise ShardError(f"{sch.label} draws random numbers of its own already", fix="undo that step first")
+    for ancestor, _ in sch.tree.ancestors(sch.path):
+        if any(isinstance(around, OwnRandomNumbers) for around in arounds_of(ancestor)):
+            raise ShardError(f"{sch.tree.path_of(ancestor) or 'the root'}, around it, draws random numbers of its own")
+    sch.commit([WrapCalls(sch.tree, sch.module, OwnRandomNumbers(tp.rank), sch.path)])
+    return sch
