@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from schedule.generators import torch_states
+from schedule.generators import generator_states, restore_generators
 from schedule.tracing.effects import uses_random
 from schedule.tracing.guards import GuardMiss, check
 
@@ -42,14 +42,13 @@ def _undoing(run: Callable[..., Any], statistics: Sequence[str]) -> Callable[...
     def undoing(module: nn.Module, *inputs: Any) -> Any:
         if torch.compiler.is_compiling():
             return run(module, *inputs)
-        states = torch_states()
+        states = generator_states(module)
         buffers = [buffer for path in statistics for buffer in module.get_submodule(path).buffers()]
         kept = [buffer.clone() for buffer in buffers]
         try:
             return run(module, *inputs)
         except GuardMiss:
-            for generator, state in states:
-                generator.set_state(state)
+            restore_generators(states)
             with torch.no_grad():
                 for buffer, value in zip(buffers, kept, strict=True):
                     buffer.copy_(value)
