@@ -1,4 +1,4 @@
-"""What a forward uses of Python besides its arguments, and a graph cannot: caches of results, random numbers."""
+"""What a forward uses of Python besides its arguments, and a graph cannot: caches, lengths, random numbers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
+import torch
 from torch import nn
 
 from schedule.errors import TraceError
@@ -24,11 +25,9 @@ def results_uncached(module: nn.Module) -> Iterator[None]:
     the classes are from, and einops. Caches of transformers' own kind are passed by as under ``torch.compile``, in this
     thread.
     """
-    classes = {cls for child in module.modules() for cls in type(child).__mro__}
-    names = {cls.__module__ for cls in classes if not cls.__module__.startswith("torch.")} | {"einops.einops"}
-    files = [sys.modules[name] for name in names if name in sys.modules]
+    classes = _classes(module)
     with ExitStack() as patches:
-        for owner in (*classes, *files):
+        for owner in (*classes, *_files(classes, "einops.einops")):
             for name, member in list(vars(owner).items()):
                 if isinstance(member, functools._lru_cache_wrapper):
                     patches.enter_context(mock.patch.object(owner, name, member.__wrapped__))
@@ -37,6 +36,33 @@ def results_uncached(module: nn.Module) -> Iterator[None]:
             asked = _answered_here(theirs.is_torchdynamo_compiling)
             patches.enter_context(mock.patch.object(theirs, "is_torchdynamo_compiling", asked))
         yield
+
+
+def _classes(module: nn.Module) -> set[type]:
+    return {cls for child in module.modules() for cls in type(child).__mro__}
+
+
+def _files(classes: set[type], *further: str) -> list[Any]:
+    """The files that ``classes`` are from, but for torch's own."""
+    names = {cls.__module__ for cls in classes if not cls.__module__.startswith("torch.")}
+    return [sys.modules[name] for name in (*names, *further) if name in sys.modules]
+
+
+@contextmanager
+def lengths_followed(module: nn.Module) -> Iterator[None]:
+    """Within, ``len(x)`` in the files that the classes are from is ``x.shape[0]``, which may stay open."""
+    with ExitStack() as patches:
+        for file in _files(_classes(module)):
+            if file.__name__ != "builtins":
+                patches.enter_context(mock.patch.object(file, "len", _length, create=True))
+        yield
+
+
+def _length(value: Any) -> Any:
+    """``len(value)``; the first size of a tensor as whoever watches torch's functions gives it."""
+    if isinstance(value, torch.Tensor) and value.ndim and torch._C._len_torch_function_stack():
+        return value.shape[0]
+    return len(value)
 
 
 def _answered_here(question: Callable[[], bool]) -> Callable[[], bool]:

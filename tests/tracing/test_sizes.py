@@ -53,3 +53,19 @@ def test_a_branch_on_a_size_after_an_effect(result):
         torch.testing.assert_close(ours, twin(x, mask), rtol=0, atol=0)
         assert torch.equal(module.calls, twin.calls)
     assert state_of(module).fallbacks < 7
+
+
+class Counting(nn.Module):
+    def forward(self, x):
+        rows = len(x)
+        return x.view(rows, -1) * torch.arange(rows)[:, None] + len([1, 2]) + len(x.shape)
+
+
+def test_the_length_of_a_tensor_is_open():
+    module = Counting()
+    recording = record(module, torch.randn(3, 2, 2))
+    made = specialise(module, Counting.forward, recording.calls[module][0], recording, False)
+    assert not made.guards and not made.has_checks
+    x = torch.randn(5, 2, 2)
+    torch.testing.assert_close(made.function(module, x), module(x))
+    assert "len" not in globals()
