@@ -35,8 +35,8 @@ def _models() -> dict[str, tuple[nn.Module, list[str]]]:
     )
     build = hf.AutoModelForCausalLM.from_config
     return {
-        "gpt2": (build(gpt2, attn_implementation="eager"), ["transformer.h.0.mlp", "transformer.h.0.attn", ""]),
-        "llama": (build(llama, attn_implementation="eager"), ["model.layers.0.mlp", "model.layers.0.self_attn", ""]),
+        "gpt2": (build(gpt2, attn_implementation="eager"), ["transformer.h.0.mlp", "transformer.h.0.attn", "transformer.h.0", ""]),
+        "llama": (build(llama, attn_implementation="eager"), ["model.layers.0.mlp", "model.layers.0.self_attn", "model.layers.0", ""]),
     }
 
 
@@ -44,7 +44,6 @@ def measure(rounds: int) -> list[dict[str, object]]:
     """One row a module: microseconds of the dispatch alone, and of whole calls."""
     rows: list[dict[str, object]] = []
     for name, (model, paths) in _models().items():
-        model.eval()
         recording = record(model, {"input_ids": torch.randint(0, 64, (1, 4)), "use_cache": False})
         for path in paths:
             module = model.get_submodule(path)
@@ -55,17 +54,21 @@ def measure(rounds: int) -> list[dict[str, object]]:
             args, kwargs = _real(call.args), _real(call.kwargs)
             empty = copy.deepcopy(twin)
             install(empty, [_doing_nothing(graph) for graph in graphs], path)
-            with torch.no_grad():
-                times = interleaved(
-                    {
-                        "original": lambda twin=twin, a=args, k=kwargs: twin(*a, **k),
-                        "scheduled": lambda module=module, a=args, k=kwargs: module(*a, **k),
-                        "dispatch": lambda empty=empty, a=args, k=kwargs: empty.forward(*a, **k),
-                    },
-                    rounds,
-                    calls=200,
-                )
-            rows.append({"model": name, "module": path or "(root)", **{k: vars(v) for k, v in times.items()}})
+            for training in (False, True):
+                for each in (module, twin, empty):
+                    each.train(training)
+                with torch.no_grad():
+                    times = interleaved(
+                        {
+                            "original": lambda twin=twin, a=args, k=kwargs: twin(*a, **k),
+                            "scheduled": lambda module=module, a=args, k=kwargs: module(*a, **k),
+                            "dispatch": lambda empty=empty, a=args, k=kwargs: empty.forward(*a, **k),
+                        },
+                        rounds,
+                        calls=200,
+                    )
+                measured = {"model": name, "module": path or "(root)", "mode": "train" if training else "eval"}
+                rows.append({**measured, **{k: vars(v) for k, v in times.items()}})
             install(module, [])
     return rows
 
@@ -95,11 +98,11 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = measure(options.rounds)
-    table = Table("model", "module", "original µs", "scheduled µs", "dispatch µs", title="Cost of a scheduled call")
+    table = Table("model", "module", "mode", "original µs", "scheduled µs", "dispatch µs", title="Cost of a scheduled call")
     worst = 0.0
     for row in rows:
         cells = [f"{row[k]['median'] * 1e6:.1f}" for k in ("original", "scheduled", "dispatch")]  # type: ignore[index]
-        table.add_row(str(row["model"]), str(row["module"]), *cells)
+        table.add_row(*(str(row[name]) for name in ("model", "module", "mode")), *cells)
         worst = max(worst, row["dispatch"]["median"])  # type: ignore[index]
     Console().print(table)
     write_json(options.out, rows)

@@ -271,8 +271,8 @@ def _sharded(
     local = localise(loss.op, hidden, [targets.unsqueeze(-1)], whole=[-1])
     partial = [Partial() if one.is_shard() else Replicate() for one in local.placements]
 
-    def whole(tensor: Tensor | None) -> Tensor | None:
-        if local.mesh is None or tensor is None:
+    def whole(tensor: Tensor) -> Tensor:
+        if local.mesh is None:
             return tensor
         if not isinstance(tensor, DTensor):
             tensor = DTensor.from_local(tensor, local.mesh, [Replicate()] * local.mesh.ndim, run_check=False)
@@ -280,10 +280,9 @@ def _sharded(
         result: Tensor = tensor.redistribute(placements=everywhere).to_local(grad_placements=partial)
         return result
 
-    own_weight, own_targets = whole(weight), local.given(0).squeeze(-1)
-    assert own_weight is not None
+    own_bias, own_targets = None if bias is None else whole(bias), local.given(0).squeeze(-1)
     part = dataclasses.replace(loss, reduction="none" if loss.reduction == "none" else "sum")
-    result = _plain(part, local.x, own_weight, own_targets, whole(bias), chunk_rows)
+    result = _plain(part, local.x, whole(weight), own_targets, own_bias, chunk_rows)
     if local.mesh is None:
         return result if loss.reduction != "mean" else result / (own_targets != loss.ignore_index).sum()
     if loss.reduction == "none":

@@ -6,6 +6,7 @@ They save the normalised tensor's input (the sum, if there is one), the weight, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 
@@ -67,9 +68,7 @@ def add_rms_norm(
         TypeError, ValueError: as `rms_norm`, also for the residual.
     """
     check_float("add_rms_norm", "residual", residual)
-    normed, total = _rms_norm("add_rms_norm", x, residual, weight, eps, casting)
-    assert total is not None
-    return normed, total
+    return cast(tuple[Tensor, Tensor], _rms_norm("add_rms_norm", x, residual, weight, eps, casting))
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
@@ -110,9 +109,7 @@ def add_layer_norm(
         TypeError, ValueError: as `layer_norm`, also for the residual.
     """
     check_float("add_layer_norm", "residual", residual)
-    normed, total = _layer_norm("add_layer_norm", x, residual, weight, bias, eps)
-    assert total is not None
-    return normed, total
+    return cast(tuple[Tensor, Tensor], _layer_norm("add_layer_norm", x, residual, weight, bias, eps))
 
 
 def _rms_norm(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -116,9 +116,7 @@ def rotary_embedding(
         return _on_shards(op, "q", q, cos, sin, interleaved), _on_shards(op, "k", k, cos, sin, interleaved)
     _check_fits(op, "q", q, cos)
     _check_fits(op, "k", k, cos)
-    turned_q, turned_k = _apply(q, k, cos, sin, interleaved)
-    assert turned_k is not None
-    return turned_q, turned_k
+    return cast(tuple[Tensor, Tensor], _apply(q, k, cos, sin, interleaved))
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from schedule.generators import generator_states, restore_generators
+from schedule.generators import torch_states
 from schedule.tracing.hooks import acts_now
 from schedule.tracing.outputs import OutputMiss
 from schedule.tracing.regions import closing_regions
@@ -50,22 +50,34 @@ def intact(module: nn.Module, cls: type, training: bool) -> bool:
 def _guarded(specialisation: Specialisation) -> Callable[..., Any]:
     """The graph's function, prepared for what may go wrong inside it."""
     run = specialisation.function
-    if not (specialisation.has_regions or specialisation.has_checks):
-        return run
+    if specialisation.has_regions:
+        run = _closing(run)
+    return _rewinding(run) if specialisation.checks_outputs and specialisation.training else run
 
-    def guarded(module: nn.Module, *inputs: Any) -> Any:
+
+def _closing(run: Callable[..., Any]) -> Callable[..., Any]:
+    def closing(module: nn.Module, *inputs: Any) -> Any:
         with closing_regions():
             return run(module, *inputs)
 
+    return closing
+
+
+def _rewinding(run: Callable[..., Any]) -> Callable[..., Any]:
+    """``run``; where it finds late that it does not hold, the original forward draws the same numbers."""
+
     def rewinding(module: nn.Module, *inputs: Any) -> Any:
-        states = generator_states(module)
+        if torch.compiler.is_compiling():
+            return run(module, *inputs)
+        states = torch_states()
         try:
-            return guarded(module, *inputs)
-        except OutputMiss:  # the original forward draws the same numbers
-            restore_generators(states)
+            return run(module, *inputs)
+        except OutputMiss:
+            for generator, state in states:
+                generator.set_state(state)
             raise
 
-    return rewinding if specialisation.checks_outputs and specialisation.training else guarded
+    return rewinding
 
 
 def generated_select(

@@ -33,6 +33,14 @@ def restore_generators(states: dict[str, Any]) -> None:
             torch.cuda.set_rng_state(state, name)
 
 
+def torch_states() -> list[tuple[torch.Generator, torch.Tensor]]:
+    """The default generators that dropout draws from, here and on the current GPU, with their states; about 1 µs."""
+    generators = [torch.default_generator]
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
+    return [(generator, generator.get_state()) for generator in generators]
+
+
 def seed_all(seed: int) -> None:
     """Seed every generator; LayerDrop and SpecAugment draw from Python's and numpy's."""
     torch.manual_seed(seed)

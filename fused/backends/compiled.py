@@ -15,21 +15,22 @@ from fused.backends.reference.activations import ACTIVATIONS, biased
 Tensor = torch.Tensor
 
 # GELU's tanh form is z·σ(u) with u = 2√(2/π)(z + 0.044715z³): one exponential, and nothing cancels.
-LINEAR = 2 * math.sqrt(2 / math.pi)
-CUBIC = LINEAR * 0.044715
+_LINEAR = 2 * math.sqrt(2 / math.pi)
+_CUBIC = _LINEAR * 0.044715
 
 
 def _tanh_gelu(z: Tensor) -> Tensor:
-    return z * torch.sigmoid(z * (LINEAR + CUBIC * z * z))
+    return z * torch.sigmoid(z * (_LINEAR + _CUBIC * z * z))
 
 
-def _tanh_gelu_gradient(g: Tensor, z: Tensor) -> Tensor:
+def tanh_gelu_pair(z: Tensor) -> tuple[Tensor, Tensor]:
+    """GELU's tanh form and its slope, from one exponential."""
     square = z * z
-    u = z * (LINEAR + CUBIC * square)
+    u = z * (_LINEAR + _CUBIC * square)
     e = torch.exp(-u.abs())
     r = 1 / (1 + e)
     s = r * torch.where(u < 0, e, 1.0)
-    return g * (s + z * (LINEAR + 3 * CUBIC * square) * e * r * r)
+    return z * s, s + z * (_LINEAR + 3 * _CUBIC * square) * e * r * r
 
 
 # Abramowitz and Stegun 7.1.26: erfc(x) = t(a₁ + a₂t + … + a₅t⁴)·exp(-x²), t = 1/(1 + px), within 1.5e-7.
@@ -37,23 +38,19 @@ _P = 0.3275911
 _A = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
 
 
-def normal(z: Tensor) -> tuple[Tensor, Tensor]:
-    """Φ(z) and exp(-z²/2), from one exponential."""
+def erf_gelu_pair(z: Tensor) -> tuple[Tensor, Tensor]:
+    """GELU, z·Φ(z), and its slope, from one exponential."""
     e = torch.exp(-0.5 * z * z)
     t = 1 / (1 + (_P * math.sqrt(0.5)) * z.abs())
     tail = t * (_A[0] + t * (_A[1] + t * (_A[2] + t * (_A[3] + t * _A[4])))) * e * 0.5
-    return torch.where(z < 0, tail, 1 - tail), e
-
-
-def _erf_gelu_gradient(g: Tensor, z: Tensor) -> Tensor:
-    cdf, e = normal(z)
-    return g * (cdf + z * e * (1 / math.sqrt(2 * math.pi)))
+    normal = torch.where(z < 0, tail, 1 - tail)
+    return z * normal, normal + z * e * (1 / math.sqrt(2 * math.pi))
 
 
 VALUES: dict[str, Callable[[Tensor], Tensor]] = {"gelu_tanh": _tanh_gelu}
 _GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "gelu": _erf_gelu_gradient,
-    "gelu_tanh": _tanh_gelu_gradient,
+    "gelu": lambda g, z: g * erf_gelu_pair(z)[1],
+    "gelu_tanh": lambda g, z: g * tanh_gelu_pair(z)[1],
 }
 
 

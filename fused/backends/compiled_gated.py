@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
 
-from fused.backends.compiled import CUBIC, LINEAR, VALUES, normal
+from fused.backends.compiled import VALUES, erf_gelu_pair, tanh_gelu_pair
 from fused.backends.reference.activations import ACTIVATIONS, QUICK
 from fused.backends.reference.gated import Gradients, Number, limited, operands, unlimited
 
@@ -19,20 +18,6 @@ def _sigmoid_gated(z: Tensor, steepness: float = 1.0) -> Pair:
     s = torch.sigmoid(z if steepness == 1.0 else steepness * z)
     a = z * s
     return a, s + steepness * a * (1 - s)
-
-
-def _tanh_gelu(z: Tensor) -> Pair:
-    square = z * z
-    u = z * (LINEAR + CUBIC * square)
-    e = torch.exp(-u.abs())
-    r = 1 / (1 + e)
-    s = r * torch.where(u < 0, e, 1.0)
-    return z * s, s + z * (LINEAR + 3 * CUBIC * square) * e * r * r
-
-
-def _erf_gelu(z: Tensor) -> Pair:
-    cdf, e = normal(z)
-    return z * cdf, cdf + z * e * (1 / math.sqrt(2 * math.pi))
 
 
 def _relu2(z: Tensor) -> Pair:
@@ -56,8 +41,8 @@ _PAIRS: dict[str, Callable[[Tensor], Pair]] = {
     "relu2": _relu2,
     "silu": _sigmoid_gated,
     "quick_gelu": lambda z: _sigmoid_gated(z, QUICK),
-    "gelu": _erf_gelu,
-    "gelu_tanh": _tanh_gelu,
+    "gelu": erf_gelu_pair,
+    "gelu_tanh": tanh_gelu_pair,
     "tanh": _tanh,
     "sigmoid": _sigmoid,
 }

@@ -10,6 +10,7 @@ from transformers import TrainerCallback
 from schedule.generators import generator_states, restore_generators
 from schedule.optimizer import Rules, optimize
 from schedule.report import Report
+from schedule.tracing.structure import map_structure
 from schedule.tree import Schedule, create_schedule
 from schedule.verify import verify
 
@@ -45,7 +46,9 @@ class OptimizeCallback(TrainerCallback):
         model, data = given["model"], given["train_dataloader"]
         states = generator_states(model)
         try:
-            batch = _on(next(iter(data)), args.device)
+            batch = map_structure(
+                next(iter(data)), lambda leaf: leaf.to(args.device) if isinstance(leaf, torch.Tensor) else leaf
+            )
         finally:
             restore_generators(states)
         self.schedule = create_schedule(model, batch)
@@ -57,7 +60,3 @@ class OptimizeCallback(TrainerCallback):
         """Undo it all unless the model is to stay scheduled."""
         while not self.keep and self.schedule is not None and self.schedule.history:
             self.schedule.undo()
-
-
-def _on(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    return {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in batch.items()}

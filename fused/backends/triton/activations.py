@@ -19,6 +19,7 @@ from fused.backends.triton.launch import (
     row_block,
     row_span,
     row_tile,
+    warps_tuned,
 )
 
 Tensor = torch.Tensor
@@ -99,6 +100,7 @@ def slope(z, ACTIVATION: tl.constexpr, FROM_RESULT: tl.constexpr = False):
         return z * (1 - z) if FROM_RESULT else logistic(z)[1]
 
 
+@warps_tuned
 @triton.jit
 def _activation(
     x, bias, out, rows, columns, stride,
@@ -159,7 +161,7 @@ def bias_activation(x: Tensor, bias: Tensor | None, *, activation: str) -> Any:
         *(flat, None if bias is None else bias.contiguous(), out, rows, columns, flat.stride(0)),
         ACTIVATION=activation,
         BIASED=bias is not None,
-        **tile.settings,
+        **tile.block,
     )
     return out
 

@@ -15,11 +15,14 @@ from fused.backends.triton.launch import (
     launch,
     row_block,
     row_span,
+    rows_with_stride,
+    warps_tuned,
 )
 
 Tensor = torch.Tensor
 
 
+@warps_tuned
 @triton.jit
 def _forward(
     x, bias, residual, keep, out, keep_scale, rows, columns, x_stride, residual_stride, keep_stride,
@@ -72,7 +75,8 @@ def bias_dropout(
     dtype = x.dtype
     for other in (bias, residual):
         dtype = dtype if other is None else torch.promote_types(dtype, other.dtype)
-    flat, residual_rows, keep_rows = as_rows(x), _rows(residual), _rows(keep)
+    flat = as_rows(x)
+    (residual_rows, residual_stride), (keep_rows, keep_stride) = rows_with_stride(residual), rows_with_stride(keep)
     rows, columns = flat.shape
     tile = column_tile(columns)
     out = torch.empty(rows, columns, dtype=dtype, device=x.device)
@@ -80,9 +84,9 @@ def bias_dropout(
         _forward,
         (triton.cdiv(rows, tile.rows), triton.cdiv(columns, tile.columns)),
         *(flat, None if bias is None else bias.contiguous(), residual_rows, keep_rows, out),
-        *(keep_scale, rows, columns, flat.stride(0), _stride(residual_rows), _stride(keep_rows)),
+        *(keep_scale, rows, columns, flat.stride(0), residual_stride, keep_stride),
         COMPUTE=compute,
-        **tile.settings,
+        **tile.block,
     )
     return out.view(x.shape)
 
@@ -99,7 +103,7 @@ def bias_dropout_backward(
     compute = compute_type(g)
     if keep is not None and compute == tl.float64:
         return NotImplemented
-    flat, keep_rows = as_rows(g), _rows(keep)
+    flat, (keep_rows, keep_stride) = as_rows(g), rows_with_stride(keep)
     rows, columns = flat.shape
     tile = column_tile(columns)
     total = torch.float64 if compute == tl.float64 else torch.float32
@@ -109,17 +113,9 @@ def bias_dropout_backward(
         _backward,
         (len(partials), triton.cdiv(columns, tile.columns)),
         *(flat, keep_rows, dx, None if bias_dtype is None else partials),
-        *(keep_scale, rows, columns, flat.stride(0), _stride(keep_rows)),
+        *(keep_scale, rows, columns, flat.stride(0), keep_stride),
         COMPUTE=compute,
         **tile.settings,
     )
     dbias = None if bias_dtype is None else partials.sum(0).to(bias_dtype)
     return None if dx is None else dx.view(g.shape), dbias
-
-
-def _rows(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else as_rows(tensor)
-
-
-def _stride(rows: Tensor | None) -> int:
-    return 0 if rows is None else rows.stride(0)

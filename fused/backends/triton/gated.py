@@ -17,6 +17,7 @@ from fused.backends.triton.launch import (
     launch,
     row_block,
     row_span,
+    warps_tuned,
 )
 
 Tensor = torch.Tensor
@@ -33,6 +34,7 @@ def _limited(gate, linear, offset, clamp):
     return gate, linear
 
 
+@warps_tuned
 @triton.jit
 def _gated(
     gate, up, bias, weights, out, offset, clamp, rows, columns, gate_stride, up_stride,
@@ -129,7 +131,7 @@ def gated_activation(
         *(gate, linear, _contiguous(bias), _contiguous(weights), out, offset, clamp),
         *(rows, columns, gate.stride(0), linear.stride(0)),
         ACTIVATION=activation,
-        **tile.settings,
+        **tile.block,
     )
     return out
 

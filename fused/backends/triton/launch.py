@@ -33,9 +33,14 @@ class Tile:
     warps: int
 
     @property
+    def block(self) -> dict[str, int]:
+        """ROWS and COLUMNS, for a launch of a kernel whose warps are tuned."""
+        return {"ROWS": self.rows, "COLUMNS": self.columns}
+
+    @property
     def settings(self) -> dict[str, int]:
         """ROWS, COLUMNS and num_warps, for a launch."""
-        return {"ROWS": self.rows, "COLUMNS": self.columns, "num_warps": self.warps}
+        return {**self.block, "num_warps": self.warps}
 
 
 def row_tile(columns: int, *, whole: int = WHOLE_ROW, numbers: int = 2048) -> Tile:
@@ -97,6 +102,10 @@ def tuned(configs: Sequence[triton.Config], key: Sequence[str]) -> Callable[[Any
         return triton.autotune(chosen, key=list(key), cache_results=True)(kernel)
 
     return decorate
+
+
+# Four to sixteen numbers a thread, of a block of `column_tile`.
+warps_tuned = tuned([triton.Config({}, num_warps=warps) for warps in (4, 8, 16)], key=["columns"])
 
 
 def column_partials(rows: int, columns: int, device: torch.device, dtype: torch.dtype, rows_at_once: int) -> Tensor:

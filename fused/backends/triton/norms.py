@@ -6,6 +6,8 @@ waits in memory, which no other program touches.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import triton
 import triton.language as tl
@@ -225,11 +227,8 @@ def layer_norm(
     """As the reference formula of this name; float64 is left to it."""
     if _double(x, residual, weight, bias):
         return NotImplemented
-    out, total, mean, rstd = _forward(
-        x, residual, weight, bias, eps, out_dtype, round_first=False, one_more=False, centred=True
-    )
-    assert mean is not None
-    return out, total, mean, rstd
+    results = _forward(x, residual, weight, bias, eps, out_dtype, round_first=False, one_more=False, centred=True)
+    return cast(tuple[Tensor, Tensor | None, Tensor, Tensor], results)
 
 
 def rms_norm_backward(
