@@ -1,4 +1,4 @@
-"""How long it takes to schedule GPT-2 on the meta device, beside ``torch.export`` of the same model, as layers grow.
+"""How long it takes to schedule GPT-2 and a 70B-shaped Llama on meta, beside ``torch.export``, as layers grow.
 
 Scheduling is everything ``schedule.optimize`` does: the recorded run, tracing for train and eval, matching every rule
 in every module, rewriting, generating the dispatch. Both run in this process, alternating; medians of several.
@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers as hf
@@ -26,65 +27,104 @@ from benchmarks.timing import write_json
 from schedule.runtime import state_of
 
 
-def _model(layers: int) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+def _gpt2(layers: int) -> nn.Module:
     config = hf.GPT2Config(n_layer=layers, use_cache=False)
-    with torch.device("meta"):
-        model = hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-        ids = torch.zeros(2, 64, dtype=torch.long)
-    return model, {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    model: nn.Module = hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    return model
+
+
+def _llama_70b(layers: int) -> nn.Module:
+    config = hf.LlamaConfig(
+        vocab_size=128256,
+        hidden_size=8192,
+        intermediate_size=28672,
+        num_hidden_layers=layers,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        use_cache=False,
+    )
+    model: nn.Module = hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    return model
+
+
+MODELS = {"gpt2": (_gpt2, "transformer.h.0.mlp"), "llama 70B": (_llama_70b, "model.layers.0.mlp")}
+LAYERS = {"gpt2": [12, 24, 48, 96], "llama 70B": [20, 40, 80]}
+
+
+def _batch() -> dict[str, torch.Tensor]:
+    ids = torch.zeros(2, 64, dtype=torch.long, device="meta")
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
 
 
 def _schedule(model: nn.Module, batch: dict[str, torch.Tensor]) -> None:
     schedule.optimize(model, batch, cost_guard=False)
-    if state_of(model.get_submodule("transformer.h.0.mlp")) is None:
-        raise SystemExit("nothing was rewritten")
 
 
 def _export(model: nn.Module, batch: dict[str, torch.Tensor]) -> None:
     torch.export.export(model, (), batch, strict=False)
 
 
-def _seconds(run: Callable[[nn.Module, dict[str, torch.Tensor]], None], layers: int) -> float:
-    model, batch = _model(layers)
+def _seconds(run: Callable[[nn.Module, dict[str, torch.Tensor]], None], name: str, layers: int) -> float:
+    build, path = MODELS[name]
+    with torch.device("meta"):
+        model = build(layers)
     gc.collect()
     start = time.perf_counter()
-    run(model, batch)
-    return time.perf_counter() - start
+    run(model, _batch())
+    seconds = time.perf_counter() - start
+    if run is _schedule and state_of(model.get_submodule(path)) is None:
+        raise SystemExit("nothing was rewritten")
+    return seconds
 
 
-def measure(sizes: list[int], rounds: int) -> list[dict[str, float]]:
-    """One row a depth: median seconds of ours and of export, and ours per layer."""
-    _seconds(_schedule, 1), _seconds(_export, 1)
-    rows = []
+def measure(name: str, sizes: list[int], rounds: int) -> list[dict[str, Any]]:
+    """One row a depth: median seconds of ours and of export, and ours a layer more than the row before has."""
+    _seconds(_schedule, name, 2), _seconds(_export, name, 2)
+    rows: list[dict[str, Any]] = []
     for layers in sizes:
         ours, export = [], []
         for _ in range(rounds):
-            ours.append(_seconds(_schedule, layers))
-            export.append(_seconds(_export, layers))
-        row = {"layers": layers, "ours": statistics.median(ours), "export": statistics.median(export)}
-        rows.append({**row, "ours_min": min(ours), "ours_max": max(ours), "per_layer": row["ours"] / layers})
+            ours.append(_seconds(_schedule, name, layers))
+            export.append(_seconds(_export, name, layers))
+        row = {"model": name, "layers": layers, "ours": statistics.median(ours), "export": statistics.median(export)}
+        row |= {"ours_min": min(ours), "ours_max": max(ours), "per_layer": row["ours"] / layers}
+        if rows:
+            row["per_further_layer"] = (row["ours"] - rows[-1]["ours"]) / (layers - rows[-1]["layers"])
+        rows.append(row)
     return rows
 
 
 def main() -> None:
     """Measure, print, write JSON; exit 1 if export of the deepest model is faster."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", type=int, nargs="+", default=[12, 24, 48, 96])
+    parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/compile_time.json"))
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    rows = measure(options.layers, options.rounds)
-    table = Table("layers", "ours s", "spread", "torch.export s", "ours / export", "ours ms per layer")
+    rows = [row for name in options.only for row in measure(name, LAYERS[name], options.rounds)]
+    headings = (
+        "model",
+        "layers",
+        "ours s",
+        "spread",
+        "torch.export s",
+        "ours / export",
+        "ms a layer",
+        "ms a further layer",
+    )
+    table = Table(*headings)
     for row in rows:
         table.add_row(
+            row["model"],
             str(row["layers"]),
             f"{row['ours']:.2f}",
             f"{row['ours_min']:.2f}–{row['ours_max']:.2f}",
             f"{row['export']:.2f}",
             f"{row['ours'] / row['export']:.2f}",
             f"{row['per_layer'] * 1e3:.1f}",
+            f"{row['per_further_layer'] * 1e3:.1f}" if "per_further_layer" in row else "",
         )
     Console().print(table)
     write_json(options.out, rows)

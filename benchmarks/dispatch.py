@@ -35,8 +35,14 @@ def _models() -> dict[str, tuple[nn.Module, list[str]]]:
     )
     build = hf.AutoModelForCausalLM.from_config
     return {
-        "gpt2": (build(gpt2, attn_implementation="eager"), ["transformer.h.0.mlp", "transformer.h.0.attn", "transformer.h.0", ""]),
-        "llama": (build(llama, attn_implementation="eager"), ["model.layers.0.mlp", "model.layers.0.self_attn", "model.layers.0", ""]),
+        "gpt2": (
+            build(gpt2, attn_implementation="eager"),
+            ["transformer.h.0.mlp", "transformer.h.0.attn", "transformer.h.0", ""],
+        ),
+        "llama": (
+            build(llama, attn_implementation="eager"),
+            ["model.layers.0.mlp", "model.layers.0.self_attn", "model.layers.0", ""],
+        ),
     }
 
 
@@ -98,7 +104,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = measure(options.rounds)
-    table = Table("model", "module", "mode", "original µs", "scheduled µs", "dispatch µs", title="Cost of a scheduled call")
+    times = ("original µs", "scheduled µs", "dispatch µs")
+    table = Table("model", "module", "mode", *times, title="Cost of a scheduled call")
     worst = 0.0
     for row in rows:
         cells = [f"{row[k]['median'] * 1e6:.1f}" for k in ("original", "scheduled", "dispatch")]  # type: ignore[index]
