@@ -34,6 +34,13 @@ _UNWATCHED = {"training", "_is_full_backward_hook", "call_super_init", "dump_pat
 _NOTHING = object()
 
 
+class _Quiet:
+    """Base of the classes that watch: the user's class is not told that it has a subclass."""
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        """Nothing."""
+
+
 class SettingsReads:
     """Collects the settings that are read, and the attributes that are assigned, while it watches.
 
@@ -126,10 +133,9 @@ class SettingsReads:
             return (rebuild, (cls, *rest), *state)  # copies made by the forward are of the user's class
 
         members = {"__getattribute__": __getattribute__, "__setattr__": __setattr__, "__reduce_ex__": __reduce_ex__}
-        watched_class = type(cls.__name__, (cls,), members)
+        watched_class = type(cls.__name__, (_Quiet, cls), members)
         watched_class.__module__, watched_class.__qualname__ = cls.__module__, cls.__qualname__
         return watched_class
-
 
     def _assign(self, target: Any, place: tuple[str, str | None], name: str, value: Any) -> None:
         """``target.name = value``: no change, something for the graph to do, or nothing that it could do again."""

@@ -42,8 +42,15 @@ def depends_on_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         return len(args) == 1
     if name == "__getitem__":
         index = args[1] if isinstance(args[1], tuple) else (args[1],)
-        return any(isinstance(each, torch.Tensor) and each.dtype in (torch.bool, torch.uint8) for each in index)
+        return any(map(_shaped_by, index))
     return name in _READS or name in _SHAPED_BY_DATA
+
+
+def _shaped_by(index: Any) -> bool:
+    """Whether data decides how much an index picks: a mask, or a slice with a bound that is a tensor."""
+    if isinstance(index, slice):
+        return any(isinstance(bound, torch.Tensor) for bound in (index.start, index.stop, index.step))
+    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
 
 
 def place(func: Any) -> Place:

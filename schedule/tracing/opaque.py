@@ -69,6 +69,9 @@ def _transformers_cache() -> type | None:
 class _Watched:
     """Mixin of every watched object; ``_watch`` is ``(tracker, value, node)``."""
 
+    def __init_subclass__(cls, **_: Any) -> None:
+        """Nothing: transformers registers the layers of caches when they are defined, and these are none."""
+
     def __init__(self, *_: Any, **__: Any) -> None:
         """Nothing: a watched object is complete when it is made."""
 
@@ -142,7 +145,8 @@ class OpaqueTracker:
         if isinstance(attribute, bool) or attribute is None:
             self.tracer.guard(read, attribute)
             return attribute
-        tracked = self.tracer.track(attribute, read)
+        with torch._C.DisableTorchFunction():
+            tracked = self.tracer.track(attribute, read)
         return TrackedDict(self.tracer, read, tracked) if type(attribute) is dict else tracked
 
     def call(

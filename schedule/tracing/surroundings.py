@@ -7,7 +7,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -63,6 +63,36 @@ def _length(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.ndim and torch._C._len_torch_function_stack():
         return value.shape[0]
     return len(value)
+
+
+@contextmanager
+def masks_broadcast() -> Iterator[None]:
+    """Within, in this thread, transformers' functions of masks are given all indices at once, not one by one.
+
+    The result is the same (it is how transformers makes most masks, :func:`sdpa_mask` there); what ``torch.vmap`` does
+    cannot be watched.
+    """
+    theirs: Any = sys.modules.get("transformers.masking_utils")
+    if theirs is None:
+        yield
+        return
+    thread, one_by_one, indexing = threading.get_ident(), theirs._vmap_expansion_sdpa, theirs.TransformGetItemToIndex
+
+    def expanded(function: Callable[..., Any]) -> Callable[..., Any]:
+        if threading.get_ident() != thread:
+            mask: Callable[..., Any] = one_by_one(function)
+            return mask
+        return lambda *indices: function(*theirs._non_vmap_expansion_sdpa(*indices)).expand(*map(_length, indices))
+
+    def of_scalars() -> AbstractContextManager[Any]:
+        block: AbstractContextManager[Any] = nullcontext() if threading.get_ident() == thread else indexing()
+        return block
+
+    with (
+        mock.patch.object(theirs, "_vmap_expansion_sdpa", expanded),
+        mock.patch.object(theirs, "TransformGetItemToIndex", of_scalars),
+    ):
+        yield
 
 
 def _answered_here(question: Callable[[], bool]) -> Callable[[], bool]:

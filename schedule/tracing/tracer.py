@@ -36,7 +36,12 @@ from schedule.tracing.specs import TensorSpec
 from schedule.tracing.standins import stand_in
 from schedule.tracing.structure import is_plain_dataclass, is_plain_mapping, map_structure
 from schedule.tracing.structure import leaves as structure_leaves
-from schedule.tracing.surroundings import lengths_followed, random_numbers_refused, results_uncached
+from schedule.tracing.surroundings import (
+    lengths_followed,
+    masks_broadcast,
+    random_numbers_refused,
+    results_uncached,
+)
 from schedule.tracing.trials import keeps_statistics
 
 EnterChild = Callable[[nn.Module, str], bool]
@@ -89,6 +94,7 @@ class ModuleTracer(TorchFunctionMode):
             stack.enter_context(self.regions.autocast_tracked())
             stack.enter_context(results_uncached(self.module))
             stack.enter_context(lengths_followed(self.module))
+            stack.enter_context(masks_broadcast())
             stack.enter_context(nothing_collected())
             stack.enter_context(random_numbers_refused())
             stack.enter_context(self)

@@ -75,6 +75,17 @@ def test_a_list_of_numbers_is_open_but_for_its_length():
     assert_as(twin, module, torch.randn(7, 3), torch.tensor([3, 1, 3]), missed=1)
 
 
+class Slicing(nn.Module):
+    def forward(self, x, sizes):
+        return [row[:size] * size for row, size in zip(x, sizes, strict=True)]
+
+
+def test_a_slice_up_to_a_tensor_is_open():
+    module = Slicing()
+    twin = scheduled(module, torch.randn(2, 5), torch.tensor([2, 3]))
+    assert_as(twin, module, torch.randn(2, 7), torch.tensor([6, 1]), missed=0)
+
+
 class Masking(nn.Module):
     def forward(self, x, mask):
         picked = x[mask]
