@@ -11,8 +11,12 @@ import torch
 
 from schedule.verify.values import named_tensors, named_values
 
-# Their sizes belong to the architecture (image size, mel bins), so only the number of rows varies.
-_ROWS_ONLY = ("pixel_values", "input_features", "input_values", "bbox", "labels_onehot", "pixel_mask")
+# Their sizes belong to the architecture (image size, mel bins, axes of a grid), so only the number of rows varies.
+_ROWS_ONLY = (
+    *("pixel_values", "pixel_mask", "pixel_attention_mask", "spatial_shapes", "image_sizes", "merge_sizes", "bbox"),
+    *("grid_thw", "image_grid_thw", "video_grid_thw", "image_grid_hw", "labels_onehot"),
+    *("input_features", "input_features_mask", "feature_attention_mask", "input_values"),
+)
 
 
 @dataclass(frozen=True)
