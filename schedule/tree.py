@@ -283,6 +283,8 @@ class Schedule:
     fork_rng = primitives.fork_rng
     shard = primitives.shard
     sync = primitives.sync
+    shard_plan = primitives.shard_plan
+    apply_plan = primitives.apply_plan
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """A primitive that a user registered."""
@@ -321,15 +323,3 @@ def create_schedule(model: nn.Module, example_inputs: Any = None, mesh: Any = No
                 fix="schedule the model first, then torch.compile(model)",
             )
     return Tree(model, example_inputs, mesh).node(model)
-
-
-def build(sch: Schedule) -> nn.Module:
-    """The scheduled model, ready to use: the same object that the schedule was made of.
-
-    Raises:
-        NotApplicable: a primitive is still running.
-    """
-    pending = sch.tree.history.pending
-    if pending is not None:
-        raise NotApplicable(f"{pending.description} is still running", asked="build", fix="build afterwards")
-    return sch.root.module

@@ -10,53 +10,30 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
-from schedule.distributed.collectives import copy_to_tensor_parallel
 from schedule.distributed.modules import COLUMN, sharding_of
 from schedule.errors import ShardError
 from schedule.runtime import STATE, install, scheduled_class, state_of
 from schedule.tracing.specialisation import Specialisation, original_class
 
 
-class CopiedInputs:
-    """The forward of a class with some arguments copied to the tensor-parallel ranks first.
+def shared_inputs(
+    caller: nn.Module, whole: Specialisation, is_column: Callable[[nn.Module], bool]
+) -> tuple[str, ...]:
+    """Names of the arguments of ``caller`` that go to its column-parallel modules and nowhere else.
 
     Args:
-        cls: the class.
-        names: of the arguments.
-        group: name of the process group.
-    """
-
-    def __init__(self, cls: type[nn.Module], names: tuple[str, ...], group: str) -> None:
-        self.cls, self.names, self.group = cls, names, group
-        positions = list(inspect.signature(cls.forward).parameters)
-        self._positions = {positions.index(name) - 1 for name in names}
-        self.__qualname__ = f"{cls.__qualname__}.forward"
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.cls.forward)
-
-    def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """The class's forward on the copied arguments."""
-        copied = tuple(self._copy(a) if i in self._positions else a for i, a in enumerate(args))
-        named = {name: self._copy(a) if name in self.names else a for name, a in kwargs.items()}
-        return self.cls.forward(module, *copied, **named)
-
-    def _copy(self, argument: Any) -> Any:
-        return copy_to_tensor_parallel(argument, self.group) if isinstance(argument, Tensor) else argument
-
-
-def shared_inputs(caller: nn.Module, whole: Specialisation) -> tuple[str, ...]:
-    """Names of the arguments of ``caller`` that go to its column-parallel modules and nowhere else.
+        caller: the module.
+        whole: its forward, traced before anything was sharded.
+        is_column: whether a module is column-parallel.
 
     Raises:
         ShardError: one is used otherwise too, or a module reduces its own gradient already.
     """
     names: dict[str, None] = {}
     for node in whole.graph.nodes:
-        if not _is_column(node, caller):
+        if not _is_column(node, caller, is_column):
             continue
         source = node.all_input_nodes[0]
         text = whole.signature.inputs.get(str(source.target), "") if source.op == "placeholder" else ""
@@ -66,7 +43,7 @@ def shared_inputs(caller: nn.Module, whole: Specialisation) -> tuple[str, ...]:
                 where=node.format_node() or "",
                 fix=f'sync("bwd_post", "all_reduce") {node.target} itself',
             )
-        _check_users(source, caller)
+        _check_users(source, caller, is_column)
         names[text] = None
     return tuple(names)
 
@@ -85,35 +62,36 @@ def _has_column_role(child: nn.Module) -> bool:
     return sharding is not None and sharding.role(child) == COLUMN
 
 
-def _is_column(node: fx.Node, caller: nn.Module) -> bool:
-    return node.op == "call_module" and _has_column_role(caller.get_submodule(str(node.target)))
+def _is_column(node: fx.Node, caller: nn.Module, is_column: Callable[[nn.Module], bool]) -> bool:
+    return node.op == "call_module" and is_column(caller.get_submodule(str(node.target)))
 
 
-def _check_users(source: fx.Node, caller: nn.Module) -> None:
+def _check_users(source: fx.Node, caller: nn.Module, is_column: Callable[[nn.Module], bool]) -> None:
     for user in source.users:
         if user.target is getattr:  # its shape or dtype
             continue
-        if not _is_column(user, caller):
+        if not _is_column(user, caller, is_column):
             raise ShardError(
                 f"{source.target} is used by {user.name} as well, whose gradient is no partial sum",
                 where=user.format_node() or "",
                 fix="shard all of its users along their outputs, or sync each projection itself",
             )
-        sharding = sharding_of(caller.get_submodule(str(user.target)))
-        if sharding is not None and sharding.syncs.keys() & {"bwd_post", "fwd_pre"}:
+        child = caller.get_submodule(str(user.target))
+        sharding = sharding_of(child)
+        if sharding is not None and sharding.reduces_gradients(child):
             raise ShardError(f"{user.target} synchronises its own input already", fix="undo that, or leave this out")
 
 
 class WrapForward:
     """A module runs another forward where no graph applies; its graphs are traced from that one."""
 
-    def __init__(self, module: nn.Module, forward: Callable[..., Any], name: str) -> None:
-        self.module, self.forward, self.name = module, forward, name
+    def __init__(self, module: nn.Module, make: Callable[[], Callable[..., Any]], name: str) -> None:
+        self.module, self.make, self.name = module, make, name
         self._before = state_of(module)
 
     def apply(self) -> None:
         """Install it."""
-        install(self.module, (), self.name, self.forward)
+        install(self.module, (), self.name, self.make())
 
     def revert(self) -> None:
         """Put back what ran before."""

@@ -12,67 +12,47 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.distributed_c10d import _get_group_size_by_name, _resolve_process_group
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
+from schedule.distributed.chunks import chunk_bounds
+from schedule.distributed.groups import exchanged, group_rank, group_size, stacked, summed, summed_part
 from schedule.errors import ShardError
-
-if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import GroupName
-
-
-def chunk_bounds(size: int, ranks: int, rank: int) -> tuple[int, int]:
-    """Where the part of ``rank`` begins and ends in a dimension of ``size``, as ``torch.chunk`` cuts it."""
-    step = -(-size // ranks)
-    return min(rank * step, size), min((rank + 1) * step, size)
-
 
 # -- without gradients --------------------------------------------------------------------------------------
 
 
-def _wait(pending: Tensor) -> Tensor:
-    finished: Tensor = torch.ops._c10d_functional.wait_tensor(pending)
-    return finished
-
-
-def _sum(x: Tensor, group: str) -> Tensor:
-    if group_size(group) == 1:
-        return x.clone()
-    return _wait(torch.ops._c10d_functional.all_reduce(x.contiguous(), "sum", group))
-
-
 def _own(x: Tensor, group: str, axis: int) -> Tensor:
-    ranks = group_size(group)
-    begin, end = chunk_bounds(x.shape[axis], ranks, _rank(group))
+    begin, end = chunk_bounds(x.shape[axis], group_size(group), group_rank(group))
     return x.narrow(axis, begin, end - begin).clone(memory_format=torch.contiguous_format)
 
 
 def _gathered(x: Tensor, group: str, axis: int, size: int | None) -> Tensor:
     """Every rank's part of a dimension of ``size``; of equal parts if None."""
-    ranks = group_size(group)
     own = x.shape[axis]
-    step = own if size is None else -(-size // ranks)
+    step = own if size is None else -(-size // group_size(group))
     first = x.movedim(axis, 0)
     if own < step:
         first = torch.cat((first, first.new_zeros((step - own, *first.shape[1:]))))
-    if ranks > 1:
-        first = torch.ops._c10d_functional.all_gather_into_tensor(first.contiguous(), ranks, group)
-        first = _wait(first)
+    first = stacked(first, group)
     whole = first if size is None else first.narrow(0, 0, size)
     return whole.movedim(0, axis).contiguous()
 
 
 def _sum_scattered(x: Tensor, group: str, axis: int) -> Tensor:
+    divided_evenly(x.shape[axis], group_size(group), axis)
+    return summed_part(x.movedim(axis, 0), group).movedim(0, axis).contiguous()
+
+
+def _moved(x: Tensor, group: str, source: int, target: int) -> Tensor:
+    """Shared out along ``source``; comes back shared out along ``target``."""
     ranks = group_size(group)
-    even = divided_evenly(x.shape[axis], ranks, axis)
-    first = x.movedim(axis, 0).contiguous()
-    if ranks > 1:
-        first = _wait(torch.ops._c10d_functional.reduce_scatter_tensor(first, "sum", ranks, group))
-    return first.narrow(0, 0, even).movedim(0, axis).contiguous()
+    divided_evenly(x.shape[target], ranks, target)
+    parts = torch.stack(x.chunk(ranks, target))
+    return torch.cat(exchanged(parts, group).unbind(), source).contiguous()
 
 
 def divided_evenly(size: int, ranks: int, axis: int) -> int:
@@ -87,15 +67,6 @@ def divided_evenly(size: int, ranks: int, axis: int) -> int:
             fix="pad that axis to a multiple of the ranks, or use all_reduce, which needs no even parts",
         )
     return size // ranks
-
-
-def group_size(group: str) -> int:
-    """How many ranks the group of this name has."""
-    return int(_get_group_size_by_name(cast("GroupName", group)))
-
-
-def _rank(group: str) -> int:
-    return int(_resolve_process_group(cast("GroupName", group)).rank())
 
 
 # -- with gradients -----------------------------------------------------------------------------------------
@@ -118,7 +89,7 @@ class _Copy(torch.autograd.Function):
 class _Reduce(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, group: str) -> Tensor:
-        return _sum(x, group)
+        return summed(x, group)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -184,6 +155,20 @@ class _ReduceScatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         return _GatherSequence.apply(grad, ctx.group, ctx.axis), None, None
+
+
+class _Move(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, group: str, source: int, target: int) -> Tensor:
+        return _moved(x, group, source, target)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, ctx.group, ctx.source, ctx.target = inputs
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _Move.apply(grad, ctx.group, ctx.target, ctx.source), None, None, None
 
 
 class _OnGradient(torch.autograd.Function):
@@ -270,6 +255,25 @@ def reduce_scatter_to_sequence_parallel(x: Tensor, group: str, axis: int) -> Ten
     """
     result: Tensor = _ReduceScatter.apply(x, group, axis)
     return result
+
+
+@_leaf
+def move_in_tensor_parallel(x: Tensor, group: str, source: int, target: int) -> Tensor:
+    """``x``, of which each rank has a part of dimension ``source``, with a part of ``target`` instead (all-to-all).
+
+    Raises:
+        ShardError: the ranks cannot share ``target`` evenly.
+    """
+    result: Tensor = _Move.apply(x, group, source, target)
+    return result
+
+
+@_leaf
+def replicated_part(x: Tensor, group: str, axis: int, replicas: int) -> Tensor:
+    """This rank's part of ``axis``, where ``replicas`` ranks after one another have the same; whole on every rank."""
+    size, rank = group_size(group) // replicas, group_rank(group) // replicas
+    begin, end = chunk_bounds(x.shape[axis], size, rank)
+    return x.narrow(axis, begin, end - begin)
 
 
 @_leaf

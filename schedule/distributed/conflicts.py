@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+
 from torch import nn
 
 from schedule.distributed.modules import (
+    CHANNEL,
     COLUMN,
+    CONVOLUTIONS,
+    OWN,
     ROW,
     ModuleSharding,
     Projection,
@@ -13,8 +18,11 @@ from schedule.distributed.modules import (
     Sync,
     incomplete,
     projection_of,
+    role_of,
     sharding_of,
+    sync_key,
 )
+from schedule.distributed.resharding import Resharding
 from schedule.errors import ShardError
 from schedule.tracing.specialisation import original_class
 
@@ -27,16 +35,15 @@ def check_split(module: nn.Module, name: str, split: Split, ranks: int, sharding
     Raises:
         ShardError: says which and what to do.
     """
-    projection = projection_of(module)
-    if projection is None:
-        raise ShardError(
-            f"{original_class(module).__name__} has no sharded forward",
-            fix="shard the Linear or Conv1D modules in it",
-        )
+    made, projection = role_of(module, name, split.axis), projection_of(module)
     role = sharding.role(module) if sharding else None
+    if made is None:
+        raise ShardError(_no_forward(module, name, split), fix="shard the Linear or Conv1D modules in it")
+    if made == OWN or projection is None:
+        _check_other(module, name, split, ranks, made, role)
+        return
     if name == "weight":
-        own = COLUMN if split.axis == projection.output else ROW
-        if own == ROW and sharding is not None and "bias" in sharding.splits:
+        if made == ROW and sharding is not None and "bias" in sharding.splits:
             raise ShardError(
                 "the bias is sharded, and a row-parallel module adds a whole bias to the sum over the ranks",
                 fix="undo the shard of the bias",
@@ -47,6 +54,35 @@ def check_split(module: nn.Module, name: str, split: Split, ranks: int, sharding
             fix=f"leave the bias whole; or shard the weight along axis {projection.output}",
         )
     _check_parts(module, name, split, ranks, projection, role, sharding)
+
+
+def _no_forward(module: nn.Module, name: str, split: Split) -> str:
+    cls = original_class(module).__name__
+    if isinstance(module, nn.Embedding):
+        return f"{cls} with max_norm, scale_grad_by_freq or sparse gradients needs its whole table"
+    if isinstance(module, CONVOLUTIONS):
+        return f"{cls} of {module.groups} groups has no sharded forward along axis {split.axis} of its {name}"
+    return f"{cls} has no sharded forward"
+
+
+def _check_other(module: nn.Module, name: str, split: Split, ranks: int, made: str, role: str | None) -> None:
+    """Convolutions, embeddings, batch norms, and modules with parameters of their own."""
+    if split.replicas > 1:
+        raise ShardError("replicas are for the weights of projections", fix="leave out replicas")
+    if split.parts > 1 and (made != OWN or split.size % (split.parts * ranks)):
+        raise ShardError(
+            f"{split.size} along axis {split.axis} are not {split.parts} parts that {ranks} ranks can share evenly",
+            fix="leave out parts, or use as many ranks as divide each part",
+        )
+    if name == "bias" and role == ROW:
+        raise ShardError(
+            "a row-parallel module adds its whole bias after the sum over the ranks", fix="leave the bias whole"
+        )
+    groups = getattr(module, "groups", 1)
+    if made == CHANNEL and groups > 1 and groups % ranks:
+        raise ShardError(
+            f"its {groups} groups cannot be shared evenly by {ranks} ranks", fix="as many ranks as divide the groups"
+        )
 
 
 def _check_parts(
@@ -63,6 +99,11 @@ def _check_parts(
         raise ShardError(
             f"the weight and the bias hold the same outputs, in {other.parts} and {split.parts} packed parts",
             fix=f"shard both with parts={max(other.parts, split.parts)}",
+        )
+    if split.replicas > 1 and (split.parts > 1 or ranks % split.replicas or split.size * split.replicas % ranks):
+        raise ShardError(
+            f"{ranks} ranks in groups of {split.replicas} cannot share {split.size} outputs evenly",
+            fix="as many replicas as there are ranks for one head",
         )
     if split.parts == 1:
         return
@@ -133,22 +174,84 @@ _REFUSED: dict[tuple[str, str, str], tuple[str, str]] = {
 }
 
 
+def check_names(mode: str, sync: Sync) -> None:
+    """Refuse modes and collectives that do not exist.
+
+    Raises:
+        ShardError: says which do.
+    """
+    if mode not in MODES:
+        raise ShardError(f"there is no mode {mode!r}", fix=f"one of {', '.join(MODES)}")
+    if isinstance(sync.op, str) and sync.op not in OPS:
+        raise ShardError(
+            f"there is no collective {sync.op!r}", fix=f'one of {", ".join(OPS)}, "RS->SR", or a function of the tensor'
+        )
+
+
+def _gives_partial(module: nn.Module) -> bool:
+    sharding = sharding_of(module)
+    role = sharding.role(module) if sharding is not None else None
+    return sharding is not None and role in (ROW, OWN) and "fwd_post" not in sharding.syncs
+
+
+def check_boundary(module: nn.Module, sharding: ModuleSharding | None, mode: str, sync: Sync) -> None:
+    """Refuse what a module that is no projection cannot synchronise at its inputs or its output.
+
+    Raises:
+        ShardError: gives the reason and the fix.
+    """
+    check_names(mode, sync)
+    key, own = sync_key(mode, sync.argument), {**module._parameters, **module._buffers}
+    if sharding is not None and key in sharding.syncs:
+        raise ShardError(f"{key} has {sharding.syncs[key]} already", fix="undo that sync first")
+    allowed = {"fwd_pre": ("all_gather", "scatter"), "bwd_post": ("all_reduce",)}.get(mode, OPS)
+    if isinstance(sync.op, str) and sync.op not in allowed:
+        raise ShardError(
+            f"{sync} in {mode} of a {original_class(module).__name__}: its gradients are whole or partial sums"
+            if mode == "bwd_post"
+            else f"{sync} in {mode} of a {original_class(module).__name__}: its inputs are no partial sums",
+            fix=f"one of {', '.join(allowed)}",
+        )
+    if sync.argument in own and (mode, sync.op) != ("bwd_post", "all_reduce"):
+        raise ShardError(
+            f"{sync.argument} is a parameter, of which only the gradient can be synchronised",
+            fix=f'sync("bwd_post", "all_reduce", argument="{sync.argument}")',
+        )
+    if sync.argument in own and sharding is not None and sync.argument in sharding.splits:
+        raise ShardError(f"{sync.argument} is sharded, so its gradient is whole", fix="leave it out")
+    names = [name for name in inspect.signature(original_class(module).forward).parameters if name != "self"]
+    if sync.argument is not None and sync.argument not in own and (mode == "fwd_post" or sync.argument not in names):
+        raise ShardError(f"it has no argument {sync.argument!r} to synchronise", fix=f"one of {', '.join(names)}")
+    if sync.axis is None and sync.op in ("all_gather", "reduce_scatter", "scatter"):
+        raise ShardError(f"{sync.op} needs the axis to share out", fix=f'sync("{mode}", "{sync.op}", axis=1)')
+    sums = mode == "fwd_post" and sync.op in ("all_reduce", "reduce_scatter")
+    if sums and not any(map(_gives_partial, module.modules())):
+        raise ShardError(
+            f"{original_class(module).__name__} is no projection, and its output is no partial sum",
+            fix="sync the row-parallel Linear or Conv1D in it",
+        )
+    moves = sync.op == "scatter" or isinstance(sync.op, Resharding) or sync.argument in own or mode == "bwd_post"
+    if not moves and not any(sharding_of(child) for child in module.modules()):
+        raise ShardError("nothing in it is sharded, so there is nothing to synchronise", fix="shard it first")
+
+
 def check_sync(module: nn.Module, sharding: ModuleSharding | None, mode: str, sync: Sync) -> None:
     """Refuse a synchronisation that contradicts how ``module`` is shared out.
 
     Raises:
         ShardError: gives the reason and the fix.
     """
-    if mode not in MODES:
-        raise ShardError(f"there is no mode {mode!r}", fix=f"one of {', '.join(MODES)}")
-    if isinstance(sync.op, str) and sync.op not in OPS:
-        raise ShardError(f"there is no collective {sync.op!r}", fix=f"one of {', '.join(OPS)}, or a function")
+    check_names(mode, sync)
     role = sharding.role(module) if sharding else None
     if sharding is None or role is None:
         raise ShardError("its weight is not sharded, so there is nothing to synchronise", fix="shard it first")
     if mode in sharding.syncs:
         raise ShardError(f"{mode} has {sharding.syncs[mode]} already", fix="undo that sync first")
     refused = _REFUSED.get((role, mode, sync.op)) if isinstance(sync.op, str) else None
+    if role == CHANNEL and isinstance(sync.op, str):
+        refused = ("it works on channels of its own, each whole on its rank", "sync the convolutions around it")
+    if role == ROW and mode == "fwd_post" and isinstance(sync.op, Resharding):
+        refused = ("a resharding moves partial sums and does not add them up", _REDUCE_INSTEAD)
     if refused is not None:
         raise ShardError(f"{sync} in {mode} of a {role}-parallel module: {refused[0]}", fix=refused[1])
     _check_pair(sharding, mode, sync)
@@ -190,14 +293,14 @@ def missing_syncs(root: nn.Module) -> list[str]:
     found = []
     for path, module in root.named_modules():
         sharding = sharding_of(module)
-        if sharding is None or projection_of(module) is None:
+        if sharding is None or not sharding.splits:
             continue
         role, why = sharding.role(module), incomplete(module, sharding)
         if why:
             found.append(f"{path}: {why}")
         elif role == ROW and "fwd_post" not in sharding.syncs:
             found.append(f'{path}: nobody adds its partial sums up: .sync("fwd_post", "all_reduce")')
-        elif role == COLUMN and not _input_reduced(root, path, sharding):
+        elif role == COLUMN and not isinstance(module, nn.Embedding) and not _input_reduced(root, path, sharding):
             found.append(
                 f"{path}: nobody adds the gradients of its input up: "
                 '.sync("bwd_post", "all_reduce"), or on the module that calls it'
@@ -209,5 +312,6 @@ def _input_reduced(root: nn.Module, path: str, sharding: ModuleSharding) -> bool
     if sharding.syncs.keys() & {"bwd_post", "fwd_pre"}:
         return True
     parts = path.split(".")
-    above = (sharding_of(root.get_submodule(".".join(parts[:depth]))) for depth in range(len(parts)))
-    return any(one is not None and "bwd_post" in one.syncs for one in above)
+    above = [root.get_submodule(".".join(parts[:depth])) for depth in range(len(parts))]
+    found = ((sharding_of(module), module) for module in above)
+    return any(one is not None and one.reduces_gradients(module) for one, module in found)

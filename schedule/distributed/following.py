@@ -12,7 +12,7 @@ import math
 import operator
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx, nn
@@ -62,10 +62,11 @@ for _operator in ("eq", "ne", "lt", "le", "gt", "ge"):
 
 @dataclass(frozen=True)
 class Cut:
-    """A dimension that the ranks share out, in each of ``parts`` equal packed parts."""
+    """A dimension that the ranks share out, in each of ``parts`` equal packed parts; ``replicas`` have the same."""
 
     dim: int
     parts: int = 1
+    replicas: int = 1
 
 
 Cuts = Cut | None | tuple["Cuts", ...]
@@ -92,7 +93,13 @@ def _settings_marked(module: nn.Module) -> Iterator[None]:
         vars(module).update(plain)
 
 
-def follow(graph: fx.Graph, caller: nn.Module, columns: Mapping[str, int], ranks: int) -> dict[str, tuple[int, int]]:
+def follow(
+    graph: fx.Graph,
+    caller: nn.Module,
+    columns: Mapping[str, int],
+    ranks: int,
+    replicas: Mapping[str, int] | None = None,
+) -> dict[str, tuple[int, int]]:
     """Attributes of ``caller`` that hold sizes of a shared dimension: name → (whole, on one rank).
 
     Args:
@@ -100,19 +107,22 @@ def follow(graph: fx.Graph, caller: nn.Module, columns: Mapping[str, int], ranks
         caller: the module.
         columns: path of each child with shared outputs → in how many packed parts.
         ranks: how many share.
+        replicas: path of each child of which several ranks have the same outputs → how many.
 
     Raises:
         ShardError: the shared dimension is normalised, summed, selected from, or not to be divided.
     """
-    following = _Following(caller, columns, ranks)
+    following = _Following(caller, columns, ranks, replicas or {})
     for node in graph.nodes:
         following.visit(node)
     return following.settings
 
 
 class _Following:
-    def __init__(self, caller: nn.Module, columns: Mapping[str, int], ranks: int) -> None:
-        self.caller, self.columns, self.ranks = caller, columns, ranks
+    def __init__(
+        self, caller: nn.Module, columns: Mapping[str, int], ranks: int, replicas: Mapping[str, int]
+    ) -> None:
+        self.caller, self.columns, self.ranks, self.replicas = caller, columns, ranks, replicas
         self.cuts: dict[fx.Node, Cuts] = {}
         self.settings: dict[str, tuple[int, int]] = {}
 
@@ -134,7 +144,8 @@ class _Following:
     def through_module(self, node: fx.Node) -> Cuts:
         spec = node.meta.get("spec")
         if str(node.target) in self.columns and isinstance(spec, TensorSpec):
-            return Cut(spec.ndim - 1, self.columns[str(node.target)])
+            path = str(node.target)
+            return Cut(spec.ndim - 1, self.columns[path], self.replicas.get(path, 1))
         child = self.caller.get_submodule(str(node.target))
         source = self.source(node)
         if source is None or projection_of(child) is not None:
@@ -181,7 +192,7 @@ class _Following:
             if isinstance(cut, Cut) and isinstance(own, TensorSpec):
                 dim = cut.dim + spec.ndim - own.ndim
                 if dim >= 0 and spec.shape[dim] == own.shape[cut.dim]:
-                    return Cut(dim, cut.parts)
+                    return replace(cut, dim=dim)
         return None
 
     def item(self, node: fx.Node, source: fx.Node, cut: Cuts) -> Cuts:
@@ -202,10 +213,10 @@ class _Following:
                 continue
             if dim == cut.dim:
                 if one == slice(None):
-                    return Cut(made, cut.parts)
+                    return replace(cut, dim=made)
                 raise self.refuse(node, "picks from shared features by position", "leave these features whole")
             dim, made = dim + 1, made + (not isinstance(one, int))
-        return Cut(made + cut.dim - dim, cut.parts)
+        return replace(cut, dim=made + cut.dim - dim)
 
     def view(self, node: fx.Node, source: fx.Node, cut: Cut) -> Cuts:
         sizes = _sizes(node)
@@ -222,11 +233,11 @@ class _Following:
             if outer > 1 and outer % size == 0:
                 outer //= size
                 continue
-            if size % outer or (not identity and (size // outer) % self.ranks):
+            if size % outer or (not identity and (size // outer) % (self.ranks // cut.replicas)):
                 break
             if dim < len(sizes):
-                self.divide(node, sizes[dim])
-            return Cut(dim, outer)
+                self.divide(node, sizes[dim], self.ranks // cut.replicas)
+            return replace(cut, dim=dim, parts=outer)
         raise self.refuse(
             node,
             f"{spec.shape[to:end]} of the shared features cannot be divided among {self.ranks} ranks",
@@ -237,8 +248,10 @@ class _Following:
         sizes = _sizes(node)
         dim = cut.dim + len(sizes) - _rank(source)
         if 0 <= dim < len(sizes):
-            self.divide(node, sizes[dim])
-        return Cut(dim, cut.parts)
+            self.divide(node, sizes[dim], self.ranks // cut.replicas)
+        if cut.replicas > 1 and 0 <= dim + 1 < len(sizes):  # heads repeated: fewer of them for each that is here
+            self.divide(node, sizes[dim + 1], cut.replicas)
+        return replace(cut, dim=dim)
 
     def split(self, node: fx.Node, source: fx.Node, cut: Cut) -> Cuts:
         dim = node.kwargs.get("dim", node.args[2] if len(node.args) > 2 else 0)
@@ -256,21 +269,21 @@ class _Following:
                 f"shard them packed: parts={len(pieces)}" if equal else "pieces of different sizes stay whole",
             )
         if getattr(node.target, "__name__", node.target) != "chunk":
-            self.divide(node, size)
-        return tuple(Cut(cut.dim, cut.parts // len(pieces)) for _ in pieces)
+            self.divide(node, size, self.ranks // cut.replicas)
+        return tuple(replace(cut, parts=cut.parts // len(pieces)) for _ in pieces)
 
     def permute(self, node: fx.Node, source: fx.Node, cut: Cut) -> Cuts:
         rank = _rank(source)
         name = getattr(node.target, "__name__", node.target)
         if name == "permute":
             order = node.args[1] if isinstance(node.args[1], (tuple, list)) else node.args[1:]
-            return Cut([int(dim) % rank for dim in order].index(cut.dim), cut.parts)  # type: ignore[arg-type]
+            return replace(cut, dim=[int(dim) % rank for dim in order].index(cut.dim))  # type: ignore[arg-type]
         one, other = (int(dim) % rank for dim in node.args[1:3])  # type: ignore[arg-type]
-        return Cut({one: other, other: one}.get(cut.dim, cut.dim), cut.parts)
+        return replace(cut, dim={one: other, other: one}.get(cut.dim, cut.dim))
 
     def unsqueeze(self, node: fx.Node, source: fx.Node, cut: Cut) -> Cuts:
         at = int(node.args[1]) % _rank(node)  # type: ignore[arg-type]
-        return Cut(cut.dim + (at <= cut.dim), cut.parts)
+        return replace(cut, dim=cut.dim + (at <= cut.dim))
 
     def along(self, node: fx.Node, source: fx.Node, cut: Cut) -> Cuts:
         """A softmax, sum, mean, …: not along the shared dimension."""
@@ -299,12 +312,12 @@ class _Following:
             summed = 1 if operand is matrices[0] else 2
             if operand in matrices and from_right == summed:
                 raise self.refuse(node, "a product that sums over shared features", _WHOLE_HEADS)
-            return Cut(_rank(node) - from_right, cut.parts)
+            return replace(cut, dim=_rank(node) - from_right)
         return None
 
     # -- sizes -------------------------------------------------------------------------------------------
 
-    def divide(self, node: fx.Node, size: Any) -> None:
+    def divide(self, node: fx.Node, size: Any, shares: int) -> None:
         """``size`` is of a shared dimension: the attribute it comes from is to be divided.
 
         A plain number was worked out by the tracer from other sizes, and follows by itself.
@@ -314,13 +327,13 @@ class _Following:
             return
         ((name, setting),) = settings.items()
         whole = int(setting)
-        if whole % self.ranks:
+        if whole % shares:
             raise self.refuse(
                 node,
-                f"{name} = {whole} cannot be divided among {self.ranks} ranks",
+                f"{name} = {whole} cannot be divided among {shares} ranks",
                 "use as many ranks as divide it, or leave these features whole",
             )
-        self.settings[name] = (whole, whole // self.ranks)
+        self.settings[name] = (whole, whole // shares)
 
 
 _HANDLERS: dict[str, Any] = {

@@ -21,6 +21,7 @@ from torch import Tensor, fx, nn
 from torch.distributed.tensor import DTensor
 
 from schedule.distributed import collectives
+from schedule.distributed.groups import group_rank
 from schedule.distributed.modules import (
     COLUMN,
     LINEAR,
@@ -82,7 +83,7 @@ class _Writer:
         self.module, self.sharding = module, sharding
         self.graph = fx.Graph()
         self.role = sharding.role(module)
-        weight = local_spec(module._parameters["weight"])
+        weight = self.share(module._parameters["weight"], "weight")
         leading = like.shape[:-1] if like is not None else (1, 1)
         features = weight.shape[self.projection.input]
         self.given = replace(weight, shape=(*leading, features), requires_grad=False)
@@ -120,11 +121,26 @@ class _Writer:
             return None
         read = self.graph.get_attr(name)
         read.meta["spec"] = TensorSpec.of(parameter)
-        if not isinstance(parameter, DTensor):
+        if isinstance(parameter, DTensor):
+            local = self.graph.call_method("to_local", (read,))
+            local.meta["spec"] = local_spec(parameter)
+            return local
+        split = self.sharding.splits.get(name)
+        if split is None or split.replicas == 1:
             return read
-        local = self.graph.call_method("to_local", (read,))
-        local.meta["spec"] = local_spec(parameter)
-        return local
+        group = self.sharding.group
+        whole = self.call(collectives.copy_to_tensor_parallel, read, group, spec=read.meta["spec"])
+        spec = self.share(parameter, name)
+        return self.call(collectives.replicated_part, whole, group, split.axis, split.replicas, spec=spec)
+
+    def share(self, parameter: nn.Parameter | None, name: str) -> TensorSpec:
+        """The spec of what this rank multiplies with."""
+        spec, split = local_spec(parameter), self.sharding.splits.get(name)
+        if split is None or split.replicas == 1:
+            return spec
+        ranks, shape = self.sharding.ranks, list(spec.shape)
+        shape[split.axis] = split.local(ranks, group_rank(self.sharding.group))
+        return replace(spec, shape=tuple(shape))
 
     def before(self, x: fx.Node) -> fx.Node:
         group, syncs = self.sharding.group, self.sharding.syncs
@@ -139,7 +155,7 @@ class _Writer:
                 x = self.call(gather, x, group, sync.axis, spec=x.meta["spec"])
             elif sync.op == "scatter":
                 whole = x.meta["spec"]
-                features = self.module._parameters["weight"].shape[self.projection.input]  # type: ignore[union-attr]
+                features = self.sharding.splits["weight"].size
                 x.meta["spec"] = replace(whole, shape=(*whole.shape[:-1], features))
                 x = self.call(collectives.scatter_to_tensor_parallel, x, group, -1, spec=whole)
             else:
@@ -169,7 +185,7 @@ class _Writer:
             return y
         if sync.op != "all_gather":
             return self.function(sync, y)
-        size = self.module._parameters["weight"].shape[self.projection.output]  # type: ignore[union-attr]
+        size = self.sharding.splits["weight"].size
         spec = replace(self.result, shape=(*self.result.shape[:-1], size))
         return self.call(collectives.gather_from_tensor_parallel, y, self.sharding.group, -1, size, spec=spec)
 

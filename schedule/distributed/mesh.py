@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from schedule.distributed.groups import SimulatedRanks
 from schedule.errors import ShardError
 
 if TYPE_CHECKING:
@@ -22,15 +23,23 @@ class TensorParallel:
     """One dimension of a mesh: the ranks that share out the features of a layer.
 
     Attributes:
-        mesh: that dimension alone, as a one-dimensional mesh.
+        mesh: that dimension alone, as a one-dimensional mesh; None for ranks that are simulated.
         group: name of its process group; collectives in graphs find it by name.
         size: how many ranks there are.
         rank: which of them this process is.
     """
 
-    mesh: DeviceMesh
+    mesh: DeviceMesh | None
     group: str
     size: int
+    rank: int
+
+
+@dataclass(frozen=True)
+class SimulatedMesh:
+    """In place of a mesh: one of several ranks that are threads of this process. Its shards are plain tensors."""
+
+    ranks: SimulatedRanks
     rank: int
 
 
@@ -40,12 +49,12 @@ def checked_mesh(mesh: Any) -> Any:
     Raises:
         ShardError: it is something else, or has no such dimension.
     """
-    if mesh is not None:
+    if mesh is not None and not isinstance(mesh, SimulatedMesh):
         _dimension(mesh)
     return mesh
 
 
-def tensor_parallel(mesh: DeviceMesh | None) -> TensorParallel:
+def tensor_parallel(mesh: DeviceMesh | SimulatedMesh | None) -> TensorParallel:
     """The dimension named ``"tp"`` of ``mesh``, or its only one.
 
     Raises:
@@ -53,6 +62,8 @@ def tensor_parallel(mesh: DeviceMesh | None) -> TensorParallel:
     """
     if mesh is None:
         raise ShardError("the schedule has no mesh to shard over", fix=_MAKE_MESH)
+    if isinstance(mesh, SimulatedMesh):
+        return TensorParallel(None, mesh.ranks.name, mesh.ranks.size, mesh.rank)
     name = _dimension(mesh)
     if not (dist.is_available() and dist.is_initialized()):
         raise ShardError(

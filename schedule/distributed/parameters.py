@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
+from schedule.distributed.chunks import part_of
 from schedule.distributed.mesh import TensorParallel
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 Owner = tuple[nn.Module, str]
 
@@ -36,24 +34,26 @@ def placement(axis: int, parts: int) -> Placement:
     return Shard(axis) if parts == 1 else _StridedShard(axis, split_factor=parts)
 
 
-def distributed(tensor: Tensor, mesh: DeviceMesh, axis: int, parts: int) -> DTensor:
+def distributed(tensor: Tensor, tp: TensorParallel, axis: int, parts: int) -> Tensor:
     """This rank's share of ``tensor``, which every rank holds whole; nothing is communicated."""
-    whole, how = tensor.detach().contiguous(), [placement(axis, parts)]
-    if parts == 1:
-        return distribute_tensor(whole, mesh, how, src_data_rank=None)
-    ranks, rank = mesh.size(), mesh.get_local_rank()
-    local = torch.cat(whole.chunk(parts * ranks, axis)[rank::ranks], axis)
-    return DTensor.from_local(local, mesh, how, run_check=False, shape=whole.shape, stride=whole.stride())
+    whole = tensor.detach().contiguous()
+    local = part_of(whole, axis, parts, tp.size, tp.rank)
+    if tp.mesh is None:
+        return local
+    how = [placement(axis, parts)]
+    return DTensor.from_local(local, tp.mesh, how, run_check=False, shape=whole.shape, stride=whole.stride())
 
 
-def sharded_parameter(parameter: nn.Parameter, tp: TensorParallel, axis: int, parts: int) -> nn.Parameter:
-    """``parameter`` as a DTensor parameter: same flags, attributes and (sharded) gradient."""
-    made = nn.Parameter(distributed(parameter, tp.mesh, axis, parts), parameter.requires_grad)
+def sharded_parameter(parameter: Tensor, tp: TensorParallel, axis: int, parts: int) -> Tensor:
+    """``parameter`` as a DTensor parameter: same flags, attributes and (sharded) gradient; a buffer as a DTensor."""
+    if not isinstance(parameter, nn.Parameter):
+        return distributed(parameter, tp, axis, parts)
+    made = nn.Parameter(distributed(parameter, tp, axis, parts), parameter.requires_grad)
     for name, value in vars(parameter).items():
         if not hasattr(made, name):
             setattr(made, name, value)
     if parameter.grad is not None:
-        made.grad = distributed(parameter.grad, tp.mesh, axis, parts)
+        made.grad = distributed(parameter.grad, tp, axis, parts)
     return made
 
 
@@ -72,10 +72,10 @@ class ShardedTensor:
         places: every module and name that holds it.
     """
 
-    def __init__(self, whole: nn.Parameter, places: list[Owner], tp: TensorParallel, axis: int, parts: int) -> None:
+    def __init__(self, whole: Tensor, places: list[Owner], tp: TensorParallel, axis: int, parts: int) -> None:
         self.whole, self.places = whole, places
         self.tp, self.axis, self.parts = tp, axis, parts
-        self.sharded: nn.Parameter | None = None
+        self.sharded: Tensor | None = None
         self._freed = False
 
     def shard(self) -> None:
@@ -89,10 +89,12 @@ class ShardedTensor:
                 _local(self.sharded).copy_(_local(fresh))
             self.sharded.grad = fresh.grad
         for module, name in self.places:
-            module._parameters[name] = self.sharded
+            _table(module, name)[name] = self.sharded
 
     def free(self) -> None:
         """Let go of the whole tensor's memory; :meth:`gather` brings it back."""
+        if self.tp.mesh is None:
+            return  # simulated ranks cannot be gathered: what their shards learn is thrown away
         self.whole.grad = None
         self.whole.data = self.whole.data.new_empty(0)
         self._freed = True
@@ -108,7 +110,11 @@ class ShardedTensor:
             self.whole.grad = grad
             self._freed = False
         for module, name in self.places:
-            module._parameters[name] = self.whole
+            _table(module, name)[name] = self.whole
+
+
+def _table(module: nn.Module, name: str) -> dict[str, Any]:
+    return module._parameters if name in module._parameters else module._buffers
 
 
 def _local(tensor: Tensor) -> Tensor:
@@ -135,10 +141,12 @@ class LoadWhole:
                 given = given.to(own.to_local().device)
                 (how,) = own.placements
                 axis, parts = getattr(how, "dim", 0), getattr(how, "split_factor", 1)
-                state[prefix + name] = distributed(given, own.device_mesh, axis, parts)
+                mesh = own.device_mesh
+                ranks = TensorParallel(mesh, "", mesh.size(), mesh.get_local_rank())
+                state[prefix + name] = distributed(given, ranks, axis, parts)
 
 
 def _sharded(module: nn.Module) -> Iterator[tuple[str, DTensor]]:
-    for name, parameter in module._parameters.items():
-        if isinstance(parameter, DTensor):
-            yield name, parameter
+    for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+        if isinstance(tensor, DTensor):
+            yield name, tensor

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from schedule.distributed.following import follow, whole_forward
 from schedule.distributed.mesh import TensorParallel, tensor_parallel
@@ -39,12 +38,14 @@ class Sharded:
     Attributes:
         tp: the tensor-parallel ranks.
         whole: the run recorded before anything was sharded; None without example inputs.
+        gathered: paths of modules whose outputs are about to be gathered, so that nothing follows their shard.
     """
 
-    def __init__(self, tree: Tree) -> None:
-        self.tp: TensorParallel = tensor_parallel(tree.mesh)
+    def __init__(self, tree: Tree, tp: TensorParallel | None = None) -> None:
+        self.tp: TensorParallel = tensor_parallel(tree.mesh) if tp is None else tp
         self._tree = weakref.ref(tree)
         self.whole: Recording | None = None
+        self.gathered: frozenset[str] = frozenset()
         self._callers: dict[nn.Module, Specialisation | TraceError] = {}
 
     @property
@@ -108,7 +109,7 @@ class Sharded:
         Raises:
             ShardError: the caller cannot work on shared outputs, or packed parts cannot be followed.
         """
-        found = self.caller_of(path)
+        found = None if path in self.gathered else self.caller_of(path)
         if found is None:
             if split.parts > 1:
                 raise ShardError(
@@ -122,18 +123,15 @@ class Sharded:
             if split.parts > 1:
                 raise ShardError(f"packed outputs cannot be followed: {traced.why}", fix=traced.fix)
             return None
-        columns = {relative: split.parts}
+        shared = {relative: split}
         for name, child in caller.named_modules():
             sharding = sharding_of(child)
             if sharding is not None and sharding.role(child) == COLUMN and "fwd_post" not in sharding.syncs:
-                columns[name] = sharding.splits["weight"].parts
-        followed = follow(traced.graph, caller, columns, self.tp.size)
+                shared[name] = sharding.splits["weight"]
+        columns = {name: one.parts for name, one in shared.items()}
+        replicas = {name: one.replicas for name, one in shared.items()}
+        followed = follow(traced.graph, caller, columns, self.tp.size, replicas)
         return caller, {name: own for name, (_, own) in followed.items()}
-
-
-def is_sharded(parameter: Any) -> bool:
-    """Whether a parameter is a DTensor already."""
-    return isinstance(parameter, DTensor)
 
 
 def fresh_sharding(module: nn.Module, tp: TensorParallel) -> ModuleSharding:

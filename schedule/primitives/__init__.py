@@ -6,6 +6,7 @@ from schedule.primitives.decompose import decompose
 from schedule.primitives.find import find, find_parallel
 from schedule.primitives.fork_rng import fork_rng
 from schedule.primitives.fuse import fuse
+from schedule.primitives.plan import apply_plan, shard_plan
 from schedule.primitives.registry import list_primitives, primitive
 from schedule.primitives.replace import replace, replace_all
 from schedule.primitives.shard import shard
@@ -14,6 +15,7 @@ from schedule.primitives.trace import trace, trace_until
 
 __all__ = [
     "annotate",
+    "apply_plan",
     "checkpoint",
     "decompose",
     "find",
@@ -25,6 +27,7 @@ __all__ = [
     "replace",
     "replace_all",
     "shard",
+    "shard_plan",
     "sync",
     "trace",
     "trace_until",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch import nn
+from torch import Tensor, nn
 
 from schedule.edits import SetItem, SetSpecialisations
 from schedule.errors import NotApplicable, ShardError
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 @primitive
-def shard(sch: Schedule, name: str, axis: int, parts: int = 1) -> None:
-    """Share a parameter of a Linear or Conv1D out over the tensor-parallel ranks.
+def shard(sch: Schedule, name: str, axis: int, parts: int = 1, replicas: int = 1) -> None:
+    """Share a parameter or buffer out over the tensor-parallel ranks.
 
     ::
 
@@ -29,15 +29,19 @@ def shard(sch: Schedule, name: str, axis: int, parts: int = 1) -> None:
 
     The parameter becomes a DTensor of the same name; the module takes and gives plain local tensors. Sharing the
     outputs (axis 0 of a Linear's weight, 1 of a Conv1D's) makes it column-parallel, sharing the inputs
-    row-parallel; :meth:`sync` adds the collectives. The features of the module follow, and so do sizes and head
-    counts that the calling module keeps. Sizes need not divide evenly: they are cut as ``torch.chunk`` cuts.
-    Every rank must do the same.
+    row-parallel; :meth:`sync` adds the collectives. So with convolutions. An embedding's rows (axis 0) are looked
+    up where they are, for :meth:`sync` to add up. A batch norm, whose parameters and buffers are all shared, and a
+    convolution in groups work on channels of their own; any other module computes with its share of a parameter of
+    its own. The features of the module follow, and so do sizes and head counts that the calling module keeps.
+    Sizes need not divide evenly: they are cut as ``torch.chunk`` cuts. Every rank must do the same.
 
     Args:
         sch: the module.
-        name: of the parameter, ``"weight"`` or ``"bias"``.
+        name: of the parameter or buffer, such as ``"weight"`` or ``"bias"``.
         axis: which dimension to share out; negative ones count from the end.
         parts: how many equal parts are packed along ``axis``, such as 3 for GPT-2's q, k and v: each is shared out.
+        replicas: so many ranks after one another compute with the same share, for grouped queries with fewer
+            key-value heads than ranks. The parameter itself stays whole on every rank.
 
     Raises:
         ShardError: no mesh, no such parameter or axis, sharded already, tied to a module that cannot be sharded,
@@ -47,37 +51,34 @@ def shard(sch: Schedule, name: str, axis: int, parts: int = 1) -> None:
 
     state = sharded_state(sch.tree)
     state.remember_whole(sch.module)
-    split = _checked(sch, state, name, axis, parts)
+    split = _checked(sch, state, name, axis, parts, replicas)
     refuse_opened(sch, state, changes_shapes=True)
     sch.commit(_edits(sch, state, name, split))
 
 
-def _checked(sch: Schedule, state: Sharded, name: str, axis: int, parts: int) -> Split:
+def _checked(sch: Schedule, state: Sharded, name: str, axis: int, parts: int, replicas: int) -> Split:
     """The split, if it can be made."""
     from schedule.distributed.conflicts import check_split
-    from schedule.distributed.modules import Split
-    from schedule.distributed.state import fresh_sharding, is_sharded
+    from schedule.distributed.modules import Split, sharding_of
+    from schedule.distributed.state import fresh_sharding
 
     module = sch.module
-    parameter = module._parameters.get(name)
-    if parameter is None:
-        names = ", ".join(repr(n) for n, p in module._parameters.items() if p is not None) or "none of its own"
-        raise ShardError(f"it has no parameter {name!r}", fix=f"its parameters: {names}")
-    if is_sharded(parameter):
-        how = getattr(parameter, "placements", "")
-        raise ShardError(f"{name} is sharded already: {how}", fix="undo that shard first")
-    if isinstance(axis, bool) or not isinstance(axis, int) or not -parameter.ndim <= axis < parameter.ndim:
+    tensor, sharding = _tensor(module, name), sharding_of(module)
+    if sharding is not None and name in sharding.splits:
+        raise ShardError(f"{name} is sharded already: {sharding.splits[name]}", fix="undo that shard first")
+    if hasattr(tensor, "placements"):
+        raise ShardError(f"{name} is a DTensor already: {tensor.placements}", fix="shard first, then fully_shard")
+    if isinstance(axis, bool) or not isinstance(axis, int) or not -tensor.ndim <= axis < tensor.ndim:
         raise ShardError(
-            f"{name} has {parameter.ndim} dimensions {tuple(parameter.shape)}, there is no axis {axis}",
-            fix=f"an axis from {-parameter.ndim} to {parameter.ndim - 1}",
+            f"{name} has {tensor.ndim} dimensions {tuple(tensor.shape)}, there is no axis {axis}",
+            fix=f"an axis from {-tensor.ndim} to {tensor.ndim - 1}",
         )
-    split = Split(axis % parameter.ndim, parts)
-    if parameter.shape[split.axis] < state.tp.size:
+    split = Split(axis % tensor.ndim, tensor.shape[axis], parts, replicas)
+    if split.size * max(replicas, 1) < state.tp.size:
         raise ShardError(
-            f"{name} has {parameter.shape[split.axis]} along axis {axis}, fewer than the {state.tp.size} ranks",
-            fix="leave it whole",
+            f"{name} has {split.size} along axis {axis}, fewer than the {state.tp.size} ranks", fix="leave it whole"
         )
-    for place, own in _places(sch, parameter):
+    for place, own in _places(sch, tensor, name):
         try:
             check_split(place, own, split, state.tp.size, fresh_sharding(place, state.tp))
             refuse_rewritten(sch, place)
@@ -89,19 +90,30 @@ def _checked(sch: Schedule, state: Sharded, name: str, axis: int, parts: int) ->
     return split
 
 
-def _places(sch: Schedule, parameter: nn.Parameter) -> list[tuple[nn.Module, str]]:
+def _tensor(module: nn.Module, name: str) -> Tensor:
+    tensor = module._parameters.get(name, module._buffers.get(name))
+    if tensor is None:
+        found = [n for table in (module._parameters, module._buffers) for n, t in table.items() if t is not None]
+        names = ", ".join(map(repr, found)) or "none of its own"
+        raise ShardError(f"it has no parameter {name!r}", fix=f"its parameters: {names}")
+    return tensor
+
+
+def _places(sch: Schedule, tensor: Tensor, name: str) -> list[tuple[nn.Module, str]]:
     from schedule.distributed.parameters import owners
 
-    return owners(sch.tree.root, parameter)
+    return owners(sch.tree.root, tensor) or [(sch.module, name)]
 
 
 def refuse_rewritten(sch: Schedule, module: nn.Module) -> None:
     """Refuse a module whose own graph another primitive has changed."""
     from schedule.distributed.forwards import sharded_specialisations
-    from schedule.distributed.modules import sharding_of
+    from schedule.distributed.modules import projection_of, sharding_of
 
     state, sharding = state_of(module), sharding_of(module)
     if state is None:
+        return
+    if projection_of(module) is None and not state.specialisations:
         return
     ours = "" if sharding is None else str(sharded_specialisations(module, sharding)[0].graph)
     if [str(made.graph) for made in state.specialisations] != [ours] * 2:
@@ -123,39 +135,40 @@ def refuse_opened(sch: Schedule, state: Sharded, changes_shapes: bool) -> None:
 
 
 def _edits(sch: Schedule, state: Sharded, name: str, split: Split) -> list[Edit]:
+    from schedule.distributed.agreement import noted
     from schedule.distributed.edits import ConvertOnLoad, ForgetRun, FreeWhole, ShardParameter
     from schedule.distributed.modules import SHARDING, sharding_of
     from schedule.distributed.parameters import ShardedTensor
     from schedule.distributed.state import fresh_sharding
 
-    parameter = sch.module._parameters[name]
-    if parameter is None:
-        raise ShardError(f"it has no parameter {name!r}")
-    places = _places(sch, parameter)
-    tensor = ShardedTensor(parameter, places, state.tp, split.axis, split.parts)
-    edits: list[Edit] = [ForgetRun(sch.tree, [place for place, _ in places]), ShardParameter(tensor)]
+    whole = _tensor(sch.module, name)
+    places = _places(sch, whole, name)
+    tensor = ShardedTensor(whole, places, state.tp, split.axis, split.parts)
+    edits: list[Edit] = [*noted(state.tp, f"{sch.path}.shard({name!r}, {split})")]
+    edits.append(ForgetRun(sch.tree, [place for place, _ in places]))
+    if split.replicas == 1:
+        edits.append(ShardParameter(tensor))
     for module, own in places:
         sharding = fresh_sharding(module, state.tp).with_split(own, split)
         edits += _features(module, own, sharding, state)
         edits += _followers(sch, module, own, sharding, state)
-        if sharding_of(module) is None:
+        if sharding_of(module) is None or not sharding_of(module).splits:  # type: ignore[union-attr]
             edits.append(ConvertOnLoad(module))
-        edits += [SetItem(_vars(module), SHARDING, sharding), Reforward(sch, module, sharding, state)]
-    return [*edits, FreeWhole(tensor)]
+        edits += [SetItem(_vars(module), SHARDING, sharding), reforward(sch, module, sharding, state)]
+    return [*edits, FreeWhole(tensor)] if split.replicas == 1 else edits
 
 
 def _features(module: nn.Module, name: str, sharding: ModuleSharding, state: Sharded) -> list[Edit]:
     """The module's own numbers of features."""
-    from schedule.distributed.collectives import chunk_bounds
-    from schedule.distributed.modules import COLUMN, projection_of
+    from schedule.distributed.modules import COLUMN, CONVOLUTIONS, projection_of
 
     projection = projection_of(module)
+    if isinstance(module, CONVOLUTIONS) and name == "weight" and module.groups > 1:
+        return [SetItem(_vars(module), "groups", module.groups // state.tp.size)]
     if projection is None or name != "weight":
         return []
     attribute = projection.out_features if sharding.role(module) == COLUMN else projection.in_features
-    whole = vars(module)[attribute]
-    begin, end = chunk_bounds(whole, state.tp.size, state.tp.rank)
-    return [SetItem(_vars(module), attribute, end - begin)]
+    return [SetItem(_vars(module), attribute, sharding.splits["weight"].local(state.tp.size, state.tp.rank))]
 
 
 def _followers(sch: Schedule, module: nn.Module, name: str, sharding: ModuleSharding, state: Sharded) -> list[Edit]:
@@ -173,6 +186,17 @@ def _followers(sch: Schedule, module: nn.Module, name: str, sharding: ModuleShar
 
 def _vars(module: nn.Module):  # type: ignore[no-untyped-def]
     return lambda: vars(module)
+
+
+def reforward(sch: Schedule, module: nn.Module, sharding: ModuleSharding, state: Sharded) -> Edit:
+    """The edit that makes ``module`` run as ``sharding`` says."""
+    from schedule.distributed.callers import WrapForward
+    from schedule.distributed.modules import projection_of
+    from schedule.distributed.wrapped import ShardedForward
+
+    if projection_of(module) is not None:
+        return Reforward(sch, module, sharding, state)
+    return WrapForward(module, lambda: ShardedForward(module, sharding), sch.tree.path_of(module))
 
 
 class Reforward:

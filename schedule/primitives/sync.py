@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from schedule.edits import SetItem
 from schedule.errors import ShardError, TraceError
 from schedule.primitives.registry import primitive
-from schedule.primitives.shard import Reforward, refuse_opened, refuse_rewritten
-from schedule.tracing.specialisation import original_class
+from schedule.primitives.shard import reforward, refuse_opened, refuse_rewritten
 
 if TYPE_CHECKING:
-    from schedule.distributed.modules import Sync
+    from schedule.distributed.modules import ModuleSharding, Sync
     from schedule.distributed.state import Sharded
     from schedule.tree import Schedule
 
 
 @primitive
-def sync(sch: Schedule, mode: str, op_or_fn: str | Callable[[Tensor], Tensor], axis: int | None = None) -> None:
-    """Synchronise a sharded module over the tensor-parallel ranks.
+def sync(
+    sch: Schedule,
+    mode: str,
+    op_or_fn: str | Callable[[Tensor], Tensor],
+    axis: int | None = None,
+    argument: str | None = None,
+) -> None:
+    """Synchronise a module over the tensor-parallel ranks.
 
     ::
 
@@ -37,35 +43,46 @@ def sync(sch: Schedule, mode: str, op_or_fn: str | Callable[[Tensor], Tensor], a
     bwd_post    all_reduce           column-parallel: the input as it is; its gradients are added up
     fwd_pre     all_gather           column-parallel: an input shared out along ``axis``; reduced, scattered
     fwd_pre     scatter              row-parallel: this rank's part of a whole input; gathered
+    any         "RS->SR"             another dimension shared out, R whole and S shared; the way back
     ==========  ===================  ==============================================================
 
     A module that calls several column-parallel ones on one input (q, k and v; gate and up) can take their
-    ``bwd_post`` ``all_reduce`` for them: one reduction in place of several.
+    ``bwd_post`` ``all_reduce`` or ``fwd_pre`` ``all_gather`` for them: one collective in place of several. Any other
+    module can be synchronised at one of its arguments, at its (first) output, and in the gradient of a whole parameter
+    of its own that every rank uses on other data: ``sync("bwd_post", "all_reduce", argument="weight")``.
 
     Args:
-        sch: the sharded module.
+        sch: the module.
         mode: ``"fwd_pre"``, ``"fwd_post"`` or ``"bwd_post"``.
-        op_or_fn: a collective by name; or a function of the tensor, put where the collective would be (in
-            ``bwd_post``, of the gradient of the input).
+        op_or_fn: a collective by name; a resharding (``"RS->RR"``, gathers; ``"RR->SR"``, each its part; ``"RS->SR"``,
+            all-to-all) with a letter for each dimension; or a function of the tensor, put where the collective
+            would be (in ``bwd_post``, of the gradient of the input).
         axis: the dimension that all_gather and reduce_scatter share out, such as 1 for the sequence.
+        argument: of a module that is no projection: the name of the input, or parameter. In ``bwd_post`` those that
+            its column-parallel modules share, if None; else the first.
 
     Raises:
         ShardError: the module is not sharded, or the collective contradicts how it is.
     """
-    from schedule.distributed.modules import Sync, projection_of
+    from schedule.distributed.modules import Sync, is_torch_layer, projection_of, sharding_of
+    from schedule.distributed.resharding import Resharding
     from schedule.distributed.state import sharded_state
 
-    state, wanted = sharded_state(sch.tree), Sync(op_or_fn, axis)
-    if projection_of(sch.module) is None:
-        _sync_caller(sch, state, mode, wanted)
-    else:
+    state = sharded_state(sch.tree)
+    if isinstance(op_or_fn, str) and "->" in op_or_fn:
+        op_or_fn = Resharding(op_or_fn, state.tp.group)
+    wanted, sharding = Sync(op_or_fn, axis, argument), sharding_of(sch.module)
+    if projection_of(sch.module) is not None and argument is None:
         _sync_projection(sch, state, mode, wanted)
+    elif sharding is not None and sharding.splits and is_torch_layer(sch.module):
+        _sync_layer(sch, state, mode, wanted)
+    else:
+        _sync_boundary(sch, state, mode, wanted)
 
 
 def _sync_projection(sch: Schedule, state: Sharded, mode: str, wanted: Sync) -> None:
     from schedule.distributed.conflicts import check_sync
-    from schedule.distributed.edits import ForgetRun
-    from schedule.distributed.modules import SHARDING, sharding_of
+    from schedule.distributed.modules import sharding_of
 
     module, sharding = sch.module, sharding_of(sch.module)
     check_sync(module, sharding, mode, wanted)
@@ -75,46 +92,65 @@ def _sync_projection(sch: Schedule, state: Sharded, mode: str, wanted: Sync) -> 
     refuse_rewritten(sch, module)
     caller = state.caller_of(sch.path)
     above = sharding_of(caller[0]) if caller is not None else None
-    if above is not None and mode != "fwd_post":
+    if caller is not None and above is not None and above.reduces_gradients(caller[0]) and mode != "fwd_post":
         raise ShardError("the module that calls it synchronises its input already", fix="leave this out")
-    after = sharding.with_sync(mode, wanted)
-    sch.commit(
-        [
-            ForgetRun(sch.tree, [module]),
-            SetItem(lambda: vars(module), SHARDING, after),
-            Reforward(sch, module, after, state),
-        ]
-    )
+    _commit(sch, state, mode, wanted, sharding)
 
 
-def _sync_caller(sch: Schedule, state: Sharded, mode: str, wanted: Sync) -> None:
-    """The copy for several column-parallel children of one input."""
-    from schedule.distributed.callers import CopiedInputs, WrapForward, check_columns, shared_inputs
-    from schedule.distributed.edits import ForgetRun
-    from schedule.distributed.modules import SHARDING, ModuleSharding, sharding_of
+def _sync_layer(sch: Schedule, state: Sharded, mode: str, wanted: Sync) -> None:
+    """A convolution, an embedding, a batch norm."""
+    from schedule.distributed.conflicts import check_sync
+    from schedule.distributed.modules import sharding_of
 
-    module, cls = sch.module, original_class(sch.module)
-    if (mode, wanted.op, wanted.axis) != ("bwd_post", "all_reduce", None):
-        raise ShardError(
-            f"{cls.__name__} is no projection: all it can synchronise is the gradient of an input that its "
-            "column-parallel modules share",
-            fix='sync("bwd_post", "all_reduce"), or sync the Linear or Conv1D in it',
-        )
-    if sharding_of(module) is not None:
-        raise ShardError("bwd_post has all_reduce already", fix="undo that sync first")
+    sharding = sharding_of(sch.module)
+    check_sync(sch.module, sharding, mode, wanted)
+    if sharding is not None:
+        refuse_opened(sch, state, changes_shapes=wanted.op != "all_reduce")
+        _commit(sch, state, mode, wanted, sharding)
+
+
+def _sync_boundary(sch: Schedule, state: Sharded, mode: str, wanted: Sync) -> None:
+    """The inputs, the output, or a whole parameter, of a module that is no sharded layer."""
+    from schedule.distributed.callers import check_columns, shared_inputs
+    from schedule.distributed.conflicts import check_boundary
+    from schedule.distributed.modules import COLUMN, OWN, ModuleSharding, sharding_of
+
+    module, sharding = sch.module, sharding_of(sch.module)
+    check_boundary(module, sharding, mode, wanted)
+    if wanted.argument is None and sharding is not None and any(key.startswith(f"{mode} ") for key in sharding.syncs):
+        raise ShardError(f"{mode} has {wanted} already", fix="undo that sync first, or name another argument")
     if sch.tree.graphs.current(module):
         raise ShardError(f"{sch.label} was rewritten before", fix="shard and sync first, then fuse")
-    refuse_opened(sch, state, changes_shapes=False)
+    refuse_opened(sch, state, changes_shapes=wanted.op != "all_reduce")
+    sharding = sharding or ModuleSharding(state.tp.group, state.tp.size)
+    if (mode, wanted.op, wanted.argument) != ("bwd_post", "all_reduce", None) or sharding.role(module) == OWN:
+        _commit(sch, state, mode, wanted, sharding)
+        return
     check_columns(module)
     whole = state.whole_forward(module)
     if isinstance(whole, TraceError):
         raise ShardError(f"its inputs cannot be followed: {whole.why}", fix=whole.fix)
-    names = shared_inputs(module, whole)
-    sharding = ModuleSharding(state.tp.group, state.tp.size, syncs={mode: wanted})
+
+    def is_column(child: nn.Module) -> bool:
+        own = sharding_of(child)
+        return own is not None and own.role(child) == COLUMN
+
+    for name in shared_inputs(module, whole, is_column):
+        _commit(sch, state, mode, replace(wanted, argument=name), sharding_of(module) or sharding)
+
+
+def _commit(sch: Schedule, state: Sharded, mode: str, wanted: Sync, sharding: ModuleSharding) -> None:
+    from schedule.distributed.agreement import noted
+    from schedule.distributed.edits import ForgetRun
+    from schedule.distributed.modules import SHARDING, sync_key
+
+    module, after = sch.module, sharding.with_sync(mode, wanted)
+    asked = f"{sch.path}.sync({sync_key(mode, wanted.argument)!r}, {wanted}, axis={wanted.axis})"
     sch.commit(
         [
+            *noted(state.tp, asked),
             ForgetRun(sch.tree, [module]),
-            SetItem(lambda: vars(module), SHARDING, sharding),
-            WrapForward(module, CopiedInputs(cls, names, state.tp.group), sch.path),
+            SetItem(lambda: vars(module), SHARDING, after),
+            reforward(sch, module, after, state),
         ]
     )

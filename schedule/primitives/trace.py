@@ -51,7 +51,7 @@ def trace(sch: Schedule, flatten: bool = False, leaves: Sequence[Leaf] = (), rec
     def enter(module: nn.Module, path: str) -> bool:
         if not flatten or (not recursive and "." in path):
             return False
-        return not (_is_basic(module) or state_of(module) is not None or _is_leaf(module, path, leaves))
+        return not (is_basic(module) or state_of(module) is not None or _is_leaf(module, path, leaves))
 
     _keep(sch, enter)
     return sch
@@ -120,7 +120,8 @@ def _refuse_hooked(child: nn.Module, path: str) -> None:
         )
 
 
-def _is_basic(module: nn.Module) -> bool:
+def is_basic(module: nn.Module) -> bool:
+    """Whether ``module`` stays a call when what calls it is flattened."""
     if isinstance(module, nn.Sequential):
         return False
     return type(module).__module__.startswith("torch.nn.") or is_conv1d(module)

@@ -1,72 +1,109 @@
 """Tests on several processes: every case runs on each rank of one gloo process group.
 
-The processes start once and run all cases of a module, since starting them takes longer than a case. A case that
-raises on one rank may leave the others waiting: the group's own time limit ends that, and the launcher kills what
-is left after its limit.
+The processes start once for all test files, since starting them takes longer than a case. A case that raises on one
+rank may leave the others waiting: what has not finished by its limit is killed, and the next case gets new processes.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
 Case = Callable[[Any], None]
 
-_COLLECTIVE_LIMIT = timedelta(seconds=20)
+_COLLECTIVE_LIMIT = timedelta(seconds=30)
+
+
+class Ranks:
+    """Processes that run cases, one after another."""
+
+    def __init__(self, ranks: int) -> None:
+        context = mp.get_context("spawn")
+        port, pipes = _free_port(), [context.Pipe() for _ in range(ranks)]
+        self.pipes: list[Connection] = [ours for ours, _ in pipes]
+        self.processes: list[Any] = [
+            context.Process(target=_work, args=(rank, ranks, port, theirs), daemon=True)
+            for rank, (_, theirs) in enumerate(pipes)
+        ]
+        for process in self.processes:
+            process.start()
+        for _, theirs in pipes:
+            theirs.close()
+
+    def run(self, case: Case, limit: float) -> str:
+        """"" or what went wrong on each rank."""
+        for pipe in self.pipes:
+            pipe.send(case)
+        deadline = time.monotonic() + limit
+        found: dict[int, str] = {}
+        for rank, pipe in enumerate(self.pipes):
+            try:
+                if pipe.poll(max(0.0, deadline - time.monotonic()) if not any(found.values()) else 2.0):
+                    found[rank] = pipe.recv()
+            except EOFError:
+                found[rank] = "it died"
+        failed = [f"rank {rank}:\n{error}" for rank, error in found.items() if error]
+        missing = [rank for rank in range(len(self.pipes)) if rank not in found]
+        if missing:
+            failed.append(f"ranks {missing} did not finish within {limit:.0f} s, or after another had failed")
+        return "\n".join(failed)
+
+    def stop(self) -> None:
+        """End the processes."""
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.join()
+
+
+_running: dict[int, Ranks] = {}
+
+
+@atexit.register
+def stop() -> None:
+    """End all processes."""
+    while _running:
+        _running.popitem()[1].stop()
 
 
 def run(cases: Sequence[Case], ranks: int = 2, limit: float = 120.0) -> dict[str, str]:
-    """Run every case on ``ranks`` processes, each given the device mesh; name → "" or the first rank's error.
+    """Run every case on ``ranks`` processes, each given the device mesh; name → "" or the ranks' errors.
 
     Args:
         cases: functions at the top of a module, called with the one-dimensional mesh ``("tp",)``.
         ranks: how many processes.
-        limit: seconds after which the processes are killed and unfinished cases count as hung.
+        limit: seconds for one case, after which it counts as hung.
     """
-    context = mp.get_context("spawn")
-    results: Any = context.SimpleQueue()
-    port = _free_port()
-    processes = [
-        context.Process(target=_work, args=(rank, ranks, port, list(cases), results), daemon=True)
-        for rank in range(ranks)
-    ]
-    for process in processes:
-        process.start()
-    found: dict[str, dict[int, str]] = {case.__name__: {} for case in cases}
-    deadline = time.monotonic() + limit
-    try:
-        while any(len(of_ranks) < ranks for of_ranks in found.values()) and time.monotonic() < deadline:
-            if results.empty():
-                if not any(process.is_alive() for process in processes):
-                    break
-                time.sleep(0.02)
-                continue
-            name, rank, error = results.get()
-            found[name][rank] = error
-    finally:
-        for process in processes:
-            process.join(2)
-            if process.is_alive():
-                process.kill()
-                process.join()
-    return {name: _verdict(of_ranks, ranks) for name, of_ranks in found.items()}
+    return {case.__name__: run_one(case, ranks, limit) for case in cases}
 
 
-def _verdict(of_ranks: dict[int, str], ranks: int) -> str:
-    failed = [f"rank {rank}:\n{error}" for rank, error in sorted(of_ranks.items()) if error]
-    missing = [rank for rank in range(ranks) if rank not in of_ranks]
-    if missing:
-        failed.append(f"ranks {missing} did not finish: hung, or died")
-    return "\n".join(failed)
+def run_one(case: Case, ranks: int = 2, limit: float = 120.0) -> str:
+    """Run one case; "" or the ranks' errors."""
+    if ranks not in _running:
+        _running[ranks] = Ranks(ranks)
+    error = _running[ranks].run(case, limit)
+    if error:  # a collective may be half done
+        _running.pop(ranks).stop()
+    return error
+
+
+def passes(case: Case, ranks: int = 2, limit: float = 120.0) -> None:
+    """Fail the test unless ``case`` passes on every rank."""
+    error = run_one(case, ranks, limit)
+    if error:
+        pytest.fail(error, pytrace=False)
 
 
 def _free_port() -> int:
@@ -76,17 +113,20 @@ def _free_port() -> int:
         return port
 
 
-def _work(rank: int, ranks: int, port: int, cases: list[Case], results: Any) -> None:
+def _work(rank: int, ranks: int, port: int, pipe: Connection) -> None:
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(ranks))
     dist.init_process_group("gloo", rank=rank, world_size=ranks, timeout=_COLLECTIVE_LIMIT)
     mesh = dist.device_mesh.init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
-    for case in cases:
+    while True:
+        try:
+            case = pipe.recv()
+        except EOFError:
+            return
         torch.manual_seed(0)
         try:
             case(mesh)
-        except Exception:  # whatever a case raises is its result
-            results.put((case.__name__, rank, traceback.format_exc(limit=-12)))
+        except (Exception, pytest.fail.Exception):  # whatever a case raises is its result
+            pipe.send(traceback.format_exc(limit=-12))
         else:
-            results.put((case.__name__, rank, ""))
-    dist.destroy_process_group()
+            pipe.send("")

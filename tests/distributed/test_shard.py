@@ -371,12 +371,6 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def results() -> dict[str, str]:
-    return launch.run(CASES, limit=100)
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_two_ranks(results: dict[str, str], case: Any) -> None:
-    if results[case.__name__]:
-        pytest.fail(results[case.__name__], pytrace=False)
+def test_two_ranks(case: Any) -> None:
+    launch.passes(case)

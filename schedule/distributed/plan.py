@@ -1,0 +1,212 @@
+"""A tensor-parallel plan as plain data: what is shared out, and which collectives that takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from schedule.distributed.state import sharded_state
+from schedule.errors import ShardError
+from schedule.show import printed
+
+if TYPE_CHECKING:
+    from schedule.tree import Schedule
+
+
+@dataclass(frozen=True)
+class ShardStep:
+    """One call of ``shard``.
+
+    Attributes:
+        path: the module.
+        name: of the parameter.
+        axis: which is shared out.
+        parts: how many are packed along it.
+        replicas: how many ranks after one another have the same share.
+    """
+
+    path: str
+    name: str
+    axis: int
+    parts: int = 1
+    replicas: int = 1
+
+
+@dataclass(frozen=True)
+class SyncStep:
+    """One call of ``sync``.
+
+    Attributes:
+        path: the module.
+        mode: ``"fwd_pre"``, ``"fwd_post"`` or ``"bwd_post"``.
+        op: the collective, or a resharding.
+        axis: the dimension that is shared out.
+        argument: the input or parameter of a module that is no projection.
+        nbytes: of the whole tensor in the recorded run.
+    """
+
+    path: str
+    mode: str
+    op: str
+    axis: int | None = None
+    argument: str | None = None
+    nbytes: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Axes of parameters that are shared out together, with the collectives that this takes.
+
+    Attributes:
+        name: where it is.
+        size: how many heads, features or tokens are shared out.
+        shards: in order.
+        syncs: in order.
+    """
+
+    name: str
+    size: int
+    shards: list[ShardStep]
+    syncs: list[SyncStep]
+
+
+@dataclass
+class Plan:
+    """What to share out over the tensor-parallel ranks; edit the lists to change it, before it is applied.
+
+    Attributes:
+        ranks: for how many it was made.
+        groups: what is shared out together.
+        whole: path of each larger parameter that stays whole → why.
+        boundaries: collectives between the groups, as sequence parallelism needs them.
+    """
+
+    ranks: int
+    groups: list[Group]
+    whole: dict[str, str] = field(default_factory=dict)
+    boundaries: list[SyncStep] = field(default_factory=list)
+
+    @property
+    def shards(self) -> list[ShardStep]:
+        """Of all groups."""
+        return [step for group in self.groups for step in group.shards]
+
+    @property
+    def syncs(self) -> list[SyncStep]:
+        """Of all groups, and between them."""
+        return [step for group in self.groups for step in group.syncs] + self.boundaries
+
+    def without(self, text: str) -> Plan:
+        """The plan without the groups whose name contains ``text``."""
+        return replace(self, groups=[group for group in self.groups if text not in group.name])
+
+    def bytes_moved(self) -> int:
+        """Bytes that each rank sends a step of the recorded run, with ring algorithms."""
+        return sum(moved(step, self.ranks) for step in self.syncs)
+
+    def to_json(self) -> str:
+        """As JSON; :meth:`from_json` reads it back."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan that :meth:`to_json` wrote.
+
+        Raises:
+            ShardError: it is no such text.
+        """
+        try:
+            found: Mapping[str, Any] = json.loads(text)
+            groups = [
+                Group(
+                    group["name"],
+                    group["size"],
+                    [ShardStep(**step) for step in group["shards"]],
+                    [SyncStep(**step) for step in group["syncs"]],
+                )
+                for group in found["groups"]
+            ]
+            boundaries = [SyncStep(**step) for step in found["boundaries"]]
+            return cls(found["ranks"], groups, dict(found["whole"]), boundaries)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ShardError(f"that is no plan: {error}", fix="give the text that plan.to_json() returned") from error
+
+    def table(self) -> Table:
+        """The groups as a table of rich: what is shared out, and what each rank sends a step."""
+        table = Table(title=f"Tensor parallel over {self.ranks} ranks", title_justify="left")
+        for column in ("group", "size", "columns", "rows", "forward", "backward", "bytes a step"):
+            table.add_column(column, justify="right" if column in ("size", "bytes a step") else "left", overflow="fold")
+        for group in self.groups:
+            summed = [step for step in group.syncs if step.mode == "fwd_post" and step.op != "all_gather"]
+            rows = dict.fromkeys(step.path for step in summed)
+            columns = dict.fromkeys(step.path for step in group.shards if step.path not in rows)
+            table.add_row(
+                group.name,
+                str(group.size),
+                _short(columns, group.name),
+                _short(rows, group.name),
+                *(_counted(group.syncs, forward) for forward in (True, False)),
+                f"{sum(moved(step, self.ranks) for step in group.syncs):,}",
+            )
+        if self.boundaries:
+            sent = sum(moved(step, self.ranks) for step in self.boundaries)
+            counted = (_counted(self.boundaries, forward) for forward in (True, False))
+            table.add_row("between them", "", "", "", *counted, f"{sent:,}")
+        total = sum(moved(step, self.ranks) for step in self.syncs)
+        table.add_section()
+        table.add_row("all", "", "", "", "", "", f"{total:,}")
+        return table
+
+    def __str__(self) -> str:
+        return printed(self.table()).rstrip()
+
+
+def moved(step: SyncStep, ranks: int) -> int:
+    """Bytes that each rank sends for one synchronisation, forward and backward, with ring algorithms.
+
+    An all-reduce of n bytes sends 2·n·(ranks − 1)/ranks; a gather or a reduce-scatter half of that, each way.
+    """
+    part = step.nbytes * (ranks - 1) // ranks
+    if step.op == "all_reduce":
+        return 2 * part
+    if step.op == "all_gather" and step.mode == "fwd_post":
+        return part  # its gradient is this rank's part
+    return part if step.op == "scatter" else 2 * part
+
+
+def _short(paths: Mapping[str, None], name: str) -> str:
+    return ", ".join(path.removeprefix(name).lstrip(".") or path for path in paths) or "-"
+
+
+_BACKWARD = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather", "scatter": "all_gather"}
+
+
+def _counted(steps: list[SyncStep], forward: bool) -> str:
+    counts: dict[str, int] = {}
+    for step in steps:
+        op: str | None = step.op if (step.mode != "bwd_post") == forward else None
+        if not forward and step.mode != "bwd_post" and (step.mode, step.op) != ("fwd_post", "all_gather"):
+            op = _BACKWARD.get(step.op)
+        if op is not None:
+            counts[op] = counts.get(op, 0) + 1
+    return ", ".join(f"{count} {op}" for op, count in counts.items()) or "-"
+
+
+def apply(sch: Schedule, plan: Plan) -> None:
+    """Shard and synchronise as ``plan`` says."""
+    state = sharded_state(sch.tree)
+    state.gathered = frozenset(s.path for s in plan.syncs if (s.mode, s.op) == ("fwd_post", "all_gather"))
+    for group in plan.groups:
+        for step in group.shards:
+            _at(sch, step.path).shard(step.name, step.axis, step.parts, step.replicas)
+    for sync in plan.syncs:
+        _at(sch, sync.path).sync(sync.mode, sync.op, sync.axis, sync.argument)
+
+
+def _at(sch: Schedule, path: str) -> Schedule:
+    node: Schedule = sch[path] if path else sch
+    return node

@@ -1,0 +1,387 @@
+"""Finding a tensor-parallel plan in the traced graph alone: which features can be shared out, and what that takes.
+
+Every factor of the model's dimensions (:mod:`schedule.distributed.propagation`) that nothing blocks can be shared
+out over the ranks, wherever it appears: those axes of weights together, the heads of an attention or the width of an
+MLP, are one *group*. What a group costs is read off the graph too: where an operation sums over the factor, partial
+sums are added up (an all-reduce forward); where a tensor without it meets one that has it, so are its gradients
+(an all-reduce backward). Nothing is known of any architecture, nor of the names of its modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from schedule.distributed.callers import shared_inputs
+from schedule.distributed.factors import Dim, Factor, factors
+from schedule.distributed.modules import OWN, projection_of, role_of
+from schedule.distributed.plan import Group, Plan, ShardStep, SyncStep
+from schedule.distributed.propagation import Layer, Propagated, propagate
+from schedule.distributed.state import Sharded
+from schedule.errors import ShardError, TraceError
+from schedule.patterns.values import OpNode, operands
+from schedule.tracing.specs import TensorSpec
+
+
+@dataclass
+class Candidate:
+    """A factor that might be shared out.
+
+    Attributes:
+        factor: the outermost one.
+        axes: (path of a parameter, axis) → in how many packed parts it appears.
+        replicas: how many ranks compute with the same share, by (path, axis).
+        refused: why not; "" if it can be.
+    """
+
+    factor: Factor
+    axes: dict[tuple[str, int], int] = field(default_factory=dict)
+    replicas: dict[tuple[str, int], int] = field(default_factory=dict)
+    refused: str = ""
+
+
+def find_plan(graph: fx.Graph, root: nn.Module, state: Sharded, vocabulary: bool = True) -> Plan:
+    """The plan for ``graph``, traced from ``root`` with its calls flattened."""
+    return _Planner(propagate(graph, root), root, state).plan(vocabulary)
+
+
+class _Planner:
+    def __init__(self, found: Propagated, root: nn.Module, state: Sharded) -> None:
+        self.found, self.root, self.state, self.ranks = found, root, state, state.tp.size
+        self.layers = {layer.node: layer for layer in found.layers}
+        self.differentiable = _differentiable(found, root)
+        self.taken: set[str] = set()
+        self.layered = {f"{layer.path}.{name}" for layer in found.layers for name in ("weight", "bias")}
+        self.users: dict[OpNode, list[OpNode]] = {node: [] for node in found.nodes}
+        for node in found.nodes:
+            for operand in dict.fromkeys(operands(node.args)):
+                self.users[operand].append(node)
+
+    def plan(self, vocabulary: bool) -> Plan:
+        groups: list[Group] = []
+        left: dict[str, str] = {}
+        lookups = {f"{layer.path}.weight" for layer in self.found.layers if layer.lookup}
+        for candidate in sorted(self.candidates(), key=lambda one: -self.weight_of(one)):
+            paths = {path for path, _ in candidate.axes}
+            if paths & self.taken or paths <= lookups:
+                continue
+            group = self.group(candidate)
+            if group is None:
+                left.update(dict.fromkeys(paths, candidate.refused))
+                continue
+            self.taken |= paths
+            groups.append(group)
+        if vocabulary:
+            groups += self.vocabularies()
+        return Plan(self.ranks, groups, self.whole(left))
+
+    # -- candidates --------------------------------------------------------------------------------------
+
+    def candidates(self) -> list[Candidate]:
+        """The unblocked factors of parameters, each with all axes where it is."""
+        made: dict[Factor, Candidate] = {}
+        for path, dims in self.found.tensors.items():
+            for axis, dim in enumerate(dims):
+                outer, picked = 1, True
+                for factor in factors(dim):
+                    if not factor.blocked:
+                        candidate = made.setdefault(factor, Candidate(factor))
+                        candidate.axes[path, axis] = outer
+                        if not picked:
+                            candidate.refused = "it is not the outermost factor, and the outer ones are not picked from"
+                    picked = picked and factor.picked
+                    outer *= factor.size
+        return list(made.values())
+
+    def weight_of(self, candidate: Candidate) -> int:
+        return sum(self.nbytes(path) for path, _ in candidate.axes)
+
+    def nbytes(self, path: str) -> int:
+        tensor = _tensor_at(self.root, path)
+        return tensor.numel() * tensor.element_size()
+
+    def group(self, candidate: Candidate) -> Group | None:
+        """The group of a candidate; None, with the reason in ``candidate.refused``, if there is none."""
+        if candidate.refused or not self.divides(candidate):
+            return None
+        steps = self.shards(candidate)
+        syncs = self.syncs(candidate) if steps is not None else None
+        if steps is None or syncs is None:
+            return None
+        columns = [step.path for step in steps if self.role(step) == "column"]
+        rows = [step.path for step in steps if self.role(step) == "row"]
+        return Group(_group_name(columns, rows, steps), candidate.factor.size, steps, syncs)
+
+    def divides(self, candidate: Candidate) -> bool:
+        size = candidate.factor.size
+        if size % self.ranks == 0:
+            return True
+        if self.ranks % size == 0 and size > 1:
+            return self.replicated(candidate, self.ranks // size)
+        candidate.refused = f"{size} cannot be shared evenly by {self.ranks} ranks"
+        return False
+
+    def replicated(self, candidate: Candidate, replicas: int) -> bool:
+        """Fewer heads than ranks: where the factor is followed by repeated ones, those are shared out as well."""
+        for path, axis in candidate.axes:
+            dim = factors(self.found.tensors[path][axis])
+            at = dim.index(candidate.factor)
+            following = dim[at + 1] if at + 1 < len(dim) else None
+            if following is None or not following.repeated:
+                candidate.replicas[path, axis] = replicas
+            elif following.size % replicas:
+                candidate.refused = f"{candidate.factor.size} × {following.size} cannot be shared by {self.ranks} ranks"
+                return False
+        return True
+
+    def shards(self, candidate: Candidate) -> list[ShardStep] | None:
+        """The parameters' axes; None if the module of one cannot follow."""
+        steps = []
+        for (path, axis), parts in candidate.axes.items():
+            owner, _, name = path.rpartition(".")
+            module, replicas = self.root.get_submodule(owner), candidate.replicas.get((path, axis), 1)
+            role = role_of(module, name, axis)
+            if role is None or (replicas > 1 and projection_of(module) is None):
+                candidate.refused = f"{type(module).__name__} cannot share out axis {axis} of its {name}"
+                return None
+            if sum(own == path for own, _ in candidate.axes) > 1:
+                candidate.refused = f"it is on two axes of {path}"
+                return None
+            if replicas > 1 and role == "row":
+                candidate.refused = f"{path} would be summed over replicas"
+                return None
+            steps.append(ShardStep(owner, name, axis, parts, replicas))
+        return steps
+
+    def role(self, step: ShardStep) -> str | None:
+        return role_of(self.root.get_submodule(step.path), step.name, step.axis)
+
+    # -- collectives -------------------------------------------------------------------------------------
+
+    def holds(self, value: Any, factor: Factor) -> bool:
+        return any(factor in factors(dim) for dim in _dims(self.found.dims.get(value)))
+
+    def syncs(self, candidate: Candidate) -> list[SyncStep] | None:
+        """Where partial sums and partial gradients are added up; None if that is inside of a module's own code."""
+        factor, columns, made = candidate.factor, dict[str, Layer](), dict[SyncStep, None]()
+        for node in self.found.nodes:
+            summed = any(factor in factors(dim) for dim in self.found.contracted.get(node, ()))
+            out = self.holds(node, factor)
+            if summed:
+                layer = self.layers.get(node)
+                if layer is None:
+                    candidate.refused = f"{node.op} sums over it inside of a module's own code"
+                    return None
+                made[SyncStep(layer.path, "fwd_post", "all_reduce", nbytes=_nbytes(node.spec))] = None
+            if not out:
+                continue
+            for operand in dict.fromkeys(operands(node.args)):
+                if self.holds(operand, factor) or operand not in self.differentiable:
+                    continue
+                layer = self.layers.get(node)
+                if layer is not None and operand is layer.given:
+                    columns[layer.path] = layer
+                    continue
+                parameters = self.parameters_of(operand, factor)
+                if parameters is None:
+                    candidate.refused = f"the gradient of {operand.name} would be a partial sum where no module begins"
+                    return None
+                for path in parameters:
+                    owner, _, name = path.rpartition(".")
+                    size = self.nbytes(path)
+                    made[SyncStep(owner, "bwd_post", "all_reduce", argument=name, nbytes=size)] = None
+        return [*self.inputs(columns), *made]
+
+    def parameters_of(self, value: OpNode, factor: Factor) -> list[str] | None:
+        """Whole parameters that ``value`` alone is made of, and that meet shared data wherever they are used."""
+        found: list[str] = []
+        pending = [value]
+        while pending:
+            node = pending.pop()
+            if node not in self.differentiable:
+                continue
+            if node is not value and len(self.users[node]) > 1:
+                return None
+            if node.op == "get_attr" or node.attr is not None:
+                path = str(node.target)
+                if path in self.layered:
+                    continue  # a projection's own: it is shared out itself, or meets whole data
+                if path not in self.found.tensors:
+                    return None
+                found.append(path)
+            elif node.op in ("call_module", "placeholder") or not any(True for _ in operands(node.args)):
+                return None
+            pending += operands(node.args)
+        return found if all(self.holds(user, factor) for user in self.users[value]) else None
+
+    def inputs(self, columns: dict[str, Layer]) -> Iterator[SyncStep]:
+        """Copies of what column-parallel layers read: one for all that share an argument of the same module."""
+        callers: dict[str, list[str]] = {}
+        for path in columns:
+            found = self.state.caller_of(path)
+            callers.setdefault("" if found is None else self.state.tree.path_of(found[0]), []).append(path)
+        for caller, paths in callers.items():
+            names = self.shared(caller, paths) if len(paths) > 1 else ()
+            size = max(_nbytes(columns[path].given.spec) for path in paths)
+            for name in names:
+                yield SyncStep(caller, "bwd_post", "all_reduce", argument=name, nbytes=size)
+            if not names:
+                for path in paths:
+                    size = _nbytes(columns[path].given.spec)
+                    yield SyncStep(path, "bwd_post", "all_reduce", nbytes=size)
+
+    def shared(self, caller: str, paths: Iterable[str]) -> tuple[str, ...]:
+        module = self.root.get_submodule(caller)
+        whole = self.state.whole_forward(module)
+        if isinstance(whole, TraceError):
+            return ()
+        columns = {self.root.get_submodule(path) for path in paths}
+        try:
+            return shared_inputs(module, whole, columns.__contains__)
+        except ShardError:
+            return ()
+
+    # -- vocabularies ------------------------------------------------------------------------------------
+
+    def vocabularies(self) -> list[Group]:
+        """Embeddings by rows, with the projections onto the vocabulary, whose outputs are gathered."""
+        groups = []
+        for layer in self.found.layers:
+            path = f"{layer.path}.weight"
+            if not layer.lookup or path in self.taken or role_of(self._module(layer), "weight", 0) is None:
+                continue
+            size, width = _tensor_at(self.root, path).shape
+            heads = [
+                one
+                for one in self.found.layers
+                if not one.lookup and f"{one.path}.weight" not in self.taken and self.returned(one, size)
+            ]
+            tied = [one for one in self.found.layers if self._module(one)._parameters["weight"] is self._weight(layer)]
+            if size < 2 * self.ranks or not (heads or len(tied) > 1 or size >= 2 * width):
+                continue
+            group = self.vocabulary(layer, [*heads, *tied], size)
+            if group is not None:
+                groups.append(group)
+        return groups
+
+    def vocabulary(self, layer: Layer, others: list[Layer], size: int) -> Group | None:
+        steps, syncs = dict[ShardStep, None](), dict[SyncStep, None]()
+        for one in {id(self._module(each)): each for each in [layer, *others]}.values():
+            module = self._module(one)
+            if role_of(module, "weight", 0) is None:
+                return None
+            first = not any(self._weight(one) is self._weight_at(step) for step in steps)
+            if first:
+                steps[ShardStep(one.path, "weight", 0)] = None
+            if one.lookup:
+                syncs[SyncStep(one.path, "fwd_post", "all_reduce", nbytes=_nbytes(one.node.spec))] = None
+                continue
+            if module._parameters.get("bias") is not None:
+                steps[ShardStep(one.path, "bias", 0)] = None
+            if one.given in self.differentiable:
+                syncs[SyncStep(one.path, "bwd_post", "all_reduce", nbytes=_nbytes(one.given.spec))] = None
+            syncs[SyncStep(one.path, "fwd_post", "all_gather", nbytes=_nbytes(one.node.spec))] = None
+        self.taken |= {f"{step.path}.{step.name}" for step in steps} | {f"{one.path}.weight" for one in others}
+        name = " ".join(["vocabulary:", *dict.fromkeys(step.path for step in steps)])
+        return Group(name, size, list(steps), list(syncs))
+
+    def returned(self, layer: Layer, size: int) -> bool:
+        """Whether the model returns the outputs of ``layer``, of that size, as they are or element by element."""
+        pending, seen = [layer.node], set[OpNode]()
+        while pending:
+            node = pending.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if isinstance(node.spec, TensorSpec):
+                if node.spec.shape[-1:] == (size,):
+                    pending += self.users[node]
+            elif node.op == "output" or any(user.op == "output" for user in self.users[node]):
+                return True
+        return False
+
+    def _module(self, layer: Layer) -> nn.Module:
+        return self.root.get_submodule(layer.path)
+
+    def _weight(self, layer: Layer) -> Any:
+        return self._module(layer)._parameters["weight"]
+
+    def _weight_at(self, step: ShardStep) -> Any:
+        return self.root.get_submodule(step.path)._parameters[step.name]
+
+    # -- what stays whole --------------------------------------------------------------------------------
+
+    def whole(self, left: dict[str, str]) -> dict[str, str]:
+        """Path of each whole parameter of at least two dimensions → why."""
+        found = {}
+        for path, parameter in self.root.named_parameters():
+            if path in self.taken or parameter.ndim < 2:
+                continue
+            reasons = [
+                next((factor.blocked for factor in factors(dim) if factor.blocked), "")
+                for dim in self.found.tensors.get(path, ())
+            ]
+            default = "; ".join(dict.fromkeys(filter(None, reasons))) or "not reached by the traced graph"
+            found[path] = left.get(path) or default
+        return found
+
+
+def _dims(value: Any) -> Iterator[Dim]:
+    """All dimensions of a tensor, or of several."""
+    if isinstance(value, tuple):
+        for one in value:
+            yield from _dims(one)
+    elif value is not None:
+        yield from value
+
+
+def _differentiable(found: Propagated, root: nn.Module) -> set[OpNode]:
+    """Values that a gradient flows into."""
+    trained = {path for path, parameter in root.named_parameters(remove_duplicate=False) if parameter.requires_grad}
+    values: set[OpNode] = set()
+    for node in found.nodes:
+        if not _floating(node.spec) or node.op == "detach":
+            continue
+        if node.op == "get_attr" or node.attr is not None:
+            path = str(node.target)
+            if path in trained:
+                values.add(node)
+            continue
+        own = node.module is not None and any(parameter.requires_grad for parameter in node.module.parameters())
+        if own or any(one in values for one in operands(node.args)):
+            values.add(node)
+    return values
+
+
+def _floating(spec: Any) -> bool:
+    if isinstance(spec, TensorSpec):
+        return spec.dtype.is_floating_point
+    return isinstance(spec, (tuple, list)) and any(_floating(one) for one in spec)
+
+
+def _nbytes(spec: Any) -> int:
+    return spec.nbytes if isinstance(spec, TensorSpec) else 0
+
+
+def _tensor_at(root: nn.Module, path: str) -> torch.Tensor:
+    owner, _, name = path.rpartition(".")
+    tensor: torch.Tensor = getattr(root.get_submodule(owner), name)
+    return tensor
+
+
+def _group_name(columns: list[str], rows: list[str], steps: list[ShardStep]) -> str:
+    """Where a group is: the module above all of it."""
+    paths = [step.path.split(".") for step in steps]
+    common = []
+    for parts in zip(*paths, strict=False):
+        if len(set(parts)) > 1:
+            break
+        common.append(parts[0])
+    return ".".join(common) or "the root"
+
+
+__all__ = ["OWN", "find_plan"]

@@ -1,0 +1,110 @@
+"""The tensor-parallel plan of a model: found, shown, applied."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from schedule.errors import NotApplicable, ShardError, TraceError
+from schedule.primitives.registry import primitive, query
+from schedule.primitives.trace import is_basic
+from schedule.runtime import forward_of, state_of
+from schedule.tracing.specialisation import Specialisation, specialise
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from schedule.distributed.mesh import TensorParallel
+    from schedule.distributed.plan import Plan
+    from schedule.tree import Schedule
+
+
+@query
+def shard_plan(sch: Schedule, mesh: Any = None, vocabulary: bool = True) -> Plan:
+    """Find what of this model can be shared out over the tensor-parallel ranks, from its traced graph alone.
+
+    ::
+
+        plan = sch.shard_plan(mesh)
+        print(plan)             # which layers are column- and row-parallel, the collectives, the bytes they move
+        sch.apply_plan(plan.without("lm_head"))
+
+    Attention is shared out by heads and an MLP by its width wherever nothing in the graph is in the way; nothing
+    is known of architectures or names. Nothing is changed.
+
+    Args:
+        sch: the schedule of the whole model.
+        mesh: a ``DeviceMesh``, by default the schedule's own; or just a number of ranks.
+        vocabulary: share out embeddings by rows, and the projections onto the vocabulary, whose outputs are gathered.
+
+    Raises:
+        ShardError: no mesh, or another than the schedule's.
+        TraceError: the model cannot be traced.
+        NotApplicable: it is sharded or rewritten already.
+    """
+    from schedule.distributed.planner import find_plan
+    from schedule.distributed.state import Sharded
+
+    _refuse_inner(sch)
+    touched = [module for module in sch.module.modules() if state_of(module) is not None]
+    if touched:
+        raise NotApplicable(
+            f"{sch.tree.path_of(touched[0]) or 'the root'} was sharded or rewritten already",
+            fix="make the plan first; undo(), if need be",
+        )
+    state = Sharded(sch.tree, _ranks(sch, mesh))
+    state.whole = sch.tree.graphs.recording
+    return find_plan(_flattened(sch).graph, sch.module, state, vocabulary)
+
+
+@primitive
+def apply_plan(sch: Schedule, plan: Plan) -> None:
+    """Shard and synchronise as ``plan`` says, all of it or nothing.
+
+    Args:
+        sch: the schedule of the whole model, with a mesh.
+        plan: from :meth:`shard_plan`, edited or not.
+
+    Raises:
+        ShardError: the plan is for another number of ranks, or one of its steps cannot be made.
+    """
+    from schedule.distributed.plan import apply
+    from schedule.distributed.state import sharded_state
+
+    _refuse_inner(sch)
+    size = sharded_state(sch.tree).tp.size
+    if plan.ranks != size:
+        raise ShardError(f"the plan is for {plan.ranks} ranks and the mesh has {size}", fix="make a plan for this mesh")
+    apply(sch, plan)
+
+
+def _refuse_inner(sch: Schedule) -> None:
+    if sch.path:
+        raise NotApplicable("a plan is for a whole model", fix="use the root schedule")
+
+
+def _ranks(sch: Schedule, mesh: Any) -> TensorParallel:
+    from schedule.distributed.mesh import TensorParallel, checked_mesh, tensor_parallel
+
+    if isinstance(mesh, int) and not isinstance(mesh, bool):
+        if mesh < 1:
+            raise ShardError(f"{mesh} ranks cannot share anything")
+        return TensorParallel(None, "", mesh, 0)
+    if mesh is not None and sch.tree.mesh is None:
+        sch.tree.mesh = checked_mesh(mesh)
+    if mesh is not None and mesh != sch.tree.mesh:
+        raise ShardError(f"the schedule's mesh is {sch.tree.mesh}, and this is {mesh}", fix="use one mesh")
+    return tensor_parallel(sch.tree.mesh)
+
+
+def _flattened(sch: Schedule) -> Specialisation:
+    """The root's graph with the inside of everything but basic layers, in training or else in evaluation."""
+    graphs, module = sch.tree.graphs, sch.module
+    call = graphs.calls(module)[0]
+
+    def enter(child: nn.Module, path: str) -> bool:
+        return not is_basic(child)
+
+    try:
+        return specialise(module, forward_of(module), call, graphs.recording, True, enter)
+    except TraceError:
+        return specialise(module, forward_of(module), call, graphs.recording, False, enter)

@@ -1,0 +1,137 @@
+"""Plans found in the graph alone, applied on simulated ranks in this process."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import schedule
+from schedule.distributed.plan import Plan
+from schedule.distributed.simulate import simulate
+from schedule.errors import NotApplicable, ShardError
+from tests.distributed.blocks import Gated, Mlp
+from tests.zoo import batch, build
+
+COLLECTIVES = {"gpt2": (4, 4), "bert": (4, 4), "opt": (4, 4), "llama": (4, 4), "gptj": (4, 4), "vit": (4, 4)}
+"""Forward and backward of two layers, embeddings and heads left whole: Megatron's minimum is two a layer each way."""
+
+
+@cache
+def plan_of(name: str, ranks: int = 2, vocabulary: bool = True) -> Plan:
+    return schedule.create_schedule(build(name), batch(name)).shard_plan(ranks, vocabulary=vocabulary)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "opt", "llama", "gemma3", "gpt_neox", "t5", "vit", "falcon"])
+def test_plans_compute_the_same(name: str) -> None:
+    plan = plan_of(name)
+    assert simulate(build(name), batch(name), lambda sch: sch.apply_plan(plan), 2).equal(1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_fewer_heads_than_ranks(name: str) -> None:
+    """Two key-value heads for four ranks: two ranks after one another compute with the same."""
+    plan = plan_of(name, 4)
+    assert {step.replicas for step in plan.shards if step.path.endswith(("k_proj", "v_proj"))} == {2}
+    assert simulate(build(name), batch(name), lambda sch: sch.apply_plan(plan), 4).equal(1e-4)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_collectives_are_at_the_minimum(name: str) -> None:
+    plan = plan_of(name, vocabulary=False)
+    seen = simulate(build(name), batch(name), lambda sch: sch.apply_plan(plan), 2)
+    assert seen.equal(1e-4)
+    assert (len(seen.forward), len(seen.backward)) == COLLECTIVES[name]
+    assert {one.op for one in (*seen.forward, *seen.backward)} == {"all_reduce"}
+
+
+@pytest.mark.parametrize("missing", ["fwd_post", "bwd_post"])
+def test_a_missing_collective_is_seen(missing: str) -> None:
+    def apply(sch: Any) -> None:
+        plan = plan_of("gpt2")
+        for step in plan.shards:
+            sch[step.path].shard(step.name, step.axis, step.parts)
+        for sync in plan.syncs:
+            if sync.mode != missing or not sync.path.startswith("transformer.h.1"):
+                sch[sync.path].sync(sync.mode, sync.op, sync.axis, sync.argument)
+
+    assert not simulate(build("gpt2"), batch("gpt2"), apply, 2).equal()
+
+
+def test_a_plan_is_plain_data() -> None:
+    plan = plan_of("gpt2")
+    assert Plan.from_json(plan.to_json()) == plan
+    assert "c_attn" in str(plan) and "1 all_reduce" in str(plan) and plan.bytes_moved() > 0
+    fewer = plan.without("attn")
+    assert len(fewer.groups) == len(plan.groups) - 2
+    assert simulate(build("gpt2"), batch("gpt2"), lambda sch: sch.apply_plan(fewer), 2).equal(1e-4)
+    with pytest.raises(ShardError, match="no plan"):
+        Plan.from_json("{}")
+
+
+def test_nothing_is_changed_by_planning() -> None:
+    model = build("gpt2")
+    before = {name: id(parameter) for name, parameter in model.named_parameters()}
+    sch = schedule.create_schedule(model, batch("gpt2"))
+    sch.shard_plan(2)
+    assert not sch.history and {name: id(p) for name, p in model.named_parameters()} == before
+
+
+def test_what_cannot_be_shared_stays_whole_and_says_why() -> None:
+    plan = plan_of("bloom")
+    reasons = [why for path, why in plan.whole.items() if "query_key_value" in path]
+    assert len(reasons) == 2 and all(reasons)
+    three = plan_of("gpt2", 3)
+    assert any("cannot be shared evenly by 3 ranks" in why for why in three.whole.values())
+
+
+class Odd(nn.Module):
+    """No architecture that anybody knows: names say nothing, and the layout is its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n = 4
+        self.a, self.b = nn.Linear(12, 3 * 24), nn.Linear(24, 12)
+        self.c, self.scale = nn.Linear(12, 40), nn.Parameter(torch.rand(40))
+        self.d, self.gain = nn.Linear(40, 12), nn.Parameter(torch.rand(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        v, k, q = (t.reshape(*x.shape[:-1], self.n, 6).transpose(-3, -2) for t in self.a(x).chunk(3, -1))
+        mixed = ((q * self.gain) @ k.mT).softmax(-1) @ v
+        y = x + self.b(mixed.transpose(-3, -2).flatten(-2))
+        result: torch.Tensor = y + self.d(self.c(y).relu() * self.scale)
+        return result
+
+
+def test_any_module_of_a_user() -> None:
+    """Packed heads, a gain shared by all heads (partial gradient), a scale along the width (shared out)."""
+    x = torch.randn(2, 5, 12)
+    model = Odd()
+    plan = schedule.create_schedule(model, x).shard_plan(2)
+    found = {(step.path, step.name): (step.axis, step.parts) for step in plan.shards}
+    assert found["a", "weight"] == (0, 3) and found["b", "weight"] == (1, 1) and found["", "scale"] == (0, 1)
+    assert any(step.argument == "gain" for step in plan.syncs)
+    assert simulate(model, x, lambda sch: sch.apply_plan(plan), 2).equal(1e-4)
+
+
+@pytest.mark.parametrize("make", [Mlp, Gated])
+def test_blocks(make: Any) -> None:
+    x = torch.randn(2, 5, 16)
+    model = make()
+    plan = schedule.create_schedule(model, x).shard_plan(2)
+    seen = simulate(model, x, lambda sch: sch.apply_plan(plan), 2)
+    assert seen.equal(1e-4) and len(seen.forward) == 1
+
+
+def test_refusals() -> None:
+    sch = schedule.create_schedule(build("gpt2"), batch("gpt2"))
+    with pytest.raises(NotApplicable, match="whole model"):
+        sch["transformer.h.0"].shard_plan(2)
+    with pytest.raises(ShardError, match="no mesh"):
+        sch.shard_plan()
+    plan = sch.shard_plan(4)
+    with pytest.raises(ShardError, match="for 4 ranks and the mesh has 2"):
+        simulate(build("gpt2"), batch("gpt2"), lambda one: one.apply_plan(plan), 2)
