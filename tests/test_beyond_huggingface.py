@@ -57,6 +57,10 @@ def _hidden(rows: int, length: int) -> Any:
     return (torch.randn(rows, length, 16),)
 
 
+def _target_and_memory(rows: int, length: int) -> Any:
+    return torch.randn(rows, length, 16), torch.randn(rows, 5, 16)
+
+
 def _noise(rows: int, length: int) -> Any:
     return {
         "pixel_values": torch.randn(rows, 8, 6, 6),
@@ -73,6 +77,10 @@ MODELS = {
     "nanoGPT": Written(beyond.NanoGpt, _tokens, {**BLOCK, "attention_softmax": 2}),
     "encoder": Written(lambda: beyond.Encoder(False, "relu"), _hidden, {"bias_relu": 2, "add_layer_norm": 2}),
     "encoder, norm first": Written(lambda: beyond.Encoder(True, F.silu), _hidden, {"bias_silu": 2}),
+    "decoder": Written(
+        lambda: beyond.Decoder(False, "relu"), _target_and_memory, {"bias_relu": 2, "add_layer_norm": 6}
+    ),
+    "decoder, norm first": Written(lambda: beyond.Decoder(True, F.silu), _target_and_memory, {"bias_silu": 2}),
     "attention": Written(lambda: beyond.Attention(False), _hidden, {"bias_gelu_tanh": 1}),
     "attention with weights": Written(lambda: beyond.Attention(True), _hidden, {"bias_gelu_tanh": 1}),
     "UNet block": Written(beyond.UNetBlock, _noise, {"gated_gelu": 1, "bias_dropout": 2, "add_layer_norm": 2}),
@@ -219,6 +227,41 @@ def test_padded_sequences_become_nested_tensors(recorded: str) -> None:
             with torch.set_grad_enabled(gradients):
                 ours, theirs = (each(x, src_key_padding_mask=padding) for each in (model, twin))
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+ROOTS: dict[str, tuple[Callable[[], nn.Module], dict[str, int]]] = {
+    "encoder layer": (lambda: nn.TransformerEncoderLayer(16, 4, 32), {"bias_relu": 1}),
+    "encoder": (
+        lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32), 2, enable_nested_tensor=False),
+        {"bias_relu": 2},
+    ),
+    "decoder layer": (lambda: nn.TransformerDecoderLayer(16, 4, 32), {"bias_relu": 1, "add_layer_norm": 3}),
+    "decoder": (
+        lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 4, 32), 2),
+        {"bias_relu": 2, "add_layer_norm": 6},
+    ),
+    "transformer": (
+        lambda: nn.Transformer(16, 4, 1, 1, 32),
+        {"bias_relu": 2, "add_layer_norm": 5},
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::schedule.FallbackWarning", "ignore:enable_nested_tensor is True")
+@pytest.mark.parametrize("name", ROOTS)
+def test_torchs_own_modules_are_roots(name: str) -> None:
+    """With the sequence first, as torch has it by default."""
+    torch.manual_seed(0)
+    make, rules = ROOTS[name]
+    model = make()
+    x, memory = torch.randn(7, 2, 16), torch.randn(5, 2, 16)
+    batch = {"src": x} if "encoder" in name else {"tgt": x, "memory": memory}
+    batch = {"src": memory, "tgt": x} if name == "transformer" else batch
+    sch = schedule.create_schedule(model, batch)
+    report = schedule.optimize(sch, cost_guard=False)
+    assert {rule: report.applied.get(rule, 0) for rule in rules} == rules
+    verified = schedule.verify(sch, batch, steps=1).report
+    assert verified.equal and len({case.shapes for case in verified.cases}) > 1
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

@@ -248,10 +248,8 @@ class Unifier:
         )
 
     def _call_arguments(self, value: OpNode) -> tuple[Any, ...]:
-        call = value.fx
-        assert call is not None
-        of = self.normal.of
-        given = (*call.args, *call.kwargs.values())
+        call, of = value.fx, self.normal.of
+        given = () if call is None else (*call.args, *call.kwargs.values())
         return tuple(of[a] if isinstance(a, fx.Node) else a for a in given)
 
     @staticmethod
