@@ -9,6 +9,7 @@ with schedule.verify(sch, batch):
     model = schedule.build(sch)
 """
 
+from schedule.building import build
 from schedule.errors import (
     MatchError,
     NotApplicable,
@@ -27,7 +28,7 @@ from schedule.primitives import list_primitives, primitive
 from schedule.report import Report
 from schedule.rules import Rule, list_rules, register_rule
 from schedule.runtime import FallbackWarning
-from schedule.tree import Schedule, build, create_schedule
+from schedule.tree import Schedule, create_schedule
 from schedule.verify import equivalent, verify
 
 __all__ = [

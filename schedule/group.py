@@ -168,6 +168,7 @@ class Group:
     decompose = broadcast(primitives.decompose)
     annotate = broadcast(primitives.annotate)
     fork_rng = broadcast(primitives.fork_rng)
+    cut_pipeline_stage = broadcast(primitives.cut_pipeline_stage)
     shard = broadcast(primitives.shard)
     sync = broadcast(primitives.sync)
 

@@ -281,6 +281,7 @@ class Schedule:
     annotate = primitives.annotate
     checkpoint = primitives.checkpoint
     fork_rng = primitives.fork_rng
+    cut_pipeline_stage = primitives.cut_pipeline_stage
     shard = primitives.shard
     sync = primitives.sync
     shard_plan = primitives.shard_plan

@@ -2,6 +2,7 @@
 
 from schedule.primitives.annotate import annotate
 from schedule.primitives.checkpoint import checkpoint
+from schedule.primitives.cut_pipeline_stage import cut_pipeline_stage
 from schedule.primitives.decompose import decompose
 from schedule.primitives.find import find, find_parallel
 from schedule.primitives.fork_rng import fork_rng
@@ -17,6 +18,7 @@ __all__ = [
     "annotate",
     "apply_plan",
     "checkpoint",
+    "cut_pipeline_stage",
     "decompose",
     "find",
     "find_parallel",

@@ -1,0 +1,69 @@
+"""Weights that stages on several ranks share, such as embeddings tied to the output layer: gradients are summed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+
+class TiedGradients:
+    """The shared parameters of one pipeline; all ranks of the job must make it together.
+
+    Args:
+        parameters: those of each stage.
+        size: how many ranks the pipeline has; stage i is on rank ``i % size``.
+        lines: global ranks of every such pipeline of the job, in order.
+    """
+
+    def __init__(self, parameters: Sequence[Sequence[nn.Parameter]], size: int, lines: Sequence[Sequence[int]]) -> None:
+        holders: dict[nn.Parameter, set[int]] = {}
+        for index, own in enumerate(parameters):
+            for parameter in own:
+                holders.setdefault(parameter, set()).add(index % size)
+        self.shared: list[tuple[nn.Parameter, Any]] = []
+        groups: dict[tuple[int, ...], Any] = {}
+        for parameter, ranks in holders.items():
+            together = tuple(sorted(ranks))
+            if len(together) == 1:
+                continue
+            if together not in groups:
+                groups[together] = _own_group([[line[rank] for rank in together] for line in lines])
+            if groups[together] is not None:
+                self.shared.append((parameter, groups[together]))
+
+    @contextmanager
+    def summed(self) -> Iterator[None]:
+        """Gradients that come within are summed over the ranks, and then added to those from before."""
+        before = [parameter.grad for parameter, _ in self.shared]
+        for parameter, _ in self.shared:
+            parameter.grad = None
+        try:
+            yield
+            for parameter, group in self.shared:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                dist.all_reduce(_local(parameter.grad), group=group)
+        finally:
+            for (parameter, _), grad in zip(self.shared, before, strict=True):
+                if grad is not None:
+                    parameter.grad = grad if parameter.grad is None else grad.add_(parameter.grad)
+
+
+def _own_group(enumeration: Sequence[Sequence[int]]) -> Any:
+    """Make one group for each list of ranks; the one that this rank is in, or None."""
+    own = None
+    for ranks in enumeration:
+        group = dist.new_group(list(ranks))
+        if dist.get_rank() in ranks:
+            own = group
+    return own
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

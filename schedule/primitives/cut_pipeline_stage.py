@@ -1,0 +1,48 @@
+"""``cut_pipeline_stage``: where one stage of a pipeline ends and the next begins."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from schedule.edits import SetItem
+from schedule.errors import NotApplicable
+from schedule.primitives.registry import primitive
+
+if TYPE_CHECKING:
+    from schedule.tree import Schedule, Tree
+
+_cuts: weakref.WeakKeyDictionary[Tree, dict[nn.Module, bool]] = weakref.WeakKeyDictionary()
+
+
+def cuts_of(tree: Tree) -> dict[nn.Module, bool]:
+    """The modules after which a stage ends, in the order in which they were named."""
+    return _cuts.setdefault(tree, {})
+
+
+@primitive
+def cut_pipeline_stage(sch: Schedule) -> Schedule:
+    """A stage of the pipeline ends after this module; ``schedule.build(sch, pipeline=…)`` makes the stages.
+
+    ::
+
+        before:  h5 = self.h.5(h4);  h6 = self.h.6(h5);  h7 = self.h.7(h6)
+        after:   h5 = self.h.5(h4);  h6 = self.h.6(h5)  |  h7 = self.h.7(h6)
+
+    The module may be nested: the forwards of those around it are traced down to it. The model itself does not change.
+
+    Raises:
+        NotApplicable: the root, a module that is never called, one inside another's graph, or cut already.
+    """
+    if not sch.path:
+        raise NotApplicable("the last stage ends with the root anyway", fix="cut after a module inside")
+    if isinstance(sch.module, (nn.ModuleList, nn.ModuleDict)):
+        raise NotApplicable(f"a {type(sch.module).__name__} is never called", fix=f'cut after sch["{sch.path}.0"], say')
+    sch.refuse_inside_other_graph()
+    cuts = cuts_of(sch.tree)
+    if sch.module in cuts:
+        raise NotApplicable(f"a stage ends after {sch.label} already", fix="undo that step first")
+    sch.commit([SetItem(lambda: cuts, sch.module, True)])
+    return sch
