@@ -43,8 +43,13 @@ class Site:
 
     @property
     def opened(self) -> set[str]:
-        """The module calls that must be opened before the occurrence can be replaced."""
-        return {self.origin[node.name] for node in self.occurrence.nodes if node.name in self.origin}
+        """The module calls to open before the occurrence can be replaced: it is in them, or spans what they do."""
+        node, last = min(self.occurrence.nodes), max(self.occurrence.nodes)
+        calls = {self.origin.get(last.name)}
+        while node is not last:
+            calls.add(self.origin.get(node.name))
+            node = node.next
+        return {call for call in calls if call is not None}
 
     def in_current(self, specialisations: Sequence[Specialisation]) -> int | None:
         """Which of the module's graphs now is the one this was found in, or stems from it."""

@@ -17,7 +17,7 @@ from schedule.patterns import Occurrence
 from schedule.recording import Recording
 from schedule.rewriting import Build, merge, rewrite
 from schedule.tracing.expansion import expand
-from schedule.tracing.specialisation import Specialisation
+from schedule.tracing.specialisation import Entered, Specialisation, original_class
 
 if TYPE_CHECKING:
     from schedule.tree import Schedule
@@ -133,7 +133,13 @@ def rewritten(
         return next(order)(graph, inputs, scalars)
 
     graph, _ = rewrite(expansion.graph, occurrences, build_next, modules, by=by)
-    return made.with_graph(graph, expansion.entered)
+    return made.with_graph(graph, {**expansion.entered, **_called(occurrences, modules)})
+
+
+def _called(occurrences: Sequence[Occurrence], modules: Mapping[str, nn.Module]) -> dict[str, Entered]:
+    """The modules whose calls are consumed, such as a Linear without a bias: wrapped or hooked, they count again."""
+    paths = [str(node.target) for each in occurrences for node in each.nodes if node.op == "call_module"]
+    return {path: Entered(original_class(modules[path])) for path in paths}
 
 
 def _merged(occurrences: list[Occurrence]) -> Occurrence:

@@ -152,3 +152,21 @@ def test_autocast_and_16_bits_are_as_in_eager(dtype: torch.dtype) -> None:
 def test_few_rows_are_declined() -> None:
     report = schedule.optimize(Head(), (torch.randn(1, 5, 8), torch.zeros(1, 5, dtype=torch.long)), rules=MEMORY)
     assert not report.applied and "few rows: 5 of 8 features" in str(report)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("change", ["wrapped", "hooked"])
+def test_a_head_that_is_changed_afterwards_counts(change: str) -> None:
+    """A Linear without a bias is a call that the rule consumes, not a module that it opens."""
+    model, inputs = build("llama"), batch("llama")
+    torch.nn.init.normal_(model.lm_head.weight)
+    expected = model(**inputs).logits
+    report = schedule.optimize(model, inputs, rules="memory", cost_guard=False)
+    assert report.applied["linear_cross_entropy_and_logits"] == 1
+    seen: list[Tensor] = []
+    if change == "hooked":
+        model.lm_head.register_forward_hook(lambda module, args, output: seen.append(output))
+    else:
+        model.lm_head = nn.Sequential(model.lm_head, nn.Tanh())
+    logits = model(**inputs).logits
+    assert logits is seen[0] if change == "hooked" else logits.abs().max() <= 1 < expected.abs().max()
