@@ -9,6 +9,7 @@ from schedule.rules import (  # noqa: F401 - they register their rules
     gated,
     layer_norm,
     linear_cross_entropy,
+    qkv_merge,
     rms_norm,
     rotary,
 )

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from schedule.errors import MatchError
 from schedule.patterns import Occurrence, any_of, optional, scalar, tensor
 from schedule.rules.rule import spec_of
 from schedule.tracing.specs import TensorSpec
@@ -63,6 +64,19 @@ class Dtypes:
     def spec(self, name: str) -> TensorSpec | None:
         """How the input looked; None if it is not there, or was not seen."""
         return spec_of(self.inputs.get(name))
+
+    def seen(self, name: str) -> TensorSpec:
+        """As :meth:`spec`, of an input that must be there.
+
+        Raises:
+            MatchError: it is not, or was not seen in the recorded run.
+        """
+        spec = self.spec(name)
+        if spec is None:
+            raise MatchError(
+                f"nobody knows the dtype of the input {name}", fix="rewrite what was found in a recorded run"
+            )
+        return spec
 
     def cast(self, name: str) -> torch.dtype | None:
         """The dtype that the cast ``name`` gives; None if there is none."""

@@ -89,8 +89,7 @@ WAYS: dict[str, tuple[Callable[[Value], Value], ...]] = {
 
 def _dtypes(dtypes: Dtypes, casting: str) -> tuple[torch.dtype, torch.dtype]:
     """The dtype that the fused op gives, and that of the construct."""
-    x, weight = dtypes.spec("x"), dtypes.spec("weight")
-    assert x is not None, "refused by norms.objection"
+    x, weight = dtypes.seen("x"), dtypes.spec("weight")
     given = dtypes.joined(x.dtype, "residual")
     wanted = dtypes.after(given, "before")
     wanted = torch.promote_types(wanted, dtypes.cast("rounded") or dtypes.cast("squared") or wanted)

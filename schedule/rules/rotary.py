@@ -157,8 +157,7 @@ def _thrift(occurrence: Occurrence) -> str:
 
 def _dtypes(dtypes: Dtypes, name: str) -> tuple[torch.dtype, torch.dtype]:
     """The dtype that the fused op gives, and that of the construct."""
-    x = dtypes.spec(name)
-    assert x is not None, "refused by _objection"
+    x = dtypes.seen(name)
     turned = dtypes.joined(dtypes.after(x.dtype, f"{name}_before"), "cos")
     turned = torch.promote_types(turned, dtypes.cast(f"{name}_turned") or dtypes.cast(f"{name}_apart") or turned)
     wanted = dtypes.after(turned, f"{name}_after")

@@ -1,0 +1,198 @@
+"""The projections of one input to queries, keys and values as one product; asked for with ``rules="qkv_merge"``.
+
+::
+
+    before:  q = F.linear(x, self.q.weight) + self.q.bias;  k = F.linear(x, self.k.weight) + self.k.bias;  v = …
+    after:   q, k, v = merged_linear(x, (self.q.weight, self.k.weight, self.v.weight), (self.q.bias, …))
+
+The parameters stay what they are (:mod:`schedule.rules.merged_linear`): state dicts are saved and loaded under the same
+names, to the bit, and an optimizer, with the state it has, goes on. Two to four Linears that are taken apart into heads
+afterwards, of any widths, each with or without a bias. Others are left alone: what comes out lies in rows with gaps,
+which attention reads as fast, and elementwise operations do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from schedule.patterns import Occurrence, optional, tensor
+from schedule.patterns.values import Attr
+from schedule.rules.casts import Value, floating
+from schedule.rules.merged_linear import merged_linear
+from schedule.rules.registry import register_rule
+from schedule.rules.rule import Proof, Rule, spec_of
+from schedule.rules.thresholds import small
+
+COUNTS = (4, 3, 2)
+
+# -- patterns -----------------------------------------------------------------------------------------------
+
+
+def _parallel(count: int) -> Callable[..., Value]:
+    def projections(x: Value) -> tuple[Value, ...]:
+        x = floating("x", 2)
+        return tuple(_projection(x, number) for number in range(count))
+
+    projections.__name__ = f"{count}_projections"
+    return projections
+
+
+def _projection(x: Value, number: int) -> Value:
+    def biased(y: Value) -> Value:
+        return y + tensor(f"bias_{number}", ndim=1)
+
+    return optional(biased, name=f"biased_{number}")(F.linear(x, tensor(f"weight_{number}", ndim=2)))
+
+
+def _of(values: dict[str, Any], name: str) -> list[Any]:
+    """What is bound under ``name_0``, ``name_1``, …"""
+    return [values.get(f"{name}_{number}") for number in range(sum(key.startswith("weight_") for key in values))]
+
+
+# -- judgement ----------------------------------------------------------------------------------------------
+
+_VIEWS = ("view", "reshape", "unflatten", "transpose", "permute", "unsqueeze", "swapaxes", "view_as")
+_LAYOUT = ("stride", "is_contiguous", "as_strided", "data_ptr", "storage_offset")
+
+
+def _objection(occurrence: Occurrence) -> str:
+    x, weights = spec_of(occurrence.inputs["x"]), _of(occurrence.inputs, "weight")
+    specs = [spec_of(weight) for weight in weights]
+    if x is None or any(spec is None or spec.shape[1:] != x.shape[-1:] for spec in specs):
+        return "the input or a weight was not seen in the recorded run"
+    if len({(spec.dtype, spec.device) for spec in specs if spec is not None}) > 1:
+        return "the weights differ in dtype or device"
+    if len({_identity(weight) for weight in weights}) < len(weights):
+        return "two of them are one weight"
+    for weight, bias in zip(specs, map(spec_of, _of(occurrence.inputs, "bias")), strict=True):
+        if bias is not None and weight is not None and bias.shape != weight.shape[:1]:
+            return "what is added is no bias"
+    width = sum(spec.shape[0] for spec in specs if spec is not None)
+    for output in occurrence.outputs:
+        reason = _unreadable(output, spec_of(output), width)
+        if reason:
+            return reason
+    return ""
+
+
+def _identity(weight: Any) -> Any:
+    """What tells a bound weight from others, tied ones aside that the graph reads by two names."""
+    return id(weight.value) if isinstance(weight, Attr) else weight.target if weight.op == "get_attr" else weight
+
+
+def _unreadable(output: fx.Node, spec: Any, width: int) -> str:
+    """Why what reads a result cannot have it in rows of ``width``: views are made of it, as far as they go."""
+    if spec is None:
+        return "a result was not seen in the recorded run"
+    dense = torch.empty(spec.shape, device="meta")
+    gapped = dense.new_empty(*spec.shape[:-1], width)[..., : spec.shape[-1]]
+    reached = [(output, dense, gapped)]
+    while reached:
+        node, dense, gapped = reached.pop()
+        for user in node.users:
+            if user.target in _LAYOUT or (user.op == "output" and dense.is_contiguous()):
+                return "where a result lies in memory is read, or may be by who gets it"
+            if user.op == "call_method" and user.target in _VIEWS and user.args[0] is node:
+                try:
+                    reached.append((user, _viewed(dense, user), _viewed(gapped, user)))
+                except RuntimeError:
+                    return f"{user.target} joins dimensions of a result, which lies in rows with gaps"
+    return ""
+
+
+def _viewed(tensor: Tensor, view: fx.Node) -> Tensor:
+    viewed: Tensor = getattr(tensor, str(view.target))(*_plain(view.args[1:]), **_plain(view.kwargs))
+    return viewed
+
+
+def _plain(arguments: Any) -> Any:
+    """Arguments with the sizes that they had; a tensor as one without memory."""
+
+    def recorded(node: fx.Node) -> Any:
+        spec = spec_of(node)
+        return node.meta.get("spec") if spec is None else torch.empty(spec.shape, dtype=spec.dtype, device="meta")
+
+    return fx.node.map_arg(arguments, recorded)
+
+
+def _futile(occurrence: Occurrence) -> str:
+    viewed = [any(user.target in _VIEWS for user in output.users) for output in occurrence.outputs]
+    return "" if any(viewed) else "nothing is taken apart into heads, and results in rows with gaps are read slower"
+
+
+def _thrift(occurrence: Occurrence) -> str:
+    return small("qkv_merge", spec_of(occurrence.inputs["x"]))
+
+
+# -- the rule -----------------------------------------------------------------------------------------------
+
+
+def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
+    biases = _of(inputs, "bias")
+    args = (inputs["x"], tuple(_of(inputs, "weight")), *([tuple(biases)] if any(biases) else []))
+    return graph.call_function(merged_linear, args)
+
+
+def _inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """x; weights and biases of queries, keys, values and one more, keys and values of half the width."""
+    widths = (8, 4, 4, 8)
+    scale = shape[-1] ** -0.5
+    weights = [torch.randn(width, shape[-1], dtype=dtype) * scale for width in widths]
+    return torch.randn(shape, dtype=dtype), *weights, *(torch.randn(width, dtype=dtype) for width in widths)
+
+
+def _heads(*projections: Tensor) -> tuple[Tensor, ...]:
+    return tuple(each.view(*each.shape[:-1], -1, 2).transpose(-3, -2) for each in projections)
+
+
+def _unbiased(x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    return _heads(F.linear(x, q), F.linear(x, k), F.linear(x, v))
+
+
+def _biased(x: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, qb: Tensor, kb: Tensor, vb: Tensor) -> Any:
+    return _heads(F.linear(x, q, qb), F.linear(x, k) + kb, F.linear(x, v, vb))
+
+
+def _whisper(x: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, qb: Tensor, kb: Tensor, vb: Tensor) -> Any:
+    return _heads(F.linear(x, q, qb) * 0.5, F.linear(x, k), F.linear(x, v, vb))
+
+
+def _gated(x: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+    return *_heads(F.linear(x, q), F.linear(x, k), F.linear(x, v)), torch.sigmoid(F.linear(x, g))
+
+
+def _cross(x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    return _heads(F.linear(x * 2, q), F.linear(x, k), F.linear(x, v))
+
+
+QKV_MERGE = register_rule(
+    Rule(
+        name="qkv_merge",
+        family="qkv_merge",
+        patterns=tuple(map(_parallel, COUNTS)),
+        build=_build,
+        proof=Proof(
+            (_unbiased, _biased, _whisper, _gated, _cross),
+            _inputs,
+            shapes=((2, 5, 8), (1, 3, 16), (3, 1, 8)),
+            refused=(
+                lambda x, q, k: _heads(F.linear(x, q), F.linear(x * 2, k)),
+                lambda x, q: _heads(F.linear(x, q), F.linear(x, q)),
+                lambda x, q, k: (F.linear(x, q).view(-1, 2), F.linear(x, k).view(-1, 2)),
+                lambda x, q, k: (F.silu(F.linear(x, q)), F.linear(x, k)),
+                lambda x, q, k: (F.linear(x, q).unsqueeze(0), F.linear(F.linear(x, q), k[:, :8])),
+            ),
+        ),
+        summary="q, k, v = merged_linear(x, weights, biases)",
+        objection=_objection,
+        futile=_futile,
+        thrift=_thrift,
+        rank=-1,  # after the rules that take a bias for what follows it
+        sets=(),
+    )
+)

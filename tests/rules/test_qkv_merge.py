@@ -1,0 +1,268 @@
+"""Projections of one input as one product: what is kept of parameters, and what is left alone."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+import schedule
+from schedule.rules import prove, select_rules
+from schedule.rules.merged_linear import merged_linear
+from schedule.rules.qkv_merge import QKV_MERGE
+from tests.zoo import batch, build
+
+# -- in models ------------------------------------------------------------------------------------------------
+
+
+def merged(name: str) -> tuple[nn.Module, schedule.Schedule, dict[str, Tensor]]:
+    model, inputs = build(name), batch(name)
+    sch = schedule.create_schedule(model, inputs)
+    assert sch.optimize(rules="qkv_merge", cost_guard=False).applied
+    return model, sch, inputs
+
+
+@pytest.mark.parametrize(("name", "groups"), [("llama", 2), ("bert", 2), ("whisper", 6), ("t5", 6), ("qwen3", 2)])
+@pytest.mark.filterwarnings("ignore")
+def test_attention_of_transformers_is_merged(name: str, groups: int) -> None:
+    inputs = batch(name)
+    sch = schedule.create_schedule(build(name), inputs)
+    report = sch.optimize(rules="qkv_merge", cost_guard=False)
+    assert report.applied == {"qkv_merge": groups}
+    schedule.verify(sch, inputs, steps=2)
+    called = [n for m in sch.module.modules() for n in graph_nodes(sch, m) if n.target is merged_linear]
+    assert len(called) == groups
+
+
+def graph_nodes(sch: schedule.Schedule, module: nn.Module) -> list[fx.Node]:
+    made = sch.tree.graphs.current(module) or ()
+    return [node for each in made if each.training for node in each.graph.nodes]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_state_dicts_know_nothing_of_it(tmp_path: Path) -> None:
+    original, inputs = build("llama"), batch("llama")
+    before = {name: value.clone() for name, value in original.state_dict().items()}
+    model, sch, _ = merged("llama")
+    parameters = list(model.parameters())
+    model(**inputs).loss.backward()  # they lie side by side from here on
+    assert_equal(model.state_dict(), before)
+    model.save_pretrained(tmp_path)
+    assert_equal(type(original).from_pretrained(tmp_path).state_dict(), before)
+    torch.save(model.state_dict(), tmp_path / "state.pt")
+    assert_equal(torch.load(tmp_path / "state.pt"), before)
+    other = build("llama", seed=1)
+    model.load_state_dict(other.state_dict())
+    torch.testing.assert_close(model(**inputs).logits, other(**inputs).logits)
+    sch.undo()
+    assert_equal(model.state_dict(), other.state_dict())
+    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
+    assert torch.equal(model(**inputs).logits, other(**inputs).logits)
+
+
+def assert_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    assert list(ours) == list(theirs)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_optimizer_goes_on_with_its_state() -> None:
+    """Two steps before, two after: moments stay with the parameters they belong to."""
+    twin, inputs = build("bert"), batch("bert")
+    model = build("bert")
+    for each in (model, twin):
+        each.eval()
+        optimizer = torch.optim.AdamW(each.parameters(), lr=1e-2)
+        for step in range(4):
+            if each is model and step == 2:
+                schedule.optimize(model, inputs, rules="qkv_merge", cost_guard=False)
+            optimizer.zero_grad()
+            each(**inputs).loss.backward()
+            optimizer.step()
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_adapter_put_on_afterwards_counts() -> None:
+    model, _, inputs = merged("llama")
+    model.eval()
+    attention = model.model.layers[0].self_attn
+    plain = model(**inputs).logits
+
+    class Doubled(nn.Module):
+        def __init__(self, base: nn.Module) -> None:
+            super().__init__()
+            self.base = base
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.base(x) * 2
+
+    attention.q_proj = Doubled(attention.q_proj)
+    twin = build("llama").eval()
+    twin.model.layers[0].self_attn.q_proj.weight.data *= 2
+    assert not torch.allclose(model(**inputs).logits, plain)
+    torch.testing.assert_close(model(**inputs).logits, twin(**inputs).logits)
+
+
+# -- what is left alone ---------------------------------------------------------------------------------------
+
+
+class Attention(nn.Module):
+    """Projections without bias, whose results are read as ``read`` says."""
+
+    def __init__(self, read: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(8, 8, bias=False), nn.Linear(8, 4, bias=False)
+        self.read = read
+
+    def forward(self, x: Tensor) -> Any:
+        return self.read(self.q(x)), self.read(self.k(x))
+
+
+READS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "heads": (lambda y: y.view(2, 5, -1, 2).transpose(1, 2), ""),
+    "one row": (lambda y: y.view(2, -1) * 2, "view joins dimensions"),
+    "in place": (lambda y: y.view(2, 5, -1, 2).mul_(2).transpose(1, 2), "in place"),
+    "later in one row": (lambda y: y.view(2, 5, -1, 2).view(2, -1) * 2, "view joins dimensions"),
+    "strides": (lambda y: (y.view(2, 5, -1, 2), y.stride()), "where a result lies in memory"),
+    "returned": (lambda y: y.view(2, 5, -1, 2), "where a result lies in memory"),
+    "gate": (torch.sigmoid, "nothing is taken apart into heads"),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_results_that_are_read_otherwise(name: str) -> None:
+    read, reason = READS[name]
+    module, x = Attention(read), torch.randn(2, 5, 8)
+    expected = module(x)
+    report = schedule.optimize(module, x, rules="qkv_merge", cost_guard=False)
+    assert report.applied == ({} if reason else {"qkv_merge": 1})
+    assert reason in " ".join(entry.reason for entry in report.entries)
+    torch.testing.assert_close(module(x), expected)
+
+
+def test_changes_in_place_afterwards() -> None:
+    class Scaled(Attention):
+        def forward(self, x: Tensor) -> Any:
+            q, k = self.q(x), self.k(x)
+            q.mul_(2)
+            return self.read(q), self.read(k)
+
+    module, x = Scaled(READS["heads"][0]), torch.randn(2, 5, 8)
+    expected = module(x)
+    assert schedule.optimize(module, x, rules="qkv_merge", cost_guard=False).applied
+    torch.testing.assert_close(module(x), expected)
+    torch.testing.assert_close(module(x)[0], expected[0])
+
+
+def test_one_weight_twice() -> None:
+    module, x = Attention(READS["heads"][0]), torch.randn(2, 5, 8)
+    module.k = nn.Linear(8, 8, bias=False)
+    module.k.weight = module.q.weight
+    report = schedule.optimize(module, x, rules="qkv_merge", cost_guard=False)
+    assert [entry.reason for entry in report.entries] == ["two of them are one weight"]
+
+
+def test_no_set_has_it() -> None:
+    assert QKV_MERGE in select_rules("all") and not QKV_MERGE.sets
+
+
+# -- the product itself ---------------------------------------------------------------------------------------
+
+
+def parameters(*widths: int) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    torch.manual_seed(0)
+    return [nn.Parameter(torch.randn(w, 8)) for w in widths], [nn.Parameter(torch.randn(w)) for w in widths]
+
+
+def addresses(parts: list[nn.Parameter]) -> list[int]:
+    return [part.data_ptr() - parts[0].data_ptr() for part in parts]
+
+
+def check(weights: list[nn.Parameter], biases: list[nn.Parameter]) -> None:
+    x = torch.randn(3, 8, dtype=weights[0].dtype, requires_grad=True)
+    ours, theirs = (
+        merged_linear(x, weights, biases),
+        [nn.functional.linear(x, w, b) for w, b in zip(weights, biases, strict=True)],
+    )
+    torch.testing.assert_close(ours, tuple(theirs))
+    given = [x, *weights, *biases]
+    gradients = [torch.autograd.grad([(y * y.detach()).sum() for y in ys], given) for ys in (ours, theirs)]
+    torch.testing.assert_close(*gradients)
+
+
+def test_weights_lie_side_by_side_and_again_after_they_moved() -> None:
+    weights, biases = parameters(8, 4, 4)
+    check(weights, biases)
+    assert addresses(weights) == [0, 8 * 8 * 4, 12 * 8 * 4]
+    holder = nn.ParameterList(weights)
+    holder.double(), [bias.data.copy_(bias) for bias in biases]
+    biases = [nn.Parameter(bias.double()) for bias in biases]
+    check(weights, biases)
+    assert addresses(weights) == [0, 8 * 8 * 8, 12 * 8 * 8]
+    assert addresses(copy.deepcopy(weights)) != addresses(weights)
+    check(copy.deepcopy(weights), biases)
+
+
+def test_memory_that_holds_something_else_stays_where_it_is() -> None:
+    whole = torch.randn(20, 8)
+    weights = [nn.Parameter(whole[4:12]), nn.Parameter(whole[12:16])]  # side by side, and not alone
+    apart = [nn.Parameter(whole[:4]), nn.Parameter(whole[8:12])]
+    biases = parameters(8, 4)[1]
+    for parts, own in ((weights, biases), (apart, parameters(4, 4)[1])):
+        before = [part.data_ptr() for part in parts]
+        check(parts, own)
+        assert [part.data_ptr() for part in parts] == before
+
+
+def test_a_weight_changed_between_forward_and_backward_is_noticed() -> None:
+    weights, biases = parameters(8, 4)
+    x = torch.randn(3, 8, requires_grad=True)
+    y = merged_linear(x, weights, biases)[0].sum()
+    with torch.no_grad():
+        weights[0].add_(1)
+    with pytest.raises(RuntimeError, match="modified inplace"):
+        y.backward()
+
+
+def test_transforms_inference_and_compilers() -> None:
+    weights, biases = parameters(8, 4)
+    x = torch.randn(3, 8)
+    expected = [nn.functional.linear(x, w, b) for w, b in zip(weights, biases, strict=True)]
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            torch.testing.assert_close(list(merged_linear(x, weights, biases)), expected)
+    check(weights, biases)  # still parameters that can be trained
+    mapped = torch.vmap(lambda row: merged_linear(row, weights, biases))(x)
+    torch.testing.assert_close(list(mapped), expected)
+    torch.testing.assert_close(
+        torch.func.jacrev(lambda x: merged_linear(x, weights)[0].sum())(x), weights[0].sum(0).expand(3, 8)
+    )
+    captured = torch.compile(lambda x: merged_linear(x, weights, biases), backend="eager", fullgraph=True)(x)
+    torch.testing.assert_close(list(captured), expected)
+
+
+# -- mutations ------------------------------------------------------------------------------------------------
+
+MUTATIONS: dict[str, Callable[[fx.Node], None]] = {
+    "biases dropped": lambda node: setattr(node, "args", node.args[:2]),
+    "biases swapped": lambda node: node.args[2:] and node.update_arg(2, (node.args[2][0], *node.args[2][:0:-1])),  # type: ignore
+    "two swapped": lambda node: node.update_arg(1, (node.args[1][0], *node.args[1][:0:-1])),  # type: ignore
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_the_proof_catches(name: str) -> None:
+    def build_wrongly(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> Any:
+        made = QKV_MERGE.build(graph, inputs, scalars)
+        MUTATIONS[name](made)
+        return made
+
+    assert prove(dataclasses.replace(QKV_MERGE, build=build_wrongly))
