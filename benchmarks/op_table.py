@@ -165,7 +165,7 @@ TABLE = [
         nbytes,
     ),
     Row(
-        "swiglu",
+        "swiglu of two tensors",
         lambda gate, up: F.silu(gate) * up,
         lambda gate, up: fused.gated_activation(gate, up, "silu"),
         lambda shape: [torch.randn(shape), torch.randn(shape)],
@@ -179,6 +179,13 @@ TABLE = [
         lambda shape: [torch.randn(shape), torch.randn(shape)],
         nbytes,
         liger=("liger_kernel.ops.geglu", lambda module: module.LigerGELUMulFunction.apply),
+    ),
+    Row(
+        "swiglu packed",
+        lambda y: F.silu(y.chunk(2, -1)[0]) * y.chunk(2, -1)[1],
+        lambda y: fused.swiglu(y),
+        lambda shape: [torch.randn(*shape[:-1], 2 * shape[-1])],
+        nbytes,
     ),
     Row(
         "bias_swiglu packed",
