@@ -15,6 +15,7 @@ import torch
 from torch import fx, nn
 
 from schedule.tracing import metadata
+from schedule.tracing.bounds import sliced_length
 from schedule.tracing.effects import changed
 from schedule.tracing.scalars import scalar_of, symbolic
 
@@ -35,9 +36,12 @@ _SCALAR_OPERATORS = {
     operator.add, operator.sub, operator.mul, operator.truediv, operator.pow, operator.gt, operator.lt,
     operator.ge, operator.le, operator.eq, operator.ne,
 }  # fmt: skip
-_LENGTHENING = ("update", "update_conv_state", "update_recurrent_state")
+LENGTHENING = ("update", "update_conv_state", "update_recurrent_state")
 _SAME_SHAPE_MODULES = (nn.Dropout, nn.LayerNorm, nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Identity)
 _FEATURE_MODULES = ("Linear", "Conv1D")
+_REDUCTIONS = ("sum", "mean", "amax", "amin", "prod", "var", "norm")
+_MAX_NESTED = 16  # residual streams go on for as many additions as a model has layers
+_CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
 
 
 class SizeReader:
@@ -47,6 +51,7 @@ class SizeReader:
         self.tracer = tracer
         self._sizes: dict[tuple[fx.Node, int], Any] = {}
         self._shapes: dict[fx.Node, fx.Node] = {}
+        self._nested = 0
 
     def handles(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
         """The answer to a question about sizes, to be called; None if ``func`` asks something else."""
@@ -110,8 +115,10 @@ class SizeReader:
         if name in ("view", "reshape", "expand"):
             return self._through_view(node, dim, rank, value)
         if name in ("transpose", "permute"):
-            return self._from(source, _permuted(name, node.args[1:], dim, rank), value)
+            return self._from(source, permuted(name, node.args[1:], dim, rank), value)
         if name == "linear" and dim < rank - 1:
+            return self._from(source, dim, value)
+        if name in _CONVOLUTIONS and dim == 0:
             return self._from(source, dim, value)
         if name == "matmul" and dim < rank - 1 and _rank(node.args[1]) == 2:
             return self._from(source, dim, value)
@@ -122,21 +129,44 @@ class SizeReader:
             return self._through_getitem(node, dim, value)
         if source in changed(node):
             return self._from(source, dim, value)
-        same = name in (_SAME_SHAPE_METHODS if node.op == "call_method" else _SAME_SHAPE_FUNCTIONS)
-        if same or self._scalar_operator(node):
+        if name in _REDUCTIONS:
+            return self._through_reduction(node, dim, rank, value)
+        if same_shape(node):
             return self._from(source, dim, value)
-        return None
+        return self._through_broadcast(node, dim, rank) if node.target in _SCALAR_OPERATORS else None
 
-    def _scalar_operator(self, node: fx.Node) -> bool:
-        if node.target not in _SCALAR_OPERATORS:
-            return False
-        other = node.args[1]
-        return not (isinstance(other, fx.Node) and hasattr(other.meta.get("spec"), "shape"))
+    def _through_reduction(self, node: fx.Node, dim: int, rank: int, value: int) -> Any:
+        """``x.sum(dim=-1, keepdim=True)`` leaves the other dimensions as they are."""
+        along = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else None)
+        reduced = along if isinstance(along, (tuple, list)) else (along,)
+        keeps = node.kwargs.get("keepdim", node.args[2] if len(node.args) > 2 else False)
+        if keeps is not True or not all(isinstance(each, int) for each in reduced):
+            return None
+        return 1 if dim in [each % rank for each in reduced] else self._from(node.args[0], dim, value)
+
+    def _through_broadcast(self, node: fx.Node, dim: int, rank: int) -> Any:
+        """Two operands of one size give that size, and so does one whose size is a number that is not 1."""
+        if self._nested >= _MAX_NESTED:
+            return None
+        self._nested += 1
+        try:
+            sizes = [
+                self.size(operand, own, operand.meta["spec"].shape[own])
+                for operand in node.args
+                if isinstance(operand, fx.Node) and (own := dim - rank + (_rank(operand) or 0)) >= 0 and _rank(operand)
+            ]
+        finally:
+            self._nested -= 1
+        numbers = [size for size in sizes if isinstance(size, int) and size != 1]
+        symbols = [(size, scalar.node) for size in sizes if (scalar := scalar_of(size)) is not None]
+        if numbers or not symbols:
+            return numbers[0] if numbers else 1
+        return symbols[0][0] if all(each is symbols[0][1] for _, each in symbols) else None
 
     def _through_cache(self, node: fx.Node, dim: int, rank: int, value: int) -> Any:
         """A cache of transformers hands back what it is given, longer: along the last dim or the one before."""
         given = node.args[1] if len(node.args) > 1 else None
-        return self._from(given, dim, value) if dim < rank - 2 and node.target in _LENGTHENING else None
+        return self._from(given, dim, value) if dim < rank - 2 and node.target in LENGTHENING else None
 
     def _through_module(self, node: fx.Node, dim: int, rank: int, value: int) -> Any:
         child = self.tracer.module.get_submodule(str(node.target))
@@ -182,7 +212,7 @@ class SizeReader:
         source: Any = node.args[0]
         if name in ("transpose", "permute", "contiguous"):
             rank = len(node.meta["spec"].shape)
-            source_dim = dim if name == "contiguous" else _permuted(name, node.args[1:], dim, rank)
+            source_dim = dim if name == "contiguous" else permuted(name, node.args[1:], dim, rank)
             return self.assumed(source, source_dim, value)
         if node.target in _SCALAR_OPERATORS:
             return self._broadcast(node, dim, value)
@@ -236,17 +266,26 @@ class SizeReader:
             return constant if constant == value else None
         return self._as_size(symbols[0], value) if len(symbols) == 1 and constant == 1 else None
 
+    def _through_slice(self, node: fx.Node, parent: fx.Node, dim: int, value: int) -> Any:
+        """``x[:, :, :n]`` and ``x[:, :, -n:]``, where no dimension is added or lost, may be known to be ``n`` long."""
+        index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+        part = index[dim] if dim < len(index) and all(isinstance(item, slice) for item in index) else None
+        length = sliced_length(self, parent, dim, part) if isinstance(part, slice) else None
+        return None if length is None else self._as_size(length, value)
+
     def _through_getitem(self, node: fx.Node, dim: int, value: int) -> Any:
         """An item of ``x.split(…, dim=k)`` or ``x.chunk(…)`` has the sizes of ``x`` in every other dim."""
         parent, rank = node.args[0], len(node.meta["spec"].shape)
         if isinstance(parent, fx.Node) and parent.meta.get("opaque") and isinstance(node.args[1], int):
             given = parent.args[1 + node.args[1]] if len(parent.args) > 1 + node.args[1] else None
-            lengthened = dim >= rank - 2 or parent.target not in _LENGTHENING
+            lengthened = dim >= rank - 2 or parent.target not in LENGTHENING
             return None if lengthened else self._from(given, dim, value)
         if isinstance(parent, fx.Node) and _rank(parent) is not None:
-            kept = _kept(node.args[1], _rank(parent) or 0)
-            at = kept[dim] if kept is not None and dim < len(kept) else None
-            return 1 if at == _ADDED else None if at is None else self._from(parent, at, value)
+            dims = kept(node.args[1], _rank(parent) or 0)
+            at = dims[dim] if dims is not None and dim < len(dims) else None
+            if at == _ADDED:
+                return 1
+            return self._through_slice(node, parent, dim, value) if at is None else self._from(parent, at, value)
         if not isinstance(parent, fx.Node) or parent.target not in ("split", "chunk", torch.split, torch.chunk):
             return None
         along = parent.kwargs.get("dim", parent.args[2] if len(parent.args) > 2 else 0)
@@ -259,12 +298,22 @@ class SizeReader:
         return self._from(parent.args[0], dim, value)
 
 
+def same_shape(node: fx.Node) -> bool:
+    """Whether the node gives a tensor of the shape of its first argument, as its name says."""
+    if node.target in _SCALAR_OPERATORS:
+        other = node.args[1]
+        return not (isinstance(other, fx.Node) and hasattr(other.meta.get("spec"), "shape"))
+    if node.op == "call_method":
+        return node.target in _SAME_SHAPE_METHODS
+    return node.op == "call_function" and getattr(node.target, "__name__", "") in _SAME_SHAPE_FUNCTIONS
+
+
 def _rank(node: Any) -> int | None:
     spec = node.meta.get("spec") if isinstance(node, fx.Node) else None
     return getattr(spec, "ndim", None)
 
 
-def _permuted(name: str, arguments: tuple[Any, ...], dim: int, rank: int) -> int:
+def permuted(name: str, arguments: tuple[Any, ...], dim: int, rank: int) -> int:
     """Which dim of the source becomes ``dim``."""
     if name == "permute":
         order = arguments[0] if isinstance(arguments[0], (tuple, list)) else arguments
@@ -286,7 +335,7 @@ def size_read(node: Any) -> tuple[fx.Node, int] | None:
 _ADDED = -1
 
 
-def _kept(index: Any, rank: int) -> list[int | None] | None:
+def kept(index: Any, rank: int) -> list[int | None] | None:
     """Which dim of ``x`` each dim of ``x[index]`` is: :data:`_ADDED` for a new one, None for a part of one."""
     items = list(index) if isinstance(index, tuple) else [index]
     if any(not (item is None or item is Ellipsis or isinstance(item, (int, slice))) for item in items):
@@ -294,16 +343,16 @@ def _kept(index: Any, rank: int) -> list[int | None] | None:
     used = sum(isinstance(item, (int, slice)) for item in items)
     at = items.index(Ellipsis) if Ellipsis in items else len(items)
     items[at : at + 1] = [slice(None)] * (rank - used)
-    kept: list[int | None] = []
+    dims: list[int | None] = []
     dim = 0
     for item in items:
         if item is None:
-            kept.append(_ADDED)
+            dims.append(_ADDED)
             continue
         if isinstance(item, slice):
-            kept.append(dim if item == slice(None) else None)
+            dims.append(dim if item == slice(None) else None)
         dim += 1
-    return kept
+    return dims
 
 
 def _leading_slices(node: fx.Node, dim: int) -> bool:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from schedule.errors import TraceError
 from schedule.recording import record
 from schedule.runtime import FallbackWarning, install, state_of
 from schedule.tracing.specialisation import specialise
@@ -33,6 +34,8 @@ FOLLOWED = {
     "broadcast with an indexed one": lambda x, mask: (x[:, -mask.shape[1] :, None] * mask[:, :, None])[..., 0],
     "split by numbers": lambda x, mask: torch.split(x, [2, x.shape[1] - 2], dim=1)[1],
     "split and inferred": lambda x, mask: x.split([2, x.shape[1] - 2], dim=1)[0].reshape(x.shape[0], -1, 1),
+    "normalised": lambda x, mask: x * torch.rsqrt((x * x).sum(dim=0, keepdim=True) + 1) / x.mean(0),
+    "a number from a broadcast": lambda x, mask: mask[:, :1, None] * x[:, None].expand(-1, 4, -1),
     "changed in place": lambda x, mask: x.clone().mul_(3),
 }
 
@@ -53,6 +56,53 @@ def test_a_branch_on_a_size_after_an_effect(result):
         torch.testing.assert_close(ours, twin(x, mask), rtol=0, atol=0)
         assert torch.equal(module.calls, twin.calls)
     assert state_of(module).fallbacks < 7
+
+
+class Convolving(nn.Module):
+    """Drops what it padded, as layers of linear attention do; twice as many channels as it is given."""
+
+    def __init__(self, padding, part):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 1, 3))
+        self.layer, self.part = nn.Conv1d(2, 2, 3, padding=padding), part
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        length = x.shape[1]
+        by_layer = self.part(
+            self.layer(self.part(nn.functional.conv1d(x[:, None], self.weight, padding=2), length)), length
+        )
+        return by_layer * 2 if by_layer.shape[2] % 2 == 0 else by_layer + 1
+
+
+PARTS = {
+    "the first": lambda x, length: x[:, :, :length],
+    "the last": lambda x, length: x.transpose(1, 2)[:, -length:].transpose(1, 2),
+}
+
+
+@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
+def test_a_part_as_long_as_the_input_is_followed_through_a_padded_convolution(part):
+    module = Convolving(2, part)
+    twin = copy.deepcopy(module)
+    recording = record(module, torch.randn(3, 6))
+    twin.calls.add_(1)
+    made = specialise(module, Convolving.forward, recording.calls[module][0], recording, True)
+    install(module, [made])
+    for rows, length in ((3, 6), (2, 8), (1, 4)):
+        x = torch.randn(rows, length)
+        torch.testing.assert_close(module(x), twin(x), rtol=0, atol=0)
+    assert state_of(module).fallbacks == 0 and torch.equal(module.calls, twin.calls)
+    assert made.guards and not made.has_checks
+
+
+@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
+def test_a_part_that_may_be_shorter_is_not(part):
+    module = Convolving(0, part)
+    recording = record(module, torch.randn(3, 6))
+    with pytest.raises(TraceError, match="has changed state"):
+        specialise(module, Convolving.forward, recording.calls[module][0], recording, True)
 
 
 class Counting(nn.Module):
