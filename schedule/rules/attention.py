@@ -14,13 +14,14 @@ is made for it, since that would return less than the module does.
 The results agree within rounding, not bit by bit: torch's kernels sum in another order and softmax 16-bit scores in
 float32 throughout. On the CPU dropout draws the numbers that eager torch draws; CUDA's kernels draw others. A row that
 ``-inf`` hides whole becomes zeros, where eager torch makes it NaN; one that ``torch.finfo(dtype).min`` hides stays an
-average of all values, except where autocast narrows the mask to ``-inf``. Keys and values that were repeated for
-grouped queries stay repeated, and what fills hidden scores (``masked_fill``) is left alone.
+average of all values, except where autocast narrows the mask to ``-inf``. Scores that are filled and heads that are
+repeated for grouped queries are in :mod:`schedule.rules.attention_inputs`. Scores that are capped softly, and those
+with sinks beside them, stay eager: torch's attention has no place for either.
 """
 
 from __future__ import annotations
 
-import operator
+import math
 from typing import Any, NoReturn
 
 import torch
@@ -29,6 +30,16 @@ from torch import Tensor, fx
 
 from schedule.errors import NotApplicable
 from schedule.patterns import Occurrence, any_of, optional, scalar, tensor
+from schedule.rules.attention_inputs import (
+    FILLS,
+    added,
+    before_repeating,
+    filled,
+    filled_mask,
+    is_swallowing,
+    where_filled,
+)
+from schedule.rules.attention_softmax import with_sink
 from schedule.rules.casts import FLOATS, Dtypes, Value, cast
 from schedule.rules.registry import register_rule
 from schedule.rules.rule import Proof, Rule, spec_of
@@ -92,10 +103,10 @@ def _weights(scores: Value) -> Value:
 
 
 def _masked(count: int, q: Value, k: Value) -> Value:
-    scores = _scores(_floats("q"), _floats("k"))
+    scores = filled("filled")(_scores(_floats("q"), _floats("k")))
     for name in ("mask", "bias")[:count][::-1]:
         scores = scores + _floats(name)
-    return _weights(scores)
+    return _weights(filled("filled_last")(scores) if count else scores)
 
 
 def attention(q: Value, k: Value, v: Value) -> Value:
@@ -129,6 +140,22 @@ def biased_attention_and_weights(q: Value, k: Value, v: Value, bias: Value, mask
 
 # -- judgement ----------------------------------------------------------------------------------------------
 
+
+def capped_attention(q: Value, k: Value, v: Value) -> Value:
+    capped = torch.tanh(_scores(_floats("q"), _floats("k")) / scalar("cap")) * scalar("cap_again")
+    return torch.matmul(_weights(optional(lambda s: s + _floats("mask"), name="masked")(capped)), _floats("v"))
+
+
+def attention_with_sinks(q: Value, k: Value, v: Value) -> Value:
+    scores = optional(lambda s: s + _floats("mask"), name="masked")(_scores(_floats("q"), _floats("k")))
+    return torch.matmul(with_sink(scores), _floats("v"))
+
+
+BYSTANDERS = (
+    (capped_attention, "the scores are capped softly, which scaled_dot_product_attention cannot"),
+    (attention_with_sinks, "the softmax has sinks, which scaled_dot_product_attention has not"),
+)
+
 _NEEDS_LAYOUT = ("view", "view_as", "as_strided", "stride", "is_contiguous")
 
 
@@ -150,7 +177,17 @@ def _objection(occurrence: Occurrence) -> str:
     masks = [occurrence.inputs[name] for name in ("mask", "bias") if occurrence.inputs.get(name) is not None]
     if not all(_fits(spec_of(mask), scores, q.dtype) for mask in masks):
         return f"the mask is no {q.dtype} tensor that broadcasts to the scores"
-    return _used(occurrence)
+    return _not_filled_so(occurrence, scores, q.dtype) or _used(occurrence)
+
+
+def _not_filled_so(occurrence: Occurrence, scores: tuple[int, ...], dtype: torch.dtype) -> str:
+    for name in FILLS:
+        place = where_filled(occurrence.inputs, name)
+        if place is not None and not _fits(spec_of(place), scores, torch.bool):
+            return "what says which scores are filled does not broadcast to them"
+        if place is not None and not is_swallowing(occurrence.inputs, occurrence.scalars, name, dtype):
+            return "scores are filled with a number that is not about the lowest, so that adding it is not the same"
+    return ""
 
 
 def _fits(mask: TensorSpec | None, scores: tuple[int, ...], dtype: torch.dtype) -> bool:
@@ -192,11 +229,14 @@ def _scale(scalars: dict[str, Any]) -> float:
 
 
 def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
-    mask = inputs.get("mask")
-    if inputs.get("bias") is not None:
-        mask = graph.call_function(operator.add, (inputs["bias"], mask))
+    fills = (filled_mask(graph, inputs, scalars, name) for name in FILLS)
+    mask = added(graph, [inputs.get("bias"), inputs.get("mask"), *fills])
     options: dict[str, Any] = {"attn_mask": mask, "dropout_p": _dropout(scalars), "scale": _scale(scalars)}
-    return graph.call_function(F.scaled_dot_product_attention, (inputs["q"], inputs["k"], inputs["v"]), options)
+    k, v = inputs["k"], inputs["v"]
+    unrepeated = before_repeating(k, v)
+    if unrepeated is not None:
+        (k, v), options["enable_gqa"] = unrepeated, True
+    return graph.call_function(F.scaled_dot_product_attention, (inputs["q"], k, v), options)
 
 
 def _build_both(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> tuple[fx.Node, fx.Node]:
@@ -232,6 +272,35 @@ def _bare(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q @ k.transpose(-2, -1) * 0.3).softmax(-1) @ v
 
 
+def _nanogpt(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return F.softmax(((q @ k.transpose(-2, -1)) * 0.5).masked_fill(mask > 1.5, -math.inf), dim=-1) @ v
+
+
+def _gpt_neo(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    s = torch.matmul(q, k.transpose(-1, -2))
+    s = torch.where(mask > -1.0, s, torch.tensor(torch.finfo(s.dtype).min, dtype=s.dtype))
+    return torch.matmul(F.softmax(s + mask, dim=-1), v)
+
+
+def _mpt(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Tensor) -> Tensor:
+    s = (torch.matmul(q, k.transpose(-1, -2)) * 0.5 + bias).masked_fill(mask < -1.0, torch.finfo(q.dtype).min)
+    return torch.matmul(F.softmax(s, dim=-1), v)
+
+
+def _repeat(x: Tensor) -> Tensor:
+    batch, heads, tokens, features = x.shape
+    x = x[:, :, None, :, :].expand(batch, heads, 3, tokens, features)
+    return x.reshape(batch, heads * 3, tokens, features)
+
+
+def _grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return _llama(q, _repeat(k[:, :1]), _repeat(v[:, :1]), mask)
+
+
+def _interleaved(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return _bare(q, k[:, 1:2].repeat_interleave(3, dim=1), v[:, :1].repeat_interleave(3, dim=1))
+
+
 def _inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Queries, keys, values, an additive mask and a bias of each head for (batch, heads, queries, keys)."""
     batch, heads, queries, keys = shape
@@ -255,7 +324,7 @@ SDPA = register_rule(
         patterns=(biased_attention, masked_attention, attention),
         build=_build,
         proof=Proof(
-            (_llama, _gpt2, _t5, _bare),
+            (_llama, _gpt2, _t5, _bare, _nanogpt, _gpt_neo, _mpt, _grouped, _interleaved),
             _inputs,
             _SHAPES,
             refused=(
@@ -264,9 +333,11 @@ SDPA = register_rule(
                 lambda q, k, v: torch.sigmoid(q @ k.transpose(-2, -1)) @ v,
                 lambda q, k, v: (torch.tanh(q @ k.transpose(-2, -1))).softmax(-1) @ v,
                 lambda q, k, v: ((q @ k.transpose(-2, -1)).softmax(-1) @ v).view(-1),
+                lambda q, k, v: (q @ k.transpose(-2, -1)).masked_fill(q[..., :1] > 0, -9.0).softmax(-1) @ v,
             ),
         ),
         summary="F.scaled_dot_product_attention(q, k, v, mask, p, scale=scale)",
+        bystanders=BYSTANDERS,
         objection=_objection,
         thrift=_thrift,
         rank=2,  # before its softmax, and before the rule whose stand-in nobody would see

@@ -78,18 +78,19 @@ def twice_masked_softmax(x: Value, bias: Value, mask: Value) -> Value:
     return _dropped(cast("after")(_softmax(cast("between")(s))))
 
 
-def _with_sink(s: Value) -> Value:
+def with_sink(s: Value) -> Value:
+    """In a pattern, the softmax of scores beside a column of sinks, which is cut off again."""
     s = torch.cat((s, tensor("sink")), dim=-1)
     p = _softmax(s - torch.max(s, dim=-1, keepdim=True)[0])
     return _dropped(cast("after")(p[..., :-1]))
 
 
 def sink_softmax(x: Value, sink: Value) -> Value:
-    return _with_sink(_scaled(_scores()))
+    return with_sink(_scaled(_scores()))
 
 
 def masked_sink_softmax(x: Value, mask: Value, sink: Value) -> Value:
-    return _with_sink(_scaled(_scores()) + _mask("mask"))
+    return with_sink(_scaled(_scores()) + _mask("mask"))
 
 
 # -- judgement ----------------------------------------------------------------------------------------------
