@@ -64,9 +64,9 @@ def _is_padded_convolution(sizes: SizeReader, node: fx.Node, name: str) -> bool:
         child: Any = sizes.tracer.module.get_submodule(str(node.target))
         if not isinstance(child, nn.Conv1d) or type(child).forward is not nn.Conv1d.forward:
             return False
-        padding = child.padding[0]
-        known = child.stride == (1,) and isinstance(padding, int)
-        return known and 2 * int(padding) >= child.dilation[0] * (child.kernel_size[0] - 1)
+        around = child.padding[0]
+        known = child.stride == (1,) and isinstance(around, int)
+        return known and 2 * int(around) >= child.dilation[0] * (child.kernel_size[0] - 1)
     if name != "conv1d":
         return False
     given = dict(zip(("input", "weight", "bias", "stride", "padding", "dilation"), node.args, strict=False))

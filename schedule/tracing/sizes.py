@@ -271,7 +271,11 @@ class SizeReader:
         index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
         part = index[dim] if dim < len(index) and all(isinstance(item, slice) for item in index) else None
         length = sliced_length(self, parent, dim, part) if isinstance(part, slice) else None
-        return None if length is None else self._as_size(length, value)
+        if length is None:
+            return None
+        if part.stop is None:
+            bool(symbolic(self.tracer, length, value) > 0)  # a guard: x[-0:] is all of x
+        return self._as_size(length, value)
 
     def _through_getitem(self, node: fx.Node, dim: int, value: int) -> Any:
         """An item of ``x.split(…, dim=k)`` or ``x.chunk(…)`` has the sizes of ``x`` in every other dim."""

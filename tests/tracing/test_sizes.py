@@ -95,6 +95,7 @@ def test_a_part_as_long_as_the_input_is_followed_through_a_padded_convolution(pa
         torch.testing.assert_close(module(x), twin(x), rtol=0, atol=0)
     assert state_of(module).fallbacks == 0 and torch.equal(module.calls, twin.calls)
     assert made.guards and not made.has_checks
+    assert any("> 0" in guard for guard in made.guards) is (part is PARTS["the last"])  # the last 0 are all
 
 
 @pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
