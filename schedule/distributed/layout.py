@@ -68,10 +68,9 @@ class Layout:
             how = tensor.placements[dim]
             if isinstance(how, (Shard, _StridedShard)):
                 axis = how.dim % tensor.ndim
-                packed = isinstance(how, _StridedShard) and axis not in indices
-                parts = how.split_factor if packed else 1
+                parts = how.split_factor if isinstance(how, _StridedShard) and axis not in indices else 1
                 here = indices.get(axis, torch.arange(tensor.shape[axis]))
-                indices[axis] = _chunk(here, parts, mesh.size(dim), coordinate[dim])
+                indices[axis] = _chunk(here, int(parts), mesh.size(dim), coordinate[dim])
             elif not how.is_replicate():
                 raise ShardError(f"{how} is no share of a parameter", fix="shard parameters with sch.shard")
         layout = Layout(tensor.shape, indices)

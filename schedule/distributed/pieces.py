@@ -39,10 +39,10 @@ class Pieces(torch.Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise NotImplementedError(f"{func}: a share is saved or loaded, nothing else")
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Pieces({len(self._pieces)} of {list(self.shape)})"
 
     def __create_write_items__(self, fqn: str, object: object) -> list[WriteItem]:

@@ -17,12 +17,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
-from schedule.distributed.splitting import held, split
+from schedule.distributed.splitting import held, on_device, split
 from schedule.distributed.stages import Modes, SendingStage, Stage, place_all
 from schedule.distributed.tied import TiedGradients
 from schedule.errors import NotApplicable, ShardError
 from schedule.primitives.cut_pipeline_stage import cuts_of
 from schedule.runtime import state_of
+from schedule.tracing.hooks import is_hooked
 from schedule.tracing.specialisation import original_class
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class PipelinedModel(nn.Module):
     def __init__(self, sch: Schedule, pipeline: Pipeline, device: torch.device) -> None:
         super().__init__()
         self._whole, self._settings = [sch.root.module], pipeline
-        self._ranks, self._modes = PipelineRanks.of(sch.mesh), _split(sch)
+        self._ranks, self._modes = PipelineRanks.of(sch.mesh), _split(sch, device)
         self.count = len(next(iter(self._modes.values()))[1])
         _check(pipeline, self.count, self._ranks)
         self._stages = [
@@ -219,7 +220,7 @@ class PipelinedModel(nn.Module):
         return loss / self._settings.microbatches
 
 
-def _split(sch: Schedule) -> Modes:
+def _split(sch: Schedule, device: torch.device) -> Modes:
     """The whole forward and its stages, in each mode that can be traced."""
     root, tree = sch.root, sch.tree
     cuts = [tree.path_of(module) for module in cuts_of(tree)]
@@ -231,10 +232,18 @@ def _split(sch: Schedule) -> Modes:
     rewritten = [path for path in sorted(above) if state_of(root.module.get_submodule(path)) is not None]
     if rewritten:
         raise NotApplicable(f"{rewritten[0]}, around a cut, was rewritten already", fix="fuse inside the stages only")
+    hooked = [path for path in sorted(above) if is_hooked(root.module.get_submodule(path))]
+    if hooked:
+        raise NotApplicable(f"{hooked[0]}, around a cut, has a hook, which would be swallowed", fix="remove the hook")
     made = tree.graphs.trace(root.module, lambda module, path: path in above)
+    wrong = tree.graphs.check({root.module: made})
+    if wrong:
+        raise wrong[root.module]
     modes: dict[bool, Any] = {}
     for each in made:
-        modes.setdefault(each.training, (each, split(each.graph, cuts, root.module)))
+        if each.training not in modes:
+            here = on_device(each, device)
+            modes[each.training] = here, split(here.graph, cuts, root.module)
     return modes
 
 

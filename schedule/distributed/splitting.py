@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from schedule.errors import NotApplicable
 from schedule.patterns.hazards import Hazards, located_at
 from schedule.tracing.outputs import check_output
+from schedule.tracing.portable import pack_graph, unpack_graph
+from schedule.tracing.specialisation import Specialisation
 from schedule.tracing.specs import TensorSpec
 
 
@@ -197,6 +200,25 @@ class _Splitting:
             where=f"it calls {', '.join(stage.modules) or 'no module'}",
             fix="cut earlier or later",
         )
+
+
+def on_device(made: Specialisation, device: torch.device) -> Specialisation:
+    """A forward that was traced on the meta device, for ``device``; any other as it is."""
+    first = next(iter(made.signature.tensors.values()), None)
+    if first is None or first.device.type != "meta":
+        return made
+    graph = unpack_graph(pack_graph(made.graph))
+    for node in graph.nodes:
+        node.args, node.kwargs = fx.node.map_aggregate((node.args, dict(node.kwargs)), lambda v: _moved(v, device))
+    conditions = [
+        each.replace("device.type == 'meta'", f"device.type == {device.type!r}") for each in made.signature.conditions
+    ]
+    conditions.append(f"not torch.is_autocast_enabled({device.type!r})")
+    return replace(made, graph=graph, signature=replace(made.signature, conditions=conditions))
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    return device if isinstance(value, torch.device) and value.type == "meta" else value
 
 
 def _tensor_at(root: nn.Module, path: str) -> Any:

@@ -86,7 +86,9 @@ class Stage(nn.Module):
         return self._flat(result) if self._is_last else tuple(map(_sendable, result))
 
     def _flat(self, result: Any) -> tuple[Tensor, ...]:
-        named = [(".".join(map(str, path)), leaf) for path, leaf in leaves(result) if isinstance(leaf, Tensor)]
+        named = [
+            (".".join(str(key) for _, key in path), leaf) for path, leaf in leaves(result) if isinstance(leaf, Tensor)
+        ]
         self._returned = [name for name, _ in named]
         return tuple(leaf.reshape(1) if leaf.ndim == 0 else leaf for _, leaf in named)
 

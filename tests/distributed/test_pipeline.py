@@ -1,0 +1,358 @@
+"""Pipelines on two and four gloo processes against the whole model; the splitting itself in one process."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import schedule
+from schedule.distributed.pipeline import Pipeline
+from schedule.distributed.splitting import StageGraph, split
+from schedule.tracing.specialisation import compiled
+from tests import zoo
+from tests.distributed import launch
+from tests.distributed.models import digest, initialised, llama, llama_on_meta
+
+CUTS = {
+    "gpt2": ("transformer.h.0", "transformer.h.1", "transformer.h.2"),
+    "llama": ("model.layers.0", "model.layers.1", "model.layers.2"),
+    "t5": ("encoder.block.1", "encoder.block.3", "decoder.block.1"),
+}
+DEEP = {"gpt2": {"n_layer": 4}, "llama": {"num_hidden_layers": 4}, "t5": {"num_layers": 4}}
+
+
+def model_of(name: str) -> nn.Module:
+    """Four layers, no dropout: microbatches draw otherwise than a batch."""
+    auto, config = zoo.ARCHITECTURES[name]
+    made = config()
+    for key, value in DEEP[name].items():
+        setattr(made, key, value)
+    if name == "t5":
+        made.num_decoder_layers, made.dropout_rate = 4, 0.0
+    torch.manual_seed(0)
+    model: nn.Module = auto.from_config(made, attn_implementation="eager")
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+def batch_of(name: str, rows: int = 8, seed: int = 0) -> dict[str, Any]:
+    """A batch whose rows weigh the same, so that the mean of microbatches is the mean of the batch."""
+    made = zoo.batch(name, rows=rows, seed=seed)
+    made["attention_mask"][:, -1] = 0
+    made["attention_mask"][:, :-1] = 1
+    return {**made, "use_cache": False}
+
+
+def cut(name: str, stages: int, mesh: Any = None) -> schedule.Schedule:
+    sch = schedule.create_schedule(model_of(name), example_inputs=batch_of(name, 2), mesh=mesh)
+    for path in CUTS[name] if stages == 4 else CUTS[name][1:2]:
+        sch[path].cut_pipeline_stage()
+    return sch
+
+
+# -- one process ------------------------------------------------------------------------------------------------
+
+
+def run_in_order(stages: list[StageGraph], root: nn.Module, given: dict[str, Any]) -> Any:
+    """All stages one after another."""
+    values: Any = ()
+    for stage in stages:
+        values = compiled(stage.graph)(root, *values, *(given[name] for name in stage.inputs))
+    return values
+
+
+def stages_of(sch: schedule.Schedule) -> tuple[list[StageGraph], Any]:
+    paths = [step.paths[0] for step in sch.history if step.primitive == "cut_pipeline_stage"]
+    above = {".".join(p[:depth]) for p in (path.split(".") for path in paths) for depth in range(1, len(p))}
+    made = sch.tree.graphs.trace(sch.module, lambda module, path: path in above)
+    training = next(each for each in made if each.training)
+    return split(training.graph, paths, sch.module), training
+
+
+@pytest.mark.parametrize("name", CUTS)
+@pytest.mark.parametrize("count", [2, 4])
+def test_stages_in_order_are_the_model(name: str, count: int) -> None:
+    sch = cut(name, count)
+    stages, _ = stages_of(sch)
+    assert len(stages) == count and stages[0].received == () and stages[-1].sent == ()
+    for before, after in itertools.pairwise(stages):
+        assert before.sent == after.received
+    batch = batch_of(name, rows=4)
+    sch.module.train()
+    expected = sch.module(**batch)
+    got = run_in_order(stages, sch.module, batch)
+    assert torch.equal(got.loss, expected.loss) and torch.equal(got.logits, expected.logits)
+
+
+def test_what_travels() -> None:
+    """GPT-2 sends hidden states and a mask; T5's encoder passes through the decoder's stages."""
+    stages, _ = stages_of(cut("gpt2", 4))
+    assert [stage.sent[-1] for stage in stages[:-1]] == ["transformer_h_0", "transformer_h_1", "transformer_h_2"]
+    assert max(len(stage.sent) for stage in stages) == 2
+    stages, _ = stages_of(cut("t5", 4))
+    assert stages[2].sent[0] in (*stages[1].sent, "encoder_dropout_1") and len(stages[2].sent) > 2
+    assert any(name.startswith("encoder") for name in stages[2].sent)
+
+
+class Loop(nn.Module):
+    """One block, twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.block, self.act = nn.Linear(4, 4), nn.Linear(4, 4), nn.Tanh()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for _ in range(2):
+            x = self.block(x)
+        return self.act(x)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [("block", "block is called 2 times: the cut would be inside a loop"), ("act", "stage 1 of 2 would have no param")],
+)
+def test_what_cannot_be_split(path: str, message: str) -> None:
+    model = Loop()
+    sch = schedule.create_schedule(model, example_inputs=torch.ones(2, 4))
+    sch[path].cut_pipeline_stage()
+    with pytest.raises(schedule.NotApplicable, match=message):
+        stages_of(sch)
+
+
+def test_cuts_are_undone_and_checked() -> None:
+    sch = cut("gpt2", 2)
+    with pytest.raises(schedule.NotApplicable, match="already"):
+        sch["transformer.h.1"].cut_pipeline_stage()
+    with pytest.raises(schedule.NotApplicable, match="never called"):
+        sch["transformer.h"].cut_pipeline_stage()
+    with pytest.raises(schedule.NotApplicable, match="ends with the root"):
+        sch.cut_pipeline_stage()
+    sch.undo()
+    sch["transformer.h.1"].cut_pipeline_stage()
+    with pytest.raises(schedule.ShardError, match="process group"):
+        schedule.build(sch, pipeline=Pipeline(2))
+
+
+def test_interleaved_stages_on_one_rank(tmp_path: Path) -> None:
+    """All of it but the sending: losses, gradients, updates; T5 with its skip connections."""
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.FileStore(str(tmp_path / "store"), 1))
+    try:
+        for name in CUTS:
+            compare(name, 4, "interleaved1f1b", 4, steps=2)
+    finally:
+        dist.destroy_process_group()
+
+
+# -- several processes ------------------------------------------------------------------------------------------
+
+
+def compare(name: str, stages: int, how: str, microbatches: int, steps: int = 1) -> None:
+    """Losses, gradients and weights after some steps of SGD against the whole model."""
+    sch = cut(name, stages)
+    twin = copy.deepcopy(sch.module)
+    model = schedule.build(sch, pipeline=Pipeline(microbatches, how)).train()
+    twin.train()
+    ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, twin))
+    for step in range(steps):
+        batch = batch_of(name, seed=step)
+        expected = twin(**batch)
+        expected.loss.backward()
+        output = model.step(**batch)
+        if output.loss is not None:
+            torch.testing.assert_close(output.loss, expected.loss.detach(), rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(output.tensors["logits"], expected.logits, rtol=1e-4, atol=1e-5)
+        whole = dict(twin.named_parameters(remove_duplicate=False))
+        for path, parameter in model.named_parameters(remove_duplicate=False):
+            expected_grad = whole[path].grad
+            assert parameter.grad is not None and expected_grad is not None, path
+            torch.testing.assert_close(parameter.grad, expected_grad, rtol=1e-4, atol=1e-6, msg=f"{how} {path}")
+        for optimizer in (ours, theirs):
+            optimizer.step()
+            optimizer.zero_grad()
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, list(dict(model.named_parameters(remove_duplicate=False))))
+    held = {path for some in everyone for path in some}
+    names: dict[int, set[str]] = {}
+    for path, parameter in twin.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), set()).add(path)
+    assert all(held & every for every in names.values())
+
+
+def gpt2_gpipe(mesh: Any) -> None:
+    compare("gpt2", dist.get_world_size(), "gpipe", 4)
+
+
+def gpt2_1f1b(mesh: Any) -> None:
+    compare("gpt2", dist.get_world_size(), "1f1b", 4)
+
+
+def llama_gpipe(mesh: Any) -> None:
+    compare("llama", dist.get_world_size(), "gpipe", 2)
+
+
+def llama_1f1b(mesh: Any) -> None:
+    compare("llama", dist.get_world_size(), "1f1b", 4)
+
+
+def t5_gpipe(mesh: Any) -> None:
+    compare("t5", dist.get_world_size(), "gpipe", 4)
+
+
+def t5_1f1b(mesh: Any) -> None:
+    compare("t5", dist.get_world_size(), "1f1b", 4)
+
+
+def interleaved(mesh: Any) -> None:
+    for name in CUTS:
+        compare(name, 4, "interleaved1f1b", 4)
+
+
+def tied_after_five_steps(mesh: Any) -> None:
+    """GPT-2's embedding is in the first stage, its head in the last: the same weight, the same to the bit."""
+    sch = cut("gpt2", 2)
+    model = schedule.build(sch, pipeline=Pipeline(4)).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(5):
+        model.step(**batch_of("gpt2", seed=step))
+        optimizer.step()
+        optimizer.zero_grad()
+    own = "transformer.wte.weight" if dist.get_rank() == 0 else "lm_head.weight"
+    weight = dict(model.named_parameters(remove_duplicate=False))[own].detach()
+    both = [torch.empty_like(weight) for _ in range(2)]
+    dist.all_gather(both, weight)
+    assert torch.equal(*both)
+    assert len(model.tied.shared) == 1
+
+
+def accumulated(mesh: Any) -> None:
+    """Two batches before a step of the optimizer: gradients add up, those of shared weights too."""
+    sch = cut("gpt2", 2)
+    twin = copy.deepcopy(sch.module).train()
+    model = schedule.build(sch, pipeline=Pipeline(2)).train()
+    for seed in (0, 1):
+        batch = batch_of("gpt2", seed=seed)
+        twin(**batch).loss.backward()
+        model.step(**batch)
+    whole = dict(twin.named_parameters(remove_duplicate=False))
+    for path, parameter in model.named_parameters(remove_duplicate=False):
+        torch.testing.assert_close(parameter.grad, whole[path].grad, rtol=1e-4, atol=1e-6, msg=path)
+
+
+def evaluated(mesh: Any) -> None:
+    sch = cut("gpt2", 2)
+    twin = copy.deepcopy(sch.module).eval()
+    model = schedule.build(sch, pipeline=Pipeline(2)).eval()
+    batch = batch_of("gpt2")
+    output = model.evaluate(**batch)
+    if dist.get_rank() == 1:
+        torch.testing.assert_close(output.tensors["logits"], twin(**batch).logits, rtol=1e-4, atol=1e-5)
+    with pytest.raises(schedule.NotApplicable, match="cut into 2 microbatches"):
+        model.step(**batch_of("gpt2", rows=3))
+
+
+def freed_after_sending(mesh: Any) -> None:
+    """What the first stage has sent takes no memory until its backward pass."""
+    from schedule.distributed.stages import SendingStage
+
+    sch = cut("gpt2", 2)
+    model = schedule.build(sch, pipeline=Pipeline(2, "gpipe")).train()
+    kept: list[int] = []
+    original = SendingStage.backward_one_chunk
+
+    def watching(self: Any, chunk: int, *args: Any, **kwargs: Any) -> Any:
+        kept.extend(out.untyped_storage().nbytes() for out in self.fwd_cache[chunk][0])
+        return original(self, chunk, *args, **kwargs)
+
+    SendingStage.backward_one_chunk = watching  # type: ignore[method-assign]
+    try:
+        model.step(**batch_of("gpt2"))
+    finally:
+        SendingStage.backward_one_chunk = original  # type: ignore[method-assign]
+    if dist.get_rank() == 0:
+        assert kept == [4, 4], kept
+
+
+def from_the_meta_device(mesh: Any) -> None:
+    """Each rank materialises its own stages, with the weights that one device would give them."""
+    config = llama(4, 32, 64, 96)
+    mask = torch.zeros(2, 1, 6, 6, device="meta")
+    ids = torch.zeros(2, 6, dtype=torch.long, device="meta")
+    inputs = {"input_ids": ids, "attention_mask": mask, "labels": ids}
+    sch = schedule.create_schedule(llama_on_meta(config), example_inputs=inputs)
+    sch["model.layers.1"].cut_pipeline_stage()
+    torch.manual_seed(6)
+    model = schedule.build(sch, pipeline=Pipeline(2)).train()
+    twin = initialised(llama_on_meta(config), seed=6).train()
+    own = dict(model.named_parameters())
+    assert digest(own) == digest({name: p for name, p in twin.named_parameters() if name in own})
+    elsewhere = [name for name, p in model.whole.named_parameters() if p.is_meta]
+    assert elsewhere and not set(elsewhere) & set(own)
+    ids = torch.arange(24).view(4, 6)
+    batch = {"input_ids": ids, "attention_mask": torch.zeros(4, 1, 6, 6), "labels": ids}
+    expected = twin(**batch).loss
+    output = model.step(**batch)
+    if output.loss is not None:
+        torch.testing.assert_close(output.loss, expected.detach(), rtol=1e-5, atol=1e-6)
+
+
+def fused_inside(mesh: Any) -> None:
+    """Fused graphs and checkpointed modules inside the stages."""
+    sch = cut("gpt2", 2)
+    twin = copy.deepcopy(sch.module).train()
+    mlps = sch["transformer.h.*.mlp"]
+    mlps.fuse(mlps.find("bias_gelu_tanh", expect=4))
+    sch["transformer.h.*"].checkpoint()
+    model = schedule.build(sch, pipeline=Pipeline(2)).train()
+    batch = batch_of("gpt2")
+    twin(**batch).loss.backward()
+    model.step(**batch)
+    whole = dict(twin.named_parameters(remove_duplicate=False))
+    for path, parameter in model.named_parameters(remove_duplicate=False):
+        torch.testing.assert_close(parameter.grad, whole[path].grad, rtol=1e-3, atol=1e-5, msg=path)
+
+
+def refused(mesh: Any) -> None:
+    with pytest.raises(schedule.NotApplicable, match="needs 2 stages, there are 4"):
+        schedule.build(cut("gpt2", 4), pipeline=Pipeline(2))
+    with pytest.raises(schedule.NotApplicable, match="Unknown schedule"):
+        schedule.build(cut("gpt2", 2), pipeline=Pipeline(2, "fastest"))
+    sch = schedule.create_schedule(model_of("gpt2"), example_inputs=batch_of("gpt2"))
+    with pytest.raises(schedule.NotApplicable, match="no stage was cut"):
+        schedule.build(sch, pipeline=Pipeline(2))
+
+
+TWO = (
+    gpt2_gpipe,
+    gpt2_1f1b,
+    llama_1f1b,
+    t5_1f1b,
+    interleaved,
+    tied_after_five_steps,
+    accumulated,
+    evaluated,
+    freed_after_sending,
+    from_the_meta_device,
+    fused_inside,
+    refused,
+)
+FOUR = (gpt2_gpipe, gpt2_1f1b, llama_gpipe, llama_1f1b, t5_gpipe, t5_1f1b)
+
+
+@pytest.mark.parametrize("case", TWO, ids=lambda case: case.__name__)
+def test_on_two_processes(case: launch.Case) -> None:
+    launch.passes(case)
+
+
+@pytest.mark.parametrize("case", FOUR, ids=lambda case: case.__name__)
+def test_on_four_processes(case: launch.Case) -> None:
+    launch.passes(case, ranks=4)
