@@ -11,7 +11,7 @@ from torch import fx, nn
 from schedule.errors import MatchError
 
 from .language import Tracer, call_module, mark_choice, mark_input, mark_module, mark_scalar, recording
-from .nodes import MISSING, CallNode, ChoiceNode, InputNode, ScalarNode
+from .nodes import MISSING, CallNode, ChoiceNode, InputNode, ScalarNode, Which
 from .normalise import Builder
 from .values import OpNode, map_operands, operands
 
@@ -140,7 +140,7 @@ def compile_pattern(obj: Any, name: str | None = None) -> Pattern:
     return _assemble(label, builder, builder.build(graph).nodes[-1].args["value"])
 
 
-def _module_pattern(what: str | type[nn.Module], name: str) -> Pattern:
+def _module_pattern(what: Which, name: str) -> Pattern:
     node = CallNode(what, {}, any_arguments=True)
     builder = _PatternBuilder(Tracer(), None)
     builder.add(node, None)

@@ -28,7 +28,7 @@ from torch import fx, nn
 from schedule.errors import MatchError
 from schedule.tracing.specs import TensorSpec
 
-from .nodes import InputNode, ScalarNode
+from .nodes import InputNode, ScalarNode, Which
 
 
 def mark_input(name: str) -> None: ...
@@ -45,7 +45,7 @@ class Tracer(fx.Tracer):
         self.inputs: dict[str, InputNode] = {}
         self.scalars: dict[str, ScalarNode] = {}
         self.markers: dict[str, fx.Proxy] = {}
-        self.modules_called: list[str | type[nn.Module]] = []
+        self.modules_called: list[Which] = []
         self.foreign: dict[str, nn.Module] = {}
         self.choices: set[str] = set()
 
@@ -176,11 +176,11 @@ class call_module:
     """A call of a module: ``call_module("c_fc")(x)`` or ``call_module(nn.Linear)(x)``.
 
     Args:
-        what: a regular expression for the module's path, or for the path's last parts; or a type. Given to
-            ``find`` by itself it matches the calls whatever their arguments.
+        what: a regular expression for the module's path, or for the path's last parts; a type; or a predicate of
+            the module. Given to ``find`` by itself it matches the calls whatever their arguments.
     """
 
-    def __init__(self, what: str | type[nn.Module]) -> None:
+    def __init__(self, what: Which) -> None:
         self.what = what
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

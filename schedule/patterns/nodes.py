@@ -16,6 +16,9 @@ from .values import OpNode, is_number, operands
 
 MISSING = inspect.Parameter.empty
 
+Which = str | type[nn.Module] | Callable[[nn.Module], bool]
+"""What ``call_module`` takes."""
+
 
 class InputNode(OpNode):
     """A pattern's input: binds a value of the graph, or a constant where it has a default."""
@@ -99,11 +102,11 @@ class ChoiceNode(OpNode):
 
 
 class CallNode(OpNode):
-    """A call of a module given by its path (a regular expression) or its type."""
+    """A call of a module given by its path (a regular expression), its type, or a predicate."""
 
     __slots__ = ("any_arguments", "what")
 
-    def __init__(self, what: str | type[nn.Module], args: dict[str, Any], any_arguments: bool = False) -> None:
+    def __init__(self, what: Which, args: dict[str, Any], any_arguments: bool = False) -> None:
         super().__init__("call_module", args)
         self.what, self.any_arguments = what, any_arguments
 
@@ -111,7 +114,9 @@ class CallNode(OpNode):
         """Whether the module at ``path`` is meant: by all of the path or by its last parts."""
         if isinstance(self.what, str):
             return re.fullmatch(rf"(?:.*\.)?(?:{self.what})", path) is not None
-        return isinstance(module, self.what)
+        if isinstance(self.what, type):
+            return isinstance(module, self.what)
+        return module is not None and self.what(module)
 
 
 def _holds_nodes(value: Any) -> bool:

@@ -139,7 +139,9 @@ def explain(graph: fx.Graph, rules: Iterable[Rule], modules: Modules, findings: 
     for rule in rules:
         for (pattern, reason), ops in zip(rule.bystanders, rule.bystander_needs, strict=True):
             if all(normal.by_op.get(op) for op in ops):
-                places = [_place(rule, o, reason, "declined") for o in search(graph, pattern, modules).occurrences]
+                occurrences = search(graph, pattern, modules).occurrences
+                reasons = [reason if isinstance(reason, str) else reason(each) for each in occurrences]
+                places = [_place(rule, o, why, "declined") for o, why in zip(occurrences, reasons, strict=True)]
                 found += [place for place in places if place.node not in known]
                 known |= {place.node for place in places}
     settled = {rule.family for rule, _ in findings.chosen}

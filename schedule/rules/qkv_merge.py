@@ -18,15 +18,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
-from schedule.patterns import Occurrence, optional, tensor
+from schedule.patterns import Occurrence, any_of, call_module, optional, tensor
 from schedule.patterns.values import Attr
 from schedule.rules.casts import Value, floating
 from schedule.rules.merged_linear import merged_linear
 from schedule.rules.registry import register_rule
 from schedule.rules.rule import Proof, Rule, spec_of
 from schedule.rules.thresholds import small
+from schedule.tracing.specialisation import original_class
 
 COUNTS = (4, 3, 2)
 
@@ -47,6 +48,21 @@ def _projection(x: Value, number: int) -> Value:
         return y + tensor(f"bias_{number}", ndim=1)
 
     return optional(biased, name=f"biased_{number}")(F.linear(x, tensor(f"weight_{number}", ndim=2)))
+
+
+def _is_other_projection(module: nn.Module) -> bool:
+    """A Linear of another kind: an adapter's, a quantised one."""
+    return hasattr(module, "in_features") and original_class(module) is not nn.Linear
+
+
+def _another_kind_beside(x: Value) -> tuple[Value, Value]:
+    x, other = floating("x", 2), call_module(_is_other_projection)
+    return any_of(F.linear(x, tensor("weight")), other(x), name="others"), other(x)
+
+
+def _named(occurrence: Occurrence) -> str:
+    others = [str(node.target) for node in occurrence.outputs[1 - occurrence.choices["others"] :]]
+    return f"{' and '.join(others)}: no plain Linear of torch, but an adapter's or a quantised one"
 
 
 def _of(values: dict[str, Any], name: str) -> list[Any]:
@@ -192,6 +208,7 @@ QKV_MERGE = register_rule(
         objection=_objection,
         futile=_futile,
         thrift=_thrift,
+        bystanders=((_another_kind_beside, _named),),
         rank=-1,  # after the rules that take a bias for what follows it
         sets=(),
     )

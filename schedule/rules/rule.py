@@ -68,7 +68,7 @@ class Rule:
         objection: why an occurrence cannot be rewritten though it looks alike.
         futile: why nothing would be gained, whatever its size.
         thrift: why an occurrence would not pay; not asked with ``cost_guard=False``.
-        bystanders: ``(pattern, reason)`` for code that is left alone on purpose.
+        bystanders: ``(pattern, reason)`` for code that is left alone on purpose; a reason may look at the occurrence.
         rank: of overlapping occurrences the one of higher rank is taken; among equals, the larger one.
         sets: the ones of :data:`SETS` that it belongs to.
         needs: for each pattern, the operations that every occurrence of it has; ``bystander_needs`` likewise.
@@ -83,7 +83,7 @@ class Rule:
     objection: Judge = no_objection
     futile: Judge = no_objection
     thrift: Judge = no_objection
-    bystanders: tuple[tuple[Any, str], ...] = ()
+    bystanders: tuple[tuple[Any, str | Judge], ...] = ()
     rank: int = 0
     sets: tuple[str, ...] = ("default", "memory")
     needs: tuple[frozenset[str], ...] = field(init=False, repr=False)

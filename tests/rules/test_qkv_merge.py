@@ -170,6 +170,26 @@ def test_one_weight_twice() -> None:
     assert [entry.reason for entry in report.entries] == ["two of them are one weight"]
 
 
+class Adapted(nn.Module):
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base, self.in_features = base, base.in_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) * 2
+
+
+@pytest.mark.parametrize("adapted", [["q"], ["k"], ["q", "k"]])
+def test_linears_of_another_kind_are_declined_by_name(adapted: list[str]) -> None:
+    module = Attention(READS["heads"][0])
+    for name in adapted:
+        setattr(module, name, Adapted(getattr(module, name)))
+    report = schedule.optimize(module, torch.randn(2, 5, 8), rules="qkv_merge", cost_guard=False)
+    (reason,) = {entry.reason for entry in report.select(status="declined")}
+    assert not report.applied and ": no plain Linear" in reason
+    assert set(reason.partition(":")[0].split(" and ")) == set(adapted)
+
+
 def test_no_set_has_it() -> None:
     assert QKV_MERGE in select_rules("all") and not QKV_MERGE.sets
 
