@@ -141,19 +141,19 @@ def biased_attention_and_weights(q: Value, k: Value, v: Value, bias: Value, mask
 # -- judgement ----------------------------------------------------------------------------------------------
 
 
-def capped_attention(q: Value, k: Value, v: Value) -> Value:
+def capped_weights(q: Value, k: Value) -> Value:
     capped = torch.tanh(_scores(_floats("q"), _floats("k")) / scalar("cap")) * scalar("cap_again")
-    return torch.matmul(_weights(optional(lambda s: s + _floats("mask"), name="masked")(capped)), _floats("v"))
+    return _weights(optional(lambda s: s + _floats("mask"), name="masked")(capped))
 
 
-def attention_with_sinks(q: Value, k: Value, v: Value) -> Value:
+def weights_with_sinks(q: Value, k: Value) -> Value:
     scores = optional(lambda s: s + _floats("mask"), name="masked")(_scores(_floats("q"), _floats("k")))
-    return torch.matmul(with_sink(scores), _floats("v"))
+    return with_sink(scores)
 
 
 BYSTANDERS = (
-    (capped_attention, "the scores are capped softly, which scaled_dot_product_attention cannot"),
-    (attention_with_sinks, "the softmax has sinks, which scaled_dot_product_attention has not"),
+    (capped_weights, "the scores are capped softly, which scaled_dot_product_attention cannot"),
+    (weights_with_sinks, "the softmax has sinks, which scaled_dot_product_attention has not"),
 )
 
 _NEEDS_LAYOUT = ("view", "view_as", "as_strided", "stride", "is_contiguous")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers as hf
 from torch import Tensor, fx, nn
 
 import schedule
@@ -163,3 +164,13 @@ def test_the_proof_catches(name: str) -> None:
     assert SDPA.proof is not None
     proof = dataclasses.replace(SDPA.proof, dtypes=(torch.float64,), forms=SDPA.proof.forms[4:])
     assert prove(dataclasses.replace(SDPA, build=build_wrongly, proof=proof))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_weights_that_are_returned_are_declined_with_the_reason_too() -> None:
+    config = hf.Gemma2Config(
+        vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=8
+    )
+    model = hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    report = schedule.optimize(model, batch("llama"), rules="attention", cost_guard=False)
+    assert not report.applied and "capped softly" in " ".join(entry.reason for entry in report.entries)
