@@ -20,8 +20,8 @@ from schedule.tracing.specialisation import Specialisation, original_class
 
 def shared_inputs(
     caller: nn.Module, whole: Specialisation, is_column: Callable[[nn.Module], bool]
-) -> tuple[str, ...]:
-    """Names of the arguments of ``caller`` that go to its column-parallel modules and nowhere else.
+) -> dict[str, list[str]]:
+    """Arguments of ``caller`` that go to its column-parallel modules and nowhere else: name → paths of those.
 
     Args:
         caller: the module.
@@ -31,7 +31,7 @@ def shared_inputs(
     Raises:
         ShardError: one is used otherwise too, or a module reduces its own gradient already.
     """
-    names: dict[str, None] = {}
+    names: dict[str, list[str]] = {}
     for node in whole.graph.nodes:
         if not _is_column(node, caller, is_column):
             continue
@@ -44,8 +44,8 @@ def shared_inputs(
                 fix=f'sync("bwd_post", "all_reduce") {node.target} itself',
             )
         _check_users(source, caller, is_column)
-        names[text] = None
-    return tuple(names)
+        names.setdefault(text, []).append(str(node.target))
+    return names
 
 
 def check_columns(caller: nn.Module) -> None:

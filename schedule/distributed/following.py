@@ -119,11 +119,10 @@ def follow(
 
 
 class _Following:
-    def __init__(
-        self, caller: nn.Module, columns: Mapping[str, int], ranks: int, replicas: Mapping[str, int]
-    ) -> None:
+    def __init__(self, caller: nn.Module, columns: Mapping[str, int], ranks: int, replicas: Mapping[str, int]) -> None:
         self.caller, self.columns, self.ranks, self.replicas = caller, columns, ranks, replicas
         self.cuts: dict[fx.Node, Cuts] = {}
+        self.made: dict[fx.Node, dict[int, Setting]] = {}  # of constants: sizes from attributes, by dim from the end
         self.settings: dict[str, tuple[int, int]] = {}
 
     def visit(self, node: fx.Node) -> None:
@@ -160,6 +159,11 @@ class _Following:
     def through_call(self, node: fx.Node) -> Cuts:
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         source = node.args[0] if node.args else None
+        if name in _CONSTANTS:
+            sizes = node.args[1] if name.startswith("new_") else source
+            sizes = sizes if isinstance(sizes, (tuple, list)) else ()
+            self.made[node] = {at - len(sizes): one for at, one in enumerate(sizes) if isinstance(one, Setting)}
+            return None
         cut = self.cuts.get(source) if isinstance(source, fx.Node) else None
         if name == "getitem" and isinstance(source, fx.Node):
             return self.item(node, source, cut)
@@ -188,10 +192,15 @@ class _Following:
         if not isinstance(spec, TensorSpec):
             return None
         for operand in node.all_input_nodes:
+            self.made.setdefault(node, {}).update(self.made.get(operand, {}))
+        for operand in node.all_input_nodes:
             cut, own = self.cuts.get(operand), operand.meta.get("spec")
             if isinstance(cut, Cut) and isinstance(own, TensorSpec):
                 dim = cut.dim + spec.ndim - own.ndim
                 if dim >= 0 and spec.shape[dim] == own.shape[cut.dim]:
+                    setting = self.made[node].get(dim - spec.ndim)
+                    if setting is not None and int(setting) == spec.shape[dim]:
+                        self.divide(node, setting, self.ranks // cut.replicas)
                     return replace(cut, dim=dim)
         return None
 
@@ -335,6 +344,8 @@ class _Following:
             )
         self.settings[name] = (whole, whole // shares)
 
+
+_CONSTANTS = ("zeros", "ones", "full", "new_zeros", "new_ones", "new_full")
 
 _HANDLERS: dict[str, Any] = {
     **dict.fromkeys(("view", "reshape", "flatten", "unflatten"), _Following.view),

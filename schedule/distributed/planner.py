@@ -17,8 +17,11 @@ import torch
 from torch import fx, nn
 
 from schedule.distributed.callers import shared_inputs
-from schedule.distributed.factors import Dim, Factor, factors
-from schedule.distributed.modules import OWN, projection_of, role_of
+from schedule.distributed.factors import Factor, factors
+from schedule.distributed.following import follow
+from schedule.distributed.gradients import differentiable, parameters_of, users_of
+from schedule.distributed.modules import COLUMN, OWN, ROW, projection_of, role_of
+from schedule.distributed.owned import holds, synchronised
 from schedule.distributed.plan import Group, Plan, ShardStep, SyncStep
 from schedule.distributed.propagation import Layer, Propagated, propagate
 from schedule.distributed.state import Sharded
@@ -53,13 +56,10 @@ class _Planner:
     def __init__(self, found: Propagated, root: nn.Module, state: Sharded) -> None:
         self.found, self.root, self.state, self.ranks = found, root, state, state.tp.size
         self.layers = {layer.node: layer for layer in found.layers}
-        self.differentiable = _differentiable(found, root)
+        self.differentiable = differentiable(found, root)
         self.taken: set[str] = set()
         self.layered = {f"{layer.path}.{name}" for layer in found.layers for name in ("weight", "bias")}
-        self.users: dict[OpNode, list[OpNode]] = {node: [] for node in found.nodes}
-        for node in found.nodes:
-            for operand in dict.fromkeys(operands(node.args)):
-                self.users[operand].append(node)
+        self.users = users_of(found)
 
     def plan(self, vocabulary: bool) -> Plan:
         groups: list[Group] = []
@@ -112,8 +112,8 @@ class _Planner:
         syncs = self.syncs(candidate) if steps is not None else None
         if steps is None or syncs is None:
             return None
-        columns = [step.path for step in steps if self.role(step) == "column"]
-        rows = [step.path for step in steps if self.role(step) == "row"]
+        columns = [step.path for step in steps if self.role(step) == COLUMN]
+        rows = [step.path for step in steps if self.role(step) == ROW]
         return Group(_group_name(columns, rows, steps), candidate.factor.size, steps, syncs)
 
     def divides(self, candidate: Candidate) -> bool:
@@ -151,11 +151,30 @@ class _Planner:
             if sum(own == path for own, _ in candidate.axes) > 1:
                 candidate.refused = f"it is on two axes of {path}"
                 return None
-            if replicas > 1 and role == "row":
+            if replicas > 1 and role == ROW:
                 candidate.refused = f"{path} would be summed over replicas"
                 return None
             steps.append(ShardStep(owner, name, axis, parts, replicas))
-        return steps
+        candidate.refused = self.unfollowed(steps)
+        return None if candidate.refused else steps
+
+    def unfollowed(self, steps: list[ShardStep]) -> str:
+        """Why the sizes that the modules' code works with cannot follow; "" if they can."""
+        callers: dict[nn.Module, dict[str, ShardStep]] = {}
+        for step in steps:
+            found = self.state.caller_of(step.path)
+            if found is not None and step.name == "weight" and self.role(step) == COLUMN:
+                callers.setdefault(found[0], {})[found[1]] = step
+        for caller, columns in callers.items():
+            whole = self.state.whole_forward(caller)
+            if isinstance(whole, TraceError):
+                continue
+            parts, replicas = ({p: getattr(s, n) for p, s in columns.items()} for n in ("parts", "replicas"))
+            try:
+                follow(whole.graph, caller, parts, self.ranks, replicas)
+            except ShardError as error:
+                return error.why
+        return ""
 
     def role(self, step: ShardStep) -> str | None:
         return role_of(self.root.get_submodule(step.path), step.name, step.axis)
@@ -163,20 +182,22 @@ class _Planner:
     # -- collectives -------------------------------------------------------------------------------------
 
     def holds(self, value: Any, factor: Factor) -> bool:
-        return any(factor in factors(dim) for dim in _dims(self.found.dims.get(value)))
+        return holds(self.found, value, factor)
 
     def syncs(self, candidate: Candidate) -> list[SyncStep] | None:
         """Where partial sums and partial gradients are added up; None if that is inside of a module's own code."""
         factor, columns, made = candidate.factor, dict[str, Layer](), dict[SyncStep, None]()
+        owned: dict[str, dict[str, tuple[int, int]]] = {}
         for node in self.found.nodes:
             summed = any(factor in factors(dim) for dim in self.found.contracted.get(node, ()))
             out = self.holds(node, factor)
             if summed:
                 layer = self.layers.get(node)
-                if layer is None:
+                if layer is not None:
+                    made[SyncStep(layer.path, "fwd_post", "all_reduce", nbytes=_nbytes(node.spec))] = None
+                elif not self.own(node, candidate, owned):
                     candidate.refused = f"{node.op} sums over it inside of a module's own code"
                     return None
-                made[SyncStep(layer.path, "fwd_post", "all_reduce", nbytes=_nbytes(node.spec))] = None
             if not out:
                 continue
             for operand in dict.fromkeys(operands(node.args)):
@@ -186,37 +207,53 @@ class _Planner:
                 if layer is not None and operand is layer.given:
                     columns[layer.path] = layer
                     continue
-                parameters = self.parameters_of(operand, factor)
+                parameters = parameters_of(self.found, self.users, self.differentiable, operand, factor)
+                if parameters is None and layer is None and self.own(node, candidate, owned):
+                    continue
                 if parameters is None:
                     candidate.refused = f"the gradient of {operand.name} would be a partial sum where no module begins"
                     return None
-                for path in parameters:
+                for path in (path for path in parameters if path not in self.layered):
                     owner, _, name = path.rpartition(".")
                     size = self.nbytes(path)
                     made[SyncStep(owner, "bwd_post", "all_reduce", argument=name, nbytes=size)] = None
+        for path, axes in owned.items():
+            steps = self.synchronised(path, axes)
+            if isinstance(steps, str):
+                candidate.refused = f"{path}: {steps}"
+                return None
+            made.update(dict.fromkeys(steps))
         return [*self.inputs(columns), *made]
 
-    def parameters_of(self, value: OpNode, factor: Factor) -> list[str] | None:
-        """Whole parameters that ``value`` alone is made of, and that meet shared data wherever they are used."""
-        found: list[str] = []
-        pending = [value]
+    def own(self, node: OpNode, candidate: Candidate, owned: dict[str, dict[str, tuple[int, int]]]) -> bool:
+        """Whether ``node`` computes with a module's own parameter; its module is noted in ``owned``."""
+        pending = list(operands(node.args))
         while pending:
-            node = pending.pop()
-            if node not in self.differentiable:
-                continue
-            if node is not value and len(self.users[node]) > 1:
-                return None
-            if node.op == "get_attr" or node.attr is not None:
-                path = str(node.target)
-                if path in self.layered:
-                    continue  # a projection's own: it is shared out itself, or meets whole data
-                if path not in self.found.tensors:
-                    return None
-                found.append(path)
-            elif node.op in ("call_module", "placeholder") or not any(True for _ in operands(node.args)):
-                return None
-            pending += operands(node.args)
-        return found if all(self.holds(user, factor) for user in self.users[value]) else None
+            value = pending.pop()
+            path = self.found_name(value)
+            if path is not None:
+                owner = path.rpartition(".")[0]
+                axes = {name: at for name, at in candidate.axes.items() if name[0].rpartition(".")[0] == owner}
+                if axes and role_of(self.root.get_submodule(owner), path.rpartition(".")[2], 0) == OWN:
+                    owned[owner] = {name.rpartition(".")[2]: (axis, parts) for (name, axis), parts in axes.items()}
+                    return True
+            elif value.op in ("t", "transpose", "permute", "cast", "to", "contiguous", "getitem", "view", "getattr"):
+                pending += operands(value.args)
+        return False
+
+    def found_name(self, value: OpNode) -> str | None:
+        if value.op != "get_attr" and value.attr is None:
+            return None
+        path = str(value.target)
+        return path if path in self.found.tensors else None
+
+    def synchronised(self, path: str, axes: dict[str, tuple[int, int]]) -> list[SyncStep] | str:
+        module = self.root.get_submodule(path)
+        whole = self.state.whole_forward(module)
+        if isinstance(whole, TraceError):
+            return f"it cannot be traced: {whole.why}"
+        steps: list[SyncStep] | str = synchronised(path, module, whole, axes)
+        return steps
 
     def inputs(self, columns: dict[str, Layer]) -> Iterator[SyncStep]:
         """Copies of what column-parallel layers read: one for all that share an argument of the same module."""
@@ -225,7 +262,7 @@ class _Planner:
             found = self.state.caller_of(path)
             callers.setdefault("" if found is None else self.state.tree.path_of(found[0]), []).append(path)
         for caller, paths in callers.items():
-            names = self.shared(caller, paths) if len(paths) > 1 else ()
+            names = self.shared(caller, paths) if len(paths) > 1 else {}
             size = max(_nbytes(columns[path].given.spec) for path in paths)
             for name in names:
                 yield SyncStep(caller, "bwd_post", "all_reduce", argument=name, nbytes=size)
@@ -234,16 +271,17 @@ class _Planner:
                     size = _nbytes(columns[path].given.spec)
                     yield SyncStep(path, "bwd_post", "all_reduce", nbytes=size)
 
-    def shared(self, caller: str, paths: Iterable[str]) -> tuple[str, ...]:
+    def shared(self, caller: str, paths: Iterable[str]) -> dict[str, list[str]]:
+        """The arguments of a module that only these column-parallel layers read."""
         module = self.root.get_submodule(caller)
         whole = self.state.whole_forward(module)
         if isinstance(whole, TraceError):
-            return ()
+            return {}
         columns = {self.root.get_submodule(path) for path in paths}
         try:
             return shared_inputs(module, whole, columns.__contains__)
         except ShardError:
-            return ()
+            return {}
 
     # -- vocabularies ------------------------------------------------------------------------------------
 
@@ -330,39 +368,6 @@ class _Planner:
         return found
 
 
-def _dims(value: Any) -> Iterator[Dim]:
-    """All dimensions of a tensor, or of several."""
-    if isinstance(value, tuple):
-        for one in value:
-            yield from _dims(one)
-    elif value is not None:
-        yield from value
-
-
-def _differentiable(found: Propagated, root: nn.Module) -> set[OpNode]:
-    """Values that a gradient flows into."""
-    trained = {path for path, parameter in root.named_parameters(remove_duplicate=False) if parameter.requires_grad}
-    values: set[OpNode] = set()
-    for node in found.nodes:
-        if not _floating(node.spec) or node.op == "detach":
-            continue
-        if node.op == "get_attr" or node.attr is not None:
-            path = str(node.target)
-            if path in trained:
-                values.add(node)
-            continue
-        own = node.module is not None and any(parameter.requires_grad for parameter in node.module.parameters())
-        if own or any(one in values for one in operands(node.args)):
-            values.add(node)
-    return values
-
-
-def _floating(spec: Any) -> bool:
-    if isinstance(spec, TensorSpec):
-        return spec.dtype.is_floating_point
-    return isinstance(spec, (tuple, list)) and any(_floating(one) for one in spec)
-
-
 def _nbytes(spec: Any) -> int:
     return spec.nbytes if isinstance(spec, TensorSpec) else 0
 
@@ -383,5 +388,3 @@ def _group_name(columns: list[str], rows: list[str], steps: list[ShardStep]) -> 
         common.append(parts[0])
     return ".".join(common) or "the root"
 
-
-__all__ = ["OWN", "find_plan"]

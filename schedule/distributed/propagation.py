@@ -7,7 +7,7 @@ weight gives the features before and after it the factors of its two axes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,8 @@ _POINTWISE_MODULES = ("torch.nn.modules.activation", "torch.nn.modules.dropout")
 _NOT_POINTWISE = (nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin, nn.GLU, nn.MultiheadAttention)
 _SAME = ("identity", "cast", "to", "contiguous", "detach", "clone", "type_as", "dropout", "tril", "triu", "bernoulli")
 _FACTORIES = "made whole on every rank"
+CONSTANTS = ("zeros", "ones", "full", "new_zeros", "new_ones", "new_full")
+"""What is made of one number: where its sizes follow the shared ones, so does its data."""
 
 
 @dataclass
@@ -68,17 +70,27 @@ class Propagated:
     contracted: dict[OpNode, Dims] = field(default_factory=dict)
 
 
-def propagate(graph: fx.Graph, root: nn.Module) -> Propagated:
-    """Follow the factors of every dimension through ``graph``, traced from ``root`` with its calls flattened."""
-    run = _Propagation(root)
+def propagate(
+    graph: fx.Graph, root: nn.Module, apart: Collection[str] = (), free: Collection[str] = (), returned: bool = False
+) -> Propagated:
+    """Follow the factors of every dimension through ``graph``.
+
+    Args:
+        graph: traced from ``root``.
+        root: where its paths begin.
+        apart: projections whose rows after are other rows than those before: they are gathered or shared out.
+        free: inputs that need not be whole on every rank.
+        returned: whether what is returned need not be whole.
+    """
+    run = _Propagation(root, apart, free, returned)
     for node in normalise(graph, dict(root.named_modules())).nodes:
         run.visit(node)
     return run.found
 
 
 class _Propagation:
-    def __init__(self, root: nn.Module) -> None:
-        self.root = root
+    def __init__(self, root: nn.Module, apart: Collection[str], free: Collection[str], returned: bool) -> None:
+        self.root, self.apart, self.free, self.returned = root, apart, free, returned
         self.found = Propagated()
         self._names = _first_names(root)
 
@@ -87,8 +99,11 @@ class _Propagation:
     def visit(self, node: OpNode) -> None:
         self.found.nodes.append(node)
         if node.op == "output":
-            for operand in operands(node.args):
+            for operand in operands(node.args) if not self.returned else ():
                 self.block(operand, "the model returns it whole")
+            return
+        if node.op == "placeholder" and str(node.target) in self.free:
+            self.found.dims[node] = self.fresh(node.spec, "")
             return
         if node.op == "get_attr":
             self.found.dims[node] = self.tensor(str(node.target)) if isinstance(node.spec, TensorSpec) else None
@@ -145,8 +160,8 @@ class _Propagation:
     def computed(self, node: OpNode) -> Value:
         spec = node.spec
         if not any(self.of(operand) or self.found.dims.get(operand) for operand in operands(node.args)):
-            return self.fresh(spec, _FACTORIES)
-        handler = _HANDLERS.get(node.op)
+            return self.fresh(spec, "" if node.op.rpartition(".")[2] in CONSTANTS else _FACTORIES)
+        handler = _HANDLERS.get(node.op.rpartition(".")[2])
         if handler is not None:
             result: Value = handler(self, node)
             return result
@@ -397,6 +412,8 @@ class _Propagation:
         equate(given[-1], weight[1])
         self.found.contracted[node] = [weight[1]]
         self.layer(node, weight)
+        if node.fx is not None and str(node.fx.target) in self.apart and isinstance(node.spec, TensorSpec):
+            return [*(new_dim(size) for size in node.spec.shape[:-1]), weight[0]]
         return [*given[:-1], weight[0]]
 
     def layer(self, node: OpNode, weight: Dims, lookup: bool = False) -> None:

@@ -16,6 +16,7 @@ from schedule.distributed.chunks import part_of
 from schedule.distributed.groups import Collective, SimulatedRanks
 from schedule.distributed.mesh import SimulatedMesh
 from schedule.distributed.modules import sharding_of
+from schedule.distributed.plan import Plan
 from schedule.errors import ScheduleError, ShardError
 from schedule.recording import as_call
 from schedule.tracing.structure import tensors
@@ -81,6 +82,19 @@ def simulate(
     where = max(output, gradient, key=lambda one: one[0])[1]
     made = group.made
     return Simulation(tuple(made[: at[0]]), tuple(made[at[0] :]), output[0], gradient[0], where)
+
+
+def planned(
+    model: nn.Module, batch: Any, ranks: int = 2, vocabulary: bool = True, sequence: bool = False
+) -> tuple[Plan, Simulation]:
+    """The plan for ``model``, and what simulated ranks make of it, in evaluation mode.
+
+    Raises:
+        TraceError: the model cannot be traced.
+        ShardError: the plan cannot be applied, or the ranks do not do the same.
+    """
+    plan = create_schedule(copy.deepcopy(model), batch).shard_plan(ranks, vocabulary, sequence)
+    return plan, simulate(model, batch, lambda sch: sch.apply_plan(plan), ranks)
 
 
 def _step(model: nn.Module, batch: Any, between: Callable[[], None]) -> list[Tensor]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @query
-def shard_plan(sch: Schedule, mesh: Any = None, vocabulary: bool = True) -> Plan:
+def shard_plan(sch: Schedule, mesh: Any = None, vocabulary: bool = True, sequence: bool = False) -> Plan:
     """Find what of this model can be shared out over the tensor-parallel ranks, from its traced graph alone.
 
     ::
@@ -35,6 +35,8 @@ def shard_plan(sch: Schedule, mesh: Any = None, vocabulary: bool = True) -> Plan
         sch: the schedule of the whole model.
         mesh: a ``DeviceMesh``, by default the schedule's own; or just a number of ranks.
         vocabulary: share out embeddings by rows, and the projections onto the vocabulary, whose outputs are gathered.
+        sequence: between the groups, give each rank its part of the sequence, where the layers allow it. The
+            sequences must divide evenly then.
 
     Raises:
         ShardError: no mesh, or another than the schedule's.
@@ -42,6 +44,7 @@ def shard_plan(sch: Schedule, mesh: Any = None, vocabulary: bool = True) -> Plan
         NotApplicable: it is sharded or rewritten already.
     """
     from schedule.distributed.planner import find_plan
+    from schedule.distributed.sequence import with_sequence_parallel
     from schedule.distributed.state import Sharded
 
     _refuse_inner(sch)
@@ -53,7 +56,9 @@ def shard_plan(sch: Schedule, mesh: Any = None, vocabulary: bool = True) -> Plan
         )
     state = Sharded(sch.tree, _ranks(sch, mesh))
     state.whole = sch.tree.graphs.recording
-    return find_plan(_flattened(sch).graph, sch.module, state, vocabulary)
+    graph = _flattened(sch).graph
+    plan = find_plan(graph, sch.module, state, vocabulary)
+    return with_sequence_parallel(plan, graph, sch.module, state) if sequence else plan
 
 
 @primitive
@@ -101,10 +106,22 @@ def _flattened(sch: Schedule) -> Specialisation:
     graphs, module = sch.tree.graphs, sch.module
     call = graphs.calls(module)[0]
 
+    opaque: set[nn.Module] = set()
+
     def enter(child: nn.Module, path: str) -> bool:
-        return not is_basic(child)
+        return not is_basic(child) and child not in opaque
+
+    def traced() -> Specialisation:
+        try:
+            return specialise(module, forward_of(module), call, graphs.recording, True, enter)
+        except TraceError:
+            return specialise(module, forward_of(module), call, graphs.recording, False, enter)
 
     try:
-        return specialise(module, forward_of(module), call, graphs.recording, True, enter)
+        return traced()
     except TraceError:
-        return specialise(module, forward_of(module), call, graphs.recording, False, enter)
+        inner = [child for child in module.modules() if child is not module and not is_basic(child)]
+        opaque.update(graphs.ensure(child for child in inner if graphs.calls(child)))
+        if not opaque:
+            raise
+        return traced()

@@ -23,6 +23,7 @@ import torch.multiprocessing as mp
 
 Case = Callable[[Any], None]
 
+_START_LIMIT = 300.0
 _COLLECTIVE_LIMIT = timedelta(seconds=30)
 
 
@@ -41,6 +42,10 @@ class Ranks:
             process.start()
         for _, theirs in pipes:
             theirs.close()
+        for pipe in self.pipes:  # importing torch takes most of a case's time on a busy machine
+            if not pipe.poll(_START_LIMIT) or pipe.recv() != "ready":
+                self.stop()
+                raise RuntimeError(f"{ranks} processes did not start within {_START_LIMIT:.0f} s")
 
     def run(self, case: Case, limit: float) -> str:
         """"" or what went wrong on each rank."""
@@ -118,6 +123,7 @@ def _work(rank: int, ranks: int, port: int, pipe: Connection) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(ranks))
     dist.init_process_group("gloo", rank=rank, world_size=ranks, timeout=_COLLECTIVE_LIMIT)
     mesh = dist.device_mesh.init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
+    pipe.send("ready")
     while True:
         try:
             case = pipe.recv()
