@@ -43,6 +43,7 @@ PRIMITIVES: dict[str, Attempt] = {
     "checkpoint what has graphs": lambda sch: sch["blocks.1.attn"].checkpoint(),
     "checkpoint matches": lambda sch: sch["blocks.*.mlp"].checkpoint(sch["blocks.*.mlp"].find(bias_gelu)),
     "checkpoint within a budget": lambda sch: sch["blocks.*"].checkpoint(budget=8000),
+    "cut_pipeline_stage": lambda sch: sch["blocks.0"].cut_pipeline_stage(),
     "find": lambda sch: sch["blocks.*.mlp"].find(bias_gelu),
     "find_parallel": lambda sch: sch["blocks.0.attn"].find_parallel(projection),
 }

@@ -173,7 +173,9 @@ def initialised_in_shards(mesh: Any) -> None:
         ours.square().mean().backward()
         theirs.square().mean().backward()
         for (name, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):
-            torch.testing.assert_close(full_tensor(p.grad), q.grad, rtol=1e-3, atol=1e-6, msg=name)
+            torch.testing.assert_close(
+                full_tensor(p.grad), q.grad, rtol=1e-3, atol=1e-6, msg=lambda text, at=name: f"{at}: {text}"
+            )
 
 
 def undone_after_building(mesh: Any) -> None:

@@ -175,7 +175,9 @@ def compare(name: str, stages: int, how: str, microbatches: int, steps: int = 1)
         for path, parameter in model.named_parameters(remove_duplicate=False):
             expected_grad = whole[path].grad
             assert parameter.grad is not None and expected_grad is not None, path
-            torch.testing.assert_close(parameter.grad, expected_grad, rtol=1e-4, atol=1e-6, msg=f"{how} {path}")
+            torch.testing.assert_close(
+                parameter.grad, expected_grad, rtol=1e-4, atol=1e-6, msg=lambda text, at=path: f"{at}: {text}"
+            )
         for optimizer in (ours, theirs):
             optimizer.step()
             optimizer.zero_grad()
@@ -245,7 +247,9 @@ def accumulated(mesh: Any) -> None:
         model.step(**batch)
     whole = dict(twin.named_parameters(remove_duplicate=False))
     for path, parameter in model.named_parameters(remove_duplicate=False):
-        torch.testing.assert_close(parameter.grad, whole[path].grad, rtol=1e-4, atol=1e-6, msg=path)
+        torch.testing.assert_close(
+            parameter.grad, whole[path].grad, rtol=1e-4, atol=1e-6, msg=lambda text, at=path: f"{at}: {text}"
+        )
 
 
 def evaluated(mesh: Any) -> None:
@@ -279,7 +283,7 @@ def freed_after_sending(mesh: Any) -> None:
     finally:
         SendingStage.backward_one_chunk = original  # type: ignore[method-assign]
     if dist.get_rank() == 0:
-        assert kept == [4, 4], kept
+        assert kept and set(kept) == {4}, kept
 
 
 def from_the_meta_device(mesh: Any) -> None:
@@ -318,7 +322,9 @@ def fused_inside(mesh: Any) -> None:
     model.step(**batch)
     whole = dict(twin.named_parameters(remove_duplicate=False))
     for path, parameter in model.named_parameters(remove_duplicate=False):
-        torch.testing.assert_close(parameter.grad, whole[path].grad, rtol=1e-3, atol=1e-5, msg=path)
+        torch.testing.assert_close(
+            parameter.grad, whole[path].grad, rtol=1e-3, atol=1e-5, msg=lambda text, at=path: f"{at}: {text}"
+        )
 
 
 def refused(mesh: Any) -> None:

@@ -1,0 +1,146 @@
+"""Two dimensions of parallelism and more on four gloo processes, and checkpoints that go from mesh to mesh."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import GPT2LMHeadModel, LlamaForCausalLM
+
+import schedule
+from schedule.distributed import full_tensor
+from schedule.distributed.checkpointing import load_sharded, save_sharded
+from schedule.distributed.pipeline import Pipeline
+from tests.distributed import launch
+from tests.distributed.models import (
+    all_tensors,
+    digest,
+    initialised,
+    llama,
+    llama_on_meta,
+    on_meta,
+    schedule_of,
+    shard_gpt2,
+    shard_llama,
+)
+from tests.distributed.test_build import shared_folder
+
+CONFIG = llama(2, 32, 64, 96, heads=4, kv_heads=4)
+IDS = torch.arange(24).view(4, 6) % 60
+BATCH = {"input_ids": IDS, "attention_mask": torch.zeros(4, 1, 6, 6), "labels": IDS}
+
+
+def data_and_tensor_parallel(mesh: Any) -> None:
+    """FSDP2 on one dimension, shards of a schedule on the other: losses, gradients and weights after three steps."""
+    both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    sch = schedule_of(llama_on_meta(CONFIG), both)
+    shard_llama(sch)
+    for layer in sch["model.layers.*"]:
+        fully_shard(layer.module, mesh=both["dp"])
+    fully_shard(sch.module, mesh=both["dp"])
+    torch.manual_seed(2)
+    model = schedule.build(sch).train()
+    twin = initialised(llama_on_meta(CONFIG), seed=2).train()
+    assert digest(dict(model.named_parameters())) == digest(dict(twin.named_parameters()))
+    ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, foreach=False) for m in (model, twin))
+    mine = both.get_local_rank("dp")
+    for _ in range(3):
+        share = {name: value.chunk(2)[mine] for name, value in BATCH.items()}
+        model(**share).loss.backward()
+        twin(**BATCH).loss.backward()
+        for (name, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(
+                full_tensor(p.grad), q.grad, rtol=1e-3, atol=1e-5, msg=lambda text, at=name: f"{at}: {text}"
+            )
+        for optimizer in (ours, theirs):
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def from_mesh_to_mesh(mesh: Any) -> None:
+    """Saved at TP 2 × DP 2; loaded at TP 4, TP 2 with FSDP, on one rank, and by ``from_pretrained``."""
+    both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    for name, shard, kind in (("llama", shard_llama, LlamaForCausalLM), ("gpt2", shard_gpt2, GPT2LMHeadModel)):
+        make = (lambda: llama_on_meta(CONFIG)) if name == "llama" else (lambda: on_meta("gpt2"))
+        sch = schedule_of(make(), both)
+        shard(sch)
+        if name == "llama":
+            fully_shard(sch.module, mesh=both["dp"])
+        torch.manual_seed(8)
+        saved = schedule.build(sch)
+        wanted = digest(dict(saved.named_parameters()))
+        folder = shared_folder()
+        save_sharded(saved, folder)
+        four = schedule_of(make(), mesh)
+        shard(four)
+        assert digest(dict(schedule.build(four, init_weights=folder).named_parameters())) == wanted
+        other = schedule_of(make(), both)
+        shard(other)
+        torch.manual_seed(9)
+        again = schedule.build(other)
+        assert digest(dict(again.named_parameters())) != wanted
+        load_sharded(again, folder)
+        assert digest(dict(again.named_parameters())) == wanted
+        whole = schedule.build(schedule.create_schedule(make()), init_weights=folder)
+        assert digest(dict(whole.named_parameters())) == wanted
+        if dist.get_rank() == 0:
+            whole.save_pretrained(folder / "hf")
+            assert digest(dict(kind.from_pretrained(folder / "hf").named_parameters())) == wanted
+        dist.barrier()
+
+
+def tensor_and_pipeline_parallel(mesh: Any) -> None:
+    """Two stages of two ranks each; and the same with a third dimension for data, and back into one model."""
+    for dims, names in (((2, 2), ("pp", "tp")), ((2, 1, 2), ("pp", "dp", "tp"))):
+        every = init_device_mesh("cpu", dims, mesh_dim_names=names)
+        inputs = {name: torch.zeros_like(value[:2], device="meta") for name, value in BATCH.items()}
+        sch = schedule.create_schedule(llama_on_meta(CONFIG), example_inputs=inputs, mesh=every)
+        shard_llama(sch)
+        sch["model.layers.0"].cut_pipeline_stage()
+        torch.manual_seed(4)
+        model = schedule.build(sch, pipeline=Pipeline(2)).train()
+        if "dp" in names:
+            for stage in model.stages:
+                fully_shard(stage, mesh=every["dp"])
+        twin = initialised(llama_on_meta(CONFIG), seed=4).train()
+        expected = twin(**BATCH).loss
+        expected.backward()
+        output = model.step(**BATCH)
+        if output.loss is not None:
+            torch.testing.assert_close(output.loss, expected.detach(), rtol=1e-5, atol=1e-6)
+        whole = dict(twin.named_parameters())
+        for stage in model.stages:
+            for name, p in stage.named_parameters():
+                torch.testing.assert_close(
+                    full_tensor(p.grad),
+                    whole[name].grad,
+                    rtol=1e-3,
+                    atol=1e-5,
+                    msg=lambda text, at=name: f"{at}: {text}",
+                )
+        if "dp" not in names:
+            folder = shared_folder()
+            save_sharded(model, folder)
+            built = schedule.build(schedule.create_schedule(llama_on_meta(CONFIG)), init_weights=folder)
+            assert digest(all_tensors(built)) == digest(all_tensors(twin))
+
+
+CASES = (data_and_tensor_parallel, from_mesh_to_mesh, tensor_and_pipeline_parallel)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_on_four_processes(case: launch.Case) -> None:
+    launch.passes(case, ranks=4)
+
+
+def test_on_one_process(tmp_path: Path) -> None:
+    model = initialised(llama_on_meta(CONFIG), seed=1)
+    save_sharded(model, tmp_path)
+    other = initialised(llama_on_meta(CONFIG), seed=2)
+    load_sharded(other, tmp_path)
+    assert digest(all_tensors(other)) == digest(all_tensors(model))

@@ -1,0 +1,135 @@
+"""Train a small Llama on several processes: pipeline stages × tensor-parallel shards × copies of the data.
+
+    torchrun --nproc-per-node 4 tutorials/train_distributed.py --pp 2 --tp 2 --rank-logs build/logs
+    torchrun --nproc-per-node 2 tutorials/train_distributed.py --tp 2 --steps 5
+
+The model begins on the meta device; each process materialises its own part, with the weights that one process would
+give the whole. Rank 0 shows the progress; each rank writes its own log. Runs on CPUs (gloo) and GPUs (NCCL) alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.progress import track
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import schedule
+from schedule.distributed.checkpointing import save_sharded
+from schedule.distributed.pipeline import Pipeline
+
+TEXT = b"To be, or not to be, that is the question: whether 'tis nobler in the mind to suffer the slings and arrows. "
+
+
+def arguments() -> argparse.Namespace:
+    """What was asked for on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pp", type=int, default=1, help="pipeline stages")
+    parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--microbatches", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--rank-logs", type=Path, help="folder for one log a rank")
+    parser.add_argument("--save", type=Path, help="folder for a sharded checkpoint")
+    return parser.parse_args()
+
+
+def logger_of_this_rank(folder: Path | None) -> logging.Logger:
+    """One file a rank, or nothing."""
+    logger = logging.getLogger("train")
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        handler = logging.FileHandler(folder / f"rank{dist.get_rank()}.log", mode="w")
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        logger.addHandler(handler)
+    return logger
+
+
+def batch_of(step: int, rows: int, length: int = 16, device: str = "cpu") -> dict[str, Any]:
+    """Rows of text as bytes; the same on every rank."""
+    text = torch.frombuffer(bytearray(TEXT), dtype=torch.uint8).long()
+    starts = torch.randint(len(text) - length, (rows,), generator=torch.Generator().manual_seed(step))
+    ids = torch.stack([text[start : start + length] for start in starts]).to(device)
+    mask = torch.full((length, length), torch.finfo(torch.float32).min, device=device).triu(1)
+    return {"input_ids": ids, "labels": ids, "attention_mask": mask.expand(rows, 1, length, length)}
+
+
+def scheduled(args: argparse.Namespace, mesh: DeviceMesh) -> Any:
+    """The model without data: sharded over "tp", cut into stages over "pp"."""
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=args.width,
+        intermediate_size=2 * args.width,
+        num_hidden_layers=args.layers,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        use_cache=False,
+        attn_implementation="eager",
+    )
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    example = {name: value.to("meta") for name, value in batch_of(0, 2).items()}
+    sch = schedule.create_schedule(model, example_inputs=example, mesh=mesh)
+    if args.tp > 1:
+        sch.apply_plan(sch.shard_plan(vocabulary=False))
+    for stage in range(1, args.pp):
+        sch[f"model.layers.{stage * args.layers // args.pp - 1}"].cut_pipeline_stage()
+    return sch
+
+
+def main() -> None:
+    """Train."""
+    args = arguments()
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    copies = dist.get_world_size() // (args.pp * args.tp)
+    mesh = init_device_mesh(kind, (args.pp, copies, args.tp), mesh_dim_names=("pp", "dp", "tp"))
+    logger = logger_of_this_rank(args.rank_logs)
+    torch.manual_seed(0)
+    sch = scheduled(args, mesh)
+    if args.pp > 1:
+        model: Any = schedule.build(sch, pipeline=Pipeline(args.microbatches))
+        parts = list(model.stages)
+    else:
+        model = schedule.build(sch)
+        parts = [model]
+    model.train()
+    for part in parts if copies > 1 else ():
+        fully_shard(part, mesh=mesh["dp"])
+    own = sum(p.numel() for part in parts for p in part.parameters())
+    logger.info("%s: coordinate %s, %d parameters in its stages", mesh, mesh.get_coordinate(), own)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=False)
+    first = dist.get_rank() == 0
+    rows = 2 * args.microbatches * copies
+    for step in track(range(args.steps), "training", disable=not first):
+        share = {name: value.chunk(copies)[mesh.get_local_rank("dp")] for name, value in batch_of(step, rows).items()}
+        share = {name: value.to(kind) for name, value in share.items()}
+        if args.pp > 1:
+            loss = model.step(**share).loss
+        else:
+            loss = model(**share).loss
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        logger.info("step %d: loss %s", step, "in the last stage" if loss is None else f"{float(loss):.4f}")
+    if args.save is not None:
+        save_sharded(model, args.save)
+        logger.info("saved to %s", args.save)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
