@@ -61,18 +61,16 @@ SAMPLE: dict[str, Held] = {
     "convnext": held(bias_gelu=8),
     "segformer": held(4),
     "beit": held(2, bias_gelu=2),
-    "detr": Held({"attention_softmax": 6, "bias_relu": 6}, whole=False, known=("not traced",), fallbacks=2),
+    "detr": Held({"attention_softmax": 6, "bias_relu": 6}, whole=False, known=ONE_SHAPE, fallbacks=2),
     # sound
-    "wav2vec2": Held(
-        {"attention_softmax": 2, "bias_gelu": 2}, whole=False, known=("not traced", *ONE_SHAPE), fallbacks=1
-    ),
+    "wav2vec2": Held({"attention_softmax": 2, "bias_gelu": 2}, whole=False, known=ONE_SHAPE, fallbacks=1),
     "whisper": held(6, bias_gelu=4),
     "audio-spectrogram-transformer": held(2, bias_gelu=2),
     # several of them
     "clip": held(4, bias_quick_gelu=4),
     "siglip": held(4, False, bias_gelu_tanh=5),
     "llava": held(4, False, ("not traced", *ONE_SHAPE), bias_quick_gelu=2, bias_gelu=1),
-    "qwen2_vl": held(2, False, ("not traced",), bias_quick_gelu=2, bias_gelu=1),
+    "qwen2_vl": held(2, True, ONE_SHAPE, bias_quick_gelu=2, bias_gelu=1),
     # experts, state spaces, series
     "mixtral": Held(whole=False, known=("crashed, rewritten", "crashed, traced", "refused, rewritten", "not traced")),
     "mamba": CALLS,
