@@ -1,13 +1,59 @@
-"""What can go wrong, each kind with its own class.
+"""What can go wrong, each kind with its own class, and how it is shown.
 
 Inner code raises a short error: what failed and why. The outer handler (:func:`located`) adds what was asked
-and where. Every message therefore reads: what was asked, where, why not, what to do.
+and where. Every message therefore reads: what was asked, where, why not, what to do. Where the error is about a node
+of a graph, it shows the FX code around it, with the node underlined; where a line of the user's code is known, that
+line. ``str(error)`` is plain text for logs; rich prints the same in colours.
 """
 
 from __future__ import annotations
 
+import linecache
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.text import Text
+    from torch import fx
+
+AROUND = 2
+"""How many nodes an excerpt shows before and after the one it is about."""
+
+_SOURCE = re.compile(r"(?:.*(?: at |: ))?(?P<file>[^:]+\.py):(?P<line>\d+)")
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """The code of a graph around one node, as it was when the error was made.
+
+    Attributes:
+        lines: one a node, in graph order.
+        at: which of them is the one.
+        located: the node with its line of the user's code, such as ``mul at model.py:12 in forward``.
+    """
+
+    lines: tuple[str, ...]
+    at: int
+    located: str
+
+    @staticmethod
+    def of(node: fx.Node) -> Excerpt:
+        """The excerpt around ``node``."""
+        from schedule.show import graph_lines  # it needs rich and torch, this module nothing
+
+        nodes = [node]
+        for _ in range(AROUND):
+            nodes = [*_neighbour(nodes[0].prev), *nodes, *_neighbour(nodes[-1].next)]
+        source = node.meta.get("source")
+        located = f"{node.name} at {source}" if source else node.name
+        return Excerpt(tuple(graph_lines(nodes)), nodes.index(node), located)
+
+
+def _neighbour(node: fx.Node) -> list[fx.Node]:
+    return [] if node.op == "root" else [node]
 
 
 class ScheduleError(Exception):
@@ -16,21 +62,83 @@ class ScheduleError(Exception):
     Args:
         why: why it cannot be.
         fix: what the user can do instead.
-        where: module path, graph excerpt or source line the error is about.
+        where: source line, shapes or whatever else says where the error is, besides the module.
         asked: what the user asked for, such as ``fuse(bias_gelu)``.
+        module: path of the module that the error is about.
+        node: the node of a graph that it is about.
+
+    Attributes:
+        excerpt: the graph around ``node``; None if there is none.
     """
 
-    def __init__(self, why: str, *, fix: str = "", where: str = "", asked: str = "") -> None:
-        self.why, self.fix, self.where, self.asked = why, fix, where, asked
+    def __init__(
+        self,
+        why: str,
+        *,
+        fix: str = "",
+        where: str = "",
+        asked: str = "",
+        module: str = "",
+        node: fx.Node | None = None,
+    ) -> None:
+        self.why, self.fix, self.asked, self.module = why, fix, asked, module
+        self.excerpt = None if node is None else Excerpt.of(node)
+        self.where = where or (self.excerpt.located if self.excerpt else "")
         super().__init__(why)
 
     def __str__(self) -> str:
-        lines = [f"cannot {self.asked}: {self.why}" if self.asked else self.why]
-        if self.where:
-            lines += ["  where: " + self.where.replace("\n", "\n    ")]
+        return "\n".join(text for text, _ in self._lines())
+
+    def __rich__(self) -> Text:
+        """The same, in colours."""
+        from rich.text import Text
+
+        return Text("\n").join(Text.styled(text, style) if style else _labelled(text) for text, style in self._lines())
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain data, for programs."""
+        told = {name: getattr(self, name) for name in ("asked", "why", "module", "where", "fix")}
+        return {"kind": type(self).__name__, **told, "graph": list(self.excerpt.lines) if self.excerpt else []}
+
+    def _lines(self) -> Iterator[tuple[str, str]]:
+        """(text, style) of each line; a line without a style begins with a label."""
+        first, *more = (f"cannot {self.asked}: {self.why}" if self.asked else self.why).split("\n")
+        yield first, "bold red"
+        yield from ((line, "red") for line in more)
+        places = [] if self.where.startswith(self.module) else [self.module]
+        where = [line for line in (*places, *self.where.split("\n")) if line]
+        for place, line in enumerate(where):
+            yield ("    " if place else "  where: ") + line, ""
+            yield from ((text, "cyan") for text in _source_line(line))
+        if self.excerpt:
+            yield from self._graph(self.excerpt)
         if self.fix:
-            lines += ["  fix: " + self.fix]
-        return "\n".join(lines)
+            yield "  fix: " + self.fix.replace("\n", "\n    "), ""
+
+    def _graph(self, excerpt: Excerpt) -> Iterator[tuple[str, str]]:
+        yield "  graph:", ""
+        for place, line in enumerate(excerpt.lines):
+            here = place == excerpt.at
+            yield f"        {line}", "bold" if here else "dim"
+            if here:
+                yield "        " + "^" * len(line.partition("  #")[0]), "bold red"
+
+
+def _source_line(where: str) -> Iterator[str]:
+    """The line of code that ``where`` names, with its number, if its file can be read."""
+    found = _SOURCE.match(where)
+    code = linecache.getline(found["file"], int(found["line"])).strip() if found else ""
+    if found and code:
+        yield f"        {found['line']} | {code}"
+
+
+def _labelled(text: str) -> Text:
+    from rich.text import Text
+
+    label, colon, rest = text.partition(": ")
+    if not text.startswith("  ") or text.startswith("    "):
+        return Text(text)
+    return Text.assemble((label + colon, "bold green" if label == "  fix" else "bold"), rest)
 
 
 class NotApplicable(ScheduleError):
@@ -64,11 +172,11 @@ class VerificationError(ScheduleError):
 
 
 @contextmanager
-def located(asked: str, where: str) -> Iterator[None]:
-    """Add what was asked, and where, to any :class:`ScheduleError` that passes, unless it already says."""
+def located(asked: str, module: str) -> Iterator[None]:
+    """Add what was asked, and of which module, to any :class:`ScheduleError` that passes, unless it already says."""
     try:
         yield
     except ScheduleError as error:
         error.asked = error.asked or asked
-        error.where = error.where or where
+        error.module = error.module or module
         raise

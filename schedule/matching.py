@@ -160,10 +160,9 @@ def find_in(members: Sequence[Schedule], pattern: Any, expect: int | None) -> li
     for member in members:
         if member.module in failed:
             error = failed[member.module]
-            raise TraceError(error.why, fix=error.fix, where=f"{member.label}: {error.where}".rstrip(": "))
-    found: list[Match] = []
-    searches = [Search(member, wanted) for member in members]
-    found = [match for search in searches for match in search.matches]
+            raise TraceError(error.why, fix=error.fix, where=error.where, module=member.label)
+    together = Found(members, wanted)
+    searches, found = together.searches, together.matches
     if expect is not None and len(found) != expect:
         raise _unexpected(searches, wanted, expect, found)
     return found
@@ -188,11 +187,32 @@ class Wanted:
         return Wanted(compiled.name, (compiled,), None, pattern)
 
 
-class Search:
-    """One search of one module's graphs."""
+class Found:
+    """All that one ``find`` found.
 
-    def __init__(self, member: Schedule, wanted: Wanted) -> None:
-        self.member, self.wanted = member, wanted
+    Attributes:
+        wanted: what it looked for.
+        paths: where the searched modules were.
+        after: the steps of the schedule that were applied then.
+        searches: one for each module.
+    """
+
+    def __init__(self, members: Sequence[Schedule], wanted: Wanted) -> None:
+        self.wanted, self.paths = wanted, [member.path for member in members]
+        self.after = members[0].tree.history.steps
+        self.searches = [Search(member, wanted, self) for member in members]
+
+    @property
+    def matches(self) -> list[Match]:
+        """Those of every module, in order."""
+        return [match for search in self.searches for match in search.matches]
+
+
+class Search:
+    """One search of one module's graphs; ``found`` is what it is a part of."""
+
+    def __init__(self, member: Schedule, wanted: Wanted, found: Found) -> None:
+        self.member, self.wanted, self.found = member, wanted, found
         self.results: list[SearchResult] = []
         sites = []
         for made in member.specialisations:
@@ -254,7 +274,8 @@ def _unexpected(searches: Sequence[Search], wanted: Wanted, expect: int, found: 
         return MatchError(why, fix="look at sch.graph, and at the modules below")
     return MatchError(
         f"{why}; nearest: {best[1]}",
-        where=best[0],
+        module=best[0],
+        node=best[1].at,
         fix="bring the pattern in line with what is there (optional, any_of, scalar), or expect as many",
     )
 

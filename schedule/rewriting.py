@@ -20,7 +20,7 @@ from torch import fx, nn
 
 from schedule.errors import MatchError
 from schedule.patterns.copying import Erased, copy_graph, erased, rebase, split_linear
-from schedule.patterns.hazards import Hazards, check_region, located_at, plan_hoist
+from schedule.patterns.hazards import Hazards, check_region, plan_hoist
 from schedule.patterns.occurrence import Occurrence
 from schedule.patterns.values import Attr
 
@@ -71,7 +71,7 @@ def _checked(graph: fx.Graph, occurrences: list[Occurrence], hazards: Hazards) -
             if node in owner:
                 raise MatchError(
                     f"two matches share {node.name}: {owner[node].pattern.name} and {occurrence.pattern.name}",
-                    where=located_at(node),
+                    node=node,
                     fix="give the matches of one search, or pick with schedule.patterns.resolve",
                 )
             owner[node] = occurrence
@@ -239,7 +239,7 @@ def _outputs(
         if used[i] and not isinstance(ends[i], fx.Node):
             raise MatchError(
                 f"the replacement gives no value for {occurrence.outputs[i].name}, which is used",
-                where=located_at(occurrence.outputs[i]),
+                node=occurrence.outputs[i],
                 fix=f"return {count} values, one for each output of the pattern",
             )
     return ends[:count]

@@ -74,6 +74,8 @@ def _assignment(node: fx.Node) -> str:
         return f"{node.name}: an input"
     if node.op == "get_attr":
         return f"{node.name} = self.{node.target}"
+    if node.op == "output":
+        return f"return {node.args[0]}"
     parts = [*map(str, node.args), *(f"{key}={value}" for key, value in node.kwargs.items())]
     if node.op == "call_method":
         return f"{node.name} = {parts[0]}.{node.target}({', '.join(parts[1:])})"

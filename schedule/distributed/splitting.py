@@ -16,7 +16,7 @@ import torch
 from torch import fx, nn
 
 from schedule.errors import NotApplicable
-from schedule.patterns.hazards import Hazards, located_at
+from schedule.patterns.hazards import Hazards
 from schedule.tracing.outputs import check_output
 from schedule.tracing.portable import pack_graph, unpack_graph
 from schedule.tracing.specialisation import Specialisation
@@ -84,7 +84,7 @@ class _Splitting:
             if len(nodes) > 1:
                 raise NotApplicable(
                     f"{path} is called {len(nodes)} times: the cut would be inside a loop",
-                    where=located_at(nodes[0]),
+                    node=nodes[0],
                     fix="cut after a module that is called once",
                 )
         ends = {nodes[0] for nodes in calls.values()}
@@ -153,7 +153,7 @@ class _Splitting:
         else:
             raise NotApplicable(
                 f"{node.name} is no tensor and would go from stage {self.stage[node]} to stage {number}",
-                where=located_at(node),
+                node=node,
                 fix="cut elsewhere; with a transformers model, give use_cache=False with the example inputs",
             )
 

@@ -13,7 +13,6 @@ from torch import fx
 
 from schedule.errors import MatchError
 
-from .hazards import located_at
 from .occurrence import Occurrence
 
 _ERASED = "_schedule_erased"
@@ -90,12 +89,12 @@ def rebase(occurrence: Occurrence, graph: fx.Graph, names: Mapping[str, fx.Node]
                 return here(successor) if successor.name not in names else names[successor.name]
             raise MatchError(
                 f"{name} was already consumed by {gone[name].by or 'another rewrite'}",
-                where=located_at(node),
+                node=node,
                 fix="search again after each rewrite",
             )
         raise MatchError(
             f"the match of {occurrence.pattern.name} is from another graph: there is no such {name} here",
-            where=located_at(node),
+            node=node,
             fix="search this graph and use what that finds",
         )
 

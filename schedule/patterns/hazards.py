@@ -15,12 +15,6 @@ from .regions import detour, escape
 Modules = Mapping[str, nn.Module] | None
 
 
-def located_at(node: fx.Node) -> str:
-    """A node as errors show it, with the user's line where it is known."""
-    source = node.meta.get("source")
-    return node.format_node() or node.name if not source else f"{node.name} at {source}"
-
-
 class Hazards:
     """The effects and shared memory of one graph, remembered while it does not change."""
 
@@ -67,14 +61,14 @@ def check_region(region: Collection[fx.Node], outputs: Collection[fx.Node], haza
     if leak is not None:
         raise MatchError(
             f"{leak[0].name}, an interior value of the match, is used outside by {leak[1].name}",
-            where=located_at(leak[1]),
+            node=leak[1],
             fix="return that value from the pattern too, or match a smaller part",
         )
     between = detour(region, outputs)
     if between is not None:
         raise MatchError(
             f"{between.name} lies between parts of the match: it reads one and another reads it",
-            where=located_at(between),
+            node=between,
             fix="include it in the pattern, or match a smaller part",
         )
     first, last = min(region), max(region)
@@ -107,7 +101,7 @@ def _check_order(region: Collection[fx.Node], first: fx.Node, last: fx.Node, haz
 def _refuse(node: fx.Node, why: str) -> None:
     raise MatchError(
         f"{node.name} {why}, so the match cannot be computed at one place",
-        where=located_at(node),
+        node=node,
         fix="match a smaller part, or move that line before or after it",
     )
 
@@ -119,7 +113,7 @@ def _check_mutation(node: fx.Node, region: Collection[fx.Node], outputs: Collect
         if owner.op in ("placeholder", "get_attr") or hazards.effects(owner).opaque:
             raise MatchError(
                 f"{node.name} changes {owner.name} in place, which is seen outside the match",
-                where=located_at(node),
+                node=node,
                 fix="use the operation that is not in place",
             )
         reader = _later_reader(owner, node, region, hazards)
@@ -128,7 +122,7 @@ def _check_mutation(node: fx.Node, region: Collection[fx.Node], outputs: Collect
         if reader is not None:
             raise MatchError(
                 f"{node.name} changes {owner.name} in place and {reader.name} reads it afterwards",
-                where=located_at(reader),
+                node=reader,
                 fix="use the operation that is not in place, or include the reader in the pattern",
             )
 
@@ -166,7 +160,7 @@ def plan_hoist(inputs: Collection[fx.Node], user: fx.Node, hazards: Hazards) -> 
         if node is user or not hazards.effects(node).pure or node.op == "placeholder":
             raise MatchError(
                 f"the input {node.name} is made only after {user.name} has used an output of the match",
-                where=located_at(node),
+                node=node,
                 fix=f"compute {node.name} before {user.name}",
             )
         shared = hazards.memory([node, *node.all_input_nodes])

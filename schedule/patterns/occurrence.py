@@ -56,6 +56,7 @@ class NearMiss:
         found: what the graph has there.
         matched: how many operations fitted, of ``total``.
         source: ``file:line`` of ``node``, "" if unknown.
+        at: the node itself; None if it is the whole graph.
     """
 
     pattern: str
@@ -65,6 +66,7 @@ class NearMiss:
     matched: int
     total: int
     source: str = ""
+    at: fx.Node | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         where = f"{self.node} ({self.source})" if self.source else self.node

@@ -26,7 +26,9 @@ class Failure:
     def near_miss(self, pattern: str, total: int) -> NearMiss:
         """The failure in words."""
         source = self.node.fx.meta.get("source", "") if self.node.fx is not None else ""
-        return NearMiss(pattern, self.node.name, self.expected(), self.found(), self.matched, total, source or "")
+        return NearMiss(
+            pattern, self.node.name, self.expected(), self.found(), self.matched, total, source or "", self.node.fx
+        )
 
 
 @dataclass(slots=True)
