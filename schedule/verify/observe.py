@@ -12,7 +12,7 @@ from torch import nn
 
 from schedule.generators import generator_states, seed_all
 from schedule.verify.preserve import preserved
-from schedule.verify.stirring import stir
+from schedule.verify.stirring import nudge, stir
 from schedule.verify.tolerances import Tolerance
 from schedule.verify.values import (
     Plain,
@@ -83,11 +83,14 @@ class Observation:
         return f"the gradient of {bad[0]} is not finite" if bad else ""
 
 
-def observe(model: nn.Module, case: Case, tolerance: Tolerance, reference: Observation | None = None) -> Observation:
+def observe(
+    model: nn.Module, case: Case, tolerance: Tolerance, reference: Observation | None = None, nudged: int = 0
+) -> Observation:
     """Run ``case`` on ``model`` and leave it as it was.
 
     Args:
         reference: the observation to be comparable with: its parameter names and its AdamW ``eps`` are used.
+        nudged: with weights that are off by a few roundings, in this direction; 0 for the weights as they are.
     """
     seen = Observation()
     with preserved(model):
@@ -95,6 +98,8 @@ def observe(model: nn.Module, case: Case, tolerance: Tolerance, reference: Obser
         seen.parameter_names = reference.parameter_names if reference else set(parameters)
         if case.weights == "stirred":
             stir(model, seen.parameter_names)
+        if nudged:
+            nudge(model, nudged)
         model.train(case.mode == "train")
         if case.mode == "eval":
             # Inference takes other paths than training in eval mode: fused ops save nothing.

@@ -48,7 +48,7 @@ class Verification:
                 tolerance,
                 self.report,
                 required=index == 0,
-                original=undone(sch),
+                original=lambda: undone(sch),
             )
             if result is not None and reference is not None and not result.equal:
                 raise _error(sch, case, result, reference, tolerance)

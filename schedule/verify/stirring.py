@@ -15,6 +15,9 @@ from torch import nn
 GAIN = 1.0
 """Size of what a stirred matrix makes of inputs of size one. There the two GELUs differ by 3e-4, far above
 rounding. At 2 attention sharpens so much that rounding grows tenfold over 12 layers."""
+NUDGE = 4.0
+"""What is added to weights to see what rounding does, in units of the dtype's. A reordered sum of n terms is off by
+some √n roundings."""
 SPREAD = 0.2
 """Standard deviation of what is added to vectors and scalars: biases, norm weights, sinks."""
 
@@ -38,6 +41,15 @@ def stir(model: nn.Module, names: set[str]) -> None:
         if state[name].is_floating_point():
             state[name] = _stirred(name, state[name])
     model.load_state_dict(state)
+
+
+@torch.no_grad()
+def nudge(model: nn.Module, attempt: int) -> None:
+    """Move every floating parameter by a few roundings; each ``attempt`` in another direction."""
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point():
+            size = NUDGE * torch.finfo(parameter.dtype).eps
+            parameter.add_(parameter * _noise(f"{name} {attempt}", parameter), alpha=size)
 
 
 def _stirred(name: str, value: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ import schedule
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "build" / "sweep"
-SECONDS = 120  # of processor time, which a busy machine does not change
+SECONDS = 240  # of processor time, which a busy machine does not change
 HANGING = 10 * SECONDS  # of the clock
 MEMORY = 6 * 2**30
 
