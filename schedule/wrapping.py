@@ -57,9 +57,7 @@ class WrappedSpecialisation(Specialisation):
     def function(self) -> Run:
         """The graph as a function of ``(module, *inputs)``, with all of it around."""
         run = closing(super().function) if self.has_regions else super().function
-        for around in self.arounds:
-            run = WrappedForward(run, around)
-        return run
+        return rewrapped(run, self.arounds)
 
 
 def closing(run: Run) -> Run:
@@ -89,6 +87,13 @@ def unwrapped(forward: Run) -> tuple[Run, tuple[Around, ...]]:
         arounds.insert(0, forward.around)
         forward = forward.inner
     return forward, tuple(arounds)
+
+
+def rewrapped(forward: Run, arounds: Iterable[Around]) -> Run:
+    """``forward`` with ``arounds`` around it, outermost last."""
+    for around in arounds:
+        forward = WrappedForward(forward, around)
+    return forward
 
 
 def arounds_of(module: nn.Module) -> tuple[Around, ...]:

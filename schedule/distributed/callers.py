@@ -16,6 +16,7 @@ from schedule.distributed.modules import COLUMN, sharding_of
 from schedule.errors import ShardError
 from schedule.runtime import STATE, install, scheduled_class, state_of
 from schedule.tracing.specialisation import Specialisation, original_class
+from schedule.wrapping import arounds_of, rewrapped
 
 
 def shared_inputs(
@@ -90,8 +91,8 @@ class WrapForward:
         self._before = state_of(module)
 
     def apply(self) -> None:
-        """Install it."""
-        install(self.module, (), self.name, self.make())
+        """Install it; what is around the forward, such as a checkpoint, stays."""
+        install(self.module, (), self.name, rewrapped(self.make(), arounds_of(self.module)))
 
     def revert(self) -> None:
         """Put back what ran before."""

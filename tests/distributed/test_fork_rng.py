@@ -12,7 +12,9 @@ from torch import nn
 
 import schedule
 from schedule.distributed import rng
+from schedule.wrapping import arounds_of
 from tests.distributed import launch
+from tests.distributed.blocks import Gated, shard_gated
 
 
 class Drops(nn.Module):
@@ -114,7 +116,22 @@ def twice_is_refused(mesh: Any) -> None:
     assert len(sch.history) == 1
 
 
-CASES = (inside_only, under_checkpointing, with_a_graph_of_its_own, compiled, twice_is_refused)
+def sharded_afterwards(mesh: Any) -> None:
+    """A module that is synchronised as a whole keeps what is around it."""
+    torch.manual_seed(0)
+    block = Gated()
+    sch = schedule.create_schedule(block, example_inputs=torch.ones(2, 3, 16), mesh=mesh)
+    sch.checkpoint()
+    sch.fork_rng()
+    shard_gated(sch)
+    assert [type(around).__name__ for around in arounds_of(block)] == ["Recomputed", "OwnRandomNumbers"]
+    assert block(torch.ones(2, 3, 16)).shape == (2, 3, 16)
+    while len(sch.history) > 2:
+        sch.undo()
+    assert len(arounds_of(block)) == 2
+
+
+CASES = (sharded_afterwards, inside_only, under_checkpointing, with_a_graph_of_its_own, compiled, twice_is_refused)
 
 
 @pytest.fixture(scope="module")

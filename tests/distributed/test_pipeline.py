@@ -338,9 +338,7 @@ def refused(mesh: Any) -> None:
 
 
 TWO = (
-    gpt2_gpipe,
     gpt2_1f1b,
-    llama_1f1b,
     t5_1f1b,
     interleaved,
     tied_after_five_steps,
@@ -351,7 +349,14 @@ TWO = (
     fused_inside,
     refused,
 )
-FOUR = (gpt2_gpipe, gpt2_1f1b, llama_gpipe, llama_1f1b, t5_gpipe, t5_1f1b)
+LONG = [
+    pytest.param(case, ranks, marks=pytest.mark.slow, id=f"{case.__name__}-{ranks}")
+    for ranks, cases in (
+        (2, (gpt2_gpipe, llama_gpipe, llama_1f1b, t5_gpipe)),
+        (4, (gpt2_gpipe, llama_gpipe, llama_1f1b, t5_gpipe, t5_1f1b)),
+    )
+    for case in cases
+]
 
 
 @pytest.mark.parametrize("case", TWO, ids=lambda case: case.__name__)
@@ -359,6 +364,6 @@ def test_on_two_processes(case: launch.Case) -> None:
     launch.passes(case)
 
 
-@pytest.mark.parametrize("case", FOUR, ids=lambda case: case.__name__)
-def test_on_four_processes(case: launch.Case) -> None:
-    launch.passes(case, ranks=4)
+@pytest.mark.parametrize(("case", "ranks"), [pytest.param(gpt2_1f1b, 4, id="gpt2_1f1b-4"), *LONG])
+def test_on_more_processes(case: launch.Case, ranks: int) -> None:
+    launch.passes(case, ranks)
