@@ -13,9 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from schedule.generators import torch_states
 from schedule.tracing.hooks import acts_now
-from schedule.tracing.outputs import OutputMiss
 from schedule.tracing.regions import closing_regions
 from schedule.tracing.signature import Parameters, Signature
 from schedule.tracing.specialisation import Specialisation
@@ -47,37 +45,14 @@ def intact(module: nn.Module, cls: type, training: bool) -> bool:
     )
 
 
-def _guarded(specialisation: Specialisation) -> Callable[..., Any]:
-    """The graph's function, prepared for what may go wrong inside it."""
-    run = specialisation.function
-    if specialisation.has_regions:
-        run = _closing(run)
-    return _rewinding(run) if specialisation.checks_outputs and specialisation.training else run
-
-
 def _closing(run: Callable[..., Any]) -> Callable[..., Any]:
+    """``run``; the blocks that it entered are left where it raises."""
+
     def closing(module: nn.Module, *inputs: Any) -> Any:
         with closing_regions():
             return run(module, *inputs)
 
     return closing
-
-
-def _rewinding(run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run``; where it finds late that it does not hold, the original forward draws the same numbers."""
-
-    def rewinding(module: nn.Module, *inputs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return run(module, *inputs)
-        states = torch_states()
-        try:
-            return run(module, *inputs)
-        except OutputMiss:
-            for generator, state in states:
-                generator.set_state(state)
-            raise
-
-    return rewinding
 
 
 def generated_select(
@@ -95,7 +70,8 @@ def generated_select(
     lines = [f"def select({parameters.declaration(namespace)}):", "    _own = self.__dict__"]
     for index, specialisation in enumerate(specialisations):
         conditions = _conditions(specialisation, index, namespace, scheduled_class)
-        namespace[f"_run_{index}"] = _guarded(specialisation)
+        run = specialisation.function
+        namespace[f"_run_{index}"] = _closing(run) if specialisation.has_regions else run
         inputs = "".join(f"{text}, " for text in specialisation.signature.inputs.values())
         lines.append("    if (" + "\n        and ".join(conditions) + "):")
         lines.append(f"        return _run_{index}, ({inputs})")

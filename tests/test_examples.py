@@ -101,6 +101,14 @@ def test_the_model_is_left_as_it_was() -> None:
     assert model.training and all(parameter.grad is None for parameter in model.parameters())
 
 
+def test_no_statistics_are_kept_where_placeholders_are_counted() -> None:
+    model = build("granite_speech").model.train()
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    example_inputs(model)
+    assert any("num_batches" in name for name in before)
+    assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+
+
 def test_the_same_each_time() -> None:
     one, two = (example_inputs(build_zoo("whisper")) for _ in range(2))
     assert all(torch.equal(one[name], two[name]) for name in one)

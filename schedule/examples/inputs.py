@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -173,7 +174,7 @@ class _Search:
             return 0
         given = {name: batch[name] for name in _KINDS[kind] if name in batch}
         try:
-            with undisturbed(self.model), torch.no_grad():
+            with self.evaluating():
                 found = method(**given)
         except REFUSALS as error:
             self.error = self.error or error
@@ -198,11 +199,17 @@ class _Search:
 
     # -- trying -------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Within, the model runs and nothing stays of it: in training, batch norms would keep statistics."""
+        with undisturbed(self.model), torch.no_grad():
+            self.model.eval()
+            yield
+
     def output(self, batch: Inputs) -> Any:
         """What the model returns for ``batch``; None if it refuses, or if nothing can be told from the result."""
         try:
-            with undisturbed(self.model), torch.no_grad():
-                self.model.eval()
+            with self.evaluating():
                 output = self.model(**batch)
         except REFUSALS as error:
             self.error = self.error or error

@@ -87,11 +87,6 @@ class Specialisation:
         """Whether the graph may find, while running, that it does not hold."""
         return any(node.target in (check, check_output) for node in self.graph.nodes)
 
-    @property
-    def checks_outputs(self) -> bool:
-        """Whether the graph may find that it does not hold after a submodule has drawn random numbers."""
-        return any(node.target is check_output for node in self.graph.nodes)
-
     def __getstate__(self) -> dict[str, Any]:
         from schedule.tracing.portable import pack_graph
 

@@ -13,9 +13,10 @@ import torch
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from schedule.generators import generator_states, restore_generators
+from schedule.generators import torch_states
 from schedule.tracing.effects import uses_random
 from schedule.tracing.guards import GuardMiss, check
+from schedule.tracing.outputs import check_output
 
 
 def keeps_statistics(module: nn.Module) -> bool:
@@ -34,7 +35,7 @@ def tried(run: Callable[..., Any], graph: fx.Graph, training: bool) -> Callable[
 def _before_checks(graph: fx.Graph) -> list[fx.Node]:
     """The nodes ahead of the last check."""
     nodes = list(graph.nodes)
-    last = max((index for index, node in enumerate(nodes) if node.target is check), default=0)
+    last = max((index for index, node in enumerate(nodes) if node.target in (check, check_output)), default=0)
     return nodes[:last]
 
 
@@ -42,13 +43,14 @@ def _undoing(run: Callable[..., Any], statistics: Sequence[str]) -> Callable[...
     def undoing(module: nn.Module, *inputs: Any) -> Any:
         if torch.compiler.is_compiling():
             return run(module, *inputs)
-        states = generator_states(module)
+        states = torch_states()
         buffers = [buffer for path in statistics for buffer in module.get_submodule(path).buffers()]
         kept = [buffer.clone() for buffer in buffers]
         try:
             return run(module, *inputs)
         except GuardMiss:
-            restore_generators(states)
+            for generator, state in states:
+                generator.set_state(state)
             with torch.no_grad():
                 for buffer, value in zip(buffers, kept, strict=True):
                     buffer.copy_(value)
