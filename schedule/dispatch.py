@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from schedule.tracing.attributes import Unset
 from schedule.tracing.hooks import acts_now
 from schedule.tracing.regions import closing_regions
 from schedule.tracing.signature import Parameters, Signature
@@ -117,6 +118,8 @@ def _submodule(path: str) -> str:
 
 
 def _is_still(text: str, value: Any) -> str:
+    if value is Unset.UNSET:
+        return f"{text} is _missing"
     if isinstance(value, enum.Enum):
         return f"repr({text}) == {repr(value)!r}"
     comparison = "is" if value is None or isinstance(value, (bool, torch.dtype)) else "=="

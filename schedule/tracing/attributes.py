@@ -34,6 +34,12 @@ _UNWATCHED = {"training", "_is_full_backward_hook", "call_super_init", "dump_pat
 _NOTHING = object()
 
 
+class Unset(enum.Enum):
+    """In place of a setting's value: the object has none of its own, its class decides."""
+
+    UNSET = "unset"
+
+
 class _Quiet:
     """Base of the classes that watch: the user's class is not told that it has a subclass."""
 
@@ -119,6 +125,8 @@ class SettingsReads:
                     values.setdefault((*place, name), value)
                 elif holder is None and isinstance(value, torch.Tensor):
                     tensors.setdefault((path, name), (value.ndim, value.dtype))
+            elif target is watched and is_plain(value) and name not in _UNWATCHED and _is_default(cls, name):
+                values.setdefault((*place, name), Unset.UNSET)
             return value
 
         def __setattr__(target: Any, name: str, value: Any) -> None:
@@ -158,6 +166,11 @@ class SettingsReads:
         if not all(_is_kept(leaf) for _, leaf in leaves(value)):
             raise _refused(f"the forward assigns an object to attribute {name!r} of a {type(target).__name__}")
         self.assigned[path, name], self._tables[path, name] = value, table
+
+
+def _is_default(cls: type, name: str) -> bool:
+    """Whether instances of ``cls`` have ``name`` from a plain attribute of the class, not from a property."""
+    return is_plain(next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), _NOTHING))
 
 
 _TABLES = ("_buffers", "_parameters", "_modules")

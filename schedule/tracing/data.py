@@ -6,10 +6,12 @@ branch on one is checked while the graph runs, and a tensor has the shape it had
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from typing import Any
 
 import torch
+from torch import fx
 
 from schedule.tracing.source import user_line
 from schedule.tracing.structure import leaves
@@ -86,3 +88,26 @@ class Replay:
         number = min(self._taken[id(seen), where], len(results) - 1)
         self._taken[id(seen), where] += 1
         return results[number : number + 1] if results else []
+
+
+_UNIFORM = frozenset({torch.rand, torch.rand_like})
+_BELOW = frozenset({operator.lt, operator.le})
+_ABOVE = frozenset({operator.gt, operator.ge})
+
+
+def decided(node: fx.Node) -> bool | None:
+    """Whether a comparison comes out true whatever the draw: ``torch.rand(()) < 0.0`` never does.
+
+    What ``torch.rand`` gives is at least 0 and less than 1. LayerDrop asks so where it is off.
+    """
+    compared = node.args[0] if node.args else None
+    if not isinstance(compared, fx.Node) or compared.target not in _BELOW | _ABOVE:
+        return None
+    draw, bound = compared.args
+    if not isinstance(draw, fx.Node) or draw.target not in _UNIFORM or not isinstance(bound, (int, float)):
+        return None
+    if bound >= 1:
+        return compared.target in _BELOW
+    if bound < 0 or (bound == 0 and compared.target in (operator.lt, operator.ge)):
+        return compared.target in _ABOVE
+    return None

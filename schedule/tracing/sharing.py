@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from schedule.recording import Call, Opaque
-from schedule.tracing.attributes import PLAIN
+from schedule.tracing.attributes import PLAIN, Unset
 from schedule.tracing.opaque import Constant
 from schedule.tracing.specs import TensorSpec
 from schedule.tracing.structure import leaves
@@ -74,6 +74,9 @@ def settings_agree(module: nn.Module, settings: Mapping[Any, Any]) -> bool:
     for (path, holder, name), value in settings.items():
         owner: Any = module.get_submodule(path)
         table = vars(owner) if holder is None else vars(vars(owner).get(holder, types.SimpleNamespace()))
-        if name not in table or type(table[name]) is not type(value) or table[name] != value:
+        if value is Unset.UNSET:
+            if name in table:
+                return False
+        elif name not in table or type(table[name]) is not type(value) or table[name] != value:
             return False
     return True

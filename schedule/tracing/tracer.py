@@ -22,7 +22,7 @@ from schedule.recording import Opaque, Recording
 from schedule.tracing import metadata
 from schedule.tracing.attributes import is_settings
 from schedule.tracing.calls import intercepted_calls
-from schedule.tracing.data import NUMBERS, Replay
+from schedule.tracing.data import NUMBERS, Replay, decided
 from schedule.tracing.functions import functions_kept
 from schedule.tracing.hooks import collecting_hooks, nothing_collected
 from schedule.tracing.memory import Memory
@@ -234,6 +234,10 @@ class ModuleTracer(TorchFunctionMode):
             return answer()
         target, operands = metadata.written_call(func, tuple(args), kwargs)
         node = self.emit(target, self.as_nodes(operands), self.as_nodes(kwargs))
+        known = decided(node) if func is torch.Tensor.__bool__ else None
+        if known is not None:
+            self.graph.erase_node(node)
+            return known
         value = self._evaluate(func, args, kwargs, node)
         if func.__name__ in NUMBERS and metadata.is_method(func):
             node.meta["spec"] = value

@@ -125,6 +125,33 @@ def test_a_branch_on_a_random_draw_is_refused():
         scheduled(LayerDropping(), torch.randn(2, 3))
 
 
+class DroppingNever(nn.Module):
+    share = 0.0
+
+    def forward(self, x):
+        for _ in range(2):
+            draw = torch.rand([])
+            if self.training and draw < self.share:
+                continue
+            x = x * 2
+        return torch.dropout(x, 0.5, self.training)
+
+
+def test_a_branch_that_no_draw_takes_is_none_and_the_numbers_are_drawn():
+    module, x = DroppingNever(), torch.randn(2, 3)
+    twin = scheduled(module, x)
+    for training in (True, False):
+        outs = []
+        for each in (module, twin):
+            torch.manual_seed(0)
+            outs.append(each.train(training)(x))
+        torch.testing.assert_close(*outs, rtol=0, atol=0)
+    assert state_of(module).fallbacks == 0
+    module.share = 0.5
+    with pytest.warns(FallbackWarning):
+        module.train()(x)
+
+
 class DroppingThenBranching(nn.Module):
     """Draws numbers and counts a batch before it knows which way to go."""
 
