@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 
 from fused.checks import shape
 
@@ -25,53 +27,66 @@ class ShardedTensorFactory:
 
     Args:
         key: name in the state.
-        data: ``[2·ffn, ...]``, the gate first.
+        data: ``[2·ffn, ...]``, the gate first; of a tensor-parallel layer this rank's share of each half.
+        mesh: over which the halves are shared out, or None.
     """
 
     key: str
     data: Tensor
+    mesh: DeviceMesh | None = None
 
     def build(self) -> dict[str, Tensor]:
         """The halves ``[ffn, ...]`` by their keys: views, so that what is loaded into them is in `data`."""
         gate, up = self.data.chunk(2, 0)
-        return {self.key + GATE: gate, self.key + UP: up}
+        return {self.key + GATE: on_mesh(gate, self.mesh, 0), self.key + UP: on_mesh(up, self.mesh, 0)}
 
     def merge(self, state: Mapping[str, Tensor]) -> Tensor:
-        """The tensor ``[2·ffn, ...]`` of halves as `build` gives them."""
-        return torch.cat([state[self.key + GATE], state[self.key + UP]])
+        """The tensor ``[2·ffn, ...]`` of halves as `build` gives them; of DTensors this rank's share."""
+        halves = [state[self.key + GATE], state[self.key + UP]]
+        return torch.cat([half.to_local() if isinstance(half, DTensor) else half for half in halves])
+
+
+def on_mesh(local: Tensor, mesh: DeviceMesh | None, axis: int) -> Tensor:
+    """This rank's share of a tensor that is cut evenly along `axis`, as a DTensor of the same memory."""
+    return local if mesh is None else DTensor.from_local(local, mesh, [Shard(axis)], run_check=False)
 
 
 def apply_swiglu_sharded_factory(
-    key: str, tensor: Tensor, sharded_offsets: Sequence[tuple[int, int, int]] = ()
+    key: str,
+    tensor: Tensor,
+    sharded_offsets: Sequence[tuple[int, int, int]] = (),
+    mesh: DeviceMesh | None = None,
 ) -> ShardedTensorFactory:
     """The factory for a weight or bias of a gated first layer.
 
     Args:
         key: name in the state.
-        tensor: ``[2·ffn, ...]``, the gate first.
-        sharded_offsets: must be empty on one device.
+        tensor: ``[2·ffn, ...]``, the gate first; of a tensor-parallel layer this rank's ``[2·ffn / ranks, ...]``.
+        sharded_offsets: must be empty; `mesh` says how the tensor is shared out.
+        mesh: the tensor-parallel ranks, if it is.
 
     Raises:
-        NotImplementedError: for offsets, and for a tensor that is spread over ranks (a DTensor).
+        NotImplementedError: for offsets.
+        TypeError: for a DTensor, which holds its halves in one.
         ValueError: if the first dimension is odd.
 
     Source: Megatron-LM ``core.transformer.mlp.apply_swiglu_sharded_factory``.
     """
     check_one_device("apply_swiglu_sharded_factory", sharded_offsets)
     if type(tensor) not in (Tensor, torch.nn.Parameter):
-        raise NotImplementedError(
-            f"apply_swiglu_sharded_factory: {key!r} is a {type(tensor).__name__}; only plain tensors can be cut yet. "
-            "Save the whole tensor (.full_tensor())"
+        raise TypeError(
+            f"apply_swiglu_sharded_factory: {key!r} is a {type(tensor).__name__}; give this rank's share as a plain "
+            "tensor, and the mesh"
         )
     if tensor.ndim == 0 or tensor.shape[0] % 2:
         raise ValueError(f"apply_swiglu_sharded_factory: {key!r} {shape(tensor)} does not have two halves")
-    return ShardedTensorFactory(key, tensor.detach())
+    return ShardedTensorFactory(key, tensor.detach(), mesh)
 
 
 def check_one_device(op: str, sharded_offsets: Sequence[tuple[int, int, int]]) -> None:
     """Raise NotImplementedError for offsets in a larger tensor."""
     if sharded_offsets:
         raise NotImplementedError(
-            f"{op}: sharded_offsets {tuple(sharded_offsets)} place the state in a tensor of several layers or ranks, "
-            "which is not there yet; give every layer a prefix of its own"
+            f"{op}: sharded_offsets {tuple(sharded_offsets)} place the state in a tensor of several layers, which is "
+            "not there yet; give every layer a prefix of its own"
         )

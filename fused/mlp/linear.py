@@ -1,4 +1,4 @@
-"""The linear layers of an MLP on plain torch, on one device, with weight gradients that can be put off."""
+"""The linear layers of an MLP on plain torch, whole or tensor-parallel, with weight gradients that can be put off."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from fused.backends.tracing import differentiated, transformed
 from fused.mlp.config import TransformerConfig
 from fused.mlp.protocols import Initializer, ProcessGroup
+from fused.mlp.shares import Shares, copied, gathered, own_part, summed
 
 Tensor = torch.Tensor
 Pending = list[tuple[Tensor, Tensor]]
@@ -76,13 +77,22 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor, /) -> tuple[Tensor, Tensor | None]:
         """``[..., input_size]`` to ``[..., output_size]``, and the bias if it was not added, else None."""
-        added = None if self.skip_bias_add else self.bias
-        returned = self.bias if self.skip_bias_add else None
+        if self.skip_bias_add or self.delay_wgrad_compute:
+            return self._with_bias(self.product(x))
+        return F.linear(x, self.weight, self.bias), None
+
+    def _with_bias(self, out: Tensor) -> tuple[Tensor, Tensor | None]:
+        if self.skip_bias_add or self.bias is None:
+            return out, self.bias
+        return out + self.bias, None
+
+    def product(self, x: Tensor) -> Tensor:
+        """``x @ weightᵀ``, whose weight gradient may be put off."""
         if not self.delay_wgrad_compute or transformed() or not differentiated(self.weight):
-            return F.linear(x, self.weight, added), returned
+            return F.linear(x, self.weight)
         anchor = None if x.requires_grad else x.new_empty(0).requires_grad_()
         out: Tensor = _DeferredLinear.apply(x, self.weight.detach(), anchor, self._pending)
-        return out if added is None else out + added, returned
+        return out
 
     def backward_dw(self) -> None:
         """Add the gradients put off by all backward passes since the last call to ``weight.grad``.
@@ -104,6 +114,58 @@ class Linear(nn.Module):
         )
 
 
+class ColumnParallelLinear(Linear):
+    """This rank's share of the outputs of a `Linear`.
+
+    Args:
+        whole: whose parameters are cut; not kept.
+        shares: how.
+        gather_output: True to return every rank's outputs side by side.
+
+    Source: Megatron-LM ``ColumnParallelLinear``.
+    """
+
+    def __init__(self, whole: Linear, shares: Shares, gather_output: bool) -> None:
+        nn.Module.__init__(self)
+        self.skip_bias_add, self.delay_wgrad_compute = whole.skip_bias_add, whole.delay_wgrad_compute
+        self.shares, self.gather_output, self._pending = shares, gather_output, []
+        self.weight = nn.Parameter(shares.cut(whole.weight.detach(), 0))
+        self.bias = None if whole.bias is None else nn.Parameter(shares.cut(whole.bias.detach(), 0))
+        self.cut = {"weight": 0, "bias": 0}
+
+    def forward(self, x: Tensor, /) -> tuple[Tensor, Tensor | None]:
+        """``[..., input_size]`` to ``[..., output_size / ranks]``, and this rank's share of the bias, or None."""
+        out, bias = self._with_bias(self.product(copied(x, self.shares.group)))
+        if not self.gather_output:
+            return out, bias
+        return gathered(out, self.shares), None if bias is None else gathered(bias, self.shares)
+
+
+class RowParallelLinear(Linear):
+    """A `Linear` on this rank's share of the inputs; the sum over the ranks comes back.
+
+    Args:
+        whole: whose weight is cut; not kept.
+        shares: how.
+        input_is_parallel: whether the input is this rank's share already.
+
+    Source: Megatron-LM ``RowParallelLinear``.
+    """
+
+    def __init__(self, whole: Linear, shares: Shares, input_is_parallel: bool) -> None:
+        nn.Module.__init__(self)
+        self.skip_bias_add, self.delay_wgrad_compute = whole.skip_bias_add, whole.delay_wgrad_compute
+        self.shares, self.input_is_parallel, self._pending = shares, input_is_parallel, []
+        self.weight = nn.Parameter(shares.cut(whole.weight.detach(), 1))
+        self.bias = whole.bias
+        self.cut = {"weight": 1}
+
+    def forward(self, x: Tensor, /) -> tuple[Tensor, Tensor | None]:
+        """``[..., input_size / ranks]`` to ``[..., output_size]``, and the whole bias if it was not added."""
+        own = x if self.input_is_parallel else own_part(x, self.shares)
+        return self._with_bias(summed(self.product(own), self.shares.group))
+
+
 def column_parallel_linear(
     input_size: int,
     output_size: int,
@@ -121,14 +183,18 @@ def column_parallel_linear(
 ) -> Linear:
     """A `LinearFc1Builder`: `Linear` with the dtype and the deferral of `config`.
 
-    `gather_output`, `is_expert`, `tp_comm_buffer_name` and `stride` mean nothing on one device.
+    Over a `tp_group` of several ranks each has its share of the outputs, of each of `stride` packed parts; the input is
+    whole on every rank, and its gradients are added up. The weight is initialised whole, from one seed on all ranks.
+    `is_expert` and `tp_comm_buffer_name` mean nothing here.
 
     Raises:
-        NotImplementedError: for a `tp_group` of more than one rank.
+        ValueError: the ranks cannot share the outputs evenly, or packed ones are to be gathered.
     """
-    return _on_one_device(
-        "column_parallel_linear", input_size, output_size, config, init_method, bias, skip_bias_add, tp_group
-    )
+    shares = Shares.of("column_parallel_linear", "outputs", output_size, stride, tp_group)
+    if shares is not None and gather_output and stride > 1:
+        raise ValueError("column_parallel_linear: gathered parts of packed outputs would be in another order")
+    made = _linear(input_size, output_size, config, init_method, bias, skip_bias_add)
+    return made if shares is None else ColumnParallelLinear(made, shares, gather_output)
 
 
 def row_parallel_linear(
@@ -147,32 +213,20 @@ def row_parallel_linear(
 ) -> Linear:
     """A `LinearFc2Builder`: `Linear` with the dtype and the deferral of `config`.
 
-    `input_is_parallel`, `is_expert` and `tp_comm_buffer_name` mean nothing on one device.
+    Over a `tp_group` of several ranks each has its share of the inputs; the products are added up before the bias,
+    which is whole. `is_expert` and `tp_comm_buffer_name` mean nothing here.
 
     Raises:
-        NotImplementedError: for a `tp_group` of more than one rank.
+        ValueError: the ranks cannot share the inputs evenly.
     """
-    return _on_one_device(
-        "row_parallel_linear", input_size, output_size, config, init_method, bias, skip_bias_add, tp_group
-    )
+    shares = Shares.of("row_parallel_linear", "inputs", input_size, 1, tp_group)
+    made = _linear(input_size, output_size, config, init_method, bias, skip_bias_add)
+    return made if shares is None else RowParallelLinear(made, shares, input_is_parallel)
 
 
-def _on_one_device(
-    op: str,
-    input_size: int,
-    output_size: int,
-    config: Any,
-    init_method: Initializer,
-    bias: bool,
-    skip_bias_add: bool,
-    tp_group: ProcessGroup | None,
+def _linear(
+    input_size: int, output_size: int, config: Any, init_method: Initializer, bias: bool, skip_bias_add: bool
 ) -> Linear:
-    if tp_group is not None and tp_group.size() > 1:
-        raise NotImplementedError(
-            f"{op}: the layer [{output_size}, {input_size}] cannot be cut over a tensor-parallel group of "
-            f"{tp_group.size()} ranks yet; pass no tp_group and shard it with the schedule's .shard, or give MLP "
-            "submodules that are parallel themselves"
-        )
     settings = TransformerConfig.of(config)
     return Linear(
         input_size,

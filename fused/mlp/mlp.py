@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from fused.checks import shape
 from fused.mlp.activation import activate
-from fused.mlp.checkpoint import apply_swiglu_sharded_factory, check_one_device
+from fused.mlp.checkpoint import apply_swiglu_sharded_factory, check_one_device, on_mesh
 from fused.mlp.config import TransformerConfig
 from fused.mlp.linear import column_parallel_linear, row_parallel_linear
 from fused.mlp.protocols import LinearFc1Builder, LinearFc2Builder, ProcessGroup, TEActivationFunctionBuilder
@@ -46,10 +47,9 @@ class MLP(nn.Module):
         input_size: of the input, by default ``config.hidden_size``.
         ffn_hidden_size: width between the layers, by default ``config.ffn_hidden_size``; a gated unit's first
             layer has twice that many outputs.
-        tp_group: passed to the builders; those on plain torch take one rank.
+        tp_group: the tensor-parallel ranks: the first layer's outputs and the second's inputs are shared out.
 
     Raises:
-        NotImplementedError: from the builders on plain torch, for a group of more than one rank.
         TypeError: if the config lacks what is needed.
         ValueError: for an expert without `ffn_hidden_size`, or ``use_te_activation_func`` without a builder.
 
@@ -144,25 +144,35 @@ class MLP(nn.Module):
     ) -> dict[str, Tensor]:
         """The state for `torch.distributed.checkpoint`, to save and to load into.
 
-        The halves of a gated first layer are stored apart (`apply_swiglu_sharded_factory`). The tensors share the
-        memory of the parameters: loading into them loads the module.
+        The halves of a gated first layer are stored apart (`apply_swiglu_sharded_factory`), and shares of a
+        tensor-parallel group are DTensors: what was saved at one size of the group loads at another. The tensors
+        share the memory of the parameters: loading into them loads the module.
 
         Args:
             prefix: before every name.
-            sharded_offsets: must be empty on one device.
+            sharded_offsets: must be empty.
             metadata: accepted for Megatron's callers; nothing depends on it.
 
         Raises:
-            NotImplementedError: for offsets, or a gated first layer spread over ranks.
+            NotImplementedError: for offsets.
         """
         check_one_device("sharded_state_dict", sharded_offsets)
         state: dict[str, Tensor] = {}
         for name, tensor in self.state_dict(prefix=prefix).items():
-            if self.settings.gated_linear_unit and name.startswith(f"{prefix}linear_fc1."):
-                state.update(apply_swiglu_sharded_factory(name, tensor).build())
+            part, _, own = name.removeprefix(prefix).partition(".")
+            layer = getattr(self, part, None)
+            axis = getattr(layer, "cut", {}).get(own)
+            mesh = None if axis is None else _mesh_of(layer)
+            if self.settings.gated_linear_unit and part == "linear_fc1":
+                state.update(apply_swiglu_sharded_factory(name, tensor, mesh=mesh).build())
             else:
-                state[name] = tensor
+                state[name] = tensor if axis is None else on_mesh(tensor.detach(), mesh, axis)
         return state
+
+
+def _mesh_of(layer: Any) -> DeviceMesh:
+    """The group of a tensor-parallel layer as a mesh."""
+    return DeviceMesh.from_group(layer.shares.group, layer.weight.device.type)
 
 
 def _column(hidden_states: Tensor, per_token_scale: Tensor | None) -> Tensor | None:

@@ -259,8 +259,8 @@ def test_what_cannot_be_built_or_run():
         MLP(config(use_te_activation_func=True))
     with pytest.raises(ValueError, match="ffn_hidden_size must be positive, got -1"):
         TransformerConfig(hidden_size=4, ffn_hidden_size=-1)
-    with pytest.raises(NotImplementedError, match=r"\[48, 12\] cannot be cut over .* of 2 ranks"):
-        MLP(config(), tp_group=SimpleNamespace(size=lambda: 2))
+    with pytest.raises(ValueError, match=r"48 outputs cannot be shared evenly by 5 ranks"):
+        MLP(config(), tp_group=SimpleNamespace(size=lambda: 5))
     with pytest.raises(ValueError, match=r"per_token_scale \[2\].*\[3, 2, 12\]"):
         MLP(config())(torch.randn(3, 2, H), torch.rand(2))
 

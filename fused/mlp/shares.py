@@ -1,0 +1,129 @@
+"""How a tensor-parallel group shares out the features of a layer, and the collectives with their gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd.function import once_differentiable
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Shares:
+    """One rank's share of a layer.
+
+    Args:
+        group: the process group.
+        ranks, rank: how many share, and which this one is.
+        parts: how many equal parts are packed along the features; each is shared out.
+    """
+
+    group: Any
+    ranks: int
+    rank: int
+    parts: int = 1
+
+    @classmethod
+    def of(cls, op: str, what: str, size: int, parts: int, group: Any) -> Shares | None:
+        """This rank's share of `size` features; None without a group of several ranks.
+
+        Raises:
+            ValueError: they cannot be shared evenly.
+        """
+        if group is None or group.size() == 1:
+            return None
+        ranks = group.size()
+        if size % (parts * ranks):
+            packed = f" in {parts} packed parts" if parts > 1 else ""
+            raise ValueError(f"{op}: {size} {what}{packed} cannot be shared evenly by {ranks} ranks")
+        return cls(group, ranks, group.rank(), parts)
+
+    def cut(self, whole: Tensor, axis: int) -> Tensor:
+        """This rank's share of a tensor."""
+        pieces = whole.chunk(self.parts * self.ranks, axis)
+        return torch.cat(pieces[self.rank :: self.ranks], axis)
+
+
+class _Copied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        total = grad.contiguous().clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class _Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        total = x.contiguous().clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shares: Shares) -> Tensor:
+        ctx.shares = shares
+        return _side_by_side(x, shares)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.chunk(ctx.shares.ranks, -1)[ctx.shares.rank].contiguous(), None
+
+
+class _OwnPart(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shares: Shares) -> Tensor:
+        ctx.shares = shares
+        return x.chunk(shares.ranks, -1)[shares.rank].contiguous()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _side_by_side(grad, ctx.shares), None
+
+
+def _side_by_side(x: Tensor, shares: Shares) -> Tensor:
+    parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(shares.ranks)]
+    dist.all_gather(parts, x.contiguous(), group=shares.group)
+    return torch.cat(parts, -1)
+
+
+def copied(x: Tensor, group: Any) -> Tensor:
+    """`x`, whole on every rank; its gradients are added up over the ranks."""
+    result: Tensor = _Copied.apply(x, group)
+    return result
+
+
+def summed(x: Tensor, group: Any) -> Tensor:
+    """The sum of every rank's `x`; the gradient passes as it is."""
+    result: Tensor = _Summed.apply(x, group)
+    return result
+
+
+def gathered(x: Tensor, shares: Shares) -> Tensor:
+    """Every rank's `x` side by side along the last dimension; the gradient is this rank's part."""
+    result: Tensor = _Gathered.apply(x, shares)
+    return result
+
+
+def own_part(x: Tensor, shares: Shares) -> Tensor:
+    """This rank's part of the last dimension of a whole `x`; gradients are gathered."""
+    result: Tensor = _OwnPart.apply(x, shares)
+    return result
