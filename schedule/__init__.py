@@ -25,6 +25,9 @@ from schedule.matching import Match
 from schedule.optimizer import optimize
 from schedule.patterns import any_of, call_module, optional, scalar, tensor
 from schedule.primitives import list_primitives, primitive
+from schedule.recipes.files import load_recipe, save_recipe
+from schedule.recipes.recipe import Recipe
+from schedule.recipes.replaying import replay
 from schedule.report import Report
 from schedule.rules import Rule, list_rules, register_rule
 from schedule.runtime import FallbackWarning
@@ -38,6 +41,7 @@ __all__ = [
     "MatchError",
     "NotApplicable",
     "PathError",
+    "Recipe",
     "RecipeError",
     "Report",
     "Rule",
@@ -53,10 +57,13 @@ __all__ = [
     "equivalent",
     "list_primitives",
     "list_rules",
+    "load_recipe",
     "optimize",
     "optional",
     "primitive",
     "register_rule",
+    "replay",
+    "save_recipe",
     "scalar",
     "tensor",
     "verify",

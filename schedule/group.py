@@ -39,7 +39,10 @@ def one_step(group: Group, name: str, arguments: dict[str, Any]) -> Iterator[Non
     """Within, all that is done to members is one step of the schedule."""
     asked = call_text(name, arguments)
     paths, history = [member.path for member in group], group[0].tree.history
-    with located(asked, group.label), history.transaction(name, paths, arguments, f"{asked} on {group.label}"):
+    with (
+        located(asked, group.label),
+        history.transaction(name, paths, arguments, f"{asked} on {group.label}", group.glob),
+    ):
         yield
 
 
@@ -83,6 +86,11 @@ class Group:
     def label(self) -> str:
         """The glob and how many modules it is, as messages write it."""
         return f"{self._label} ({len(self)} modules)"
+
+    @property
+    def glob(self) -> str:
+        """The glob that chose the members, "" if they were also picked by their numbers."""
+        return self._label if ":" not in self._label else ""
 
     @property
     def paths(self) -> list[str]:

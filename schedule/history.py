@@ -7,7 +7,7 @@ the primitive raises later on: a primitive, on one module or on a group, changes
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -42,6 +42,7 @@ class Step:
         description: what was done and where, such as ``fuse(bias_gelu) on transformer.h.0.mlp``.
         edits: the changes, in order.
         touched: the modules that were changed, and in how many places.
+        record: what a recipe says of it; steps that one call made have the same.
     """
 
     primitive: str
@@ -50,6 +51,7 @@ class Step:
     description: str
     edits: tuple[Edit, ...] = field(repr=False)
     touched: Mapping[str, int] = field(default_factory=dict, repr=False)
+    record: Any = field(default=None, repr=False)
 
 
 @dataclass
@@ -62,9 +64,14 @@ class Pending:
 
 
 class History:
-    """The applied steps of one schedule, and those undone last."""
+    """The applied steps of one schedule, and those undone last.
 
-    def __init__(self) -> None:
+    Args:
+        record: describes a call (primitive, paths, the glob that chose them, arguments) before it is made.
+    """
+
+    def __init__(self, record: Callable[[str, Sequence[str], str, Mapping[str, Any]], Any] | None = None) -> None:
+        self.record = record or (lambda *call: None)
         self._done: list[Step] = []
         self._undone: list[Step] = []
         self._pending: Pending | None = None
@@ -81,14 +88,27 @@ class History:
 
     @contextmanager
     def transaction(
-        self, primitive: str, paths: Sequence[str], arguments: Mapping[str, Any], description: str
+        self,
+        primitive: str,
+        paths: Sequence[str],
+        arguments: Mapping[str, Any],
+        description: str,
+        glob: str = "",
+        record: Any = None,
     ) -> Iterator[Pending]:
         """Within, edits become one step, or are reverted if the body raises.
 
         An inner transaction becomes part of the outer one's step; if it fails, only what it did is reverted, so
         that the outer one may go on.
+
+        Args:
+            primitive: as the other arguments, see :class:`Step`.
+            glob: what chose the modules, if a glob did.
+            record: what a recipe says of the step, if it is part of a larger call.
         """
         outer = self._pending
+        if outer is None and record is None:
+            record = self.record(primitive, paths, glob, arguments)
         pending = self._pending = outer or Pending(description)
         mark, touched = len(pending.edits), dict(pending.touched)
         generators = _generators()
@@ -106,7 +126,8 @@ class History:
                 pending.touched = touched
                 _restore(generators)
         if outer is None and pending.edits:
-            step = Step(primitive, tuple(paths), dict(arguments), description, tuple(pending.edits), pending.touched)
+            edits, touched = tuple(pending.edits), pending.touched
+            step = Step(primitive, tuple(paths), dict(arguments), description, edits, touched, record)
             self._done.append(step)
             self._undone.clear()
 
@@ -148,6 +169,22 @@ class History:
             edit.apply()
         self._done.append(step)
         return step
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """Within, steps may be made and those undone; all of them are reverted if the body raises."""
+        self._refuse_while_pending("begin several steps")
+        done, undone, generators = len(self._done), list(self._undone), _generators()
+        complete = False
+        try:
+            yield
+            complete = True
+        finally:
+            if not complete:
+                while len(self._done) > done:
+                    self.undo()
+                self._undone = undone
+                _restore(generators)
 
     def _refuse_while_pending(self, what: str) -> None:
         if self._pending is not None:

@@ -216,9 +216,9 @@ class Search:
         self.results: list[SearchResult] = []
         sites = []
         for made in member.specialisations:
-            found, results = sites_in(made, member.module, member.tree.graphs.recording, wanted)
+            own, results = sites_in(made, member.module, member.tree.graphs.recording, wanted)
             self.results += results
-            sites.append(found)
+            sites.append(own)
         self.matches = [Match(member, together, wanted.rule, self) for together in _paired(sites)]
 
     def near_misses(self) -> list[tuple[str, NearMiss]]:

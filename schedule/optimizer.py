@@ -72,8 +72,9 @@ def optimize(
         NotApplicable: the model refuses the batch, or none was given and none can be made from it.
         MatchError: no such rule; or, with ``strict``, what could not be rewritten.
     """
+    glob, rules = "", rules if isinstance(rules, str) else list(rules)
     if isinstance(model, Group):
-        nodes = list(model)
+        nodes, glob = list(model), model.glob
         top = nodes[0].root
     elif isinstance(model, Schedule):
         nodes, top = [model], model.root
@@ -83,7 +84,9 @@ def optimize(
     graphs = top.tree.graphs
     if graphs.example_inputs is None:
         graphs.example_inputs = example_inputs(top.module) if batch is None else batch
-    return _Optimization(top, nodes, select_rules(rules), cost_guard).run(strict)
+    given = {"rules": rules, "cost_guard": cost_guard}
+    record = top.tree.history.record("optimize", [node.path for node in nodes], glob, given)
+    return _Optimization(top, nodes, select_rules(rules), cost_guard, record).run(strict)
 
 
 def _method() -> None:
@@ -116,8 +119,10 @@ class _Planned:
 
 
 class _Optimization:
-    def __init__(self, top: Schedule, nodes: Sequence[Schedule], rules: Sequence[Rule], cost_guard: bool) -> None:
-        self.top, self.nodes, self.rules, self.cost_guard = top, nodes, rules, cost_guard
+    def __init__(
+        self, top: Schedule, nodes: Sequence[Schedule], rules: Sequence[Rule], cost_guard: bool, record: Any
+    ) -> None:
+        self.top, self.nodes, self.rules, self.cost_guard, self.record = top, nodes, rules, cost_guard, record
         self.graphs = top.tree.graphs
         self.opened: set[nn.Module] = set()
         self._found: dict[fx.Graph, Findings] = {}
@@ -231,7 +236,7 @@ class _Optimization:
         done = self.rules[: self.rules.index(rule) + 1]
         again = [r for r in self.rules if r in done or not any(r.name in each.matches for each in planned)]
         adapters = {each.node: each.adapter_with(again, done, self.cost_guard) for each in planned if each.matches}
-        with self.top.tree.history.transaction("optimize", paths, arguments, description):
+        with self.top.tree.history.transaction("optimize", paths, arguments, description, record=self.record):
             for each in ours:
                 matches = each.matches[rule.name]
                 splice_in(self.top, [[match] for match in matches], _prepare, lambda node, _: adapters[node])
@@ -243,6 +248,7 @@ class _Optimization:
                 if state is not None:
                     kept = SetSpecialisations(node.module, state.specialisations, node.path, adapters[node])
                     node.commit([kept], 0)
+        self.record.rules[rule.name] = [match for each in ours for match in each.matches[rule.name]]
 
 
 @contextmanager

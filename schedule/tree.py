@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from torch import fx, nn
@@ -16,6 +17,9 @@ from schedule.group import Group
 from schedule.history import Edit, History, Step
 from schedule.matching import Match
 from schedule.primitives.registry import registered, reserve
+from schedule.recipes.building import recipe_of
+from schedule.recipes.recipe import Recipe
+from schedule.recipes.recording import recorded
 from schedule.show import printed, rendered_tree
 from schedule.tracing.specialisation import Specialisation, original_class
 
@@ -33,7 +37,7 @@ class Tree:
 
     def __init__(self, root: nn.Module, example_inputs: Any, mesh: Any = None) -> None:
         self.root, self.mesh = root, mesh
-        self.history = History()
+        self.history = History(partial(recorded, self))
         self.graphs = Graphs(root, example_inputs, self.path_of)
         self.annotations: dict[tuple[str, str], Any] = {}
         self._nodes: dict[nn.Module, Schedule] = {}
@@ -236,6 +240,20 @@ class Schedule:
         """Apply the step that was undone last once more."""
         self.tree.history.redo()
         return self
+
+    def recipe(self, singly: bool = False) -> Recipe:
+        """What was done to the whole model, as data that another model can be scheduled by.
+
+        Steps that were undone are not in it. What was done to all layers alike is written for all layers, so that it
+        replays on a model with more or fewer of them.
+
+        Args:
+            singly: ``optimize`` as the single fuses that it made, in place of its rules.
+
+        Raises:
+            RecipeError: an argument cannot be written down, such as a lambda or a module with weights.
+        """
+        return recipe_of(self.tree, singly)
 
     def commit(self, edits: Sequence[Edit], places: int = 1) -> None:
         """Change the model, from within a primitive."""

@@ -1,0 +1,91 @@
+"""What a call of a primitive leaves for the recipe, taken before it runs: paths and objects change later."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from schedule.globs import is_glob, select
+from schedule.matching import Match
+from schedule.primitives.registry import registered
+from schedule.recipes.describing import arguments_described
+
+if TYPE_CHECKING:
+    from schedule.tree import Tree
+
+
+@dataclass(eq=False)
+class Recorded:
+    """One call.
+
+    Attributes:
+        primitive: its name.
+        paths: the modules it was called on.
+        at: the same, as a recipe says it.
+        arguments: described; what cannot be is :class:`~schedule.recipes.describing.Refused`.
+        rules: of ``optimize``: rule → the matches that it rewrote, in a step of its own.
+    """
+
+    primitive: str
+    paths: tuple[str, ...]
+    at: tuple[str, ...]
+    arguments: tuple[tuple[str, Any], ...]
+    rules: dict[str, list[Match]] = field(default_factory=dict)
+
+
+def recorded(tree: Tree, primitive: str, paths: Sequence[str], glob: str, arguments: Mapping[str, Any]) -> Recorded:
+    """The call, described."""
+    at = placed(tree, paths, glob)
+    return Recorded(primitive, tuple(paths), at, arguments_described(_by_keyword(primitive, arguments)))
+
+
+def _by_keyword(primitive: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    method = registered().get(primitive)
+    found = dict(arguments)
+    for name, parameter in inspect.signature(method).parameters.items() if method is not None else ():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            found |= found.pop(name, {})
+        elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY) and name in found:
+            found[name] = _POSITIONAL
+    return found
+
+
+class _Positional:
+    """Refused by what describes arguments."""
+
+
+_POSITIONAL = _Positional()
+
+
+def placed(tree: Tree, paths: Sequence[str], glob: str = "") -> tuple[str, ...]:
+    """Modules as a recipe says them: by one glob if it means exactly these, in this order; else one by one.
+
+    Args:
+        tree: of the model.
+        paths: the modules.
+        glob: what chose them, if known; else one that differs from their paths in numbers is tried.
+    """
+    if len(paths) == 1 and not is_glob(glob):
+        return tuple(paths)
+    for candidate in (glob, common_glob(paths)):
+        if is_glob(candidate) and selected(tree, candidate) == list(paths):
+            return (candidate,)
+    return tuple(paths)
+
+
+def selected(tree: Tree, glob: str) -> list[str]:
+    """The paths that a glob means in a model."""
+    return [tree.path_of(module) for module in select(tree.root, glob)]
+
+
+def common_glob(paths: Sequence[str]) -> str:
+    """Paths that differ only in numbers, with ``*`` for those; "" if they differ otherwise."""
+    together = list(zip(*(path.split(".") for path in paths), strict=False))
+    if len({path.count(".") for path in paths}) != 1:
+        return ""
+    parts = ["*" if len(set(each)) > 1 and all(p.isdigit() for p in each) else each[0] for each in together]
+    if any(part != "*" and len(set(each)) > 1 for part, each in zip(parts, together, strict=True)):
+        return ""
+    return ".".join(parts)

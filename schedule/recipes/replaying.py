@@ -1,0 +1,148 @@
+"""A recipe done again, on another model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from schedule.errors import RecipeError, ScheduleError
+from schedule.globs import is_glob
+from schedule.group import Group
+from schedule.matching import Match, find_in
+from schedule.primitives.registry import registered
+from schedule.recipes.building import original_name
+from schedule.recipes.recipe import Call, Find, Recipe, Step, Undo
+from schedule.recipes.values import live
+from schedule.tracing.specialisation import original_class
+from schedule.tree import Schedule, create_schedule
+
+Finds = dict[str, list[list[Match]]]
+
+
+def replay(model: nn.Module | Schedule, recipe: Recipe, example_inputs: Any = None) -> Schedule:
+    """Do what ``recipe`` says to another model: a new instance, one with more layers, one of another release.
+
+    ::
+
+        recipe = sch.recipe()
+        sch = schedule.replay(other, recipe)       # same steps, same history, same results
+
+    Calls the functions that the recipe refers to (``recipe.references``): replay what you trust.
+
+    Args:
+        model: a model, or a schedule of it, which has a mesh if the recipe shards.
+        recipe: from :meth:`Schedule.recipe` or :meth:`Recipe.from_json`.
+        example_inputs: of a model, as for :func:`create_schedule`.
+
+    Raises:
+        RecipeError: the recipe is for another architecture, or a step does not go as it went: says which, and what
+            comes nearest. The model is as it was then.
+    """
+    sch = model.root if isinstance(model, Schedule) else create_schedule(model, example_inputs)
+    kinds = [kind.__name__ for kind in original_class(sch.module).__mro__]
+    if recipe.architecture and recipe.architecture not in kinds:
+        raise RecipeError(
+            f"it was made for a {recipe.architecture}, and this is a {original_name(sch.module)}",
+            asked="replay the recipe",
+            fix='give a model of that class, or try dataclasses.replace(recipe, architecture="")',
+        )
+    finds: Finds = {}
+    with sch.tree.history.all_or_nothing():
+        start = len(sch.history)
+        for number, step in enumerate(recipe.steps, 1):
+            try:
+                _again(sch, step, finds, start)
+            except (ScheduleError, TypeError, ValueError, AttributeError, KeyError) as error:
+                raise _diverged(recipe, number, step, error) from error
+    return sch
+
+
+def _again(sch: Schedule, step: Step, finds: Finds, start: int) -> None:
+    if isinstance(step, Find):
+        finds[step.name] = _found(sch, step)
+    elif isinstance(step, Call):
+        _called(sch, step, finds)
+    else:
+        _undone(sch, step, start)
+
+
+def _found(sch: Schedule, step: Find) -> list[list[Match]]:
+    members = list(_members(sch, step.at))
+    counts = step.counts if isinstance(step.counts, tuple) else (step.counts,) * len(members)
+    found = find_in(members, live(step.pattern, {}), sum(counts))
+    own = [[match for match in found if match.schedule is member] for member in members]
+    for member, matches, count in zip(members, own, counts, strict=False):
+        if len(matches) != count:
+            raise RecipeError(f"{member.label} has {len(matches)} matches, it had {count}")
+    if len(counts) != len(members):
+        raise RecipeError(f"{len(members)} modules were searched, there were {len(counts)}, which differed")
+    return own
+
+
+def _members(sch: Schedule, at: Sequence[str]) -> Group | list[Schedule]:
+    if len(at) == 1:
+        return sch[at[0]] if is_glob(at[0]) else [_node(sch, at[0])]
+    return Group([_node(sch, path) for path in at], ", ".join(at))
+
+
+def _node(sch: Schedule, path: str) -> Schedule:
+    node: Schedule = sch[path] if path else sch
+    return node
+
+
+def _called(sch: Schedule, step: Call, finds: Finds) -> None:
+    members = _members(sch, step.at)
+    target = members if isinstance(members, Group) else members[0]
+    arguments = {name: live(value, finds) for name, value in step.arguments}
+    before = len(sch.history)
+    if step.primitive == "optimize":
+        from schedule.optimizer import optimize
+
+        report = optimize(target, **arguments)
+        made = [made.arguments["rules"][0] for made in sch.history[before:]]
+        if step.rules is not None and made != list(step.rules):
+            raise _other_rules(step.rules, made, report)
+    else:
+        method = registered()[step.primitive]
+        inspect.signature(method).bind(None, **arguments)
+        getattr(target, step.primitive)(**arguments)
+
+
+def _other_rules(wanted: Sequence[str], made: Sequence[str], report: Any) -> RecipeError:
+    missing = [rule for rule in wanted if rule not in made]
+    more = [rule for rule in made if rule not in wanted]
+    said = [f"{rule} found nothing" for rule in missing] + [f"{rule} found places, and did not then" for rule in more]
+    near = [f"{e.path or 'the root'}: {e.rule}: {e.reason}" for e in report.entries if e.status != "applied"]
+    ours = [line for line in near if any(rule in line for rule in missing)]
+    return RecipeError(
+        "; ".join(said) or "the rules came in another order",
+        where="\n".join((ours or near)[:3]),
+        fix="optimize with the rules that are wanted here, and take a new recipe",
+    )
+
+
+def _undone(sch: Schedule, step: Undo, start: int) -> None:
+    if step.times > len(sch.history) - start:
+        raise RecipeError(f"there are {len(sch.history) - start} steps of this recipe to undo", fix="take the undo out")
+    for _ in range(step.times):
+        sch.undo()
+
+
+def _diverged(recipe: Recipe, number: int, step: Step, error: Exception) -> RecipeError:
+    why = getattr(error, "why", None) or str(error)
+    made = ", ".join(f"{name} {version}" for name, version in recipe.made_with.items())
+    where = [f"step {number} of {len(recipe.steps)}: {step}", *filter(None, [getattr(error, "where", "")])]
+    where += [f"the recipe was made with {made}"] if made else []
+    return RecipeError(
+        why,
+        asked=f"replay step {number}, {_short(step)}",
+        where="\n".join(where),
+        fix=getattr(error, "fix", "") or "edit this step of the recipe; nothing was changed",
+    )
+
+
+def _short(step: Step) -> str:
+    return step.primitive if isinstance(step, Call) else "find" if isinstance(step, Find) else "undo"
