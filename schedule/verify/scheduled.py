@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any
 
 from schedule.errors import VerificationError
-from schedule.verify.equivalence import cases, check_case, refuse_meta
+from schedule.verify.equivalence import REFUSALS, cases, check_case, refuse_meta
 from schedule.verify.guilty import Undoable, guilty_step, undone
 from schedule.verify.observe import Case, Observation, OptimizerFactory
 from schedule.verify.report import CaseResult, EquivalenceReport
@@ -27,7 +27,9 @@ class Verification:
         steps: int = 5,
         tolerance: Tolerance | None = None,
         optimizer: OptimizerFactory | None = None,
+        limit: float = 300.0,
     ) -> None:
+        self._limit = limit
         self._sch, self._batch, self._steps = sch, batch, steps
         self._tolerance, self._optimizer = tolerance, optimizer
         self.report = EquivalenceReport()
@@ -39,6 +41,9 @@ class Verification:
         if not len(sch.history):
             return self.report
         refuse_meta(sch.module)
+        mesh = getattr(sch, "mesh", None)
+        if mesh is not None:
+            return self._check_ranks(mesh)
         tolerance = self._tolerance or tolerance_for(sch.module)
         for index, case in enumerate(cases(self._batch, self._steps, self._optimizer)):
             result, reference = check_case(
@@ -52,6 +57,38 @@ class Verification:
             )
             if result is not None and reference is not None and not result.equal:
                 raise _error(sch, case, result, reference, tolerance)
+        return self.report
+
+    def _check_ranks(self, mesh: Any) -> EquivalenceReport:
+        """The same on every rank of a mesh: all of them pass or fail together, case by case."""
+        from schedule.distributed.verdicts import limited, verdicts_of
+
+        sch, verdicts = self._sch, verdicts_of(mesh, self._limit)
+        tolerance = self._tolerance or tolerance_for(sch.module)
+        with limited(mesh, self._limit):
+            for index, case in enumerate(cases(self._batch, self._steps, self._optimizer)):
+                own = ""
+                try:
+                    result, _ = check_case(
+                        case,
+                        sch.module,
+                        sch.module,
+                        tolerance,
+                        self.report,
+                        required=index == 0,
+                        original=lambda: undone(sch),
+                        alone=False,
+                    )
+                    if result is not None and not result.equal:
+                        own = f"{result.worst} in {case.mode} mode, {case.weights} weights, {case.shapes}"
+                except REFUSALS as error:
+                    if verdicts is None:
+                        raise
+                    own = f"raises {type(error).__name__}: {error}"
+                if verdicts is not None:
+                    verdicts.share(own)
+                elif own:
+                    raise VerificationError(own)
         return self.report
 
     def __bool__(self) -> bool:
@@ -77,6 +114,7 @@ def verify(
     *,
     tolerance: Tolerance | None = None,
     optimizer: OptimizerFactory | None = None,
+    limit: float = 300.0,
 ) -> Verification:
     """Check that the scheduled model computes what it did before, in the sense of :func:`equivalent`.
 
@@ -97,11 +135,13 @@ def verify(
         steps: optimizer steps for the comparison of updates.
         tolerance: in place of the row for the model's dtype in :data:`TOLERANCES`.
         optimizer: makes an optimizer from a list of parameters; AdamW by default.
+        limit: on a mesh of several ranks, which must all call this: seconds that one waits for another.
 
     Raises:
-        VerificationError: it does not. Names the primitive that broke it, the worst tensor, mode and shapes.
+        VerificationError: it does not. Names the primitive that broke it, the worst tensor, mode and shapes; on a
+            mesh the ranks that differ, on every rank.
     """
-    verification = Verification(sch, batch, steps, tolerance, optimizer)
+    verification = Verification(sch, batch, steps, tolerance, optimizer, limit)
     verification.check()
     return verification
 

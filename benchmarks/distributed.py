@@ -1,0 +1,160 @@
+"""What tensor parallelism moves and holds: collectives and bytes a step, memory a rank, time at one and two processes.
+
+    python -m benchmarks.distributed [--ranks 2] [--time]
+
+Collectives are counted on simulated ranks in one process; a layer's minimum is Megatron's: two all-reduces of
+[batch, seq, hidden] forward and two backward, or their sequence-parallel halves. Times on two cores say what the
+collectives cost over the loopback device, not what two accelerators gain.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+import schedule
+from benchmarks.timing import interleaved
+from schedule.distributed.groups import Collective
+from schedule.distributed.plan import Plan
+from schedule.distributed.simulate import planned
+
+LAYERS, WIDTH, ROWS, LENGTH = 2, 256, 2, 64
+
+
+def models() -> dict[str, Any]:
+    """Small models of real shapes: name → configuration."""
+    common: dict[str, Any] = {
+        "hidden_size": WIDTH,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 8,
+        "intermediate_size": 4 * WIDTH,
+        "vocab_size": 1024,
+    }
+    return {
+        "gpt2": transformers.GPT2Config(n_layer=LAYERS, n_embd=WIDTH, n_head=8, vocab_size=1024, n_positions=128),
+        "llama (8:2)": transformers.LlamaConfig(**common, num_key_value_heads=2),
+        "bert": transformers.BertConfig(**common),
+        "mixtral": transformers.MixtralConfig(**common, num_key_value_heads=2, num_local_experts=4),
+    }
+
+
+def made(config: Any) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """The model of a configuration, and a batch for it."""
+    auto = transformers.AutoModelForMaskedLM if config.model_type == "bert" else transformers.AutoModelForCausalLM
+    torch.manual_seed(0)
+    model: nn.Module = auto.from_config(config, attn_implementation="eager").eval()
+    ids = torch.randint(3, 1000, (ROWS, LENGTH))
+    return model, {"input_ids": ids, "labels": ids}
+
+
+@dataclass(frozen=True)
+class Row:
+    """Of one model.
+
+    Attributes:
+        forward, backward: collectives of the layers alone.
+        sent: bytes that each rank sends a step for the layers.
+        minimum: the same if each layer made Megatron's four all-reduces.
+        held: parameters of one rank, as a fraction of all.
+    """
+
+    forward: str
+    backward: str
+    sent: int
+    minimum: int
+    held: float
+
+
+def sent(made: Sequence[Collective], ranks: int) -> int:
+    """Bytes that each rank sends, with ring algorithms: what a rank gives to a gather is its part."""
+    total = 0
+    for one in made:
+        part = one.nbytes * (ranks - 1)
+        total += {"all_reduce": 2 * part // ranks, "all_gather": part}.get(one.op, part // ranks)
+    return total
+
+
+def held(model: nn.Module, plan: Plan) -> float:
+    """The fraction of the parameters that a rank has."""
+    whole = sum(parameter.numel() for parameter in model.parameters())
+    shared = {id(model.get_submodule(step.path)._parameters[step.name]): step for step in plan.shards}
+    own = 0
+    for parameter in model.parameters():
+        step = shared.get(id(parameter))
+        own += parameter.numel() // (plan.ranks // step.replicas if step is not None and step.replicas == 1 else 1)
+    return own / whole
+
+
+def counted(name: str, config: Any, ranks: int, sequence: bool) -> Row:
+    """Plan the model, run it on simulated ranks, count."""
+    model, batch = made(config)
+    _, seen = planned(model, batch, ranks, vocabulary=False, sequence=sequence)
+    if not seen.equal():
+        raise SystemExit(f"{name}: {seen.where} deviates")
+    whole, _ = planned(model, batch, ranks)
+    size = ROWS * LENGTH * WIDTH * 4
+    counts = (Counter(one.op for one in of) for of in (seen.forward, seen.backward))
+    text = [", ".join(f"{count} {op}" for op, count in of.items()) for of in counts]
+    minimum = sent([Collective("all_reduce", size)] * 4 * LAYERS, ranks)
+    return Row(text[0], text[1], sent([*seen.forward, *seen.backward], ranks), minimum, held(model, whole))
+
+
+def table(ranks: int) -> Table:
+    """Collectives and bytes a step against the minimum."""
+    result = Table(title=f"{LAYERS} layers on {ranks} ranks, [{ROWS}, {LENGTH}, {WIDTH}] float32")
+    for column in ("model", "sequence", "forward", "backward", "bytes sent / minimum", "held / ideal"):
+        result.add_column(column)
+    for name, config in models().items():
+        for sequence in (False, True):
+            row = counted(name, config, ranks, sequence)
+            ratio = f"{row.sent / row.minimum:.2f}"
+            share = f"{row.held:.2f} / {1 / ranks:.2f}"
+            result.add_row(name, "yes" if sequence else "no", row.forward, row.backward, ratio, share)
+    return result
+
+
+def _step(model: nn.Module, batch: dict[str, torch.Tensor]) -> None:
+    model(**batch).loss.backward()
+
+
+def _timed(rank: int, ranks: int, port: int) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
+    mesh = dist.device_mesh.init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
+    for name, config in models().items():
+        model, batch = made(config)
+        twin = copy.deepcopy(model)
+        sch = schedule.create_schedule(model, batch, mesh)
+        sch.apply_plan(sch.shard_plan())
+        times = interleaved({"one": partial(_step, twin, batch), "both": partial(_step, model, batch)})
+        ratio = times["both"].median / times["one"].median
+        if rank == 0:
+            print(f"{name}: a step of both processes together takes {ratio:.2f} of one's")
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    """Print the table, and with ``--time`` the ratio of step times."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--time", action="store_true")
+    arguments = parser.parse_args()
+    Console().print(table(arguments.ranks))
+    if arguments.time:
+        torch.multiprocessing.spawn(_timed, args=(2, 29517), nprocs=2)
+
+
+if __name__ == "__main__":
+    main()

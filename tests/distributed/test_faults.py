@@ -1,0 +1,126 @@
+"""Ranks that differ, die, or are slow: every one ends in a clear error, none hangs."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import schedule
+from schedule.distributed import agreement
+from schedule.errors import ShardError, VerificationError
+from tests.distributed import launch
+from tests.distributed.blocks import Mlp, scheduled, shard_mlp
+
+X = torch.linspace(-1, 1, 192).view(2, 6, 16)
+
+
+def scheduled_differently(mesh: Any) -> None:
+    """Found before the first collective, which would add up what does not belong together."""
+
+    def apply(sch: Any) -> None:
+        shard_mlp(sch)
+        if mesh.get_local_rank() == 1:
+            sch.undo()
+            sch["fc2"].sync("fwd_post", "reduce_scatter", axis=1)
+
+    sch, _ = scheduled(Mlp(), mesh, apply, 16)
+    with pytest.raises(ShardError, match="scheduled differently") as caught:
+        sch.module(X)
+    text = str(caught.value)
+    assert "rank 0 did fc2.sync('fwd_post', all_reduce" in text and "rank 1 did fc2.sync('fwd_post', reduce_sc" in text
+    while sch.history:
+        sch.undo()
+
+
+def never_comes(mesh: Any) -> None:
+    """A rank that shards nothing never reaches a collective."""
+    os.environ[agreement.LIMIT_VARIABLE] = "2"
+    try:
+        if mesh.get_local_rank() == 0:
+            sch, _ = scheduled(Mlp(), mesh, shard_mlp, 16)
+            with pytest.raises(ShardError, match="rank 1 did not reach its first collective within 2 s"):
+                sch.module(X)
+    finally:
+        del os.environ[agreement.LIMIT_VARIABLE]
+
+
+def slow(mesh: Any) -> None:
+    """Slower than the others, and still in time."""
+    sch, twin = scheduled(Mlp(), mesh, shard_mlp, 16)
+    if mesh.get_local_rank() == 1:
+        time.sleep(3)
+    torch.testing.assert_close(sch.module(X), twin(X), rtol=1e-4, atol=1e-5)
+
+
+def one_rank_computes_something_else(mesh: Any) -> None:
+    """verify names it, on every rank."""
+    sch, _ = scheduled(Mlp(), mesh, shard_mlp, 16)
+
+    class Bent(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.gelu(x) * 1.01
+
+    before = sch["act"].module
+    sch["act"].replace(Bent() if mesh.get_local_rank() == 1 else nn.GELU())
+    assert before is not sch["act"].module
+    with pytest.raises(VerificationError, match=r"rank [01]: "):
+        schedule.verify(sch, X, steps=0, limit=20)
+
+
+def one_rank_raises(mesh: Any) -> None:
+    """The other waits in a collective, for no longer than the limit."""
+    sch, _ = scheduled(Mlp(), mesh, shard_mlp, 16)
+
+    class Raises(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise ValueError("out of paper")
+
+    sch["act"].replace(Raises() if mesh.get_local_rank() == 1 else nn.GELU())
+    start = time.monotonic()
+    with pytest.raises(VerificationError, match=r"rank 1: .*out of paper"):
+        schedule.verify(sch, X, steps=0, limit=4)
+    assert time.monotonic() - start < 60
+
+
+CASES = [scheduled_differently, slow, one_rank_computes_something_else]
+LAST = [never_comes, one_rank_raises]
+"""Afterwards the group is of no more use."""
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_two_ranks(case: Any) -> None:
+    launch.passes(case)
+
+
+@pytest.mark.parametrize("case", LAST, ids=lambda case: case.__name__)
+def test_and_the_group_is_lost(case: Any) -> None:
+    try:
+        launch.passes(case)
+    finally:
+        launch.stop()
+
+
+def killed(mesh: Any) -> None:
+    sch, _ = scheduled(Mlp(), mesh, shard_mlp, 16)
+    sch.module(X)
+    if mesh.get_local_rank() == 1:
+        os._exit(9)
+    time.sleep(1)
+    with pytest.raises(RuntimeError):
+        sch.module(X)
+    dist.destroy_process_group()
+
+
+def test_a_killed_rank() -> None:
+    """The survivor gets an error at its next collective."""
+    try:
+        error = launch.run_one(killed, limit=100)
+    finally:
+        launch.stop()
+    assert "rank 1:\nit died" in error and "rank 0" not in error
