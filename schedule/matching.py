@@ -269,7 +269,7 @@ def _unexpected(searches: Sequence[Search], wanted: Wanted, expect: int, found: 
         where = "\n".join(f"{match.schedule.label}: {match.source or match.nodes[-1].name}" for match in found[:5])
         return MatchError(why, where=where, fix="say more in the pattern, or expect as many")
     misses = [miss for search in searches for miss in search.near_misses()]
-    best = max(misses, key=lambda item: item[1].matched, default=None)
+    best = max(misses, key=lambda item: (item[1].matched, item[1].at is not None), default=None)
     if best is None:
         return MatchError(why, fix="look at sch.graph, and at the modules below")
     return MatchError(

@@ -21,7 +21,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_M
 from schedule.errors import NotApplicable
 from schedule.examples import example_inputs
 from schedule.examples.inputs import REFUSALS, Inputs
-from tests.sweep.shrink import CATEGORIES, shrink
+from schedule.examples.shrink import CATEGORIES, shrink
 
 MAX_PARAMETERS = 40_000_000
 SECONDS_TO_BUILD = 6.0

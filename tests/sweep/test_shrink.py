@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import transformers as hf
 
+from schedule.examples.shrink import HEADS, LAYERS, VOCABULARY, WIDTH, shrink
 from tests.sweep.coverage import summary, write
 from tests.sweep.models import NotBuilt, architectures, model_class
 from tests.sweep.one import Result
-from tests.sweep.shrink import HEADS, LAYERS, VOCABULARY, WIDTH, shrink
 
 
 def test_sizes() -> None:

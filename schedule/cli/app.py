@@ -1,0 +1,56 @@
+"""The application: every command under its name."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from schedule.cli import looking, working
+
+app = typer.Typer(
+    name="fxschedule",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done; 1 done, and the answer is no; 2 wrong command line; 3 no such model here; "
+    "4 the model is refused; 130 interrupted (files are written whole or not at all).",
+)
+
+for _command in (
+    working.optimize,
+    working.verify,
+    working.bench,
+    looking.show,
+    looking.explain,
+    looking.rules,
+    looking.primitives,
+    looking.doctor,
+):
+    app.command()(_command)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(metadata.version("fxschedule"))
+        raise typer.Exit
+
+
+@app.callback()
+def fxschedule(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Rewrite PyTorch models with fused ops, see what was done and why, and prove that nothing else changed.
+
+    Nothing is downloaded and no remote code is run unasked. Every command takes --json.
+    """
+
+
+def main() -> None:
+    """Run the command line."""
+    app(prog_name="fxschedule")

@@ -1,0 +1,176 @@
+"""The commands that only look: show, explain, rules, primitives, doctor."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.table import Table
+from rich.text import Text
+
+import fused
+from fused.backends.availability import why_unavailable
+from schedule.cli import options
+from schedule.cli.explaining import Verdict, verdict
+from schedule.cli.models import Wanted
+from schedule.cli.output import Code, command, emit, stage, stdout
+from schedule.primitives import list_primitives
+from schedule.rules import list_rules
+from schedule.show import graph_lines, rendered_tree
+from schedule.tracing.specialisation import original_class
+
+Depth = Annotated[int | None, typer.Option("--depth", min=1, help="Levels of the tree; all if not given.")]
+
+
+@command
+def show(
+    model: options.Name,
+    path: Annotated[str, typer.Argument(metavar="[PATH]", help="Show the graph of this module; '.' is the root.")] = "",
+    depth: Depth = None,
+    tiny: options.Tiny = False,
+    attention: options.Attention = "",
+    trust_remote_code: options.Remote = False,
+    as_json: options.Json = False,
+) -> Code:
+    """Print the modules of a model as a tree, or with a PATH the traced graph of that module.
+
+    Exit codes: 0 done, 2 no such PATH, 3 no such model here, 4 the module cannot be traced; the message says at which
+    line.
+
+    Examples: fxschedule show gpt2 --depth 3; fxschedule show gpt2 transformer.h.0.mlp
+    """
+    wanted = Wanted(model, tiny, attention, trust_remote_code)
+    loaded, sch = options.Asked(wanted, "cpu", 2, 12).load()
+    if path:
+        node = sch if path == "." else sch[path]
+        with stage(f"tracing {node.label}"):
+            lines = graph_lines(list(node.graph.nodes))
+        if as_json:
+            emit({"model": model, "origin": loaded.origin, "path": node.path, "graph": lines})
+        else:
+            stdout().print(f"{node.label}: {original_class(node.module).__name__}", style="bold")
+            stdout().print("\n".join(f"    {line}" for line in lines), markup=False, soft_wrap=True)
+    elif as_json:
+        every = [name for name, _ in sch.named_schedules() if depth is None or name.count(".") < depth]
+        modules = {name: original_class(sch.module.get_submodule(name)).__name__ for name in every}
+        emit({"model": model, "origin": loaded.origin, "modules": modules})
+    else:
+        stdout().print(rendered_tree(sch, depth))
+    return Code.DONE
+
+
+@command
+def explain(
+    model: options.Name,
+    path: options.ModulePath,
+    rule: Annotated[str, typer.Option("--rule", help="A rule, or a family of them.", show_default=False)],
+    cost_guard: options.CostGuard = True,
+    tiny: options.Tiny = False,
+    attention: options.Attention = "",
+    batch_size: options.Rows = 4,
+    length: options.Length = 128,
+    trust_remote_code: options.Remote = False,
+    as_json: options.Json = False,
+) -> Code:
+    """Say why a rule applies in a module, and in those below it, or why not.
+
+    Where it does, the matched part of the graph is shown; where it does not, the reason, or how far its pattern came
+    and at which node it failed: what was expected there and what was found.
+
+    Exit codes: 0 it applies, 1 it does not, 2 no such PATH or rule, 3 no such model here, 4 the model is refused.
+
+    Example: fxschedule explain gpt2 transformer.h.0.mlp --rule bias_gelu
+    """
+    chosen = options.rules_of(rule)
+    asked = options.Asked(Wanted(model, tiny, attention, trust_remote_code), "cpu", batch_size, length)
+    _, sch = asked.load()
+    node = sch if path == "." else sch[path]
+    with stage(f"searching {node.label}"):
+        found: list[Verdict] = [verdict(node, each, cost_guard) for each in chosen]
+    if as_json:
+        emit({"model": model, "path": node.path, "rules": [each.to_dict() for each in found]})
+    else:
+        for each in found:
+            stdout().print(each, soft_wrap=True)
+    return Code.DONE if any(each.applies for each in found) else Code.NO
+
+
+@command
+def rules(as_json: options.Json = False) -> Code:
+    """List the rewrite rules: what each is called, and what it puts into the graph.
+
+    Exit codes: 0 done.
+    """
+    if as_json:
+        emit([{"name": r.name, "family": r.family, "sets": r.sets, "summary": r.summary} for r in list_rules()])
+        return Code.DONE
+    table = Table("family", "rule", "sets", "becomes")
+    shown = ""
+    for rule in list_rules():
+        table.add_row("" if rule.family == shown else rule.family, rule.name, ", ".join(rule.sets), Text(rule.summary))
+        shown = rule.family
+    stdout().print(table)
+    return Code.DONE
+
+
+@command
+def primitives(as_json: options.Json = False) -> Code:
+    """List the primitives of a schedule, built-in ones and registered ones.
+
+    Exit codes: 0 done.
+    """
+    found = list_primitives()
+    if as_json:
+        emit(found)
+    else:
+        table = Table("primitive", "what it does")
+        for name, what in found.items():
+            table.add_row(name, Text(what))
+        stdout().print(table)
+    return Code.DONE
+
+
+@command
+def doctor(as_json: options.Json = False) -> Code:
+    """Say what runs here: versions, devices, compilers, and which backend each fused op would use.
+
+    Exit codes: 0 fused ops run compiled or as Triton kernels, 1 only plain torch runs.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    versions |= {name: _version(name) for name in ("fxschedule", "transformers", "triton", "networkx", "peft")}
+    ways = {name: why_unavailable(name, device) or "" for name in ("reference", "inductor", "triton")}
+    ops = {name: {"backend": choice.backend, "reason": choice.reason} for name, choice in fused.backends().items()}
+    if as_json:
+        emit({"versions": versions, "devices": _devices(), "unavailable": ways, "ops": ops})
+    else:
+        _print_doctor(versions, ways, ops)
+    return Code.NO if ways["inductor"] and ways["triton"] else Code.DONE
+
+
+def _print_doctor(versions: dict[str, str], ways: dict[str, str], ops: dict[str, dict[str, str]]) -> None:
+    about = Table("what", "here", title="this machine", title_justify="left")
+    for name, version in versions.items():
+        about.add_row(name, version)
+    about.add_row("devices", ", ".join(_devices()))
+    for name, why_not in ways.items():
+        about.add_row(f"backend {name}", Text("runs" if not why_not else f"does not run: {why_not}"))
+    backends = Table("op", "backend", "because", title="fused ops on large tensors", title_justify="left")
+    for name, choice in ops.items():
+        backends.add_row(name, choice["backend"], Text(choice["reason"]))
+    stdout().print(about, backends, sep="\n")
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _devices() -> list[str]:
+    count: Any = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [f"cpu ({torch.get_num_threads()} threads)", *(torch.cuda.get_device_name(i) for i in range(count))]

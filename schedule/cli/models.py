@@ -1,0 +1,221 @@
+"""From the MODEL of a command line to a model: nothing is downloaded, no remote code is run unasked."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from schedule.cli.output import Code, CommandError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+# Which head a bare model type gets: the first of these that there is.
+_HEADS = (
+    "MASKED_LM",
+    "SEQ_TO_SEQ_CAUSAL_LM",
+    "SPEECH_SEQ_2_SEQ",
+    "CAUSAL_LM",
+    "IMAGE_TEXT_TO_TEXT",
+    "IMAGE_CLASSIFICATION",
+    "CTC",
+    "AUDIO_CLASSIFICATION",
+)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model for a command.
+
+    Attributes:
+        model: the model.
+        batch: what it is called with; None if that is to be made from the model.
+        origin: where its weights are from, in words.
+    """
+
+    model: nn.Module
+    batch: Any
+    origin: str
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the command line says of the model.
+
+    Attributes:
+        name: ``module:factory``, a folder, the id of a cached model, or a model type of transformers.
+        tiny: a few small layers with random weights instead.
+        attention: transformers' attention implementation; its own choice if "".
+        trust_remote_code: run code that comes with the model.
+    """
+
+    name: str
+    tiny: bool = False
+    attention: str = ""
+    trust_remote_code: bool = False
+
+    def load(self) -> Loaded:
+        """The model.
+
+        Raises:
+            CommandError: there is none of this name here, or it needs what is not allowed.
+        """
+        if ":" in self.name:
+            return self._from_factory()
+        try:
+            return self._from_transformers()
+        except ImportError as error:
+            raise _missing(f"{self.name} needs a package: {error}", fix="pip install 'fxschedule[hf]'") from error
+
+    # -- module:factory -----------------------------------------------------------------------------------
+
+    def _from_factory(self) -> Loaded:
+        if self.tiny or self.attention:
+            raise CommandError(
+                "--tiny and --attention are for models of transformers", Code.USAGE, fix="leave them out"
+            )
+        where, _, name = self.name.partition(":")
+        if "" not in sys.path:
+            sys.path.insert(0, "")
+        try:
+            found = importlib.import_module(where)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{where}.".startswith(f"{error.name}."):
+                raise
+            raise _missing(
+                f"there is no module {where!r} to import", fix="run this where it can be imported"
+            ) from error
+        for part in name.split("."):
+            if not hasattr(found, part):
+                raise _missing(f"{where} has no {name!r}", fix="module:factory, such as my_models:make_gpt")
+            found = getattr(found, part)
+        made = found if isinstance(found, nn.Module) or not callable(found) else found()
+        model, batch = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+        if not isinstance(model, nn.Module):
+            raise _missing(
+                f"{self.name} gave {type(made).__name__}, not a model",
+                fix="return an nn.Module, or (nn.Module, batch)",
+            )
+        return Loaded(model, batch, f"made by {self.name}")
+
+    # -- transformers -------------------------------------------------------------------------------------
+
+    def _from_transformers(self) -> Loaded:
+        import transformers
+
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        stored = self._stored()
+        config = self._stored_config() if stored else _default_config(self.name)
+        cls = _model_class(config)
+        if stored and not self.tiny:
+            return Loaded(self._with_weights(cls), None, f"weights of {stored}")
+        return Loaded(self._random(cls, config), None, "random weights" + (", tiny" if self.tiny else ""))
+
+    def _stored(self) -> str:
+        """In words where the model is stored here; "" if it is not."""
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+
+        if Path(self.name).is_dir():
+            if not (Path(self.name) / "config.json").is_file():
+                raise _missing(f"the folder {self.name} has no config.json", fix="name what save_pretrained wrote")
+            return f"the folder {self.name}"
+        try:
+            cached = try_to_load_from_cache(self.name, "config.json")
+        except HFValidationError:  # no id at all, such as a path
+            return ""
+        return "the local cache" if isinstance(cached, str) else ""
+
+    def _stored_config(self) -> PreTrainedConfig:
+        from transformers import AutoConfig, PreTrainedConfig
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+        written, _ = PreTrainedConfig.get_config_dict(self.name, local_files_only=True)
+        remote = "auto_map" in written and written.get("model_type") not in CONFIG_MAPPING_NAMES
+        if remote and not self.trust_remote_code:
+            raise _missing(f"{self.name} comes with code of its own", fix="--trust-remote-code, once you have read it")
+        try:
+            config: PreTrainedConfig = AutoConfig.from_pretrained(
+                self.name, local_files_only=True, trust_remote_code=self.trust_remote_code
+            )
+        except (ValueError, OSError) as error:
+            raise _missing(f"the config of {self.name} cannot be read: {_first_line(error)}") from error
+        return config
+
+    def _with_weights(self, cls: Any) -> nn.Module:
+        settings = {"attn_implementation": self.attention} if self.attention else {}
+        if self.trust_remote_code:
+            settings["trust_remote_code"] = True  # type: ignore[assignment]
+        try:
+            model: nn.Module = cls.from_pretrained(self.name, local_files_only=True, **settings)
+        except (OSError, ValueError) as error:
+            raise _missing(
+                f"the weights of {self.name} cannot be loaded: {_first_line(error)}",
+                fix="--tiny takes the config alone; `hf download` fetches the weights",
+            ) from error
+        return model
+
+    def _random(self, cls: Any, config: PreTrainedConfig) -> nn.Module:
+        from schedule.examples.shrink import shrink
+
+        written = shrink(config.to_dict()) if self.tiny else config.to_dict()
+        settings = {"attn_implementation": self.attention} if self.attention else {}
+        torch.manual_seed(0)
+        try:
+            model: nn.Module = cls._from_config(type(config).from_dict(written), **settings)
+        except (ValueError, TypeError, RuntimeError, AttributeError) as error:
+            raise _missing(
+                f"no {'tiny ' * self.tiny}{cls.__name__} can be built: {_first_line(error)}",
+                fix="leave --tiny out" if self.tiny else "save a model to a folder, and name that",
+            ) from error
+        return model
+
+
+def _default_config(name: str) -> PreTrainedConfig:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
+
+    if name not in CONFIG_MAPPING_NAMES:
+        near = difflib.get_close_matches(name.rpartition("/")[2], CONFIG_MAPPING_NAMES, n=3)
+        alike = f"; model types alike: {', '.join(near)}" if near else ""
+        raise _missing(
+            f"{name!r} is no folder, no model in the local cache and no model type of transformers; "
+            "nothing is downloaded",
+            fix=f"`hf download {name}` first, or name a folder, a model type or module:factory{alike}",
+        )
+    config: PreTrainedConfig = CONFIG_MAPPING[name]()
+    return config
+
+
+def _model_class(config: PreTrainedConfig) -> Any:
+    """The class that the config was saved with, else the first of transformers' classes for it."""
+    import transformers
+    from transformers.models.auto import modeling_auto
+
+    for name in config.architectures or ():
+        if hasattr(transformers, name):
+            return getattr(transformers, name)
+    remote = [name for name in getattr(config, "auto_map", ()) if name.startswith("AutoModel")]
+    if remote:
+        return getattr(transformers, remote[0])
+    mappings = [getattr(modeling_auto, f"MODEL_FOR_{head}_MAPPING", {}) for head in _HEADS]
+    for mapping in (*mappings, modeling_auto.MODEL_MAPPING):
+        if type(config) in mapping:
+            found = mapping[type(config)]
+            return found[0] if isinstance(found, (list, tuple)) else found
+    raise _missing(f"transformers has no model for {type(config).__name__}", fix="name the model that holds this part")
+
+
+def _missing(why: str, fix: str = "") -> CommandError:
+    return CommandError(why, Code.NO_MODEL, fix=fix)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -1,0 +1,118 @@
+"""Options that several commands take, and the schedule that they ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from schedule.cli.models import Loaded, Wanted
+from schedule.cli.output import Code, CommandError, stage
+from schedule.errors import MatchError
+from schedule.examples import example_inputs
+from schedule.rules import Rule, select_rules
+from schedule.tree import Schedule, create_schedule
+
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        show_default=False,
+        help="A folder written by save_pretrained, the id of a model in the local Hugging Face cache, a model type of "
+        "transformers such as gpt2 (random weights), or module:factory of your own.",
+    ),
+]
+ModulePath = Annotated[
+    str, typer.Argument(metavar="PATH", help="A module, such as transformer.h.0.mlp; '.' is the whole model.")
+]
+Rules = Annotated[
+    str,
+    typer.Option(
+        "--rules",
+        help="Which rewrites: a set (default, memory, attention, all), a family, a rule, or several by commas. "
+        "`fxschedule rules` lists them.",
+    ),
+]
+CostGuard = Annotated[
+    bool,
+    typer.Option(
+        "--cost-guard/--no-cost-guard",
+        help="Leave alone what would not pay at these sizes; --no-cost-guard rewrites it all the same.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+Tiny = Annotated[
+    bool, typer.Option("--tiny", help="Two small layers with random weights; nothing pays there: --no-cost-guard.")
+]
+Attention = Annotated[
+    str, typer.Option("--attention", help="Attention of transformers: eager, sdpa, …; its own choice if not given.")
+]
+Remote = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run the Python code that comes with the model. Read it first.")
+]
+Device = Annotated[str, typer.Option("--device", help="Where it runs, such as cpu or cuda.")]
+Rows = Annotated[int, typer.Option("--batch-size", min=1, help="Rows of the batch that is made for the model.")]
+Length = Annotated[int, typer.Option("--length", min=1, help="Tokens of each row of it.")]
+ReportFile = Annotated[
+    Path | None, typer.Option("--report", metavar="FILE", help="Write the report there: out.html or out.json.")
+]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the options of a command say of the model and its batch."""
+
+    wanted: Wanted
+    device: str
+    rows: int
+    length: int
+
+    def load(self) -> tuple[Loaded, Schedule]:
+        """The model, and its schedule with a batch.
+
+        Raises:
+            CommandError: there is no such model or device here.
+            NotApplicable: no batch can be made for it.
+        """
+        _refuse_device(self.device)
+        with stage(f"loading {self.wanted.name}"):
+            loaded = self.wanted.load()
+            model = loaded.model.to(self.device)
+        batch = loaded.batch
+        if batch is None:
+            with stage("making a batch for it"):
+                batch = example_inputs(model, self.rows, self.length)
+        return loaded, create_schedule(model, _moved(batch, self.device))
+
+
+def rules_of(names: str) -> list[Rule]:
+    """The rules of ``--rules``.
+
+    Raises:
+        CommandError: there is no such rule.
+    """
+    try:
+        return select_rules([name.strip() for name in names.split(",") if name.strip()])
+    except MatchError as error:
+        raise CommandError(error.why, Code.USAGE, fix=error.fix) from error
+
+
+def _refuse_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise CommandError(
+            f"nothing runs on {device!r} here: {reason}", Code.USAGE, fix="`fxschedule doctor`"
+        ) from error
+
+
+def _moved(batch: Any, device: str) -> Any:
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device)
+    if isinstance(batch, dict):
+        return {name: _moved(value, device) for name, value in batch.items()}
+    return type(batch)(_moved(value, device) for value in batch) if type(batch) in (list, tuple) else batch

@@ -1,0 +1,135 @@
+"""What commands share: exit codes, progress, errors, files that are whole or not there."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import typer
+from rich.console import Console
+
+from schedule.errors import PathError, ScheduleError, VerificationError
+
+P = ParamSpec("P")
+
+
+class Code(IntEnum):
+    """Exit codes; :mod:`schedule.cli` says what each means."""
+
+    DONE = 0
+    NO = 1
+    USAGE = 2
+    NO_MODEL = 3
+    REFUSED = 4
+
+
+class CommandError(ScheduleError):
+    """A command that cannot be carried out, for a reason of the command line's own."""
+
+    def __init__(self, why: str, code: Code, *, fix: str = "", where: str = "") -> None:
+        super().__init__(why, fix=fix, where=where)
+        self.code = code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.why, self.code), self.__dict__
+
+
+def command(function: Callable[P, Code]) -> Callable[P, None]:
+    """A command that ends with the code it returns, and shows errors of ours instead of a traceback."""
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            code = function(*args, **kwargs)
+        except ScheduleError as error:
+            if kwargs.get("as_json"):
+                emit({"error": error.to_dict()})
+            else:
+                stderr().print(error, soft_wrap=True)
+            code = _code_of(error)
+        raise typer.Exit(int(code))
+
+    return run
+
+
+def _code_of(error: ScheduleError) -> Code:
+    if isinstance(error, CommandError):
+        return error.code
+    kinds = {VerificationError: Code.NO, PathError: Code.USAGE}
+    return next((code for kind, code in kinds.items() if isinstance(error, kind)), Code.REFUSED)
+
+
+def stdout() -> Console:
+    """Where results go."""
+    return _console(stderr=False)
+
+
+def stderr() -> Console:
+    """Where progress and errors go."""
+    return _console(stderr=True)
+
+
+def _console(stderr: bool) -> Console:
+    console = Console(stderr=stderr, highlight=False, soft_wrap=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 120
+    return console
+
+
+def emit(data: Any) -> None:
+    """``data`` as JSON on the standard output."""
+    print(json.dumps(data, indent=2, default=str))
+
+
+@contextmanager
+def stage(what: str) -> Iterator[None]:
+    """Say what takes so long: a spinner in a terminal, else a line."""
+    console = stderr()
+    if console.is_terminal:
+        with console.status(f"{what} …"):
+            yield
+    else:
+        console.print(f"{what} …")
+        yield
+
+
+def refuse_unwritable(path: Path, suffixes: tuple[str, ...]) -> None:
+    """Find out before any work whether ``path`` can be written.
+
+    Raises:
+        CommandError: it is of another kind, is a folder, or its folder is missing or takes no files.
+    """
+    if path.suffix not in suffixes:
+        raise CommandError(
+            f"a report ends in {' or '.join(suffixes)}, {path.name!r} does not", Code.USAGE, fix=f"{path.stem}.html"
+        )
+    if path.is_dir():
+        raise CommandError(f"{path} is a folder", Code.USAGE, fix="name a file in it")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        why = f"the report {path} cannot be written: {error.strerror}: {path.parent}"
+        raise CommandError(why, Code.USAGE, fix="create that folder, or name another") from error
+
+
+def write(path: Path, text: str) -> None:
+    """Write ``text`` to ``path``; whatever interrupts that, the file is the old one or the new one."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(name, 0o666 & ~umask)  # what a file gets that is opened the usual way
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise

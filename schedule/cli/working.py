@@ -1,0 +1,210 @@
+"""The commands that run the model: optimize, verify, bench."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.progress import track
+from rich.table import Table
+from torch import nn
+
+from fused.backends.availability import why_unavailable
+from schedule import verify as check
+from schedule.cli import options
+from schedule.cli.models import Wanted
+from schedule.cli.output import Code, command, emit, refuse_unwritable, stage, stderr, stdout, write
+from schedule.costs import TimeRatio, measure, step_seconds
+from schedule.errors import VerificationError
+from schedule.optimizer import optimize as apply_rules
+from schedule.report import Report
+from schedule.tree import Schedule
+
+
+@command
+def optimize(
+    model: options.Name,
+    rules: options.Rules = "default",
+    verify: Annotated[bool, typer.Option("--verify", help="Then prove that it computes what it did.")] = False,
+    report: options.ReportFile = None,
+    cost_guard: options.CostGuard = True,
+    tiny: options.Tiny = False,
+    attention: options.Attention = "",
+    device: options.Device = "cpu",
+    batch_size: options.Rows = 4,
+    length: options.Length = 128,
+    trust_remote_code: options.Remote = False,
+    as_json: options.Json = False,
+) -> Code:
+    """Rewrite a model wherever a rule fits; say where it did, where not, and why.
+
+    Exit codes: 0 done, 1 --verify found a difference, 2 wrong options, 3 no such model here, 4 the model is refused.
+
+    Examples: fxschedule optimize gpt2 --verify --report out.html; fxschedule optimize my_models:make_gpt --rules memory
+    """
+    chosen = options.rules_of(rules)
+    if report is not None:
+        refuse_unwritable(report, (".html", ".json"))
+    asked = options.Asked(Wanted(model, tiny, attention, trust_remote_code), device, batch_size, length)
+    loaded, sch = asked.load()
+    with stage("rewriting"):
+        done = apply_rules(sch, rules=chosen, cost_guard=cost_guard)
+    with stage("measuring a training step, before and after"):
+        measured = done.to_dict()
+    verified = _verified(sch) if verify else None
+    if report is not None:
+        write(report, done.to_html() if report.suffix == ".html" else done.to_json() + "\n")
+    if as_json:
+        emit({"model": model, "origin": loaded.origin, **measured, "verified": verified, "report": report})
+    else:
+        _print_report(done, loaded.origin, verified, report)
+    return Code.NO if verified is not None and not verified["equal"] else Code.DONE
+
+
+def _print_report(done: Report, origin: str, verified: dict[str, Any] | None, report: Any) -> None:
+    console = stdout()
+    console.print(done)
+    console.print(f"model: {origin}")
+    if verified is not None:
+        console.print(_verdict(verified))
+    if report is not None:
+        console.print(f"report: {report}", soft_wrap=True)
+
+
+@command
+def verify(
+    model: options.Name,
+    rules: options.Rules = "default",
+    cost_guard: options.CostGuard = True,
+    tiny: options.Tiny = False,
+    attention: options.Attention = "",
+    device: options.Device = "cpu",
+    batch_size: options.Rows = 2,
+    length: options.Length = 32,
+    trust_remote_code: options.Remote = False,
+    as_json: options.Json = False,
+) -> Code:
+    """Rewrite a model and prove that it computes what it did.
+
+    Outputs, gradients, random numbers and five AdamW steps are compared with the untouched model, in training and in
+    evaluation, with the weights as they are and stirred, at these sizes and at others.
+
+    Exit codes: 0 equal, 1 different, 2 wrong options, 3 no such model here, 4 the model is refused.
+
+    Example: fxschedule verify bert --tiny --no-cost-guard --rules all
+    """
+    chosen = options.rules_of(rules)
+    asked = options.Asked(Wanted(model, tiny, attention, trust_remote_code), device, batch_size, length)
+    loaded, sch = asked.load()
+    with stage("rewriting"):
+        done = apply_rules(sch, rules=chosen, cost_guard=cost_guard)
+    found = _verified(sch)
+    if as_json:
+        emit({"model": model, "origin": loaded.origin, "applied": done.applied, **found})
+    else:
+        places = ", ".join(f"{rule} ×{count}" for rule, count in done.applied.items())
+        stdout().print(f"rewritten: {places or 'nothing'}")
+        for case in found["cases"]:
+            stdout().print(case)
+        stdout().print(_verdict(found))
+    return Code.DONE if found["equal"] else Code.NO
+
+
+def _verified(sch: Schedule) -> dict[str, Any]:
+    """What :func:`schedule.verify` found, as plain data."""
+    batch = sch.tree.graphs.example_inputs
+    try:
+        with stage("verifying outputs, gradients and training steps"):
+            found = check(sch, batch).report
+    except VerificationError as error:
+        stderr().print(error, soft_wrap=True)
+        return {"equal": False, "cases": [], "max_deviation": None, "why": error.to_dict()}
+    return {"equal": True, "cases": [str(case) for case in found.cases], "max_deviation": found.max_deviation}
+
+
+def _verdict(verified: dict[str, Any]) -> str:
+    if not verified["equal"]:
+        return "verified: DIFFERENT, the model no longer computes what it did"
+    count = len(verified["cases"])
+    if not count:
+        return "verified: nothing was rewritten, so there is nothing to compare"
+    return f"verified: equal in all {count} cases, largest relative deviation {verified['max_deviation']:.2g}"
+
+
+@command
+def bench(
+    model: options.Name,
+    rules: options.Rules = "default",
+    cost_guard: options.CostGuard = True,
+    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Time torch.compile beside it.")] = True,
+    rounds: Annotated[int, typer.Option(min=1, help="Training steps of each, in turns.")] = 7,
+    tiny: options.Tiny = False,
+    attention: options.Attention = "",
+    device: options.Device = "cpu",
+    batch_size: options.Rows = 4,
+    length: options.Length = 128,
+    trust_remote_code: options.Remote = False,
+    as_json: options.Json = False,
+) -> Code:
+    """Time a training step: as it is, under torch.compile, and rewritten by us.
+
+    Steps are timed in turns, and each is divided by the original's of the same round, so that a busy machine slows all
+    of them alike: medians of ratios with quartiles, below 1 is faster.
+
+    Exit codes: 0 done, 2 wrong options, 3 no such model here, 4 the model is refused.
+
+    Example: fxschedule bench gpt2 --batch-size 4 --length 256
+    """
+    chosen = options.rules_of(rules)
+    asked = options.Asked(Wanted(model, tiny, attention, trust_remote_code), device, batch_size, length)
+    loaded, sch = asked.load()
+    batch = sch.tree.graphs.example_inputs
+    candidates: dict[str, nn.Module] = {"eager": copy.deepcopy(sch.module)}
+    why_not = why_unavailable("inductor", torch.device(device).type) if compiled else "not asked for"
+    if why_not is None:
+        candidates["compile"] = torch.compile(copy.deepcopy(sch.module))  # type: ignore[assignment]
+    with stage("rewriting"):
+        done = apply_rules(sch, rules=chosen, cost_guard=cost_guard)
+    candidates["ours"] = sch.module
+    with stage("counting what is saved for backward"):
+        saved = {name: measure(candidates[name], batch).saved_bytes for name in ("eager", "ours")}
+    ratios = _ratios(candidates, batch, rounds)
+    if as_json:
+        times = {name: asdict(ratio) for name, ratio in ratios.items()}
+        emit(
+            {"model": model, "origin": loaded.origin, "applied": done.applied, "time": times, "saved_bytes": saved}
+            | {"not_compiled": why_not}
+        )
+    else:
+        stdout().print(_chart(ratios, saved))
+        notes = [f"model: {loaded.origin}", f"rewritten: {sum(done.applied.values())} places"]
+        stdout().print("; ".join(notes + ([f"torch.compile: {why_not}"] if why_not else [])))
+    return Code.DONE
+
+
+def _ratios(candidates: dict[str, nn.Module], batch: Any, rounds: int) -> dict[str, TimeRatio]:
+    """Time of a training step of each over that of ``eager`` in the same round."""
+    with stage("warming up"):
+        for each in candidates.values():
+            step_seconds(each, batch)
+    found: dict[str, list[float]] = {name: [] for name in candidates}
+    for _ in track(range(rounds), "timing", console=stderr(), transient=True):
+        seconds = {name: step_seconds(each, batch) for name, each in candidates.items()}
+        for name, took in seconds.items():
+            found[name].append(took / seconds["eager"])
+    return {name: TimeRatio.of(values) for name, values in found.items()}
+
+
+def _chart(ratios: dict[str, TimeRatio], saved: dict[str, int]) -> Table:
+    table = Table(title="time of a training step, original = 1", title_justify="left")
+    for name in ("", "time", "quartiles", "saved for backward", ""):
+        table.add_column(name, justify="right" if name else "left")
+    longest = max(ratio.median for ratio in ratios.values())
+    for name, ratio in ratios.items():
+        bar = "█" * max(1, round(30 * ratio.median / longest))
+        share = f"{saved[name] / max(saved['eager'], 1):.2f} ×" if name in saved else "–"
+        table.add_row(name, f"{ratio.median:.2f} ×", f"{ratio.low:.2f} to {ratio.high:.2f}", share, bar)
+    return table

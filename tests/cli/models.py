@@ -1,0 +1,31 @@
+"""What the tests of the command line name as module:factory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.small import Mlp, Small, ids, small
+
+
+def make() -> tuple[Small, dict[str, torch.Tensor]]:
+    """A model with its batch."""
+    return small(), ids(2, 5)
+
+
+def mlp() -> tuple[nn.Module, torch.Tensor]:
+    """One tensor is its batch."""
+    torch.manual_seed(0)
+    return Mlp(16), torch.randn(2, 3, 16)
+
+
+def without_batch() -> nn.Module:
+    """No batch can be made for it."""
+    return Mlp(16)
+
+
+def nothing() -> Any:
+    """No model."""
+    return 3
