@@ -9,7 +9,7 @@ from torch import nn
 
 from schedule.distributed.factors import Factor
 from schedule.distributed.owned import holds
-from schedule.distributed.propagation import Propagated
+from schedule.distributed.values import Propagated
 from schedule.patterns.values import OpNode, operands
 from schedule.tracing.specs import TensorSpec
 

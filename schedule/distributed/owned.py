@@ -13,7 +13,8 @@ from torch import nn
 
 from schedule.distributed.factors import Factor, factors
 from schedule.distributed.plan import SyncStep
-from schedule.distributed.propagation import Propagated, propagate
+from schedule.distributed.propagation import propagate
+from schedule.distributed.values import Propagated
 from schedule.patterns.values import OpNode, operands
 from schedule.tracing.specialisation import Specialisation
 from schedule.tracing.specs import TensorSpec

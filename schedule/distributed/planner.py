@@ -23,8 +23,9 @@ from schedule.distributed.gradients import differentiable, parameters_of, users_
 from schedule.distributed.modules import COLUMN, OWN, ROW, projection_of, role_of
 from schedule.distributed.owned import holds, synchronised
 from schedule.distributed.plan import Group, Plan, ShardStep, SyncStep
-from schedule.distributed.propagation import Layer, Propagated, propagate
+from schedule.distributed.propagation import propagate
 from schedule.distributed.state import Sharded
+from schedule.distributed.values import Layer, Propagated
 from schedule.errors import ShardError, TraceError
 from schedule.patterns.values import OpNode, operands
 from schedule.tracing.specs import TensorSpec

@@ -7,67 +7,22 @@ weight gives the features before and after it the factors of its two axes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-import torch
 from torch import fx, nn
 
-from schedule.distributed.factors import Dim, block, equate, factors, new_dim, size_of, take
+from schedule.distributed.factors import Dim, block, equate, new_dim, size_of, take
 from schedule.distributed.modules import BATCH_NORMS, CONVOLUTIONS, projection_of
+from schedule.distributed.shapes import Shapes
+from schedule.distributed.values import Dims, Layer, Propagated, Value
 from schedule.patterns.normalise import normalise
 from schedule.patterns.values import OpNode, operands
 from schedule.tracing.specialisation import original_class
 from schedule.tracing.specs import TensorSpec
 
-Dims = list[Dim]
-Value = Any  # Dims, a tuple of them, or None
-
 _POINTWISE_MODULES = ("torch.nn.modules.activation", "torch.nn.modules.dropout")
 _NOT_POINTWISE = (nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin, nn.GLU, nn.MultiheadAttention)
-_SAME = ("identity", "cast", "to", "contiguous", "detach", "clone", "type_as", "dropout", "tril", "triu", "bernoulli")
-_FACTORIES = "made whole on every rank"
-CONSTANTS = ("zeros", "ones", "full", "new_zeros", "new_ones", "new_full")
-"""What is made of one number: where its sizes follow the shared ones, so does its data."""
-
-
-@dataclass
-class Layer:
-    """A projection, convolution or embedding that a graph calls.
-
-    Attributes:
-        path: the module.
-        node: the call.
-        given: what it reads.
-        weight: factors of the weight's axes.
-        lookup: it picks rows of its weight.
-    """
-
-    path: str
-    node: OpNode
-    given: OpNode
-    weight: Dims
-    lookup: bool = False
-
-
-@dataclass
-class Propagated:
-    """What was found in one graph.
-
-    Attributes:
-        nodes: its operations, in order.
-        dims: the factors of every tensor.
-        tensors: path of each parameter and buffer → factors of its axes.
-        layers: the projections, convolutions and embeddings called.
-        contracted: an operation → dimensions it sums over in a way that partial sums could be added up.
-    """
-
-    nodes: list[OpNode] = field(default_factory=list)
-    dims: dict[OpNode, Value] = field(default_factory=dict)
-    tensors: dict[str, Dims] = field(default_factory=dict)
-    layers: list[Layer] = field(default_factory=list)
-    contracted: dict[OpNode, Dims] = field(default_factory=dict)
 
 
 def propagate(
@@ -88,276 +43,8 @@ def propagate(
     return run.found
 
 
-class _Propagation:
-    def __init__(self, root: nn.Module, apart: Collection[str], free: Collection[str], returned: bool) -> None:
-        self.root, self.apart, self.free, self.returned = root, apart, free, returned
-        self.found = Propagated()
-        self._names = _first_names(root)
-
-    # -- values ------------------------------------------------------------------------------------------
-
-    def visit(self, node: OpNode) -> None:
-        self.found.nodes.append(node)
-        if node.op == "output":
-            for operand in operands(node.args) if not self.returned else ():
-                self.block(operand, "the model returns it whole")
-            return
-        if node.op == "placeholder" and str(node.target) in self.free:
-            self.found.dims[node] = self.fresh(node.spec, "")
-            return
-        if node.op == "get_attr":
-            self.found.dims[node] = self.tensor(str(node.target)) if isinstance(node.spec, TensorSpec) else None
-            return
-        if node.is_metadata or node.op == "placeholder":
-            self.found.dims[node] = self.fresh(node.spec, "an input of the model is whole on every rank")
-            return
-        self.found.dims[node] = self.called(node) if node.op == "call_module" else self.computed(node)
-
-    def fresh(self, spec: Any, why: str) -> Value:
-        if isinstance(spec, TensorSpec):
-            return [new_dim(size, why) for size in spec.shape]
-        if isinstance(spec, (tuple, list)):
-            return tuple(self.fresh(one, why) for one in spec)
-        return None
-
-    def tensor(self, path: str) -> Dims:
-        """The axes of a parameter or buffer, the same under all of its names."""
-        path = self._names.get(path, path)
-        if path not in self.found.tensors:
-            owner, _, name = path.rpartition(".")
-            module = self.root.get_submodule(owner)
-            held = module._parameters.get(name, module._buffers.get(name))
-            value = getattr(module, name) if held is None else held
-            why = "" if held is not None else _FACTORIES
-            self.found.tensors[path] = [new_dim(size, why) for size in value.shape]
-        return self.found.tensors[path]
-
-    def of(self, value: Any) -> Dims | None:
-        """The dimensions of an operand that is a tensor."""
-        found = self.found.dims.get(value) if isinstance(value, OpNode) else None
-        if found is None and isinstance(value, OpNode) and value.attr is not None:
-            found = self.found.dims[value] = self.tensor(value.attr.path)
-        return found if isinstance(found, list) else None
-
-    def block(self, value: Any, why: str) -> None:
-        def each(found: Value) -> None:
-            for one in found if isinstance(found, tuple) else ():
-                each(one)
-            for dim in found if isinstance(found, list) else ():
-                block(dim, why)
-
-        for operand in operands(value):
-            self.of(operand)
-            each(self.found.dims.get(operand))
-
-    def unknown(self, node: OpNode) -> Value:
-        why = f"{node.op.rpartition('.')[2]} is not known to keep dimensions apart"
-        self.block(node.args, why)
-        return self.fresh(node.spec, why)
-
-    # -- operations --------------------------------------------------------------------------------------
-
-    def computed(self, node: OpNode) -> Value:
-        spec = node.spec
-        if not any(self.of(operand) or self.found.dims.get(operand) for operand in operands(node.args)):
-            return self.fresh(spec, "" if node.op.rpartition(".")[2] in CONSTANTS else _FACTORIES)
-        handler = _HANDLERS.get(node.op.rpartition(".")[2])
-        if handler is not None:
-            result: Value = handler(self, node)
-            return result
-        if node.op in _SAME:
-            return self.of(node.args.get("input")) or self.unknown(node)
-        if _is_pointwise(node) and isinstance(spec, TensorSpec):
-            return self.broadcast([operand for operand in operands(node.args)], spec.shape)
-        if isinstance(node.target, str) and not isinstance(spec, TensorSpec):
-            return self.of_object(node)
-        if node.op in ("zeros_like", "ones_like", "rand_like", "randn_like", "empty_like"):
-            return self.fresh(spec, _FACTORIES)
-        return self.unknown(node)
-
-    def broadcast(self, values: Sequence[Any], shape: Sequence[int]) -> Dims:
-        out: Dims = [[] for _ in shape]
-        for value in values:
-            dims = self.of(value)
-            for at, dim in enumerate(dims or ()):
-                place = len(shape) - len(dims or ()) + at
-                if place < 0 or not dim:
-                    continue
-                if out[place]:
-                    equate(out[place], dim)
-                else:
-                    out[place] = dim
-        return self.sized(out, shape)
-
-    def sized(self, dims: Dims, shape: Sequence[int]) -> Dims:
-        """``dims`` where they are of these sizes, others where not."""
-        pairs = zip(dims, shape, strict=True)
-        return [dim if size_of(dim) == size else new_dim(size, _FACTORIES) for dim, size in pairs]
-
-    def of_object(self, node: OpNode) -> Value:
-        """A method of an object, such as a cache: what comes back follows what goes in, in order."""
-        given = [self.of(operand) for operand in operands(node.args)]
-        tensors = [dims for dims in given if dims is not None]
-        specs = node.spec if isinstance(node.spec, (tuple, list)) else (node.spec,)
-        results = []
-        for dims, spec in zip(tensors, specs, strict=False):
-            if not isinstance(spec, TensorSpec) or spec.ndim != len(dims):
-                return self.unknown(node)
-            results.append(self.sized(dims, spec.shape))
-        if len(results) != len(specs):
-            return self.unknown(node)
-        return tuple(results) if isinstance(node.spec, (tuple, list)) else results[0]
-
-    # -- shapes ------------------------------------------------------------------------------------------
-
-    def view(self, node: OpNode) -> Value:
-        source, spec = self.of(node.args["input"]), node.spec
-        if source is None or not isinstance(spec, TensorSpec):
-            return self.unknown(node)
-        rest: Dim = [factor for dim in source for factor in dim]
-        out: Dims = []
-        for size in spec.shape:
-            taken = take(rest, size)
-            if taken is None:
-                return self.unknown(node)
-            out.append(taken[0])
-            rest = taken[1]
-        return out
-
-    def permute(self, node: OpNode) -> Value:
-        source = self.of(node.args["input"])
-        if source is None:
-            return self.unknown(node)
-        rank = len(source)
-        if node.op == "t":
-            return source[::-1]
-        if node.op == "permute":
-            order = [int(dim) % rank for dim in node.args["dims"]]
-            return [source[dim] for dim in order]
-        one, other = int(node.args["dim0"]) % rank, int(node.args["dim1"]) % rank
-        out = list(source)
-        out[one], out[other] = out[other], out[one]
-        return out
-
-    def squeeze(self, node: OpNode) -> Value:
-        """Dimensions of one have no factors: what is left keeps its order."""
-        source, spec = self.of(node.args["input"]), node.spec
-        if source is None or not isinstance(spec, TensorSpec):
-            return self.unknown(node)
-        kept = [dim for dim in source if dim]
-        return [kept.pop(0) if size > 1 else [] for size in spec.shape]
-
-    def expand(self, node: OpNode) -> Value:
-        source, spec = self.of(node.args["input"]), node.spec
-        if source is None or not isinstance(spec, TensorSpec):
-            return self.unknown(node)
-        out = [new_dim(size, "repeated", repeated=True) for size in spec.shape[: spec.ndim - len(source)]]
-        for dim, size in zip(source, spec.shape[spec.ndim - len(source) :], strict=True):
-            out.append(dim if dim else new_dim(size, "repeated", repeated=True))
-        return out
-
-    def repeat_interleave(self, node: OpNode) -> Value:
-        source, spec, dim = self.of(node.args["input"]), node.spec, node.args.get("dim")
-        if source is None or not isinstance(spec, TensorSpec) or not isinstance(dim, int):
-            return self.unknown(node)
-        at, out = dim % len(source), list(source)
-        times = spec.shape[at] // max(size_of(source[at]), 1)
-        out[at] = [*source[at], *new_dim(times, "repeated", repeated=True)]
-        return out if size_of(out[at]) == spec.shape[at] else self.unknown(node)
-
-    def pieces(self, node: OpNode) -> Value:
-        """``split``, ``chunk`` and ``unbind``: equal pieces share the inner factors."""
-        source = self.of(node.args.get("tensor", node.args.get("input")))
-        specs, dim = node.spec, node.args.get("dim", 0)
-        if source is None or not isinstance(specs, (tuple, list)) or not isinstance(dim, int):
-            return self.unknown(node)
-        at = dim % len(source)
-        if node.op == "unbind":
-            _pick(source[at])
-            return tuple(source[:at] + source[at + 1 :] for _ in specs)
-        inner = self.piece(source[at], [spec.shape[at] for spec in specs])
-        if inner is not None:
-            return tuple([*source[:at], inner, *source[at + 1 :]] for _ in specs)
-        block(source[at], "split into pieces of different sizes")
-        fresh = [new_dim(spec.shape[at], "a piece of a dimension") for spec in specs]
-        return tuple([*source[:at], one, *source[at + 1 :]] for one in fresh)
-
-    def piece(self, dim: Dim, sizes: Sequence[int]) -> Dim | None:
-        """The inner factors of a dimension that is cut into equal pieces."""
-        taken = take(dim, len(sizes)) if len(set(sizes)) == 1 and sum(sizes) == size_of(dim) else None
-        if taken is None:
-            return None
-        _pick(taken[0])
-        return taken[1]
-
-    def item(self, node: OpNode) -> Value:
-        source, index = node.args["input"], node.args["index"]
-        found = self.found.dims.get(source) if isinstance(source, OpNode) else None
-        if isinstance(found, tuple):
-            return found[index] if isinstance(index, int) and -len(found) <= index < len(found) else None
-        dims, spec = self.of(source), node.spec
-        if dims is None or not isinstance(spec, TensorSpec):
-            return self.unknown(node) if dims is not None else self.fresh(spec, _FACTORIES)
-        indices = list(index) if isinstance(index, tuple) else [index]
-        if any(isinstance(one, OpNode) and isinstance(one.spec, TensorSpec) for one in indices):
-            return self.gathered(node, dims, indices, spec)
-        if Ellipsis in indices:
-            at = indices.index(Ellipsis)
-            used = sum(1 for one in indices if one is not None and one is not Ellipsis)
-            indices[at : at + 1] = [slice(None)] * (len(dims) - used)
-        rest, out = list(dims), list[Dim]()
-        for one in indices:
-            if one is None:
-                out.append([])
-            elif isinstance(one, slice):
-                out.append(self.sliced(rest.pop(0), spec.shape[len(out)], one))
-            else:
-                block(rest.pop(0), "picked from by position")
-        return [*out, *rest]
-
-    def sliced(self, dim: Dim, size: int, index: slice) -> Dim:
-        whole = size_of(dim)
-        if size == whole:
-            return dim
-        start, step = index.start or 0, index.step or 1
-        if isinstance(start, int) and isinstance(step, int) and size > 1 and whole % size == 0:
-            if step == 1 and start % size == 0:
-                taken = take(dim, whole // size)
-                if taken is not None:
-                    _pick(taken[0])
-                    return taken[1]
-            taken = take(dim, size) if step == whole // size else None
-            if taken is not None:
-                _pick(taken[1])
-                return taken[0]
-        block(dim, "picked from by position")
-        return new_dim(size, "a piece of a dimension")
-
-    def gathered(self, node: OpNode, dims: Dims, indices: list[Any], spec: TensorSpec) -> Value:
-        """``x[index]`` with one tensor, in front: rows."""
-        first = self.of(indices[0])
-        if len(indices) == 1 and first is not None and spec.ndim == len(first) + len(dims) - 1 and spec.ndim:
-            block(dims[0], "picked from by position")
-            return [*first, *dims[1:]]
-        return self.unknown(node)
-
-    def joined(self, node: OpNode) -> Value:
-        """``cat`` and ``stack``."""
-        parts, spec, dim = node.args["tensors"], node.spec, node.args.get("dim", 0)
-        dims = [self.of(part) for part in operands(parts)]
-        if not isinstance(spec, TensorSpec) or not isinstance(dim, int) or any(one is None for one in dims):
-            return self.unknown(node)
-        known = [one for one in dims if one is not None]
-        at = dim % spec.ndim
-        if node.op == "stack":
-            out = self.broadcast(list(operands(parts)), [n for i, n in enumerate(spec.shape) if i != at])
-            return [*out[:at], new_dim(spec.shape[at], "stacked"), *out[at:]]
-        for one in known:
-            block(one[at], "joined with others")
-            for i, other in enumerate(known[0]):
-                if i != at:
-                    equate(one[i], other)
-        return [dim if i != at else new_dim(spec.shape[at], "joined") for i, dim in enumerate(known[0])]
+class _Propagation(Shapes):
+    """Products, reductions, norms and modules."""
 
     # -- along dimensions --------------------------------------------------------------------------------
 
@@ -544,42 +231,11 @@ class _Propagation:
         return [given[0], weight[0], *(new_dim(n, "a convolution works along it") for n in spec.shape[2:])]
 
 
-def _pick(dim: Dim) -> None:
-    for factor in factors(dim):
-        factor.picked = True
-        factor.blocked = factor.blocked or "picked from by position"
-
-
 def _factors_of_product(node: OpNode) -> tuple[Any, Any]:
     for names in (("batch1", "batch2"), ("mat1", "mat2"), ("input", "other"), ("input", "mat2")):
         if all(name in node.args for name in names):
             return node.args[names[0]], node.args[names[1]]
     return None, None
-
-
-def _is_pointwise(node: OpNode) -> bool:
-    """Whether each element of the result comes from the elements in its place; torch's own tag says so."""
-    name = node.op.rpartition(".")[2].strip("_")
-    if name in ("div", "add", "sub", "mul", "pow", "where", "masked_fill", "lerp", "floor_divide", "gelu", "softplus"):
-        return True
-    for candidate in (name, {"and": "bitwise_and", "or": "bitwise_or", "iadd": "add"}.get(name, name)):
-        packet = getattr(torch.ops.aten, candidate, None)
-        if packet is not None:
-            overloads = [getattr(packet, overload) for overload in packet.overloads()]
-            return any(torch.Tag.pointwise in overload.tags for overload in overloads)
-    return False
-
-
-def _first_names(root: nn.Module) -> dict[str, str]:
-    """Every name of a tied parameter → its first one."""
-    first: dict[int, str] = {}
-    names: dict[str, str] = {}
-    for path, module in root.named_modules(remove_duplicate=False):
-        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is not None:
-                full = f"{path}.{name}" if path else name
-                names[full] = first.setdefault(id(tensor), full)
-    return names
 
 
 _HANDLERS: Mapping[str, Callable[[_Propagation, OpNode], Value]] = {
@@ -603,3 +259,5 @@ _HANDLERS: Mapping[str, Callable[[_Propagation, OpNode], Value]] = {
     "_grouped_mm": _Propagation.grouped_product,
 }
 
+
+_Propagation.handlers = _HANDLERS

@@ -22,8 +22,9 @@ from schedule.distributed.gradients import differentiable, parameters_of, users_
 from schedule.distributed.modules import projection_of
 from schedule.distributed.owned import holds
 from schedule.distributed.plan import Group, Plan, SyncStep
-from schedule.distributed.propagation import Layer, Propagated, propagate
+from schedule.distributed.propagation import propagate
 from schedule.distributed.state import Sharded
+from schedule.distributed.values import Layer, Propagated
 from schedule.errors import ShardError, TraceError
 from schedule.patterns.values import OpNode, operands
 from schedule.primitives.trace import is_basic
