@@ -38,7 +38,7 @@ def batch() -> dict[str, torch.Tensor]:
 
 
 LAYERS = {gpt2: "transformer.h.*", llama: "model.layers.*", bert: "bert.encoder.layer.*"}
-RULE = {gpt2: ("mlp", "bias_activation"), llama: ("mlp", "swiglu"), bert: ("intermediate", "bias_activation")}
+RULE = {gpt2: ("mlp", "bias_gelu_tanh"), llama: ("mlp", "gated_silu"), bert: ("intermediate", "bias_gelu")}
 
 
 def scheduled(make: Callable[[int], nn.Module], layers: int) -> Schedule:
