@@ -141,7 +141,7 @@ class _Optimization:
         entries = [entry for each in planned for entry in each.entries]
         batch, top = self.graphs.example_inputs, self.top
         module = self.nodes[0].module if len(self.nodes) == 1 else top.module
-        costs, ratio = partial(_costs, top, batch, before), partial(_time_ratio, top, batch, before)
+        costs, ratio = partial(costs_since, top, batch, before), partial(ratio_since, top, batch, before)
         return Report(entries, module, costs, ratio)
 
     # -- where to look ------------------------------------------------------------------------------------
@@ -301,7 +301,8 @@ def _refuse_leftovers(planned: Sequence[_Planned]) -> None:
         )
 
 
-def _costs(top: Schedule, batch: Any, steps_before: int) -> dict[str, Cost]:
+def costs_since(top: Schedule, batch: Any, steps_before: int) -> dict[str, Cost]:
+    """What a training step costs before and after the steps from ``steps_before`` on; empty on the meta device."""
     if any(tensor.is_meta for tensor in top.module.parameters()):
         return {}
     after = measure(top.module, batch)
@@ -312,7 +313,8 @@ def _costs(top: Schedule, batch: Any, steps_before: int) -> dict[str, Cost]:
     return {"before": before, "after": after}
 
 
-def _time_ratio(top: Schedule, batch: Any, steps_before: int, rounds: int) -> TimeRatio:
+def ratio_since(top: Schedule, batch: Any, steps_before: int, rounds: int) -> TimeRatio:
+    """Time of a training step over that without the steps from ``steps_before`` on."""
     if any(tensor.is_meta for tensor in top.module.parameters()):
         raise NotApplicable("a model on the meta device does not run, so it has no time", asked="Report.timed")
     ratios = []

@@ -100,7 +100,7 @@ def stage(what: str) -> Iterator[None]:
         yield
 
 
-def refuse_unwritable(path: Path, suffixes: tuple[str, ...]) -> None:
+def refuse_unwritable(path: Path, what: str, suffixes: tuple[str, ...]) -> None:
     """Find out before any work whether ``path`` can be written.
 
     Raises:
@@ -108,7 +108,9 @@ def refuse_unwritable(path: Path, suffixes: tuple[str, ...]) -> None:
     """
     if path.suffix not in suffixes:
         raise CommandError(
-            f"a report ends in {' or '.join(suffixes)}, {path.name!r} does not", Code.USAGE, fix=f"{path.stem}.html"
+            f"a {what} ends in {' or '.join(suffixes)}, {path.name!r} does not",
+            Code.USAGE,
+            fix=f"{path.stem}{suffixes[0]}",
         )
     if path.is_dir():
         raise CommandError(f"{path} is a folder", Code.USAGE, fix="name a file in it")
@@ -116,7 +118,7 @@ def refuse_unwritable(path: Path, suffixes: tuple[str, ...]) -> None:
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
-        why = f"the report {path} cannot be written: {error.strerror}: {path.parent}"
+        why = f"the {what} {path} cannot be written: {error.strerror}: {path.parent}"
         raise CommandError(why, Code.USAGE, fix="create that folder, or name another") from error
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -14,7 +17,7 @@ from torch import nn
 
 from fused.backends.availability import why_unavailable
 from schedule import verify as check
-from schedule.cli import options
+from schedule.cli import options, recipes
 from schedule.cli.models import Wanted
 from schedule.cli.output import Code, command, emit, refuse_unwritable, stage, stderr, stdout, write
 from schedule.costs import TimeRatio, measure, step_seconds
@@ -28,6 +31,8 @@ from schedule.tree import Schedule
 def optimize(
     model: options.Name,
     rules: options.Rules = "default",
+    recipe: recipes.In = None,
+    recipe_out: recipes.Out = None,
     verify: Annotated[bool, typer.Option("--verify", help="Then prove that it computes what it did.")] = False,
     report: options.ReportFile = None,
     cost_guard: options.CostGuard = True,
@@ -45,13 +50,17 @@ def optimize(
 
     Examples: fxschedule optimize gpt2 --verify --report out.html; fxschedule optimize my_models:make_gpt --rules memory
     """
-    chosen = options.rules_of(rules)
+    rewrite = _rewriter(rules, recipe, cost_guard, trust_remote_code)
     if report is not None:
-        refuse_unwritable(report, (".html", ".json"))
+        refuse_unwritable(report, "report", (".html", ".json"))
+    if recipe_out is not None:
+        refuse_unwritable(recipe_out, "recipe", (".json", ".py"))
     asked = options.Asked(Wanted(model, tiny, attention, trust_remote_code), device, batch_size, length)
     loaded, sch = asked.load()
     with stage("rewriting"):
-        done = apply_rules(sch, rules=chosen, cost_guard=cost_guard)
+        done = rewrite(sch)
+    if recipe_out is not None:
+        recipes.save(sch, recipe_out)
     with stage("measuring a training step, before and after"):
         measured = done.to_dict()
     verified = _verified(sch) if verify else None
@@ -62,6 +71,13 @@ def optimize(
     else:
         _print_report(done, loaded.origin, verified, report)
     return Code.NO if verified is not None and not verified["equal"] else Code.DONE
+
+
+def _rewriter(rules: str, recipe: Path | None, cost_guard: bool, trusted: bool) -> Callable[[Schedule], Report]:
+    """What rewrites a schedule: the recipe if there is one, else the rules; both are read now."""
+    if recipe is not None:
+        return partial(recipes.replayed, recipe=recipes.read(recipe, trusted))
+    return partial(apply_rules, rules=options.rules_of(rules), cost_guard=cost_guard)
 
 
 def _print_report(done: Report, origin: str, verified: dict[str, Any] | None, report: Any) -> None:
@@ -78,6 +94,7 @@ def _print_report(done: Report, origin: str, verified: dict[str, Any] | None, re
 def verify(
     model: options.Name,
     rules: options.Rules = "default",
+    recipe: recipes.In = None,
     cost_guard: options.CostGuard = True,
     tiny: options.Tiny = False,
     attention: options.Attention = "",
@@ -96,11 +113,11 @@ def verify(
 
     Example: fxschedule verify bert --tiny --no-cost-guard --rules all
     """
-    chosen = options.rules_of(rules)
+    rewrite = _rewriter(rules, recipe, cost_guard, trust_remote_code)
     asked = options.Asked(Wanted(model, tiny, attention, trust_remote_code), device, batch_size, length)
     loaded, sch = asked.load()
     with stage("rewriting"):
-        done = apply_rules(sch, rules=chosen, cost_guard=cost_guard)
+        done = rewrite(sch)
     found = _verified(sch)
     if as_json:
         emit({"model": model, "origin": loaded.origin, "applied": done.applied, **found})

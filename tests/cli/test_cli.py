@@ -20,6 +20,8 @@ from schedule.cli import app, output, working
 from schedule.cli.output import write
 from schedule.errors import VerificationError
 from schedule.rules import list_rules
+from tests.cli.models import make
+from tests.small import bias_gelu
 
 MODEL, MLP = "tests.cli.models:make", "tests.cli.models:mlp"
 COMMANDS = ("optimize", "verify", "bench", "show", "explain", "rules", "primitives", "doctor")
@@ -239,6 +241,39 @@ def test_a_report_that_cannot_be_written_is_refused_before_any_work(
         assert result.exit_code == 2 and "fix: " in result.stderr
     assert run("optimize", MODEL, "--rules", "nonsense").exit_code == 2
     assert run("optimize", MODEL, "--nonsense").exit_code == 2
+
+
+def test_a_recipe_is_written_and_done_again(tmp_path: Path) -> None:
+    made = tmp_path / "made.json"
+    first = data("optimize", MODEL, "--no-cost-guard", "--recipe-out", str(made))
+    again = data("optimize", MODEL, "--recipe", str(made), "--recipe-out", str(tmp_path / "made.py"), "--verify")
+    assert first["costs"] == again["costs"] and again["verified"]["equal"]
+    assert sum(again["applied"].values()) == sum(first["applied"].values()) > 0
+    assert "def apply(sch" in (tmp_path / "made.py").read_text()
+    assert data("optimize", MLP, "--recipe", str(made), code=4)["error"]["kind"] == "RecipeError"
+
+
+def test_a_recipe_that_is_none_is_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("schedule.cli.models.Wanted.load", lambda self: pytest.fail("it was loaded"))
+    (tmp_path / "no.json").write_text("{}")
+    for arguments in (("--recipe", "no.json"), ("--recipe", "none.json"), ("--recipe-out", "out.txt")):
+        assert (
+            run(
+                "verify" if "out" not in arguments[0] else "optimize", MODEL, arguments[0], str(tmp_path / arguments[1])
+            ).exit_code
+            == 2
+        )
+
+
+def test_a_recipe_that_calls_code_of_others_is_not_run_unasked(tmp_path: Path) -> None:
+    sch = schedule.create_schedule(*make())
+    mlp = sch["blocks.0.mlp"]
+    mlp.fuse(mlp.find(bias_gelu, expect=1))
+    path = tmp_path / "recipe.json"
+    path.write_text(sch.recipe().to_json())
+    result = run("verify", MODEL, "--recipe", str(path))
+    assert result.exit_code == 2 and "tests.small:bias_gelu" in result.stderr and "--trust-remote-code" in result.stderr
+    assert data("verify", MODEL, "--recipe", str(path), "--trust-remote-code")["equal"]
 
 
 def test_an_unknown_device_is_refused() -> None:

@@ -1,0 +1,82 @@
+"""Recipes on the command line: a schedule read from a file in place of rules, and one written."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from schedule.cli.output import Code, CommandError, write
+from schedule.errors import RecipeError
+from schedule.optimizer import costs_since, ratio_since
+from schedule.recipes.files import load_recipe
+from schedule.recipes.recipe import Recipe
+from schedule.recipes.replaying import replay
+from schedule.report import Entry, Report
+from schedule.tree import Schedule
+
+In = Annotated[
+    Path | None,
+    typer.Option(
+        "--recipe", metavar="FILE", help="Do what this recipe says, in place of rules: a file of --recipe-out."
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("--recipe-out", metavar="FILE", help="Write what was done as out.json, or as a script: out.py."),
+]
+
+_KNOWN = ("schedule", "fused", "torch.nn")
+
+
+def read(path: Path, trusted: bool) -> Recipe:
+    """The recipe in ``path``; nothing of it is run.
+
+    Raises:
+        CommandError: it cannot be read, is no recipe, or refers to code of others that is not trusted.
+    """
+    try:
+        recipe = load_recipe(path)
+    except RecipeError as error:
+        raise CommandError(error.why, Code.USAGE, fix=error.fix, where=error.where) from error
+    foreign = [name for name in recipe.references if not f"{name.partition(':')[0]}.".startswith(_PREFIXES)]
+    if foreign and not trusted:
+        raise CommandError(
+            f"the recipe {path} would import and call {', '.join(foreign)}",
+            Code.USAGE,
+            fix="--trust-remote-code, once you have read that code",
+        )
+    return recipe
+
+
+_PREFIXES = tuple(f"{name}." for name in _KNOWN)
+
+
+def replayed(sch: Schedule, recipe: Recipe) -> Report:
+    """Do what ``recipe`` says; what was done as a report, step by step.
+
+    Raises:
+        RecipeError: it does not fit the model.
+    """
+    before = len(sch.history)
+    replay(sch, recipe)
+    entries = [
+        Entry(step.description.partition(" on ")[0], path, "applied", places)
+        for step in sch.history[before:]
+        for path, places in step.touched.items()
+    ]
+    batch = sch.tree.graphs.example_inputs
+    costs, ratio = (partial(since, sch, batch, before) for since in (costs_since, ratio_since))
+    return Report(entries, sch.module, costs, ratio)  # type: ignore[arg-type]
+
+
+def save(sch: Schedule, path: Path) -> None:
+    """Write what was done to ``sch``, as JSON or as a script.
+
+    Raises:
+        RecipeError: something of it cannot be written down.
+    """
+    recipe = sch.recipe()
+    write(path, recipe.to_python() if path.suffix == ".py" else recipe.to_json())
