@@ -1,7 +1,11 @@
-"""Autograd functions of the user's: one node each, unless their backward is the derivative of their forward."""
+"""Autograd functions of the user's, unless their backward is the derivative of their forward, and scripted ones: one
+node each."""
 
 from __future__ import annotations
 
+import functools
+import importlib
+import operator
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +15,7 @@ from unittest import mock
 import torch
 from torch import fx, nn
 from torch.autograd import Function
+from torch.jit import ScriptFunction
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import CheckpointFunction
 
@@ -24,15 +29,16 @@ if TYPE_CHECKING:
 
 
 class Applied:
-    """A graph target that applies an autograd function, forward and backward as they are written."""
+    """A graph target that applies an autograd function, forward and backward as they are written, or a scripted one."""
 
-    def __init__(self, function: type[Function]) -> None:
+    def __init__(self, function: type[Function] | ScriptFunction) -> None:
         self.function = function
-        self.__name__ = function.__name__
+        self.__name__ = str(function.__name__ if isinstance(function, type) else function.name)
         self.__module__ = __name__  # what begins with "torch" would be printed as if torch had it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function.apply(*args, **kwargs)
+        run = self.function.apply if isinstance(self.function, type) else self.function
+        return run(*args, **kwargs)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Applied) and self.function is other.function
@@ -40,16 +46,26 @@ class Applied:
     def __hash__(self) -> int:
         return hash((Applied, self.function))
 
+    def __reduce__(self) -> Any:
+        if isinstance(self.function, type):
+            return Applied, (self.function,)
+        written: Any = self.function._torchdynamo_inline  # type: ignore[attr-defined]
+        return _scripted, (written.__module__, written.__qualname__)
+
+
+def _scripted(module: str, name: str) -> Applied:
+    return Applied(operator.attrgetter(name)(importlib.import_module(module)))
+
 
 @contextmanager
 def functions_kept(tracer: ModuleTracer) -> Iterator[None]:
-    """Within, ``Function.apply`` is a node. Checkpoints are entered: what they compute is the model's.
+    """Within, ``Function.apply`` and calls of scripted functions are nodes. Checkpoints are entered.
 
     Raises:
         TraceError: a function is given a function or module, so that a node would hide calls of the model; or it
             changes what it is given.
     """
-    thread, original = threading.get_ident(), vars(Function)["apply"].__func__
+    thread, original, scripted = threading.get_ident(), vars(Function)["apply"].__func__, ScriptFunction.__call__
 
     def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != thread or cls is CheckpointFunction or not _writes(tracer):
@@ -57,9 +73,18 @@ def functions_kept(tracer: ModuleTracer) -> Iterator[None]:
         if is_derivative(cls, args, kwargs):
             return entered(cls, args)
         with torch._C.DisableTorchFunction():
-            return _written(tracer, cls, original, args, kwargs)
+            return _written(tracer, Applied(cls), functools.partial(original, cls), args, kwargs)
 
-    with mock.patch.object(Function, "apply", classmethod(apply)):
+    def call(function: ScriptFunction, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread or not _writes(tracer):
+            return scripted(function, *args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            return _written(tracer, Applied(function), functools.partial(scripted, function), args, kwargs)
+
+    with (
+        mock.patch.object(Function, "apply", classmethod(apply)),
+        mock.patch.object(ScriptFunction, "__call__", call),
+    ):
         yield
 
 
@@ -69,18 +94,18 @@ def _writes(tracer: ModuleTracer) -> bool:
 
 
 def _written(
-    tracer: ModuleTracer, cls: type[Function], apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    tracer: ModuleTracer, target: Applied, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     if any(isinstance(leaf, nn.Module) or callable(leaf) for _, leaf in leaves((args, kwargs))):
-        raise _refused(f"the autograd function {cls.__name__} is given a function or module to call")
-    node: fx.Node = tracer.emit(Applied(cls), tracer.as_nodes(args), tracer.as_nodes(kwargs))
+        raise _refused(f"the function {target.__name__} is given a function or module to call")
+    node: fx.Node = tracer.emit(target, tracer.as_nodes(args), tracer.as_nodes(kwargs))
     real_args, real_kwargs = map_structure(args, tracer.value_of), map_structure(kwargs, tracer.value_of)
     given = [leaf for _, leaf in leaves((real_args, real_kwargs)) if isinstance(leaf, torch.Tensor)]
     versions = [tensor._version for tensor in given]
     with tracer.recording.fake_mode:
-        value = apply(cls, *real_args, **real_kwargs)
+        value = apply(*real_args, **real_kwargs)
     if versions != [tensor._version for tensor in given]:
-        raise _refused(f"the autograd function {cls.__name__} changes what it is given in place")
+        raise _refused(f"the function {target.__name__} changes what it is given in place")
     return tracer.track(value, node)
 
 

@@ -270,7 +270,9 @@ class SizeReader:
         """``x[:, :, :n]`` and ``x[:, :, -n:]``, where no dimension is added or lost, may be known to be ``n`` long."""
         index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
         part = index[dim] if dim < len(index) and all(isinstance(item, slice) for item in index) else None
-        length = sliced_length(self, parent, dim, part) if isinstance(part, slice) else None
+        if not isinstance(part, slice):
+            return None
+        length = sliced_length(self, parent, dim, part)
         if length is None:
             return None
         if part.stop is None:

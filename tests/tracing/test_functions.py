@@ -136,3 +136,25 @@ def test_functions_outside_a_trace_are_left_alone() -> None:
     before = vars(torch.autograd.Function)["apply"]
     assert schedule.create_schedule(One(), X).specialisations
     assert vars(torch.autograd.Function)["apply"] is before
+
+
+@torch.jit.script
+def size_root(x: Tensor, factor: int) -> Tensor:
+    return torch.sqrt(torch.tensor(x.size(-1) * factor, dtype=torch.float))
+
+
+class Scripted(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mlp(x[:, :8] / size_root(x, 2))
+
+
+def test_a_scripted_function_is_one_node_and_runs_at_other_sizes() -> None:
+    model = Scripted()
+    twin = copy.deepcopy(model)
+    example = torch.linspace(-2, 2, 36).reshape(3, 12)
+    targets = [node.target for node in schedule.create_schedule(Scripted(), example).graph.nodes]
+    assert targets.count(Applied(size_root)) == 1
+    assert schedule.optimize(model, example, cost_guard=False).applied == {"bias_gelu": 1}
+    for columns in (12, 20):
+        x = torch.randn(5, columns)
+        torch.testing.assert_close(copy.deepcopy(model)(x), twin(x), rtol=1e-6, atol=1e-6)
