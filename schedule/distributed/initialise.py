@@ -50,23 +50,50 @@ def initialise(
     _refuse_unwritten(slots, writes)
     last = {slot: module for module, written in writes.items() for slot in written}
     whole: dict[Slot, Tensor] = {}
+    scratch, lasting = _Scratch(device), partial(torch.empty, device=device)
     try:
         for module, written in writes.items():
             for slot in written:
                 if slot not in whole:
-                    whole[slot] = slot.stand_in(partial(torch.empty, device=device))
+                    kept_whole = not slot.layout.indices and (own is None or id(slot.tensor) in own)
+                    whole[slot] = slot.stand_in(lasting if kept_whole else scratch.take)
             with torch.no_grad():
                 ways[module](module)
             for slot in written:
                 if last[slot] is module:
-                    share, whole[slot] = slot.layout.local(whole[slot].detach()), slot.tensor
+                    made, whole[slot] = whole[slot].detach(), slot.tensor
                     if own is None or id(slot.tensor) in own:
-                        slot.fill(share)
+                        slot.fill(slot.layout.local(made))
                     else:
                         slot.put_back()
+                    scratch.give_back(made)
     finally:
         for slot in whole:
             slot.put_back()
+
+
+class _Scratch:
+    """Memory for tensors that are whole for a while, used again and again: freeing each would leave holes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._free: list[Tensor] = []
+        self._taken: dict[int, Tensor] = {}
+
+    def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A tensor without values."""
+        size = torch.Size(shape).numel() * dtype.itemsize
+        fitting = sorted((buffer for buffer in self._free if len(buffer) >= size), key=len)
+        buffer = fitting[0] if fitting else torch.empty(size, dtype=torch.uint8, device=self.device)
+        self._free = [other for other in self._free if other is not buffer]
+        self._taken[buffer.untyped_storage()._cdata] = buffer
+        return buffer[:size].view(dtype).view(shape)
+
+    def give_back(self, tensor: Tensor) -> None:
+        """The memory of ``tensor`` may be used again, if it came from here."""
+        buffer = self._taken.pop(tensor.untyped_storage()._cdata, None)
+        if buffer is not None:
+            self._free.append(buffer)
 
 
 def _own_ways(root: nn.Module) -> Iterator[tuple[nn.Module, Initialise]]:
