@@ -131,6 +131,11 @@ class Match:
         lines += ["  where " + ", ".join(f"{k} = {_value(v)}" for k, v in named.items())] if named else []
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:
+        from schedule.html import match  # jinja2 is loaded when first needed
+
+        return match(self)
+
     def __repr__(self) -> str:
         return f"Match({self.name} in {self.schedule.label}: {', '.join(n.name for n in self.nodes)})"
 

@@ -283,6 +283,11 @@ class Schedule:
         """
         print(printed(rendered_tree(self, depth)), end="")
 
+    def _repr_html_(self) -> str:
+        from schedule.html import tree  # jinja2 is loaded when first needed
+
+        return tree(self)
+
     def __repr__(self) -> str:
         return f"Schedule({self.label}: {original_class(self._module).__name__})"
 

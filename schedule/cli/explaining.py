@@ -97,6 +97,6 @@ def _nearest(node: Schedule, rule: Rule) -> ScheduleError | None:
     try:
         node.find(rule.name, expect=1)
     except ScheduleError as error:
-        error.asked, error.why = "", f"nearest: {error.why.rpartition('nearest: ')[2]}"
+        error.asked, error.fix, error.why = "", "", f"nearest: {error.why.rpartition('nearest: ')[2]}"
         return error
     return None

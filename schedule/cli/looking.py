@@ -28,7 +28,7 @@ Depth = Annotated[int | None, typer.Option("--depth", min=1, help="Levels of the
 @command
 def show(
     model: options.Name,
-    path: Annotated[str, typer.Argument(metavar="[PATH]", help="Show the graph of this module; '.' is the root.")] = "",
+    path: Annotated[str, typer.Argument(metavar="PATH", help="Show the graph of this module; '.' is the root.")] = "",
     depth: Depth = None,
     tiny: options.Tiny = False,
     attention: options.Attention = "",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 import schedule
-from schedule.cli import app, output, working
+from schedule.cli import app, main, output, working
 from schedule.cli.output import write
 from schedule.errors import VerificationError
 from schedule.rules import list_rules
@@ -314,6 +316,12 @@ def test_it_runs_as_a_module() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["modules"][""] == "Small"
+
+
+def test_the_installed_command_is_this_one() -> None:
+    written = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    module, _, name = written["project"]["scripts"]["fxschedule"].partition(":")
+    assert getattr(importlib.import_module(module), name) is main
 
 
 def test_the_model_of_a_factory_may_be_a_module_itself(monkeypatch: pytest.MonkeyPatch) -> None:
