@@ -15,7 +15,6 @@ from schedule.optimizer import optimize
 from schedule.report import Entry, Report, grouped, paths_of
 from schedule.rules import Rule
 from schedule.tree import Schedule
-from schedule.verify.guilty import undone
 
 
 @dataclass(frozen=True)
@@ -70,11 +69,10 @@ class Verdict:
 
 def verdict(node: Schedule, rule: Rule, cost_guard: bool) -> Verdict:
     """What becomes of ``rule`` in ``node`` and below; the model is afterwards as it was."""
-    with undone(node.root, len(node.history)):
-        before = len(node.history)
-        report = optimize(node, rules=[rule], cost_guard=cost_guard)
-        while len(node.history) > before:
-            node.undo()
+    before = len(node.history)
+    report = optimize(node, rules=[rule], cost_guard=cost_guard)
+    while len(node.history) > before:
+        node.undo()
     if report.entries:
         return Verdict(rule.name, node.label, report.entries, list(_matches(node.root, rule, report)))
     return Verdict(rule.name, node.label, [], nearest=_nearest(node, rule))
