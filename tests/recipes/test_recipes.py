@@ -11,6 +11,7 @@ from torch import nn
 
 import schedule
 from schedule import Match, Recipe, RecipeError, Schedule
+from schedule.recipes.describing import described
 from schedule.recipes.recipe import Call, Find, Undo
 from tests.fingerprint import fingerprint
 from tests.recipes.helpers import (
@@ -292,3 +293,15 @@ def test_it_prints(sch: Schedule) -> None:
     assert lines[1] == "   1  m1 = find(tests.small.bias_gelu) in blocks.*.mlp: 1 in each"
     assert lines[2] == "   2  fuse(matches=m1) on blocks.*.mlp"
     assert sch.recipe().references == ("tests.small:bias_gelu",)
+
+
+def test_a_sharing_plan(sch: Schedule) -> None:
+    plan = sch.shard_plan(2)
+    assert plan.shards
+    recipe = Recipe("Small", (Call("apply_plan", ("",), (("plan", described(plan)),)),))
+    read = Recipe.from_json(recipe.to_json())
+    assert read == recipe and isinstance(read.steps[0], Call)
+    assert read.steps[0].arguments[0][1].live({}) == plan
+    compile(read.to_python(), "script", "exec")
+    with pytest.raises(RecipeError, match="replay step 1, apply_plan"):  # no mesh
+        schedule.replay(sch, read)
