@@ -53,11 +53,10 @@ class Site:
 
     def in_current(self, specialisations: Sequence[Specialisation]) -> int | None:
         """Which of the module's graphs now is the one this was found in, or stems from it."""
-        for index, made in enumerate(specialisations):
-            if made.graph is self.found_in.graph:
-                return index
         key = (self.found_in.training, self.found_in.call.key())
-        return next((i for i, made in enumerate(specialisations) if (made.training, made.call.key()) == key), None)
+        own = [i for i, made in enumerate(specialisations) if made.graph is self.found_in.graph]
+        like = [i for i, made in enumerate(specialisations) if (made.training, made.call.key()) == key]
+        return next(iter(own + like), None)
 
 
 class Match:
@@ -383,9 +382,8 @@ def _lost(site: Site, node: fx.Node, gone: Mapping[str, Erased]) -> MatchError:
     call = site.origin.get(node.name)
     was = gone.get(node.name) or (gone.get(call) if call else None)
     if was is not None:
-        return MatchError(
-            f"this match of {name} was already consumed by {was.by or 'another rewrite'}", fix="find it again"
-        )
+        by = was.by or "another rewrite"
+        return MatchError(f"this match of {name} was already consumed by {by}", fix="find it again")
     if call is not None:
         return MatchError(
             f"the module called as {call} can no longer be opened: it was hooked, wrapped or replaced since",

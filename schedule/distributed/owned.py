@@ -41,10 +41,10 @@ def synchronised(path: str, module: nn.Module, whole: Specialisation, axes: dict
     """
     found = propagate(whole.graph, module)
     shared = {_factor(found, name, axis, parts) for name, (axis, parts) in axes.items()}
-    if None in shared or len(shared) != 1:
+    known = [factor for factor in shared if factor is not None]
+    if len(shared) != 1 or not known:
         return "its own parameters are not shared out along one dimension"
-    (factor,) = shared
-    assert factor is not None
+    (factor,) = known
     partial = _partial_sums(found, factor)
     if isinstance(partial, str):
         return partial

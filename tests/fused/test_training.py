@@ -8,8 +8,15 @@ import fused
 from tests.fused import training
 
 
-@pytest.mark.parametrize("backend", ["reference", "inductor"])
-@pytest.mark.parametrize(("autocast", "tolerance"), [(False, 1e-4), (True, 3e-2)], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("backend", "autocast", "tolerance"),
+    [
+        pytest.param("reference", False, 1e-4, id="float32-reference"),
+        pytest.param("reference", True, 3e-2, id="bfloat16-reference"),
+        pytest.param("inductor", False, 1e-4, id="float32-inductor"),
+        pytest.param("inductor", True, 3e-2, id="bfloat16-inductor", marks=pytest.mark.slow),
+    ],
+)
 def test_the_loss_curve_is_that_of_eager(backend: str, autocast: bool, tolerance: float) -> None:
     with fused.backend(backend):
         curves = training.curves(50, autocast)
