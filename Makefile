@@ -45,7 +45,7 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 
 sweep: $(INSTALLED)
-	$(PYTEST) -m slow -n $(JOBS) --dist worksteal
+	HYPOTHESIS_PROFILE=new $(PYTEST) -m slow -n $(JOBS) --dist worksteal
 	$(BIN)/python -m tests.sweep
 
 bench: $(INSTALLED)

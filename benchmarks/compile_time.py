@@ -27,14 +27,12 @@ from benchmarks.timing import write_json
 from schedule.runtime import state_of
 
 
-def _gpt2(layers: int) -> nn.Module:
-    config = hf.GPT2Config(n_layer=layers, use_cache=False)
-    model: nn.Module = hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    return model
+def _gpt2(layers: int) -> Any:
+    return hf.GPT2Config(n_layer=layers, use_cache=False)
 
 
-def _llama_70b(layers: int) -> nn.Module:
-    config = hf.LlamaConfig(
+def _llama_70b(layers: int) -> Any:
+    return hf.LlamaConfig(
         vocab_size=128256,
         hidden_size=8192,
         intermediate_size=28672,
@@ -43,8 +41,6 @@ def _llama_70b(layers: int) -> nn.Module:
         num_key_value_heads=8,
         use_cache=False,
     )
-    model: nn.Module = hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    return model
 
 
 MODELS = {"gpt2": (_gpt2, "transformer.h.0.mlp"), "llama 70B": (_llama_70b, "model.layers.0.mlp")}
@@ -65,9 +61,9 @@ def _export(model: nn.Module, batch: dict[str, torch.Tensor]) -> None:
 
 
 def _seconds(run: Callable[[nn.Module, dict[str, torch.Tensor]], None], name: str, layers: int) -> float:
-    build, path = MODELS[name]
+    config, path = MODELS[name]
     with torch.device("meta"):
-        model = build(layers)
+        model: nn.Module = hf.AutoModelForCausalLM.from_config(config(layers), attn_implementation="eager")
     gc.collect()
     start = time.perf_counter()
     run(model, _batch())

@@ -8,7 +8,6 @@ original forward before it is used. Whatever goes wrong, the original forward ru
 
 from __future__ import annotations
 
-import copy
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -19,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.overrides import TorchFunctionMode
 
 import fused
+from schedule.copying import copied
 from schedule.dispatch import Declined
 from schedule.errors import NotApplicable, ScheduleError, TraceError
 from schedule.generators import generator_states, restore_generators
@@ -248,30 +247,11 @@ def _holds_for(module: nn.Module, made: Specialisation) -> bool:
 # -- a shadow ------------------------------------------------------------------------------------------------
 
 
-class _CopiedBy(TorchFunctionMode):
-    """Under it, ``copy.deepcopy`` copies tensors by a function, also those within a graph of autograd."""
-
-    def __init__(self, copied: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.copied = copied
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not torch.Tensor.__deepcopy__:
-            return func(*args, **(kwargs or {}))
-        tensor, memo = args
-        return memo.setdefault(id(tensor), self.copied(tensor))
-
-
-def _copied(value: Any, copied: Callable[[torch.Tensor], torch.Tensor], memo: dict[int, Any] | None = None) -> Any:
-    with torch._C._EnableTorchFunction(), _CopiedBy(copied):
-        return copy.deepcopy(value, memo)
-
-
 def _own(leaf: Any) -> Any:
     """A copy of an argument that a forward may change: a tensor, a cache."""
     if leaf is None or callable(leaf) or isinstance(leaf, (bool, int, float, str, torch.dtype, torch.device)):
         return leaf
-    return _copied(leaf, lambda tensor: tensor.detach().clone())
+    return copied(leaf, lambda tensor: tensor.detach().clone())
 
 
 class Shadow:
@@ -284,7 +264,7 @@ class Shadow:
             memo |= {id(getattr(child, hooks)): type(getattr(child, hooks))() for hooks in _HOOKS}
             if (state := state_of(child)) is not None:
                 memo[id(state)] = state
-        self.module = _copied(module, lambda tensor: tensor, memo)
+        self.module = copied(module, lambda tensor: tensor, memo)
         vars(self.module).pop("_schedule_state", None)
         self.module.__class__ = original_class(module)
         self._originals = {id(memo[id(one)]): one for one in memo.get(id(memo), ()) if id(one) in memo}

@@ -15,7 +15,6 @@ from torch import nn
 
 from schedule.tracing.attributes import Unset
 from schedule.tracing.hooks import acts_now
-from schedule.tracing.regions import closing_regions
 from schedule.tracing.signature import Parameters, Signature
 from schedule.tracing.specialisation import Specialisation
 from schedule.tracing.structure import literal
@@ -46,16 +45,6 @@ def intact(module: nn.Module, cls: type, training: bool) -> bool:
     )
 
 
-def _closing(run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run``; the blocks that it entered are left where it raises."""
-
-    def closing(module: nn.Module, *inputs: Any) -> Any:
-        with closing_regions():
-            return run(module, *inputs)
-
-    return closing
-
-
 def generated_select(
     forward: Callable[..., Any],
     specialisations: Sequence[Specialisation],
@@ -71,8 +60,7 @@ def generated_select(
     lines = [f"def select({parameters.declaration(namespace)}):", "    _own = self.__dict__"]
     for index, specialisation in enumerate(specialisations):
         conditions = _conditions(specialisation, index, namespace, scheduled_class)
-        run = specialisation.function
-        namespace[f"_run_{index}"] = _closing(run) if specialisation.has_regions else run
+        namespace[f"_run_{index}"] = specialisation.function
         inputs = "".join(f"{text}, " for text in specialisation.signature.inputs.values())
         lines.append("    if (" + "\n        and ".join(conditions) + "):")
         lines.append(f"        return _run_{index}, ({inputs})")

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import nn
 
 from schedule.runtime import STATE, ScheduledState, forward_of, install, scheduled_class, state_of
-from schedule.tracing.regions import closing_regions
 from schedule.tracing.specialisation import Specialisation, original_class
 
 if TYPE_CHECKING:
@@ -56,18 +55,7 @@ class WrappedSpecialisation(Specialisation):
     @cached_property
     def function(self) -> Run:
         """The graph as a function of ``(module, *inputs)``, with all of it around."""
-        run = closing(super().function) if self.has_regions else super().function
-        return rewrapped(run, self.arounds)
-
-
-def closing(run: Run) -> Run:
-    """``run``, leaving its ``no_grad`` and ``autocast`` blocks when it is stopped early, as a recomputation is."""
-
-    def closed(*args: Any) -> Any:
-        with closing_regions():
-            return run(*args)
-
-    return closed
+        return rewrapped(super().function, self.arounds)
 
 
 def wrapped(made: Specialisation, arounds: Iterable[Around]) -> Specialisation:

@@ -16,12 +16,18 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
 torch.set_num_threads(1)
+
+# The same examples at every run, so that a change is judged by itself; the long tests draw new ones.
+hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("new", deadline=None)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 # Triton reads this when it is imported: without CUDA its kernels run on CPU tensors, as Python.
 if not torch.cuda.is_available():

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
+from schedule.copying import copied
 from schedule.generators import generator_states, restore_generators
 from schedule.tracing.structure import leaves, map_structure
 
@@ -75,16 +74,9 @@ def _holds_state(value: Any) -> bool:
     return any(_has_state(leaf) for _, leaf in leaves(value))
 
 
-class _SharingTensors(TorchFunctionMode):
-    """Under it, ``copy.deepcopy`` copies what holds tensors, and not the tensors."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return args[0] if func is torch.Tensor.__deepcopy__ else func(*args, **(kwargs or {}))
-
-
 def _copied(value: Any) -> Any:
-    with torch._C._EnableTorchFunction(), _SharingTensors():
-        return map_structure(value, lambda leaf: copy.deepcopy(leaf) if _has_state(leaf) else leaf)
+    """What holds tensors copied, and not the tensors."""
+    return map_structure(value, lambda leaf: copied(leaf, lambda tensor: tensor) if _has_state(leaf) else leaf)
 
 
 def _generators_replayed() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:

@@ -1,13 +1,13 @@
 """``no_grad``, ``enable_grad`` and ``autocast`` blocks, as pairs of nodes.
 
 In a graph a block reads ``token = begin_…(…); …; end_region(token)``. What was begun and not ended when an
-exception passes is ended by :func:`closing_regions`, which the runtime puts around graphs that have regions.
+exception passes is ended by :func:`closing`, which is around the functions of graphs that have regions.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -74,6 +74,16 @@ def closing_regions() -> Iterator[None]:
     finally:
         while len(_open.stack) > depth:
             _open.stack.pop().__exit__(None, None, None)
+
+
+def closing(run: Callable[..., Any]) -> Callable[..., Any]:
+    """``run``, leaving its blocks when it raises or is stopped early, as a recomputation is."""
+
+    def closed(*args: Any) -> Any:
+        with closing_regions():
+            return run(*args)
+
+    return closed
 
 
 class RegionTracker:

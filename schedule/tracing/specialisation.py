@@ -19,7 +19,7 @@ from schedule.tracing.effects import remove_dead
 from schedule.tracing.environment import Environment, fast_path_conditions, parameter_conditions
 from schedule.tracing.guards import check, conditions
 from schedule.tracing.outputs import check_output, insert_checks
-from schedule.tracing.regions import REGION_FUNCTIONS
+from schedule.tracing.regions import REGION_FUNCTIONS, closing
 from schedule.tracing.sharing import has_constants, likeness, settings_agree
 from schedule.tracing.signature import Parameters, Signature, SignatureBuilder, bound_or_refused
 from schedule.tracing.structure import is_dataclass_value, is_plain_mapping
@@ -71,7 +71,8 @@ class Specialisation:
     @cached_property
     def function(self) -> Callable[..., Any]:
         """The graph, compiled to a Python function of ``(module, *inputs)`` when first asked for."""
-        return tried(compiled(self.graph), self.graph, self.training)
+        run = compiled(self.graph)
+        return tried(closing(run) if self.has_regions else run, self.graph, self.training)
 
     def with_graph(self, graph: fx.Graph, entered: Mapping[str, Entered] | None = None) -> Specialisation:
         """The same specialisation with another graph; ``entered`` adds submodules whose inside it now holds."""

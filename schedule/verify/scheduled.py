@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -46,18 +47,19 @@ class Verification:
             return self._check_ranks(mesh)
         tolerance = self._tolerance or tolerance_for(sch.module)
         for index, case in enumerate(cases(self._batch, self._steps, self._optimizer)):
-            result, reference = check_case(
-                case,
-                sch.module,
-                sch.module,
-                tolerance,
-                self.report,
-                required=index == 0,
-                original=lambda: undone(sch),
-            )
+            result, reference = self._case(case, tolerance, required=index == 0, alone=True)
             if result is not None and reference is not None and not result.equal:
                 raise _error(sch, case, result, reference, tolerance)
         return self.report
+
+    def _case(
+        self, case: Case, tolerance: Tolerance, *, required: bool, alone: bool
+    ) -> tuple[CaseResult | None, Observation | None]:
+        """One case, of the model undone and of the model as it is."""
+        module, original = self._sch.module, partial(undone, self._sch)
+        return check_case(
+            case, module, module, tolerance, self.report, required=required, original=original, alone=alone
+        )
 
     def _check_ranks(self, mesh: Any) -> EquivalenceReport:
         """The same on every rank of a mesh: all of them pass or fail together, case by case."""
@@ -69,16 +71,7 @@ class Verification:
             for index, case in enumerate(cases(self._batch, self._steps, self._optimizer)):
                 own = ""
                 try:
-                    result, _ = check_case(
-                        case,
-                        sch.module,
-                        sch.module,
-                        tolerance,
-                        self.report,
-                        required=index == 0,
-                        original=lambda: undone(sch),
-                        alone=False,
-                    )
+                    result, _ = self._case(case, tolerance, required=index == 0, alone=False)
                     if result is not None and not result.equal:
                         own = f"{result.worst} in {case.mode} mode, {case.weights} weights, {case.shapes}"
                 except REFUSALS as error:

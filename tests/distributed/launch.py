@@ -11,7 +11,7 @@ import os
 import socket
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
@@ -83,19 +83,14 @@ def stop() -> None:
         _running.popitem()[1].stop()
 
 
-def run(cases: Sequence[Case], ranks: int = 2, limit: float = 120.0) -> dict[str, str]:
-    """Run every case on ``ranks`` processes, each given the device mesh; name → "" or the ranks' errors.
+def run_one(case: Case, ranks: int = 2, limit: float = 120.0) -> str:
+    """Run one case; "" or the ranks' errors.
 
     Args:
-        cases: functions at the top of a module, called with the one-dimensional mesh ``("tp",)``.
+        case: a function at the top of a module, called with the one-dimensional mesh ``("tp",)``.
         ranks: how many processes.
-        limit: seconds for one case, after which it counts as hung.
+        limit: seconds, after which it counts as hung.
     """
-    return {case.__name__: run_one(case, ranks, limit) for case in cases}
-
-
-def run_one(case: Case, ranks: int = 2, limit: float = 120.0) -> str:
-    """Run one case; "" or the ranks' errors."""
     if ranks not in _running:
         _running[ranks] = Ranks(ranks)
     error = _running[ranks].run(case, limit)

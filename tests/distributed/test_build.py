@@ -257,19 +257,13 @@ def peak_rss() -> int:
 CASES = (initialised_in_shards, undone_after_building, read_in_shards)
 
 
-@pytest.fixture(scope="module")
-def results() -> dict[str, str]:
-    return launch.run(CASES)
-
-
-@pytest.mark.parametrize("name", [case.__name__ for case in CASES])
-def test_on_two_processes(name: str, results: dict[str, str]) -> None:
-    assert not results[name], results[name]
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_on_two_processes(case: launch.Case) -> None:
+    launch.passes(case)
 
 
 def test_memory_of_a_rank_is_bounded() -> None:
-    found = launch.run((less_than_a_whole_model,), ranks=4)
-    assert not found["less_than_a_whole_model"], found["less_than_a_whole_model"]
+    launch.passes(less_than_a_whole_model, ranks=4)
 
 
 def a_billion(mesh: Any) -> None:
@@ -278,5 +272,4 @@ def a_billion(mesh: Any) -> None:
 
 @pytest.mark.slow
 def test_a_billion_parameters_over_four_processes() -> None:
-    found = launch.run((a_billion,), ranks=4, limit=580)
-    assert not found["a_billion"], found["a_billion"]
+    launch.passes(a_billion, ranks=4, limit=580)

@@ -134,14 +134,9 @@ def sharded_afterwards(mesh: Any) -> None:
 CASES = (sharded_afterwards, inside_only, under_checkpointing, with_a_graph_of_its_own, compiled, twice_is_refused)
 
 
-@pytest.fixture(scope="module")
-def results() -> dict[str, str]:
-    return launch.run(CASES)
-
-
-@pytest.mark.parametrize("name", [case.__name__ for case in CASES])
-def test_on_two_processes(name: str, results: dict[str, str]) -> None:
-    assert not results[name], results[name]
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_on_two_processes(case: launch.Case) -> None:
+    launch.passes(case)
 
 
 def test_without_a_mesh() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ def data() -> dict[str, Any]:
         "made_with": {"torch": "2.13"},
         "steps": [
             {"find": "m1", "at": ["h.*"], "pattern": "bias_activation", "counts": 1},
-            {"call": "fuse", "at": ["h.*"], "arguments": {"matches": MATCHES, "compiler": None}},
+            {"call": "fuse", "at": ["h.*"], "arguments": {"matches": dict(MATCHES), "compiler": None}},
             {"call": "optimize", "at": [""], "arguments": {"rules": ["all"]}, "rules": ["sdpa"]},
             {"undo": 1},
         ],
@@ -173,7 +174,7 @@ def test_no_text_ends_up_as_code() -> None:
 SETTINGS = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 PIECES = st.sampled_from(
     [None, True, 0, 1, -1, 1e999, "m1", "", "fuse", "a:b", "find", [], {}, MATCHES, ["h.*"], {"undo": 1}, {"dict": {}}]
-)
+).map(deepcopy)
 STEP_KEYS = [
     "version",
     "architecture",

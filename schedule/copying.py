@@ -1,0 +1,32 @@
+"""Deep copies in which a function decides what becomes of the tensors."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+
+class _CopiedBy(TorchFunctionMode):
+    """Under it, ``copy.deepcopy`` copies tensors by a function, also those within a graph of autograd."""
+
+    def __init__(self, tensor_copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.tensor_copy = tensor_copy
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.Tensor.__deepcopy__:
+            return func(*args, **(kwargs or {}))
+        tensor, memo = args
+        return memo.setdefault(id(tensor), self.tensor_copy(tensor))
+
+
+def copied(
+    value: Any, tensor_copy: Callable[[torch.Tensor], torch.Tensor], memo: dict[int, Any] | None = None
+) -> Any:
+    """``copy.deepcopy(value, memo)``, with ``tensor_copy(tensor)`` in place of each tensor."""
+    with torch._C._EnableTorchFunction(), _CopiedBy(tensor_copy):
+        return copy.deepcopy(value, memo)
