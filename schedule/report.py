@@ -10,13 +10,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from schedule.costs import Cost, TimeRatio
 from schedule.errors import NotApplicable
 from schedule.runtime import Adaptation, state_of
+from schedule.show import printed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -198,10 +199,7 @@ class Report:
         return found + [("no graph for calls unlike the recorded ones", line) for line in _by_text(self.declined)]
 
     def __str__(self) -> str:
-        console = Console(width=120)
-        with console.capture() as capture:
-            console.print(self)
-        return capture.get()
+        return printed(self, 120)
 
 
 def grouped(entries: Iterable[Entry]) -> dict[tuple[str, str, str], list[Entry]]:

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def printed(renderable: Any, width: int = 110) -> str:
-    """``renderable`` as plain text."""
+    """``renderable`` as plain text, in notebooks too, where rich would show it instead."""
     buffer = io.StringIO()
-    Console(file=buffer, width=width, highlight=False, color_system=None).print(renderable)
+    Console(file=buffer, width=width, highlight=False, color_system=None, force_jupyter=False).print(renderable)
     return buffer.getvalue()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -44,3 +45,17 @@ def test_names_are_escaped() -> None:
     Odd.__name__ = "<script>"
     text = schedule.create_schedule(Odd(), torch.ones(1))._repr_html_()
     assert "<script>" not in text and "&lt;script&gt;" in text
+
+
+def test_printed_text_stays_text_in_a_notebook(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There rich would show a table of its own beside what is printed, or in place of it."""
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    sch = schedule.create_schedule(small(), ids())
+    report = schedule.optimize(sch, cost_guard=False)
+    assert "\x1b" not in str(report) and "bias_gelu_tanh" in str(report)
+    checked = schedule.verify(sch, ids(), steps=1)
+    assert repr(checked) == str(checked) and "equal in eval mode" in str(checked)
+    sch["blocks.1.mlp"].show()
+    assert capsys.readouterr().out.startswith("blocks.1.mlp: Mlp")

@@ -90,6 +90,8 @@ class Verification:
     def __str__(self) -> str:
         return str(self.report)
 
+    __repr__ = __str__
+
     def __enter__(self) -> Verification:
         return self
 
