@@ -14,7 +14,7 @@ from torch import nn
 
 import schedule
 from tests.sweep.coverage import wrong
-from tests.sweep.one import Result, check
+from tests.sweep.one import check
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -81,7 +81,7 @@ SAMPLE: dict[str, Held] = {
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_what_held_still_holds(name: str) -> None:
-    expected, result = SAMPLE[name], check(Result(name))
+    expected, result = SAMPLE[name], check(name)
     assert result.built, result.reasons
     assert set(result.reasons) <= set(expected.known), result.reasons
     found = result.rules or {}
@@ -105,6 +105,6 @@ def _spoiled(sch: schedule.Schedule, **settings: Any) -> schedule.Report:
 
 def test_a_wrong_rewrite_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "optimize", _spoiled)
-    result = check(Result("gpt_neox"))
+    result = check("gpt_neox")
     assert result.equal is False and "replace_all" in result.reasons["WRONG, rewritten"]
     assert wrong({"reasons": result.reasons})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -57,21 +57,26 @@ class SyncStep:
     nbytes: int = field(default=0, compare=False)
 
 
+HEADS, FEATURES, VOCABULARY = "heads", "features", "tokens"
+
+
 @dataclass(frozen=True)
 class Group:
     """Axes of parameters that are shared out together, with the collectives that this takes.
 
     Attributes:
         name: where it is.
-        size: how many heads, features or tokens are shared out.
+        size: how many are shared out.
         shards: in order.
         syncs: in order.
+        kind: of what: the heads of an attention, other features, or the tokens of a vocabulary.
     """
 
     name: str
     size: int
     shards: list[ShardStep]
     syncs: list[SyncStep]
+    kind: str = FEATURES
 
 
 @dataclass
@@ -127,6 +132,7 @@ class Plan:
                     group["size"],
                     [ShardStep(**step) for step in group["shards"]],
                     [SyncStep(**step) for step in group["syncs"]],
+                    group["kind"],
                 )
                 for group in found["groups"]
             ]
@@ -146,7 +152,7 @@ class Plan:
             columns = dict.fromkeys(step.path for step in group.shards if step.path not in rows)
             table.add_row(
                 group.name,
-                str(group.size),
+                f"{group.size} {group.kind}",
                 _short(columns, group.name),
                 _short(rows, group.name),
                 *(_counted(group.syncs, forward) for forward in (True, False)),
@@ -176,6 +182,16 @@ def moved(step: SyncStep, ranks: int) -> int:
     if step.op == "all_gather" and step.mode == "fwd_post":
         return part  # its gradient is this rank's part
     return part if step.op == "scatter" else 2 * part
+
+
+def common_path(paths: Iterable[str]) -> str:
+    """The module above all of ``paths``; "" is the root."""
+    common = []
+    for parts in zip(*(path.split(".") for path in paths), strict=False):
+        if len(set(parts)) > 1:
+            break
+        common.append(parts[0])
+    return ".".join(common)
 
 
 def _short(paths: Mapping[str, None], name: str) -> str:

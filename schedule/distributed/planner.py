@@ -22,13 +22,15 @@ from schedule.distributed.following import follow
 from schedule.distributed.gradients import differentiable, parameters_of, users_of
 from schedule.distributed.modules import COLUMN, OWN, ROW, projection_of, role_of
 from schedule.distributed.owned import holds, synchronised
-from schedule.distributed.plan import Group, Plan, ShardStep, SyncStep
+from schedule.distributed.plan import FEATURES, HEADS, VOCABULARY, Group, Plan, ShardStep, SyncStep, common_path
 from schedule.distributed.propagation import propagate
 from schedule.distributed.state import Sharded
 from schedule.distributed.values import Layer, Propagated
 from schedule.errors import ShardError, TraceError
 from schedule.patterns.values import OpNode, operands
 from schedule.tracing.specs import TensorSpec
+
+ATTENDING = ("matmul", "bmm", "baddbmm", "einsum", "scaled_dot_product_attention")
 
 
 @dataclass
@@ -113,9 +115,17 @@ class _Planner:
         syncs = self.syncs(candidate) if steps is not None else None
         if steps is None or syncs is None:
             return None
-        columns = [step.path for step in steps if self.role(step) == COLUMN]
-        rows = [step.path for step in steps if self.role(step) == ROW]
-        return Group(_group_name(columns, rows, steps), candidate.factor.size, steps, syncs)
+        name = common_path(step.path for step in steps) or "the root"
+        return Group(name, candidate.factor.size, steps, syncs, self.kind(candidate.factor))
+
+    def kind(self, factor: Factor) -> str:
+        """Heads are what a softmax, or a product of two activations, does for each by itself."""
+        for node in self.found.nodes:
+            given = [one for one in operands(node.args) if self.found_name(one) is None]
+            products = node.op in ATTENDING and sum(self.holds(one, factor) for one in given) > 1
+            if self.holds(node, factor) and (node.op in ("softmax", "log_softmax") or products):
+                return HEADS
+        return FEATURES
 
     def divides(self, candidate: Candidate) -> bool:
         size = candidate.factor.size
@@ -326,7 +336,7 @@ class _Planner:
             syncs[SyncStep(one.path, "fwd_post", "all_gather", nbytes=_nbytes(one.node.spec))] = None
         self.taken |= {f"{step.path}.{step.name}" for step in steps} | {f"{one.path}.weight" for one in others}
         name = " ".join(["vocabulary:", *dict.fromkeys(step.path for step in steps)])
-        return Group(name, size, list(steps), list(syncs))
+        return Group(name, size, list(steps), list(syncs), VOCABULARY)
 
     def returned(self, layer: Layer, size: int) -> bool:
         """Whether the model returns the outputs of ``layer``, of that size, as they are or element by element."""
@@ -377,15 +387,3 @@ def _tensor_at(root: nn.Module, path: str) -> torch.Tensor:
     owner, _, name = path.rpartition(".")
     tensor: torch.Tensor = getattr(root.get_submodule(owner), name)
     return tensor
-
-
-def _group_name(columns: list[str], rows: list[str], steps: list[ShardStep]) -> str:
-    """Where a group is: the module above all of it."""
-    paths = [step.path.split(".") for step in steps]
-    common = []
-    for parts in zip(*paths, strict=False):
-        if len(set(parts)) > 1:
-            break
-        common.append(parts[0])
-    return ".".join(common) or "the root"
-

@@ -1,4 +1,7 @@
-"""``python -m tests.sweep``: all architectures that have no result yet, then ``docs/coverage.md``."""
+"""``python -m tests.sweep``: all architectures that have no result yet, then ``docs/coverage.md``.
+
+With ``--plans`` it is the tensor-parallel plans of those that are called with tokens alone.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ import sys
 
 from tests.sweep.coverage import write
 from tests.sweep.models import architectures
-from tests.sweep.run import RESULTS, ROOT, fingerprint, load, sweep
+from tests.sweep.one import check
+from tests.sweep.plans import check_plan, is_text
+from tests.sweep.run import PLANS, RESULTS, ROOT, fingerprint, load, sweep
 
 
 def main() -> int:
@@ -19,8 +24,10 @@ def main() -> int:
     parser.add_argument("--changed", action="store_true", help="those whose sources or ours changed since the result")
     parser.add_argument("--again", action="store_true", help="all, known or not")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many at a time")
+    parser.add_argument("--plans", action="store_true", help="find tensor-parallel plans and simulate them")
     options = parser.parse_args()
-    every, known = architectures(), load()
+    folder = PLANS if options.plans else RESULTS
+    every, known, rewritten = architectures(), load(folder), load(RESULTS)
     if options.only:
         names = options.only.split(",")
         unknown = sorted(set(names) - set(every))
@@ -30,11 +37,14 @@ def main() -> int:
         names = [name for name in every if known.get(name, {}).get("of") != fingerprint(name)]
     else:
         names = [name for name in every if options.again or "of" not in known.get(name, {})]
+    if options.plans:  # what is known to be called with images or sounds needs no plan
+        names = [n for n in names if is_text(rewritten.get(n, {}).get("inputs") or {"input_ids": []})]
     names.sort(key=lambda name: hashlib.sha256(name.encode()).digest())  # what is known half-way is a fair sample
-    sweep(names, options.jobs)
-    found = {name: result for name, result in load().items() if name in every}
-    print(write(found, ROOT / "docs" / "coverage.md", RESULTS.parent / "coverage.json", len(every)))
-    wrong = [name for name in names if any(kind.startswith("WRONG") for kind in found[name]["reasons"])]
+    sweep(names, options.jobs, check_plan if options.plans else check, folder)
+    found, plans = ({n: r for n, r in load(each).items() if n in every} for each in (RESULTS, PLANS))
+    print(write(found, ROOT / "docs" / "coverage.md", RESULTS.parent / "coverage.json", len(every), plans))
+    done = plans if options.plans else found
+    wrong = [name for name in names if any(kind.startswith("WRONG") for kind in done[name]["reasons"])]
     if wrong:
         print(f"WRONG: {', '.join(wrong)}", file=sys.stderr)
     return int(bool(wrong))

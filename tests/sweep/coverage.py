@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +28,51 @@ at the recorded shape and at others that the model takes.
 |---|---|---|---|---|---|---|
 """
 
+_PLANS = """
+## Tensor-parallel plans
 
-def write(results: Results, page: Path, data: Path, total: int) -> str:
-    """Write the page and the same as JSON; returns the summary line.
+The plan that `sch.shard_plan(2)` finds for every architecture that is called with tokens alone, carried out by two
+simulated ranks. *covered*: outputs and gradients of both ranks equal the whole model's, and in every layer the heads of
+the attention, or at least a quarter of the weights, are shared out. *attention*, *features*: layers with the heads of
+an attention, or other features such as the width of an MLP, shared out, of all layers. *column / row / whole*:
+projections. *shared*: of a layer's weights, in the layer with the least of it. *collectives*: of all layers, forward +
+backward, and in brackets the least there can be, one each way for an attention or an MLP.
+
+{summary}
+
+{reasons}
+
+| architecture | covered | attention | features | column / row / whole | shared | collectives | reason |
+|---|---|---|---|---|---|---|---|
+"""
+
+
+def write(results: Results, page: Path, data: Path, total: int, plans: Results) -> str:
+    """Write the page and the same as JSON; returns the summary lines.
 
     Args:
         total: how many config classes there are, with a result or without.
+        plans: the same of tensor-parallel plans; those of text are shown.
     """
     line = summary(results) + (f" {total - len(results)} have no result yet." if total > len(results) else "")
-    counts = Counter(kind for result in results.values() for kind in result["reasons"])
-    reasons = "\n".join(f"- {count} × {kind}" for kind, count in counts.most_common())
+    text = {name: plan for name, plan in plans.items() if plan.get("text")}
     versions = {name: importlib.metadata.version(name) for name in ("transformers", "torch")}
     rows = "".join(_row(results[name]) for name in sorted(results))
-    page.write_text(_HEAD.format(summary=line, reasons=reasons, **versions) + rows)
-    kept = [{k: v for k, v in results[name].items() if k not in ("seconds", "of")} for name in sorted(results)]
-    data.write_text(json.dumps({**versions, "architectures": kept}, indent=1) + "\n")
-    return line
+    head = _HEAD.format(summary=line, reasons=_counted(results), **versions)
+    planned = _PLANS.format(summary=plan_summary(plans), reasons=_counted(text))
+    page.write_text(head + rows + planned + "".join(_plan_row(text[name]) for name in sorted(text)))
+    kept = {"architectures": _kept(results), "plans": _kept(text)}
+    data.write_text(json.dumps({**versions, **kept}, indent=1) + "\n")
+    return f"{line}\n{plan_summary(plans)}"
+
+
+def _counted(results: Results) -> str:
+    counts = Counter(kind for result in results.values() for kind in result["reasons"])
+    return "\n".join(f"- {count} × {kind}" for kind, count in counts.most_common())
+
+
+def _kept(results: Results) -> list[dict[str, Any]]:
+    return [{k: v for k, v in results[name].items() if k not in ("seconds", "of")} for name in sorted(results)]
 
 
 def summary(results: Results) -> str:
@@ -59,6 +88,17 @@ def summary(results: Results) -> str:
     )
 
 
+def plan_summary(plans: Results) -> str:
+    """Counts of the plans, in one line."""
+    text = [plan for plan in plans.values() if plan.get("text")]
+    covered = sum(plan["covered"] for plan in text)
+    percent = f" ({100 * covered / len(text):.1f} %)" if text else ""
+    return (
+        f"{len(text)} text architectures, {covered} covered by a tensor-parallel plan{percent}, "
+        f"{sum(map(wrong, text))} wrong."
+    )
+
+
 def wrong(result: Mapping[str, Any]) -> bool:
     """Whether anything was computed that the original does not compute."""
     return any(kind.startswith("WRONG") for kind in result["reasons"])
@@ -68,8 +108,31 @@ def _row(result: Mapping[str, Any]) -> str:
     rules = ", ".join(f"{name} {count}" for name, count in (result.get("rules") or {}).items())
     inputs = ", ".join(result.get("inputs") or ())
     equal = f"{_mark(result.get('equal'))} / {_mark(result.get('trace_equal'))}" if result.get("built") else ""
-    reason = "; ".join(f"{kind}: {_short(why)}" for kind, why in result["reasons"].items())
-    cells = (result["name"], result.get("model", ""), inputs, rules, result.get("traced") or "", equal, reason)
+    cells = (result["name"], result.get("model", ""), inputs, rules, result.get("traced") or "", equal, _why(result))
+    return _cells(cells)
+
+
+def _plan_row(plan: Mapping[str, Any]) -> str:
+    layers, (forward, backward) = plan["layers"], plan["collectives"]
+    return _cells(
+        (
+            plan["name"],
+            "yes" if plan["covered"] else "no",
+            f"{plan['attention']}/{layers}",
+            f"{plan['features']}/{layers}",
+            f"{plan['columns']} / {plan['rows']} / {plan['whole']}",
+            f"{100 * plan['share']:.0f} %",
+            f"{forward} + {backward} ({plan['minimum']} + {plan['minimum']})",
+            _why(plan),
+        )
+    )
+
+
+def _why(result: Mapping[str, Any]) -> str:
+    return "; ".join(f"{kind}: {_short(why)}" for kind, why in result["reasons"].items())
+
+
+def _cells(cells: Iterable[object]) -> str:
     return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |\n"
 
 

@@ -21,7 +21,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_M
 from schedule.errors import NotApplicable
 from schedule.examples import example_inputs
 from schedule.examples.inputs import REFUSALS, Inputs
-from schedule.examples.shrink import CATEGORIES, shrink
+from schedule.examples.shrink import CATEGORIES, Config, shrink
+from tests.sweep.parts import holders, part_of
 
 MAX_PARAMETERS = 40_000_000
 SECONDS_TO_BUILD = 6.0
@@ -94,16 +95,22 @@ def model_class(name: str) -> type[nn.Module]:
     Raises:
         NotBuilt: there is none: the config is a part of others, or a package is missing.
     """
+    config = CONFIG_MAPPING[name]
+    mapped = list(_mapped(name))
+    mine = (cls for cls in mapped if _is_dummy(cls) or getattr(cls, "config_class", config) is config)
+    for cls in itertools.chain(mine, _beside(config), mapped):  # some borrow the models of another architecture
+        return _available(cls)
+    raise NotBuilt("no model of its own", "the config is a part of others")
+
+
+def _mapped(name: str) -> Iterator[type[nn.Module]]:
+    """The classes that the auto classes give for ``name``, in order of preference."""
     for mapping in mappings():
         if name in mapping:
             found = mapping[name]
-            found = found if isinstance(found, str) else found[0]
-            cls = getattr(transformers, found, None)
-            if isinstance(cls, type) and getattr(cls, "config_class", CONFIG_MAPPING[name]) is CONFIG_MAPPING[name]:
-                return _available(cls)
-    for cls in _beside(CONFIG_MAPPING[name]):
-        return _available(cls)
-    raise NotBuilt("no model of its own", "the config is a part of others")
+            cls = getattr(transformers, found if isinstance(found, str) else found[0], None)
+            if isinstance(cls, type):
+                yield cls
 
 
 def _beside(config: type) -> Iterator[type[nn.Module]]:
@@ -119,29 +126,54 @@ def _beside(config: type) -> Iterator[type[nn.Module]]:
             yield cls
 
 
+def _is_dummy(cls: type) -> bool:
+    """Whether this stands for a class whose packages are missing; it raises whatever it is asked."""
+    return type(cls).__name__ == "DummyObject"
+
+
 def _available(cls: Any) -> type[nn.Module]:
-    missing = [backend for backend in getattr(cls, "_backends", ()) if backend != "torch"]
-    if type(cls).__name__ == "DummyObject":
+    if _is_dummy(cls):
+        missing = [backend for backend in cls._backends if backend != "torch"]
         raise NotBuilt("needs a package", ", ".join(missing) or cls.__name__)
     return cls
 
 
 def build(name: str, seed: int = 0) -> Built:
-    """A tiny model of ``name``: everything small at first, then one category of sizes after another left as it is.
+    """A tiny model of ``name``; for a part that nothing can be made up for, out of a tiny model of its whole.
 
     Raises:
         NotBuilt: none of these builds and runs.
     """
-    cls = model_class(name)
+    config = CONFIG_MAPPING[name]
     try:
-        default = CONFIG_MAPPING[name]().to_dict()
+        return _whole(name, _defaults(config), seed)
+    except NotBuilt as failure:
+        for holder, field in holders(config):
+            try:
+                defaults = _defaults(CONFIG_MAPPING[holder])
+                whole = _whole(holder, {**defaults, field: defaults.get(field) or config().to_dict()}, seed)
+                return Built(*part_of(whole.model, config), whole.kept)
+            except (NotBuilt, NotApplicable, *REFUSALS):
+                continue
+        raise failure
+
+
+def _defaults(config: Any) -> Config:
+    try:
+        defaults: Config = config().to_dict()
     except (*REFUSALS, StrictDataclassError) as error:
         raise NotBuilt("no default config", _first_line(error)) from error
+    return defaults
+
+
+def _whole(name: str, default: Config, seed: int) -> Built:
+    """Everything small at first, then one category of sizes after another left as it is."""
+    cls = model_class(name)
     failure = NotBuilt("not shrunk", "every attempt is too large")
     until = time.process_time() + SECONDS_TO_BUILD
     for kept in _attempts():
         try:
-            model = _built(cls, CONFIG_MAPPING[name], shrink(default, kept), seed)
+            model = _with_forward(_built(cls, CONFIG_MAPPING[name], shrink(default, kept), seed))
             return Built(model, example_inputs(model), kept)
         except NotApplicable as question:
             failure = _later(failure, NotBuilt("no example inputs", _first_line(question)))
@@ -154,6 +186,12 @@ def build(name: str, seed: int = 0) -> Built:
         if time.process_time() > until:
             break
     raise failure
+
+
+def _with_forward(model: nn.Module) -> nn.Module:
+    """``model``, or its first part that can be called: some models do nothing but hold parts and generate."""
+    models = (m for m in model.modules() if isinstance(m, transformers.PreTrainedModel))
+    return next((m for m in models if type(m).forward is not nn.Module.forward), model)
 
 
 def _later(first: NotBuilt, second: NotBuilt) -> NotBuilt:

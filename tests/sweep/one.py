@@ -8,11 +8,11 @@ import resource
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import transformers
@@ -31,15 +31,15 @@ from schedule.verify.equivalence import equivalent
 from schedule.verify.preserve import preserved
 from schedule.verify.report import EquivalenceReport
 from schedule.verify.values import call, named_values
-from tests.sweep.models import NotBuilt, build
+from tests.sweep.models import Built, NotBuilt, build
 
 STEPS = 1
 OTHER_SHAPES = ((3, 9), (1, 14))  # rows, text tokens
 
 
 @dataclass
-class Result:
-    """What is known of one architecture; None is "not reached".
+class Outcome:
+    """What is known of one architecture, whatever is checked; None is "not reached".
 
     Attributes:
         name: the model type.
@@ -47,16 +47,7 @@ class Result:
         inputs: shapes of the example.
         kept: categories of sizes that could not be made small.
         built: a tiny model exists and runs.
-        rules: rule → in how many places it was applied.
-        left: places that look like a rule's construct and were not rewritten, by reason.
-        equal: the rewritten model computed the same everywhere.
-        shapes: how many shapes that was compared at.
-        fallbacks: calls that ran the original forward, of the rewritten modules, at the recorded shape.
-        fallbacks_elsewhere: the same at another shape.
-        undone: everything undone gives the original, to the bit.
-        traced: ``whole``, or ``calls`` if modules with parts of their own stayed calls.
-        trace_equal: the traced root computed the same everywhere.
-        trace_fallbacks: its calls that ran the original forward.
+        equal: what was made of the model computed the same everywhere.
         reasons: kind → what is in the way, in the words of the error.
         seconds: all of it.
     """
@@ -66,16 +57,7 @@ class Result:
     inputs: dict[str, list[int]] = field(default_factory=dict)
     kept: list[str] = field(default_factory=list)
     built: bool = False
-    rules: dict[str, int] | None = None
-    left: dict[str, int] = field(default_factory=dict)
     equal: bool | None = None
-    shapes: int = 0
-    fallbacks: int = 0
-    fallbacks_elsewhere: int = 0
-    undone: bool | None = None
-    traced: str | None = None
-    trace_equal: bool | None = None
-    trace_fallbacks: int = 0
     reasons: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -86,8 +68,42 @@ class Result:
         part.replace(path)
 
 
-def run(name: str, path: Path, seconds: int, memory: int) -> None:
-    """Check ``name`` and keep ``path`` up to date; the entry point of a process.
+OutcomeT = TypeVar("OutcomeT", bound=Outcome)
+
+
+@dataclass
+class Result(Outcome):
+    """What is known of the rewritten and of the traced model.
+
+    Attributes:
+        rules: rule → in how many places it was applied.
+        left: places that look like a rule's construct and were not rewritten, by reason.
+        shapes: how many shapes that was compared at.
+        fallbacks: calls that ran the original forward, of the rewritten modules, at the recorded shape.
+        fallbacks_elsewhere: the same at another shape.
+        undone: everything undone gives the original, to the bit.
+        traced: ``whole``, or ``calls`` if modules with parts of their own stayed calls.
+        trace_equal: the traced root computed the same everywhere.
+        trace_fallbacks: its calls that ran the original forward.
+    """
+
+    rules: dict[str, int] | None = None
+    left: dict[str, int] = field(default_factory=dict)
+    shapes: int = 0
+    fallbacks: int = 0
+    fallbacks_elsewhere: int = 0
+    undone: bool | None = None
+    traced: str | None = None
+    trace_equal: bool | None = None
+    trace_fallbacks: int = 0
+
+
+Check = Callable[[str, Callable[[Outcome], None]], Outcome]
+"""Checks an architecture by name, and hands over what it knows as it goes on."""
+
+
+def run(check: Check, name: str, path: Path, seconds: int, memory: int) -> None:
+    """Do ``check`` of ``name`` and keep ``path`` up to date; the entry point of a process.
 
     Args:
         seconds: of processor time; then the process is stopped.
@@ -98,47 +114,55 @@ def run(name: str, path: Path, seconds: int, memory: int) -> None:
     with path.with_suffix(".log").open("w") as log:  # what models and torch print would tear the progress bar
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+    check(name, lambda outcome: outcome.save(path))
+
+
+def check(name: str, save: Callable[[Outcome], None] = lambda outcome: None) -> Result:
+    """Build, rewrite, compare, undo, trace, compare, as far as that goes."""
     result = Result(name)
-    result.save(path)
-    check(result, lambda: result.save(path))
-    result.save(path)
-
-
-def check(result: Result, progressed: Callable[[], None] = lambda: None) -> Result:
-    """Build, rewrite, compare, undo, trace, compare; ``result`` is filled as far as that goes."""
-    start = time.monotonic()
-    torch.set_num_threads(1)
-    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
-    with warnings.catch_warnings(), fused.backend("reference"):
-        warnings.simplefilter("ignore")
-        try:
-            built = build(result.name)
-        except NotBuilt as error:
-            result.reasons[error.kind] = error.why
-        else:
-            model, batch = built.model, built.batch
-            result.model, result.built, result.kept = type(model).__name__, True, sorted(built.kept)
-            result.inputs = {name: list(value.shape) for name, value in batch.items()}
-            try:
-                _seen(model, batch)
-            except REFUSALS as error:  # nothing can be compared
-                kind = "too large" if "allocate memory" in str(error) else "original refuses training"
-                result.reasons[kind] = f"{type(error).__name__}: {_line(error)}"
-                return _timed(result, start)
-            for stage in (_rewritten, _traced):
-                progressed()
-                with _reasons(result, stage.__name__.strip("_")):
-                    stage(model, batch, result)
-    return _timed(result, start)
-
-
-def _timed(result: Result, start: float) -> Result:
-    result.seconds = round(time.monotonic() - start, 1)
+    staged(result, (_rewritten, _traced), save)
     return result
 
 
+def staged(
+    outcome: OutcomeT, stages: Sequence[Callable[[nn.Module, Inputs, OutcomeT], None]], save: Callable[[Outcome], None]
+) -> None:
+    """Build the tiny model and take it through ``stages``, each noting in ``outcome`` what it found."""
+    start = time.monotonic()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+    save(outcome)
+    with warnings.catch_warnings(), fused.backend("reference"):
+        warnings.simplefilter("ignore")
+        built = _built(outcome)
+        for stage in stages if built is not None else ():
+            save(outcome)
+            with _reasons(outcome, stage.__name__.strip("_")):
+                stage(built.model, built.batch, outcome)
+    outcome.seconds = round(time.monotonic() - start, 1)
+    save(outcome)
+
+
+def _built(outcome: Outcome) -> Built | None:
+    """The tiny model; None, with the reason noted, if there is none that can be compared."""
+    try:
+        built = build(outcome.name)
+    except NotBuilt as error:
+        outcome.reasons[error.kind] = error.why
+        return None
+    outcome.model, outcome.built, outcome.kept = type(built.model).__name__, True, sorted(built.kept)
+    outcome.inputs = {name: list(value.shape) for name, value in built.batch.items()}
+    try:
+        _seen(built.model, built.batch)
+    except REFUSALS as error:
+        kind = "too large" if "allocate memory" in str(error) else "original refuses training"
+        outcome.reasons[kind] = f"{type(error).__name__}: {_line(error)}"
+        return None
+    return built
+
+
 @contextmanager
-def _reasons(result: Result, stage: str) -> Iterator[None]:
+def _reasons(result: Outcome, stage: str) -> Iterator[None]:
     """What a stage raises becomes a reason; only an error of ours, or of the model, is one."""
     try:
         yield

@@ -21,9 +21,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import fused
 import schedule
+from tests.sweep.one import Check, run
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "build" / "sweep"
+PLANS = ROOT / "build" / "plans"
 SECONDS = 240  # of processor time, which a busy machine does not change
 HANGING = 10 * SECONDS  # of the clock
 MEMORY = 6 * 2**30
@@ -36,14 +38,14 @@ class _Running:
     until: float
 
 
-def sweep(names: Sequence[str], jobs: int, results: Path = RESULTS) -> None:
-    """Check ``names``, ``jobs`` at a time, and keep what is found in ``results``."""
+def sweep(names: Sequence[str], jobs: int, check: Check, results: Path) -> None:
+    """Do ``check`` of ``names``, ``jobs`` at a time, and keep what is found in ``results``."""
     results.mkdir(parents=True, exist_ok=True)
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
         os.environ[variable] = "1"
     os.environ["HF_HUB_OFFLINE"] = "1"
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.sweep.one"])
+    context.set_forkserver_preload([check.__module__])
     columns = TextColumn("{task.description:32}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns) as progress:
         task = progress.add_task("sweep", total=len(names))
@@ -52,7 +54,7 @@ def sweep(names: Sequence[str], jobs: int, results: Path = RESULTS) -> None:
         try:
             while waiting or running:
                 while waiting and len(running) < jobs:
-                    running.append(_start(context, waiting.pop(), results))
+                    running.append(_start(context, check, waiting.pop(), results))
                 time.sleep(0.05)
                 for each in list(_finished(running)):
                     running.remove(each)
@@ -63,10 +65,9 @@ def sweep(names: Sequence[str], jobs: int, results: Path = RESULTS) -> None:
                 each.process.kill()
 
 
-def _start(context: Any, name: str, results: Path) -> _Running:
-    from tests.sweep.one import run
-
-    process = context.Process(target=run, args=(name, results / f"{name}.json", SECONDS, MEMORY), daemon=True)
+def _start(context: Any, check: Check, name: str, results: Path) -> _Running:
+    arguments = (check, name, results / f"{name}.json", SECONDS, MEMORY)
+    process = context.Process(target=run, args=arguments, daemon=True)
     process.start()
     return _Running(name, process, time.monotonic() + HANGING)
 
@@ -96,7 +97,7 @@ def _conclude(done: _Running, results: Path) -> None:
     path.write_text(json.dumps(result, indent=1))
 
 
-def load(results: Path = RESULTS) -> dict[str, dict[str, Any]]:
+def load(results: Path) -> dict[str, dict[str, Any]]:
     """All results there are, by name."""
     found = (json.loads(path.read_text()) for path in sorted(results.glob("*.json")))
     return {result["name"]: result for result in found}

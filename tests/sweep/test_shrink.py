@@ -6,7 +6,7 @@ import pytest
 import transformers as hf
 
 from schedule.examples.shrink import HEADS, LAYERS, VOCABULARY, WIDTH, shrink
-from tests.sweep.coverage import summary, write
+from tests.sweep.coverage import plan_summary, summary, write
 from tests.sweep.models import NotBuilt, architectures, model_class
 from tests.sweep.one import Result
 
@@ -61,9 +61,10 @@ def test_the_page(tmp_path) -> None:  # type: ignore[no-untyped-def]
     bad = vars(Result("gpt2", built=True, rules={"bias_gelu": 2}, equal=False, reasons={"WRONG, rewritten": "a | b"}))
     none = vars(Result("x", reasons={"not shrunk": "/usr/lib/site-packages/torch/a.py: no"}))
     results = {result["name"]: result for result in (none, bad, fine)}
-    line = write(results, tmp_path / "page.md", tmp_path / "data.json", total=4)
-    assert line == f"{summary(results)} 1 have no result yet."
+    line = write(results, tmp_path / "page.md", tmp_path / "data.json", total=4, plans={})
+    assert line == f"{summary(results)} 1 have no result yet.\n{plan_summary({})}"
     assert line.startswith("3 config classes, 2 built: 1 traced whole, 2 rewritten, 1 checked and equal, 1 wrong")
-    rows = [row for row in (tmp_path / "page.md").read_text().splitlines() if row.startswith("| ")][1:]
+    lines = (tmp_path / "page.md").read_text().splitlines()
+    rows = [line for line in lines if line.startswith("| ") and not line.startswith("| architecture")]
     assert [row.split(" | ")[0] for row in rows] == ["| bert", "| gpt2", "| x"]
     assert "a \\| b" in rows[1] and "/usr" not in rows[2] and "| yes / – |" in rows[0] and "| NO / – |" in rows[1]

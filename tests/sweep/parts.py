@@ -1,0 +1,104 @@
+"""Parts of models: what a part is called with is what its whole gives it."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from schedule.errors import NotApplicable
+from schedule.examples import example_inputs
+from schedule.examples.inputs import Inputs
+from schedule.recording import undisturbed
+from schedule.tracing.structure import leaves
+
+_WHOLES: WeakKeyDictionary[nn.Module, tuple[nn.Module, nn.Module]] = WeakKeyDictionary()  # copy → whole, part in it
+
+
+def holders(config: type[PreTrainedConfig]) -> Iterator[tuple[str, str]]:
+    """Architectures beside ``config`` whose configs hold one, and the name of the field."""
+    beside = vars(importlib.import_module(config.__module__)).values()
+    for holder in beside:
+        if isinstance(holder, type) and issubclass(holder, PreTrainedConfig) and holder.model_type in CONFIG_MAPPING:
+            for field, held in holder.sub_configs.items():
+                if held is config:
+                    yield holder.model_type, field
+
+
+def parts(whole: nn.Module, config: type[PreTrainedConfig]) -> list[nn.Module]:
+    """The modules in ``whole`` that are made of ``config`` or named for it, outer ones first."""
+    name = config.__name__.removesuffix("Config")
+    return [
+        module
+        for path, module in whole.named_modules()
+        if path and (type(getattr(module, "config", None)) is config or type(module).__name__.startswith(name))
+    ]
+
+
+def part_of(whole: nn.Module, config: type[PreTrainedConfig]) -> tuple[nn.Module, Inputs]:
+    """A copy of the part of ``whole`` that is made of ``config``, and what an example gives it.
+
+    Raises:
+        NotApplicable: there is no such part that can be called by itself with what it receives.
+    """
+    for part in parts(whole, config):
+        batch = received(whole, part, example_inputs(whole))
+        if batch is None:
+            continue
+        mine = copy.deepcopy(part)
+        _WHOLES[mine] = whole, part
+        with undisturbed(mine), torch.no_grad():
+            mine.eval()(**batch)
+        return mine, batch
+    raise NotApplicable(f"an example of {type(whole).__name__} calls no part that is made of {config.__name__}")
+
+
+def inputs_for(model: nn.Module, rows: int, length: int) -> Inputs:
+    """An example for ``model``, through its whole if it is a part that :func:`part_of` made.
+
+    Raises:
+        NotApplicable: there is none.
+    """
+    if model not in _WHOLES:
+        return example_inputs(model, rows, length)
+    whole, part = _WHOLES[model]
+    batch = received(whole, part, example_inputs(whole, rows, length))
+    if batch is None:
+        raise NotApplicable(f"the example of {type(whole).__name__} does not reach its part {type(part).__name__}")
+    return batch
+
+
+def received(whole: nn.Module, part: nn.Module, batch: Inputs) -> Inputs | None:
+    """The arguments of the first call of ``part`` as ``whole`` runs ``batch``; None if there is no such call."""
+    calls: list[dict[str, Any]] = []
+
+    def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        bound = inspect.signature(module.forward).bind(*args, **kwargs)
+        given = dict(bound.arguments)
+        for name, parameter in bound.signature.parameters.items():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                given.update(given.pop(name, {}))
+        calls.append({name: value for name, value in given.items() if _plain(value)})
+
+    handle = part.register_forward_pre_hook(keep, with_kwargs=True)
+    try:
+        with undisturbed(whole), torch.no_grad():
+            whole.eval()(**batch)
+    finally:
+        handle.remove()
+    return calls[0] if calls else None
+
+
+def _plain(value: Any) -> bool:
+    """Whether this is made of tensors and numbers: no None, cache or output."""
+    kinds = (torch.Tensor, bool, int, float, str)
+    found = [leaf for _, leaf in leaves(value)]
+    return bool(found) and all(isinstance(leaf, kinds) for leaf in found)

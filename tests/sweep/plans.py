@@ -1,0 +1,168 @@
+"""The tensor-parallel plan of one text architecture, carried out on two simulated ranks; in a process of its own.
+
+An architecture counts as *covered* if the simulated ranks compute the model's outputs and gradients and if in every
+layer the attention, or at least a quarter of the weights, is shared out. Its layers are the members of its outermost
+module lists; embeddings and the projection onto the vocabulary do not count.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import nn
+
+import schedule
+from schedule.distributed.modules import ROW, projection_of, role_of
+from schedule.distributed.plan import HEADS, VOCABULARY, Group, Plan, common_path
+from schedule.distributed.simulate import simulate
+from schedule.examples.inputs import Inputs
+from tests.sweep.one import Outcome, staged
+
+RANKS = 2
+TOLERANCE = 1e-3
+LEAST = 0.25
+TEXT = frozenset((
+    "input_ids", "attention_mask", "token_type_ids", "position_ids", "decoder_input_ids", "decoder_attention_mask",
+    "labels",
+))  # fmt: skip
+
+
+@dataclass
+class Planned(Outcome):
+    """What is known of the plan.
+
+    Attributes:
+        text: the model is called with tokens alone; nothing else is planned here.
+        columns: projections that are column-parallel, outside of the vocabulary.
+        rows: row-parallel.
+        whole: neither.
+        layers: how many there are.
+        attention: layers of which the heads are shared out.
+        features: layers of which other features are, such as the width of an MLP.
+        share: of the layers' weights, how much is shared out; of the layer with the least of it.
+        collectives: that the groups in the layers make, forward and backward.
+        minimum: one for each attention and each MLP that is shared out.
+        deviation: largest one of an output or gradient, relative to the largest value.
+        covered: see above.
+        left: why weights of layers stay whole → how many.
+    """
+
+    text: bool | None = None
+    columns: int = 0
+    rows: int = 0
+    whole: int = 0
+    layers: int = 0
+    attention: int = 0
+    features: int = 0
+    share: float = 0.0
+    collectives: tuple[int, int] = (0, 0)
+    minimum: int = 0
+    deviation: float | None = None
+    covered: bool = False
+    left: dict[str, int] = field(default_factory=dict)
+
+
+def check_plan(name: str, save: Callable[[Outcome], None] = lambda outcome: None) -> Planned:
+    """Build, plan, simulate, compare, as far as that goes."""
+    outcome = Planned(name)
+    staged(outcome, (_planned,), save)
+    return outcome
+
+
+def is_text(inputs: Inputs | dict[str, list[int]]) -> bool:
+    """Whether a model that is called with these is called with tokens alone."""
+    return "input_ids" in inputs and set(inputs) <= TEXT
+
+
+def _planned(model: nn.Module, batch: Inputs, outcome: Planned) -> None:
+    outcome.text = is_text(batch)
+    if outcome.text:
+        describe(model, batch, outcome)
+
+
+def describe(model: nn.Module, batch: Inputs, outcome: Planned) -> None:
+    """Plan and simulate, and note what comes of it in ``outcome``."""
+    plan = schedule.create_schedule(copy.deepcopy(model).eval(), batch).shard_plan(RANKS)
+    layers = layers_of(model)
+    _count(model, plan, layers, outcome)
+    seen = simulate(model, batch, lambda sch: sch.apply_plan(plan), RANKS)
+    outcome.equal, outcome.deviation = seen.equal(TOLERANCE), max(seen.output, seen.gradient)
+    if not outcome.equal:
+        outcome.reasons["WRONG, plan"] = f"{seen.where}: {outcome.deviation:.3g}"
+    shares = [_share(model.get_submodule(layer), plan, layer) for layer in layers]
+    heads = [any(group.kind == HEADS and _in(group, layer) for group in plan.groups) for layer in layers]
+    outcome.share = round(min(shares, default=0.0), 3)
+    substantial = [share >= LEAST or (attention and share > 0) for share, attention in zip(shares, heads, strict=True)]
+    outcome.covered = outcome.equal and bool(layers) and all(substantial)
+    if outcome.equal and not outcome.covered:
+        whole = [layer for layer, enough in zip(layers, substantial, strict=True) if not enough]
+        most = max(outcome.left, key=lambda why: outcome.left[why], default="there is no layer")
+        outcome.reasons["too much stays whole"] = f"{len(whole)} of {len(layers)} layers: {most}"
+
+
+def layers_of(model: nn.Module) -> list[str]:
+    """Paths of the members of the outermost module lists that multiply; of the model itself if there are none."""
+    found: list[str] = []
+    for path, module in model.named_modules():
+        inside = any(path.startswith(f"{layer}.") for layer in found)
+        if isinstance(module, nn.ModuleList) and not inside:
+            members = [f"{path}.{name}" for name, child in module.named_children()]
+            found += [one for one in members if not isinstance(model.get_submodule(one), nn.ModuleList)]
+    return [layer for layer in found if _weights(model.get_submodule(layer), layer)] or [""]
+
+
+def _weights(module: nn.Module, path: str) -> dict[str, int]:
+    """Path → elements of the parameters below ``module`` that multiply: embeddings do not."""
+    return {
+        ".".join(filter(None, (path, inner, name))): parameter.numel()
+        for inner, child in module.named_modules()
+        if not isinstance(child, nn.Embedding)
+        for name, parameter in child._parameters.items()
+        if parameter is not None and parameter.ndim >= 2
+    }
+
+
+def _share(layer: nn.Module, plan: Plan, path: str) -> float:
+    weights = _weights(layer, path)
+    shared = {f"{step.path}.{step.name}" for step in plan.shards}
+    return sum(size for name, size in weights.items() if name in shared) / sum(weights.values())
+
+
+def _in(group: Group, layer: str) -> bool:
+    return any(_below(step.path, layer) for step in group.shards)
+
+
+def _below(path: str, layer: str) -> bool:
+    return not layer or path == layer or path.startswith(f"{layer}.")
+
+
+def _count(model: nn.Module, plan: Plan, layers: list[str], outcome: Planned) -> None:
+    inner = [g for g in plan.groups if g.kind != VOCABULARY and any(_in(g, layer) for layer in layers)]
+    sharded = {
+        step.path: role_of(model.get_submodule(step.path), step.name, step.axis)
+        for group in inner
+        for step in group.shards
+        if step.name == "weight"
+    }
+    projections = {path for path, module in model.named_modules() if projection_of(module) is not None}
+    outcome.rows = sum(sharded.get(path) == ROW for path in projections)
+    outcome.columns = sum(path in sharded for path in projections) - outcome.rows
+    outcome.whole = len(projections - {step.path for step in plan.shards})
+    outcome.layers = len(layers)
+    outcome.attention = sum(any(group.kind == HEADS and _in(group, layer) for group in inner) for layer in layers)
+    outcome.features = sum(any(group.kind != HEADS and _in(group, layer) for group in inner) for layer in layers)
+    modes = Counter(sync.mode == "bwd_post" for group in inner for sync in group.syncs)
+    outcome.collectives = modes[False], modes[True]
+    outcome.minimum = len({_place(group, layer) for group in inner for layer in layers if _in(group, layer)})
+    inside = {path for layer in layers for path in _weights(model.get_submodule(layer), layer)}
+    outcome.left = dict(Counter(why for path, why in plan.whole.items() if path in inside))
+
+
+def _place(group: Group, layer: str) -> str:
+    """Where in a layer a group is; the experts of a mixture are at one place."""
+    common = common_path(step.path for step in group.shards if _below(step.path, layer))
+    return layer + re.sub(r"\.\d+(?=\.|$)", ".#", common.removeprefix(layer))

@@ -1,0 +1,58 @@
+"""What counts as covered by a tensor-parallel plan, and the page that says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.sweep.coverage import plan_summary, write
+from tests.sweep.plans import Planned, check_plan, describe, is_text, layers_of
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Stack(nn.Module):
+    """Two layers of a list, the second without a width that two ranks could share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(9, 8)
+        sizes = (16, 15)
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(8, n), nn.ReLU(), nn.Linear(n, 8)) for n in sizes])
+        self.norms = nn.ModuleList([nn.LayerNorm(8) for _ in sizes])
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(input_ids)
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = x + layer(norm(x))
+        return x
+
+
+def test_a_layer_that_stays_whole_is_not_covered() -> None:
+    model, outcome = Stack(), Planned("stack")
+    assert layers_of(model) == ["layers.0", "layers.1"], "norms do not multiply"
+    describe(model, {"input_ids": torch.tensor([[1, 2, 3]])}, outcome)
+    assert outcome.equal and not outcome.covered and outcome.share == 0.0
+    assert (outcome.columns, outcome.rows, outcome.whole, outcome.features) == (1, 1, 2, 1)
+    assert outcome.collectives == (1, 1) and outcome.minimum == 1
+    assert "15 cannot be shared evenly" in outcome.reasons["too much stays whole"]
+
+
+def test_tokens_alone() -> None:
+    assert is_text({"input_ids": [], "attention_mask": []}) and not is_text({"input_ids": [], "pixel_values": []})
+
+
+def test_an_architecture_and_its_row(tmp_path: Path) -> None:
+    saved: list[str] = []
+    found = check_plan("llama", lambda outcome: saved.append(outcome.name))
+    assert found.covered and found.share == 1.0 and saved
+    plans = {"llama": vars(found), "vit": vars(Planned("vit", text=False))}
+    assert plan_summary(plans).startswith(
+        "1 text architectures, 1 covered by a tensor-parallel plan (100.0 %), 0 wrong"
+    )
+    write({}, tmp_path / "page.md", tmp_path / "data.json", 0, plans)
+    (row,) = (line for line in (tmp_path / "page.md").read_text().splitlines() if line.startswith("| llama"))
+    assert row == "| llama | yes | 2/2 | 2/2 | 10 / 4 / 0 | 100 % | 4 + 4 (4 + 4) |  |"
