@@ -10,54 +10,18 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx, nn
 
 from schedule.distributed.modules import projection_of
+from schedule.distributed.settings import Setting, settings_in
 from schedule.errors import ShardError
-from schedule.recording import Recording
-from schedule.tracing.specialisation import Specialisation, original_class, specialise
 from schedule.tracing.specs import TensorSpec
 
 _WHOLE_HEADS = "use as many ranks as divide the heads, or leave these features whole"
-
-
-class Setting(int):
-    """A size that was read from an attribute of the traced module."""
-
-    name: str
-
-    def __new__(cls, value: int, name: str) -> Setting:
-        """``value``, remembering ``name``."""
-        made = super().__new__(cls, value)
-        made.name = name
-        return made
-
-    __hash__ = int.__hash__
-
-
-def _plain(name: str) -> Any:
-    """An operator that takes a setting for the plain number it is: symbolic sizes know no subclasses of int."""
-    operation, reflected = getattr(operator, name, None), False
-    if operation is None:
-        operation, reflected = getattr(operator, name.replace("__r", "__", 1)), True
-
-    def apply(self: Setting, other: Any) -> Any:
-        other = int(other) if isinstance(other, Setting) else other
-        return operation(other, int(self)) if reflected else operation(int(self), other)
-
-    return apply
-
-
-for _operator in ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow"):
-    setattr(Setting, f"__{_operator}__", _plain(f"__{_operator}__"))
-    setattr(Setting, f"__r{_operator}__", _plain(f"__r{_operator}__"))
-for _operator in ("eq", "ne", "lt", "le", "gt", "ge"):
-    setattr(Setting, f"__{_operator}__", _plain(f"__{_operator}__"))
 
 
 @dataclass(frozen=True)
@@ -70,27 +34,6 @@ class Cut:
 
 
 Cuts = Cut | None | tuple["Cuts", ...]
-
-
-def whole_forward(caller: nn.Module, recording: Recording) -> Specialisation:
-    """The forward of ``caller`` as recorded; its own integer attributes appear as :class:`Setting`.
-
-    Raises:
-        TraceError: it cannot be traced.
-    """
-    with _settings_marked(caller):
-        forward = original_class(caller).forward
-        return specialise(caller, forward, recording.calls[caller][0], recording, False)
-
-
-@contextmanager
-def _settings_marked(module: nn.Module) -> Iterator[None]:
-    plain = {name: value for name, value in vars(module).items() if type(value) is int}
-    try:
-        vars(module).update({name: Setting(value, name) for name, value in plain.items()})
-        yield
-    finally:
-        vars(module).update(plain)
 
 
 def follow(
@@ -331,7 +274,9 @@ class _Following:
 
         A plain number was worked out by the tracer from other sizes, and follows by itself.
         """
-        settings = {s.name: s for s in _settings(size)}
+        settings = {s.name: s for s in settings_in(size)}
+        if not settings and self.is_whole(size):
+            raise self.refuse(node, "a size of the shared features is read off a tensor that is whole", _WHOLE_HEADS)
         if len(settings) != 1:
             return
         ((name, setting),) = settings.items()
@@ -343,6 +288,18 @@ class _Following:
                 "use as many ranks as divide it, or leave these features whole",
             )
         self.settings[name] = (whole, whole // shares)
+
+    def is_whole(self, size: Any) -> bool:
+        """Whether ``size`` is read off a dimension of a tensor that is not the shared one."""
+        if not isinstance(size, fx.Node) or size.target is not operator.getitem:
+            return False
+        sizes, dim = size.args
+        known = isinstance(sizes, fx.Node) and isinstance(dim, int)
+        if not known or not (sizes.target is getattr and sizes.args[1] == "shape"):  # type: ignore[union-attr]
+            return False
+        source = sizes.args[0]  # type: ignore[union-attr]
+        cut = self.cuts.get(source)  # type: ignore[arg-type]
+        return not (isinstance(cut, Cut) and cut.dim == dim % _rank(source))  # type: ignore[arg-type,operator]
 
 
 _CONSTANTS = ("zeros", "ones", "full", "new_zeros", "new_ones", "new_full")
@@ -357,15 +314,6 @@ _HANDLERS: dict[str, Any] = {
     **dict.fromkeys(("layer_norm", "rms_norm"), _Following.norm),
     "unsqueeze": _Following.unsqueeze,
 }
-
-
-def _settings(size: Any) -> Iterator[Setting]:
-    """The settings in a size: itself, or the factors of a product or quotient."""
-    if isinstance(size, Setting):
-        yield size
-    elif isinstance(size, fx.Node) and getattr(size.target, "__name__", "") in ("mul", "floordiv"):
-        for operand in size.args:
-            yield from _settings(operand)
 
 
 def _rank(node: fx.Node) -> int:

@@ -30,6 +30,7 @@ from schedule.errors import ShardError, TraceError
 from schedule.patterns.values import OpNode, operands
 from schedule.tracing.specs import TensorSpec
 
+_INNER = "it is not the outermost factor, and the outer ones are not picked from"
 ATTENDING = ("matmul", "bmm", "baddbmm", "einsum", "scaled_dot_product_attention")
 
 
@@ -74,7 +75,8 @@ class _Planner:
                 continue
             group = self.group(candidate)
             if group is None:
-                left.update(dict.fromkeys(paths, candidate.refused))
+                known = {path for path in paths if left.get(path, _INNER) != _INNER}
+                left.update(dict.fromkeys(paths - known, candidate.refused))
                 continue
             self.taken |= paths
             groups.append(group)
@@ -95,7 +97,7 @@ class _Planner:
                         candidate = made.setdefault(factor, Candidate(factor))
                         candidate.axes[path, axis] = outer
                         if not picked:
-                            candidate.refused = "it is not the outermost factor, and the outer ones are not picked from"
+                            candidate.refused = _INNER
                     picked = picked and factor.picked
                     outer *= factor.size
         return list(made.values())
@@ -179,7 +181,7 @@ class _Planner:
         for caller, columns in callers.items():
             whole = self.state.whole_forward(caller)
             if isinstance(whole, TraceError):
-                continue
+                return f"sizes in {type(caller).__name__} cannot be followed: {whole.why}"
             parts, replicas = ({p: getattr(s, n) for p, s in columns.items()} for n in ("parts", "replicas"))
             try:
                 follow(whole.graph, caller, parts, self.ranks, replicas)
@@ -304,10 +306,14 @@ class _Planner:
             if not layer.lookup or path in self.taken or role_of(self._module(layer), "weight", 0) is None:
                 continue
             size, width = _tensor_at(self.root, path).shape
+            looked_up = [self._weight(one) for one in self.found.layers if one.lookup]
             heads = [
                 one
                 for one in self.found.layers
-                if not one.lookup and f"{one.path}.weight" not in self.taken and self.returned(one, size)
+                if not one.lookup
+                and f"{one.path}.weight" not in self.taken
+                and not any(self._weight(one) is weight for weight in looked_up)
+                and self.returned(one, size)
             ]
             tied = [one for one in self.found.layers if self._module(one)._parameters["weight"] is self._weight(layer)]
             if size < 2 * self.ranks or not (heads or len(tied) > 1 or size >= 2 * width):

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from schedule.distributed.following import follow, whole_forward
+from schedule.distributed.following import follow
 from schedule.distributed.mesh import TensorParallel, tensor_parallel
 from schedule.distributed.modules import COLUMN, ModuleSharding, Split, sharding_of
+from schedule.distributed.settings import whole_forward
 from schedule.errors import ShardError, TraceError
 from schedule.recording import Recording
 from schedule.tracing.specialisation import Specialisation

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from schedule.distributed.following import follow, whole_forward
+from schedule.distributed.following import follow
+from schedule.distributed.settings import whole_forward
 from schedule.errors import ShardError
 from schedule.recording import record
 from tests.zoo import batch, build

@@ -26,6 +26,7 @@ from tests.sweep.parts import holders, part_of
 
 MAX_PARAMETERS = 40_000_000
 SECONDS_TO_BUILD = 6.0
+_PART = "the config is a part of others"
 
 # The head that a model is most often trained with comes first; those without a head come last.
 _FIRST = (
@@ -95,12 +96,18 @@ def model_class(name: str) -> type[nn.Module]:
     Raises:
         NotBuilt: there is none: the config is a part of others, or a package is missing.
     """
+    return _available(next(model_classes(name)))
+
+
+def model_classes(name: str) -> Iterator[type[nn.Module]]:
+    """As :func:`model_class`, then the others, such as the one without the head."""
     config = CONFIG_MAPPING[name]
     mapped = list(_mapped(name))
     mine = (cls for cls in mapped if _is_dummy(cls) or getattr(cls, "config_class", config) is config)
-    for cls in itertools.chain(mine, _beside(config), mapped):  # some borrow the models of another architecture
-        return _available(cls)
-    raise NotBuilt("no model of its own", "the config is a part of others")
+    classes = dict.fromkeys((*mine, *_beside(config), *mapped))  # some borrow the models of another architecture
+    if not classes:
+        raise NotBuilt("no model of its own", _PART)
+    yield from classes
 
 
 def _mapped(name: str) -> Iterator[type[nn.Module]]:
@@ -167,8 +174,20 @@ def _defaults(config: Any) -> Config:
 
 
 def _whole(name: str, default: Config, seed: int) -> Built:
+    """Of the first class whose packages are there."""
+    missing: NotBuilt | None = None
+    for cls in model_classes(name):
+        try:
+            return _shrunk(_available(cls), name, default, seed)
+        except NotBuilt as error:
+            missing = missing or error
+            if error.kind != "needs a package":
+                raise
+    raise missing or NotBuilt("no model of its own", _PART)
+
+
+def _shrunk(cls: type[nn.Module], name: str, default: Config, seed: int) -> Built:
     """Everything small at first, then one category of sizes after another left as it is."""
-    cls = model_class(name)
     failure = NotBuilt("not shrunk", "every attempt is too large")
     until = time.process_time() + SECONDS_TO_BUILD
     for kept in _attempts():

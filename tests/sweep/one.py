@@ -249,7 +249,8 @@ def _other(model: nn.Module, batch: Inputs, rows: int, length: int) -> Inputs | 
         other = example_inputs(model, rows, length)
     except ScheduleError:
         return None
-    return other if other.keys() == batch.keys() else None
+    same = other.keys() == batch.keys() and all(other[name].ndim == batch[name].ndim for name in batch)
+    return other if same else None
 
 
 def _shapes(reports: list[EquivalenceReport]) -> set[str]:

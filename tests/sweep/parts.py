@@ -86,7 +86,8 @@ def received(whole: nn.Module, part: nn.Module, batch: Inputs) -> Inputs | None:
         for name, parameter in bound.signature.parameters.items():
             if parameter.kind is parameter.VAR_KEYWORD:
                 given.update(given.pop(name, {}))
-        calls.append({name: value for name, value in given.items() if _plain(value)})
+        required = {p.name for p in bound.signature.parameters.values() if p.default is p.empty}
+        calls.append({k: v for k, v in given.items() if _plain(v) or (v is None and k in required)})
 
     handle = part.register_forward_pre_hook(keep, with_kwargs=True)
     try:

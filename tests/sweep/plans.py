@@ -1,8 +1,8 @@
 """The tensor-parallel plan of one text architecture, carried out on two simulated ranks; in a process of its own.
 
 An architecture counts as *covered* if the simulated ranks compute the model's outputs and gradients and if in every
-layer the attention, or at least a quarter of the weights, is shared out. Its layers are the members of its outermost
-module lists; embeddings and the projection onto the vocabulary do not count.
+layer that is called the attention, or at least a quarter of the weights, is shared out. Its layers are the members of
+its outermost module lists; embeddings and the projection onto the vocabulary do not count.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -20,6 +20,8 @@ from schedule.distributed.modules import ROW, projection_of, role_of
 from schedule.distributed.plan import HEADS, VOCABULARY, Group, Plan, common_path
 from schedule.distributed.simulate import simulate
 from schedule.examples.inputs import Inputs
+from schedule.recording import record
+from tests.sweep.models import NotBuilt, model_class
 from tests.sweep.one import Outcome, staged
 
 RANKS = 2
@@ -69,7 +71,13 @@ class Planned(Outcome):
 def check_plan(name: str, save: Callable[[Outcome], None] = lambda outcome: None) -> Planned:
     """Build, plan, simulate, compare, as far as that goes."""
     outcome = Planned(name)
-    staged(outcome, (_planned,), save)
+    try:
+        outcome.text = None if getattr(model_class(name), "main_input_name", "input_ids") == "input_ids" else False
+    except NotBuilt as error:
+        outcome.reasons[error.kind] = error.why
+    if outcome.text is None and not outcome.reasons:
+        staged(outcome, (_planned,), save)
+    save(outcome)
     return outcome
 
 
@@ -86,8 +94,11 @@ def _planned(model: nn.Module, batch: Inputs, outcome: Planned) -> None:
 
 def describe(model: nn.Module, batch: Inputs, outcome: Planned) -> None:
     """Plan and simulate, and note what comes of it in ``outcome``."""
-    plan = schedule.create_schedule(copy.deepcopy(model).eval(), batch).shard_plan(RANKS)
-    layers = layers_of(model)
+    whole = copy.deepcopy(model).eval()
+    plan = schedule.create_schedule(whole, batch).shard_plan(RANKS)
+    reached = called(whole, batch)
+    layers = layers_of(model, reached)
+    outcome.whole = len(_projections(model) & reached - {step.path for step in plan.shards})
     _count(model, plan, layers, outcome)
     seen = simulate(model, batch, lambda sch: sch.apply_plan(plan), RANKS)
     outcome.equal, outcome.deviation = seen.equal(TOLERANCE), max(seen.output, seen.gradient)
@@ -104,14 +115,20 @@ def describe(model: nn.Module, batch: Inputs, outcome: Planned) -> None:
         outcome.reasons["too much stays whole"] = f"{len(whole)} of {len(layers)} layers: {most}"
 
 
-def layers_of(model: nn.Module) -> list[str]:
+def called(model: nn.Module, batch: Inputs) -> set[str]:
+    """Paths of the modules that ``batch`` reaches: tokens alone do not reach what sees or listens."""
+    calls = record(model, batch).calls
+    return {path for path, module in model.named_modules() if calls.get(module)}
+
+
+def layers_of(model: nn.Module, reached: Container[str]) -> list[str]:
     """Paths of the members of the outermost module lists that multiply; of the model itself if there are none."""
     found: list[str] = []
     for path, module in model.named_modules():
         inside = any(path.startswith(f"{layer}.") for layer in found)
         if isinstance(module, nn.ModuleList) and not inside:
             members = [f"{path}.{name}" for name, child in module.named_children()]
-            found += [one for one in members if not isinstance(model.get_submodule(one), nn.ModuleList)]
+            found += [one for one in members if one in reached]
     return [layer for layer in found if _weights(model.get_submodule(layer), layer)] or [""]
 
 
@@ -140,6 +157,10 @@ def _below(path: str, layer: str) -> bool:
     return not layer or path == layer or path.startswith(f"{layer}.")
 
 
+def _projections(model: nn.Module) -> set[str]:
+    return {path for path, module in model.named_modules() if projection_of(module) is not None}
+
+
 def _count(model: nn.Module, plan: Plan, layers: list[str], outcome: Planned) -> None:
     inner = [g for g in plan.groups if g.kind != VOCABULARY and any(_in(g, layer) for layer in layers)]
     sharded = {
@@ -148,10 +169,8 @@ def _count(model: nn.Module, plan: Plan, layers: list[str], outcome: Planned) ->
         for step in group.shards
         if step.name == "weight"
     }
-    projections = {path for path, module in model.named_modules() if projection_of(module) is not None}
-    outcome.rows = sum(sharded.get(path) == ROW for path in projections)
-    outcome.columns = sum(path in sharded for path in projections) - outcome.rows
-    outcome.whole = len(projections - {step.path for step in plan.shards})
+    outcome.rows = sum(sharded.get(path) == ROW for path in _projections(model))
+    outcome.columns = sum(path in sharded for path in _projections(model)) - outcome.rows
     outcome.layers = len(layers)
     outcome.attention = sum(any(group.kind == HEADS and _in(group, layer) for group in inner) for layer in layers)
     outcome.features = sum(any(group.kind != HEADS and _in(group, layer) for group in inner) for layer in layers)

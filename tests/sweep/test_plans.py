@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.sweep.coverage import plan_summary, write
-from tests.sweep.plans import Planned, check_plan, describe, is_text, layers_of
+from tests.sweep.plans import Planned, called, check_plan, describe, is_text, layers_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -23,6 +23,7 @@ class Stack(nn.Module):
         sizes = (16, 15)
         self.layers = nn.ModuleList([nn.Sequential(nn.Linear(8, n), nn.ReLU(), nn.Linear(n, 8)) for n in sizes])
         self.norms = nn.ModuleList([nn.LayerNorm(8) for _ in sizes])
+        self.vision = nn.ModuleList([nn.Linear(8, 8)])
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         x = self.embedding(input_ids)
@@ -32,9 +33,9 @@ class Stack(nn.Module):
 
 
 def test_a_layer_that_stays_whole_is_not_covered() -> None:
-    model, outcome = Stack(), Planned("stack")
-    assert layers_of(model) == ["layers.0", "layers.1"], "norms do not multiply"
-    describe(model, {"input_ids": torch.tensor([[1, 2, 3]])}, outcome)
+    model, outcome, batch = Stack(), Planned("stack"), {"input_ids": torch.tensor([[1, 2, 3]])}
+    assert layers_of(model, called(model, batch)) == ["layers.0", "layers.1"], "neither norms nor what is not called"
+    describe(model, batch, outcome)
     assert outcome.equal and not outcome.covered and outcome.share == 0.0
     assert (outcome.columns, outcome.rows, outcome.whole, outcome.features) == (1, 1, 2, 1)
     assert outcome.collectives == (1, 1) and outcome.minimum == 1
