@@ -8,13 +8,14 @@ is an error within a time limit, where the collective itself would hang, or add 
 from __future__ import annotations
 
 import os
-from datetime import timedelta
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import GroupName, _get_default_store, _resolve_process_group
+from torch.distributed.distributed_c10d import GroupName, _resolve_process_group
 
+from schedule.distributed.exchange import exchanged_texts
 from schedule.errors import ShardError
 
 if TYPE_CHECKING:
@@ -67,26 +68,22 @@ def agree(group: str) -> None:
 
 
 def _compare(group: str, lines: list[str], ranks: list[int]) -> None:
-    store, own = _get_default_store(), dist.get_rank()
+    own, limit = dist.get_rank(), float(os.environ.get(LIMIT_VARIABLE, _LIMIT))
     turn = _rounds[group] = _rounds.get(group, 0) + 1
-    keys = {rank: f"schedule/{group}/{turn}/{rank}" for rank in ranks}
-    limit = float(os.environ.get(LIMIT_VARIABLE, _LIMIT))
-    store.set(keys[own], "\n".join(lines))
-    for rank in ranks:
-        try:
-            store.wait([keys[rank]], timedelta(seconds=limit))
-            theirs = store.get(keys[rank]).decode().split("\n")
-        except RuntimeError as error:
+    for rank, theirs in exchanged_texts(f"{group}/{turn}", "\n".join(lines), ranks, limit).items():
+        if theirs is None:
             raise ShardError(
                 f"rank {rank} did not reach its first collective within {limit:.0f} s of rank {own}",
                 fix=f"it died, is slower than that ({LIMIT_VARIABLE} gives it longer), or shards nothing: "
                 "every rank must make the same schedule and the same calls",
-            ) from error
-        if theirs != (lines or [""]):
-            raise ShardError(_difference(own, lines, rank, theirs), fix="make the same schedule on every rank")
+            )
+        if theirs.split("\n") != (lines or [""]):
+            different = difference(own, lines, rank, theirs.split("\n"))
+            raise ShardError(different, fix="make the same schedule on every rank")
 
 
-def _difference(own: int, lines: list[str], rank: int, theirs: list[str]) -> str:
+def difference(own: int, lines: Sequence[str], rank: int, theirs: Sequence[str]) -> str:
+    """The first of the steps that two ranks did differently, in words."""
     for at in range(max(len(lines), len(theirs))):
         ours = lines[at] if at < len(lines) else "nothing more"
         other = theirs[at] if at < len(theirs) else "nothing more"

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from schedule.distributed.chunks import chunk_bounds
@@ -274,6 +275,24 @@ def replicated_part(x: Tensor, group: str, axis: int, replicas: int) -> Tensor:
     size, rank = group_size(group) // replicas, group_rank(group) // replicas
     begin, end = chunk_bounds(x.shape[axis], size, rank)
     return x.narrow(axis, begin, end - begin)
+
+
+@_leaf
+def left_in_tensor_parallel(x: Tensor, weight: Tensor, group: str, size: int) -> Tensor:
+    """This rank's part of the last dimension, as it is, in a DTensor that knows of the others'.
+
+    Args:
+        x: this rank's part.
+        weight: a DTensor on the mesh that shares it out; simulated ranks have none, and gather.
+        group: name of the process group.
+        size: of the whole dimension.
+    """
+    if not isinstance(weight, DTensor):
+        return gather_from_tensor_parallel(x, group, -1, size)
+    shape = torch.Size((*x.shape[:-1], size))
+    stride = tuple(torch.empty(shape, device="meta").stride())
+    how = [Shard(x.ndim - 1)]
+    return DTensor.from_local(x, weight.device_mesh, how, run_check=False, shape=shape, stride=stride)
 
 
 @_leaf

@@ -10,6 +10,7 @@ from schedule.distributed.modules import (
     CHANNEL,
     COLUMN,
     CONVOLUTIONS,
+    LEFT,
     OWN,
     ROW,
     ModuleSharding,
@@ -120,7 +121,7 @@ def _check_parts(
 # -- what may be synchronised -------------------------------------------------------------------------------
 
 MODES = ("fwd_pre", "fwd_post", "bwd_post")
-OPS = ("all_reduce", "all_gather", "reduce_scatter", "scatter")
+OPS = ("all_reduce", "all_gather", "reduce_scatter", "scatter")  # and "dtensor", of projections alone
 
 _GATHER_INSTEAD = 'sync("fwd_post", "all_gather"), or leave the outputs to a row-parallel module'
 _REDUCE_INSTEAD = 'sync("fwd_post", "all_reduce")'
@@ -182,7 +183,7 @@ def check_names(mode: str, sync: Sync) -> None:
     """
     if mode not in MODES:
         raise ShardError(f"there is no mode {mode!r}", fix=f"one of {', '.join(MODES)}")
-    if isinstance(sync.op, str) and sync.op not in OPS:
+    if isinstance(sync.op, str) and sync.op not in (*OPS, LEFT):
         raise ShardError(
             f"there is no collective {sync.op!r}", fix=f'one of {", ".join(OPS)}, "RS->SR", or a function of the tensor'
         )
@@ -252,6 +253,8 @@ def check_sync(module: nn.Module, sharding: ModuleSharding | None, mode: str, sy
         refused = ("it works on channels of its own, each whole on its rank", "sync the convolutions around it")
     if role == ROW and mode == "fwd_post" and isinstance(sync.op, Resharding):
         refused = ("a resharding moves partial sums and does not add them up", _REDUCE_INSTEAD)
+    if sync.op == LEFT and ((role, mode) != (COLUMN, "fwd_post") or projection_of(module) is None):
+        refused = ("only the outputs of a column-parallel projection can be left as a DTensor", "leave it out")
     if refused is not None:
         raise ShardError(f"{sync} in {mode} of a {role}-parallel module: {refused[0]}", fix=refused[1])
     _check_pair(sharding, mode, sync)
@@ -269,20 +272,20 @@ def _check_pair(sharding: ModuleSharding, mode: str, sync: Sync) -> None:
 
 
 def _check_axis(sharding: ModuleSharding, mode: str, sync: Sync) -> None:
+    if mode == "fwd_post" and sync.op in ("all_gather", LEFT) and any(s.parts > 1 for s in sharding.splits.values()):
+        raise ShardError("packed outputs side by side would be in another order", fix="gather after they are split")
     if sync.axis is None:
         if sync.op == "reduce_scatter" or (sync.op == "all_gather" and mode == "fwd_pre"):
             raise ShardError(f"{sync.op} needs the axis to share out", fix=f'sync("{mode}", "{sync.op}", axis=1)')
         return
     if not isinstance(sync.axis, int) or isinstance(sync.axis, bool):
         raise ShardError(f"an axis is a number, not {sync.axis!r}")
-    if sync.op in ("scatter", "all_gather") and mode != "fwd_pre" and sync.axis != -1:
+    if sync.op in ("scatter", "all_gather", LEFT) and mode != "fwd_pre" and sync.axis != -1:
         raise ShardError("the outputs are shared out along the last axis", fix="axis=-1, or leave it out")
     if sync.op == "all_reduce":
         raise ShardError("an all_reduce has no axis", fix="leave it out")
     if sync.op == "scatter" and sync.axis != -1:
         raise ShardError("a row-parallel module has its inputs along the last axis", fix="axis=-1")
-    if mode == "fwd_post" and sync.op == "all_gather" and any(s.parts > 1 for s in sharding.splits.values()):
-        raise ShardError("packed outputs side by side would be in another order", fix="gather after they are split")
 
 
 # -- what is missing ----------------------------------------------------------------------------------------

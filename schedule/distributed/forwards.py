@@ -24,6 +24,7 @@ from schedule.distributed import collectives
 from schedule.distributed.groups import group_rank
 from schedule.distributed.modules import (
     COLUMN,
+    LEFT,
     LINEAR,
     ROW,
     ModuleSharding,
@@ -183,10 +184,13 @@ class _Writer:
         sync = self.sharding.syncs.get("fwd_post")
         if sync is None:
             return y
-        if sync.op != "all_gather":
+        if sync.op not in ("all_gather", LEFT):
             return self.function(sync, y)
         size = self.sharding.splits["weight"].size
         spec = replace(self.result, shape=(*self.result.shape[:-1], size))
+        if sync.op == LEFT:
+            left = collectives.left_in_tensor_parallel
+            return self.call(left, y, self.graph.get_attr("weight"), self.sharding.group, size, spec=spec)
         return self.call(collectives.gather_from_tensor_parallel, y, self.sharding.group, -1, size, spec=spec)
 
     def function(self, sync: Sync, value: fx.Node, on_gradient: bool = False) -> fx.Node:

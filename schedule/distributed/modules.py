@@ -21,6 +21,8 @@ SHARDING = "_schedule_sharding"
 
 Function = Callable[[Tensor], Tensor]
 COLUMN, ROW, CHANNEL, OWN = "column", "row", "channel", "own"
+LEFT = "dtensor"
+"""The collective that is none: outputs stay where they are, in a DTensor."""
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

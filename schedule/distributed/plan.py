@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from schedule.distributed.modules import LEFT
 from schedule.distributed.state import sharded_state
 from schedule.errors import ShardError
 from schedule.show import printed
@@ -179,9 +180,11 @@ def moved(step: SyncStep, ranks: int) -> int:
     part = step.nbytes * (ranks - 1) // ranks
     if step.op == "all_reduce":
         return 2 * part
+    if step.op == LEFT:
+        return 0
     if step.op == "all_gather" and step.mode == "fwd_post":
         return part  # its gradient is this rank's part
-    return part if step.op == "scatter" else 2 * part
+    return part if step.op == "scatter" or "->" in step.op else 2 * part
 
 
 def common_path(paths: Iterable[str]) -> str:
@@ -212,10 +215,32 @@ def _counted(steps: list[SyncStep], forward: bool) -> str:
     return ", ".join(f"{count} {op}" for op, count in counts.items()) or "-"
 
 
+def with_parallel_loss(plan: Plan) -> Plan:
+    """``plan`` with logits that stay shared out over the vocabulary.
+
+    Raises:
+        ShardError: it shares out no projection onto the vocabulary.
+    """
+
+    def left(step: SyncStep) -> SyncStep:
+        return replace(step, op=LEFT) if (step.mode, step.op) == ("fwd_post", "all_gather") else step
+
+    groups = [
+        replace(group, syncs=[*map(left, group.syncs)]) if group.kind == VOCABULARY else group for group in plan.groups
+    ]
+    if groups == plan.groups:
+        raise ShardError(
+            "the plan shares out no projection onto the vocabulary, so the loss has whole logits",
+            fix="leave out parallel_loss",
+        )
+    return replace(plan, groups=groups)
+
+
 def apply(sch: Schedule, plan: Plan) -> None:
     """Shard and synchronise as ``plan`` says."""
     state = sharded_state(sch.tree)
-    state.gathered = frozenset(s.path for s in plan.syncs if (s.mode, s.op) == ("fwd_post", "all_gather"))
+    whole = [("fwd_post", "all_gather"), ("fwd_post", LEFT)]
+    state.gathered = frozenset(step.path for step in plan.syncs if (step.mode, step.op) in whole)
     for group in plan.groups:
         for step in group.shards:
             _at(sch, step.path).shard(step.name, step.axis, step.parts, step.replicas)

@@ -33,7 +33,7 @@ def propagate(
     Args:
         graph: traced from ``root``.
         root: where its paths begin.
-        apart: projections whose rows after are other rows than those before: they are gathered or shared out.
+        apart: modules whose rows after are other rows than those before: they are gathered or shared out.
         free: inputs that need not be whole on every rank.
         returned: whether what is returned need not be whole.
     """
@@ -186,10 +186,14 @@ class _Propagation(Shapes):
 
     def called(self, node: OpNode) -> Value:
         module, spec = node.module, node.spec
+        path = str(node.args["target"])
+        if path in self.apart and module is not None and projection_of(module) is None:
+            self.found.layers.append(Layer(path, node, next(operands(node.args)), []))
+            return self.fresh(spec, "")
         given = self.of(node.args.get("0", node.args.get("x", node.args.get("input"))))
         if module is None or given is None:
             return self.unknown(node)
-        cls, path = original_class(module), str(node.args["target"])
+        cls = original_class(module)
         if projection_of(module) is not None:
             weight = self.tensor(f"{path}.weight")
             out = self.projected(node, given, weight if cls is nn.Linear else weight[::-1])

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import fx, nn
 
@@ -21,7 +22,7 @@ from schedule.distributed.factors import Factor, factors
 from schedule.distributed.gradients import differentiable, parameters_of, users_of
 from schedule.distributed.modules import projection_of
 from schedule.distributed.owned import holds
-from schedule.distributed.plan import Group, Plan, SyncStep
+from schedule.distributed.plan import Group, Plan, ShardStep, SyncStep
 from schedule.distributed.propagation import propagate
 from schedule.distributed.state import Sharded
 from schedule.distributed.values import Layer, Propagated
@@ -35,11 +36,12 @@ from schedule.tracing.specs import TensorSpec
 
 @dataclass(frozen=True)
 class Link:
-    """One layer of a chain: its path, and the argument that the chain passes on."""
+    """One layer of a chain: its path, the argument that the chain passes on, and how long the sequence is."""
 
     path: str
     argument: str
     nbytes: int
+    length: int
 
 
 class NotSequential(Exception):
@@ -129,7 +131,7 @@ def _link(path: str, node: fx.Node, root: nn.Module) -> tuple[Link | None, fx.No
         spec = value.meta.get("spec") if isinstance(value, fx.Node) else None
         if isinstance(value, fx.Node) and isinstance(spec, TensorSpec) and isinstance(out, TensorSpec):
             if spec.ndim == 3 and spec.shape == out.shape and spec.dtype.is_floating_point:
-                return Link(path, name, spec.nbytes), value
+                return Link(path, name, spec.nbytes, spec.shape[1]), value
             return None, None
     return None, None
 
@@ -147,19 +149,19 @@ def _layer(
     """
     module, below = root.get_submodule(link.path), f"{link.path}."
     inner = [_inside(group, below) for group in groups if any(step.path.startswith(below) for step in group.shards)]
+    units = _units(link, inner, root, state)
+    inner = [_without(group, units) for group in inner]
     projections = {step.path for group in inner for step in group.shards if _is_projection(root, step.path)}
-    others = {step.path for group in inner for step in group.shards} - projections
-    if any(not isinstance(root.get_submodule(path), nn.Embedding) for path in others):
-        raise NotSequential("a module in it shares out parameters of its own")
     if any(path.startswith(below) for path in repeated):
         raise NotSequential("it is called more than once")
-    found, stream = _propagated(link, module, {path.removeprefix(below) for path in projections}, state)
+    alone = {path.removeprefix(below) for path in (*projections, *units)}
+    found, stream = _propagated(link, module, alone, state)
     factor = _sequence_factor(found, stream, state.tp.size)
     users, moving = users_of(found), differentiable(found, module, {stream})
     layers = {layer.path: layer for layer in found.layers}
     replaced = dict(_replacements(inner, link, root, state, found, layers, factor))
-    partial: dict[SyncStep, None] = {}
-    apart = {layers[path.removeprefix(below)].node for path in projections if path.removeprefix(below) in layers}
+    partial = dict.fromkeys(_around(units.values(), below, layers, factor, found))
+    apart = {layers[path].node for path in alone if path in layers}
     for node in found.nodes:
         if node in apart or node.op == "output" or not holds(found, node, factor):
             continue
@@ -175,6 +177,74 @@ def _layer(
                     size = _nbytes(module, path)
                     partial[SyncStep(owner, "bwd_post", "all_reduce", argument=name, nbytes=size)] = None
     return replaced, list(partial)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A module that works on the whole sequence, for what in it shares out parameters of its own, as experts do.
+
+    Attributes:
+        path: the module.
+        argument: the input that is gathered before it; what it returns is shared out again.
+        nbytes: of that input.
+    """
+
+    path: str
+    argument: str
+    nbytes: int
+
+
+def _units(link: Link, inner: list[Group], root: nn.Module, state: Sharded) -> dict[str, Unit]:
+    """By path, the smallest modules in a layer around each that shares out parameters of its own."""
+    units: dict[str, Unit] = {}
+    for path in dict.fromkeys(step.path for group in inner for step in group.shards):
+        if not _is_projection(root, path) and not isinstance(root.get_submodule(path), nn.Embedding):
+            unit = _unit(path, link, root, state)
+            units[unit.path] = unit
+    return units
+
+
+def _unit(path: str, link: Link, root: nn.Module, state: Sharded) -> Unit:
+    """Of the modules around ``path``, the smallest that takes and returns ``[batch, seq, features]``.
+
+    Raises:
+        NotSequential: there is none in the layer.
+    """
+    calls = state.whole.calls if state.whole is not None else {}
+    parts = path.split(".")
+    for end in range(len(parts), link.path.count(".") + 1, -1):
+        module = root.get_submodule(".".join(parts[:end]))
+        for call in calls.get(module, [])[:1]:
+            names = [name for name in inspect.signature(type(module).forward).parameters if name != "self"]
+            name, spec = next(iter({**dict(zip(names, call.args, strict=False)), **call.kwargs}.items()))
+            if _in_sequence(spec, link.length) and _in_sequence(call.output, link.length):
+                return Unit(".".join(parts[:end]), name, spec.nbytes)
+    raise NotSequential(f"{path} shares out parameters of its own, and nothing around it works along the sequence")
+
+
+def _in_sequence(spec: Any, length: int) -> bool:
+    return isinstance(spec, TensorSpec) and spec.ndim == 3 and spec.shape[1] == length and spec.dtype.is_floating_point
+
+
+def _around(
+    units: Iterable[Unit], below: str, layers: dict[str, Layer], factor: Factor, found: Propagated
+) -> Iterator[SyncStep]:
+    """A unit gets the whole sequence, and gives its part of what it computes; gradients go the way back."""
+    for unit in units:
+        layer = layers[unit.path.removeprefix(below)]
+        if _axis(found, layer.given, factor) != 1 or _axis(found, layer.node, factor) != 1:
+            raise NotSequential(f"what {unit.path} takes and gives does not stay apart along the sequence")
+        yield SyncStep(unit.path, "fwd_pre", "RSR->RRR", argument=unit.argument, nbytes=unit.nbytes)
+        yield SyncStep(unit.path, "fwd_post", "RRR->RSR", nbytes=unit.nbytes)
+
+
+def _without(group: Group, units: Collection[str]) -> Group:
+    """The part of a group that is in none of the units."""
+
+    def outside(step: ShardStep | SyncStep) -> bool:
+        return not any(f"{step.path}.".startswith(f"{unit}.") for unit in units)
+
+    return replace(group, shards=list(filter(outside, group.shards)), syncs=list(filter(outside, group.syncs)))
 
 
 def _inside(group: Group, below: str) -> Group:
@@ -198,8 +268,12 @@ def _propagated(link: Link, module: nn.Module, apart: set[str], state: Sharded) 
     if recording is None or not recording.calls.get(module):
         raise NotSequential("it was not called in the recorded run")
     call = recording.calls[module][0]
+
+    def entered(child: nn.Module, path: str) -> bool:
+        return not is_basic(child) and path not in apart
+
     try:
-        made = specialise(module, forward_of(module), call, recording, False, lambda child, path: not is_basic(child))
+        made = specialise(module, forward_of(module), call, recording, False, entered)
     except TraceError as error:
         raise NotSequential(error.why) from error
     inputs = {name for name, text in made.signature.inputs.items() if text == link.argument}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _get_default_store, _set_pg_timeout
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
+from schedule.distributed.agreement import difference
+from schedule.distributed.exchange import exchanged_texts
 from schedule.distributed.mesh import tensor_parallel
 from schedule.errors import VerificationError
 
@@ -28,30 +30,39 @@ class Verdicts:
     def __init__(self, ranks: list[int], limit: float) -> None:
         self.ranks, self.limit = ranks, limit
 
-    def share(self, own: str) -> None:
-        """Tell the others what was found, "" if nothing, and hear from them.
+    def told(self, own: str) -> dict[int, str | None]:
+        """What each rank says; None for one that says nothing in time."""
+        return exchanged_texts(f"verdict/{next(_turns)}", own, self.ranks, self.limit)
 
-        Raises:
-            VerificationError: one of them found something, or says nothing in time; names the ranks.
-        """
-        store, turn, rank = _get_default_store(), next(_turns), dist.get_rank()
-        store.set(f"schedule/verdict/{turn}/{rank}", own or "-")
-        found: dict[int, str] = {}
-        for each in self.ranks:
-            try:
-                store.wait([f"schedule/verdict/{turn}/{each}"], timedelta(seconds=self.limit))
-                found[each] = store.get(f"schedule/verdict/{turn}/{each}").decode()
-            except RuntimeError:
-                found[each] = f"says nothing within {self.limit:.0f} s: it hangs, is slow, or died"
-        wrong = {each: text for each, text in found.items() if text != "-"}
-        if wrong:
-            right = [str(each) for each in self.ranks if each not in wrong]
-            others = f" (as it should be on rank {', '.join(right)})" if right else ""
-            raise VerificationError(
-                "; ".join(f"rank {each}: {text}" for each, text in wrong.items()) + others,
-                fix="undo the shards and syncs of the modules that it names one by one; "
-                "schedule.distributed.missing_syncs(model) finds reductions left out",
-            )
+    def wrong(self, own: str) -> dict[int, str]:
+        """Tell the others what was found, "" if nothing; what was found by those that found something."""
+        silent = f"says nothing within {self.limit:.0f} s: it hangs, is slow, or died"
+        found = {rank: silent if text is None else text for rank, text in self.told(own).items()}
+        return {rank: text for rank, text in found.items() if text}
+
+    def differing(self, steps: Sequence[str]) -> str | None:
+        """Where the schedules of the ranks differ, "" if nowhere; None if a rank cannot say."""
+        told = self.told("\n".join(steps))
+        own = dist.get_rank()
+        for rank, text in told.items():
+            if not text:
+                return None
+            if text.split("\n") != list(steps):
+                return difference(own, steps, rank, text.split("\n"))
+        return ""
+
+    def agreed(self, right: bool) -> bool:
+        """Whether it is right on every rank."""
+        return not self.wrong("" if right else "wrong")
+
+    def error(self, wrong: dict[int, str], guilty: str) -> VerificationError:
+        """What :meth:`wrong` returned, as an error that names the ranks and, if it is known, the primitive."""
+        right = [str(rank) for rank in self.ranks if rank not in wrong]
+        others = f" (as it should be on rank {', '.join(right)})" if right else ""
+        return VerificationError(
+            "; ".join([*filter(None, [guilty]), *(f"rank {rank}: {text}" for rank, text in wrong.items())]) + others,
+            fix="undo or correct it; schedule.distributed.missing_syncs(model) finds reductions that were left out",
+        )
 
 
 def verdicts_of(mesh: Any, limit: float) -> Verdicts | None:

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 @query
-def shard_plan(sch: Schedule, mesh: Any = None, vocabulary: bool = True, sequence: bool = False) -> Plan:
+def shard_plan(
+    sch: Schedule, mesh: Any = None, vocabulary: bool = True, sequence: bool = False, parallel_loss: bool = False
+) -> Plan:
     """Find what of this model can be shared out over the tensor-parallel ranks, from its traced graph alone.
 
     ::
@@ -37,12 +39,17 @@ def shard_plan(sch: Schedule, mesh: Any = None, vocabulary: bool = True, sequenc
         vocabulary: share out embeddings by rows, and the projections onto the vocabulary, whose outputs are gathered.
         sequence: between the groups, give each rank its part of the sequence, where the layers allow it. The
             sequences must divide evenly then.
+        parallel_loss: leave the logits where they are, in a DTensor ``[batch, seq, vocab]`` shared out over the
+            vocabulary, instead of gathering them. The model and the backward pass run within
+            ``torch.distributed.tensor.parallel.loss_parallel()``, whose cross entropy sends a few numbers a token;
+            :func:`fused.cross_entropy` takes such logits as they are.
 
     Raises:
-        ShardError: no mesh, or another than the schedule's.
+        ShardError: no mesh, or another than the schedule's; ``parallel_loss`` where no logits are shared out.
         TraceError: the model cannot be traced.
         NotApplicable: it is sharded or rewritten already.
     """
+    from schedule.distributed.plan import with_parallel_loss
     from schedule.distributed.planner import find_plan
     from schedule.distributed.sequence import with_sequence_parallel
     from schedule.distributed.state import Sharded
@@ -58,7 +65,9 @@ def shard_plan(sch: Schedule, mesh: Any = None, vocabulary: bool = True, sequenc
     state.whole = sch.tree.graphs.recording
     graph = _flattened(sch).graph
     plan = find_plan(graph, sch.module, state, vocabulary)
-    return with_sequence_parallel(plan, graph, sch.module, state) if sequence else plan
+    if sequence:
+        plan = with_sequence_parallel(plan, graph, sch.module, state)
+    return with_parallel_loss(plan) if parallel_loss else plan
 
 
 @primitive

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -52,12 +52,25 @@ def undone(sch: Undoable, down_to: int = 0) -> Iterator[None]:
             sch.redo()
 
 
-def guilty_step(sch: Undoable, case: Case, reference: Observation, tolerance: Tolerance) -> tuple[int, str] | None:
+def guilty_step(
+    sch: Undoable,
+    case: Case,
+    reference: Observation,
+    tolerance: Tolerance,
+    agreed: Callable[[bool], bool] = bool,
+) -> tuple[int, str] | None:
     """The last step before which the model still computed what the original does.
 
     Steps are undone one at a time until the model is equal again. Going backwards matters: a step that is
     wrong until another completes it (a shard before its sync) is passed over, where a search from the front
     would stop.
+
+    Args:
+        sch: the schedule.
+        case: in which it differs.
+        reference: what the original computes then.
+        tolerance: what counts as equal.
+        agreed: on several ranks, which must all call this: whether it is equal on all of them.
 
     Returns:
         the step's index and description; None if the model differs even with everything undone, which means
@@ -67,6 +80,6 @@ def guilty_step(sch: Undoable, case: Case, reference: Observation, tolerance: To
     with undone(sch, len(steps)):
         for index in range(len(steps) - 1, -1, -1):
             sch.undo()
-            if all(d.acceptable for d in deviations_from(reference, case, sch.module, tolerance)):
+            if agreed(all(d.acceptable for d in deviations_from(reference, case, sch.module, tolerance))):
                 return index, steps[index]
     return None

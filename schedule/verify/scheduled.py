@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from schedule.errors import VerificationError
 from schedule.verify.equivalence import REFUSALS, cases, check_case, refuse_meta
@@ -12,6 +12,9 @@ from schedule.verify.guilty import Undoable, guilty_step, undone
 from schedule.verify.observe import Case, Observation, OptimizerFactory
 from schedule.verify.report import CaseResult, EquivalenceReport
 from schedule.verify.tolerances import Tolerance, tolerance_for
+
+if TYPE_CHECKING:
+    from schedule.distributed.verdicts import Verdicts
 
 
 class Verification:
@@ -69,18 +72,19 @@ class Verification:
         tolerance = self._tolerance or tolerance_for(sch.module)
         with limited(mesh, self._limit):
             for index, case in enumerate(cases(self._batch, self._steps, self._optimizer)):
-                own = ""
+                own, reference = "", None
                 try:
-                    result, _ = self._case(case, tolerance, required=index == 0, alone=False)
+                    result, reference = self._case(case, tolerance, required=index == 0, alone=False)
                     if result is not None and not result.equal:
                         own = f"{result.worst} in {case.mode} mode, {case.weights} weights, {case.shapes}"
                 except REFUSALS as error:
                     if verdicts is None:
                         raise
                     own = f"raises {type(error).__name__}: {error}"
-                if verdicts is not None:
-                    verdicts.share(own)
-                elif own:
+                wrong = {} if verdicts is None else verdicts.wrong(own)
+                if verdicts is not None and wrong:
+                    raise verdicts.error(wrong, _guilty(sch, case, reference, tolerance, verdicts))
+                if own:
                     raise VerificationError(own)
         return self.report
 
@@ -134,11 +138,23 @@ def verify(
 
     Raises:
         VerificationError: it does not. Names the primitive that broke it, the worst tensor, mode and shapes; on a
-            mesh the ranks that differ, on every rank.
+            mesh the ranks that differ too, on every rank.
     """
     verification = Verification(sch, batch, steps, tolerance, optimizer, limit)
     verification.check()
     return verification
+
+
+def _guilty(sch: Undoable, case: Case, reference: Observation | None, tolerance: Tolerance, verdicts: Verdicts) -> str:
+    """Which primitive made the ranks compute something else; "" where one raised, and cannot go on."""
+    steps = [step.description for step in sch.history]
+    different = verdicts.differing(steps if reference is not None else ())
+    if different is None or reference is None:
+        return ""
+    if different:
+        return different
+    found = guilty_step(sch, case, reference, tolerance, verdicts.agreed)
+    return "" if found is None else f"{found[1]}, step {found[0] + 1} of {len(steps)}, changed what the model computes"
 
 
 def _error(

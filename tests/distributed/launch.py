@@ -1,7 +1,8 @@
 """Tests on several processes: every case runs on each rank of one gloo process group.
 
-The processes start once for all test files, since starting them takes longer than a case. A case that raises on one
-rank may leave the others waiting: what has not finished by its limit is killed, and the next case gets new processes.
+The processes start once for all test files, forked from one that has imported what cases need, since importing takes
+longer than a case. A case that raises on one rank may leave the others waiting: what has not finished by its limit is
+killed, and the next case gets new processes.
 """
 
 from __future__ import annotations
@@ -25,13 +26,22 @@ Case = Callable[[Any], None]
 
 _START_LIMIT = 300.0
 _COLLECTIVE_LIMIT = timedelta(seconds=30)
+_PRELOADED = [
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining.schedules",
+    "torch.distributed.tensor.debug",
+    "torch.optim",
+    "tests.distributed.blocks",
+    "tests.distributed.models",
+]
 
 
 class Ranks:
     """Processes that run cases, one after another."""
 
     def __init__(self, ranks: int) -> None:
-        context = mp.get_context("spawn")
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(_PRELOADED)
         port, pipes = _free_port(), [context.Pipe() for _ in range(ranks)]
         self.pipes: list[Connection] = [ours for ours, _ in pipes]
         self.processes: list[Any] = [
@@ -48,7 +58,7 @@ class Ranks:
                 raise RuntimeError(f"{ranks} processes did not start within {_START_LIMIT:.0f} s")
 
     def run(self, case: Case, limit: float) -> str:
-        """"" or what went wrong on each rank."""
+        """ "" or what went wrong on each rank."""
         for pipe in self.pipes:
             pipe.send(case)
         deadline = time.monotonic() + limit

@@ -69,8 +69,27 @@ def one_rank_computes_something_else(mesh: Any) -> None:
     before = sch["act"].module
     sch["act"].replace(Bent() if mesh.get_local_rank() == 1 else nn.GELU())
     assert before is not sch["act"].module
-    with pytest.raises(VerificationError, match=r"rank [01]: "):
+    with pytest.raises(VerificationError, match=r"rank [01]: ") as caught:
         schedule.verify(sch, X, steps=0, limit=20)
+    assert "scheduled differently. Step 6: " in str(caught.value) and "replace(Bent) on act" in str(caught.value)
+
+
+def a_step_is_wrong_everywhere(mesh: Any) -> None:
+    """The step that is to blame is neither the first nor the last; both ranks name it, and stay as they were."""
+    sch, _ = scheduled(Mlp(), mesh, shard_mlp, 16)
+
+    class Twice(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.gelu(2 * x)
+
+    sch["act"].replace(Twice())
+    sch["fc1"].annotate("bias", "decay", 0.0)
+    done, local = [step.description for step in sch.history], sch.module.fc1.weight.to_local().clone()
+    with pytest.raises(VerificationError, match=r"replace.* act, step 6 of 7, changed what") as caught:
+        schedule.verify(sch, X, steps=0, limit=20)
+    assert "rank 0: " in str(caught.value) and "rank 1: " in str(caught.value)
+    assert [step.description for step in sch.history] == done
+    assert torch.equal(sch.module.fc1.weight.to_local(), local)
 
 
 def one_rank_raises(mesh: Any) -> None:
@@ -88,7 +107,7 @@ def one_rank_raises(mesh: Any) -> None:
     assert time.monotonic() - start < 60
 
 
-CASES = [scheduled_differently, slow, one_rank_computes_something_else]
+CASES = [scheduled_differently, slow, one_rank_computes_something_else, a_step_is_wrong_everywhere]
 LAST = [never_comes, one_rank_raises]
 """Afterwards the group is of no more use."""
 
