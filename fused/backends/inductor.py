@@ -40,7 +40,7 @@ def run(formula: Formula, args: Sequence[Any], statics: Mapping[str, Hashable], 
     if compiled is None:
         compiled = _compiled[key] = _specialise(formula, statics)
     try:
-        with _no_autocast(device), torch.no_grad():
+        with _no_autocast(device), _no_function_modes(), torch.no_grad():
             return compiled(*inputs)
     except _failures() as error:
         return _fall_back(formula, inputs, statics, device, key, error)
@@ -125,4 +125,11 @@ def _kind(arg: Any) -> Hashable:
 def _no_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
     if torch.is_autocast_enabled(device):
         return torch.autocast(device, enabled=False)
+    return contextlib.nullcontext()
+
+
+def _no_function_modes() -> contextlib.AbstractContextManager[Any]:
+    """Nothing to see for a ``TorchFunctionMode``, such as a recording: dynamo would trace into it and guard on it."""
+    if torch._C._len_torch_function_stack():
+        return torch._C.DisableTorchFunction()
     return contextlib.nullcontext()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
 
 import fused
 from fused.backends import availability, inductor
@@ -196,3 +197,24 @@ def test_too_many_recompilations_are_said_and_the_formula_runs(monkeypatch):
 def test_errors_of_the_caller_come_out_as_themselves():
     with pytest.raises(RuntimeError, match="size of tensor"):
         inductor.run(torch.add, [torch.ones(2), torch.ones(3)], {}, "cpu")
+
+
+class Watching(TorchFunctionMode):
+    """Notes what is called, as a recording does."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.seen.add(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_function_modes_see_nothing_of_compiled_code(monkeypatch):
+    """Dynamo traces into a mode and guards on it; into that of a recording it cannot."""
+    monkeypatch.setattr(inductor, "_compiled", {})
+    monkeypatch.setattr(inductor, "_specialise", lambda formula, statics: formula)
+    with Watching() as watching:
+        assert torch.equal(inductor.run(torch.add, [torch.ones(2), torch.ones(2)], {}, "cpu"), torch.full((2,), 2.0))
+    assert torch.add not in watching.seen and torch.equal in watching.seen
