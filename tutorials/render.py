@@ -1,11 +1,16 @@
-"""Makes each notebook from its source and runs it: ``python tutorials/render.py``, from the project's root.
+"""Makes notebooks from their sources and runs them.
+
+    python tutorials/render.py                    # all of them
+    python tutorials/render.py 02_patterns        # one
 
 Outputs name files as they are on the machine that ran them; the part up to ``site-packages`` is cut.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from pathlib import Path
 
 import jupytext
@@ -13,20 +18,43 @@ import nbclient
 import nbformat
 
 HERE = Path(__file__).resolve().parent
+SETTINGS = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONWARNINGS": "ignore:IProgress not found",
+}
+
+
+def sources() -> list[Path]:
+    """The source of every notebook."""
+    return sorted(HERE.glob("[0-9]*.py"))
+
+
+def executed(source: Path) -> nbformat.NotebookNode:
+    """The notebook of ``source``, run in a kernel of its own, in the folder where it is, as Jupyter runs it.
+
+    Raises:
+        CellExecutionError: a cell raised.
+    """
+    notebook = jupytext.read(source)
+    client = nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(source.parent)}})
+    client.execute(env={**os.environ, **SETTINGS})
+    return notebook
 
 
 def render(source: Path) -> None:
     """Write the executed notebook beside ``source``."""
-    notebook = jupytext.read(source)
-    nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(HERE.parent)}}).execute()
+    notebook = executed(source)
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number}"
         cell.metadata.pop("execution", None)
     notebook.metadata.pop("widgets", None)
-    text = re.sub(r"[^\s\"']*/site-packages/", "…/", nbformat.writes(notebook))
-    source.with_suffix(".ipynb").write_text(text.replace(str(HERE.parent), "…") + "\n")
+    text = re.sub(r"[^\s\"'(]*/site-packages/", "…/", nbformat.writes(notebook))
+    text = re.sub(r"/tmp/ipykernel_\d+/\d+\.py", "this notebook", text.replace(str(HERE.parent), "…"))
+    source.with_suffix(".ipynb").write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    for path in sorted(HERE.glob("[0-9]*.py")):
-        render(path)
+    for each in [HERE / f"{name}.py" for name in sys.argv[1:]] or sources():
+        render(each)
