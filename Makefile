@@ -14,12 +14,13 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint sweep bench clean
+.PHONY: help install demo test lint docs sweep bench clean
 
 help:
 	@echo "make demo    schedule, verify and train GPT-2, BERT and Llama beside their untouched twins"
 	@echo "make test    lint, then the tests that CI runs"
 	@echo "make lint    ruff and mypy"
+	@echo "make docs    the site, into build/site; fails on any warning"
 	@echo "make sweep   the long tests, then every architecture of transformers: docs/coverage.md"
 	@echo "make bench   dispatch, matching and scheduling times"
 	@echo "make clean   remove .venv and what was compiled"
@@ -29,7 +30,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] + ": make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[hf,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[hf,dev,docs]'
 	@touch $@
 
 install: $(INSTALLED)
@@ -43,6 +44,10 @@ test: lint
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "build/site/index.html; to look at it: $(BIN)/python -m mkdocs serve"
 
 sweep: $(INSTALLED)
 	HYPOTHESIS_PROFILE=new $(PYTEST) -m slow -n $(JOBS) --dist worksteal

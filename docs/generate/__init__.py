@@ -1,0 +1,30 @@
+"""The parts of the site that are written from the code: each page says where with ``<!-- generated: name -->``."""
+
+from __future__ import annotations
+
+import re
+
+from docs.generate.api import public_reference
+from docs.generate.commands import command_reference
+from docs.generate.ops import op_reference
+from docs.generate.primitives import primitive_reference
+from docs.generate.rules import rule_reference
+
+PARTS = {
+    "api": public_reference,
+    "commands": command_reference,
+    "ops": op_reference,
+    "primitives": primitive_reference,
+    "rules": rule_reference,
+}
+
+_PLACE = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
+
+
+def filled(page: str) -> str:
+    """A page of docs/ with its generated parts.
+
+    Raises:
+        KeyError: it asks for a part that there is none of.
+    """
+    return _PLACE.sub(lambda place: PARTS[place[1]](), page)

@@ -1,0 +1,37 @@
+"""The reference of the command line, from its own help."""
+
+from __future__ import annotations
+
+import click
+import typer
+
+import schedule.cli
+from docs.generate.docstrings import as_table, inline, markdown
+
+
+def command_reference() -> str:
+    """Exit codes, then each command: what it is for, its arguments and options."""
+    group = typer.main.get_command(schedule.cli.app)
+    parts = [markdown(schedule.cli.__doc__ or "").partition("\n\n")[2]]
+    with click.Context(group, info_name="fxschedule", **group.context_settings) as context:
+        for name in group.list_commands(context):
+            parts += _about(name, group.get_command(context, name), context)
+    return "\n".join(parts)
+
+
+def _about(name: str, command: click.Command, context: click.Context) -> list[str]:
+    rows = [["argument or option", "meaning", "default"]]
+    with click.Context(command, parent=context, info_name=name) as own:
+        usage = " ".join([own.command_path, *command.collect_usage_pieces(own)])
+        for parameter in command.get_params(own):
+            record = parameter.get_help_record(own)
+            names = record[0] if record else str(parameter.human_readable_name)
+            rows.append([f"`{names}`", inline(getattr(parameter, "help", "") or ""), _default(parameter)])
+    about, _, examples = inline(command.help or "").partition("Example")
+    calls = [f"    {call.strip()}" for call in examples.partition(":")[2].split(";") if call.strip()]
+    return [f"## {name}\n", f"`{usage}`\n", about, *calls, "", "\n".join(as_table(rows)) + "\n"]
+
+
+def _default(parameter: click.Parameter) -> str:
+    value = parameter.default
+    return "" if value in (None, "", False) or parameter.required else f"`{value}`"
