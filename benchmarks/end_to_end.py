@@ -30,9 +30,9 @@ from rich.table import Table
 from torch import nn
 
 import schedule
-from benchmarks.ops import peak_bytes, synchronised
+from benchmarks.ops import synchronised
 from benchmarks.timing import Timing, interleaved, write_json
-from schedule.costs import measure
+from schedule.costs import measure, peak_bytes
 
 RESULTS = Path(__file__).parent / "results"
 CANDIDATES = ("original", "ours", "torch.compile", "ours + compile")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from benchmarks.op_table import TABLE, Function, Row, Tensor, nbytes
 from benchmarks.timing import Timing, interleaved, write_json
+from schedule.costs import peak_bytes
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -111,24 +111,6 @@ def saved_bytes(function: Function, inputs: Sequence[Tensor]) -> int:
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         function(*inputs)
     return sum(kept.values())
-
-
-def peak_bytes(run: Callable[[], Any], device: str) -> int:
-    """Bytes allocated at most during a call, beyond what was there before."""
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        run()
-        return torch.cuda.max_memory_allocated() - before
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it reports its own comings and goings
-    with torch.profiler.profile(profile_memory=True) as profile:
-        run()
-    now = peak = 0
-    for event in profile.profiler.kineto_results.events():  # type: ignore[union-attr]
-        if event.name() == "[memory]":
-            now += event.nbytes()
-            peak = max(peak, now)
-    return peak
 
 
 def measure(row: Row, size: str, dtype: torch.dtype, device: str, rounds: int) -> list[Measured]:

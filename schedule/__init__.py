@@ -32,6 +32,7 @@ from schedule.report import Report
 from schedule.rules import Rule, list_rules, register_rule
 from schedule.runtime import FallbackWarning
 from schedule.tree import Schedule, create_schedule
+from schedule.tuning import Tuning, choice, number, splits, tune
 from schedule.verify import equivalent, verify
 
 __all__ = [
@@ -49,15 +50,18 @@ __all__ = [
     "ScheduleError",
     "ShardError",
     "TraceError",
+    "Tuning",
     "VerificationError",
     "any_of",
     "build",
     "call_module",
+    "choice",
     "create_schedule",
     "equivalent",
     "list_primitives",
     "list_rules",
     "load_recipe",
+    "number",
     "optimize",
     "optional",
     "primitive",
@@ -65,6 +69,8 @@ __all__ = [
     "replay",
     "save_recipe",
     "scalar",
+    "splits",
     "tensor",
+    "tune",
     "verify",
 ]

@@ -1,12 +1,13 @@
-"""What one training step costs: bytes saved for backward and operations dispatched, counted; time, where asked for."""
+"""What one training step costs: bytes saved for backward, operations dispatched, peak memory, counted; and time."""
 
 from __future__ import annotations
 
+import gc
+import os
 import statistics
 import sys
 import time
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -18,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fused.backends import Op
 from schedule.generators import seed_all
-from schedule.runtime import FallbackWarning, state_of
+from schedule.runtime import uncounted
 from schedule.verify.observe import loss_of
 from schedule.verify.preserve import preserved
 from schedule.verify.values import call
@@ -103,7 +104,7 @@ def measure(model: nn.Module, batch: Any) -> Cost:
         return tensor
 
     counting = _Counting()
-    with _training(model):
+    with training(model):
         held = {s._cdata for t in (*model.parameters(), *model.buffers()) if (s := _storage(t)) is not None}
         with counting:
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -114,40 +115,81 @@ def measure(model: nn.Module, batch: Any) -> Cost:
     return Cost(saved_bytes=kept, dispatched=counting.count)
 
 
-def step_seconds(model: nn.Module, batch: Any) -> float:
+def step_seconds(model: nn.Module, *batches: Any) -> float:
     """Seconds of one training step of ``model``, after one that warms up; all of it stays as it was.
 
     Args:
-        batch: mapping (called by keyword), tuple or list (by position), or a single tensor.
+        batches: each a mapping (called by keyword), tuple or list (by position), or a single tensor; the gradients of
+            several are added up.
     """
-    with _training(model):
-        _step(model, batch)
+    with training(model):
+        _step(model, batches)
         start = time.perf_counter()
-        _step(model, batch)
+        _step(model, batches)
         return time.perf_counter() - start
 
 
-def _step(model: nn.Module, batch: Any) -> None:
+def step_peak(model: nn.Module, *batches: Any) -> int:
+    """Bytes allocated at most in one training step of ``model``, gradients too, beyond what was there before.
+
+    Args:
+        batches: as for :func:`step_seconds`.
+    """
+    parameter = next(model.parameters(), None)
+    with training(model):
+        _step(model, batches)  # what is loaded, compiled and kept once does not count
+        model.zero_grad()
+        return peak_bytes(lambda: _step(model, batches), "cpu" if parameter is None else parameter.device.type)
+
+
+def peak_bytes(run: Callable[[], Any], device: str) -> int:
+    """Bytes allocated at most during a call, beyond what was there before."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        return torch.cuda.max_memory_allocated() - before
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it reports its own comings and goings
+    gc.collect()  # what an earlier profile saw come would be seen to go in this one
+    with collector_paused(), torch.profiler.profile(profile_memory=True) as profile:
+        run()
+    now = peak = 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            peak = max(peak, now)
+    return peak
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Within, Python's garbage collector does not run: where many objects stay, or where it would be counted."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _step(model: nn.Module, batches: Sequence[Any]) -> None:
     model.zero_grad()
-    loss = loss_of(call(model, batch))
-    if loss is not None and loss.requires_grad:
-        loss.backward()
+    for batch in batches:
+        loss = loss_of(call(model, batch))
+        if loss is not None and loss.requires_grad:
+            (loss / len(batches)).backward()
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
 
 
 @contextmanager
-def _training(model: nn.Module) -> Iterator[None]:
+def training(model: nn.Module) -> Iterator[None]:
     """Within, ``model`` trains by a fixed seed; afterwards it, its counts and the random state are what they were."""
-    states = [state for module in model.modules() if (state := state_of(module)) is not None]
-    fallbacks = [state.fallbacks for state in states]
-    with preserved(model), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FallbackWarning)
+    with preserved(model), uncounted(model):
         model.train()
         seed_all(0)
         yield
-    for state, count in zip(states, fallbacks, strict=True):
-        state.fallbacks = count
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:

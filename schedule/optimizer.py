@@ -6,9 +6,7 @@ traced. What the rules find in a graph is settled together, by benefit; then eac
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -17,7 +15,7 @@ import torch
 from torch import fx, nn
 
 from schedule.adapting import Adapter, adapter_for
-from schedule.costs import Cost, TimeRatio, measure, step_seconds
+from schedule.costs import Cost, TimeRatio, collector_paused, measure, step_seconds
 from schedule.edits import SetSpecialisations
 from schedule.errors import MatchError, NotApplicable, ScheduleError
 from schedule.examples import example_inputs
@@ -129,7 +127,7 @@ class _Optimization:
 
     def run(self, strict: bool) -> Report:
         before = len(self.top.history)
-        with _collector_paused():
+        with collector_paused():
             planned = [self.plan(module) for module in self.candidates()]
             if strict:
                 _refuse_leftovers(planned)
@@ -249,18 +247,6 @@ class _Optimization:
                     kept = SetSpecialisations(node.module, state.specialisations, node.path, adapters[node])
                     node.commit([kept], 0)
         self.record.rules[rule.name] = [match for each in ours for match in each.matches[rule.name]]
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Graphs are many small objects that stay: looking through all of them again and again frees nothing."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _prepare(place: MatchPlace, occurrence: Occurrence) -> tuple[Occurrence, Build]:

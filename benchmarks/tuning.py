@@ -1,0 +1,218 @@
+"""Tuning GPT-2's training step under a memory bound, beside both extremes and random search.
+
+    python -m benchmarks.tuning            # measure every point of the space, then search
+    python -m benchmarks.tuning --replay   # search again over the points that were measured
+
+Every point of the space is measured once, by the cost function that ``schedule.tune`` has by default. The searches then
+run over that table: the same numbers for both, many seeds, and none of the machine's noise between them. A trial is a
+point that was not tried before, for random search too. Times are ratios to the original model's step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+import torch
+import transformers as hf
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import nn
+
+import schedule
+from benchmarks.timing import write_json
+from schedule.tuning import TrainingStep, Trial, Tuning, Watch
+from schedule.tuning.result import labelled
+
+ROOT = Path(__file__).parents[1]
+RESULTS, PICTURE = ROOT / "benchmarks" / "results" / "tuning_gpt2_cpu.json", ROOT / "docs" / "tuning.png"
+BOUNDS = (25_000_000, 30_000_000, 40_000_000)
+COUNTS = (5, 10, 15, 20, 30)
+Knobs = dict[str, Any]
+
+WHAT = {"blocks": "transformer.h.*", "attention": "transformer.h.*.attn", "mlp": "transformer.h.*.mlp"}
+SPACE = {
+    "rules": ["none", "default", "memory", "all"],
+    "recomputed": ["nothing", *WHAT],
+    "every": schedule.choice(1, 2, 3, when={"recomputed": list(WHAT)}),
+    "micro_batch": [1, 2, 4],
+}
+EXTREMES = {
+    "no checkpointing": {"rules": "none", "recomputed": "nothing", "every": None, "micro_batch": 4},
+    "all checkpointing": {"rules": "none", "recomputed": "blocks", "every": 1, "micro_batch": 4},
+}
+
+
+def plan(sch: schedule.Schedule, rules: str, recomputed: str, every: int | None) -> None:
+    """The schedule function that is tuned."""
+    if rules != "none":
+        schedule.optimize(sch, rules=rules)
+    if every is not None:
+        sch[WHAT[recomputed]].checkpoint(every=every)
+
+
+def gpt2() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """The model and its batch."""
+    none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    config = hf.GPT2Config(
+        n_layer=4, n_embd=256, n_head=4, vocab_size=2000, n_positions=256, bos_token_id=1, use_cache=False, **none
+    )
+    torch.manual_seed(0)
+    model: nn.Module = hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    ids = torch.randint(0, 2000, (4, 128))
+    return model, {"input_ids": ids, "labels": ids}
+
+
+def measured(rounds: int, storage: Path) -> list[Trial]:
+    """Every point of the space, each timed to the end; goes on where an interrupted run stopped."""
+    model, batch = gpt2()
+    cost = TrainingStep(rounds)
+
+    def to_the_end(sch: schedule.Schedule, watch: Watch, micro_batch: int) -> Any:
+        return cost(sch, Watch(None, lambda so_far: False, watch.original), micro_batch)
+
+    return list(schedule.tune(model, plan, SPACE, batch, trials=1_000, cost=to_the_end, storage=storage).trials)
+
+
+def at_random(seed: int) -> optuna.samplers.BaseSampler:
+    """Random search."""
+    return optuna.samplers.RandomSampler(seed=seed)
+
+
+SEARCHES = {"tuned": None, "random": at_random}
+
+
+class Replayed:
+    """Searches over measured points.
+
+    Args:
+        points: all of the space.
+    """
+
+    def __init__(self, points: Sequence[Trial]) -> None:
+        self.points = {_key(point.knobs): point for point in points}
+        self.model = nn.Linear(1, 1)
+
+    def at(self, knobs: Knobs) -> Trial:
+        """The measured point."""
+        return self.points[_key(knobs)]
+
+    def cost(self, sch: schedule.Schedule, watch: Watch, **knobs: Any) -> tuple[float, int]:
+        """What was measured there."""
+        point = self.at(knobs)
+        if point.time is None or point.memory is None:
+            raise schedule.NotApplicable(point.reason)
+        watch.memory(point.memory)
+        return point.time, point.memory
+
+    def search(self, bound: int, trials: int, seed: int, sampler: Any) -> list[float]:
+        """The best time within the bound after each trial; infinite before there is one."""
+        tuning = schedule.tune(
+            self.model,
+            lambda sch, **knobs: None,
+            SPACE,
+            torch.ones(1, 1),
+            memory=bound,
+            trials=trials,
+            cost=self.cost,
+            seed=seed,
+            sampler=sampler,
+            progress=False,
+        )
+        times = [trial.time if trial.status == "measured" else None for trial in tuning.trials]
+        found = [min([time for time in times[:count] if time is not None], default=math.inf) for count in COUNTS]
+        return found
+
+    def fits(self, bound: int) -> Tuning:
+        """All points, as they are under a bound."""
+        trials = [
+            replace(point, status="over the bound") if (point.memory or 0) > bound else point
+            for point in self.points.values()
+        ]
+        return Tuning(trials, bound, "GPT-2, 4 layers")
+
+
+def _key(knobs: Knobs) -> str:
+    return json.dumps(knobs, sort_keys=True)
+
+
+def compared(table: Replayed, bound: int, seeds: int) -> dict[str, Any]:
+    """Under one bound: the extremes, the best there is, and what the searches find."""
+    fits = table.fits(bound)
+    found: dict[str, Any] = {"bound": bound, "points": len(fits.trials), "fit": len(fits.select("measured"))}
+    for label, knobs in EXTREMES.items():
+        point = table.at(knobs)
+        found[label] = {"time": point.time, "memory": point.memory, "fits": (point.memory or 0) <= bound}
+    found["best"] = fits.best.to_dict()
+    for name, sampler in SEARCHES.items():
+        runs = [
+            table.search(bound, max(COUNTS), seed, sampler) for seed in track(range(seeds), f"{name}, {bound:,} bytes")
+        ]
+        found[name] = {count: _summary(own) for count, own in zip(COUNTS, zip(*runs, strict=True), strict=True)}
+    return found
+
+
+def _summary(times: Sequence[float]) -> dict[str, float]:
+    ordered = sorted(times)
+    share = [ordered[round(part * (len(ordered) - 1))] for part in (0.25, 0.5, 0.75)]
+    return dict(zip(("low", "median", "high"), share, strict=True))
+
+
+def shown(results: Sequence[dict[str, Any]], seeds: int) -> Table:
+    """One line a bound and search."""
+    table = Table(title=f"best time within the bound, over the original's step: median of {seeds} seeds")
+    for heading in ("bound", "points that fit", "", *(f"{count} trials" for count in COUNTS)):
+        table.add_column(heading)
+    for found in results:
+        table.add_section()
+        for row, name in enumerate(SEARCHES):
+            head = (f"{found['bound'] / 1e6:.0f} MB", f"{found['fit']} of {found['points']}") if not row else ("", "")
+            table.add_row(*head, name, *(_time(found[name][count]["median"]) for count in COUNTS))
+        for name in EXTREMES:
+            one = found[name]
+            said = f"{one['memory'] / 1e6:.0f} MB" + ("" if one["fits"] else ": does not fit")
+            table.add_row("", "", name, f"{one['time']:.2f}", said)
+        best = found["best"]
+        table.add_row("", "", "best there is", f"{best['time']:.2f}", labelled(best["knobs"]))
+    return table
+
+
+def _time(time: float) -> str:
+    return "–" if time == math.inf else f"{time:.3f}"
+
+
+def main() -> None:
+    """Measure, search, print, write JSON and the picture."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--replay", action="store_true", help="take the points from the last run")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--storage", type=Path, default=ROOT / "build" / "tuning.journal")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--picture", type=Path, default=PICTURE)
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    hf.logging.set_verbosity_error()
+    if options.replay:
+        stored = json.loads(options.output.read_text())
+        points = [Trial(**point) for point in stored["results"]["points"]]
+    else:
+        points = measured(options.rounds, options.storage)
+    write_json(options.output, {"points": [point.to_dict() for point in points]})
+    table = Replayed(points)
+    results = [compared(table, bound, options.seeds) for bound in BOUNDS]
+    Console(width=150).print(shown(results, options.seeds))
+    write_json(options.output, {"points": [point.to_dict() for point in points], "searches": results})
+    table.fits(BOUNDS[1]).plot(options.picture, EXTREMES)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""Auto-tuning: the knobs of a schedule function, searched under a memory bound."""
+
+from schedule.tuning.measuring import Measured, TrainingStep, Watch
+from schedule.tuning.result import Trial, Tuning
+from schedule.tuning.space import Choice, Number, choice, number, splits
+from schedule.tuning.tuner import tune
+
+__all__ = [
+    "Choice",
+    "Measured",
+    "Number",
+    "TrainingStep",
+    "Trial",
+    "Tuning",
+    "Watch",
+    "choice",
+    "number",
+    "splits",
+    "tune",
+]

@@ -1,0 +1,118 @@
+"""A search as a picture: time against memory."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from schedule.errors import NotApplicable
+from schedule.tuning.result import STATUSES, Trial, Tuning, pareto
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLOURS = {"measured": "#2a6fbb", "pruned": "#9db8d6", "over the bound": "#c9c9c9", "failed": "#c44e52"}
+_INK, _BEST, _BOUND = "#333333", "#e07b00", "#b03a3a"
+
+
+def plot(tuning: Tuning, path: str | Path | None, marks: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """See :meth:`Tuning.plot`."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise NotApplicable("a picture needs matplotlib, which is not installed", fix="pip install 'fxschedule[tune]'")
+    from matplotlib.figure import Figure
+
+    placed = [trial for trial in tuning.trials if trial.time is not None and trial.memory is not None]
+    if not placed:
+        raise NotApplicable("no trial has both a time and a memory", fix="a cost that returns (time, bytes)")
+    figure = Figure(figsize=(8, 4.8), layout="constrained")
+    axes = figure.add_subplot()
+    unit, name = _unit(max(trial.memory or 0 for trial in placed))
+    _points(axes, tuning, placed, unit)
+    _front(axes, tuning, placed, unit)
+    _untimed(axes, tuning, unit)
+    if tuning.bound is not None:
+        _bound(axes, tuning.bound / unit)
+    _marks(axes, tuning, placed, marks, unit)
+    axes.set_xlabel(f"peak memory of a step ({name})")
+    axes.set_ylabel("time of a step")
+    axes.set_title(f"{tuning.of}: {tuning.summary()}", loc="left", fontsize=10, color=_INK)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#eeeeee", zorder=0)
+    axes.legend(loc="upper right", frameon=False, fontsize=9)
+    if path is not None:
+        _save(figure, Path(path))
+    return figure
+
+
+def _save(figure: Figure, path: Path) -> None:
+    try:
+        figure.savefig(path, dpi=130)
+    except (OSError, ValueError) as error:
+        raise NotApplicable(f"{path} cannot be written: {error}", fix="a .png, .svg or .pdf in a folder") from error
+
+
+def _unit(most: float) -> tuple[float, str]:
+    return next((unit, name) for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes")) if most >= unit)
+
+
+def _points(axes: Axes, tuning: Tuning, placed: Sequence[Trial], unit: float) -> None:
+    for status in STATUSES:
+        own = [trial for trial in placed if trial.status == status]
+        if own:
+            x, y = _places(own, unit)
+            axes.scatter(x, y, s=30, color=_COLOURS[status], label=status, zorder=3, linewidths=0)
+
+
+def _front(axes: Axes, tuning: Tuning, placed: Sequence[Trial], unit: float) -> None:
+    """What no trial beats in both, as steps: faster needs more memory."""
+    front = pareto(placed)
+    x, y = _places(front, unit)
+    axes.step(x, y, where="post", color=_INK, linewidth=1, alpha=0.6, zorder=2, label="Pareto front")
+
+
+def _untimed(axes: Axes, tuning: Tuning, unit: float) -> None:
+    """Trials whose memory alone was measured, as marks at the lower edge."""
+    x = [trial.memory / unit for trial in tuning.trials if trial.time is None and trial.memory is not None]
+    if x:
+        axes.plot(
+            x,
+            [0.012] * len(x),
+            "|",
+            color="#999999",
+            markersize=9,
+            transform=axes.get_xaxis_transform(),
+            label="over the bound, not timed",
+        )
+
+
+def _bound(axes: Axes, bound: float) -> None:
+    axes.axvline(bound, color=_BOUND, linestyle="--", linewidth=1.2, zorder=2)
+    right = max(axes.get_xlim()[1], bound * 1.05)
+    axes.set_xlim(right=right)
+    axes.axvspan(bound, right, color=_BOUND, alpha=0.05, linewidth=0, zorder=0)
+    axes.annotate(
+        " bound", (bound, 1), xycoords=axes.get_xaxis_transform(), color=_BOUND, fontsize=9, va="top", ha="left"
+    )
+
+
+def _marks(
+    axes: Axes, tuning: Tuning, placed: Sequence[Trial], marks: Mapping[str, Mapping[str, Any]], unit: float
+) -> None:
+    if tuning.select("measured"):
+        best = tuning.best
+        if best in placed:
+            x, y = _places([best], unit)
+            axes.scatter(x, y, s=190, marker="*", color=_BEST, zorder=5, label=f"best: {best.label}")
+    for label, knobs in marks.items():
+        found = next((trial for trial in placed if trial.knobs == knobs), None)
+        if found is not None:
+            x, y = _places([found], unit)
+            axes.scatter(x, y, s=80, facecolors="none", edgecolors=_INK, linewidths=1.4, zorder=4)
+            axes.annotate(label, (x[0], y[0]), xytext=(7, 5), textcoords="offset points", fontsize=9, color=_INK)
+
+
+def _places(trials: Sequence[Trial], unit: float) -> tuple[list[float], list[float]]:
+    return [(trial.memory or 0) / unit for trial in trials], [trial.time or 0.0 for trial in trials]

@@ -1,0 +1,251 @@
+"""What a search found."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rich.table import Table
+from rich.text import Text
+from torch import nn
+
+from schedule.errors import NotApplicable, RecipeError
+from schedule.recipes.recipe import Recipe
+from schedule.show import printed
+from schedule.tree import Schedule
+from schedule.tuning.space import Knobs, text_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Status = Literal["measured", "over the bound", "pruned", "failed"]
+STATUSES: tuple[Status, ...] = ("measured", "pruned", "over the bound", "failed")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One point of the space.
+
+    Attributes:
+        number: in the order of the search.
+        knobs: name → value; None for those that did not matter.
+        status: ``measured``; ``over the bound``, which is not timed; ``pruned``, when others were faster; ``failed``.
+        time: of a step; of one that was pruned, as it looked then. None if it was not timed.
+        memory: bytes; None if it was not measured.
+        reason: why it was not measured to the end, "" if it was.
+        recipe: the steps as data; None if there are none or they cannot be written down.
+    """
+
+    number: int
+    knobs: Knobs
+    status: Status
+    time: float | None = None
+    memory: int | None = None
+    reason: str = ""
+    recipe: Recipe | None = field(default=None, repr=False)
+
+    @property
+    def label(self) -> str:
+        """The knobs that mattered, on one line."""
+        return labelled(self.knobs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        plain = {name: _plain(value) for name, value in self.knobs.items()}
+        told = {"number": self.number, "knobs": plain, "status": self.status, "time": self.time}
+        return {**told, "memory": self.memory, "reason": self.reason}
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What :func:`schedule.tune` tried; prints as a table, also in a notebook.
+
+    Attributes:
+        trials: in the order of the search.
+        bound: bytes that a step may need; None for no bound.
+        of: what was tuned.
+        plan: the schedule function, bound so that it takes a schedule and the knobs.
+        stopped: whether the search was interrupted.
+    """
+
+    trials: Sequence[Trial]
+    bound: int | None = None
+    of: str = ""
+    plan: Callable[[Schedule, Knobs], Any] | None = field(default=None, repr=False)
+    stopped: bool = False
+
+    def select(self, status: Status) -> list[Trial]:
+        """The trials that ended so."""
+        return [trial for trial in self.trials if trial.status == status]
+
+    @property
+    def best(self) -> Trial:
+        """The fastest within the bound.
+
+        Raises:
+            NotApplicable: none is; says the least memory that was seen, or why trials failed.
+        """
+        measured = self.select("measured")
+        if not measured:
+            raise self._nothing()
+        return min(measured, key=lambda trial: (trial.time, trial.number))
+
+    def _nothing(self) -> NotApplicable:
+        over = [trial for trial in self.select("over the bound") if trial.memory is not None]
+        if over and self.bound is not None:
+            least = min(over, key=lambda trial: trial.memory or 0)
+            return NotApplicable(
+                f"none of {len(self.trials)} trials needs at most {self.bound:,} bytes: the least was "
+                f"{least.memory:,}, in trial {least.number}: {least.label}",
+                fix=f"memory={least.memory} or more, more trials, or knobs that save more",
+            )
+        if not self.trials:
+            return NotApplicable("no trial came to an end", fix="tune again, with the same storage to go on")
+        reason, count = Counter(trial.reason for trial in self.trials).most_common(1)[0]
+        return NotApplicable(f"all {len(self.trials)} trials failed, {count} of them so: {reason}")
+
+    @property
+    def front(self) -> list[Trial]:
+        """The trials that no other beats in both time and memory, by memory."""
+        return pareto(self.trials)
+
+    @property
+    def recipe(self) -> Recipe:
+        """The steps of the best trial, for :func:`schedule.replay`, ``to_json`` and ``to_python``.
+
+        Raises:
+            RecipeError: they cannot be written down.
+            NotApplicable: as for :attr:`best`.
+        """
+        best = self.best
+        if best.recipe is None:
+            raise RecipeError(
+                f"the steps of trial {best.number} cannot be written down",
+                fix="tuning.apply(model), or a plan without lambdas and modules with weights",
+            )
+        return best.recipe
+
+    def apply(self, model: nn.Module | Schedule, example_inputs: Any = None) -> Schedule:
+        """Schedule ``model`` by the plan with the best knobs; those of the step (``micro_batch``) are the caller's.
+
+        Args:
+            model: the tuned one or another of its kind; or a schedule of it.
+            example_inputs: of a model, as for :func:`schedule.create_schedule`.
+
+        Raises:
+            NotApplicable: as for :attr:`best`.
+            ScheduleError: the plan does not go on this model.
+        """
+        from schedule.tree import create_schedule
+
+        sch = model.root if isinstance(model, Schedule) else create_schedule(model, example_inputs)
+        best = self.best
+        if self.plan is None:
+            raise NotApplicable("this result has no plan", fix="schedule.replay(model, tuning.recipe)")
+        self.plan(sch, best.knobs)
+        return sch
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as plain data."""
+        best = self.best if self.select("measured") else None
+        return {
+            "of": self.of,
+            "bound": self.bound,
+            "best": None if best is None else best.number,
+            "recipe": None if best is None or best.recipe is None else json.loads(best.recipe.to_json()),
+            "trials": [trial.to_dict() for trial in self.trials],
+        }
+
+    def to_json(self, indent: int | None = 1) -> str:
+        """As :meth:`to_dict`, as text."""
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def plot(self, path: str | Path | None = None, marks: Mapping[str, Mapping[str, Any]] | None = None) -> Figure:
+        """Time against memory: every trial, the bound, and the Pareto front.
+
+        Args:
+            path: where the picture goes, by its ending PNG, SVG or PDF; None for none.
+            marks: label → knobs of a trial that gets that label.
+
+        Raises:
+            NotApplicable: matplotlib is missing, or no trial has both a time and a memory.
+        """
+        from schedule.tuning.plotting import plot
+
+        return plot(self, path, marks or {})
+
+    def summary(self) -> str:
+        """What came of it, on one line."""
+        counts = ", ".join(f"{len(own)} {status}" for status in STATUSES if (own := self.select(status)))
+        bound = "" if self.bound is None else f"; at most {size(self.bound)}"
+        return f"{len(self.trials)} trials: {counts or 'none'}{bound}{'; interrupted' if self.stopped else ''}"
+
+    def rows(self) -> list[tuple[Trial, bool]]:
+        """The trials, fastest within the bound first, each with whether it is the best."""
+        order = {status: place for place, status in enumerate(STATUSES)}
+        by_cost = sorted(self.trials, key=lambda t: (order[t.status], t.time or 0.0, t.memory or 0, t.number))
+        return [(trial, place == 0 and trial.status == "measured") for place, trial in enumerate(by_cost)]
+
+    def __rich__(self) -> Table:
+        table = Table(title=Text(f"schedule.tune: {self.of}"), title_justify="left", caption_justify="left")
+        for name in ("trial", "knobs", "time", "memory", ""):
+            table.add_column(name, justify="right" if name in ("trial", "time", "memory") else "left", overflow="fold")
+        for trial, best in self.rows():
+            said = "best" if best else trial.status if not trial.reason else f"{trial.status}: {trial.reason}"
+            cells = (str(trial.number), trial.label, time_text(trial), memory_text(trial), said)
+            table.add_row(*map(Text, cells), style="bold" if best else "dim" if trial.reason else "")
+        table.caption = Text(self.summary())
+        return table
+
+    def __str__(self) -> str:
+        return printed(self.__rich__()).rstrip()
+
+
+def pareto(trials: Iterable[Trial]) -> list[Trial]:
+    """Those with a time and a memory that no other beats in both, by memory."""
+    front: list[Trial] = []
+    placed = [trial for trial in trials if trial.time is not None and trial.memory is not None]
+    for trial in sorted(placed, key=lambda t: (t.memory, t.time)):
+        if not front or (trial.time or 0.0) < (front[-1].time or 0.0):
+            front.append(trial)
+    return front
+
+
+def labelled(knobs: Knobs) -> str:
+    """Knobs on one line, without those that do not matter."""
+    return ", ".join(f"{name}={_shown(value)}" for name, value in knobs.items() if value is not None)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value if isinstance(value, str) else text_of(value)
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, bool | int | float | str) else text_of(value)
+
+
+def time_text(trial: Trial) -> str:
+    """The time as tables show it; one that was not measured to the end with a ``~``."""
+    if trial.time is None:
+        return "–"
+    return f"{'~' if trial.status == 'pruned' else ''}{trial.time:.3g}"
+
+
+def memory_text(trial: Trial) -> str:
+    """The memory as tables show it."""
+    return "–" if trial.memory is None else size(trial.memory)
+
+
+def size(count: float) -> str:
+    """Bytes as people write them."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"

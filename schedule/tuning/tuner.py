@@ -1,0 +1,282 @@
+"""``tune``: try the values of a schedule function's knobs, measure each, keep the best."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from torch import nn
+
+from schedule.errors import NotApplicable, RecipeError, ScheduleError
+from schedule.examples import example_inputs
+from schedule.recipes.building import original_name
+from schedule.recipes.recipe import Recipe
+from schedule.tree import Schedule, create_schedule
+from schedule.tuning.measuring import Ended, Measured, TrainingStep, Watch
+from schedule.tuning.result import Status, Trial, Tuning, labelled, size
+from schedule.tuning.space import Knobs, Space, text_of
+from schedule.verify.guilty import undone
+from schedule.verify.values import shapes_of
+
+if TYPE_CHECKING:
+    from schedule.tuning.study import Asked, Sampler, Study
+
+Plan = Callable[..., Any]
+Cost = Callable[..., Any]
+
+FAILURES = (
+    ScheduleError,
+    RuntimeError,
+    MemoryError,
+    ValueError,
+    TypeError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    OSError,
+)
+"""What a trial may raise; it is recorded, and the search goes on."""
+
+
+def tune(
+    model: nn.Module | Schedule,
+    plan: Plan,
+    space: Mapping[str, Any],
+    batch: Any = None,
+    *,
+    memory: int | None = None,
+    trials: int = 30,
+    cost: Cost | None = None,
+    storage: str | Path | None = None,
+    name: str = "",
+    seed: int = 0,
+    sampler: Sampler | None = None,
+    progress: bool = True,
+) -> Tuning:
+    """Search for the knobs of a schedule function that make a step fastest within a memory bound.
+
+    ::
+
+        def plan(sch, rules, every):
+            if rules:
+                sch.optimize(rules=rules)
+            if every:
+                sch["transformer.h.*"].checkpoint(every=every)
+
+        space = {"rules": [None, "default", "memory"], "every": [0, 4, 3, 2, 1], "micro_batch": [1, 2, 4, 8]}
+        tuning = schedule.tune(model, plan, space, batch, memory=200_000_000)
+        tuning.apply(model)
+
+    Each trial applies ``plan`` to the model, measures, and takes all of it back to the bit, whatever happened. A trial
+    that raises is recorded with its reason, one over the bound is not timed, one that others have outpaced ends early,
+    and no point is measured twice. Ctrl-C ends the search with what was found so far.
+
+    Args:
+        model: what is tuned, or a schedule of it, whose steps stay.
+        plan: takes a schedule and knobs by name.
+        space: knob → list of values, :func:`choice`, :func:`number` or :func:`splits`. Each is a parameter of ``plan``,
+            of ``cost``, or of both.
+        batch: as for :func:`create_schedule`, of the sizes that the model will run at.
+        memory: bytes that a step may need, as ``cost`` measures them; None for no bound.
+        trials: how many in all, with those that ``storage`` has already.
+        cost: takes the schedule and, if it has such parameters, knobs by name and ``watch``
+            (:class:`~schedule.tuning.Watch`); returns a time, ``(time, bytes)`` or :class:`~schedule.tuning.Measured`.
+            By default :class:`~schedule.tuning.TrainingStep`, with knobs ``micro_batch`` and ``compiled``.
+        storage: a file that keeps the trials, so that the search goes on there when it is called again: a journal, or
+            a database of SQLite if it ends in ``.db``; or optuna's URL of a database.
+        name: of the search in ``storage``; by default of the model and the plan.
+        seed: the same seed and the same costs give the same trials.
+        sampler: makes a sampler of optuna from a seed; by default TPE.
+        progress: shows a bar, in a terminal.
+
+    Raises:
+        NotApplicable: optuna is missing, the space is empty or wrong, nobody takes a knob, the storage is of another
+            search, or there is a bound and ``cost`` measures no memory.
+    """
+    if importlib.util.find_spec("optuna") is None:
+        raise NotApplicable("tuning needs optuna, which is not installed", fix="pip install 'fxschedule[tune]'")
+    sch = model if isinstance(model, Schedule) else create_schedule(model, batch)
+    if batch is not None or sch.tree.graphs.example_inputs is None:
+        sch.tree.graphs.example_inputs = example_inputs(sch.tree.root) if batch is None else batch
+    tuner = _Tuner(sch, plan, Space(space), cost or TrainingStep(), _checked(memory, trials))
+    study = tuner.study(storage, name, seed, sampler)
+    return tuner.search(study, trials, progress)
+
+
+def _checked(memory: int | None, trials: int) -> int | None:
+    for what, value in (("memory", 1 if memory is None else memory), ("trials", trials)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise NotApplicable(f"{what} is a whole number from 1, not {value!r}", asked="tune")
+    return memory
+
+
+class _Tuner:
+    """One search: a model, what is done to it, and what it costs."""
+
+    def __init__(self, sch: Schedule, plan: Plan, space: Space, cost: Cost, bound: int | None) -> None:
+        self.sch, self.plan, self.space, self.cost, self.bound = sch, plan, space, cost, bound
+        taken = _parameters(plan) | _parameters(cost)
+        for knob in space.knobs:
+            if knob == "watch" or (knob not in taken and "**" not in taken):
+                raise NotApplicable(
+                    f"neither {text_of(plan)} nor the cost takes a knob named {knob!r}",
+                    fix=f"give one of them a parameter {knob}, or leave it out of the space",
+                )
+
+    def study(self, storage: str | Path | None, name: str, seed: int, sampler: Sampler | None) -> Study:
+        from schedule.tuning.study import Study
+
+        about = {"space": self.space.describe(), "bound": self.bound, "cost": _named(self.cost)}
+        about["batch"] = shapes_of(self.sch.tree.graphs.example_inputs)
+        about["parameters"] = sum(parameter.numel() for parameter in self.sch.tree.root.parameters())
+        return Study(self.space, storage, name or self.title, about, seed, sampler)
+
+    @property
+    def title(self) -> str:
+        return f"{original_name(self.sch.tree.root)} by {_named(self.plan)}"
+
+    def search(self, study: Study, trials: int, progress: bool) -> Tuning:
+        stopped = False
+        with _Bar(trials) if progress else nullcontext() as bar:
+            try:
+                for asked in study.proposals(trials):
+                    self.tried(study, asked)
+                    if bar is not None:
+                        bar.show(self.result(study))
+            except KeyboardInterrupt:
+                stopped = True
+        return self.result(study, stopped)
+
+    def result(self, study: Study, stopped: bool = False) -> Tuning:
+        return Tuning(study.trials, self.bound, self.title, partial(_called, self.plan), stopped)
+
+    def tried(self, study: Study, asked: Asked) -> None:
+        """One trial, from the point to what is kept of it."""
+        complete = False
+        try:
+            trial = self.trial(len(study.trials), asked)
+            complete = True
+        finally:
+            if not complete:
+                study.drop(asked)
+        over = 0.0 if self.bound is None or trial.memory is None else trial.memory / self.bound - 1.0
+        study.tell(asked, trial, over)
+
+    def trial(self, number: int, asked: Asked) -> Trial:
+        before = len(self.sch.history)
+        watch = Watch(self.bound, asked.outpaced, lambda: undone(self.sch, before))
+        recipe: Recipe | None = None
+        status: Status = "measured"
+        reason = ""
+        try:
+            with self.taken_back():
+                _called(self.plan, self.sch, asked.knobs)
+                recipe = self.recipe()
+                measured = self.measured(asked.knobs, watch)
+                watch.seen_time = measured.time
+                if measured.memory is not None:
+                    watch.memory(measured.memory)
+        except Ended as ended:
+            status, reason = ended.status, ended.reason
+        except FAILURES as error:
+            status, reason = "failed", _reason(error)
+        if status == "failed" and torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        if status == "measured" and watch.seen_memory is None and self.bound is not None:
+            raise NotApplicable(
+                f"there is a bound of {self.bound:,} bytes, and the cost measures no memory",
+                fix="return (time, bytes) from it, or leave memory= out",
+            )
+        time = None if status == "failed" else watch.seen_time
+        return Trial(number, asked.knobs, status, time, watch.seen_memory, reason, recipe)
+
+    @contextmanager
+    def taken_back(self) -> Iterator[None]:
+        """Inside, steps may be made; afterwards, whatever happened, all is as it was."""
+        with suppress(_Over), self.sch.tree.history.all_or_nothing():
+            yield
+            raise _Over
+
+    def recipe(self) -> Recipe | None:
+        try:
+            return self.sch.recipe()
+        except RecipeError:
+            return None
+
+    def measured(self, knobs: Knobs, watch: Watch) -> Measured:
+        given = {**knobs, "watch": watch}
+        found = _called(self.cost, self.sch, given)
+        if isinstance(found, tuple) and len(found) == 2:
+            found = Measured(*found)
+        elif not isinstance(found, Measured):
+            found = Measured(found)
+        if isinstance(found.time, bool) or not isinstance(found.time, int | float) or not math.isfinite(found.time):
+            raise ValueError(f"the cost is {found.time!r}, which is no time")
+        return found
+
+
+class _Over(Exception):
+    """A trial is over, and what it did is taken back."""
+
+
+class _Bar:
+    """Progress in a terminal."""
+
+    def __init__(self, trials: int) -> None:
+        console = Console(stderr=True)
+        columns = (
+            TextColumn("tuning"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+        )
+        self.bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self.task = self.bar.add_task("", total=trials)
+
+    def __enter__(self) -> _Bar:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.bar.stop()
+
+    def show(self, result: Tuning) -> None:
+        measured = result.select("measured")
+        best = result.best if measured else None
+        said = "nothing within the bound yet"
+        if best is not None:
+            memory = "" if best.memory is None else f", {size(best.memory)}"
+            said = f"best {best.time:.3g}{memory}: {labelled(best.knobs)}"
+        self.bar.update(self.task, completed=len(result.trials), description=said)
+
+
+def _parameters(function: Callable[..., Any]) -> set[str]:
+    """The names that ``function`` takes after the schedule; ``**`` if it takes any."""
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    return {"**" if p.kind is p.VAR_KEYWORD else p.name for p in parameters}
+
+
+def _called(function: Callable[..., Any], sch: Schedule, knobs: Knobs) -> Any:
+    taken = _parameters(function)
+    return function(sch, **{name: value for name, value in knobs.items() if name in taken or "**" in taken})
+
+
+def _named(function: Any) -> str:
+    """A function or the class of a callable, without its module."""
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _reason(error: Exception) -> str:
+    """One line of why a trial failed."""
+    text = error.why if isinstance(error, ScheduleError) else str(error)
+    return f"{type(error).__name__}: {text.strip().splitlines()[0]}" if text.strip() else type(error).__name__
