@@ -18,9 +18,9 @@ from schedule.tracing.expansion import expand
 from schedule.tracing.specialisation import compiled, specialise
 
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
-_SLACK = 1.1
+SLACK = 1.1
 _SAMPLES = 8
-_TOLERANCES = {torch.float64: (1e-12, 1e-12), torch.float32: (1.3e-6, 1e-6)}
+TOLERANCES = {torch.float64: (1e-12, 1e-12), torch.float32: (1.3e-6, 1e-6)}
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def _compare_rounding(
             for place, tensor in enumerate((a.double() - reference, b.double() - reference, reference)):
                 sums[place] += float(tensor.nan_to_num().square().sum())
     for what, (error, eager_error, size) in totals.items():
-        if error**0.5 > _SLACK * eager_error**0.5 + 1e-6 * size**0.5:
+        if error**0.5 > SLACK * eager_error**0.5 + 1e-6 * size**0.5:
             yield "all shapes", f"{what}: error {error**0.5:.3g}, eager's is {eager_error**0.5:.3g}"
 
 
@@ -188,8 +188,8 @@ def _unlike(ours: Tensor, theirs: Tensor) -> str:
 def _off(ours: Tensor, theirs: Tensor, exact: Tensor, dtype: torch.dtype) -> str:
     if not ours.numel():
         return ""
-    rtol, atol = _TOLERANCES[dtype]
+    rtol, atol = TOLERANCES[dtype]
     allowed = atol + rtol * max(exact.abs().max().item(), 1.0)
     eager_off = (theirs.double() - exact).abs().max().item()
     worst = (ours.double() - exact).abs().max().item()
-    return "" if worst <= max(allowed, _SLACK * eager_off) else f"off by {worst:.3g}, allowed {allowed:.3g}"
+    return "" if worst <= max(allowed, SLACK * eager_off) else f"off by {worst:.3g}, allowed {allowed:.3g}"
