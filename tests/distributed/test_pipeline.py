@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 import schedule
-from schedule.distributed.pipeline import Pipeline
+from schedule.distributed.pipeline import Pipeline, PipelinedModel
 from schedule.distributed.splitting import StageGraph, split
 from schedule.tracing.specialisation import compiled
 from tests import zoo
@@ -25,7 +26,11 @@ CUTS = {
     "llama": ("model.layers.0", "model.layers.1", "model.layers.2"),
     "t5": ("encoder.block.1", "encoder.block.3", "decoder.block.1"),
 }
-DEEP = {"gpt2": {"n_layer": 4}, "llama": {"num_hidden_layers": 4}, "t5": {"num_layers": 4}}
+DEEP: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_layer": 4},
+    "llama": {"num_hidden_layers": 4, "tie_word_embeddings": True},
+    "t5": {"num_layers": 4},
+}
 
 
 def model_of(name: str) -> nn.Module:
@@ -156,7 +161,7 @@ def test_interleaved_stages_on_one_rank(tmp_path: Path) -> None:
 # -- several processes ------------------------------------------------------------------------------------------
 
 
-def compare(name: str, stages: int, how: str, microbatches: int, steps: int = 1) -> None:
+def compare(name: str, stages: int, how: str, microbatches: int, steps: int = 1) -> PipelinedModel:
     """Losses, gradients and weights after some steps of SGD against the whole model."""
     sch = cut(name, stages)
     twin = copy.deepcopy(sch.module)
@@ -188,52 +193,25 @@ def compare(name: str, stages: int, how: str, microbatches: int, steps: int = 1)
     for path, parameter in twin.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), set()).add(path)
     assert all(held & every for every in names.values())
+    return model
 
 
-def gpt2_gpipe(mesh: Any) -> None:
-    compare("gpt2", dist.get_world_size(), "gpipe", 4)
+def compared(mesh: Any, name: str, stages: int, how: str) -> None:
+    compare(name, stages, how, 4)
 
 
-def gpt2_1f1b(mesh: Any) -> None:
-    compare("gpt2", dist.get_world_size(), "1f1b", 4)
-
-
-def llama_gpipe(mesh: Any) -> None:
-    compare("llama", dist.get_world_size(), "gpipe", 2)
-
-
-def llama_1f1b(mesh: Any) -> None:
-    compare("llama", dist.get_world_size(), "1f1b", 4)
-
-
-def t5_gpipe(mesh: Any) -> None:
-    compare("t5", dist.get_world_size(), "gpipe", 4)
-
-
-def t5_1f1b(mesh: Any) -> None:
-    compare("t5", dist.get_world_size(), "1f1b", 4)
-
-
-def interleaved(mesh: Any) -> None:
-    for name in CUTS:
-        compare(name, 4, "interleaved1f1b", 4)
-
-
-def tied_after_five_steps(mesh: Any) -> None:
-    """GPT-2's embedding is in the first stage, its head in the last: the same weight, the same to the bit."""
-    sch = cut("gpt2", 2)
-    model = schedule.build(sch, pipeline=Pipeline(4)).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for step in range(5):
-        model.step(**batch_of("gpt2", seed=step))
-        optimizer.step()
-        optimizer.zero_grad()
-    own = "transformer.wte.weight" if dist.get_rank() == 0 else "lm_head.weight"
-    weight = dict(model.named_parameters(remove_duplicate=False))[own].detach()
-    both = [torch.empty_like(weight) for _ in range(2)]
-    dist.all_gather(both, weight)
-    assert torch.equal(*both)
-    assert len(model.tied.shared) == 1
+def tied_after_five_steps(mesh: Any, name: str) -> None:
+    """The embedding is in the first stage, the head in the last: one weight, the same to the bit on all who hold it."""
+    ranks = dist.get_world_size()
+    model = compare(name, ranks, "1f1b", 4, steps=5)
+    first = next(path for path, p in model.whole.named_parameters() if p is model.whole.get_input_embeddings().weight)
+    held = {id(p): p for p in model.parameters()}.get(id(model.whole.get_parameter(first)))
+    everyone: list[Any] = [None] * ranks
+    dist.all_gather_object(everyone, None if held is None else held.detach())
+    holders = [weight for weight in everyone if weight is not None]
+    assert len(holders) >= 2 and everyone[0] is not None and everyone[-1] is not None
+    assert all(torch.equal(holders[0], other) for other in holders)
+    assert (held is None) or len(model.tied.shared) == 1
 
 
 def accumulated(mesh: Any) -> None:
@@ -337,26 +315,13 @@ def refused(mesh: Any) -> None:
         schedule.build(sch, pipeline=Pipeline(2))
 
 
-TWO = (
-    gpt2_1f1b,
-    t5_1f1b,
-    interleaved,
-    tied_after_five_steps,
-    accumulated,
-    evaluated,
-    freed_after_sending,
-    from_the_meta_device,
-    fused_inside,
-    refused,
-)
-LONG = [
-    pytest.param(case, ranks, marks=pytest.mark.slow, id=f"{case.__name__}-{ranks}")
-    for ranks, cases in (
-        (2, (gpt2_gpipe, llama_gpipe, llama_1f1b, t5_gpipe)),
-        (4, (gpt2_gpipe, llama_gpipe, llama_1f1b, t5_gpipe, t5_1f1b)),
-    )
-    for case in cases
-]
+TWO = (accumulated, evaluated, freed_after_sending, from_the_meta_device, fused_inside, refused)
+WAYS = [(2, 2, "gpipe"), (2, 2, "1f1b"), (2, 2, "interleaved1f1b"), (2, 4, "interleaved1f1b")]
+WAYS += [(4, 4, "gpipe"), (4, 4, "1f1b"), (4, 4, "interleaved1f1b")]
+QUICK = [("gpt2", 2, 2, "1f1b"), ("t5", 2, 2, "gpipe"), ("llama", 2, 4, "interleaved1f1b"), ("gpt2", 4, 4, "1f1b")]
+LONG = [case for name in CUTS for way in WAYS if (case := (name, *way)) not in QUICK]
+TIED = [("gpt2", 2)]
+MORE_TIED = [(name, ranks) for name in CUTS for ranks in (2, 4) if (name, ranks) not in TIED]
 
 
 @pytest.mark.parametrize("case", TWO, ids=lambda case: case.__name__)
@@ -364,6 +329,23 @@ def test_on_two_processes(case: launch.Case) -> None:
     launch.passes(case)
 
 
-@pytest.mark.parametrize(("case", "ranks"), [pytest.param(gpt2_1f1b, 4, id="gpt2_1f1b-4"), *LONG])
-def test_on_more_processes(case: launch.Case, ranks: int) -> None:
-    launch.passes(case, ranks)
+@pytest.mark.parametrize(("name", "ranks", "stages", "how"), QUICK)
+def test_pipelines(name: str, ranks: int, stages: int, how: str) -> None:
+    launch.passes(partial(compared, name=name, stages=stages, how=how), ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "ranks", "stages", "how"), LONG)
+def test_more_pipelines(name: str, ranks: int, stages: int, how: str) -> None:
+    launch.passes(partial(compared, name=name, stages=stages, how=how), ranks)
+
+
+@pytest.mark.parametrize(("name", "ranks"), TIED)
+def test_tied(name: str, ranks: int) -> None:
+    launch.passes(partial(tied_after_five_steps, name=name), ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "ranks"), MORE_TIED)
+def test_more_tied(name: str, ranks: int) -> None:
+    launch.passes(partial(tied_after_five_steps, name=name), ranks)
