@@ -14,7 +14,7 @@ from schedule import recording as recordings
 from schedule.errors import ScheduleError, TraceError
 from schedule.examples import example_inputs
 from schedule.recording import Call, Recording, as_call, undisturbed
-from schedule.runtime import ScheduledState, forward_of, state_of
+from schedule.runtime import ScheduledState, forward_of, state_of, uncounted
 from schedule.tracing.attributes import assigns_attributes, attributes, attributes_as
 from schedule.tracing.calls import interceptable, intercepted_calls
 from schedule.tracing.guards import GuardMiss
@@ -65,13 +65,23 @@ class Graphs:
         if self._recording is None:
             if self.example_inputs is None:
                 self.example_inputs = example_inputs(self.root)
-            self._recording = recordings.record(self.root, self.example_inputs)
+            with uncounted(self.root):
+                self._recording = recordings.record(self.root, self.example_inputs)
         return self._recording
 
     def current(self, module: nn.Module) -> Specialisations | None:
         """The graphs that ``module`` runs or was explicitly traced to, None if there are none."""
         state = state_of(module)
         return state.specialisations if state is not None else self.explicit.get(module)
+
+    def original(self, module: nn.Module) -> Specialisations | None:
+        """The graphs of ``module`` before anything was rewritten in them, if they were made."""
+        return self.explicit.get(module) or self._by_need.get(module)
+
+    @property
+    def made_recording(self) -> Recording | None:
+        """The recorded run if there is one; nothing is run."""
+        return self._recording
 
     def of(self, module: nn.Module) -> Specialisations:
         """The graphs of ``module``, traced now if need be.
@@ -173,7 +183,7 @@ class Graphs:
             return wrong
         comparison = _Comparison(traced, self._path_of, wrong)
         buffers = [(buffer, buffer.clone()) for buffer in self.root.buffers()]
-        with undisturbed(self.root), torch.no_grad(), attributes_as(attributes(self.root)):
+        with undisturbed(self.root), uncounted(self.root), torch.no_grad(), attributes_as(attributes(self.root)):
             self.root.eval()
             ran = 0
             for batch in self._other_batches():

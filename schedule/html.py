@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
+from schedule.optimizer import survey
+from schedule.pictures.grids import is_sharded
+from schedule.pictures.page import Page, section
 from schedule.report import STATUSES, Entry, Report, grouped, paths_of
 from schedule.runtime import state_of
 from schedule.show import what_was_done
+from schedule.templating import rendered
 from schedule.tracing.specialisation import original_class
 
 if TYPE_CHECKING:
@@ -17,14 +19,6 @@ if TYPE_CHECKING:
 
     from schedule.matching import Match
     from schedule.tree import Schedule
-
-_templates = Environment(
-    loader=PackageLoader("schedule"),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
 
 
 @dataclass(frozen=True)
@@ -81,37 +75,50 @@ def tree(sch: Schedule) -> str:
         branches[name] = Branch(shown, kind, done.get(node.path, []), fallbacks)
         if name:
             branches[name.rpartition(".")[0]].children.append(branches[name])
-    return _templates.get_template("tree.html").render(top=branches[""])
+    return str(rendered("tree.html", top=branches[""]))
 
 
 def match(found: Match) -> str:
     """What was matched, what it reads, and the constants."""
     head, *rest = str(found).splitlines()
     lines = [line for line in rest if line.startswith("    ")]
-    return _templates.get_template("match.html").render(
-        head=head, lines=[line.strip() for line in lines], rest=[line.strip() for line in rest if line not in lines]
-    )
+    others = [line.strip() for line in rest if line not in lines]
+    return str(rendered("match.html", head=head, lines=[line.strip() for line in lines], rest=others))
 
 
 def page(report: Report) -> str:
-    """The report as a document of its own."""
-    return _rendered("page.html", report)
+    """The report as a document of its own, with the pictures of the schedule that made it."""
+    sch = report.schedule
+    pictures = "" if sch is None else section(sch, report.entries, report.timing)
+    return str(rendered("page.html", pictures=pictures, **_values(report)))
 
 
 def fragment(report: Report) -> str:
     """The report as part of a document, such as a notebook."""
-    return _rendered("report.html", report)
+    return str(rendered("report.html", **_values(report)))
 
 
-def _rendered(template: str, report: Report) -> str:
-    return _templates.get_template(template).render(
-        model=type(report.model).__name__,
-        counts={status: count for status in STATUSES if (count := report.count(status=status))},
-        modules=len({entry.path for entry in report.select(status="applied")}),
-        figures=report.figures(),
-        calls=report.calls(),
-        rules=_rows(report.entries),
-    )
+def schedule_page(sch: Schedule) -> Page:
+    """The pictures of a schedule, and what the default rules leave alone in it as it is now."""
+    entries = [] if is_sharded(sch) else survey(sch)
+    name = original_class(sch.module).__name__
+    title = f"{name}: {sch.path}" if sch.path else name
+    pictures = section(sch, entries)
+    rules = _rows([entry for entry in entries if entry.status != "applied"])
+    steps = [step.description for step in sch.history]
+    text = rendered("schedule.html", title=title, steps=steps, pictures=pictures, rules=rules)
+    return Page(str(text), title)
+
+
+def _values(report: Report) -> dict[str, Any]:
+    return {
+        "model": type(report.model).__name__,
+        "counts": {status: count for status in STATUSES if (count := report.count(status=status))},
+        "modules": len({entry.path for entry in report.select(status="applied")}),
+        "figures": report.figures(),
+        "calls": report.calls(),
+        "rules": _rows(report.entries),
+    }
 
 
 def _rows(entries: Sequence[Entry]) -> dict[str, list[Row]]:

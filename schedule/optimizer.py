@@ -140,7 +140,7 @@ class _Optimization:
         batch, top = self.graphs.example_inputs, self.top
         module = self.nodes[0].module if len(self.nodes) == 1 else top.module
         costs, ratio = partial(costs_since, top, batch, before), partial(ratio_since, top, batch, before)
-        return Report(entries, module, costs, ratio)
+        return Report(entries, module, costs, ratio, top)
 
     # -- where to look ------------------------------------------------------------------------------------
 
@@ -285,6 +285,13 @@ def _refuse_leftovers(planned: Sequence[_Planned]) -> None:
             where="\n".join(lines + more),
             fix="leave strict out to rewrite the others, or choose rules= without these",
         )
+
+
+def survey(sch: Schedule, rules: Rules = "default", cost_guard: bool = True) -> list[Entry]:
+    """What the rules would leave alone in ``sch`` and below as it is now, and why; changes nothing."""
+    looking = _Optimization(sch.root, [sch], select_rules(rules), cost_guard, None)
+    with collector_paused():
+        return [entry for module in looking.candidates() for entry in looking.plan(module).entries]
 
 
 def costs_since(top: Schedule, batch: Any, steps_before: int) -> dict[str, Cost]:

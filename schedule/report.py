@@ -16,11 +16,14 @@ from rich.text import Text
 
 from schedule.costs import Cost, TimeRatio
 from schedule.errors import NotApplicable
+from schedule.files import refuse_unwritable, write
 from schedule.runtime import Adaptation, state_of
 from schedule.show import printed
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from schedule.tree import Schedule
 
 Status = Literal["applied", "skipped", "declined", "near miss"]
 STATUSES: tuple[Status, ...] = ("applied", "skipped", "declined", "near miss")
@@ -57,6 +60,7 @@ class Report:
             training step. Called when first asked for.
         model: the scheduled module.
         time_ratio: measures, over so many rounds, the time of a training step over that of the original model.
+        schedule: what it is a report of, for the pictures on its page.
         timing: what :meth:`timed` measured last; None before it was asked for.
     """
 
@@ -64,6 +68,7 @@ class Report:
     model: nn.Module = field(repr=False)
     costs: Callable[[], dict[str, Cost]] = field(default=dict, repr=False)
     time_ratio: Callable[[int], TimeRatio] | None = field(default=None, repr=False)
+    schedule: Schedule | None = field(default=None, repr=False)
     timing: TimeRatio | None = field(default=None, init=False)
     _measured: dict[str, Cost] | None = field(default=None, repr=False)
 
@@ -145,12 +150,23 @@ class Report:
         return json.dumps(self.to_dict(), indent=indent)
 
     def to_html(self, path: str | Path | None = None) -> str:
-        """One page with all of it, which needs nothing from elsewhere; written to ``path`` if there is one."""
+        """One page with all of it and pictures of the modules, which needs nothing from elsewhere.
+
+        Graphs are drawn, and bytes measured, when this is called.
+
+        Args:
+            path: where to write it too; the file is there as a whole or not at all.
+
+        Raises:
+            NotApplicable: ``path`` cannot be written; found out before anything is drawn.
+        """
         from schedule.html import page  # jinja2 is loaded when first needed
 
+        if path is not None:
+            refuse_unwritable(Path(path), "report")
         text = page(self)
         if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
+            write(Path(path), text)
         return text
 
     def _repr_html_(self) -> str:
@@ -179,7 +195,7 @@ class Report:
         found = []
         if {"before", "after"} <= self.measured.keys():
             before, after = self.measured["before"], self.measured["after"]
-            saved = f"{_bytes(before.saved_bytes)} → {_bytes(after.saved_bytes)}"
+            saved = f"{size_text(before.saved_bytes)} → {size_text(after.saved_bytes)}"
             found = [
                 ("saved for backward", f"{saved} ({_ratio(after.saved_bytes, before.saved_bytes)})"),
                 (
@@ -225,7 +241,8 @@ def paths_of(paths: Iterable[str]) -> str:
     return ", ".join(own[0] if len(own) == 1 else f"{path} ({len(own)})" for path, own in alike.items())
 
 
-def _bytes(count: int) -> str:
+def size_text(count: int) -> str:
+    """Bytes in the unit that suits, such as ``1.122 MB``."""
     size = float(count)
     for unit in ("B", "KB", "MB", "GB"):
         if size < 1000 or unit == "GB":

@@ -13,7 +13,8 @@ import inspect
 import threading
 import types
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -262,6 +263,20 @@ def _with_signature_of(original: Callable[..., Any]) -> Callable[..., Any]:
 def state_of(module: nn.Module) -> ScheduledState | None:
     """What ``module`` carries if it is scheduled, else None."""
     return vars(module).get(STATE)
+
+
+@contextmanager
+def uncounted(root: nn.Module) -> Iterator[None]:
+    """Within, calls of ``root`` are ours, not the user's: its fallbacks neither count nor warn."""
+    states = [state for module in root.modules() if (state := state_of(module)) is not None]
+    fallbacks = [state.fallbacks for state in states]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)
+            yield
+    finally:
+        for state, count in zip(states, fallbacks, strict=True):
+            state.fallbacks = count
 
 
 def forward_of(module: nn.Module) -> Callable[..., Any]:

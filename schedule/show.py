@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -41,10 +42,16 @@ def what_was_done(sch: Schedule) -> dict[str, list[str]]:
     """Path → what the applied steps did there, such as ``fuse(bias_gelu)``."""
     done: dict[str, list[str]] = {}
     for step in sch.history:
-        what = step.description.partition(" on ")[0]
+        what = short(step.description)
         for path, places in step.touched.items():
-            done.setdefault(path, []).append(what if places == 1 else f"{what} ×{places}")
+            if places:
+                done.setdefault(path, []).append(what if places == 1 else f"{what} ×{places}")
     return done
+
+
+def short(description: str) -> str:
+    """The description of a step without where it was done: ``fuse(bias_gelu)``."""
+    return re.sub(r" (on|in \d+ places of) .*", "", description, flags=re.DOTALL)
 
 
 def _line(node: Schedule, name: str, done: dict[str, list[str]]) -> Text:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from torch import fx, nn
 
 from schedule import primitives
 from schedule.errors import NotApplicable, PathError, ScheduleError
+from schedule.files import refuse_unwritable
 from schedule.globs import is_glob, select
 from schedule.graphs import Graphs
 from schedule.group import Group
@@ -22,6 +24,9 @@ from schedule.recipes.recipe import Recipe
 from schedule.recipes.recording import recorded
 from schedule.show import printed, rendered_tree
 from schedule.tracing.specialisation import Specialisation, original_class
+
+if TYPE_CHECKING:
+    from schedule.pictures.page import Page
 
 
 class Tree:
@@ -282,6 +287,32 @@ class Schedule:
             depth: how many levels; all of them if None.
         """
         print(printed(rendered_tree(self, depth)), end="")
+
+    def show_graph(self, path: str | Path | None = None) -> Page:
+        """Draw the modules and their graphs, before and after what was done, as one page for a browser.
+
+        ::
+
+            sch.show_graph("out.html")      # or sch.show_graph() in a notebook
+
+        Click a module to see its graphs side by side; nodes are coloured by the rule or primitive that took them. The
+        page also has the bytes that each module saves for backward, pipeline stages, the shares of ranks, and what the
+        default rules leave alone and why. It needs nothing from elsewhere. Modules are traced and measured now.
+
+        Args:
+            path: where to write the page; the file is there as a whole or not at all.
+
+        Raises:
+            NotApplicable: ``path`` cannot be written, found out before any work; or the model refuses its inputs.
+        """
+        from schedule.html import schedule_page  # jinja2 is loaded when first needed
+
+        if path is not None:
+            refuse_unwritable(Path(path), "page")
+        page = schedule_page(self)
+        if path is not None:
+            page.save(path)
+        return page
 
     def _repr_html_(self) -> str:
         from schedule.html import tree  # jinja2 is loaded when first needed

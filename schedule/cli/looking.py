@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from importlib import metadata
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -16,13 +17,16 @@ from fused.backends.availability import why_unavailable
 from schedule.cli import options
 from schedule.cli.explaining import Verdict, verdict
 from schedule.cli.models import Wanted
-from schedule.cli.output import Code, command, emit, stage, stdout
+from schedule.cli.output import Code, command, emit, refuse_unwritable, stage, stdout
 from schedule.primitives import list_primitives
 from schedule.rules import list_rules
 from schedule.show import graph_lines, rendered_tree
 from schedule.tracing.specialisation import original_class
 
 Depth = Annotated[int | None, typer.Option("--depth", min=1, help="Levels of the tree; all if not given.")]
+Html = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="Draw the modules and their graphs: out.html.")
+]
 
 
 @command
@@ -32,20 +36,33 @@ def show(
     depth: Depth = None,
     tiny: options.Tiny = False,
     attention: options.Attention = "",
+    html: Html = None,
     trust_remote_code: options.Remote = False,
     as_json: options.Json = False,
 ) -> Code:
     """Print the modules of a model as a tree, or with a PATH the traced graph of that module.
 
-    Exit codes: 0 done, 2 no such PATH, 3 no such model here, 4 the module cannot be traced; the message says at which
-    line.
+    With --html all of it becomes a page for a browser: click a module to see its graph.
 
-    Examples: fxschedule show gpt2 --depth 3; fxschedule show gpt2 transformer.h.0.mlp
+    Exit codes: 0 done, 2 no such PATH, or the page cannot be written, 3 no such model here, 4 the module cannot be
+    traced; the message says at which line.
+
+    Examples: fxschedule show gpt2 --depth 3; fxschedule show gpt2 transformer.h.0.mlp; fxschedule show gpt2 --html
+    gpt2.html
     """
+    if html is not None:
+        refuse_unwritable(html, "page", (".html",))
     wanted = Wanted(model, tiny, attention, trust_remote_code)
     loaded, sch = options.Asked(wanted, "cpu", 2, 12).load()
-    if path:
-        node = sch if path == "." else sch[path]
+    node = sch if path in ("", ".") else sch[path]
+    if html is not None:
+        with stage("tracing and drawing"):
+            node.show_graph(html)
+        if as_json:
+            emit({"model": model, "origin": loaded.origin, "path": node.path, "html": html})
+        else:
+            stdout().print(f"page: {html}", soft_wrap=True)
+    elif path:
         with stage(f"tracing {node.label}"):
             lines = graph_lines(list(node.graph.nodes))
         if as_json:

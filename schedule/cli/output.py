@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
@@ -15,7 +14,8 @@ from typing import Any, ParamSpec
 import typer
 from rich.console import Console
 
-from schedule.errors import PathError, ScheduleError, VerificationError
+from schedule import files
+from schedule.errors import NotApplicable, PathError, ScheduleError, VerificationError
 
 P = ParamSpec("P")
 
@@ -112,26 +112,7 @@ def refuse_unwritable(path: Path, what: str, suffixes: tuple[str, ...]) -> None:
             Code.USAGE,
             fix=f"{path.stem}{suffixes[0]}",
         )
-    if path.is_dir():
-        raise CommandError(f"{path} is a folder", Code.USAGE, fix="name a file in it")
     try:
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        why = f"the {what} {path} cannot be written: {error.strerror}: {path.parent}"
-        raise CommandError(why, Code.USAGE, fix="create that folder, or name another") from error
-
-
-def write(path: Path, text: str) -> None:
-    """Write ``text`` to ``path``; whatever interrupts that, the file is the old one or the new one."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)  # what a file gets that is opened the usual way
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+        files.refuse_unwritable(path, what)
+    except NotApplicable as error:
+        raise CommandError(error.why, Code.USAGE, fix=error.fix) from error

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from schedule.cli.output import Code, CommandError, write
+from schedule.cli.output import Code, CommandError
 from schedule.errors import RecipeError
+from schedule.files import write
 from schedule.optimizer import costs_since, ratio_since
 from schedule.recipes.files import load_recipe
 from schedule.recipes.recipe import Recipe
@@ -69,7 +70,7 @@ def replayed(sch: Schedule, recipe: Recipe) -> Report:
     ]
     batch = sch.tree.graphs.example_inputs
     costs, ratio = (partial(since, sch, batch, before) for since in (costs_since, ratio_since))
-    return Report(entries, sch.module, costs, ratio)  # type: ignore[arg-type]
+    return Report(entries, sch.module, costs, ratio, sch)  # type: ignore[arg-type]
 
 
 def save(sch: Schedule, path: Path) -> None:

@@ -19,9 +19,10 @@ from fused.backends.availability import why_unavailable
 from schedule import verify as check
 from schedule.cli import options, recipes
 from schedule.cli.models import Wanted
-from schedule.cli.output import Code, command, emit, refuse_unwritable, stage, stderr, stdout, write
+from schedule.cli.output import Code, command, emit, refuse_unwritable, stage, stderr, stdout
 from schedule.costs import TimeRatio, measure, step_seconds
 from schedule.errors import VerificationError
+from schedule.files import write
 from schedule.optimizer import optimize as apply_rules
 from schedule.report import Report
 from schedule.tree import Schedule

@@ -18,9 +18,10 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 import schedule
+from schedule import files
 from schedule.cli import app, main, output, working
-from schedule.cli.output import write
 from schedule.errors import VerificationError
+from schedule.files import write
 from schedule.rules import list_rules
 from tests.cli.models import make
 from tests.small import bias_gelu
@@ -289,7 +290,7 @@ def test_an_interruption_leaves_the_old_report(tmp_path: Path, monkeypatch: pyte
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(output.os, "replace", interrupted)
+    monkeypatch.setattr(files.os, "replace", interrupted)
     assert run("optimize", MLP, "--report", str(page)).exit_code == 130
     assert page.read_text() == "old" and list(tmp_path.iterdir()) == [page]
 

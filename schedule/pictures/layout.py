@@ -1,0 +1,258 @@
+"""Where the nodes and edges of a graph go: in layers from top to bottom, with few crossings, nothing overlapping.
+
+Sugiyama's method: layers by the longest way from the inputs, order in a layer by barycentres, then places that keep
+neighbours above one another. Edges bend between layers only; inside a layer they have a lane of their own, so that no
+edge crosses a box.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import networkx as nx
+
+GAP, BETWEEN, LANE, MARGIN = 16.0, 30.0, 10.0, 8.0
+_SWEEPS = 8
+
+Point = tuple[float, float]
+Vertex = tuple[int, int]
+"""(node, 0) is a node; (node, layer) the lane through that layer of the edges that leave the node."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """What takes up room, in pixels."""
+
+    width: float
+    height: float
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where everything is, in pixels from the top left.
+
+    Attributes:
+        width: of all.
+        height: of all.
+        centres: of each box.
+        edges: each a row of cubic Bézier curves: start, then two control points and an end for each curve. Edges that
+            leave a node together may be drawn from where they part.
+    """
+
+    width: float
+    height: float
+    centres: tuple[Point, ...]
+    edges: tuple[tuple[Point, ...], ...]
+
+
+def layered(boxes: Sequence[Box], edges: Sequence[tuple[int, int]]) -> Layout:
+    """The layout of boxes with edges between them; the same for the same input.
+
+    Args:
+        boxes: one for each node.
+        edges: (from, to), numbers of nodes, without cycles; drawn from top to bottom.
+    """
+    if not boxes:
+        return Layout(2 * MARGIN, 2 * MARGIN, (), ())
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(len(boxes)))
+    graph.add_edges_from(edges)
+    layer = _layers(graph)
+    rows, links = _with_lanes(graph, layer)
+    _order(rows, links)
+    x = _across(rows, links, boxes)
+    tops, heights = _down(rows, boxes)
+    left = min(x[v] - _width(v, boxes) / 2 for row in rows for v in row) - MARGIN
+    x = {vertex: at - left for vertex, at in x.items()}
+    width = max(x[v] + _width(v, boxes) / 2 for row in rows for v in row) + MARGIN
+    centres = tuple((x[(n, 0)], tops[layer[n]] + heights[layer[n]] / 2) for n in range(len(boxes)))
+    routes = _routes(edges, layer, x, tops, heights, centres, boxes)
+    return Layout(width, tops[-1] + heights[-1] + MARGIN, centres, routes)
+
+
+def _layers(graph: nx.DiGraph) -> dict[int, int]:
+    """Node → layer: as high as its inputs allow; then down to what uses it where that makes its edges shorter."""
+    layer: dict[int, int] = {}
+    for number, generation in enumerate(nx.topological_generations(graph)):
+        layer |= dict.fromkeys(sorted(generation), number)
+    for node in reversed(list(nx.lexicographical_topological_sort(graph))):
+        users = list(graph.successors(node))
+        if users and graph.in_degree(node) < max(graph.out_degree(node), 1):
+            layer[node] = min(layer[user] for user in users) - 1
+    first = min(layer.values())
+    return {node: at - first for node, at in layer.items()}
+
+
+class _Links:
+    """Which vertices of neighbouring layers belong together."""
+
+    def __init__(self) -> None:
+        self.above: dict[Vertex, list[Vertex]] = {}
+        self.below: dict[Vertex, list[Vertex]] = {}
+
+    def add(self, upper: Vertex, lower: Vertex) -> None:
+        if lower not in self.below.setdefault(upper, []):
+            self.below[upper].append(lower)
+            self.above.setdefault(lower, []).append(upper)
+
+
+def _with_lanes(graph: nx.DiGraph, layer: Mapping[int, int]) -> tuple[list[list[Vertex]], _Links]:
+    """The vertices of each layer; the edges of a node share a lane as far as they go."""
+    rows: list[list[Vertex]] = [[] for _ in range(max(layer.values()) + 1)]
+    for node in graph:
+        rows[layer[node]].append((node, 0))
+    links = _Links()
+    for node in graph:
+        for user in graph.successors(node):
+            before: Vertex = (node, 0)
+            for between in range(layer[node] + 1, layer[user]):
+                lane = (node, between)
+                if lane not in rows[between]:
+                    rows[between].append(lane)
+                links.add(before, lane)
+                before = lane
+            links.add(before, (user, 0))
+    return rows, links
+
+
+def _order(rows: list[list[Vertex]], links: _Links) -> None:
+    """Sort each row so that few edges cross; the best order that the sweeps come by stays."""
+    best, fewest = [list(row) for row in rows], _crossings(rows, links)
+    for sweep in range(_SWEEPS):
+        downwards = sweep % 2 == 0
+        beside = links.above if downwards else links.below
+        for number in range(1, len(rows)) if downwards else range(len(rows) - 2, -1, -1):
+            fixed = rows[number - 1] if downwards else rows[number + 1]
+            place = {vertex: i for i, vertex in enumerate(fixed)}
+            own = {vertex: i for i, vertex in enumerate(rows[number])}
+            wanted = {v: _mean([place[n] for n in beside.get(v, ())], own[v]) for v in own}
+            rows[number].sort(key=wanted.__getitem__)
+        crossings = _crossings(rows, links)
+        if crossings < fewest:
+            best, fewest = [list(row) for row in rows], crossings
+    rows[:] = best
+
+
+def _mean(values: Sequence[float], otherwise: float) -> float:
+    return sum(values) / len(values) if values else otherwise
+
+
+def _crossings(rows: Sequence[Sequence[Vertex]], links: _Links) -> int:
+    count = 0
+    for upper, lower in pairwise(rows):
+        place = {vertex: i for i, vertex in enumerate(lower)}
+        seen: list[int] = []
+        for vertex in upper:
+            ends = sorted(place[user] for user in links.below.get(vertex, ()))
+            count += sum(len(seen) - bisect_right(seen, end) for end in ends)
+            for end in ends:
+                insort(seen, end)
+    return count
+
+
+def _width(vertex: Vertex, boxes: Sequence[Box]) -> float:
+    node, lane = vertex
+    return LANE if lane else boxes[node].width
+
+
+def _across(rows: Sequence[Sequence[Vertex]], links: _Links, boxes: Sequence[Box]) -> dict[Vertex, float]:
+    """Vertex → centre: near the mean of its neighbours, in the order of its row, without overlaps."""
+    x: dict[Vertex, float] = {}
+    for row in rows:
+        x |= _apart(row, [0.0] * len(row), [1.0] * len(row), boxes)
+    for sweep in range(2 * _SWEEPS):
+        last = sweep >= 2 * _SWEEPS - 2
+        for row in rows if sweep % 2 == 0 else reversed(rows):
+            wanted, weights = [], []
+            for vertex in row:
+                above, below = links.above.get(vertex, []), links.below.get(vertex, [])
+                near = [*above, *below] if last or not above or not below else above if sweep % 2 == 0 else below
+                wanted.append(_mean([x[other] for other in near], x[vertex]))
+                weights.append(4.0 if vertex[1] else 1.0 + len(near))  # lanes are straight before boxes are central
+            x |= _apart(row, wanted, weights, boxes)
+    return x
+
+
+def _apart(
+    row: Sequence[Vertex], wanted: Sequence[float], weights: Sequence[float], boxes: Sequence[Box]
+) -> dict[Vertex, float]:
+    """The places nearest to the wanted ones, by weighted squares, at which nothing in the row overlaps.
+
+    Less the room that those to the left need, the places may only rise: an isotonic regression, by pooling.
+    """
+    needed, at = [0.0], 0.0
+    for left, right in pairwise(row):
+        gap = LANE if left[1] and right[1] else GAP
+        at += (_width(left, boxes) + _width(right, boxes)) / 2 + gap
+        needed.append(at)
+    pools: list[tuple[float, float, int]] = []  # place, weight, how many
+    for place, weight, room in zip(wanted, weights, needed, strict=False):
+        pool = (place - room, weight, 1)
+        while pools and pools[-1][0] > pool[0]:
+            other = pools.pop()
+            total = other[1] + pool[1]
+            pool = ((other[0] * other[1] + pool[0] * pool[1]) / total, total, other[2] + pool[2])
+        pools.append(pool)
+    places = [place for place, _, count in pools for _ in range(count)]
+    return {vertex: place + room for vertex, place, room in zip(row, places, needed, strict=False)}
+
+
+def _down(rows: Sequence[Sequence[Vertex]], boxes: Sequence[Box]) -> tuple[list[float], list[float]]:
+    """Top and height of each layer."""
+    tops, heights, at = [], [], MARGIN
+    for row in rows:
+        heights.append(max([boxes[node].height for node, lane in row if not lane], default=0.0))
+        tops.append(at)
+        at += heights[-1] + BETWEEN
+    return tops, heights
+
+
+def _routes(
+    edges: Iterable[tuple[int, int]],
+    layer: Mapping[int, int],
+    x: Mapping[Vertex, float],
+    tops: Sequence[float],
+    heights: Sequence[float],
+    centres: Sequence[Point],
+    boxes: Sequence[Box],
+) -> tuple[tuple[Point, ...], ...]:
+    edges = list(edges)
+    coming: dict[int, list[tuple[float, int]]] = {}
+    for number, (source, target) in enumerate(edges):
+        last = (source, layer[target] - 1) if layer[target] - layer[source] > 1 else (source, 0)
+        coming.setdefault(target, []).append((x[last], number))
+    routes: dict[int, tuple[Point, ...]] = {}
+    drawn: set[int] = set()
+    for number, (source, target) in sorted(enumerate(edges), key=lambda item: -layer[item[1][1]]):
+        lanes = range(layer[source] + 1, layer[target])
+        if source in drawn and lanes:  # a longer edge has drawn the lane already
+            points = [(x[(source, lanes[-1])], tops[lanes[-1]] + heights[lanes[-1]])]
+        else:
+            points = [(centres[source][0], centres[source][1] + boxes[source].height / 2)]
+            points += _straight(points[-1], tops[layer[source]] + heights[layer[source]])
+            for lane in lanes:
+                points += _bend(points[-1], (x[(source, lane)], tops[lane]))
+                points += _straight(points[-1], tops[lane] + heights[lane])
+        drawn.add(source)
+        others = [each for _, each in sorted(coming[target])]
+        share = (others.index(number) + 1) / (len(others) + 1) - 0.5
+        port = centres[target][0] + share * 0.6 * boxes[target].width
+        points += _bend(points[-1], (port, tops[layer[target]]))
+        points += _straight(points[-1], centres[target][1] - boxes[target].height / 2)
+        routes[number] = tuple(points)
+    return tuple(routes[number] for number in range(len(edges)))
+
+
+def _bend(start: Point, end: Point) -> list[Point]:
+    middle = (start[1] + end[1]) / 2
+    return [(start[0], middle), (end[0], middle), end]
+
+
+def _straight(start: Point, y: float) -> list[Point]:
+    if y <= start[1]:
+        return []
+    end = (start[0], y)
+    return [start, end, end]

@@ -1,0 +1,35 @@
+"""Paths in few words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+def ranged(paths: Iterable[str]) -> list[str]:
+    """``h.0.mlp, h.1.mlp, h.2.mlp`` as ``h.0–2.mlp``: paths in a row that count up by one become one."""
+    found: list[tuple[str, str]] = []
+    for path in paths:
+        if found and _follows(found[-1][1], path):
+            found[-1] = (found[-1][0], path)
+        else:
+            found.append((path, path))
+    return [_between(first, last) if first != last else first for first, last in found]
+
+
+def _follows(before: str, path: str) -> bool:
+    """Whether ``path`` is ``before`` with its last number one higher."""
+    last = list(_NUMBER.finditer(before))
+    return bool(last) and path == _with(before, last[-1], str(int(last[-1].group()) + 1))
+
+
+def _between(first: str, last: str) -> str:
+    end = list(_NUMBER.finditer(last))[-1].group()
+    place = list(_NUMBER.finditer(first))[-1]
+    return _with(first, place, f"{place.group()}–{end}")
+
+
+def _with(path: str, place: re.Match[str], text: str) -> str:
+    return path[: place.start()] + text + path[place.end() :]

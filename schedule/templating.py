@@ -1,0 +1,21 @@
+"""Templates of HTML: every value is escaped, and one that is missing is an error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+_templates = Environment(
+    loader=PackageLoader("schedule"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+def rendered(template: str, **values: Any) -> Markup:
+    """A template of ``schedule/templates`` with ``values`` put in; safe to be put into another."""
+    return Markup(_templates.get_template(template).render(**values))
