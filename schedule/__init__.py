@@ -10,6 +10,7 @@ with schedule.verify(sch, batch):
 """
 
 from schedule.building import build
+from schedule.composing import Attempt, attempt, first_of, for_each, repeat
 from schedule.errors import (
     MatchError,
     NotApplicable,
@@ -36,6 +37,7 @@ from schedule.tuning import Tuning, choice, number, splits, tune
 from schedule.verify import equivalent, verify
 
 __all__ = [
+    "Attempt",
     "FallbackWarning",
     "Group",
     "Match",
@@ -53,11 +55,14 @@ __all__ = [
     "Tuning",
     "VerificationError",
     "any_of",
+    "attempt",
     "build",
     "call_module",
     "choice",
     "create_schedule",
     "equivalent",
+    "first_of",
+    "for_each",
     "list_primitives",
     "list_rules",
     "load_recipe",
@@ -66,6 +71,7 @@ __all__ = [
     "optional",
     "primitive",
     "register_rule",
+    "repeat",
     "replay",
     "save_recipe",
     "scalar",

@@ -8,9 +8,10 @@ line. ``str(error)`` is plain text for logs; rich prints the same in colours.
 
 from __future__ import annotations
 
+import difflib
 import linecache
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -180,3 +181,9 @@ def located(asked: str, module: str) -> Iterator[None]:
         error.asked = error.asked or asked
         error.module = error.module or module
         raise
+
+
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """``did you mean 'this' or 'that'?`` for the nearest of the known names; "" if none is near."""
+    near = difflib.get_close_matches(name, list(known), n=3, cutoff=cutoff)
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else ""

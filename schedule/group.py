@@ -12,6 +12,7 @@ from schedule.errors import MatchError, PathError, located
 from schedule.matching import Match, find_in, find_parallel_in
 from schedule.primitives.checkpoint import checked_every, within_budget
 from schedule.primitives.registry import call_text, registered
+from schedule.primitives.splicing import refuse_none
 
 if TYPE_CHECKING:
     from schedule.tree import Schedule
@@ -54,6 +55,7 @@ def _shared_out(group: Group, bound: Any) -> Iterator[tuple[Schedule, tuple[Any,
             bound.arguments[next(iter(bound.arguments))] = member
             yield member, (bound.args[1:], bound.kwargs)
         return
+    refuse_none(matches)
     remaining = list(matches)
     for member in list(group):
         inside = [m for m in remaining if member.holds(_first(m))]
@@ -62,15 +64,19 @@ def _shared_out(group: Group, bound: Any) -> Iterator[tuple[Schedule, tuple[Any,
             bound.arguments["matches"] = inside
             bound.arguments[next(iter(bound.arguments))] = member
             yield member, (bound.args[1:], bound.kwargs)
-    if remaining or not matches:
+    if remaining:
         raise MatchError(
-            f"a match in {_first(remaining[0]).path} is in none of these modules" if remaining else "no matches given",
+            f"a match in {_first(remaining[0]).path} is in none of these modules",
             fix="give matches that this group's find() returned",
         )
 
 
 def _first(match: Any) -> Match:
     return match[0] if isinstance(match, (list, tuple)) else match
+
+
+def _asked(name: str, pattern: Any, expect: int | None) -> str:
+    return call_text(name, {"pattern": pattern} if expect is None else {"pattern": pattern, "expect": expect})
 
 
 _checkpoint = broadcast(primitives.checkpoint)
@@ -139,12 +145,12 @@ class Group:
             pattern: as for one schedule.
             expect: how many there must be in all members together.
         """
-        with located(call_text("find", {"pattern": pattern, "expect": expect}), self.label):
+        with located(_asked("find", pattern, expect), self.label):
             return find_in(self._members, pattern, expect)
 
     def find_parallel(self, pattern: Any, expect: int | None = None) -> list[list[Match]]:
         """Groups of parallel matches in all members; see :meth:`Schedule.find_parallel`."""
-        with located(call_text("find_parallel", {"pattern": pattern, "expect": expect}), self.label):
+        with located(_asked("find_parallel", pattern, expect), self.label):
             return find_parallel_in(self._members, pattern, expect)
 
     def checkpoint(

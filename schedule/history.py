@@ -82,6 +82,11 @@ class History:
         return tuple(self._done)
 
     @property
+    def undone(self) -> tuple[Step, ...]:
+        """What ``redo`` would apply, last undone first."""
+        return tuple(reversed(self._undone))
+
+    @property
     def pending(self) -> Pending | None:
         """The step that is being made, if a primitive is running."""
         return self._pending
@@ -150,9 +155,9 @@ class History:
 
     def undo(self) -> Step:
         """Revert the last step."""
-        self._refuse_while_pending("undo")
+        self.refuse_while_pending("undo")
         if not self._done:
-            raise NotApplicable("nothing was done yet", asked="undo")
+            raise NotApplicable("nothing was done yet", asked="undo", fix="sch.history says what can be undone")
         step = self._done.pop()
         for edit in reversed(step.edits):
             edit.revert()
@@ -161,34 +166,75 @@ class History:
 
     def redo(self) -> Step:
         """Apply the step that was undone last once more."""
-        self._refuse_while_pending("redo")
+        self.refuse_while_pending("redo")
         if not self._undone:
-            raise NotApplicable("nothing was undone, or something was done since", asked="redo")
+            raise NotApplicable(
+                "nothing was undone, or something was done since", asked="redo", fix="redo directly after undo"
+            )
         step = self._undone.pop()
         for edit in step.edits:
             edit.apply()
         self._done.append(step)
         return step
 
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """All changes that stand, those of the step that is being made included, oldest first."""
+        done = [edit for step in self._done for edit in step.edits]
+        return (*done, *(self._pending.edits if self._pending is not None else ()))
+
     @contextmanager
-    def all_or_nothing(self) -> Iterator[None]:
-        """Within, steps may be made and those undone; all of them are reverted if the body raises."""
-        self._refuse_while_pending("begin several steps")
-        done, undone, generators = len(self._done), list(self._undone), _generators()
+    def all_or_nothing(self) -> Iterator[Savepoint]:
+        """Within, steps may be made and undone; all is as it was before if the body raises, or rolls back.
+
+        May be nested, and used within a step that is being made.
+        """
+        savepoint = Savepoint(self)
         complete = False
         try:
-            yield
+            yield savepoint
             complete = True
         finally:
             if not complete:
-                while len(self._done) > done:
-                    self.undo()
-                self._undone = undone
-                _restore(generators)
+                savepoint.roll_back()
 
-    def _refuse_while_pending(self, what: str) -> None:
+    def refuse_while_pending(self, what: str) -> None:
+        """Raise if a primitive is running: ``what`` makes or takes back whole steps."""
         if self._pending is not None:
-            raise NotApplicable(f"{self._pending.description} is still running", asked=what)
+            raise NotApplicable(
+                f"{self._pending.description} is still running",
+                asked=what,
+                fix=f"{what} outside of primitives; what one did is taken back when it raises, or by attempt()",
+            )
+
+
+class Savepoint:
+    """Where a history stood, to go back to; made by :meth:`History.all_or_nothing`."""
+
+    def __init__(self, history: History) -> None:
+        self._history, self._pending = history, history._pending
+        self._done, self._undone = list(history._done), list(history._undone)
+        self._edits = len(self._pending.edits) if self._pending is not None else 0
+        self._touched = dict(self._pending.touched) if self._pending is not None else {}
+        self._generators = _generators()
+
+    def roll_back(self) -> None:
+        """Take back what was done since, and do again what was undone, to the bit."""
+        history = self._history
+        if self._pending is not None:
+            while len(self._pending.edits) > self._edits:
+                self._pending.edits.pop().revert()
+            self._pending.touched = dict(self._touched)
+        kept = 0
+        while kept < min(len(history._done), len(self._done)) and history._done[kept] is self._done[kept]:
+            kept += 1
+        while len(history._done) > kept:
+            history.undo()
+        for step in self._done[kept:]:
+            for edit in step.edits:
+                edit.apply()
+        history._done, history._undone = list(self._done), list(self._undone)
+        _restore(self._generators)
 
 
 def _generators() -> dict[str, Any]:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import fx, nn
 
 from schedule import patterns, rules
-from schedule.errors import MatchError, TraceError
+from schedule.errors import MatchError, TraceError, did_you_mean
 from schedule.patterns import NearMiss, Occurrence, Pattern, SearchResult
 from schedule.patterns.nodes import CallNode
 from schedule.recording import Recording
-from schedule.rewriting import Erased, erased
 from schedule.rules import Rule
 from schedule.show import graph_lines
-from schedule.tracing.expansion import Expansion, expand
+from schedule.tracing.expansion import expand
 from schedule.tracing.specialisation import Specialisation
 
 if TYPE_CHECKING:
@@ -25,11 +24,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """Where a match is in one specialisation: an occurrence in its graph with leaf modules opened."""
+    """Where a match is in one specialisation: an occurrence in its graph with leaf modules opened.
+
+    Attributes:
+        found_in: that specialisation.
+        occurrence: in a copy of its graph.
+        origin: name of a node from an opened module → name of the call it came from.
+        called: path → module of the calls that are part of the match.
+    """
 
     found_in: Specialisation
     occurrence: Occurrence
     origin: Mapping[str, str]
+    called: Mapping[str, nn.Module] = field(default_factory=dict)
 
     @property
     def pattern(self) -> Pattern:
@@ -167,9 +174,28 @@ def find_in(members: Sequence[Schedule], pattern: Any, expect: int | None) -> li
             raise TraceError(error.why, fix=error.fix, where=error.where, module=member.label)
     together = Found(members, wanted)
     searches, found = together.searches, together.matches
+    if not found and isinstance(pattern, str) and wanted.rule is None:
+        _refuse_misspelt(members[0].tree.root, wanted)
     if expect is not None and len(found) != expect:
         raise _unexpected(searches, wanted, expect, found)
     return found
+
+
+def _refuse_misspelt(root: nn.Module, wanted: Wanted) -> None:
+    """Raise if a text names no rule, and as a regular expression no module of the model."""
+    text: str = wanted.given
+    calls = [node for node in wanted.patterns[0].digraph.nodes if isinstance(node, CallNode)]
+    if any(call.accepts(path, module) for call in calls for path, module in root.named_modules() if path):
+        return
+    family = [rule.name for rule in rules.list_rules(text)]
+    if family:
+        fix = f"it is a family: find each of its rules, {', '.join(family)}"
+    else:
+        fix = did_you_mean(text, [rule.name for rule in rules.list_rules()])
+    raise MatchError(
+        f"there is no rule {text!r}, and no module whose path it matches",
+        fix=fix or "schedule.list_rules() names the rules, sch.show() the modules",
+    )
 
 
 @dataclass(frozen=True)
@@ -240,7 +266,11 @@ def sites_in(
     found = patterns.resolve(occurrence for result in results for occurrence in result.occurrences)
     if wanted.rule is not None:
         found = [occurrence for occurrence in found if not wanted.rule.objection(occurrence)]
-    return [Site(made, occurrence, expansion.origin) for occurrence in found], results
+    return [Site(made, each, expansion.origin, _called(each, modules)) for each in found], results
+
+
+def _called(occurrence: Occurrence, modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    return {str(node.target): modules[str(node.target)] for node in occurrence.nodes if node.op == "call_module"}
 
 
 def _opened_for(wanted: Sequence[Pattern], graph: fx.Graph, modules: Mapping[str, Any]) -> Collection[str] | None:
@@ -321,81 +351,3 @@ def parallel(found: Sequence[T]) -> list[list[T]]:
                 taken.update(group)
                 break
     return groups
-
-
-# -- finding again ------------------------------------------------------------------------------------------
-
-
-def rebound(site: Site, expansion: Expansion) -> Occurrence:
-    """The occurrence in a copy of the graph it was found in, or in what became of that graph.
-
-    Raises:
-        MatchError: its nodes are gone or wired otherwise; says which primitive consumed them.
-    """
-    occurrence, graph = site.occurrence, expansion.graph
-    names: dict[str, fx.Node] = {node.name: node for node in graph.nodes}
-    gone = erased(graph)
-    consumed = frozenset(occurrence.nodes)
-
-    def here(node: fx.Node) -> fx.Node:
-        twin = names.get(node.name)
-        if twin is not None and (twin.op, twin.target) == (node.op, node.target):
-            return twin
-        if node not in consumed:
-            was: Erased | None = gone.get(node.name)
-            while was is not None and was.successor is not None:
-                successor: fx.Node = was.successor
-                if names.get(successor.name) is successor:
-                    return successor
-                was = gone.get(successor.name)
-            call = names.get(site.origin.get(node.name, ""))
-            if call is not None and call.op == "call_module":
-                return call
-        raise _lost(site, node, gone)
-
-    nodes = tuple(here(node) for node in occurrence.nodes)
-    for old, new in zip(occurrence.nodes, nodes, strict=True):
-        if list(dict.fromkeys(map(here, old.all_input_nodes))) != new.all_input_nodes:
-            raise MatchError(
-                f"what {new.name} reads has changed since {occurrence.pattern.name} was found",
-                fix="find it again",
-            )
-
-    def move(value: Any) -> Any:
-        if isinstance(value, fx.Node):
-            return here(value)
-        return tuple(map(move, value)) if isinstance(value, tuple) else value
-
-    return replace(
-        occurrence,
-        graph=graph,
-        nodes=nodes,
-        outputs=move(occurrence.outputs),
-        inputs={name: move(value) for name, value in occurrence.inputs.items()},
-        scalars={name: move(value) for name, value in occurrence.scalars.items()},
-        binding={},
-    )
-
-
-def _lost(site: Site, node: fx.Node, gone: Mapping[str, Erased]) -> MatchError:
-    name = site.occurrence.pattern.name
-    call = site.origin.get(node.name)
-    was = gone.get(node.name) or (gone.get(call) if call else None)
-    if was is not None:
-        by = was.by or "another rewrite"
-        return MatchError(f"this match of {name} was already consumed by {by}", fix="find it again")
-    if call is not None:
-        return MatchError(
-            f"the module called as {call} can no longer be opened: it was hooked, wrapped or replaced since",
-            fix="remove the hook, or find again",
-        )
-    return MatchError(f"{node.name}, part of this match of {name}, is no longer in the graph", fix="find it again")
-
-
-def keep_erased(old: fx.Graph, new: fx.Graph) -> None:
-    """Hand on which nodes rewrites took out of ``old``, and keep their names unused in ``new``, its copy."""
-    names = {node.name: node for node in new.nodes}
-    for name, was in erased(old).items():
-        new._graph_namespace.create_name(name, None)
-        successor = names.get(was.successor.name) if was.successor is not None else None
-        erased(new)[name] = Erased(successor, was.by)

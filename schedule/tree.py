@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import fx, nn
 
 from schedule import primitives
-from schedule.errors import NotApplicable, PathError, ScheduleError
+from schedule.errors import NotApplicable, PathError, ScheduleError, did_you_mean
 from schedule.files import refuse_unwritable
 from schedule.globs import is_glob, select
 from schedule.graphs import Graphs
@@ -81,10 +80,11 @@ class Tree:
 
     def _remover(self, module: nn.Module) -> str:
         for step in reversed(self.history.steps):
-            for edit in step.edits:
-                old = getattr(edit, "old", None)
-                if isinstance(old, nn.Module) and any(module is inner for inner in old.modules()):
-                    return f": {step.description} took it out"
+            if _moved(step, "old", module):
+                return f": {step.description} took it out"
+        for step in self.history.undone:
+            if _moved(step, "new", module) or _moved(step, "child", module):
+                return f": {step.description}, which put it in, was undone"
         return ""
 
     def forget_paths(self) -> None:
@@ -118,6 +118,12 @@ class Tree:
             if any(relative in made.entered for made in self.graphs.current(ancestor) or ()):
                 return ancestor, relative
         return None
+
+
+def _moved(step: Step, way: str, module: nn.Module) -> bool:
+    """Whether an edit of ``step`` put in (``new``, ``child``) or took out (``old``) a module that holds ``module``."""
+    moved = [getattr(edit, way, None) for edit in step.edits]
+    return any(isinstance(each, nn.Module) and any(module is inner for inner in each.modules()) for each in moved)
 
 
 class Schedule:
@@ -185,12 +191,12 @@ class Schedule:
 
     def _unknown(self, path: str) -> PathError:
         paths = [name for name, _ in self._module.named_modules() if name]
-        near = difflib.get_close_matches(path, paths, n=3, cutoff=0.5)
-        if not near:  # a wrong beginning hides a right end
+        fix = did_you_mean(path, paths, cutoff=0.5)
+        if not fix:  # a wrong beginning hides a right end
             last = path.rpartition(".")[2]
             near = [name for name in paths if name.rpartition(".")[2] == last][:3]
+            fix = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {', '.join(self._children())}"
         matching = "no module matches" if is_glob(path) else "there is no module"
-        fix = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {', '.join(self._children())}"
         return PathError(f"{matching} {path!r} in {self.label} ({type(self._module).__name__})", fix=fix)
 
     def _children(self) -> list[str]:
@@ -369,7 +375,9 @@ def create_schedule(model: nn.Module, example_inputs: Any = None, mesh: Any = No
         ScheduleError: ``model`` is not a module, or :func:`torch.compile` has wrapped it or a part of it.
     """
     if not isinstance(model, nn.Module):
-        raise ScheduleError(f"a schedule is made of an nn.Module, not of {type(model).__name__}")
+        raise ScheduleError(
+            f"a schedule is made of an nn.Module, not of {type(model).__name__}", fix="create_schedule(model)"
+        )
     for path, module in model.named_modules():
         if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
             raise NotApplicable(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,6 +142,14 @@ def compile_pattern(obj: Any, name: str | None = None) -> Pattern:
 
 
 def _module_pattern(what: Which, name: str) -> Pattern:
+    if isinstance(what, str):
+        try:
+            re.compile(what)
+        except re.error as error:
+            raise MatchError(
+                f"{what!r} is no regular expression for the path of a module: {error}",
+                fix='such as "attn", or "fc[12]"',
+            ) from error
     node = CallNode(what, {}, any_arguments=True)
     builder = _PatternBuilder(Tracer(), None)
     builder.add(node, None)

@@ -10,8 +10,8 @@ from torch import nn
 from schedule.adapting import Rewritten, adapter_for
 from schedule.edits import SetSpecialisations
 from schedule.errors import NotApplicable, TraceError
-from schedule.matching import keep_erased
 from schedule.primitives.registry import primitive
+from schedule.rebinding import keep_erased
 from schedule.recording import Recording
 from schedule.tracing.expansion import expand, is_projection
 from schedule.tracing.specialisation import Specialisation, original_class

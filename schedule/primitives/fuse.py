@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
@@ -113,5 +114,5 @@ def _as_rule_sees_it(match: Match) -> Match | None:
         if seen is None:
             return None
         rule = seen[0]
-        sites.append(Site(site.found_in, seen[1], site.origin))
-    return Match(match.schedule, sites, rule)
+        sites.append(replace(site, occurrence=seen[1]))
+    return Match(match.schedule, sites, rule, match.search)

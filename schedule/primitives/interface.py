@@ -57,6 +57,11 @@ def call_arguments(
         NotApplicable: they do not fit.
     """
     signature = _signature(function)
+    if signature is None and not inputs:
+        raise NotApplicable(
+            f"the pattern names no inputs to call {name} with",
+            fix="give find() a function of them: def pattern(x): return call_module(…)(x)",
+        )
     if signature is None:
         return tuple(inputs.values()), {}
     parameters = signature.parameters

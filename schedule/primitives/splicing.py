@@ -12,8 +12,9 @@ from schedule import history
 from schedule.adapting import Adapter
 from schedule.edits import SetSpecialisations
 from schedule.errors import MatchError, NotApplicable
-from schedule.matching import Match, Site, keep_erased, rebound
+from schedule.matching import Match, Site
 from schedule.patterns import Occurrence
+from schedule.rebinding import StaleMatch, blamed, keep_erased, rebound
 from schedule.recording import Recording
 from schedule.rewriting import Build, merge, rewrite
 from schedule.tracing.expansion import expand
@@ -55,10 +56,15 @@ def splice_in(sch: Schedule, places: Sequence[Place], prepare: Prepare, repeat: 
         node.commit([SetSpecialisations(node.module, specialisations, node.path, repeat(node, own))], len(own))
 
 
+def refuse_none(matches: Sequence[Any]) -> None:
+    """Raise if there are no matches, or a group of them is empty."""
+    if not matches or any(isinstance(each, (list, tuple)) and not each for each in matches):
+        raise NotApplicable("no matches were given", fix="give what find() returned; find(..., expect=n) makes sure")
+
+
 def refuse_foreign(sch: Schedule, places: Sequence[Place]) -> None:
     """Raise unless there are places, and all are of this model and under ``sch``."""
-    if not places or not all(places):
-        raise NotApplicable("no matches were given", fix="give what find() returned; find(..., expect=n) makes sure")
+    refuse_none(places)
     for match in (match for place in places for match in place):
         if not isinstance(match, Match):
             raise MatchError(f"{match!r} is not a match", fix="give what find() returned")
@@ -86,14 +92,18 @@ def _rewritten(node: Schedule, places: Sequence[Place], prepare: Prepare) -> lis
             sites = [match.sites[number] for match in place if number < len(match.sites)]
             index = sites[0].in_current(current)
             if index is None or len(sites) < len(place):
-                raise MatchError(
+                gone = StaleMatch(
                     f"{place[0].name} was found in a graph of {node.label} that is gone", fix="find it again"
                 )
+                raise blamed(gone, place[0])
             found.setdefault(index, []).append((place, sites))
-    return [
-        rewritten(made, node.module, recording, found[index], prepare, by) if index in found else made
-        for index, made in enumerate(current)
-    ]
+    try:
+        return [
+            rewritten(made, node.module, recording, found[index], prepare, by) if index in found else made
+            for index, made in enumerate(current)
+        ]
+    except StaleMatch as error:
+        raise blamed(error, places[0][0]) from None
 
 
 def rewritten(
@@ -121,7 +131,7 @@ def rewritten(
     occurrences: list[Occurrence] = []
     builds: list[Build] = []
     for place, sites in items:
-        here = [rebound(site, expansion) for site in sites]
+        here = [rebound(site, expansion, modules) for site in sites]
         for occurrence in here:
             _refuse_hooked(occurrence, modules)
         occurrence, build = prepare(place, _merged(here))

@@ -191,7 +191,8 @@ def _chosen(found: Found, items: list[Any]) -> Chosen:
     """The shortest way to say which: it also holds where there are more modules."""
     if items == found.matches:
         return Chosen(found, "all")
-    if [list(i) for i in items if not isinstance(i, Match)] == [g for s in found.searches for g in parallel(s.matches)]:
+    groups = [] if any(isinstance(i, Match) for i in items) else [list(i) for i in items]
+    if groups and groups == [group for search in found.searches for group in parallel(search.matches)]:
         return Chosen(found, "parallel")
     positions = _positions(found, items)
     own = [[search.matches.index(i) for i in items if i in search.matches] for search in found.searches]

@@ -49,6 +49,7 @@ def replay(model: nn.Module | Schedule, recipe: Recipe, example_inputs: Any = No
             asked="replay the recipe",
             fix='give a model of that class, or try dataclasses.replace(recipe, architecture="")',
         )
+    sch.tree.history.refuse_while_pending("replay")
     finds: Finds = {}
     with sch.tree.history.all_or_nothing():
         start = len(sch.history)

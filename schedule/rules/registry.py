@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, overload
 
-from schedule.errors import MatchError
+from schedule.errors import MatchError, did_you_mean
 from schedule.patterns import Occurrence, search
 from schedule.rules.rule import SETS, Build, Rule
 
@@ -47,7 +47,9 @@ def register_rule(rule: Rule | None = None, **settings: Any) -> Any:
 def unregister_rule(name: str) -> None:
     """Forget the rule ``name``."""
     if RULES.pop(name, None) is None:
-        raise MatchError(f"there is no rule {name!r}", fix="schedule.list_rules() names them")
+        raise MatchError(
+            f"there is no rule {name!r}", fix=did_you_mean(name, RULES) or "schedule.list_rules() names them"
+        )
 
 
 def list_rules(family: str | None = None) -> list[Rule]:
@@ -81,10 +83,9 @@ def _named(item: str | Rule) -> list[Rule]:
     found = [RULES[item]] if item in RULES else list_rules(item)
     if not found:
         families = sorted({rule.family for rule in RULES.values()})
-        raise MatchError(
-            f"there is no rule or family {item!r}",
-            fix=f"all; sets: {', '.join(SETS)}; families: {', '.join(families)}; rules: {', '.join(RULES)}",
-        )
+        known = f"all; sets: {', '.join(SETS)}; families: {', '.join(families)}; rules: {', '.join(RULES)}"
+        near = did_you_mean(item, ["all", *SETS, *families, *RULES])
+        raise MatchError(f"there is no rule or family {item!r}", fix=f"{near} There are {known}" if near else known)
     return found
 
 

@@ -305,3 +305,15 @@ def test_a_sharing_plan(sch: Schedule) -> None:
     compile(read.to_python(), "script", "exec")
     with pytest.raises(RecipeError, match="replay step 1, apply_plan"):  # no mesh
         schedule.replay(sch, read)
+
+
+def test_one_match_of_a_groups_find_is_no_group_of_parallel_ones() -> None:
+    sch = schedule.create_schedule(small(), ids())
+    matches = sch["blocks.*.mlp"].find("bias_gelu_tanh", expect=2)
+    for match in reversed(matches):
+        match.schedule.fuse([match])
+    recipe = round_trip(sch, small, ids())
+    assert [str(step) for step in recipe.steps[1:]] == [
+        "fuse(matches=[m1[1]]) on blocks.1.mlp",
+        "fuse(matches=[m1[0]]) on blocks.0.mlp",
+    ]
