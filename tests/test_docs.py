@@ -98,6 +98,12 @@ def test_what_is_added_takes_less_than_sixty_lines() -> None:
     assert len(lengths) == 3 and max(lengths) < 60, lengths
 
 
+def test_the_hooks_before_a_commit_are_of_the_versions_that_the_tests_use() -> None:
+    pinned = dict(re.findall(r"^(ruff|mypy)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    hooks = re.findall(r"name: (ruff|mypy).*\((\S+)\)", (ROOT / ".pre-commit-config.yaml").read_text())
+    assert len(hooks) == 3 and set(hooks) == set(pinned.items())
+
+
 def test_little_is_not_run() -> None:
     found = {
         f"{page.name}:{block.line}": block.not_run
