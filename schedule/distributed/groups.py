@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -103,7 +103,22 @@ def group_rank(group: str) -> int:
     return ranks.rank if ranks is not None else int(_resolve_process_group(cast("GroupName", group)).rank())
 
 
-def _wait(pending: Tensor) -> Tensor:
+def _made(op: str, group: str, *args: Any) -> Tensor:
+    """The result of a collective of ``torch.distributed``, once it is there."""
+    agree(group)
+    if torch.compiler.is_compiling():
+        return _finished(op, group, *args)
+    try:
+        return _finished(op, group, *args)
+    except RuntimeError as error:
+        raise ShardError(
+            f"{op} of {group_size(group)} ranks failed on rank {group_rank(group)}: {str(error).splitlines()[0]}",
+            fix="another rank died, raised or is too slow: look at what it said first",
+        ) from error
+
+
+def _finished(op: str, group: str, *args: Any) -> Tensor:
+    pending = getattr(torch.ops._c10d_functional, op)(*args, group)
     finished: Tensor = torch.ops._c10d_functional.wait_tensor(pending)
     return finished
 
@@ -115,8 +130,7 @@ def summed(x: Tensor, group: str) -> Tensor:
     ranks = _simulated.get(group)
     if ranks is not None:
         return torch.stack(ranks.exchange("all_reduce", x)).sum(0)
-    agree(group)
-    return _wait(torch.ops._c10d_functional.all_reduce(x.contiguous(), "sum", group))
+    return _made("all_reduce", group, x.contiguous(), "sum")
 
 
 def stacked(x: Tensor, group: str) -> Tensor:
@@ -126,8 +140,7 @@ def stacked(x: Tensor, group: str) -> Tensor:
     ranks = _simulated.get(group)
     if ranks is not None:
         return torch.cat(ranks.exchange("all_gather", x))
-    agree(group)
-    return _wait(torch.ops._c10d_functional.all_gather_into_tensor(x.contiguous(), group_size(group), group))
+    return _made("all_gather_into_tensor", group, x.contiguous(), group_size(group))
 
 
 def summed_part(x: Tensor, group: str) -> Tensor:
@@ -139,8 +152,7 @@ def summed_part(x: Tensor, group: str) -> Tensor:
     if ranks is not None:
         whole = torch.stack(ranks.exchange("reduce_scatter", x)).sum(0)
         return whole.chunk(size)[ranks.rank].clone()
-    agree(group)
-    return _wait(torch.ops._c10d_functional.reduce_scatter_tensor(x.contiguous(), "sum", size, group))
+    return _made("reduce_scatter_tensor", group, x.contiguous(), "sum", size)
 
 
 def exchanged(x: Tensor, group: str) -> Tensor:
@@ -151,6 +163,5 @@ def exchanged(x: Tensor, group: str) -> Tensor:
     ranks = _simulated.get(group)
     if ranks is not None:
         return torch.cat([one.chunk(size)[ranks.rank] for one in ranks.exchange("all_to_all", x)])
-    agree(group)
     parts = [x.shape[0] // size] * size
-    return _wait(torch.ops._c10d_functional.all_to_all_single(x.contiguous(), parts, parts, group))
+    return _made("all_to_all_single", group, x.contiguous(), parts, parts)

@@ -119,6 +119,22 @@ class Split:
         return f"axis {self.axis}{packed}" + (f", {self.replicas} replicas" if self.replicas > 1 else "")
 
 
+def own_features(module: nn.Module, name: str, split: Split, ranks: int, rank: int) -> dict[str, int]:
+    """Attributes of ``module`` that count what is shared out with its parameter ``name``, and what they are here."""
+    cls, projection, own = original_class(module), projection_of(module), split.local(ranks, rank)
+    if cls in BATCH_NORMS:
+        return {"num_features": own}
+    if name != "weight":
+        return {}
+    if projection is not None:
+        return {projection.out_features if split.axis == projection.output else projection.in_features: own}
+    if isinstance(module, nn.Embedding):  # of shared rows each rank still takes any index
+        return {"embedding_dim": own} if split.axis == 1 else {}
+    if isinstance(module, CONVOLUTIONS) and module.groups > 1:
+        return {"groups": module.groups // ranks, "in_channels": module.in_channels // ranks, "out_channels": own}
+    return {("out_channels", "in_channels")[split.axis]: own} if cls in CONVOLUTIONS else {}
+
+
 @dataclass(frozen=True)
 class Sync:
     """One synchronisation of a module: a collective by name, or a function of the tensor.

@@ -216,7 +216,8 @@ def _unit(path: str, link: Link, root: nn.Module, state: Sharded) -> Unit:
         module = root.get_submodule(".".join(parts[:end]))
         for call in calls.get(module, [])[:1]:
             names = [name for name in inspect.signature(type(module).forward).parameters if name != "self"]
-            name, spec = next(iter({**dict(zip(names, call.args, strict=False)), **call.kwargs}.items()))
+            given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
+            name, spec = next(iter(given.items()), ("", None))
             if _in_sequence(spec, link.length) and _in_sequence(call.output, link.length):
                 return Unit(".".join(parts[:end]), name, spec.nbytes)
     raise NotSequential(f"{path} shares out parameters of its own, and nothing around it works along the sequence")
@@ -232,7 +233,8 @@ def _around(
     """A unit gets the whole sequence, and gives its part of what it computes; gradients go the way back."""
     for unit in units:
         layer = layers[unit.path.removeprefix(below)]
-        if _axis(found, layer.given, factor) != 1 or _axis(found, layer.node, factor) != 1:
+        shared = [one for one in operands(layer.node.args) if holds(found, one, factor)]
+        if shared != [layer.given] or [_axis(found, each, factor) for each in (*shared, layer.node)] != [1, 1]:
             raise NotSequential(f"what {unit.path} takes and gives does not stay apart along the sequence")
         yield SyncStep(unit.path, "fwd_pre", "RSR->RRR", argument=unit.argument, nbytes=unit.nbytes)
         yield SyncStep(unit.path, "fwd_post", "RRR->RSR", nbytes=unit.nbytes)

@@ -160,15 +160,10 @@ def _edits(sch: Schedule, state: Sharded, name: str, split: Split) -> list[Edit]
 
 def _features(module: nn.Module, name: str, sharding: ModuleSharding, state: Sharded) -> list[Edit]:
     """The module's own numbers of features."""
-    from schedule.distributed.modules import COLUMN, CONVOLUTIONS, projection_of
+    from schedule.distributed.modules import own_features
 
-    projection = projection_of(module)
-    if isinstance(module, CONVOLUTIONS) and name == "weight" and module.groups > 1:
-        return [SetItem(_vars(module), "groups", module.groups // state.tp.size)]
-    if projection is None or name != "weight":
-        return []
-    attribute = projection.out_features if sharding.role(module) == COLUMN else projection.in_features
-    return [SetItem(_vars(module), attribute, sharding.splits["weight"].local(state.tp.size, state.tp.rank))]
+    found = own_features(module, name, sharding.splits[name], state.tp.size, state.tp.rank)
+    return [SetItem(_vars(module), attribute, number) for attribute, number in found.items()]
 
 
 def _followers(sch: Schedule, module: nn.Module, name: str, sharding: ModuleSharding, state: Sharded) -> list[Edit]:

@@ -40,6 +40,7 @@ def sync(
     fwd_post    all_reduce           row-parallel: sum of the partial outputs, before the bias; as it is
     fwd_post    reduce_scatter       row-parallel: this rank's part of that sum along ``axis``; gathered
     fwd_post    all_gather           column-parallel: every rank's outputs side by side; this rank's part
+    fwd_post    dtensor              column-parallel: the outputs as they are, in a DTensor; as it is
     bwd_post    all_reduce           column-parallel: the input as it is; its gradients are added up
     fwd_pre     all_gather           column-parallel: an input shared out along ``axis``; reduced, scattered
     fwd_pre     scatter              row-parallel: this rank's part of a whole input; gathered

@@ -145,6 +145,11 @@ def heads(mesh: Any) -> None:
     config.n_head = 1
     one = transformers.models.gpt2.modeling_gpt2.GPT2Attention(config, layer_idx=0)
     refused(scheduled_on(one, mesh, 24), "sums over shared features", shard_attention)
+    packed = scheduled_on(gpt2_block("attn"), mesh, 32)
+    packed["c_attn"].shard("weight", axis=1, parts=3)
+    for op in ("all_gather", "dtensor"):
+        refused(packed, "packed outputs side by side", lambda s, op=op: s["c_attn"].sync("fwd_post", op))
+    refused(packed, "only the outputs of a column-parallel", lambda s: s["c_attn"].sync("bwd_post", "dtensor"))
     refused(
         scheduled_on(gpt2_block("attn"), mesh, 32),
         "96 outputs are not 5 parts",
@@ -164,6 +169,14 @@ def meshes(mesh: Any) -> None:
     shard_mlp(sch)
     assert sch.mesh is named and sch.module.fc1.weight.device_mesh.mesh_dim_names == ("tp",)
     sch.module(torch.randn(2, 5, 16)).sum().backward()
+    alone = dist.device_mesh.init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))
+    other = schedule.create_schedule(sch.module, example_inputs=torch.randn(2, 5, 16), mesh=alone)
+    refused(other, "of 2 ranks, and this schedule's mesh has .* of 1", lambda s: s["fc2"].shard("bias", axis=0))
+    fresh = scheduled_on(Mlp(), mesh)
+    refused(fresh, "the schedule's mesh is", lambda s: s.shard_plan(named))
+    plan = fresh.shard_plan()
+    plan.ranks = 4
+    refused(fresh, "the plan is for 4 ranks and the mesh has 2", lambda s: s.apply_plan(plan))
 
 
 CASES = [what_to_shard, tied_weights, contradictions, callers, heads, meshes]
