@@ -61,7 +61,7 @@ def along(route: Sequence[Point]) -> list[Point]:
 
 
 @given(graphs())
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_boxes_do_not_overlap_and_are_inside(graph: Graph) -> None:
     boxes, edges = graph
     layout = layered(boxes, edges)
@@ -72,7 +72,7 @@ def test_boxes_do_not_overlap_and_are_inside(graph: Graph) -> None:
 
 
 @given(graphs())
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_edges_go_down_end_at_their_box_and_cross_none(graph: Graph) -> None:
     boxes, edges = graph
     layout = layered(boxes, edges)

@@ -86,15 +86,15 @@ def test_hovering_tells_operation_shapes_bytes_and_source_line(text: str) -> Non
 
 def test_like_layers_share_one_row_and_one_picture(text: str) -> None:
     found = buttons(text)
-    assert len({found[f"transformer.h.{i}.attn"] for i in range(4)}) == 1
-    assert "0–3 GPT2Block ×4" in words(text)
+    assert len({found[f"transformer.h.{i}.attn"] for i in range(3)}) == 1
+    assert "0–2 GPT2Block ×3" in words(text)
     root = picture_of(text, "transformer")
-    assert ">h.0–3<" in root and ">GPT2Block ×4<" in root
+    assert ">h.0–2<" in root and ">GPT2Block ×3<" in root
 
 
 def test_saved_bytes_are_told_by_module(text: str) -> None:
     after = words(text).partition("Saved for backward, by module")[2]
-    assert re.search(r"transformer\.h\.0–3\.mlp [\d.]+ KB → [\d.]+ KB 0\.\d\d ×", after)
+    assert re.search(r"transformer\.h\.0–2\.mlp [\d.]+ KB → [\d.]+ KB 0\.\d\d ×", after)
 
 
 def test_bytes_by_module_are_those_of_the_whole(report: Report, text: str) -> None:
