@@ -42,6 +42,7 @@ def follow(
     columns: Mapping[str, int],
     ranks: int,
     replicas: Mapping[str, int] | None = None,
+    every: bool = False,
 ) -> dict[str, tuple[int, int]]:
     """Attributes of ``caller`` that hold sizes of a shared dimension: name → (whole, on one rank).
 
@@ -51,18 +52,22 @@ def follow(
         columns: path of each child with shared outputs → in how many packed parts.
         ranks: how many share.
         replicas: path of each child of which several ranks have the same outputs → how many.
+        every: these are all; what comes from elsewhere is whole.
 
     Raises:
         ShardError: the shared dimension is normalised, summed, selected from, or not to be divided.
     """
-    following = _Following(caller, columns, ranks, replicas or {})
+    following = _Following(caller, columns, ranks, replicas or {}, every)
     for node in graph.nodes:
         following.visit(node)
     return following.settings
 
 
 class _Following:
-    def __init__(self, caller: nn.Module, columns: Mapping[str, int], ranks: int, replicas: Mapping[str, int]) -> None:
+    def __init__(
+        self, caller: nn.Module, columns: Mapping[str, int], ranks: int, replicas: Mapping[str, int], every: bool
+    ) -> None:
+        self.every = every
         self.caller, self.columns, self.ranks, self.replicas = caller, columns, ranks, replicas
         self.cuts: dict[fx.Node, Cuts] = {}
         self.made: dict[fx.Node, dict[int, Setting]] = {}  # of constants: sizes from attributes, by dim from the end
@@ -275,7 +280,7 @@ class _Following:
         A plain number was worked out by the tracer from other sizes, and follows by itself.
         """
         settings = {s.name: s for s in settings_in(size)}
-        if not settings and self.is_whole(size):
+        if not settings and self.every and self.is_whole(size):
             raise self.refuse(node, "a size of the shared features is read off a tensor that is whole", _WHOLE_HEADS)
         if len(settings) != 1:
             return

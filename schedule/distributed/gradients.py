@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from torch import nn
@@ -12,6 +12,9 @@ from schedule.distributed.owned import holds
 from schedule.distributed.values import Propagated
 from schedule.patterns.values import OpNode, operands
 from schedule.tracing.specs import TensorSpec
+
+WRITES = ("copy_", "setitem")
+_VIEWS = ("getitem", "view", "transpose", "permute", "unsqueeze", "squeeze", "expand", "select", "narrow")
 
 Users = dict[OpNode, list[OpNode]]
 
@@ -36,6 +39,8 @@ def differentiable(found: Propagated, root: nn.Module, inputs: Collection[OpNode
     trained = {path for path, parameter in root.named_parameters(remove_duplicate=False) if parameter.requires_grad}
     values: set[OpNode] = set(inputs)
     for node in found.nodes:
+        if node.op.rpartition(".")[2] in WRITES and any(one in values for one in operands(node.args)):
+            values.update(_written(node))
         if not _floating(node.spec) or node.op == "detach":
             continue
         if node.op == "get_attr" or node.attr is not None:
@@ -46,6 +51,14 @@ def differentiable(found: Propagated, root: nn.Module, inputs: Collection[OpNode
         if own or any(one in values for one in operands(node.args)):
             values.add(node)
     return values
+
+
+def _written(node: OpNode) -> Iterator[OpNode]:
+    """What is written to, and what that is a view of."""
+    target = next(operands(node.args), None)
+    while target is not None:
+        yield target
+        target = next(operands(target.args), None) if target.op in _VIEWS else None
 
 
 def _floating(spec: Any) -> bool:

@@ -22,13 +22,13 @@ from schedule.distributed.following import follow
 from schedule.distributed.gradients import differentiable, parameters_of, users_of
 from schedule.distributed.modules import COLUMN, OWN, ROW, projection_of, role_of
 from schedule.distributed.owned import holds, synchronised
-from schedule.distributed.plan import FEATURES, HEADS, VOCABULARY, Group, Plan, ShardStep, SyncStep, common_path
+from schedule.distributed.plan import FEATURES, HEADS, Group, Plan, ShardStep, SyncStep, common_path
 from schedule.distributed.propagation import propagate
 from schedule.distributed.state import Sharded
-from schedule.distributed.values import Layer, Propagated
+from schedule.distributed.values import Layer, Propagated, nbytes
+from schedule.distributed.vocabularies import Vocabularies
 from schedule.errors import ShardError, TraceError
 from schedule.patterns.values import OpNode, operands
-from schedule.tracing.specs import TensorSpec
 
 _INNER = "it is not the outermost factor, and the outer ones are not picked from"
 ATTENDING = ("matmul", "bmm", "baddbmm", "einsum", "scaled_dot_product_attention")
@@ -61,27 +61,33 @@ class _Planner:
         self.found, self.root, self.state, self.ranks = found, root, state, state.tp.size
         self.layers = {layer.node: layer for layer in found.layers}
         self.differentiable = differentiable(found, root)
-        self.taken: set[str] = set()
+        self.taken: set[int] = set()  # parameters, by id: a tied one has several paths
         self.layered = {f"{layer.path}.{name}" for layer in found.layers for name in ("weight", "bias")}
         self.users = users_of(found)
+        read = [str(node.fx.target) for node in found.nodes if node.fx is not None and node.fx.op == "get_attr"]
+        self.read = {id(_tensor_at(root, path)) for path in read}
 
     def plan(self, vocabulary: bool) -> Plan:
         groups: list[Group] = []
         left: dict[str, str] = {}
-        lookups = {f"{layer.path}.weight" for layer in self.found.layers if layer.lookup}
+        lookups = {id(_tensor_at(self.root, f"{layer.path}.weight")) for layer in self.found.layers if layer.lookup}
         for candidate in sorted(self.candidates(), key=lambda one: -self.weight_of(one)):
             paths = {path for path, _ in candidate.axes}
-            if paths & self.taken or paths <= lookups:
+            tensors = {id(_tensor_at(self.root, path)) for path in paths}
+            if tensors & self.taken or tensors <= lookups:
                 continue
             group = self.group(candidate)
             if group is None:
-                known = {path for path in paths if left.get(path, _INNER) != _INNER}
-                left.update(dict.fromkeys(paths - known, candidate.refused))
+                if candidate.refused != _INNER:
+                    left.update(dict.fromkeys(paths, candidate.refused))
                 continue
-            self.taken |= paths
+            self.taken |= tensors
             groups.append(group)
         if vocabulary:
-            groups += self.vocabularies()
+            whole = self.taken | self.read
+            found = Vocabularies(self.found, self.root, self.ranks, self.users, self.differentiable, whole)
+            groups += found.groups()
+            self.taken |= found.taken
         return Plan(self.ranks, groups, self.whole(left))
 
     # -- candidates --------------------------------------------------------------------------------------
@@ -158,6 +164,9 @@ class _Planner:
             owner, _, name = path.rpartition(".")
             module, replicas = self.root.get_submodule(owner), candidate.replicas.get((path, axis), 1)
             role = role_of(module, name, axis)
+            if role != OWN and id(_tensor_at(self.root, path)) in self.read:
+                candidate.refused = f"{path} is read by the code of another module"
+                return None
             if role is None or (replicas > 1 and projection_of(module) is None):
                 candidate.refused = f"{type(module).__name__} cannot share out axis {axis} of its {name}"
                 return None
@@ -184,7 +193,7 @@ class _Planner:
                 return f"sizes in {type(caller).__name__} cannot be followed: {whole.why}"
             parts, replicas = ({p: getattr(s, n) for p, s in columns.items()} for n in ("parts", "replicas"))
             try:
-                follow(whole.graph, caller, parts, self.ranks, replicas)
+                follow(whole.graph, caller, parts, self.ranks, replicas, every=True)
             except ShardError as error:
                 return error.why
         return ""
@@ -207,7 +216,7 @@ class _Planner:
             if summed:
                 layer = self.layers.get(node)
                 if layer is not None:
-                    made[SyncStep(layer.path, "fwd_post", "all_reduce", nbytes=_nbytes(node.spec))] = None
+                    made[SyncStep(layer.path, "fwd_post", "all_reduce", nbytes=nbytes(node.spec))] = None
                 elif not self.own(node, candidate, owned):
                     candidate.refused = f"{node.op} sums over it inside of a module's own code"
                     return None
@@ -276,12 +285,12 @@ class _Planner:
             callers.setdefault("" if found is None else self.state.tree.path_of(found[0]), []).append(path)
         for caller, paths in callers.items():
             names = self.shared(caller, paths) if len(paths) > 1 else {}
-            size = max(_nbytes(columns[path].given.spec) for path in paths)
+            size = max(nbytes(columns[path].given.spec) for path in paths)
             for name in names:
                 yield SyncStep(caller, "bwd_post", "all_reduce", argument=name, nbytes=size)
             if not names:
                 for path in paths:
-                    size = _nbytes(columns[path].given.spec)
+                    size = nbytes(columns[path].given.spec)
                     yield SyncStep(path, "bwd_post", "all_reduce", nbytes=size)
 
     def shared(self, caller: str, paths: Iterable[str]) -> dict[str, list[str]]:
@@ -296,97 +305,23 @@ class _Planner:
         except ShardError:
             return {}
 
-    # -- vocabularies ------------------------------------------------------------------------------------
-
-    def vocabularies(self) -> list[Group]:
-        """Embeddings by rows, with the projections onto the vocabulary, whose outputs are gathered."""
-        groups = []
-        for layer in self.found.layers:
-            path = f"{layer.path}.weight"
-            if not layer.lookup or path in self.taken or role_of(self._module(layer), "weight", 0) is None:
-                continue
-            size, width = _tensor_at(self.root, path).shape
-            looked_up = [self._weight(one) for one in self.found.layers if one.lookup]
-            heads = [
-                one
-                for one in self.found.layers
-                if not one.lookup
-                and f"{one.path}.weight" not in self.taken
-                and not any(self._weight(one) is weight for weight in looked_up)
-                and self.returned(one, size)
-            ]
-            tied = [one for one in self.found.layers if self._module(one)._parameters["weight"] is self._weight(layer)]
-            if size < 2 * self.ranks or not (heads or len(tied) > 1 or size >= 2 * width):
-                continue
-            group = self.vocabulary(layer, [*heads, *tied], size)
-            if group is not None:
-                groups.append(group)
-        return groups
-
-    def vocabulary(self, layer: Layer, others: list[Layer], size: int) -> Group | None:
-        steps, syncs = dict[ShardStep, None](), dict[SyncStep, None]()
-        for one in {id(self._module(each)): each for each in [layer, *others]}.values():
-            module = self._module(one)
-            if role_of(module, "weight", 0) is None:
-                return None
-            first = not any(self._weight(one) is self._weight_at(step) for step in steps)
-            if first:
-                steps[ShardStep(one.path, "weight", 0)] = None
-            if one.lookup:
-                syncs[SyncStep(one.path, "fwd_post", "all_reduce", nbytes=_nbytes(one.node.spec))] = None
-                continue
-            if module._parameters.get("bias") is not None:
-                steps[ShardStep(one.path, "bias", 0)] = None
-            if one.given in self.differentiable:
-                syncs[SyncStep(one.path, "bwd_post", "all_reduce", nbytes=_nbytes(one.given.spec))] = None
-            syncs[SyncStep(one.path, "fwd_post", "all_gather", nbytes=_nbytes(one.node.spec))] = None
-        self.taken |= {f"{step.path}.{step.name}" for step in steps} | {f"{one.path}.weight" for one in others}
-        name = " ".join(["vocabulary:", *dict.fromkeys(step.path for step in steps)])
-        return Group(name, size, list(steps), list(syncs), VOCABULARY)
-
-    def returned(self, layer: Layer, size: int) -> bool:
-        """Whether the model returns the outputs of ``layer``, of that size, as they are or element by element."""
-        pending, seen = [layer.node], set[OpNode]()
-        while pending:
-            node = pending.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            if isinstance(node.spec, TensorSpec):
-                if node.spec.shape[-1:] == (size,):
-                    pending += self.users[node]
-            elif node.op == "output" or any(user.op == "output" for user in self.users[node]):
-                return True
-        return False
-
-    def _module(self, layer: Layer) -> nn.Module:
-        return self.root.get_submodule(layer.path)
-
-    def _weight(self, layer: Layer) -> Any:
-        return self._module(layer)._parameters["weight"]
-
-    def _weight_at(self, step: ShardStep) -> Any:
-        return self.root.get_submodule(step.path)._parameters[step.name]
-
     # -- what stays whole --------------------------------------------------------------------------------
 
     def whole(self, left: dict[str, str]) -> dict[str, str]:
         """Path of each whole parameter of at least two dimensions → why."""
         found = {}
         for path, parameter in self.root.named_parameters():
-            if path in self.taken or parameter.ndim < 2:
+            if id(parameter) in self.taken or parameter.ndim < 2:
                 continue
             reasons = [
                 next((factor.blocked for factor in factors(dim) if factor.blocked), "")
                 for dim in self.found.tensors.get(path, ())
             ]
-            default = "; ".join(dict.fromkeys(filter(None, reasons))) or "not reached by the traced graph"
+            default = "; ".join(dict.fromkeys(filter(None, reasons))) or (
+                _INNER if path in self.found.tensors else "not reached by the traced graph"
+            )
             found[path] = left.get(path) or default
         return found
-
-
-def _nbytes(spec: Any) -> int:
-    return spec.nbytes if isinstance(spec, TensorSpec) else 0
 
 
 def _tensor_at(root: nn.Module, path: str) -> torch.Tensor:

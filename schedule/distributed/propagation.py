@@ -65,16 +65,24 @@ class _Propagation(Shapes):
         return tuple(map(like, spec)) if isinstance(spec, (tuple, list)) else like(spec)
 
     def reduced(self, node: OpNode) -> Value:
-        source, dim, spec = self.of(node.args["input"]), node.args.get("dim"), node.spec
-        if source is None or not isinstance(spec, TensorSpec):
-            return self.along(node) if source is not None and isinstance(dim, int) else self.unknown(node)
+        source, dim, spec = self.of(node.args.get("input", node.args.get("0"))), node.args.get("dim"), node.spec
+        values = isinstance(spec, (tuple, list)) and isinstance(spec[0], TensorSpec) and isinstance(dim, int)
+        if source is None or not (isinstance(spec, TensorSpec) or values):
+            return self.unknown(node)
         over = [int(one) % len(source) for one in (dim if isinstance(dim, tuple) else (dim,)) if isinstance(one, int)]
         over = over or list(range(len(source)))
         for at in over:
             block(source[at], f"{node.op} works along it")
-        if spec.ndim == len(source):
-            return [[] if at in over else one for at, one in enumerate(source)]
-        return [one for at, one in enumerate(source) if at not in over]
+        kept = (spec if isinstance(spec, TensorSpec) else spec[0]).ndim == len(source)
+        out = [[] if at in over else one for at, one in enumerate(source) if kept or at not in over]
+        return tuple(out for _ in spec) if values else out
+
+    def extreme(self, node: OpNode) -> Value:
+        """``max`` and ``min``, along a dimension or of two tensors."""
+        tensors = list(operands(node.args))
+        if len(tensors) > 1 and isinstance(node.spec, TensorSpec):
+            return self.broadcast(tensors, node.spec.shape)
+        return self.reduced(node)
 
     def normed(self, node: OpNode) -> Value:
         source, shape = self.of(node.args["input"]), node.args["normalized_shape"]
@@ -113,8 +121,11 @@ class _Propagation(Shapes):
         ids, weight = self.of(node.args["input"]), self.of(node.args["weight"])
         if ids is None or weight is None:
             return self.unknown(node)
-        self.found.contracted[node] = [weight[0]]
-        self.layer(node, weight, lookup=True)
+        if node.fx is not None and node.fx.op == "call_module":
+            self.found.contracted[node] = [weight[0]]
+            self.layer(node, weight, lookup=True)
+        else:
+            block(weight[0], "rows are picked from it by position")
         return [*ids, weight[1]]
 
     def product(self, node: OpNode) -> Value:
@@ -210,6 +221,21 @@ class _Propagation(Shapes):
             return given
         return self.unknown(node)
 
+    def convolution(self, node: OpNode) -> Value:
+        """``F.conv1d`` with as many groups as channels: each by itself."""
+        given, weight, spec = self.of(node.args["input"]), self.of(node.args["weight"]), node.spec
+        if given is None or weight is None or not isinstance(spec, TensorSpec) or len(given) != 3:
+            return self.unknown(node)
+        if weight[1] or size_of(weight[0]) != size_of(given[1]):
+            return self.unknown(node)
+        equate(given[1], weight[0])
+        bias = self.of(node.args.get("bias"))
+        if bias is not None:
+            equate(given[1], bias[0])
+        for dim in (given[2], weight[2]):
+            block(dim, "a convolution works along it")
+        return [given[0], given[1], new_dim(spec.shape[2], "a convolution works along it")]
+
     def beside(self, path: str, name: str, dim: Dim) -> None:
         """A vector of parameters along ``dim``."""
         module = self.root.get_submodule(path)
@@ -251,7 +277,15 @@ _HANDLERS: Mapping[str, Callable[[_Propagation, OpNode], Value]] = {
     **dict.fromkeys(("cat", "stack"), _Propagation.joined),
     **dict.fromkeys(("softmax", "log_softmax", "cumsum", "topk", "normalize", "glu"), _Propagation.along),
     **dict.fromkeys(("sum", "mean", "prod", "amax", "amin", "var", "std", "argmax", "argmin"), _Propagation.reduced),
-    **dict.fromkeys(("any", "all", "logsumexp", "norm"), _Propagation.reduced),
+    **dict.fromkeys(("any", "all", "logsumexp", "norm", "linalg_vector_norm"), _Propagation.reduced),
+    **dict.fromkeys(("max", "min"), _Propagation.extreme),
+    **dict.fromkeys(("expand_as", "view_as", "reshape_as"), _Propagation.expand_as),
+    **dict.fromkeys(("gather", "index_select"), _Propagation.picked),
+    "conv1d": _Propagation.convolution,
+    "repeat": _Propagation.repeat,
+    "pad": _Propagation.padded,
+    "copy_": _Propagation.written,
+    "setitem": _Propagation.stored,
     **dict.fromkeys(("layer_norm", "rms_norm"), _Propagation.normed),
     **dict.fromkeys(("matmul", "bmm", "mm", "baddbmm", "addmm"), _Propagation.product),
     "repeat_interleave": _Propagation.repeat_interleave,

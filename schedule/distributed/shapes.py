@@ -18,6 +18,10 @@ class Shapes(Values):
         source, spec = self.of(node.args["input"]), node.spec
         if source is None or not isinstance(spec, TensorSpec):
             return self.unknown(node)
+        return self.viewed(node, source, spec)
+
+    def viewed(self, node: OpNode, source: Dims, spec: TensorSpec) -> Value:
+        """The same elements in order, in other dimensions."""
         rest: Dim = [factor for dim in source for factor in dim]
         out: Dims = []
         for size in spec.shape:
@@ -59,6 +63,60 @@ class Shapes(Values):
         for dim, size in zip(source, spec.shape[spec.ndim - len(source) :], strict=True):
             out.append(dim if dim else new_dim(size, "repeated", repeated=True))
         return out
+
+    def expand_as(self, node: OpNode) -> Value:
+        """Also ``view_as`` and ``reshape_as``: the sizes are another tensor's, whatever that has by then."""
+        arguments = list(operands(node.args))
+        source, like, spec = self.of(arguments[0]), self.of(arguments[-1]), node.spec
+        if source is None or like is None or not isinstance(spec, TensorSpec):
+            return self.unknown(node)
+        if node.op.rpartition(".")[2] != "expand_as":
+            return self.viewed(node, source, spec)
+        return self.broadcast(arguments, spec.shape)
+
+    def repeat(self, node: OpNode) -> Value:
+        """Each dimension so many times, one after another."""
+        source, spec = self.of(node.args["input"]), node.spec
+        if source is None or not isinstance(spec, TensorSpec):
+            return self.unknown(node)
+        out: Dims = [[] for _ in range(spec.ndim - len(source))] + list(source)
+        times = [size // max(size_of(dim), 1) for dim, size in zip(out, spec.shape, strict=True)]
+        return [[*new_dim(n, "repeated", repeated=True), *dim] for dim, n in zip(out, times, strict=True)]
+
+    def padded(self, node: OpNode) -> Value:
+        source, spec = self.of(node.args["input"]), node.spec
+        if source is None or not isinstance(spec, TensorSpec) or spec.ndim != len(source):
+            return self.unknown(node)
+        for dim, size in zip(source, spec.shape, strict=True):
+            if size_of(dim) != size:
+                block(dim, "padded")
+        pairs = zip(source, spec.shape, strict=True)
+        return [dim if size_of(dim) == size else new_dim(size, "padded") for dim, size in pairs]
+
+    def picked(self, node: OpNode) -> Value:
+        """``gather`` and ``index_select``: other places along one dimension."""
+        source, index, dim = self.of(node.args["input"]), self.of(node.args["index"]), node.args.get("dim")
+        spec = node.spec
+        if source is None or index is None or not isinstance(dim, int) or not isinstance(spec, TensorSpec):
+            return self.unknown(node)
+        at = dim % len(source)
+        block(source[at], "picked from by position")
+        if node.op == "index_select":
+            return [*source[:at], index[0], *source[at + 1 :]]
+        for i, (one, other) in enumerate(zip(source, index, strict=True)):
+            if i != at and size_of(one) == size_of(other):
+                equate(one, other)
+        return index
+
+    def written(self, node: OpNode) -> Value:
+        """``copy_``: what is written has the dimensions of what it is written to."""
+        target, source = (self.of(one) for one in list(operands(node.args))[:2])
+        if target is None or source is None:
+            return self.unknown(node)
+        for one, other in zip(target[::-1], source[::-1], strict=False):
+            if one and other:
+                equate(one, other)
+        return target
 
     def repeat_interleave(self, node: OpNode) -> Value:
         source, spec, dim = self.of(node.args["input"]), node.spec, node.args.get("dim")
@@ -105,6 +163,10 @@ class Shapes(Values):
         indices = list(index) if isinstance(index, tuple) else [index]
         if any(isinstance(one, OpNode) and isinstance(one.spec, TensorSpec) for one in indices):
             return self.gathered(node, dims, indices, spec)
+        return self.taken(dims, indices, spec)
+
+    def taken(self, dims: Dims, indices: list[Any], spec: TensorSpec) -> Dims:
+        """What numbers and slices take."""
         if Ellipsis in indices:
             at = indices.index(Ellipsis)
             used = sum(1 for one in indices if one is not None and one is not Ellipsis)
@@ -118,6 +180,18 @@ class Shapes(Values):
             else:
                 block(rest.pop(0), "picked from by position")
         return [*out, *rest]
+
+    def stored(self, node: OpNode) -> Value:
+        """``x[index] = value``, the value as large as the place."""
+        target, value, index = self.of(node.args["input"]), node.args.get("value"), node.args["index"]
+        given, indices = self.of(value), list(index) if isinstance(index, tuple) else [index]
+        plain = not any(isinstance(one, OpNode) and isinstance(one.spec, TensorSpec) for one in indices)
+        left = 0 if target is None else len(target) - sum(isinstance(one, int) for one in indices)
+        if target is None or given is None or not plain or len(given) != left or not isinstance(value, OpNode):
+            return self.unknown(node)
+        for one, other in zip(self.taken(target, indices, value.spec), given, strict=True):
+            equate(one, other)
+        return target
 
     def sliced(self, dim: Dim, size: int, index: slice) -> Dim:
         whole = size_of(dim)

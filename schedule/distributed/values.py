@@ -18,8 +18,8 @@ Value = Any  # Dims, a tuple of them, or None
 
 _SAME = ("identity", "cast", "to", "contiguous", "detach", "clone", "type_as", "dropout", "tril", "triu", "bernoulli")
 FACTORIES = "made whole on every rank"
-CONSTANTS = ("zeros", "ones", "full", "new_zeros", "new_ones", "new_full")
-"""What is made of one number: where its sizes follow the shared ones, so does its data."""
+CONSTANTS = ("zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty")
+"""What is made of one number, or of none: where its sizes follow the shared ones, so does its data."""
 
 
 @dataclass
@@ -135,8 +135,10 @@ class Values:
 
     def computed(self, node: OpNode) -> Value:
         spec = node.spec
+        if node.op.rpartition(".")[2] in CONSTANTS:
+            return self.fresh(spec, "")
         if not any(self.of(operand) or self.found.dims.get(operand) for operand in operands(node.args)):
-            return self.fresh(spec, "" if node.op.rpartition(".")[2] in CONSTANTS else FACTORIES)
+            return self.fresh(spec, FACTORIES)
         handler = self.handlers.get(node.op.rpartition(".")[2])
         if handler is not None:
             result: Value = handler(self, node)
@@ -187,6 +189,11 @@ class Values:
     def called(self, node: OpNode) -> Value:
         """A call of a module that stays one."""
         return self.unknown(node)
+
+
+def nbytes(spec: Any) -> int:
+    """Of a tensor; nothing else is sent."""
+    return spec.nbytes if isinstance(spec, TensorSpec) else 0
 
 
 def pick(dim: Dim) -> None:

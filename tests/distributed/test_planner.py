@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import schedule
-from schedule.distributed.plan import Plan
+from schedule.distributed.plan import HEADS, Plan
 from schedule.distributed.simulate import Simulation, simulate
 
 X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
@@ -110,3 +111,108 @@ def test_what_cannot_be_traced_stays_whole() -> None:
     plan, _ = planned(Around(Branches(), Store))
     assert sharded(plan) == {"up": 0, "down": 1}
     assert "sizes in Branches cannot be followed: a branch depends on" in plan.whole["inner.q.weight"]
+
+
+class TwoStacks(nn.Module):
+    """Embeddings of one weight, the first of which is not called, and a head of its own: an untied T5."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.source, self.target = (nn.Embedding(40, 8) for _ in range(3))
+        self.source.weight = self.target.weight = self.shared.weight
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 40, bias=False)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        result: Tensor = self.head(self.norm(self.source(input_ids) + self.target(input_ids).tanh()))
+        return result
+
+
+def test_an_embedding_of_two_stacks_is_shared_out_once() -> None:
+    plan, _ = planned(TwoStacks(), {"input_ids": torch.tensor([[1, 2, 39]])})
+    assert sharded(plan) == {"source": 0, "head": 0} and len(plan.shards) == 2
+
+
+class OwnEmbedding(nn.Module):
+    """Looks rows up in code of its own, which knows nothing of shares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(40, 8))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return nn.functional.embedding(ids, self.weight)
+
+
+class Looks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.plain = OwnEmbedding(), nn.Embedding(40, 8)
+        self.head = nn.Linear(8, 8, bias=False)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.table(input_ids) + self.plain(input_ids)
+        result: Tensor = self.head(x) @ self.plain.weight.t()
+        return result
+
+
+def test_tables_that_other_code_reads_stay_whole() -> None:
+    plan, _ = planned(Looks(), {"input_ids": torch.tensor([[1, 2, 39]])})
+    assert not plan.shards
+    assert "read by the code of another module" in plan.whole["plain.weight"]
+
+
+class Masked(Attention):
+    """A mask as large as the scores, a sink beside them, and their largest taken off before the softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sinks = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (p(x).view(*x.shape[:2], -1, 4).transpose(1, 2) for p in (self.q, self.k, self.v))
+        scores = q @ k.mT
+        far = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
+        scores = scores.masked_fill(far[None, None].expand_as(scores), -1e9)
+        scores = torch.cat([scores, self.sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], -1)
+        scores = scores - scores.max(-1, keepdim=True).values
+        result: Tensor = self.o((scores.softmax(-1)[..., :-1] @ v).transpose(1, 2).flatten(2))
+        return result
+
+
+class InPlace(Attention):
+    """Keys are written into an empty tensor, the first half from elsewhere."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (p(x).view(*x.shape[:2], -1, 4).transpose(1, 2) for p in (self.q, self.k, self.v))
+        keys = k.new_empty(*k.shape[:-1], 4)
+        keys[..., :2] = k[..., 2:].tanh()
+        keys[..., 2:] = k[..., :2]
+        result: Tensor = self.o(((q @ keys.mT).softmax(-1) @ v).transpose(1, 2).reshape(*x.shape[:2], -1))
+        return result
+
+
+@pytest.mark.parametrize("make", [Masked, InPlace])
+def test_attention_is_shared_out_by_heads(make: type[nn.Module]) -> None:
+    plan, seen = planned(make())
+    assert sharded(plan) == {"q": 0, "k": 0, "v": 0, "o": 1} and plan.groups[0].kind == HEADS
+    assert len(seen.forward) == 1
+
+
+class WrittenWhole(Attention):
+    """What is whole is written into a tensor that heads on all ranks read: its gradient is a partial sum there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (p(x).view(*x.shape[:2], -1, 4).transpose(1, 2) for p in (self.q, self.k, self.v))
+        offset = x.new_empty(*x.shape[:2], 4)
+        offset[:, :, :4] = self.positions(x)
+        result: Tensor = self.o(((q @ (k + offset[:, None]).mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return result
+
+
+def test_what_is_written_in_place_has_a_gradient() -> None:
+    plan, _ = planned(WrittenWhole())
+    assert "would be a partial sum" in plan.whole["q.weight"]

@@ -122,12 +122,15 @@ def called(model: nn.Module, batch: Inputs) -> set[str]:
 
 
 def layers_of(model: nn.Module, reached: Container[str]) -> list[str]:
-    """Paths of the members of the outermost module lists that multiply; of the model itself if there are none."""
+    """Paths of the members of the outermost module lists that multiply; of the model itself if there are none.
+
+    A list of bare projections is no list of layers.
+    """
     found: list[str] = []
     for path, module in model.named_modules():
         inside = any(path.startswith(f"{layer}.") for layer in found)
         if isinstance(module, nn.ModuleList) and not inside:
-            members = [f"{path}.{name}" for name, child in module.named_children()]
+            members = [f"{path}.{name}" for name, child in module.named_children() if list(child.children())]
             found += [one for one in members if one in reached]
     return [layer for layer in found if _weights(model.get_submodule(layer), layer)] or [""]
 

@@ -23,7 +23,7 @@ class Stack(nn.Module):
         sizes = (16, 15)
         self.layers = nn.ModuleList([nn.Sequential(nn.Linear(8, n), nn.ReLU(), nn.Linear(n, 8)) for n in sizes])
         self.norms = nn.ModuleList([nn.LayerNorm(8) for _ in sizes])
-        self.vision = nn.ModuleList([nn.Linear(8, 8)])
+        self.vision = nn.ModuleList([nn.Sequential(nn.Linear(8, 8))])
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         x = self.embedding(input_ids)
