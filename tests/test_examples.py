@@ -43,6 +43,9 @@ KINDS: dict[str, set[str]] = {
     "layoutlm": {"input_ids", "attention_mask", "bbox", "labels"},
     "autoformer": {"past_values", "past_time_features", "past_observed_mask"},
     "patchtst": {"past_values", "past_observed_mask"},
+    "kosmos-2": {"input_ids", "attention_mask", "pixel_values", "image_embeds_position_mask", "labels"},
+    "musicgen_decoder": {"input_ids", "attention_mask"},
+    "speech-encoder-decoder": {"input_values", "decoder_input_ids", "labels"},
     "decision_transformer": {"states", "actions", "rewards", "returns_to_go", "timesteps"},
 }
 

@@ -11,9 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from schedule.errors import NotApplicable
-from schedule.examples.arguments import Layouts, Sizes, labels_like, make
+from schedule.examples.arguments import MAKERS, labels_like, make
 from schedule.examples.configs import Configs
+from schedule.examples.documented import documented
+from schedule.examples.mending import mended
+from schedule.examples.questions import because, no_forward, nothing_says, question
+from schedule.examples.sizes import Layouts, Sizes
 from schedule.recording import undisturbed
 
 Inputs = dict[str, torch.Tensor]
@@ -26,17 +29,31 @@ REFUSALS: tuple[type[Exception], ...] = (
     KeyError,
     AttributeError,
     AssertionError,
+    NameError,
     ImportError,
     ZeroDivisionError,
 )
 """How a model refuses a batch."""
 
 MAX_TRIALS = 64
+MAX_MENDS = 3
 
 _MAIN = ("input_ids", "pixel_values", "input_features", "input_values", "past_values", "pixel_values_videos")
 _TEXT = ("input_ids", "attention_mask", "bbox")
 _DECODER = ("decoder_input_ids",)
-_IMAGE = ("pixel_values", "image_grid_thw", "image_grid_hw", "spatial_shapes", "pixel_attention_mask", "image_sizes")
+_IMAGE = (
+    "pixel_values",
+    "image_grid_thw",
+    "image_grid_hw",
+    "spatial_shapes",
+    "pixel_attention_mask",
+    "image_sizes",
+    "image_attention_mask",
+    "image_embeds_position_mask",
+    "aspect_ratio_ids",
+    "aspect_ratio_mask",
+    "cross_attention_mask",
+)
 _SOUND = ("input_features", "input_values", "input_features_mask", "feature_attention_mask")
 _SERIES = (
     "past_values",
@@ -76,11 +93,13 @@ def example_inputs(model: nn.Module, rows: int = 2, length: int = 12) -> Inputs:
     parameters = [p for p in inspect.signature(model.forward).parameters.values() if p.kind not in _VARIADIC]
     names = [p.name for p in parameters]
     required = [p.name for p in parameters if p.default is p.empty]
+    if type(model).forward is nn.Module.forward:
+        raise no_forward(model)
     config = getattr(model, "config", None)
     if config is None:
-        raise _question(model, required or names[:1], "it has no config to make them from")
+        raise question(model, required or names[:1], "it has no config to make them from")
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    sizes = Sizes(Configs(config), rows, length, names, device)
+    sizes = Sizes(Configs(config), rows, length, names, device, documented(model.forward))
     return _Search(model, sizes, required).run()
 
 
@@ -91,23 +110,24 @@ class _Search:
     def __init__(self, model: nn.Module, sizes: Sizes, required: Sequence[str]) -> None:
         self.model, self.sizes, self.required = model, sizes, list(required)
         self.main = _listed(getattr(model, "main_input_name", None))
-        self.error: Exception | None = None  # the first: the richest batch is the one that was meant
+        self.why = ""  # the model refused the first batch: the richest one was meant
         self.unknown: dict[str, None] = {}
 
     def run(self) -> Inputs:
         for batch in itertools.islice(itertools.chain(self.batches(), self.dummies()), MAX_TRIALS):
-            output = self.output(batch)
-            if output is not None:
-                return self.labelled(batch, output)
-        raise _question(self.model, list(self.unknown) or self.required or self.main, _because(self.error))
+            found = self.accepted(batch)
+            if found is not None:
+                return self.labelled(*found)
+        raise question(
+            self.model, [*self.unknown] or self.required or self.main, self.why or nothing_says(self.unknown)
+        )
 
     # -- what to try --------------------------------------------------------------------------------------
 
     def plans(self) -> Iterator[tuple[list[str], list[str]]]:
         """Arguments and the kinds of placeholders among them, from all that the forward takes to the least."""
-        least = [*self.required, *(name for name in self.main if name in self.sizes.names)]
-        if not least:
-            least = [name for name in _MAIN if name in self.sizes.names][:1]
+        known = [name for name in (*self.main, *_MAIN) if name in self.sizes.names and name in MAKERS]
+        least = [*self.required, *(name for name in self.main if name in known)] or known[:1]
         seen: set[frozenset[str]] = set()
         series = [name for name in _SERIES if name in self.sizes.names]
         for kinds in (["image", "audio"], ["image"], ["audio"], []):
@@ -120,6 +140,8 @@ class _Search:
                 if chosen and frozenset(chosen) not in seen:
                     seen.add(frozenset(chosen))
                     yield chosen, kinds
+        for main in known:  # in place of the one that it says is the main one
+            yield [n for n in self.sizes.names if n in (*self.required, *_DECODER, main) and make(n, self.sizes)], []
 
     def batches(self) -> Iterator[Inputs]:
         for names, kinds in self.plans():
@@ -136,6 +158,8 @@ class _Search:
         try:
             dummies = dict(getattr(self.model, "dummy_inputs", {}))
         except REFUSALS:
+            return
+        if not dummies.keys() >= set(self.required):
             return
         vocabulary = self.sizes.configs.number("vocab_size", default=1)
         for name, value in dummies.items():
@@ -155,7 +179,8 @@ class _Search:
         added: list[torch.Tensor] = []
         kind_of: list[int] = []
         for place, kind in enumerate(_KINDS, start=1):
-            token = self.sizes.configs.find(f"{kind}_token_id", f"{kind}_token_index")
+            names = [kind, "video"] if kind == "image" else [kind]  # some take images as videos of one frame
+            token = self.sizes.configs.find(*(f"{name}_token_{end}" for name in names for end in ("id", "index")))
             if kind not in kinds or token is None:
                 continue
             count = self.features(kind, batch)
@@ -170,14 +195,18 @@ class _Search:
     def features(self, kind: str, batch: Inputs) -> int:
         """How many features of a row the model puts in place of the placeholders of ``kind``."""
         method = getattr(self.model, f"get_{kind}_features", None)
+        if method is None and kind == "image":
+            method = getattr(self.model, "get_video_features", None)
         if method is None or not any(name in batch for name in _KINDS[kind]):
             return 0
-        given = {name: batch[name] for name in _KINDS[kind] if name in batch}
+        taken = inspect.signature(method).parameters.values()
+        wanted = {*_KINDS[kind], *(p.name for p in taken if p.default is p.empty)}
+        given = {name: batch[name] for name in batch if name in wanted}
         try:
             with self.evaluating():
                 found = method(**given)
         except REFUSALS as error:
-            self.error = self.error or error
+            self.note(error, given)
             return 0
         found = getattr(found, "pooler_output", found)
         parts = [part for part in _flattened(found) if part.ndim >= 2]
@@ -206,15 +235,23 @@ class _Search:
             self.model.eval()
             yield
 
-    def output(self, batch: Inputs) -> Any:
-        """What the model returns for ``batch``; None if it refuses, or if nothing can be told from the result."""
+    def accepted(self, batch: Inputs, mends: int = MAX_MENDS) -> tuple[Inputs, Any] | None:
+        """``batch`` with what the model returns for it, after the sizes were changed that its refusals ask for.
+
+        None if it refuses all the same, or returns nothing.
+        """
         try:
             with self.evaluating():
                 output = self.model(**batch)
         except REFUSALS as error:
-            self.error = self.error or error
-            return None
-        return output
+            self.note(error, batch)
+            others = (self.accepted(other, mends - 1) for other in mended(batch, error)) if mends else iter(())
+            return next((found for found in others if found is not None), None)
+        return (batch, output) if output is not None else None
+
+    def note(self, error: Exception, batch: Inputs) -> None:
+        """Keep the first refusal for the question."""
+        self.why = self.why or because(error, batch)
 
     def labelled(self, batch: Inputs, output: Any) -> Inputs:
         """``batch`` with labels, if the model then gives a loss."""
@@ -225,7 +262,8 @@ class _Search:
         if labels is None:
             return batch
         with_labels = {**batch, "labels": labels}
-        loss = _loss(self.output(with_labels))
+        found = self.accepted(with_labels, mends=0)
+        loss = _loss(found[1]) if found is not None else None
         return with_labels if loss is not None and bool(torch.isfinite(loss).all()) else batch
 
 
@@ -256,21 +294,3 @@ def _flattened(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _flattened(item)
-
-
-def _because(error: Exception | None) -> str:
-    if error is None:
-        return "nothing in the config says what they look like"
-    first = (str(error).strip().splitlines() or ["no message"])[0]
-    return f"the model refused what was tried: {type(error).__name__}: {first[:200]}"
-
-
-def _question(model: nn.Module, needed: Sequence[str], why: str) -> NotApplicable:
-    signature = inspect.signature(model.forward)
-    wanted = ", ".join(f"{name}=…" for name in needed) or "…"
-    return NotApplicable(
-        f"what is {type(model).__name__} called with? An example could not be made: {why}",
-        asked="make example inputs",
-        where=f"{type(model).__name__}.forward{signature}",
-        fix=f"pass one batch as example_inputs: dict({wanted})",
-    )

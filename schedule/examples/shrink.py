@@ -17,15 +17,35 @@ WIDTH, INNER, HEADS, HEAD_SIZE, LAYERS = 64, 128, 4, 16, 2
 VOCABULARY, POSITIONS = 128, 128
 IMAGE, PATCH = 32, 8
 
-# Fields whose sizes follow from one another in ways of this architecture alone.
+# Fields whose values follow from one another, or that are left open, in ways of this architecture alone.
 EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "bamba": {"attn_layer_indices": [1]},
     "align_vision_model": {"width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 128},
-    "efficientnet": {"width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 128},
+    "bamba": {"attn_layer_indices": [1]},
+    "blt": {"use_cache": False},
     "bros": {"dim_bbox_sinusoid_emb_2d": 16, "dim_bbox_sinusoid_emb_1d": 2, "dim_bbox_projection": 16},
+    "chameleon": {"vocabulary_map": {"<image>": VOCABULARY - 28}},
+    "clap_audio_model": {"spec_size": 128, "num_mel_bins": 32},
+    "clvp_encoder": {"num_attention_heads": 2},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10_000.0}}},
+    "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"]},
+    "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "efficientnet": {"width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 128},
+    "emu3": {"vocabulary_map": {"<image>": 100, "<|extra_200|>": 101, "<|visual token 000000|>": 102}},
     "esm": {"pad_token_id": 1, "mask_token_id": 32},
+    "granite4_vision": {"deepstack_layer_map": [[0, 0], [1, 1]], "downsample_rate": "1/2"},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "mllama_vision_model": {"vision_output_dim": 6 * WIDTH},
+    "moonshine_streaming": {"num_key_value_heads": HEADS},
+    "muse_spark_audio": {"out_hidden_size": WIDTH},
     "reformer": {"axial_pos_embds": False},
+    "sam2_vision_model": {"backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]},
+    "sapiens2_head": {"upsample_out_channels": [32], "upsample_kernel_sizes": [4]},
+    "xmod": {"default_language": "en_XX"},
+    "t5gemma2_text": {"dropout_rate": 0.0},
+    "zamba": {"attention_hidden_size": 2 * WIDTH},
+    "zamba2": {"mamba_headdim": WIDTH // 2, "attention_hidden_size": 2 * WIDTH},
 }
 
 # Fields without a default that a model cannot do without.
@@ -35,6 +55,7 @@ REQUIRED: Mapping[str, int] = {
     "vocab_size": VOCABULARY,
     "image_token_index": VOCABULARY - 28,
     "head_dim": HEAD_SIZE,
+    "num_key_value_heads": HEADS,
 }
 
 # Backbones of a package that is not needed elsewhere, by one of transformers' own.
@@ -87,7 +108,7 @@ class _Shrinking:
             read = len(config.get("out_indices") or [0])
             small["out_features"] = [f"stage{1 + layer}" for layer in range(len(layers))][-read:]
         exceptions = EXCEPTIONS.get(str(config.get("model_type")), {})
-        return {**small, **{k: v for k, v in exceptions.items() if k in small}}
+        return {**small, **_first_stages(config, small), **exceptions}
 
     def chosen_layers(self, config: Config) -> list[int]:
         """The layers that stay: one of each kind, two at least, and as many as are asked for by number."""
@@ -138,6 +159,8 @@ class _Shrinking:
             return [self.token(v) for v in value]
         if re.search(r"suppress", name):
             return None
+        if name.endswith("codes") and "vocabulary" not in self.keep:
+            return [v % VOCABULARY for v in value]
         for pattern, category, small in LISTS:
             if pattern.search(name):
                 return value if category in self.keep else small(value)
@@ -159,6 +182,12 @@ def _nested(value: list[Any]) -> bool:
 def _staged(config: Config) -> bool:
     """Whether each layer is a stage that a head may read."""
     return "stage_names" in config and any(_whole(config.get(name)) for name in _DEPTH_NAMES) and "depths" not in config
+
+
+def _first_stages(config: Config, small: Config) -> Config:
+    """A width that is that of the first of several stages stays it."""
+    stages = {v[0]: small[n][0] for n, v in config.items() if isinstance(v, list) and v and re.search(r"dim|chan", n)}
+    return {n: stages[config[n]] for n in ("hidden_size", "embed_dim") if _whole(config.get(n)) and config[n] in stages}
 
 
 def _is_indices(name: str, value: Any) -> bool:

@@ -26,6 +26,7 @@ from tests.sweep.parts import holders, part_of
 
 MAX_PARAMETERS = 40_000_000
 SECONDS_TO_BUILD = 6.0
+_REFUSALS: tuple[type[BaseException], ...] = (*REFUSALS, StrictDataclassError)
 _PART = "the config is a part of others"
 
 # The head that a model is most often trained with comes first; those without a head come last.
@@ -160,7 +161,7 @@ def build(name: str, seed: int = 0) -> Built:
                 defaults = _defaults(CONFIG_MAPPING[holder])
                 whole = _whole(holder, {**defaults, field: defaults.get(field) or config().to_dict()}, seed)
                 return Built(*part_of(whole.model, config), whole.kept)
-            except (NotBuilt, NotApplicable, *REFUSALS):
+            except (NotBuilt, NotApplicable, RuntimeError, TypeError, ValueError):
                 continue
         raise failure
 
@@ -168,7 +169,7 @@ def build(name: str, seed: int = 0) -> Built:
 def _defaults(config: Any) -> Config:
     try:
         defaults: Config = config().to_dict()
-    except (*REFUSALS, StrictDataclassError) as error:
+    except _REFUSALS as error:
         raise NotBuilt("no default config", _first_line(error)) from error
     return defaults
 
@@ -198,7 +199,7 @@ def _shrunk(cls: type[nn.Module], name: str, default: Config, seed: int) -> Buil
             failure = _later(failure, NotBuilt("no example inputs", _first_line(question)))
         except ImportError as error:
             raise NotBuilt("needs a package", _first_line(error)) from error
-        except (*REFUSALS, StrictDataclassError) as error:
+        except _REFUSALS as error:
             failure = _later(failure, NotBuilt("not shrunk", f"{type(error).__name__}: {_first_line(error)}"))
         except _TooLarge:
             continue

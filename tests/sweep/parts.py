@@ -87,7 +87,7 @@ def received(whole: nn.Module, part: nn.Module, batch: Inputs) -> Inputs | None:
             if parameter.kind is parameter.VAR_KEYWORD:
                 given.update(given.pop(name, {}))
         required = {p.name for p in bound.signature.parameters.values() if p.default is p.empty}
-        calls.append({k: v for k, v in given.items() if _plain(v) or (v is None and k in required)})
+        calls.append({k: v for k, v in given.items() if _plain(v, k in required)})
 
     handle = part.register_forward_pre_hook(keep, with_kwargs=True)
     try:
@@ -98,8 +98,10 @@ def received(whole: nn.Module, part: nn.Module, batch: Inputs) -> Inputs | None:
     return calls[0] if calls else None
 
 
-def _plain(value: Any) -> bool:
-    """Whether this is made of tensors and numbers: no None, cache or output."""
-    kinds = (torch.Tensor, bool, int, float, str)
+def _plain(value: Any, required: bool) -> bool:
+    """Whether this is made of tensors, not caches or outputs; where it cannot be left out, constants will do."""
+    kinds = (torch.Tensor, bool, int, float, str, *((type(None),) if required else ()))
     found = [leaf for _, leaf in leaves(value)]
-    return bool(found) and all(isinstance(leaf, kinds) for leaf in found)
+    return all(isinstance(leaf, kinds) for leaf in found) and (
+        required or any(isinstance(leaf, torch.Tensor) for leaf in found)
+    )

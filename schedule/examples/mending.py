@@ -1,0 +1,95 @@
+"""What an error message says that a batch should have been."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+
+import torch
+
+Batch = dict[str, torch.Tensor]
+
+
+def mended(batch: Batch, error: Exception) -> Iterator[Batch]:
+    """Batches with the sizes that ``error`` asks for in place of those that it names; none if it asks for nothing."""
+    for pattern, mend in _MENDS:
+        found = pattern.search(str(error))
+        if found is not None:
+            changed = mend(batch, *(int(number) for number in re.findall(r"\d+", " ".join(found.groups()))))
+            if any(value.shape != batch[name].shape for name, value in changed.items()):
+                yield {**batch, **changed}
+
+
+def resized(tensor: torch.Tensor, dimension: int, size: int) -> torch.Tensor:
+    """``tensor`` cut off or repeated to ``size`` along ``dimension``."""
+    places = torch.arange(size, device=tensor.device) % tensor.shape[dimension]
+    return tensor.index_select(dimension, places)
+
+
+def _everywhere(batch: Batch, old: int, new: int, *, whole: bool | None = None, only: int | None = None) -> Batch:
+    """Sizes that are ``old`` become ``new``, behind the rows; ``whole`` and ``only`` narrow down which ones."""
+    changed = {}
+    for name, value in batch.items():
+        if whole in (None, not value.is_floating_point()):
+            for dimension in range(1, value.ndim):
+                if value.shape[dimension] == old and only in (None, dimension, dimension - value.ndim):
+                    value = resized(value, dimension, new)
+        changed[name] = value
+    return changed
+
+
+def _product(batch: Batch, rows: int, values: int, wanted: int, width: int) -> Batch:
+    """The values of a vector, where it meets a matrix."""
+    return _everywhere(batch, values, wanted, whole=False, only=-1)
+
+
+def _normalised(batch: Batch, wanted: int, *given: int) -> Batch:
+    """The values of a vector, where it meets a norm."""
+    return _everywhere(batch, given[-1], wanted, whole=False, only=-1)
+
+
+def _channels(batch: Batch, wanted: int, given: int) -> Batch:
+    """Channels, where they meet a convolution."""
+    return _everywhere(batch, given, wanted, whole=False, only=1)
+
+
+def _multiple(batch: Batch, of: int, given: int) -> Batch:
+    return _everywhere(batch, given, math.ceil(given / of) * of)
+
+
+def _given_first(batch: Batch, given: int, of: int) -> Batch:
+    return _multiple(batch, of, given)
+
+
+def _divided(batch: Batch, *numbers: int) -> Batch:
+    """One long signal that is cut into frames of the last size."""
+    *_, frame, size = numbers
+    longest = {name: value for name, value in batch.items() if value.numel() == size and value.is_floating_point()}
+    return {
+        name: resized(value, -1, math.ceil(value.shape[-1] / frame) * frame) if name in longest else value
+        for name, value in batch.items()
+    }
+
+
+def _added(batch: Batch, given: int, wanted: int, dimension: int) -> Batch:
+    """As much text, or images as large, as there is of what is added to it; 1 fits anything already."""
+    if 1 in (given, wanted):
+        return batch
+    if dimension == 1:
+        return _everywhere(batch, given, wanted, whole=True, only=1)
+    return _everywhere({n: v for n, v in batch.items() if v.ndim > dimension}, given, wanted, whole=False)
+
+
+_MENDS: list[tuple[re.Pattern[str], Callable[..., Batch]]] = [
+    (re.compile(pattern, re.DOTALL), mend)
+    for pattern, mend in (
+        (r"cannot be multiplied \((\d+x\d+ and \d+x\d+)\)", _product),
+        (r"to have (\d+) channels, but got (\d+) channels", _channels),
+        (r"a multiple of [^()]*\(?(\d+)\)?,? but got (\d+)", _multiple),
+        (r"(\d+) is not a multiple of (\d+)", _given_first),
+        (r"shape '\[\d+, -1, (\d+)\]' is invalid for input of size (\d+)", _divided),
+        (r"normalized_shape=\[(\d+)\].* input of size\[([\d, ]+)\]", _normalised),
+        (r"tensor a \((\d+)\) must match the size of tensor b \((\d+)\) at non-singleton dimension (\d+)", _added),
+    )
+]

@@ -1,0 +1,59 @@
+"""Parts of models get what their wholes give them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers as hf
+
+from schedule.errors import NotApplicable
+from tests.sweep.models import build, model_class, model_classes
+from tests.sweep.parts import holders, inputs_for, part_of, received
+
+
+def tiny() -> hf.CLIPModel:
+    """A whole with two parts."""
+    sizes = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, projection_dim=16)
+    text = hf.CLIPTextConfig(**sizes, vocab_size=64, bos_token_id=1, eos_token_id=2)
+    vision = hf.CLIPVisionConfig(**sizes, image_size=16, patch_size=8)
+    return hf.CLIPModel(hf.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16))
+
+
+def test_wholes_are_found_by_their_configs() -> None:
+    assert list(holders(hf.CLIPTextConfig)) == [("clip", "text_config")]
+    assert not list(holders(hf.BertConfig))
+
+
+def test_a_part_gets_what_its_whole_gives_it() -> None:
+    whole = tiny()
+    part, batch = part_of(whole, hf.CLIPVisionConfig)
+    assert batch.keys() == {"pixel_values"} and tuple(batch["pixel_values"].shape) == (2, 3, 16, 16)
+    assert all(part is not module for module in whole.modules()), "the whole stays as it is"
+    part.eval()
+    assert torch.equal(part(**batch).last_hidden_state, whole.eval().vision_model(**batch).last_hidden_state)
+    assert tuple(inputs_for(part, 3, 9)["pixel_values"].shape) == (3, 3, 16, 16)
+    assert inputs_for(whole, 3, 9)["input_ids"].shape == (3, 9), "a whole has examples of its own"
+
+
+def test_a_part_that_is_not_called() -> None:
+    whole = tiny()
+    text = {"input_ids": torch.ones(2, 4).long(), "pixel_values": torch.randn(2, 3, 16, 16)}
+    assert received(whole, whole.vision_model.encoder, text) is not None
+    assert received(whole, torch.nn.Linear(2, 2), text) is None
+    with pytest.raises(NotApplicable, match="calls no part that is made of BertConfig"):
+        part_of(whole, hf.BertConfig)
+
+
+def test_a_part_without_a_model_of_its_own() -> None:
+    built = build("sam_mask_decoder")
+    assert type(built.model).__name__ == "SamMaskDecoder" and built.batch["sparse_prompt_embeddings"] is None
+    assert {len(inputs_for(built.model, rows, 9)["image_embeddings"]) for rows in (1, 3)} == {1, 3}
+
+
+def test_a_model_without_a_forward_is_built_in_parts() -> None:
+    assert type(build("bark").model).__name__ == "BarkSemanticModel"
+
+
+def test_models_of_another_architecture_and_without_a_head() -> None:
+    assert model_class("internlm3") is hf.LlamaForCausalLM
+    assert hf.MaskFormerModel in model_classes("maskformer")
