@@ -137,6 +137,14 @@ def test_explain_leaves_out_what_is_outside_the_path() -> None:
 # -- working ----------------------------------------------------------------------------------------------------
 
 
+def test_show_draws_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "out.html"
+    assert f"page: {page}" in run("show", MLP, "--html", str(page)).stdout
+    assert page.read_text().startswith("<!doctype html>") and "<svg" in page.read_text()
+    assert data("show", MLP, "--html", str(page))["html"] == str(page)
+    assert run("show", MLP, "--html", str(tmp_path / "none" / "out.html")).exit_code == 2
+
+
 def test_optimize_verifies_and_reports(tmp_path: Path) -> None:
     page = tmp_path / "out.html"
     result = run("optimize", MLP, "--no-cost-guard", "--verify", "--report", str(page))

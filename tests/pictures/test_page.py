@@ -15,6 +15,7 @@ from torch.nn import functional
 
 import fused
 import schedule
+from schedule.costs import TimeRatio
 from schedule.distributed.groups import SimulatedRanks
 from schedule.pictures import page as pages
 from schedule.pictures.grids import sharding
@@ -122,6 +123,23 @@ def test_names_cannot_break_out() -> None:
     assert (
         dict(inside.tags)["iframe"]["srcdoc"] == page.html and dict(inside.tags)["iframe"]["sandbox"] == "allow-scripts"
     )
+
+
+def test_what_was_not_done_is_told_at_the_module_with_its_reason() -> None:
+    report = schedule.optimize(small(), ids())
+    entry = report.select(status="declined")[0]
+    text = report.to_html()
+    assert f"declined {entry.rule} : {entry.reason}" in words(template(text, buttons(text)[entry.path]))
+
+
+def test_times_are_bars_once_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = schedule.optimize(small(), ids(), cost_guard=False)
+    assert "Time of a training step" not in report.to_html()
+    monkeypatch.setattr(report, "time_ratio", lambda rounds: TimeRatio(0.5, 0.4, 0.6, rounds))
+    report.timed(3)
+    text = report.to_html()
+    assert "scheduled 0.50 × [0.40, 0.60] in 3 rounds" in words(text).partition("Time of a training step")[2]
+    assert re.search(r'class="before" style="width: 100.0%".*?style="width: 50.0%"', text, re.DOTALL)
 
 
 def test_optimize_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
