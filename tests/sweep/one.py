@@ -23,7 +23,6 @@ from torch import nn
 import fused
 import schedule
 from schedule.errors import ScheduleError, TraceError, VerificationError
-from schedule.examples import example_inputs
 from schedule.examples.inputs import REFUSALS, Inputs
 from schedule.generators import seed_all
 from schedule.runtime import install, state_of
@@ -32,6 +31,7 @@ from schedule.verify.preserve import preserved
 from schedule.verify.report import EquivalenceReport
 from schedule.verify.values import call, named_values
 from tests.sweep.models import Built, NotBuilt, build
+from tests.sweep.parts import inputs_for
 
 STEPS = 1
 OTHER_SHAPES = ((3, 9), (1, 14))  # rows, text tokens
@@ -151,7 +151,7 @@ def _built(outcome: Outcome) -> Built | None:
         outcome.reasons[error.kind] = error.why
         return None
     outcome.model, outcome.built, outcome.kept = type(built.model).__name__, True, sorted(built.kept)
-    outcome.inputs = {name: list(value.shape) for name, value in built.batch.items()}
+    outcome.inputs = {name: list(getattr(value, "shape", ())) for name, value in built.batch.items()}
     try:
         _seen(built.model, built.batch)
     except REFUSALS as error:
@@ -246,7 +246,7 @@ def _fallbacks(model: nn.Module, batch: Inputs) -> int:
 def _other(model: nn.Module, batch: Inputs, rows: int, length: int) -> Inputs | None:
     """A batch of other sizes, if it has the same arguments."""
     try:
-        other = example_inputs(model, rows, length)
+        other = inputs_for(model, rows, length)
     except ScheduleError:
         return None
     same = other.keys() == batch.keys() and all(other[name].ndim == batch[name].ndim for name in batch)
