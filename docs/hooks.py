@@ -55,7 +55,7 @@ def from_tutorials(text: str) -> str:
     """A notebook's text as a page: links to notebooks, to docs/ and to the root's files are links to pages."""
     there = "|".join(notebook.stem for notebook in TUTORIALS)
     text = re.sub(rf"\]\(({there})\.ipynb\)", r"](\1.md)", text)
-    text = re.sub(r"\[([^\]]+)\]\(\w+\.ipynb\)", r"\1", text)  # not written yet
+    text = re.sub(r"\[([^\]]+)\]\([\w./]+\.(?:py|ipynb)\)", r"\1", text)  # no page of the site
     text = re.sub(r"\]\(\.\./docs/([^)]+)\)", r"](../\1)", text)
     pages = {source: page for page, source in FROM_ROOT.items()}
     return re.sub(r"\]\(\.\./([A-Z]+\.md)\)", lambda link: f"](../{pages[link[1]]})", text)

@@ -22,7 +22,7 @@ def command_reference() -> str:
 def _about(name: str, command: click.Command, context: click.Context) -> list[str]:
     rows = [["argument or option", "meaning", "default"]]
     with click.Context(command, parent=context, info_name=name) as own:
-        usage = " ".join([own.command_path, *command.collect_usage_pieces(own)])
+        usage = " ".join([own.command_path, *(each.strip("{}") for each in command.collect_usage_pieces(own))])
         for parameter in command.get_params(own):
             record = parameter.get_help_record(own)
             names = record[0] if record else str(parameter.human_readable_name)
