@@ -24,7 +24,7 @@ class Audio(nn.Module):
 
     def __init__(self, take: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
-        self.config, self.take = hf.Wav2Vec2Config(num_mel_bins=16), take
+        self.config, self.take = hf.WhisperConfig(num_mel_bins=16, max_source_positions=32), take
 
     def forward(self, input_features: torch.Tensor) -> torch.Tensor:
         return self.take(input_features)
@@ -128,6 +128,34 @@ def test_dimensions_are_read_as_they_are_written() -> None:
     assert said["mask"].dimensions == ("num_options",) and "scale" not in said
     configs = Configs(hf.BertConfig(hidden_size=8))
     assert dataclasses.replace(said["mask"], dimensions=("hidden_size", "unheard")).shape(configs, {}) == (8, 2)
+
+
+class Asking(nn.Module):
+    """Asks for an argument that may be left out, in words."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.config, self.name = hf.BertConfig(vocab_size=64, hidden_size=8), name
+
+    def forward(self, input_ids: Any, attention_mask: Any = None, context: Any = None, other: Any = None) -> Any:
+        """
+        context (`torch.FloatTensor` of shape `(batch_size, 5)`, *optional*):
+            What it is about.
+        """
+        if {"context": context, "other": other}[self.name] is None:
+            raise ValueError(f"`{self.name}` cannot be `None` without a retriever")
+        return input_ids + context.sum()
+
+
+def test_an_argument_that_a_refusal_names_is_made() -> None:
+    batch = example_inputs(Asking("context"))
+    assert list(batch) == ["input_ids", "attention_mask", "context"] and batch["context"].shape == (2, 5)
+
+
+def test_an_argument_that_a_refusal_names_is_asked_for() -> None:
+    with pytest.raises(NotApplicable) as caught:
+        example_inputs(Asking("other"))
+    assert caught.value.fix == "pass one batch as example_inputs: dict(input_ids=…, other=…)"
 
 
 class Parts(nn.Module):

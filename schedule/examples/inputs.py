@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -111,6 +112,7 @@ class _Search:
         self.model, self.sizes, self.required = model, sizes, list(required)
         self.main = _listed(getattr(model, "main_input_name", None))
         self.why = ""  # the model refused the first batch: the richest one was meant
+        self.named: list[str] = []  # in that refusal
         self.unknown: dict[str, None] = {}
 
     def run(self) -> Inputs:
@@ -118,9 +120,8 @@ class _Search:
             found = self.accepted(batch)
             if found is not None:
                 return self.labelled(*found)
-        raise question(
-            self.model, [*self.unknown] or self.required or self.main, self.why or nothing_says(self.unknown)
-        )
+        needed = [*self.unknown] or [*dict.fromkeys((*self.required, *self.named))] or self.main
+        raise question(self.model, needed, self.why or nothing_says(needed))
 
     # -- what to try --------------------------------------------------------------------------------------
 
@@ -245,13 +246,29 @@ class _Search:
                 output = self.model(**batch)
         except REFUSALS as error:
             self.note(error, batch)
-            others = (self.accepted(other, mends - 1) for other in mended(batch, error)) if mends else iter(())
+            better = itertools.chain(mended(batch, error), self.completed(batch, error)) if mends else ()
+            others = (self.accepted(other, mends - 1) for other in better)
             return next((found for found in others if found is not None), None)
         return (batch, output) if output is not None else None
 
+    def completed(self, batch: Inputs, error: Exception) -> Iterator[Inputs]:
+        """``batch`` with the arguments that ``error`` names: each of them, then all."""
+        made = {name: make(name, self.sizes) for name in self.missing(batch, error)}
+        added = {name: layouts[0] for name, layouts in made.items() if layouts}
+        for name in added if len(added) > 1 else ():
+            yield {**batch, name: added[name]}
+        if added:
+            yield {**batch, **added}
+
+    def missing(self, batch: Inputs, error: Exception) -> list[str]:
+        """Arguments that ``error`` speaks of and ``batch`` has not."""
+        words = set(re.findall(r"\w+", str(error)))
+        return [name for name in self.sizes.names if name in words and name not in batch and name != "labels"]
+
     def note(self, error: Exception, batch: Inputs) -> None:
         """Keep the first refusal for the question."""
-        self.why = self.why or because(error, batch)
+        if not self.why:
+            self.why, self.named = because(error, batch), self.missing(batch, error)
 
     def labelled(self, batch: Inputs, output: Any) -> Inputs:
         """``batch`` with labels, if the model then gives a loss."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import transformers as hf
@@ -13,7 +15,8 @@ from tests.sweep.parts import holders, inputs_for, part_of, received
 
 def tiny() -> hf.CLIPModel:
     """A whole with two parts."""
-    sizes = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, projection_dim=16)
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "projection_dim": 16}
+    sizes["num_attention_heads"] = 2
     text = hf.CLIPTextConfig(**sizes, vocab_size=64, bos_token_id=1, eos_token_id=2)
     vision = hf.CLIPVisionConfig(**sizes, image_size=16, patch_size=8)
     return hf.CLIPModel(hf.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16))
