@@ -1,7 +1,7 @@
 """Tensors that are views of nothing, so that their memory can be given back while their graph lives on.
 
 A pipeline stage sends its output on and then needs its gradient graph, not its numbers: it frees them by putting
-one element in their place. A view would defeat that, since its base holds the memory as well.
+one element in their place. A view would defeat that, since its base holds the memory as well. ::
 
     out = make_viewless_tensor(stage(x), requires_grad=True, keep_graph=True)
     send(out)

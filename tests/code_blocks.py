@@ -26,6 +26,8 @@ SHOWN = ("text", "py", "json", "yaml")
 _FENCE = re.compile(r"(?P<margin> *)```(?P<language>\S*)$")
 _SETUP = re.compile(r"<!-- setup(?: (?P<heading>\S+))?")
 _HEADING = re.compile(r"#+ (?P<heading>.+)")
+_INDENTED = re.compile(r" {4,}\S")
+_HOLDS_INDENTED = re.compile(r"( *([-*]|\d+\.) )|[?!]{3}")
 _NOT_RUN = re.compile(r" *<!-- not run: (?P<reason>.+) -->$")
 
 
@@ -50,8 +52,8 @@ def blocks(page: str) -> Iterator[Block]:
     """The blocks of a page, setups included, in order.
 
     Raises:
-        ValueError: a block is of a language that is neither run nor known to be only shown, or does not end; a setup
-            is for a heading that does not come.
+        ValueError: a block is of a language that is neither run nor known to be only shown, or does not end; code is
+            only indented; a setup is for a heading that does not come.
     """
     lines, at, reason = page.splitlines(), 0, ""
     later: dict[str, Block] = {}
@@ -77,9 +79,19 @@ def blocks(page: str) -> Iterator[Block]:
             at, reason = end, ""
         elif not_run:
             reason = not_run["reason"]
+        elif _is_code(lines, at):
+            raise ValueError(f"line {at + 1}: code is put between ``` and ```, with its language")
         at += 1
     if later:
         raise ValueError(f"setups for headings that there are not: {', '.join(later)}")
+
+
+def _is_code(lines: list[str], at: int) -> bool:
+    """Whether a line would be shown as code because it is indented, and not as part of a list or a note."""
+    if not _INDENTED.match(lines[at]) or (at and lines[at - 1].strip()):
+        return False
+    before = next((line for line in reversed(lines[:at]) if line.strip() and not _INDENTED.match(line)), "")
+    return not _HOLDS_INDENTED.match(before)
 
 
 def _end(lines: list[str], at: int, margin: str) -> int:

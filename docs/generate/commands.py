@@ -28,8 +28,9 @@ def _about(name: str, command: click.Command, context: click.Context) -> list[st
             names = record[0] if record else str(parameter.human_readable_name)
             rows.append([f"`{names}`", inline(getattr(parameter, "help", "") or ""), _default(parameter)])
     about, _, examples = inline(command.help or "").partition("Example")
-    calls = [f"    {call.strip()}" for call in examples.partition(":")[2].split(";") if call.strip()]
-    return [f"## {name}\n", f"`{usage}`\n", about, *calls, "", "\n".join(as_table(rows)) + "\n"]
+    calls = [call.strip() for call in examples.partition(":")[2].split(";") if call.strip()]
+    shown = ["```text", *calls, "```"] if calls else []
+    return [f"## {name}\n", f"`{usage}`\n", about, *shown, "", "\n".join(as_table(rows)) + "\n"]
 
 
 def _default(parameter: click.Parameter) -> str:
