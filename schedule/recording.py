@@ -22,7 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from schedule.errors import NotApplicable, ScheduleError
 from schedule.tracing.calls import intercepted_calls
-from schedule.tracing.data import Seen, depends_on_data
+from schedule.tracing.data import Seen, depends_on_data, writes_number
 from schedule.tracing.specs import TensorSpec
 from schedule.tracing.structure import leaves, map_structure
 
@@ -150,6 +150,8 @@ class _WatchingFunctions(TorchFunctionMode):
         self._now.add(func)
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        if writes_number(func, args):
+            self._seen.add(torch.Tensor.item, args[0].item())
         if depends_on_data(func, args, kwargs):
             self._seen.add(func, self._recording.describe(result))
         return result

@@ -36,8 +36,10 @@ class Held:
     fallbacks: int = 0
 
 
-ONE_SHAPE = ("traced for one shape", "trace never runs")
-CALLS = Held(whole=False, known=("not traced", *ONE_SHAPE), fallbacks=2)
+SOMETIMES = ("trace never runs",)
+A_NUMBER_OF_IMAGES = ("traced for one number of rows",)
+A_LAYOUT_OF_TOKENS = ("traced for one shape",)
+A_LENGTH = Held({"gated_silu": 2, "cross_entropy": 1}, known=("traced for one shape",), fallbacks=2)
 
 
 def held(attention: int = 0, whole: bool = True, known: tuple[str, ...] = (), **rules: int) -> Held:
@@ -61,20 +63,20 @@ SAMPLE: dict[str, Held] = {
     "convnext": held(bias_gelu=8),
     "segformer": held(4),
     "beit": held(2, bias_gelu=2),
-    "detr": Held({"attention_softmax": 6, "bias_relu": 6}, whole=False, known=ONE_SHAPE, fallbacks=2),
+    "detr": Held({"attention_softmax": 6, "bias_relu": 6}, whole=False, known=SOMETIMES, fallbacks=2),
     # sound
-    "wav2vec2": Held({"attention_softmax": 2, "bias_gelu": 2}, whole=False, known=ONE_SHAPE, fallbacks=1),
+    "wav2vec2": Held({"attention_softmax": 2, "bias_gelu": 2}, whole=False, known=SOMETIMES, fallbacks=1),
     "whisper": held(6, bias_gelu=4),
     "audio-spectrogram-transformer": held(2, bias_gelu=2),
     # several of them
     "clip": held(4, bias_quick_gelu=4),
-    "siglip": held(4, False, bias_gelu_tanh=5),
-    "llava": held(4, False, ("not traced", *ONE_SHAPE), bias_quick_gelu=2, bias_gelu=1),
-    "qwen2_vl": held(2, True, ONE_SHAPE, bias_quick_gelu=2, bias_gelu=1),
+    "siglip": held(4, bias_gelu_tanh=5),
+    "llava": held(4, True, A_NUMBER_OF_IMAGES, bias_quick_gelu=2, bias_gelu=1),
+    "qwen2_vl": held(2, True, A_LAYOUT_OF_TOKENS, bias_quick_gelu=2, bias_gelu=1),
     # experts, state spaces, series
-    "mixtral": Held(whole=False, known=("crashed, rewritten", "crashed, traced", "refused, rewritten", "not traced")),
-    "mamba": CALLS,
-    "falcon_mamba": CALLS,
+    "mixtral": held(2, gated_silu=2),
+    "mamba": A_LENGTH,
+    "falcon_mamba": A_LENGTH,
     "patchtst": held(2, bias_gelu=2),
 }
 

@@ -48,6 +48,11 @@ def depends_on_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return name in _READS or name in _SHAPED_BY_DATA
 
 
+def writes_number(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether ``func`` writes the only number of a tensor as text, as f-strings do."""
+    return func is torch.Tensor.__format__ and args[0].ndim == 0
+
+
 def _shaped_by(index: Any) -> bool:
     """Whether data decides how much an index picks: a mask, or a slice with a bound that is a tensor."""
     if isinstance(index, slice):

@@ -17,7 +17,7 @@ _CONSTANT_ATTRIBUTES = {
     "_version", "is_xla",
 }  # fmt: skip
 _CONSTANT_METHODS = {
-    "dim", "ndimension", "is_floating_point", "is_complex", "element_size", "__repr__", "__format__",
+    "dim", "ndimension", "is_floating_point", "is_complex", "element_size",
     "__hash__", "is_signed", "__contains__",
 }  # fmt: skip
 _CONSTANT_FUNCTIONS = {torch.is_floating_point, torch.is_complex, torch.is_same_size, torch.result_type}

@@ -1,4 +1,4 @@
-"""Which line of the user's code is running."""
+"""Which line of the user's code is running, and the errors that point at it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from schedule.errors import TraceError
 
 _OURS = str(Path(__file__).resolve().parents[1]) + os.sep
 _TORCH = str(Path(torch.__file__).resolve().parent) + os.sep
@@ -33,7 +35,7 @@ def user_line() -> str:
     return ""
 
 
-def raised_at(error: BaseException) -> str:
+def _raised_at(error: BaseException) -> str:
     """``path:line in function`` of the innermost frame outside torch and this package that ``error`` came through."""
     frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     users = [f"{code.co_filename}:{line} in {code.co_name}" for code, line in frames if _is_users(code.co_filename)]
@@ -42,3 +44,24 @@ def raised_at(error: BaseException) -> str:
 
 def _is_users(filename: str) -> bool:
     return not filename.startswith(_HIDDEN) and os.path.basename(filename) not in _STDLIB
+
+
+def raised(error: Exception) -> TraceError:
+    """The error for a forward that does not get through on tensors without data."""
+    line = (str(error).strip().splitlines() or ["no message"])[0]
+    return TraceError(
+        f"the forward raises {type(error).__name__} on tensors without data: {line}",
+        where=_raised_at(error),
+        fix="keep the module that holds this line a leaf (`leaves=(…,)`), or schedule its submodules instead",
+    )
+
+
+def data_dependent(func: Any) -> TraceError:
+    """The error for Python code that needs to know what is inside a tensor."""
+    name = getattr(func, "__name__", str(func))
+    return TraceError(
+        f"the forward needs the data of a tensor to go on ({name})",
+        where=user_line(),
+        fix="flatten less: keep the module that holds this line a leaf (`leaves=(…,)`), "
+        "or schedule its submodules instead",
+    )

@@ -158,14 +158,26 @@ def _traced(
     enter: EnterChild,
     autocast: torch.dtype | None,
 ) -> Specialisation:
-    parameters = Parameters(forward)
+    tracer = ModuleTracer(module, recording, enter, use_recorded_outputs=autocast is None)
+    try:
+        return _traced_by(tracer, forward, call, training, autocast)
+    except TraceError:
+        if not tracer.texts.written:
+            raise
+    tracer = ModuleTracer(module, recording, enter, use_recorded_outputs=autocast is None, exact_texts=True)
+    return _traced_by(tracer, forward, call, training, autocast)
+
+
+def _traced_by(
+    tracer: ModuleTracer, forward: Callable[..., Any], call: Call, training: bool, autocast: torch.dtype | None
+) -> Specialisation:
+    module, parameters = tracer.module, Parameters(forward)
     bound_or_refused(parameters, call, forward)
     environment = Environment.of(call, autocast)
-    tracer = ModuleTracer(module, recording, enter, use_recorded_outputs=autocast is None)
     builder = SignatureBuilder(tracer.placeholder)
     args, kwargs = builder.build(parameters, call)
     reads = SettingsReads()
-    entered = {name for name, child in module.named_modules() if not name or enter(child, name)}
+    entered = {name for name, child in module.named_modules() if not name or tracer.enter_child(child, name)}
     watched = {name: child for name, child in module.named_modules() if "." not in name or name in entered}
     flags = [(child, child.training) for child in module.modules()]
     try:
@@ -197,6 +209,7 @@ def _finished(
     inputs = {node: signature.inputs[str(node.target)] for node in graph.nodes if node.op == "placeholder"}
     guards = [*reads.conditions(), *conditions(tracer, inputs)]
     remove_dead(graph)
+    tracer.texts.check(graph)
     insert_checks(tracer.outputs)
     graph.lint()
     entered = {path: Entered(original_class(child)) for path, child in tracer.entered.items() if path}

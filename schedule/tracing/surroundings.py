@@ -50,11 +50,15 @@ def _files(classes: set[type], *further: str) -> list[Any]:
 
 @contextmanager
 def lengths_followed(module: nn.Module) -> Iterator[None]:
-    """Within, ``len(x)`` in the files that the classes are from is ``x.shape[0]``, which may stay open."""
+    """Within, ``len`` and ``range`` in the files that the classes are from leave open what they can.
+
+    ``len(x)`` is ``x.shape[0]``, and a graph with the rounds of ``range(0, n, 128)`` holds for as many rounds.
+    """
     with ExitStack() as patches:
         for file in _files(_classes(module)):
             if file.__name__ != "builtins":
                 patches.enter_context(mock.patch.object(file, "len", _length, create=True))
+                patches.enter_context(mock.patch.object(file, "range", _Range, create=True))
         yield
 
 
@@ -63,6 +67,23 @@ def _length(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.ndim and torch._C._len_torch_function_stack():
         return value.shape[0]
     return len(value)
+
+
+class _Ranges(type):
+    def __call__(cls, *bounds: Any) -> range:
+        """``range(…)``; of a symbolic end only the number of rounds is asked for."""
+        start, stop, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
+        if not isinstance(stop, torch.SymInt) or type(start) is not int or type(step) is not int or step <= 0:
+            return range(*bounds)
+        rounds = int((stop - start + step - 1) // step)
+        return range(start, start + rounds * step, step)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, range)
+
+
+class _Range(metaclass=_Ranges):
+    """Stands for ``range`` in the files of a module that is traced."""
 
 
 @contextmanager
@@ -92,6 +113,35 @@ def masks_broadcast() -> Iterator[None]:
         mock.patch.object(theirs, "_vmap_expansion_sdpa", expanded),
         mock.patch.object(theirs, "TransformGetItemToIndex", of_scalars),
     ):
+        yield
+
+
+@contextmanager
+def modules_unmoved(guard_dtype: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Within, in this thread, ``module.to(…)`` gives the module where nothing has to be moved, else it is refused.
+
+    Args:
+        guard_dtype: is given each tensor whose dtype was asked for.
+    """
+    thread, move = threading.get_ident(), nn.Module.to
+
+    def to(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        if threading.get_ident() != thread:
+            return move(module, *args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+        for tensor in (*module.parameters(), *module.buffers()):
+            cast = dtype is not None and tensor.is_floating_point()
+            if (cast and tensor.dtype != dtype) or (device is not None and tensor.device != device):
+                raise TraceError(
+                    f"the forward moves a module to {dtype or device}, which changes its parameters",
+                    fix="move it before the model is scheduled",
+                )
+            if cast:
+                guard_dtype(tensor)
+        return module
+
+    with mock.patch.object(nn.Module, "to", to):
         yield
 
 

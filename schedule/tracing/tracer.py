@@ -22,7 +22,7 @@ from schedule.recording import Opaque, Recording
 from schedule.tracing import metadata
 from schedule.tracing.attributes import is_settings
 from schedule.tracing.calls import intercepted_calls
-from schedule.tracing.data import NUMBERS, Replay, decided
+from schedule.tracing.data import NUMBERS, Replay, decided, writes_number
 from schedule.tracing.functions import functions_kept
 from schedule.tracing.hooks import collecting_hooks, nothing_collected
 from schedule.tracing.memory import Memory
@@ -31,7 +31,7 @@ from schedule.tracing.pieces import guard_number
 from schedule.tracing.regions import RegionTracker
 from schedule.tracing.scalars import scalar_of, symbolic
 from schedule.tracing.sizes import SizeReader
-from schedule.tracing.source import outermost, raised_at, user_line
+from schedule.tracing.source import data_dependent, outermost, raised, user_line
 from schedule.tracing.specs import TensorSpec
 from schedule.tracing.standins import stand_in
 from schedule.tracing.structure import is_plain_dataclass, is_plain_mapping, map_structure
@@ -39,9 +39,11 @@ from schedule.tracing.structure import leaves as structure_leaves
 from schedule.tracing.surroundings import (
     lengths_followed,
     masks_broadcast,
+    modules_unmoved,
     random_numbers_refused,
     results_uncached,
 )
+from schedule.tracing.texts import Texts
 from schedule.tracing.trials import keeps_statistics
 
 EnterChild = Callable[[nn.Module, str], bool]
@@ -56,12 +58,19 @@ class ModuleTracer(TorchFunctionMode):
         enter: whether to write the inside of a submodule (given the module and its path) instead of a call.
         use_recorded_outputs: whether what submodules returned in the recorded run holds here too; if not, they
             are run on data-free tensors.
+        exact_texts: whether a size that is written into a text binds the graph to it.
     """
 
     def __init__(
-        self, module: nn.Module, recording: Recording, enter: EnterChild, use_recorded_outputs: bool = True
+        self,
+        module: nn.Module,
+        recording: Recording,
+        enter: EnterChild,
+        use_recorded_outputs: bool = True,
+        exact_texts: bool = False,
     ) -> None:
         super().__init__()
+        self.texts = Texts(exact_texts)
         self._use_recorded_outputs = use_recorded_outputs
         self.module, self.recording, self.enter_child = module, recording, enter
         self.graph = fx.Graph()
@@ -95,6 +104,7 @@ class ModuleTracer(TorchFunctionMode):
             stack.enter_context(results_uncached(self.module))
             stack.enter_context(lengths_followed(self.module))
             stack.enter_context(masks_broadcast())
+            stack.enter_context(modules_unmoved(self.guard_dtype))
             stack.enter_context(nothing_collected())
             stack.enter_context(random_numbers_refused())
             stack.enter_context(self)
@@ -103,7 +113,7 @@ class ModuleTracer(TorchFunctionMode):
             except ScheduleError:
                 raise
             except Exception as error:  # the user's forward, and torch on tensors without data, may raise anything
-                raise _raised(error) from error
+                raise raised(error) from error
 
     def placeholder(self, name: str, described: Any) -> Any:
         """A tracked input: a data-free tensor, a symbolic number, or a watched opaque object."""
@@ -229,6 +239,9 @@ class ModuleTracer(TorchFunctionMode):
             return self._constant_query(func, args, kwargs)
         if self.regions.handles(func):
             return self.regions.on_call(func, args)
+        if func in (torch.Tensor.__format__, torch.Tensor.__repr__):
+            number = self.__torch_function__(torch.Tensor.item, (), args[:1]) if writes_number(func, args) else None
+            return self.texts.of_tensor(number, *args[1:])
         answer = self.sizes.handles(func, args, kwargs)
         if answer is not None:
             return answer()
@@ -261,10 +274,11 @@ class ModuleTracer(TorchFunctionMode):
 
     def _constant_query(self, func: Any, args: Any, kwargs: Any) -> Any:
         if args and isinstance(args[0], torch.Tensor) and metadata.is_attribute(func, "dtype"):
-            self._guard_parameter_dtype(args[0])
+            self.guard_dtype(args[0])
         return func(*args, **kwargs)
 
-    def _guard_parameter_dtype(self, tensor: torch.Tensor) -> None:
+    def guard_dtype(self, tensor: torch.Tensor) -> None:
+        """From here on the graph only holds where ``tensor``, a parameter or a buffer, has the dtype it has."""
         if id(tensor) in self._paths:
             node = self.emit(getattr, (self._tensor_node(tensor), "dtype"))
             node.meta["spec"] = tensor.dtype
@@ -346,27 +360,6 @@ class ModuleTracer(TorchFunctionMode):
             raise data_dependent(call) from error
         finally:
             self.inside_child = False
-
-
-def _raised(error: Exception) -> TraceError:
-    """The error for a forward that does not get through on tensors without data."""
-    line = (str(error).strip().splitlines() or ["no message"])[0]
-    return TraceError(
-        f"the forward raises {type(error).__name__} on tensors without data: {line}",
-        where=raised_at(error),
-        fix="keep the module that holds this line a leaf (`leaves=(…,)`), or schedule its submodules instead",
-    )
-
-
-def data_dependent(func: Any) -> TraceError:
-    """The error for Python code that needs to know what is inside a tensor."""
-    name = getattr(func, "__name__", str(func))
-    return TraceError(
-        f"the forward needs the data of a tensor to go on ({name})",
-        where=user_line(),
-        fix="flatten less: keep the module that holds this line a leaf (`leaves=(…,)`), "
-        "or schedule its submodules instead",
-    )
 
 
 def map_fields(value: Any, function: Callable[[str, Any], Any]) -> Any:

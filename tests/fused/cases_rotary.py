@@ -48,6 +48,7 @@ def _case(name: str, interleaved: bool, passed: int = 0, frozen: tuple[int, ...]
         inputs=lambda rows, columns: inputs(rows, columns, passed),
         saved=lambda q, k, cos, sin: nbytes(cos, sin),
         frozen=frozen,
+        long=interleaved or passed > 0,
     )
 
 

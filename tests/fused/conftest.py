@@ -20,13 +20,17 @@ else:
     import tests.fused.interpreter  # noqa: F401 - rounds as a GPU does, in every test
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+COMPARISONS = {"test_within_the_tolerances_on_every_backend", "test_half_precision_is_no_worse_than_eager"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     """What the compiler takes long over and another test nearly covers is for the long sweep."""
     for item in items:
         chosen = getattr(item, "callspec", None)
         if chosen is None or chosen.params.get("on_backend") != "inductor":
             continue
-        if chosen.params.get("dtype") == torch.float16 or chosen.params.get("columns") == 1:
+        long = getattr(chosen.params.get("case"), "long", False) and item.originalname not in COMPARISONS
+        if long or chosen.params.get("dtype") == torch.float16 or chosen.params.get("columns") == 1:
             item.add_marker(pytest.mark.slow)
 
 

@@ -34,6 +34,7 @@ from tests.sweep.models import Built, NotBuilt, build
 from tests.sweep.parts import inputs_for
 
 STEPS = 1
+ROWS = 2  # of example inputs
 OTHER_SHAPES = ((3, 9), (1, 14))  # rows, text tokens
 
 
@@ -211,7 +212,7 @@ def _traced(model: nn.Module, batch: Inputs, result: Result) -> None:
     sch = schedule.create_schedule(model, batch)
     sch.trace(flatten=True)
     calls = [node for node in sch.graph.nodes if node.op == "call_module"]
-    inner = [node for node in calls if any(True for _ in model.get_submodule(str(node.target)).children())]
+    inner = [node for node in calls if _has_parts(model.get_submodule(str(node.target)))]
     result.traced = "calls" if inner else "whole"
     twin = build(result.name).model
     install(twin, sch.specialisations)
@@ -226,10 +227,21 @@ def _traced(model: nn.Module, batch: Inputs, result: Result) -> None:
     if result.trace_fallbacks:
         result.reasons["trace never runs"] = f"{result.trace_fallbacks} of 2 recorded calls ran the original forward"
     other = _other(model, batch, *OTHER_SHAPES[0])
-    missed = _fallbacks(twin, other) if other else 0
-    if missed:
+    if _misses_more(twin, other, result.trace_fallbacks):
+        longer = _other(model, batch, ROWS, OTHER_SHAPES[0][1])
+        some = "shape" if _misses_more(twin, longer, result.trace_fallbacks) else "number of rows"
         state = state_of(twin)
-        result.reasons["traced for one shape"] = f"{missed} of 2 calls ran the original: {state and state.last_miss}"
+        result.reasons[f"traced for one {some}"] = f"the original forward runs: {state and state.last_miss}"
+
+
+def _has_parts(module: nn.Module) -> bool:
+    """Whether a call of ``module`` hides modules of the model; torch's own are leaves."""
+    return any(True for _ in module.children()) and not type(module).__module__.startswith("torch.nn.")
+
+
+def _misses_more(model: nn.Module, batch: Inputs | None, known: int) -> bool:
+    """Whether more calls run the original forward than on the recorded batch."""
+    return batch is not None and _fallbacks(model, batch) > known
 
 
 def _fallbacks(model: nn.Module, batch: Inputs) -> int:

@@ -63,7 +63,10 @@ def test_the_page(tmp_path) -> None:  # type: ignore[no-untyped-def]
     results = {result["name"]: result for result in (none, bad, fine)}
     line = write(results, tmp_path / "page.md", tmp_path / "data.json", total=4, plans={})
     assert line == f"{summary(results)} 1 have no result yet.\n{plan_summary({})}"
-    assert line.startswith("3 config classes, 2 built: 1 traced whole, 2 rewritten, 1 checked and equal, 1 wrong")
+    assert line.startswith(
+        "3 config classes, 2 built: 1 traced whole, 1 of them for every shape "
+        "that was tried; 2 rewritten, 1 checked and equal, 1 wrong"
+    )
     lines = (tmp_path / "page.md").read_text().splitlines()
     rows = [line for line in lines if line.startswith("| ") and not line.startswith("| architecture")]
     assert [row.split(" | ")[0] for row in rows] == ["| bert", "| gpt2", "| x"]

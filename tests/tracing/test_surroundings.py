@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import masking_utils
 
+from schedule.errors import TraceError
 from schedule.recording import record
 from schedule.tracing.specialisation import specialise
 
@@ -85,3 +86,31 @@ def test_masks_made_index_by_index(training):
     for rows, length in ((3, 5), (4, 7), (1, 1)):
         x, hidden = torch.randn(rows, length), torch.rand(rows, length) > 0.3
         torch.testing.assert_close(made.function(module, x, hidden), module(x, hidden))
+
+
+class Casting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+        self.dtype = torch.float32
+
+    def forward(self, x):
+        self.inner = self.inner.to(self.dtype)
+        return self.inner(x)
+
+
+def test_a_module_that_is_where_it_should_be_is_not_moved():
+    module = Casting()
+    made = traced(module, torch.randn(2, 3))
+    x = torch.randn(5, 3)
+    assert torch.equal(made.function(module, x), module(x))
+    assert "dtype" in " ".join(made.guards)
+
+
+def test_a_module_that_would_be_moved_is_refused():
+    module = Casting()
+    recording = record(module, (torch.randn(2, 3),))
+    module.dtype = torch.float64
+    with pytest.raises(TraceError, match=r"moves a module to torch\.float64"):
+        specialise(module, Casting.forward, recording.calls[module][0], recording, False)
+    assert module.inner.weight.dtype is torch.float32
