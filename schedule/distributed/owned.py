@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from schedule.distributed.factors import Factor, factors
+from schedule.distributed.factors import Factor, factors, take
 from schedule.distributed.plan import SyncStep
 from schedule.distributed.propagation import propagate
 from schedule.distributed.values import Propagated
@@ -82,12 +82,8 @@ def _dims(value: Any) -> list[Any]:
 
 def _factor(found: Propagated, name: str, axis: int, parts: int) -> Factor | None:
     """The factor of a parameter's axis that ``parts`` packed ones are outside of."""
-    outer = 1
-    for factor in factors(found.tensors.get(name, {axis: []})[axis]):
-        if outer == parts:
-            return factor
-        outer *= factor.size
-    return None
+    split = take(found.tensors[name][axis], parts) if name in found.tensors else None
+    return next(iter(factors(split[1])), None) if split is not None else None
 
 
 def _partial_sums(found: Propagated, factor: Factor) -> set[OpNode] | str:

@@ -29,6 +29,8 @@ from schedule.distributed.values import Layer, Propagated, nbytes
 from schedule.distributed.vocabularies import Vocabularies
 from schedule.errors import ShardError, TraceError
 from schedule.patterns.values import OpNode, operands
+from schedule.primitives.trace import is_basic
+from schedule.tracing.specialisation import original_class, specialise
 
 _INNER = "it is not the outermost factor, and the outer ones are not picked from"
 ATTENDING = ("matmul", "bmm", "baddbmm", "einsum", "scaled_dot_product_attention")
@@ -270,10 +272,18 @@ class _Planner:
         return path if path in self.found.tensors else None
 
     def synchronised(self, path: str, axes: dict[str, tuple[int, int]]) -> list[SyncStep] | str:
-        module = self.root.get_submodule(path)
-        whole = self.state.whole_forward(module)
-        if isinstance(whole, TraceError):
-            return f"it cannot be traced: {whole.why}"
+        module, recording = self.root.get_submodule(path), self.state.whole
+        if recording is None or not recording.calls.get(module):
+            return "it was not called in the recorded run"
+        call = recording.calls[module][0]
+
+        def entered(child: nn.Module, path: str) -> bool:
+            return not is_basic(child)
+
+        try:
+            whole = specialise(module, original_class(module).forward, call, recording, False, entered)
+        except TraceError as error:
+            return f"it cannot be traced: {error.why}"
         steps: list[SyncStep] | str = synchronised(path, module, whole, axes)
         return steps
 

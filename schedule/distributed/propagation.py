@@ -280,6 +280,7 @@ _HANDLERS: Mapping[str, Callable[[_Propagation, OpNode], Value]] = {
     **dict.fromkeys(("any", "all", "logsumexp", "norm", "linalg_vector_norm"), _Propagation.reduced),
     **dict.fromkeys(("max", "min"), _Propagation.extreme),
     **dict.fromkeys(("expand_as", "view_as", "reshape_as"), _Propagation.expand_as),
+    **dict.fromkeys(("view_as_complex", "view_as_real"), _Propagation.complex),
     **dict.fromkeys(("gather", "index_select"), _Propagation.picked),
     "conv1d": _Propagation.convolution,
     "repeat": _Propagation.repeat,

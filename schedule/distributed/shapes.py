@@ -32,6 +32,16 @@ class Shapes(Values):
             rest = taken[1]
         return out
 
+    def complex(self, node: OpNode) -> Value:
+        """``view_as_complex`` and ``view_as_real``: pairs along a last dimension of two."""
+        source = self.of(next(operands(node.args), None))
+        if source is None:
+            return self.unknown(node)
+        if node.op.rpartition(".")[2] == "view_as_real":
+            return [*source, new_dim(2, "real and imaginary parts")]
+        block(source[-1], "real and imaginary parts")
+        return source[:-1]
+
     def permute(self, node: OpNode) -> Value:
         source = self.of(node.args["input"])
         if source is None:

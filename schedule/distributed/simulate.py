@@ -157,7 +157,8 @@ def _deviation(
         return (float("inf"), f"rank {rank} returns {len(got)} tensors"), (0.0, "")
     outputs = [(_apart(a, b), f"rank {rank}, output {at}") for at, (a, b) in enumerate(zip(expected, got, strict=True))]
     gradients: list[Worst] = [(0.0, "")]
-    floor = 1e-3 * max((float(p.grad.abs().max()) for p in whole.parameters() if p.grad is not None), default=0.0)
+    seen = [p.grad for p in whole.parameters() if p.grad is not None and p.grad.numel()]
+    floor = 1e-3 * max((float(gradient.abs().max()) for gradient in seen), default=0.0)
     for path, module in own.named_modules():
         twin = whole.get_submodule(path)
         for name, parameter in module._parameters.items():

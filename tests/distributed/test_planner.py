@@ -191,7 +191,19 @@ class InPlace(Attention):
         return result
 
 
-@pytest.mark.parametrize("make", [Masked, InPlace])
+class Turned(Attention):
+    """Queries turned as complex numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (p(x).view(*x.shape[:2], -1, 4).transpose(1, 2) for p in (self.q, self.k, self.v))
+        angles = torch.arange(x.shape[1], dtype=x.dtype, device=x.device)[:, None] * x.new_ones(2)
+        pairs = torch.view_as_complex(q.reshape(*q.shape[:-1], 2, 2)) * torch.polar(torch.ones_like(angles), angles)
+        q = torch.view_as_real(pairs).flatten(-2)
+        result: Tensor = self.o(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return result
+
+
+@pytest.mark.parametrize("make", [Masked, InPlace, Turned])
 def test_attention_is_shared_out_by_heads(make: type[nn.Module]) -> None:
     plan, seen = planned(make())
     assert sharded(plan) == {"q": 0, "k": 0, "v": 0, "o": 1} and plan.groups[0].kind == HEADS
@@ -216,3 +228,55 @@ class WrittenWhole(Attention):
 def test_what_is_written_in_place_has_a_gradient() -> None:
     plan, _ = planned(WrittenWhole())
     assert "would be a partial sum" in plan.whole["q.weight"]
+
+
+class Act(nn.Module):
+    """An activation that is a module of two inputs."""
+
+    def forward(self, gate: Tensor, up: Tensor) -> Tensor:
+        return nn.functional.silu(gate) * up
+
+
+class OwnLinear(nn.Module):
+    """A weight of its own, for each of two groups of features."""
+
+    def __init__(self, wide: int, narrow: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, wide, narrow) / 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight[0]) + nn.functional.linear(x, self.weight[1])
+
+
+class PackedOutside(nn.Module):
+    """Gate and up packed in a weight that knows nothing of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.act, self.second = OwnLinear(32, 16), Act(), OwnLinear(16, 16)
+        self.empty = nn.Linear(16, 0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.first(x).chunk(2, -1)
+        result: Tensor = self.second(self.act(gate, up)) + self.empty(x).sum()
+        return result
+
+
+class PackedInside(nn.Module):
+    """The same in one module, with the activation below it, as experts have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.randn(32, 16) / 4), nn.Parameter(torch.randn(16, 16) / 4)
+        self.act = Act()
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = nn.functional.linear(x, self.first).chunk(2, -1)
+        return nn.functional.linear(self.act(gate, up), self.second)
+
+
+@pytest.mark.parametrize("make", [PackedOutside, PackedInside])
+def test_packed_weights_of_modules_with_code_of_their_own(make: type[nn.Module]) -> None:
+    plan, seen = planned(make())
+    assert sorted(step.parts for step in plan.shards) == [1, 2]
+    assert len(seen.forward) == 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import re
 from collections import Counter
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -121,7 +121,7 @@ def called(model: nn.Module, batch: Inputs) -> set[str]:
     return {path for path, module in model.named_modules() if calls.get(module)}
 
 
-def layers_of(model: nn.Module, reached: Container[str]) -> list[str]:
+def layers_of(model: nn.Module, reached: Collection[str]) -> list[str]:
     """Paths of the members of the outermost module lists that multiply; of the model itself if there are none.
 
     A list of bare projections is no list of layers.
@@ -131,7 +131,7 @@ def layers_of(model: nn.Module, reached: Container[str]) -> list[str]:
         inside = any(path.startswith(f"{layer}.") for layer in found)
         if isinstance(module, nn.ModuleList) and not inside:
             members = [f"{path}.{name}" for name, child in module.named_children() if list(child.children())]
-            found += [one for one in members if one in reached]
+            found += [one for one in members if any(_below(path, one) for path in reached)]
     return [layer for layer in found if _weights(model.get_submodule(layer), layer)] or [""]
 
 
