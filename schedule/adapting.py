@@ -73,6 +73,9 @@ class Rewrite(Protocol):
         """
 
 
+_EXAMPLES = "schedule with example inputs of the kind that is called"
+
+
 @dataclass(frozen=True)
 class Unrepeatable:
     """A rewrite that is known for the recorded calls only."""
@@ -81,7 +84,7 @@ class Unrepeatable:
 
     def on(self, made: Specialisation, module: nn.Module, recording: Recording) -> Rewritten:
         """Always refuses."""
-        raise NotApplicable(self.why)
+        raise NotApplicable(self.why, fix=_EXAMPLES)
 
 
 @dataclass(frozen=True)
@@ -218,13 +221,13 @@ def _refuse(module: nn.Module) -> None:
     for path, child in module.named_modules():
         state = state_of(child)
         if state is not None and state.forward is not None:
-            raise NotApplicable(f"a primitive wraps the forward of {path or 'the module'}")
+            raise NotApplicable(f"a primitive wraps the forward of {path or 'the module'}", fix=_EXAMPLES)
         if any(isinstance(tensor, DTensor) for tensor in child._parameters.values()):
-            raise NotApplicable(f"{path or 'the module'} is sharded")
+            raise NotApplicable(f"{path or 'the module'} is sharded", fix=_EXAMPLES)
         if path and any(getattr(child, hooks) for hooks in _HOOKS):
-            raise NotApplicable(f"{path} has a hook")
+            raise NotApplicable(f"{path} has a hook", fix="remove the hook")
         if "forward" in vars(child):
-            raise NotApplicable(f"{path or 'the module'} has a forward of its own, set on the object")
+            raise NotApplicable(f"{path or 'the module'} has a forward of its own, set on the object", fix="remove it")
 
 
 def _altered(module: nn.Module) -> bool:
@@ -308,4 +311,4 @@ def _check(shadow: nn.Module, forward: Callable[..., Any], made: Specialisation,
                 run, inputs = selected
                 why = difference(run(shadow, *inputs), expected, made.autocast)
                 if why:
-                    raise TraceError(f"its graph differs from the original forward: {why}")
+                    raise TraceError(f"its graph differs from the original forward: {why}", fix=_EXAMPLES)

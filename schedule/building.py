@@ -102,7 +102,10 @@ def materialise(root: nn.Module, init_weights: Weights | None, device: torch.dev
     elif init_weights is None or callable(init_weights):
         initialise(root, slots, init_weights, device, own)
     else:
-        raise ScheduleError(f"init_weights is a function or a path, not {type(init_weights).__name__}")
+        raise ScheduleError(
+            f"init_weights is a function or a path, not {type(init_weights).__name__}",
+            fix="build(sch, init_weights=function)",
+        )
 
 
 def _device_of(sch: Schedule) -> torch.device:

@@ -129,7 +129,7 @@ class Group:
 
     def _nonempty(self, members: list[Schedule], label: str) -> Group:
         if not members:
-            raise PathError(f"{label} is empty: the group has {len(self)} members")
+            raise PathError(f"{label} is empty: the group has {len(self)} members", fix=f"slice within 0:{len(self)}")
         return Group(members, label)
 
     def __contains__(self, member: object) -> bool:

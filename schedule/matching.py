@@ -297,8 +297,16 @@ def _paired(sites: list[list[Site]]) -> list[list[Site]]:
     return list(places.values())
 
 
+def _times(found: Sequence[Any]) -> str:
+    return "once" if len(found) == 1 else f"{len(found)} times"
+
+
+def _modules(searches: Sequence[Any]) -> str:
+    return "1 module" if len(searches) == 1 else f"{len(searches)} modules"
+
+
 def _unexpected(searches: Sequence[Search], wanted: Wanted, expect: int, found: list[Match]) -> MatchError:
-    why = f"{wanted.name} was found {len(found)} times in {len(searches)} module(s), expected {expect}"
+    why = f"{wanted.name} was found {_times(found)} in {_modules(searches)}, expected {expect}"
     if len(found) > expect:
         where = "\n".join(f"{match.schedule.label}: {match.source or match.nodes[-1].name}" for match in found[:5])
         return MatchError(why, where=where, fix="say more in the pattern, or expect as many")

@@ -274,13 +274,18 @@ def _entries(path: str, places: Iterable[Place]) -> list[Entry]:
     return [Entry(e.rule, e.path, e.status, n, e.reason, e.source) for e, n in counts.items()]
 
 
+def _leftovers(count: int) -> str:
+    look = "1 place looks" if count == 1 else f"{count} places look"
+    return f"{look} like a rule's construct and cannot be rewritten; nothing was changed"
+
+
 def _refuse_leftovers(planned: Sequence[_Planned]) -> None:
     left = [e for each in planned for e in each.entries if e.status in ("skipped", "near miss")]
     if left:
         lines = [f"{e.path or 'the root'}: {e.rule}: {e.reason}" for e in left[:10]]
         more = [f"… and {len(left) - 10} more"] if len(left) > 10 else []
         raise MatchError(
-            f"{len(left)} places look like a rule's construct and cannot be rewritten; nothing was changed",
+            _leftovers(len(left)),
             asked="optimize(strict=True)",
             where="\n".join(lines + more),
             fix="leave strict out to rewrite the others, or choose rules= without these",
@@ -309,7 +314,11 @@ def costs_since(top: Schedule, batch: Any, steps_before: int) -> dict[str, Cost]
 def ratio_since(top: Schedule, batch: Any, steps_before: int, rounds: int) -> TimeRatio:
     """Time of a training step over that without the steps from ``steps_before`` on."""
     if any(tensor.is_meta for tensor in top.module.parameters()):
-        raise NotApplicable("a model on the meta device does not run, so it has no time", asked="Report.timed")
+        raise NotApplicable(
+            "a model on the meta device does not run, so it has no time",
+            asked="Report.timed",
+            fix="build(sch, init_weights=…) first, then optimize",
+        )
     ratios = []
     for _ in range(rounds):
         after = step_seconds(top.module, batch)

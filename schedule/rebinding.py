@@ -108,7 +108,9 @@ def _lost(site: Site, node: fx.Node, gone: Mapping[str, Erased]) -> MatchError:
     was = gone.get(node.name) or (gone.get(call) if call else None)
     if was is not None:
         by = was.by or "another rewrite"
-        return MatchError(f"this match of {name} was already consumed by {by}", fix="find it again")
+        return MatchError(
+            f"this match of {name} was already consumed by {by}", fix="undo that step, or find again what is left"
+        )
     if call is not None:
         return StaleMatch(
             f"the module called as {call} can no longer be opened: it was hooked, wrapped or replaced since",

@@ -108,7 +108,11 @@ class Report:
         if rounds < 1:
             raise ValueError(f"rounds must be at least 1, got {rounds}")
         if self.time_ratio is None:
-            raise NotApplicable("this report was not made by schedule.optimize", asked="Report.timed")
+            raise NotApplicable(
+                "this report was not made by schedule.optimize",
+                asked="Report.timed",
+                fix="report = schedule.optimize(model, batch)",
+            )
         self.timing = self.time_ratio(rounds)
         return self.timing
 

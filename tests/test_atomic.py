@@ -160,7 +160,7 @@ BAD_INPUT: dict[str, tuple[Attempt, type[Exception], str]] = {
     "nothing matches": (
         lambda s: s["blocks.*.mlp"].find(lambda x, b: F.silu(x + b), expect=12),
         schedule.MatchError,
-        r"found 0 times in 2 module\(s\), expected 12",
+        r"found 0 times in 2 modules, expected 12",
     ),
     "another signature": (
         lambda s: s["blocks.1.mlp"].replace(TwoArguments()),

@@ -113,7 +113,7 @@ def test_expect_explains_the_near_miss(sch: Schedule) -> None:
     with pytest.raises(schedule.MatchError) as caught:
         sch["blocks.*.mlp"].find(lambda x, b: F.gelu(x + b, approximate="none"), expect=12)
     text = str(caught.value)
-    assert re.search(r"found 0 times in 2 module\(s\), expected 12", text)
+    assert re.search(r"found 0 times in 2 modules, expected 12", text)
     assert "'tanh'" in text and "'none'" in text and "fix:" in text
     with pytest.raises(schedule.MatchError, match=r"found 2 times(?s:.*)expected 1(?s:.*)blocks.1.mlp"):
         sch["blocks.*.mlp"].find(bias_gelu, expect=1)

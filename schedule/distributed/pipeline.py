@@ -177,7 +177,10 @@ class PipelinedModel(nn.Module):
         parts = self._settings.microbatches
         for name, value in batch.items():
             if isinstance(value, Tensor) and (value.ndim == 0 or value.shape[0] % parts):
-                raise NotApplicable(f"{name} is {list(value.shape)}: it cannot be cut into {parts} microbatches")
+                raise NotApplicable(
+                    f"{name} is {list(value.shape)}: it cannot be cut into {parts} microbatches",
+                    fix=f"give batches whose rows are a multiple of {parts}, or Pipeline(microbatches=…)",
+                )
         if self._runner is None:
             self._runner = self._made_runner()
         losses: list[Tensor] = []
@@ -249,7 +252,9 @@ def _split(sch: Schedule, device: torch.device) -> Modes:
 
 def _check(pipeline: Pipeline, count: int, ranks: PipelineRanks) -> None:
     if pipeline.microbatches < 1:
-        raise NotApplicable(f"a batch cannot be cut into {pipeline.microbatches} microbatches")
+        raise NotApplicable(
+            f"a batch cannot be cut into {pipeline.microbatches} microbatches", fix="Pipeline(microbatches=4), say"
+        )
     try:
         several = issubclass(get_schedule_class(pipeline.schedule), PipelineScheduleMulti)
     except ValueError as error:

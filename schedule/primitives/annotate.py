@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from schedule.edits import SetItem
-from schedule.errors import NotApplicable
+from schedule.errors import NotApplicable, did_you_mean
 from schedule.history import Edit
 from schedule.primitives.registry import primitive
 
@@ -37,11 +37,15 @@ def annotate(sch: Schedule, name: str, key: str, value: Any) -> Schedule:
     tensor = getattr(sch[owner_path].module if owner_path else sch.module, own_name, None)
     if not isinstance(tensor, torch.Tensor):
         names = [n for n, _ in sch.module.named_parameters()]
+        near = did_you_mean(name, names)
         raise NotApplicable(
-            f"{sch.label} has no parameter or buffer {name!r}", fix=f"it has {', '.join(names[:8]) or 'none'}"
+            f"{sch.label} has no parameter or buffer {name!r}", fix=near or f"it has {', '.join(names[:8]) or 'none'}"
         )
     if not key.isidentifier() or hasattr(torch.nn.Parameter, key):
-        raise NotApplicable(f"{key!r} cannot be a tag: tensors have that themselves, or it is no name")
+        raise NotApplicable(
+            f"{key!r} cannot be a tag: tensors have that themselves, or it is no name",
+            fix='a name of your own, such as "weight_decay"',
+        )
     path = f"{sch.path}.{name}".lstrip(".")
     annotations = sch.tree.annotations
     sch.commit(

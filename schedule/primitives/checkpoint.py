@@ -66,7 +66,7 @@ def checkpoint(
 def checked_every(every: Any) -> int:
     """``every``, if it is a number from 1."""
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise NotApplicable(f"every is a number from 1, not {every!r}")
+        raise NotApplicable(f"every is a number from 1, not {every!r}", fix="every=2 takes each second one")
     return every
 
 
@@ -77,7 +77,7 @@ def within_budget(
     if matches is not None or every != 1:
         raise NotApplicable("a budget chooses by itself", fix="give the budget alone")
     if isinstance(budget, bool) or not isinstance(budget, int) or budget < 0:
-        raise NotApplicable(f"a budget is a number of bytes, not {budget!r}")
+        raise NotApplicable(f"a budget is a number of bytes, not {budget!r}", fix="budget=2 * 2**30, say")
     tree = members[0].tree
     tree.graphs.calls(members[0].module)  # makes example inputs if none were given
     seen = measure_saved(tree.root, tree.graphs.example_inputs)

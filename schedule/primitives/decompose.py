@@ -54,7 +54,7 @@ def _refuse_other(layer: nn.Module) -> None:
     if not is_projection(layer):
         raise NotApplicable(f"a {kind} is neither a Linear nor a Conv1D", fix="decompose linear layers only")
     if layer.bias is None:
-        raise NotApplicable(f"this {kind} has no bias to split off")
+        raise NotApplicable(f"this {kind} has no bias to split off", fix="it is a matrix product already: leave it")
     if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
         raise NotApplicable(f"this {kind} has a hook, which would be swallowed", fix="remove the hook first")
 
@@ -88,7 +88,10 @@ class Opening:
             return made, {}
         expansion = expand(made, module, recording, calls)
         if self.path not in expansion.entered:
-            raise TraceError(f"{self.path} could not be opened in the graph of the module that calls it")
+            raise TraceError(
+                f"{self.path} could not be opened in the graph of the module that calls it",
+                fix="remove what hooks or wraps it",
+            )
         keep_erased(made.graph, expansion.graph)
         expansion.graph.lint()
         return made.with_graph(expansion.graph, expansion.entered), {f"decompose({self.path})": len(calls)}

@@ -38,6 +38,9 @@ def fork_rng(sch: Schedule) -> Schedule:
         raise ShardError(f"{sch.label} draws random numbers of its own already", fix="undo that step first")
     for ancestor, _ in sch.tree.ancestors(sch.path):
         if any(isinstance(around, OwnRandomNumbers) for around in arounds_of(ancestor)):
-            raise ShardError(f"{sch.tree.path_of(ancestor) or 'the root'}, around it, draws random numbers of its own")
+            raise ShardError(
+                f"{sch.tree.path_of(ancestor) or 'the root'}, around it, draws random numbers of its own",
+                fix="fork_rng() of one of them is enough: undo that step to fork further inside",
+            )
     sch.commit([WrapCalls(sch.tree, sch.module, OwnRandomNumbers(tp.rank), sch.path)])
     return sch

@@ -101,7 +101,7 @@ def _ranks(sch: Schedule, mesh: Any) -> TensorParallel:
 
     if isinstance(mesh, int) and not isinstance(mesh, bool):
         if mesh < 1:
-            raise ShardError(f"{mesh} ranks cannot share anything")
+            raise ShardError(f"{mesh} ranks cannot share anything", fix="shard_plan(2), say, or a mesh")
         return TensorParallel(None, "", mesh, 0)
     if mesh is not None and sch.tree.mesh is None:
         sch.tree.mesh = checked_mesh(mesh)

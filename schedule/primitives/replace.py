@@ -112,7 +112,10 @@ def replace_all(sch: Schedule, which: Which, make: Make) -> list[str]:
             _replace_module(node_of(module), new)
             replaced.append(path)
     if not replaced:
-        raise NotApplicable(f"make returned each of the {len(chosen)} modules itself")
+        raise NotApplicable(
+            f"make returned each of the {len(chosen)} modules itself",
+            fix="return a new module for those to be replaced",
+        )
     return replaced
 
 

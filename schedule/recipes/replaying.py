@@ -19,6 +19,8 @@ from schedule.recipes.values import live
 from schedule.tracing.specialisation import original_class
 from schedule.tree import Schedule, create_schedule
 
+_FIX = "edit this step of the recipe; nothing was changed"
+
 Finds = dict[str, list[list[Match]]]
 
 
@@ -77,9 +79,9 @@ def _found(sch: Schedule, step: Find) -> list[list[Match]]:
     own = [[match for match in found if match.schedule is member] for member in members]
     for member, matches, count in zip(members, own, counts, strict=False):
         if len(matches) != count:
-            raise RecipeError(f"{member.label} has {len(matches)} matches, it had {count}")
+            raise RecipeError(f"{member.label} has {len(matches)} matches, it had {count}", fix=_FIX)
     if len(counts) != len(members):
-        raise RecipeError(f"{len(members)} modules were searched, there were {len(counts)}, which differed")
+        raise RecipeError(f"{len(members)} modules were searched, there were {len(counts)}, which differed", fix=_FIX)
     return own
 
 
@@ -141,7 +143,7 @@ def _diverged(recipe: Recipe, number: int, step: Step, error: Exception) -> Reci
         why,
         asked=f"replay step {number}, {_short(step)}",
         where="\n".join(where),
-        fix=getattr(error, "fix", "") or "edit this step of the recipe; nothing was changed",
+        fix=getattr(error, "fix", "") or _FIX,
     )
 
 

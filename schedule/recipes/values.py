@@ -244,7 +244,8 @@ class Picked:
             return together if self.which == "all" else _map(self.positions, together.__getitem__)
         except IndexError:
             raise RecipeError(
-                f"{self.find} has {len(together)} matches, fewer than {self.positions} asks for"
+                f"{self.find} has {len(together)} matches, fewer than {self.positions} asks for",
+                fix="edit the positions; nothing was changed",
             ) from None
 
     def source(self, modules: set[str]) -> str:

@@ -85,7 +85,11 @@ def _named(item: str | Rule) -> list[Rule]:
         families = sorted({rule.family for rule in RULES.values()})
         known = f"all; sets: {', '.join(SETS)}; families: {', '.join(families)}; rules: {', '.join(RULES)}"
         near = did_you_mean(item, ["all", *SETS, *families, *RULES])
-        raise MatchError(f"there is no rule or family {item!r}", fix=f"{near} There are {known}" if near else known)
+        raise MatchError(
+            f"there is no rule or family {item!r}",
+            asked="choose the rules",
+            fix=f"{near} schedule.list_rules() names all" if near else known,
+        )
     return found
 
 

@@ -168,7 +168,9 @@ def split(batch: Any, micro_batch: int | None) -> list[Any]:
     if micro_batch is None or micro_batch == rows:
         return [batch]
     if not 1 <= micro_batch <= rows:
-        raise NotApplicable(f"the batch has {rows} rows, which do not make parts of {micro_batch}")
+        raise NotApplicable(
+            f"the batch has {rows} rows, which do not make parts of {micro_batch}", fix=f"micro_batch from 1 to {rows}"
+        )
 
     def part(value: Any, start: int) -> Any:
         own = isinstance(value, torch.Tensor) and value.ndim > 0 and value.shape[0] == rows

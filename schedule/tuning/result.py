@@ -106,7 +106,10 @@ class Tuning:
         if not self.trials:
             return NotApplicable("no trial came to an end", fix="tune again, with the same storage to go on")
         reason, count = Counter(trial.reason for trial in self.trials).most_common(1)[0]
-        return NotApplicable(f"all {len(self.trials)} trials failed, {count} of them so: {reason}")
+        return NotApplicable(
+            f"all {len(self.trials)} trials failed, {count} of them so: {reason}",
+            fix="call the schedule function yourself to see where it raises",
+        )
 
     @property
     def front(self) -> list[Trial]:

@@ -115,7 +115,9 @@ def tune(
 def _checked(memory: int | None, trials: int) -> int | None:
     for what, value in (("memory", 1 if memory is None else memory), ("trials", trials)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise NotApplicable(f"{what} is a whole number from 1, not {value!r}", asked="tune")
+            raise NotApplicable(
+                f"{what} is a whole number from 1, not {value!r}", asked="tune", fix=f"tune(…, {what}=20), say"
+            )
     return memory
 
 

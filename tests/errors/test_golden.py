@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import io
 import os
 import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from rich.console import Console
 from torch import nn
 
 import schedule
+from schedule import composing
 from schedule.errors import (
     MatchError,
     NotApplicable,
@@ -143,16 +147,132 @@ def wrong_replacement() -> None:
 
 
 def unreadable_recipe() -> None:
-    raise RecipeError(
-        "step 3, fuse(bias_gelu) on h.7.mlp, found nothing to fuse",
-        asked="replay",
-        module="h.7.mlp",
-        fix="record the recipe again on this architecture",
-    )
+    schedule.Recipe.from_json('{"version": 1, "architecture"')
 
 
-KINDS: list[tuple[type[ScheduleError], Callable[[], None]]] = [
+def newer_recipe() -> None:
+    schedule.Recipe.from_json(fused_recipe().to_json().replace('"version": 1', '"version": 99'))
+
+
+def unknown_primitive_in_a_recipe() -> None:
+    schedule.Recipe.from_json(fused_recipe().to_json().replace('"call": "fuse"', '"call": "fuze"'))
+
+
+def recipe_for_another_architecture() -> None:
+    schedule.replay(Mlp(16), fused_recipe(), X)
+
+
+def replay_that_diverges() -> None:
+    other = small()
+    other.blocks[1].mlp.act = nn.ReLU()
+    recipe = dataclasses.replace(fused_recipe(), made_with={"torch": "2.13.0"})
+    schedule.replay(other, recipe, ids())
+
+
+def argument_that_no_recipe_can_hold() -> None:
+    sch = schedule_of(Mlp(16))
+    sch["inner"].replace(lambda x, bias: bias_gelu(x, bias), sch["inner"].find(bias_gelu))
+    sch.recipe()
+
+
+def fused_recipe() -> schedule.Recipe:
+    sch = schedule.create_schedule(small(), ids())
+    sch["blocks.*.mlp"].fuse(sch["blocks.*.mlp"].find("bias_gelu_tanh", expect=2))
+    return sch.recipe()
+
+
+def none_of_the_alternatives() -> None:
+    def fuse_gelu(sch: schedule.Schedule) -> None:
+        sch.fuse(sch.find(bias_gelu))
+
+    schedule.first_of(fuse_gelu, schedule.Schedule.decompose)(schedule_of(nn.ReLU())["inner"])
+
+
+def repetition_without_an_end() -> None:
+    def tag(sch: schedule.Schedule) -> None:
+        sch.annotate("fc1.weight", "decay", 0.0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(composing, "ENDLESS", 10)
+        schedule.repeat(tag)(schedule_of(Mlp(16))["inner"])
+
+
+def module_that_was_replaced() -> None:
+    sch = schedule_of(Mlp(16))
+    act = sch["inner.act"]
+    sch["inner"].replace(nn.Linear(16, 16))
+    act.replace(nn.ReLU())
+
+
+def match_in_what_was_replaced() -> None:
+    sch = schedule_of(Mlp(16))["inner"]
+    matches = sch.find(bias_gelu, expect=1)
+    sch["act"].replace(nn.GELU())
+    sch.fuse(matches)
+
+
+def misspelt_rule_to_find() -> None:
+    schedule_of(Mlp(16))["inner"].find("bias_gelu_tahn")
+
+
+def unknown_rule() -> None:
+    schedule.optimize(schedule_of(Mlp(16)), rules="bias_gelu_tahn")
+
+
+def nothing_to_undo() -> None:
+    schedule_of(Mlp(16)).undo()
+
+
+def nothing_to_fuse() -> None:
+    sch = schedule.create_schedule(small(), ids())
+    sch["blocks.*.attn"].fuse(sch["blocks.*.attn"].find(bias_gelu))
+
+
+def another_signature() -> None:
+    schedule_of(Mlp(16))["inner"].replace(nn.Bilinear(16, 16, 16))
+
+
+def middle_of_anothers_graph() -> None:
+    sch = schedule_of(Mlp(16))
+    sch.trace(flatten=True)
+    sch["inner"].replace(Mlp(16))
+
+
+def budget_out_of_reach() -> None:
+    schedule_of(Mlp(16)).checkpoint(budget=1)
+
+
+def tag_on_no_parameter() -> None:
+    schedule_of(Mlp(16))["inner"].annotate("fc1.wieght", "decay", 0.0)
+
+
+def compiled_model() -> None:
+    model = Holder(Mlp(16))
+    model.inner.compile(backend="eager")
+    schedule.create_schedule(model, X)
+
+
+def refused_inputs() -> None:
+    schedule.create_schedule(Holder(Mlp(16)), torch.zeros(2, 3, 4)).find(bias_gelu)
+
+
+def plan_of_a_part() -> None:
+    schedule_of(Mlp(16))["inner"].shard_plan(2)
+
+
+def plan_of_what_is_rewritten() -> None:
+    sch = schedule_of(Mlp(16))
+    sch["inner"].fuse(sch["inner"].find(bias_gelu))
+    sch.shard_plan(2)
+
+
+def plan_without_logits() -> None:
+    schedule_of(Mlp(16)).shard_plan(2, parallel_loss=True)
+
+
+KINDS: list[tuple[type[ScheduleError], Callable[[], Any]]] = [
     (PathError, no_such_module),
+    (PathError, module_that_was_replaced),
     (TraceError, data_dependent_forward),
     (MatchError, near_miss),
     (MatchError, near_misses_of_a_group),
@@ -160,16 +280,37 @@ KINDS: list[tuple[type[ScheduleError], Callable[[], None]]] = [
     (MatchError, interior_value_used_outside),
     (MatchError, mutation_amid_a_match),
     (MatchError, consumed_match),
+    (MatchError, match_in_what_was_replaced),
+    (MatchError, misspelt_rule_to_find),
+    (MatchError, unknown_rule),
     (MatchError, strict_leftovers),
+    (NotApplicable, nothing_to_fuse),
+    (NotApplicable, nothing_to_undo),
+    (NotApplicable, another_signature),
+    (NotApplicable, middle_of_anothers_graph),
+    (NotApplicable, budget_out_of_reach),
+    (NotApplicable, tag_on_no_parameter),
+    (NotApplicable, none_of_the_alternatives),
     (NotApplicable, no_batch),
+    (NotApplicable, refused_inputs),
+    (NotApplicable, compiled_model),
+    (NotApplicable, plan_of_a_part),
+    (NotApplicable, plan_of_what_is_rewritten),
+    (ShardError, plan_without_logits),
     (ShardError, shard_without_a_mesh),
+    (ScheduleError, repetition_without_an_end),
     (VerificationError, wrong_replacement),
     (RecipeError, unreadable_recipe),
+    (RecipeError, newer_recipe),
+    (RecipeError, unknown_primitive_in_a_recipe),
+    (RecipeError, recipe_for_another_architecture),
+    (RecipeError, replay_that_diverges),
+    (RecipeError, argument_that_no_recipe_can_hold),
 ]
 """Every kind of error, by what causes it; the file has the name of the function."""
 
 
-def caught(kind: type[ScheduleError], cause: Callable[[], None]) -> ScheduleError:
+def caught(kind: type[ScheduleError], cause: Callable[[], Any]) -> ScheduleError:
     with pytest.raises(kind) as info:
         cause()
     return info.value
@@ -184,7 +325,7 @@ def normalised(text: str) -> str:
 
 
 @pytest.mark.parametrize(("kind", "cause"), KINDS, ids=[cause.__name__ for _, cause in KINDS])
-def test_an_error_reads_as_its_file_says(kind: type[ScheduleError], cause: Callable[[], None]) -> None:
+def test_an_error_reads_as_its_file_says(kind: type[ScheduleError], cause: Callable[[], Any]) -> None:
     text, golden = normalised(str(caught(kind, cause))), HERE / f"{cause.__name__}.txt"
     if os.environ.get("UPDATE_GOLDEN") == "1":
         golden.write_text(text, encoding="utf-8")
@@ -230,3 +371,13 @@ def test_an_error_as_data() -> None:
     told = caught(MatchError, mutation_amid_a_match).to_dict()
     assert told["kind"] == "MatchError" and told["module"] == "inner" and "add_" in told["where"]
     assert any(line.startswith("add_ = ") for line in told["graph"])
+
+
+def test_whatever_does_not_apply_has_a_fix() -> None:
+    """Wherever it is raised: the fix is what the user can do, and none is an error without help."""
+    without = []
+    for file in (HERE.parents[1] / "schedule").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "NotApplicable":
+                without += [f"{file.name}:{node.lineno}"] * (not any(k.arg == "fix" for k in node.keywords))
+    assert not without
