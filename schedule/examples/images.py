@@ -52,12 +52,40 @@ def _pixel_values(sizes: Sizes) -> Layouts:
     video = sizes.normal(rows, frames, colours, height, width)
     larger = sizes.normal(rows, colours, 4 * height, 4 * width)
     layouts = [image, image[:, None], video, video.flatten(0, 1), *([larger] if height <= SMALL else [])]
+    if "target_sizes" in sizes.names:  # all images cut up, one patch beside the other
+        patch = configs.number("patch_size", near=VISION, default=16)
+        layouts.insert(0, sizes.normal(1, colours, patch, rows * (height // patch) * width))
+    if _PLACES & set(sizes.names):
+        patch = configs.number("patch_size", near=VISION, default=16)
+        layouts.insert(0, sizes.normal(rows, _pooled_side(configs) ** 2, colours * patch * patch))
     if "aspect_ratio_ids" in sizes.names:  # large images come in tiles
         layouts.insert(0, sizes.normal(rows, 1, configs.number("max_num_tiles", default=1), colours, height, width))
     if "spatial_shapes" in sizes.names:
         patch, count = configs.number("patch_size", near=VISION, default=16), _siglip_side(configs) ** 2
         layouts.insert(0, sizes.normal(rows, count, colours * patch * patch))
     return layouts
+
+
+_PLACES = {"pixel_position_ids", "image_position_ids"}
+
+
+def _pooled_side(configs: Configs) -> int:
+    """Patches each way, for two after they have been pooled."""
+    return 2 * configs.number("pooling_kernel_size", near=VISION, default=1)
+
+
+def _places(sizes: Sizes) -> Layouts:
+    """Column and row of each patch."""
+    side = _pooled_side(sizes.configs)
+    places = torch.arange(side * side, device=sizes.device)
+    return [torch.stack([places % side, places // side], dim=-1).expand(sizes.rows, -1, -1).contiguous()]
+
+
+def _target_sizes(sizes: Sizes) -> Layouts:
+    """Height and width in patches."""
+    height, width = image_size(sizes.configs)
+    patch = sizes.configs.number("patch_size", near=VISION, default=16)
+    return [sizes.repeated(height // patch, width // patch)]
 
 
 def _siglip_side(configs: Configs) -> int:
@@ -73,7 +101,8 @@ def _pixel_attention_mask(sizes: Sizes) -> Layouts:
     height, width = image_size(sizes.configs)
     by_pixel = sizes.ones(sizes.rows, height, width)
     by_patch = sizes.ones(sizes.rows, _siglip_side(sizes.configs) ** 2)
-    return [by_patch] if "spatial_shapes" in sizes.names else [by_pixel, by_pixel[:, None]]
+    by_frame = sizes.ones(sizes.rows, sizes.configs.number("num_frames", near=VISION, default=2))
+    return [by_patch] if "spatial_shapes" in sizes.names else [by_pixel, by_pixel[:, None], by_frame]
 
 
 def _video(sizes: Sizes) -> Layouts:
@@ -142,6 +171,9 @@ IMAGES: Makers = {
     "cross_attention_mask": _tiles("rows", "length", "images", "tiles"),
     "pixel_attention_mask": _pixel_attention_mask,
     "spatial_shapes": _spatial_shapes,
+    "pixel_position_ids": _places,
+    "image_position_ids": _places,
+    "target_sizes": _target_sizes,
     "flattened_patches": _flattened_patches,
     "grid_thw": _grid,
     "image_grid_thw": _grid,

@@ -49,6 +49,8 @@ _IMAGE = (
     "spatial_shapes",
     "pixel_attention_mask",
     "image_sizes",
+    "target_sizes",
+    "image_position_ids",
     "image_attention_mask",
     "image_embeds_position_mask",
     "aspect_ratio_ids",
@@ -142,7 +144,8 @@ class _Search:
                     seen.add(frozenset(chosen))
                     yield chosen, kinds
         for main in known:  # in place of the one that it says is the main one
-            yield [n for n in self.sizes.names if n in (*self.required, *_DECODER, main) and make(n, self.sizes)], []
+            decoder = [n for n in _DECODER if make(n, self.sizes)]
+            yield [n for n in self.sizes.names if n in (*self.required, *decoder, main)], []
 
     def batches(self) -> Iterator[Inputs]:
         for names, kinds in self.plans():

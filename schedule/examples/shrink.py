@@ -41,7 +41,12 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
     "muse_spark_audio": {"out_hidden_size": WIDTH},
     "reformer": {"axial_pos_embds": False},
     "sam2_vision_model": {"backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]},
-    "sapiens2_head": {"upsample_out_channels": [32], "upsample_kernel_sizes": [4]},
+    "sapiens2_head": {
+        "upsample_out_channels": [32],
+        "upsample_kernel_sizes": [4],
+        "conv_out_channels": [32],
+        "conv_kernel_sizes": [1],
+    },
     "xmod": {"default_language": "en_XX"},
     "t5gemma2_text": {"dropout_rate": 0.0},
     "zamba": {"attention_hidden_size": 2 * WIDTH},
@@ -54,6 +59,7 @@ REQUIRED: Mapping[str, int] = {
     "prediction_length": 4,
     "vocab_size": VOCABULARY,
     "image_token_index": VOCABULARY - 28,
+    "video_token_index": VOCABULARY - 27,
     "head_dim": HEAD_SIZE,
     "num_key_value_heads": HEADS,
 }

@@ -39,6 +39,11 @@ def _spectrogram(sizes: Sizes) -> Layouts:
     return [sizes.normal(sizes.rows, 64, _bins(sizes.configs))]
 
 
+def _padding(sizes: Sizes) -> Layouts:
+    """Marks what is padding: nothing is."""
+    return [mask == 0 for mask in _feature_mask(sizes)[-1:]]
+
+
 def _feature_mask(sizes: Sizes) -> Layouts:
     frames = dict.fromkeys((_frames(sizes.configs), 64))
     return [mask for count in frames for mask in (sizes.ones(sizes.rows, count), sizes.ones(sizes.rows, count).bool())]
@@ -130,6 +135,7 @@ SIGNALS: Makers = {
     "input_features_mask": _feature_mask,
     "feature_attention_mask": _feature_mask,
     "audio_mel": _spectrogram,
+    "audio_mel_mask": _padding,
     "spectrogram": _spectrogram,
     "mel_spectrogram": _spectrogram,
     "input_values": _input_values,

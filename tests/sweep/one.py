@@ -29,7 +29,7 @@ from schedule.runtime import install, state_of
 from schedule.verify.equivalence import equivalent
 from schedule.verify.preserve import preserved
 from schedule.verify.report import EquivalenceReport
-from schedule.verify.values import call, named_values
+from schedule.verify.values import call, named_tensors, named_values
 from tests.sweep.models import Built, NotBuilt, build
 from tests.sweep.parts import inputs_for
 
@@ -261,8 +261,8 @@ def _other(model: nn.Module, batch: Inputs, rows: int, length: int) -> Inputs | 
         other = inputs_for(model, rows, length)
     except ScheduleError:
         return None
-    same = other.keys() == batch.keys() and all(other[name].ndim == batch[name].ndim for name in batch)
-    return other if same else None
+    ranks, others = ({name: t.ndim for name, t in named_tensors(each).items()} for each in (batch, other))
+    return other if ranks == others else None
 
 
 def _shapes(reports: list[EquivalenceReport]) -> set[str]:

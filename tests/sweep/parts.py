@@ -10,13 +10,14 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
-from transformers import PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from schedule.errors import NotApplicable
 from schedule.examples import example_inputs
-from schedule.examples.inputs import Inputs
+from schedule.examples.inputs import REFUSALS, Inputs
 from schedule.recording import undisturbed
 from schedule.tracing.structure import leaves
 
@@ -29,8 +30,15 @@ def holders(config: type[PreTrainedConfig]) -> Iterator[tuple[str, str]]:
     for holder in beside:
         if isinstance(holder, type) and issubclass(holder, PreTrainedConfig) and holder.model_type in CONFIG_MAPPING:
             for field, held in holder.sub_configs.items():
-                if held is config:
+                if held is config or (held is AutoConfig and type(_default(holder, field)) is config):
                     yield holder.model_type, field
+
+
+def _default(holder: type[PreTrainedConfig], field: str) -> Any:
+    try:
+        return getattr(holder(), field, None)
+    except (*REFUSALS, StrictDataclassError):
+        return None
 
 
 def parts(whole: nn.Module, config: type[PreTrainedConfig]) -> list[nn.Module]:

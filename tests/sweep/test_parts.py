@@ -24,6 +24,7 @@ def tiny() -> hf.CLIPModel:
 
 def test_wholes_are_found_by_their_configs() -> None:
     assert list(holders(hf.CLIPTextConfig)) == [("clip", "text_config")]
+    assert list(holders(hf.VoxtralRealtimeTextConfig)) == [("voxtral_realtime", "text_config")], "its default"
     assert not list(holders(hf.BertConfig))
 
 
