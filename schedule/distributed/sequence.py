@@ -13,7 +13,6 @@ import inspect
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import fx, nn
 
@@ -22,9 +21,10 @@ from schedule.distributed.factors import Factor, factors
 from schedule.distributed.gradients import differentiable, parameters_of, users_of
 from schedule.distributed.modules import projection_of
 from schedule.distributed.owned import holds
-from schedule.distributed.plan import Group, Plan, ShardStep, SyncStep
+from schedule.distributed.plan import Group, Plan, SyncStep
 from schedule.distributed.propagation import propagate
 from schedule.distributed.state import Sharded
+from schedule.distributed.units import NotSequential, Unit, summed_outside, units_of, without_units
 from schedule.distributed.values import Layer, Propagated
 from schedule.errors import ShardError, TraceError
 from schedule.patterns.values import OpNode, operands
@@ -42,10 +42,6 @@ class Link:
     argument: str
     nbytes: int
     length: int
-
-
-class NotSequential(Exception):
-    """Why a layer cannot work on a part of the sequence."""
 
 
 def with_sequence_parallel(plan: Plan, graph: fx.Graph, root: nn.Module, state: Sharded) -> Plan:
@@ -149,8 +145,9 @@ def _layer(
     """
     module, below = root.get_submodule(link.path), f"{link.path}."
     inner = [_inside(group, below) for group in groups if any(step.path.startswith(below) for step in group.shards)]
-    units = _units(link, inner, root, state)
-    inner = [_without(group, units) for group in inner]
+    units = units_of(link.path, link.length, inner, root, state)
+    summed = dict(summed_outside(units, inner, root, state))
+    inner = [without_units(group, units) for group in inner]
     projections = {step.path for group in inner for step in group.shards if _is_projection(root, step.path)}
     if any(path.startswith(below) for path in repeated):
         raise NotSequential("it is called more than once")
@@ -160,7 +157,8 @@ def _layer(
     users, moving = users_of(found), differentiable(found, module, {stream})
     layers = {layer.path: layer for layer in found.layers}
     replaced = dict(_replacements(inner, link, root, state, found, layers, factor))
-    partial = dict.fromkeys(_around(units.values(), below, layers, factor, found))
+    scattered = {step.path for step in summed.values()}
+    partial = dict.fromkeys(_around(units.values(), scattered, below, layers, factor, found))
     apart = {layers[path].node for path in alone if path in layers}
     for node in found.nodes:
         if node in apart or node.op == "output" or not holds(found, node, factor):
@@ -176,59 +174,16 @@ def _layer(
                 if owner not in projections:
                     size = _nbytes(module, path)
                     partial[SyncStep(owner, "bwd_post", "all_reduce", argument=name, nbytes=size)] = None
-    return replaced, list(partial)
-
-
-@dataclass(frozen=True)
-class Unit:
-    """A module that works on the whole sequence, for what in it shares out parameters of its own, as experts do.
-
-    Attributes:
-        path: the module.
-        argument: the input that is gathered before it; what it returns is shared out again.
-        nbytes: of that input.
-    """
-
-    path: str
-    argument: str
-    nbytes: int
-
-
-def _units(link: Link, inner: list[Group], root: nn.Module, state: Sharded) -> dict[str, Unit]:
-    """By path, the smallest modules in a layer around each that shares out parameters of its own."""
-    units: dict[str, Unit] = {}
-    for path in dict.fromkeys(step.path for group in inner for step in group.shards):
-        if not _is_projection(root, path) and not isinstance(root.get_submodule(path), nn.Embedding):
-            unit = _unit(path, link, root, state)
-            units[unit.path] = unit
-    return units
-
-
-def _unit(path: str, link: Link, root: nn.Module, state: Sharded) -> Unit:
-    """Of the modules around ``path``, the smallest that takes and returns ``[batch, seq, features]``.
-
-    Raises:
-        NotSequential: there is none in the layer.
-    """
-    calls = state.whole.calls if state.whole is not None else {}
-    parts = path.split(".")
-    for end in range(len(parts), link.path.count(".") + 1, -1):
-        module = root.get_submodule(".".join(parts[:end]))
-        for call in calls.get(module, [])[:1]:
-            names = [name for name in inspect.signature(type(module).forward).parameters if name != "self"]
-            given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
-            name, spec = next(iter(given.items()), ("", None))
-            if _in_sequence(spec, link.length) and _in_sequence(call.output, link.length):
-                return Unit(".".join(parts[:end]), name, spec.nbytes)
-    raise NotSequential(f"{path} shares out parameters of its own, and nothing around it works along the sequence")
-
-
-def _in_sequence(spec: Any, length: int) -> bool:
-    return isinstance(spec, TensorSpec) and spec.ndim == 3 and spec.shape[1] == length and spec.dtype.is_floating_point
+    return {**replaced, **summed}, list(partial)
 
 
 def _around(
-    units: Iterable[Unit], below: str, layers: dict[str, Layer], factor: Factor, found: Propagated
+    units: Iterable[Unit],
+    scattered: Collection[str],
+    below: str,
+    layers: dict[str, Layer],
+    factor: Factor,
+    found: Propagated,
 ) -> Iterator[SyncStep]:
     """A unit gets the whole sequence, and gives its part of what it computes; gradients go the way back."""
     for unit in units:
@@ -237,16 +192,8 @@ def _around(
         if shared != [layer.given] or [_axis(found, each, factor) for each in (*shared, layer.node)] != [1, 1]:
             raise NotSequential(f"what {unit.path} takes and gives does not stay apart along the sequence")
         yield SyncStep(unit.path, "fwd_pre", "RSR->RRR", argument=unit.argument, nbytes=unit.nbytes)
-        yield SyncStep(unit.path, "fwd_post", "RRR->RSR", nbytes=unit.nbytes)
-
-
-def _without(group: Group, units: Collection[str]) -> Group:
-    """The part of a group that is in none of the units."""
-
-    def outside(step: ShardStep | SyncStep) -> bool:
-        return not any(f"{step.path}.".startswith(f"{unit}.") for unit in units)
-
-    return replace(group, shards=list(filter(outside, group.shards)), syncs=list(filter(outside, group.syncs)))
+        if unit.path not in scattered:
+            yield SyncStep(unit.path, "fwd_post", "RRR->RSR", nbytes=unit.nbytes)
 
 
 def _inside(group: Group, below: str) -> Group:
