@@ -3,9 +3,10 @@
     python -m benchmarks.tuning            # measure every point of the space, then search
     python -m benchmarks.tuning --replay   # search again over the points that were measured
 
-Every point of the space is measured once, by the cost function that ``schedule.tune`` has by default. The searches then
-run over that table: the same numbers for both, many seeds, and none of the machine's noise between them. A trial is a
-point that was not tried before, for random search too. Times are ratios to the original model's step.
+Every point of the space is measured, by the cost function that ``schedule.tune`` has by default; the fastest quarter
+once more. The searches then run over that table: the same numbers for all of them, many seeds, and none of the
+machine's noise between them. A trial is a point that was not tried before, for random search too. Times are ratios to
+the original model's step, in seconds of one thread's own, which others on the machine do not lengthen.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -74,7 +76,7 @@ def gpt2() -> tuple[nn.Module, dict[str, torch.Tensor]]:
 def measured(rounds: int, storage: Path) -> list[Trial]:
     """Every point of the space, each timed to the end; goes on where an interrupted run stopped."""
     model, batch = gpt2()
-    cost = TrainingStep(rounds)
+    cost = TrainingStep(rounds, time.process_time)
 
     def to_the_end(sch: schedule.Schedule, watch: Watch, micro_batch: int) -> Any:
         return cost(sch, Watch(None, lambda so_far: False, watch.original), micro_batch)
@@ -82,12 +84,37 @@ def measured(rounds: int, storage: Path) -> list[Trial]:
     return list(schedule.tune(model, plan, SPACE, batch, trials=1_000, cost=to_the_end, storage=storage).trials)
 
 
+def again(points: Sequence[Trial], rounds: int, storage: Path) -> list[Trial]:
+    """``points`` with the fastest quarter measured once more: the fastest of many noisy figures is too fast."""
+    model, batch = gpt2()
+    chosen = sorted(points, key=lambda point: point.time or math.inf)[: len(points) // 4]
+    known = {point.number: point for point in chosen}
+    cost = TrainingStep(rounds, time.process_time)
+
+    def apply(sch: schedule.Schedule, number: int) -> None:
+        plan(sch, **{name: known[number].knobs[name] for name in ("rules", "recomputed", "every")})
+
+    def to_the_end(sch: schedule.Schedule, watch: Watch, number: int) -> Any:
+        unhurried = Watch(None, lambda so_far: False, watch.original)
+        return cost(sch, unhurried, known[number].knobs["micro_batch"])
+
+    space = {"number": sorted(known)}
+    tuning = schedule.tune(model, apply, space, batch, trials=1_000, cost=to_the_end, storage=storage, name="again")
+    times = {trial.knobs["number"]: trial.time for trial in tuning.trials}
+    return [replace(point, time=times.get(point.number, point.time)) for point in points]
+
+
 def at_random(seed: int) -> optuna.samplers.BaseSampler:
     """Random search."""
     return optuna.samplers.RandomSampler(seed=seed)
 
 
-SEARCHES = {"tuned": None, "random": at_random}
+def tpe(seed: int) -> optuna.samplers.BaseSampler:
+    """Optuna's own search."""
+    return optuna.samplers.TPESampler(seed=seed, n_startup_trials=5, group=True)
+
+
+SEARCHES = {"schedule.tune": None, "optuna's TPE": tpe, "random search": at_random}
 
 
 class Replayed:
@@ -205,7 +232,7 @@ def main() -> None:
         stored = json.loads(options.output.read_text())
         points = [Trial(**point) for point in stored["results"]["points"]]
     else:
-        points = measured(options.rounds, options.storage)
+        points = again(measured(options.rounds, options.storage), options.rounds, options.storage)
     write_json(options.output, {"points": [point.to_dict() for point in points]})
     table = Replayed(points)
     results = [compared(table, bound, options.seeds) for bound in BOUNDS]

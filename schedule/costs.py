@@ -115,18 +115,19 @@ def measure(model: nn.Module, batch: Any) -> Cost:
     return Cost(saved_bytes=kept, dispatched=counting.count)
 
 
-def step_seconds(model: nn.Module, *batches: Any) -> float:
+def step_seconds(model: nn.Module, *batches: Any, clock: Callable[[], float] = time.perf_counter) -> float:
     """Seconds of one training step of ``model``, after one that warms up; all of it stays as it was.
 
     Args:
         batches: each a mapping (called by keyword), tuple or list (by position), or a single tensor; the gradients of
             several are added up.
+        clock: what counts the seconds.
     """
     with training(model):
         _step(model, batches)
-        start = time.perf_counter()
+        start = clock()
         _step(model, batches)
-        return time.perf_counter() - start
+        return clock() - start
 
 
 def step_peak(model: nn.Module, *batches: Any) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import statistics
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -90,10 +91,12 @@ class TrainingStep:
 
     Args:
         rounds: how often both are timed.
+        clock: what counts the seconds; on a machine without an accelerator that others use too, ``time.process_time``
+            does not count theirs.
     """
 
-    def __init__(self, rounds: int = 5) -> None:
-        self.rounds = rounds
+    def __init__(self, rounds: int = 5, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.rounds, self.clock = rounds, clock
         self._reference: list[Any] = []
 
     def __call__(self, sch: Schedule, watch: Watch, micro_batch: int | None = None, compiled: bool = False) -> Measured:
@@ -118,7 +121,7 @@ class TrainingStep:
             watch.memory(memory)
             ratios: list[float] = []
             for _ in range(self.rounds):
-                seconds = step_seconds(run, *parts)
+                seconds = step_seconds(run, *parts, clock=self.clock)
                 with watch.original():
                     ratios.append(seconds / self._original_seconds(sch.module, batch))
                 watch.time(statistics.median(ratios))
@@ -127,7 +130,7 @@ class TrainingStep:
     def _original_seconds(self, model: nn.Module, batch: Any) -> float:
         if not self._reference:
             self._reference = split(batch, _rows_that_fit(model, batch))
-        return step_seconds(model, *self._reference)
+        return step_seconds(model, *self._reference, clock=self.clock)
 
 
 def _compiling_afresh() -> AbstractContextManager[None]:

@@ -61,6 +61,23 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class Row:
+    """A trial as a line of a table.
+
+    Attributes:
+        kind: ``best``, ``measured`` or ``other``.
+        said: what it was, and why it was not measured to the end.
+    """
+
+    number: int
+    knobs: str
+    time: str
+    memory: str
+    said: str
+    kind: str
+
+
+@dataclass(frozen=True)
 class Tuning:
     """What :func:`schedule.tune` tried; prints as a table, also in a notebook.
 
@@ -187,25 +204,30 @@ class Tuning:
         bound = "" if self.bound is None else f"; at most {size(self.bound)}"
         return f"{len(self.trials)} trials: {counts or 'none'}{bound}{'; interrupted' if self.stopped else ''}"
 
-    def rows(self) -> list[tuple[Trial, bool]]:
-        """The trials, fastest within the bound first, each with whether it is the best."""
+    def rows(self) -> list[Row]:
+        """One line a trial, the fastest within the bound first."""
         order = {status: place for place, status in enumerate(STATUSES)}
-        by_cost = sorted(self.trials, key=lambda t: (order[t.status], t.time or 0.0, t.memory or 0, t.number))
-        return [(trial, place == 0 and trial.status == "measured") for place, trial in enumerate(by_cost)]
+        trials = sorted(self.trials, key=lambda t: (order[t.status], t.time or 0.0, t.memory or 0, t.number))
+        best = self.best if self.select("measured") else None
+        return [_row(trial, trial is best) for trial in trials]
 
     def __rich__(self) -> Table:
         table = Table(title=Text(f"schedule.tune: {self.of}"), title_justify="left", caption_justify="left")
         for name in ("trial", "knobs", "time", "memory", ""):
             table.add_column(name, justify="right" if name in ("trial", "time", "memory") else "left", overflow="fold")
-        for trial, best in self.rows():
-            said = "best" if best else trial.status if not trial.reason else f"{trial.status}: {trial.reason}"
-            cells = (str(trial.number), trial.label, time_text(trial), memory_text(trial), said)
-            table.add_row(*map(Text, cells), style="bold" if best else "dim" if trial.reason else "")
+        for row in self.rows():
+            style = {"best": "bold", "other": "dim"}.get(row.kind, "")
+            table.add_row(*map(Text, (str(row.number), row.knobs, row.time, row.memory, row.said)), style=style)
         table.caption = Text(self.summary())
         return table
 
     def __str__(self) -> str:
         return printed(self.__rich__()).rstrip()
+
+    def _repr_html_(self) -> str:
+        from schedule.templating import rendered
+
+        return str(rendered("tuning.html", of=self.of, summary=self.summary(), rows=self.rows()))
 
 
 def pareto(trials: Iterable[Trial]) -> list[Trial]:
@@ -233,16 +255,12 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else text_of(value)
 
 
-def time_text(trial: Trial) -> str:
-    """The time as tables show it; one that was not measured to the end with a ``~``."""
-    if trial.time is None:
-        return "–"
-    return f"{'~' if trial.status == 'pruned' else ''}{trial.time:.3g}"
-
-
-def memory_text(trial: Trial) -> str:
-    """The memory as tables show it."""
-    return "–" if trial.memory is None else size(trial.memory)
+def _row(trial: Trial, best: bool) -> Row:
+    time = "–" if trial.time is None else f"{'~' if trial.status == 'pruned' else ''}{trial.time:.3g}"
+    memory = "–" if trial.memory is None else size(trial.memory)
+    said = "best" if best else f"{trial.status}: {trial.reason}" if trial.reason else trial.status
+    kind = "best" if best else "measured" if trial.status == "measured" else "other"
+    return Row(trial.number, trial.label, time, memory, said, kind)
 
 
 def size(count: float) -> str:

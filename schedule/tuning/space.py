@@ -164,11 +164,6 @@ class Space:
                 )
         return knob
 
-    @property
-    def conditional(self) -> bool:
-        """Whether some knobs matter only sometimes."""
-        return any(knob.when for knob in self.knobs.values())
-
     def draw(self, suggest: Suggest) -> Knobs:
         """A value for each knob, by ``suggest``; None for those that do not matter."""
         drawn: Knobs = {}

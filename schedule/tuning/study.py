@@ -7,13 +7,12 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.samplers import BaseSampler, TPESampler
+from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -21,24 +20,18 @@ from schedule.errors import NotApplicable
 from schedule.recipes.recipe import Recipe
 from schedule.tuning.result import Trial
 from schedule.tuning.space import Choice, Knob, Knobs, Space
+from schedule.tuning.surrogate import promising
 
 Sampler = Callable[[int], BaseSampler]
 
-_ENUMERABLE = 100_000
-"""Of a larger space, a point that is new is drawn and not chosen from all."""
+_ENUMERABLE = 2_000
+"""Of a larger space, as many points are drawn, to choose from them."""
+_AT_RANDOM = 5
+"""How many trials come before there is anything to learn from."""
 _PATIENCE = 4
-"""How often in a row the sampler may want what is known, before a new point is drawn instead."""
+"""How often in a row a sampler may want what is known, before a new point is drawn instead."""
 _FAILED = 10.0
 """How far a trial that failed counts as over the bound: 1 is twice the bound."""
-
-
-def tpe(seed: int, group: bool = False) -> BaseSampler:
-    """Tree-structured Parzen estimators, which learn where trials were fast and within the bound.
-
-    Args:
-        group: some knobs matter only sometimes.
-    """
-    return TPESampler(seed=seed, n_startup_trials=5, multivariate=True, group=group)
 
 
 @dataclass(frozen=True)
@@ -69,7 +62,7 @@ class Study:
         name: under which it is stored.
         about: what must be the same for stored trials to count.
         seed: of the search; trial n is the same whether it was interrupted before or not.
-        sampler: makes optuna's sampler from a seed.
+        sampler: makes a sampler of optuna from a seed; None for :func:`~schedule.tuning.surrogate.promising`.
 
     Raises:
         NotApplicable: what is stored is about something else, or cannot be read.
@@ -86,7 +79,7 @@ class Study:
     ) -> None:
         self.space, self.seed = space, seed
         self._read: dict[int, Trial] = {}
-        self.sampler = sampler or partial(tpe, group=space.conditional)
+        self.sampler, self.bound = sampler, about["bound"]
         try:
             with _quiet():
                 self._study = optuna.create_study(
@@ -150,34 +143,38 @@ class Study:
             yield asked
 
     def _new(self) -> Asked | None:
-        known = {_key(trial.params) for trial in self._ended()}
-        for _ in range(_PATIENCE):
-            asked = self._ask()
-            if _key(asked.trial.params) not in known:
-                return asked
-            self.drop(asked)
-        fixed = self._unknown(known)
-        return None if fixed is None else self._ask(fixed)
+        trials = self.trials
+        known = {_key(self._internal(trial.knobs)) for trial in trials}
+        if self.sampler is not None or len(trials) < _AT_RANDOM:
+            for _ in range(_PATIENCE):
+                asked = self._ask()
+                if _key(asked.trial.params) not in known:
+                    return asked
+                self.drop(asked)
+        left = self._left(known)
+        if not left:
+            return None
+        draw = random.Random(f"{self.seed}:{len(trials)}: of what is left")
+        which = promising(self.space, trials, self.bound, left) if self.sampler is None else draw.randrange(len(left))
+        return self._ask(self._internal(left[which]))
 
     def _ask(self, fixed: Mapping[str, Any] | None = None) -> Asked:
         number = len(self._study.get_trials(deepcopy=False))
         with _quiet():
-            self._study.sampler = self.sampler(random.Random(f"{self.seed}:{number}").getrandbits(32))
+            self._study.sampler = (self.sampler or _at_random)(random.Random(f"{self.seed}:{number}").getrandbits(32))
             if fixed is not None:
                 self._study.enqueue_trial(dict(fixed))
             trial = self._study.ask()
             return Asked(self.space.draw(lambda name, knob: _suggested(trial, name, knob)), trial)
 
-    def _unknown(self, known: set[Any]) -> dict[str, Any] | None:
-        """The internal values of some point that was not tried."""
-        draw = random.Random(f"{self.seed}:{len(known)}: anything new")
+    def _left(self, known: set[Any]) -> list[Knobs]:
+        """Points that were not tried: all of them, or some of a space that is too large."""
+        draw = random.Random(f"{self.seed}:{len(known)}: some of them")
         if self.space.size <= _ENUMERABLE:
-            left = [point for point in map(self._internal, self.space.points()) if _key(point) not in known]
-            return draw.choice(left) if left else None
-        while True:
-            point = self._internal(self.space.draw(lambda name, knob: _drawn(draw, knob)))
-            if _key(point) not in known:
-                return point
+            points = list(self.space.points())
+        else:
+            points = [self.space.draw(lambda name, knob: _drawn(draw, knob)) for _ in range(_ENUMERABLE)]
+        return [point for point in points if _key(self._internal(point)) not in known]
 
     def _internal(self, knobs: Knobs) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -213,6 +210,10 @@ class Study:
     def drop(self, asked: Asked) -> None:
         """Forget a point that was not tried to the end."""
         self._study.tell(asked.trial, state=TrialState.FAIL)
+
+
+def _at_random(seed: int) -> BaseSampler:
+    return RandomSampler(seed=seed)
 
 
 def _suggested(trial: optuna.Trial, name: str, knob: Knob) -> Any:

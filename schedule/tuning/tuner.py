@@ -95,7 +95,8 @@ def tune(
             a database of SQLite if it ends in ``.db``; or optuna's URL of a database.
         name: of the search in ``storage``; by default of the model and the plan.
         seed: the same seed and the same costs give the same trials.
-        sampler: makes a sampler of optuna from a seed; by default TPE.
+        sampler: makes a sampler of optuna from a seed, such as ``TPESampler``, in place of our own search, which needs
+            fewer trials in spaces like these (:mod:`schedule.tuning.surrogate`).
         progress: shows a bar, in a terminal.
 
     Raises:
