@@ -168,7 +168,7 @@ for op, style in ((snake_formula, "-"), (snake, ":"), (wrong_snake, "--")):
     (slope,) = torch.autograd.grad(op(points, one).sum(), points)
     axes[1].plot(points.detach(), slope, style, linewidth=2, label=op.__name__)
 axes[1].set_title("its gradient")
-axes[1].legend()
+axes[1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
 figure.tight_layout()
 
 # %% [markdown]

@@ -90,7 +90,8 @@ except schedule.ShardError as error:
 # %% [markdown]
 # ## What each rank holds
 #
-# Of a plan over two ranks, and of a pipeline of two stages. Norms are whole on every rank: they are small.
+# Of the plan over two ranks, and of a pipeline of two stages. Norms are whole on every rank, since they are small, and
+# so is the vocabulary in the plan without it.
 
 
 # %%

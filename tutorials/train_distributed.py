@@ -2,6 +2,7 @@
 
     torchrun --nproc-per-node 4 tutorials/train_distributed.py --pp 2 --tp 2 --rank-logs build/logs
     torchrun --nproc-per-node 2 tutorials/train_distributed.py --tp 2 --steps 5
+    torchrun --nproc-per-node 2 tutorials/train_distributed.py --pp 1 2 --tp 2 1 --losses losses.json    # one by one
 
 The model begins on the meta device; each process materialises its own part, with the weights that one process would
 give the whole. Rank 0 shows the progress; each rank writes its own log. Runs on CPUs (gloo) and GPUs (NCCL) alike.
@@ -10,6 +11,7 @@ give the whole. Rank 0 shows the progress; each rank writes its own log. Runs on
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 from pathlib import Path
@@ -25,6 +27,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import schedule
 from schedule.distributed.checkpointing import save_sharded
 from schedule.distributed.pipeline import Pipeline
+from schedule.tree import Schedule
 
 TEXT = b"To be, or not to be, that is the question: whether 'tis nobler in the mind to suffer the slings and arrows. "
 
@@ -32,15 +35,20 @@ TEXT = b"To be, or not to be, that is the question: whether 'tis nobler in the m
 def arguments() -> argparse.Namespace:
     """What was asked for on the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pp", type=int, default=1, help="pipeline stages")
-    parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks")
+    parser.add_argument("--pp", type=int, nargs="+", help="pipeline stages, 1 if not given; of several runs, in turn")
+    parser.add_argument("--tp", type=int, nargs="+", help="tensor-parallel ranks, likewise; 1 if not given")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--microbatches", type=int, default=4)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--losses", type=Path, help="file for the loss of each step, as JSON: layout → losses")
     parser.add_argument("--rank-logs", type=Path, help="folder for one log a rank")
     parser.add_argument("--save", type=Path, help="folder for a sharded checkpoint")
-    return parser.parse_args()
+    args = parser.parse_args()
+    args.pp, args.tp = args.pp or [1] * len(args.tp or [1]), args.tp or [1] * len(args.pp or [1])
+    if len(args.pp) != len(args.tp):
+        parser.error(f"--pp says {len(args.pp)} layouts and --tp {len(args.tp)}")
+    return args
 
 
 def logger_of_this_rank(folder: Path | None) -> logging.Logger:
@@ -65,42 +73,42 @@ def batch_of(step: int, rows: int, length: int = 16, device: str = "cpu") -> dic
     return {"input_ids": ids, "labels": ids, "attention_mask": mask.expand(rows, 1, length, length)}
 
 
-def scheduled(args: argparse.Namespace, mesh: DeviceMesh) -> Any:
-    """The model without data: sharded over "tp", cut into stages over "pp"."""
-    config = LlamaConfig(
-        vocab_size=256,
-        hidden_size=args.width,
-        intermediate_size=2 * args.width,
-        num_hidden_layers=args.layers,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        use_cache=False,
-        attn_implementation="eager",
+def llama(width: int, layers: int) -> LlamaForCausalLM:
+    """The model, on the default device."""
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=256,
+            hidden_size=width,
+            intermediate_size=2 * width,
+            num_hidden_layers=layers,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            use_cache=False,
+            attn_implementation="eager",
+        )
     )
+
+
+def scheduled(args: argparse.Namespace, mesh: DeviceMesh) -> Schedule:
+    """The model without data: sharded over "tp", cut into stages over "pp"."""
+    stages = mesh.size(0)
     with torch.device("meta"):
-        model = LlamaForCausalLM(config)
+        model = llama(args.width, args.layers)
     example = {name: value.to("meta") for name, value in batch_of(0, 2).items()}
     sch = schedule.create_schedule(model, example_inputs=example, mesh=mesh)
-    if args.tp > 1:
+    if mesh["tp"].size() > 1:
         sch.apply_plan(sch.shard_plan(vocabulary=False))
-    for stage in range(1, args.pp):
-        sch[f"model.layers.{stage * args.layers // args.pp - 1}"].cut_pipeline_stage()
+    for stage in range(1, stages):
+        sch[f"model.layers.{stage * args.layers // stages - 1}"].cut_pipeline_stage()
     return sch
 
 
-def main() -> None:
-    """Train."""
-    args = arguments()
-    kind = "cuda" if torch.cuda.is_available() else "cpu"
-    if kind == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
-    copies = dist.get_world_size() // (args.pp * args.tp)
-    mesh = init_device_mesh(kind, (args.pp, copies, args.tp), mesh_dim_names=("pp", "dp", "tp"))
-    logger = logger_of_this_rank(args.rank_logs)
+def train(args: argparse.Namespace, mesh: DeviceMesh, logger: logging.Logger) -> list[float]:
+    """The loss of each step, on the ranks that have it."""
+    stages, copies, kind = mesh.size(0), mesh.size(1), mesh.device_type
     torch.manual_seed(0)
     sch = scheduled(args, mesh)
-    if args.pp > 1:
+    if stages > 1:
         model: Any = schedule.build(sch, pipeline=Pipeline(args.microbatches))
         parts = list(model.stages)
     else:
@@ -113,21 +121,44 @@ def main() -> None:
     logger.info("%s: coordinate %s, %d parameters in its stages", mesh, mesh.get_coordinate(), own)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=False)
     first = dist.get_rank() == 0
+    losses: list[float] = []
     rows = 2 * args.microbatches * copies
     for step in track(range(args.steps), "training", disable=not first):
         share = {name: value.chunk(copies)[mesh.get_local_rank("dp")] for name, value in batch_of(step, rows).items()}
         share = {name: value.to(kind) for name, value in share.items()}
-        if args.pp > 1:
+        if stages > 1:
             loss = model.step(**share).loss
         else:
             loss = model(**share).loss
             loss.backward()
+            loss = loss.detach()
         optimizer.step()
         optimizer.zero_grad()
         logger.info("step %d: loss %s", step, "in the last stage" if loss is None else f"{float(loss):.4f}")
+        losses += [] if loss is None else [float(loss)]
     if args.save is not None:
         save_sharded(model, args.save)
         logger.info("saved to %s", args.save)
+    return losses
+
+
+def main() -> None:
+    """Train once for each layout."""
+    args = arguments()
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    logger = logger_of_this_rank(args.rank_logs)
+    curves: dict[str, list[float]] = {}
+    for pp, tp in zip(args.pp, args.tp, strict=True):
+        shape = (pp, dist.get_world_size() // (pp * tp), tp)
+        mesh = init_device_mesh(kind, shape, mesh_dim_names=("pp", "dp", "tp"))
+        of_ranks: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(of_ranks, train(args, mesh, logger))
+        curves[f"pp {pp}, tp {tp}"] = next(filter(None, of_ranks), [])
+    if args.losses is not None and dist.get_rank() == 0:
+        args.losses.write_text(json.dumps(curves), encoding="utf-8")
     dist.destroy_process_group()
 
 
