@@ -9,6 +9,7 @@ counted, and warns once.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import threading
 import types
@@ -233,6 +234,27 @@ class ScheduledModule:
         return (_rebuild, (self._schedule_original,), state)
 
 
+def _copied(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """A copy as the class itself makes one, such as a GraphModule, which gives each a class; then scheduled alike."""
+    cls, state = type(self), vars(self).pop(STATE)
+    original: Any = cls._schedule_original
+    self.__class__ = original
+    try:
+        twin: nn.Module = original.__deepcopy__(self, memo)
+    finally:
+        self.__class__ = cls
+        vars(self)[STATE] = state
+    memo[id(self)] = twin
+    for name, child in self._modules.items():
+        if name not in twin._modules:  # what a graph does not call, a GraphModule leaves behind
+            twin._modules[name] = copy.deepcopy(child, memo)
+    own: ScheduledState = copy.deepcopy(state, memo)
+    own.module_class = type(twin)
+    vars(twin)[STATE] = own
+    twin.__class__ = scheduled_class(type(twin))
+    return twin
+
+
 def _rebuild(cls: type[nn.Module]) -> nn.Module:
     scheduled = scheduled_class(cls)
     return scheduled.__new__(scheduled)
@@ -247,6 +269,8 @@ def scheduled_class(cls: type[nn.Module]) -> type[nn.Module]:
         members = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_schedule_original": cls}
         members["__doc__"] = cls.__doc__
         members["forward"] = _with_signature_of(cls.forward)
+        if hasattr(cls, "__deepcopy__"):
+            members["__deepcopy__"] = _copied
         _classes[cls] = type(cls.__name__, (ScheduledModule, cls), members)
     return _classes[cls]
 

@@ -10,8 +10,9 @@ import threading
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
+import schedule
 from schedule.recording import record
 from schedule.runtime import FallbackWarning, install, state_of
 from schedule.tracing.specialisation import specialise
@@ -148,3 +149,26 @@ def test_another_model_of_the_class_is_untouched(pair):
     before = nn.Module.__call__
     other = build("gpt2")
     assert all(state_of(m) is None for m in other.modules()) and nn.Module.__call__ is before
+
+
+def test_a_scheduled_graph_module_copies():
+    """Each GraphModule has a class of its own, and makes its copies itself."""
+    root = nn.Module()
+    root.fc, root.drop = nn.Linear(4, 4), nn.Dropout(0.5)
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    hidden = graph.call_function(torch.relu, (graph.call_module("fc", (x,)),))
+    graph.output(graph.call_function(torch.add, (graph.call_module("drop", (hidden,)), x)))
+    sch = schedule.create_schedule(fx.GraphModule(root, graph), torch.randn(2, 4))
+    sch.fuse(sch.find("bias_relu", expect=1))
+    model = sch.module
+    twin = copy.deepcopy(model)
+    assert type(twin) is not type(model) and isinstance(twin, fx.GraphModule)
+    assert state_of(twin).specialisations and state_of(model).specialisations and twin.fc.weight is not model.fc.weight
+    x = torch.randn(3, 4)
+    assert torch.equal(twin.eval()(x), model.eval()(x)) and not state_of(twin).fallbacks
+    with torch.no_grad():
+        twin.fc.weight.zero_()
+    assert not torch.equal(twin(x), model(x)) and model.fc.weight.any()
+    sch.undo()
+    assert torch.equal(copy.deepcopy(model)(x), model(x))
