@@ -28,7 +28,9 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 MOST_NOT_RUN = 2
 """So many blocks are not run, each with its reason in the page. More need a better reason than this number."""
 
-EXTERNAL = re.compile(r"""<(?:script|img|iframe|link(?=[^>]*stylesheet))[^>]*(?:src|href)=["'](?:https?:)?//""")
+EXTERNAL = re.compile(
+    r"""<(?:script|img|iframe|link(?=[^>]*stylesheet))[^>]*(?:src|href)=["'](?:https?:)?//|url\(["']?(?:https?:)?//"""
+)
 
 
 def tiny_gpt2(layers: int = 2) -> tuple[hf.PreTrainedModel, dict[str, torch.Tensor]]:
@@ -122,6 +124,6 @@ def test_the_site_builds_strictly_and_needs_no_network(tmp_path: Path, monkeypat
     build(config)
     pages = sorted((tmp_path / "site").rglob("*.html"))
     assert {page.stem for page in PAGES} - {"README", "CONTRIBUTING"} <= {page.stem for page in pages}
-    for page in pages:
+    for page in [*pages, *(tmp_path / "site").rglob("*.css")]:
         found = EXTERNAL.search(page.read_text(encoding="utf-8"))
         assert found is None, f"{page.name} loads {found and found[0]}"
