@@ -82,6 +82,13 @@ def test_images_become_as_large_as_what_is_added_to_them() -> None:
     assert batch["pixel_values"].shape == (2, 3, 20, 20) and batch["input_ids"].shape == (2, 8)
 
 
+def test_images_that_are_put_together_are_scaled_together() -> None:
+    halves = {"pixel_values": torch.randn(2, 3, 8, 8), "masks": torch.ones(2, 3, 8, 8).long(), "ids": torch.ones(2, 8)}
+    error = ValueError("Input image size (16*8) doesn't match model (8*8).")
+    (batch,) = mended(halves, error)
+    assert [tuple(value.shape) for value in batch.values()] == [(2, 3, 4, 8), (2, 3, 4, 8), (2, 8)]
+
+
 def test_an_error_that_names_no_size_mends_nothing() -> None:
     assert not list(mended({"input_ids": torch.ones(2, 12)}, ValueError("no")))
     assert not list(mended({"input_ids": torch.ones(2, 12)}, ValueError("7 is not a multiple of 3"))), "no size is 7"

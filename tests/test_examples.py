@@ -46,6 +46,7 @@ KINDS: dict[str, set[str]] = {
     "kosmos-2": {"input_ids", "attention_mask", "pixel_values", "image_embeds_position_mask", "labels"},
     "gemma4_vision": {"pixel_values", "pixel_position_ids"},
     "minicpm_ocr_vision": {"pixel_values", "target_sizes"},
+    "qwen2_5_omni_audio_encoder": {"input_features", "feature_lens", "aftercnn_lens"},
     "gemma3n_audio": {"audio_mel", "audio_mel_mask"},
     "instructblipvideo": {
         "pixel_values",

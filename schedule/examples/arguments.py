@@ -32,7 +32,7 @@ def _documented(name: str, sizes: Sizes) -> Layouts:
     known |= {"height": height, "width": width, "image_size": height, "num_channels": channels(sizes.configs)}
     said = sizes.documented[name]
     shape = said.shape(sizes.configs, known)
-    if "mask" in name:
+    if "mask" in name and len(shape) < 4:  # those are images
         return [sizes.ones(*shape).bool(), sizes.ones(*shape)] if "Bool" in said.kind else [sizes.ones(*shape)]
     if name.endswith("input_ids"):
         return [sizes.tokens(sizes.configs.number("vocab_size", near=TEXT, default=2), shape[-1])]

@@ -57,7 +57,14 @@ _IMAGE = (
     "aspect_ratio_mask",
     "cross_attention_mask",
 )
-_SOUND = ("input_features", "input_values", "input_features_mask", "feature_attention_mask")
+_SOUND = (
+    "input_features",
+    "input_values",
+    "input_features_mask",
+    "feature_attention_mask",
+    "feature_lens",
+    "aftercnn_lens",
+)
 _SERIES = (
     "past_values",
     "past_observed_mask",

@@ -81,6 +81,18 @@ def _added(batch: Batch, given: int, wanted: int, dimension: int) -> Batch:
     return _everywhere({n: v for n, v in batch.items() if v.ndim > dimension}, given, wanted, whole=False)
 
 
+def _scaled(batch: Batch, *numbers: int) -> Batch:
+    """Images in proportion: they may be put together before their size is looked at."""
+    height, width, wanted_height, wanted_width = numbers
+    changed = {}
+    for name, value in batch.items():
+        if value.ndim >= 4:
+            value = resized(value, -2, max(1, value.shape[-2] * wanted_height // height))
+            value = resized(value, -1, max(1, value.shape[-1] * wanted_width // width))
+        changed[name] = value
+    return changed
+
+
 _MENDS: list[tuple[re.Pattern[str], Callable[..., Batch]]] = [
     (re.compile(pattern, re.DOTALL), mend)
     for pattern, mend in (
@@ -90,6 +102,7 @@ _MENDS: list[tuple[re.Pattern[str], Callable[..., Batch]]] = [
         (r"(\d+) is not a multiple of (\d+)", _given_first),
         (r"shape '\[\d+, -1, (\d+)\]' is invalid for input of size (\d+)", _divided),
         (r"normalized_shape=\[(\d+)\].* input of size\[([\d, ]+)\]", _normalised),
+        (r"image size \((\d+)\*(\d+)\) doesn't match model \((\d+)\*(\d+)\)", _scaled),
         (r"tensor a \((\d+)\) must match the size of tensor b \((\d+)\) at non-singleton dimension (\d+)", _added),
     )
 ]

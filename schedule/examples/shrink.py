@@ -19,6 +19,7 @@ IMAGE, PATCH = 32, 8
 
 # Fields whose values follow from one another, or that are left open, in ways of this architecture alone.
 EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "align": {"projection_dim": 32},
     "align_vision_model": {"width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 128},
     "bamba": {"attn_layer_indices": [1]},
     "blt": {"use_cache": False},
@@ -27,15 +28,18 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
     "clap_audio_model": {"spec_size": 128, "num_mel_bins": 32},
     "clvp_encoder": {"num_attention_heads": 2},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10_000.0}}},
+    "dbrx": {"attn_config": {"kv_n_heads": HEADS // 2, "clip_qkv": 8, "rope_theta": 10_000.0}},
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"]},
     "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "efficientnet": {"width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 128},
     "emu3": {"vocabulary_map": {"<image>": 100, "<|extra_200|>": 101, "<|visual token 000000|>": 102}},
+    "emu3_vqgan": {"base_channels": 32, "hidden_size": 128},
     "esm": {"pad_token_id": 1, "mask_token_id": 32},
     "granite4_vision": {"deepstack_layer_map": [[0, 0], [1, 1]], "downsample_rate": "1/2"},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "llama4_vision_model": {"intermediate_size": 4 * WIDTH},
     "mllama_vision_model": {"vision_output_dim": 6 * WIDTH},
     "moonshine_streaming": {"num_key_value_heads": HEADS},
     "muse_spark_audio": {"out_hidden_size": WIDTH},

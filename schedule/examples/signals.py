@@ -28,7 +28,7 @@ def _frames(configs: Configs) -> int:
 
 def _input_features(sizes: Sizes) -> Layouts:
     bins, rows = _bins(sizes.configs), sizes.rows
-    layouts: Layouts = []
+    layouts: Layouts = [sizes.normal(bins, rows * 64)] if "feature_lens" in sizes.names else []  # one after the other
     for frames in dict.fromkeys((_frames(sizes.configs), 64)):
         by_frame = sizes.normal(rows, frames, bins)
         layouts += [by_frame.transpose(1, 2).contiguous(), by_frame, by_frame[:, None]]
@@ -37,6 +37,15 @@ def _input_features(sizes: Sizes) -> Layouts:
 
 def _spectrogram(sizes: Sizes) -> Layouts:
     return [sizes.normal(sizes.rows, 64, _bins(sizes.configs))]
+
+
+def _lengths(sizes: Sizes) -> Layouts:
+    return [sizes.repeated(64)[:, 0]]
+
+
+def _lengths_after_convolution(sizes: Sizes) -> Layouts:
+    """A stride of 2 halves them."""
+    return [sizes.repeated(32)[:, 0]]
 
 
 def _padding(sizes: Sizes) -> Layouts:
@@ -134,6 +143,8 @@ SIGNALS: Makers = {
     "input_features": _input_features,
     "input_features_mask": _feature_mask,
     "feature_attention_mask": _feature_mask,
+    "feature_lens": _lengths,
+    "aftercnn_lens": _lengths_after_convolution,
     "audio_mel": _spectrogram,
     "audio_mel_mask": _padding,
     "spectrogram": _spectrogram,
