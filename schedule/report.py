@@ -50,7 +50,7 @@ class Entry:
     source: str = ""
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
     """What was rewritten, what was not and why; prints as a table, also in a notebook.
 
@@ -60,17 +60,17 @@ class Report:
             training step. Called when first asked for.
         model: the scheduled module.
         time_ratio: measures, over so many rounds, the time of a training step over that of the original model.
-        schedule: what it is a report of, for the pictures on its page.
+        schedule: what it is a report of, with the steps: ``report.schedule.undo()``.
         timing: what :meth:`timed` measured last; None before it was asked for.
     """
 
     entries: list[Entry]
-    model: nn.Module = field(repr=False)
-    costs: Callable[[], dict[str, Cost]] = field(default=dict, repr=False)
-    time_ratio: Callable[[int], TimeRatio] | None = field(default=None, repr=False)
-    schedule: Schedule | None = field(default=None, repr=False)
+    model: nn.Module
+    costs: Callable[[], dict[str, Cost]] = dict
+    time_ratio: Callable[[int], TimeRatio] | None = None
+    schedule: Schedule | None = None
     timing: TimeRatio | None = field(default=None, init=False)
-    _measured: dict[str, Cost] | None = field(default=None, repr=False)
+    _measured: dict[str, Cost] | None = None
 
     def select(self, rule: str | None = None, status: Status | None = None) -> list[Entry]:
         """The entries of a rule, a status, or both."""
@@ -220,6 +220,10 @@ class Report:
 
     def __str__(self) -> str:
         return printed(self, 120)
+
+    def __repr__(self) -> str:
+        counts = [f"{count} {status}" for status in STATUSES if (count := self.count(status=status))]
+        return f"Report({type(self.model).__name__}: {', '.join(counts) or 'nothing found'})"
 
 
 def grouped(entries: Iterable[Entry]) -> dict[tuple[str, str, str], list[Entry]]:

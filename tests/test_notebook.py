@@ -47,6 +47,16 @@ def test_names_are_escaped() -> None:
     assert "<script>" not in text and "&lt;script&gt;" in text
 
 
+def test_a_report_is_short_where_it_is_only_named_and_has_its_steps() -> None:
+    model = small()
+    report = schedule.optimize(model, ids(), rules="bias_gelu_tanh")
+    assert repr(report) == "Report(Small: 2 declined)"
+    report = schedule.optimize(model, ids(), rules="bias_gelu_tanh", cost_guard=False)
+    assert repr(report) == "Report(Small: 2 applied)" and report.schedule is not None
+    report.schedule.undo()
+    assert not report.schedule.history
+
+
 def test_printed_text_stays_text_in_a_notebook(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
