@@ -1,4 +1,4 @@
-"""The launcher example under ``torchrun``."""
+"""Under ``torchrun``: models against the single-device run, and the launcher example."""
 
 from __future__ import annotations
 
@@ -9,15 +9,29 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "tutorials" / "train_distributed.py"
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "tutorials" / "train_distributed.py"
+
+
+def command(processes: int) -> list[str]:
+    """What starts that many."""
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 4])
+def test_models_under_torchrun(processes: int) -> None:
+    script = [*command(processes), "-m", "tests.distributed.under_torchrun"]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=500, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count(f"trains alike on {processes}") == 4
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("processes", "pp", "tp"), [(2, 2, 1), (2, 1, 2), (4, 2, 2), (4, 2, 1)])
 def test_training_under_torchrun(processes: int, pp: int, tp: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     options = [f"--pp={pp}", f"--tp={tp}", "--steps=12", f"--rank-logs={tmp_path}", f"--save={tmp_path / 'saved'}"]
-    done = subprocess.run([*command, str(SCRIPT), *options], capture_output=True, text=True, timeout=500)
+    done = subprocess.run([*command(processes), str(SCRIPT), *options], capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "training" in done.stdout + done.stderr
     logs = [(tmp_path / f"rank{rank}.log").read_text() for rank in range(processes)]

@@ -1,0 +1,24 @@
+"""Models as ``torchrun`` starts them: ``torchrun --nproc-per-node 2 -m tests.distributed.under_torchrun``."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from tests.distributed.test_models import trained_alike
+
+
+def main() -> None:
+    """Every architecture's process group and mesh come from the environment alone."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+    for name, sequence in (("gpt2", False), ("llama", True), ("mixtral", True), ("t5", False)):
+        trained_alike(mesh, name, sequence)
+        if dist.get_rank() == 0:
+            print(f"{name} trains alike on {dist.get_world_size()}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
