@@ -6,6 +6,7 @@ import re
 
 from docs.generate.api import public_reference
 from docs.generate.commands import command_reference
+from docs.generate.errors import error_reference
 from docs.generate.ops import op_reference
 from docs.generate.primitives import primitive_reference
 from docs.generate.rules import rule_reference
@@ -13,6 +14,7 @@ from docs.generate.rules import rule_reference
 PARTS = {
     "api": public_reference,
     "commands": command_reference,
+    "errors": error_reference,
     "ops": op_reference,
     "primitives": primitive_reference,
     "rules": rule_reference,
