@@ -165,6 +165,24 @@ def test_an_argument_that_a_refusal_names_is_asked_for() -> None:
     assert caught.value.fix == "pass one batch as example_inputs: dict(input_ids=…, other=…)"
 
 
+class Embedded(nn.Module):
+    """Has no embeddings of its own, though it would take ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = hf.BertConfig(vocab_size=64, hidden_size=8)
+
+    def forward(self, input_ids: Any = None, attention_mask: Any = None, inputs_embeds: Any = None) -> Any:
+        if input_ids is not None:
+            raise ValueError("`input_ids` is expected to be `None`")
+        return inputs_embeds * 2
+
+
+def test_embeddings_in_place_of_ids() -> None:
+    batch = example_inputs(Embedded())
+    assert {name: tuple(value.shape) for name, value in batch.items()} == {"inputs_embeds": (2, 12, 8)}
+
+
 class Parts(nn.Module):
     """Generates with its parts, as bark does."""
 

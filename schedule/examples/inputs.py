@@ -150,7 +150,8 @@ class _Search:
                 if chosen and frozenset(chosen) not in seen:
                     seen.add(frozenset(chosen))
                     yield chosen, kinds
-        for main in known:  # in place of the one that it says is the main one
+        embedded = [name for name in ("inputs_embeds",) if name in self.sizes.names]  # some have no embeddings
+        for main in (*known, *embedded):  # in place of the one that it says is the main one
             decoder = [n for n in _DECODER if make(n, self.sizes)]
             yield [n for n in self.sizes.names if n in (*self.required, *decoder, main)], []
 

@@ -13,20 +13,18 @@ from typing import Any
 
 import torch
 import transformers
-from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
 from schedule.errors import NotApplicable
 from schedule.examples import example_inputs
-from schedule.examples.inputs import REFUSALS, Inputs
+from schedule.examples.inputs import Inputs
 from schedule.examples.shrink import CATEGORIES, Config, shrink
-from tests.sweep.parts import holders, part_of
+from tests.sweep.parts import REFUSED, holders, part_of
 
 MAX_PARAMETERS = 40_000_000
 SECONDS_TO_BUILD = 6.0
-_REFUSALS: tuple[type[BaseException], ...] = (*REFUSALS, StrictDataclassError)
 _PART = "the config is a part of others"
 
 # The head that a model is most often trained with comes first; those without a head come last.
@@ -161,7 +159,7 @@ def build(name: str, seed: int = 0) -> Built:
                 defaults = _defaults(CONFIG_MAPPING[holder])
                 whole = _whole(holder, {**defaults, field: defaults.get(field) or config().to_dict()}, seed)
                 return Built(*part_of(whole.model, config), whole.kept)
-            except (NotBuilt, NotApplicable, RuntimeError, TypeError, ValueError):
+            except (NotBuilt, NotApplicable):
                 continue
         raise failure
 
@@ -169,7 +167,7 @@ def build(name: str, seed: int = 0) -> Built:
 def _defaults(config: Any) -> Config:
     try:
         defaults: Config = config().to_dict()
-    except _REFUSALS as error:
+    except REFUSED as error:
         raise NotBuilt("no default config", _first_line(error)) from error
     return defaults
 
@@ -199,7 +197,7 @@ def _shrunk(cls: type[nn.Module], name: str, default: Config, seed: int) -> Buil
             failure = _later(failure, NotBuilt("no example inputs", _first_line(question)))
         except ImportError as error:
             raise NotBuilt("needs a package", _first_line(error)) from error
-        except _REFUSALS as error:
+        except REFUSED as error:
             failure = _later(failure, NotBuilt("not shrunk", f"{type(error).__name__}: {_first_line(error)}"))
         except _TooLarge:
             continue

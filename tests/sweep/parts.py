@@ -21,6 +21,9 @@ from schedule.examples.inputs import REFUSALS, Inputs
 from schedule.recording import undisturbed
 from schedule.tracing.structure import leaves
 
+REFUSED: tuple[type[BaseException], ...] = (*REFUSALS, StrictDataclassError)
+"""How a model or a config refuses its sizes."""
+
 _WHOLES: WeakKeyDictionary[nn.Module, tuple[nn.Module, nn.Module]] = WeakKeyDictionary()  # copy → whole, part in it
 
 
@@ -37,7 +40,7 @@ def holders(config: type[PreTrainedConfig]) -> Iterator[tuple[str, str]]:
 def _default(holder: type[PreTrainedConfig], field: str) -> Any:
     try:
         return getattr(holder(), field, None)
-    except (*REFUSALS, StrictDataclassError):
+    except REFUSED:
         return None
 
 
@@ -62,9 +65,12 @@ def part_of(whole: nn.Module, config: type[PreTrainedConfig]) -> tuple[nn.Module
         if batch is None:
             continue
         mine = copy.deepcopy(part)
+        try:
+            with undisturbed(mine), torch.no_grad():
+                mine.eval()(**batch)
+        except REFUSED:  # it needs what is left out: a cache, an output
+            continue
         _WHOLES[mine] = whole, part
-        with undisturbed(mine), torch.no_grad():
-            mine.eval()(**batch)
         return mine, batch
     raise NotApplicable(f"an example of {type(whole).__name__} calls no part that is made of {config.__name__}")
 

@@ -48,6 +48,28 @@ def test_a_part_that_is_not_called() -> None:
         part_of(whole, hf.BertConfig)
 
 
+class Choosy(torch.nn.Module):
+    """Goes with a session, which no example holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = hf.BertConfig()
+
+    def forward(self, x: torch.Tensor, session: object = None) -> torch.Tensor:
+        if session is None:
+            raise KeyError("session")
+        return x
+
+
+def test_a_part_that_refuses_what_it_is_given() -> None:
+    whole = tiny()
+    embeddings = whole.vision_model.embeddings
+    embeddings.choosy = Choosy()
+    embeddings.register_forward_hook(lambda module, args, output: module.choosy(output, session=object()))
+    with pytest.raises(NotApplicable, match="calls no part that is made of BertConfig"):
+        part_of(whole, hf.BertConfig)
+
+
 def test_a_part_without_a_model_of_its_own() -> None:
     built = build("sam_mask_decoder")
     assert type(built.model).__name__ == "SamMaskDecoder" and built.batch["sparse_prompt_embeddings"] is None

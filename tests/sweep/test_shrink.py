@@ -37,6 +37,15 @@ def test_a_token_is_one_token_in_all_configs() -> None:
     assert small["image_token_index"] == small["text_config"]["eos_token_id"] < VOCABULARY
 
 
+def test_the_width_of_the_first_stage() -> None:
+    small = shrink({"hidden_size": 96, "embed_dim_per_stage": [96, 192, 384]})
+    assert small == {"hidden_size": 32, "embed_dim_per_stage": [32, 64, 128]}
+
+
+def test_codes_are_in_the_vocabulary() -> None:
+    assert shrink({"decoder_fixing_codes": [83, 248]})["decoder_fixing_codes"] == [83, 120]
+
+
 def test_stages_keep_their_ratios() -> None:
     small = shrink(hf.ConvNextConfig().to_dict())
     assert [size / small["hidden_sizes"][0] for size in small["hidden_sizes"]] == [1, 2, 4, 8]
