@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import jupytext
 import nbformat
 import pytest
 
+from tests.test_report import Page
 from tutorials.render import executed, sources
 
 SOURCES = sources()
@@ -35,6 +37,17 @@ def test_notebook_is_what_its_source_says(source: Path) -> None:
     written = [(cell.cell_type, cell.source) for cell in jupytext.read(source).cells]
     again = f"python tutorials/render.py {source.stem}"
     assert [(cell.cell_type, cell.source) for cell in committed(source).cells] == written, again
+
+
+@every_notebook
+def test_outputs_are_whole_and_name_no_machine(source: Path) -> None:
+    for cell in committed(source).cells:
+        for output in cell.get("outputs", ()):
+            for kind, data in output.get("data", {"text": output.get("text", "")}).items():
+                if kind != "image/png":
+                    assert not re.search(r"(?<![\w.…])/(home|root|tmp|usr|work|Users)/", data), data[:500]
+                if kind == "text/html":
+                    assert Page(data).texts
 
 
 @every_notebook

@@ -75,8 +75,8 @@ model.generate(ids[:1, :5], max_new_tokens=5, do_sample=False, pad_token_id=2)
 # %% [markdown]
 # ## Step by step
 #
-# `create_schedule` keeps the steps, so that they can be looked at, checked and undone. `optimize` takes a schedule as
-# well as a model, or a part of one. Here a fresh copy of the model is scheduled, its attention only.
+# A schedule keeps the steps, so that they can be looked at, checked and undone: `report.schedule`, or make one first.
+# `optimize` takes a schedule as well as a model, or a part of one. Here another model is scheduled, its attention only.
 
 # %%
 fresh = hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager")

@@ -50,7 +50,7 @@ def render(source: Path) -> None:
         cell["id"] = f"cell-{number}"
         cell.metadata.pop("execution", None)
     notebook.metadata.pop("widgets", None)
-    text = re.sub(r"[^\s\"'(]*/site-packages/", "…/", nbformat.writes(notebook))
+    text = re.sub(r"[^\s\"'(<>]*/site-packages/", "…/", nbformat.writes(notebook))
     text = re.sub(r"/tmp/ipykernel_\d+/\d+\.py", "this notebook", text.replace(str(HERE.parent), "…"))
     source.with_suffix(".ipynb").write_text(text + "\n", encoding="utf-8")
 
