@@ -7,6 +7,7 @@ edge crosses a box.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -164,7 +165,7 @@ def _across(rows: Sequence[Sequence[Vertex]], links: _Links, boxes: Sequence[Box
     for row in rows:
         x |= _apart(row, [0.0] * len(row), [1.0] * len(row), boxes)
     for sweep in range(2 * _SWEEPS):
-        last = sweep >= 2 * _SWEEPS - 2
+        last = sweep >= 2 * _SWEEPS - 4
         for row in rows if sweep % 2 == 0 else reversed(rows):
             wanted, weights = [], []
             for vertex in row:
@@ -173,7 +174,30 @@ def _across(rows: Sequence[Sequence[Vertex]], links: _Links, boxes: Sequence[Box
                 wanted.append(_mean([x[other] for other in near], x[vertex]))
                 weights.append(4.0 if vertex[1] else 1.0 + len(near))  # lanes are straight before boxes are central
             x |= _apart(row, wanted, weights, boxes)
+    _straighten(rows, x, boxes)
     return x
+
+
+def _straighten(rows: Sequence[Sequence[Vertex]], x: dict[Vertex, float], boxes: Sequence[Box]) -> None:
+    """Let lanes go straight down through as many layers as what is beside them leaves room in."""
+    beside = {vertex: (row[:place], row[place + 1 :]) for row in rows for place, vertex in enumerate(row) if vertex[1]}
+    run: list[Vertex] = []
+    low, high = -math.inf, math.inf
+    for vertex in sorted(beside):
+        left, right = beside[vertex]
+        least = max((x[v] + _room(v, vertex, boxes) for v in left[-1:]), default=-math.inf)
+        most = min((x[v] - _room(v, vertex, boxes) for v in right[:1]), default=math.inf)
+        goes_on = bool(run) and run[-1] == (vertex[0], vertex[1] - 1) and max(low, least) <= min(high, most)
+        if not goes_on:
+            run, low, high = [], -math.inf, math.inf
+        run, low, high = [*run, vertex], max(low, least), min(high, most)
+        straight = min(max(x[run[0]], low), high)
+        x |= dict.fromkeys(run, straight)
+
+
+def _room(one: Vertex, other: Vertex, boxes: Sequence[Box]) -> float:
+    """How far apart the centres of two neighbours in a row are at least."""
+    return (_width(one, boxes) + _width(other, boxes)) / 2 + (LANE if one[1] and other[1] else GAP)
 
 
 def _apart(
@@ -185,8 +209,7 @@ def _apart(
     """
     needed, at = [0.0], 0.0
     for left, right in pairwise(row):
-        gap = LANE if left[1] and right[1] else GAP
-        at += (_width(left, boxes) + _width(right, boxes)) / 2 + gap
+        at += _room(left, right, boxes)
         needed.append(at)
     pools: list[tuple[float, float, int]] = []  # place, weight, how many
     for place, weight, room in zip(wanted, weights, needed, strict=False):

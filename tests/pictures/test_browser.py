@@ -157,14 +157,15 @@ def test_pointing_at_a_node_tells_of_it_and_shows_its_change_on_both_sides(
 
 
 def test_dark_is_dark(browser: Any, pages: Callable[[str], Path]) -> None:
-    def brightness(scheme: str, what: str, property: str) -> int:
-        opened = Opened(browser, pages("gpt2"), 1280, scheme)
-        colour = opened.tab.evaluate(f"getComputedStyle(document.querySelector('{what}')).{property}")
+    brightness = {}
+    for scheme in ("light", "dark"):
+        opened = Opened(browser, pages("llama"), 1280, scheme)
+        for what, colour in (("body", "backgroundColor"), (".graph text", "fill")):
+            found = opened.tab.evaluate(f"getComputedStyle(document.querySelector('{what}')).{colour}")
+            brightness[scheme, what] = sum(map(int, found.removeprefix("rgb(").rstrip(")").split(",")))
         opened.tab.context.close()
-        return sum(map(int, colour.removeprefix("rgb(").rstrip(")").split(",")))
-
-    assert brightness("light", "body", "backgroundColor") > 700 > 100 > brightness("dark", "body", "backgroundColor")
-    assert brightness("light", ".graph text", "fill") < 200 < 600 < brightness("dark", ".graph text", "fill")
+    assert brightness["light", "body"] > 700 > 100 > brightness["dark", "body"]
+    assert brightness["light", ".graph text"] < 200 < 600 < brightness["dark", ".graph text"]
 
 
 @pytest.mark.parametrize("name", ["hostile", "notebook"])

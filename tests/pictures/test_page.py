@@ -195,8 +195,8 @@ def test_modules_under_a_primitive_are_coloured_where_they_are_called() -> None:
     sch["blocks.0"].checkpoint()
     picture = picture_of(sch.show_graph().html, "")
     assert "checkpoint" in picture.partition("</ul>")[0]
-    assert re.search(r'class="node call c\d" data-path="blocks\.0"', picture)
-    assert re.search(r'class="node call" data-path="blocks\.1"', picture)
+    assert re.search(r'class="node call marked c\d" data-path="blocks\.0"', picture)
+    assert re.search(r'class="node call plain" data-path="blocks\.1"', picture)
 
 
 def test_a_model_on_the_meta_device_is_drawn() -> None:
