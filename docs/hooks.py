@@ -24,10 +24,12 @@ _notebooks: dict[str, Page] = {}
 
 
 def on_config(config: Any) -> Any:
-    """The tutorials that there are, in the navigation."""
+    """The tutorials and the pages that there are, in the navigation."""
     for entry in config.nav:
         if "Tutorials" in entry:
             entry["Tutorials"] = [f"tutorials/{notebook.stem}.md" for notebook in TUTORIALS]
+        if "Reference" in entry and not (ROOT / "docs" / "tuning.md").exists():
+            entry["Reference"] = [page for page in entry["Reference"] if "Tuning" not in page]
     return config
 
 
