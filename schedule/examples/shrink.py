@@ -63,8 +63,12 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
     "xmod": {"default_language": "en_XX"},
     "step3p5": {"sliding_window": 8},
     "t5gemma2_text": {"dropout_rate": 0.0},
-    "zamba": {"attention_hidden_size": 2 * WIDTH},
-    "zamba2": {"mamba_headdim": WIDTH // 2, "attention_hidden_size": 2 * WIDTH},
+    "zamba": {
+        "attention_hidden_size": 2 * WIDTH,
+        "num_hidden_layers": 3,
+        "layers_block_type": ["hybrid", "linear_attention", "hybrid"],  # two at least share their weights
+    },
+    "zamba2": {"mamba_headdim": WIDTH // 2, "attention_hidden_size": 2 * WIDTH, "hybrid_layer_ids": [1]},
 }
 
 # Fields without a default that a model cannot do without.
