@@ -120,7 +120,7 @@ def _check_parts(
 
 # -- what may be synchronised -------------------------------------------------------------------------------
 
-MODES = ("fwd_pre", "fwd_post", "bwd_post")
+MODES = ("fwd_pre", "fwd_post", "bwd_pre", "bwd_post")
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "scatter")  # and "dtensor", of projections alone
 
 _GATHER_INSTEAD = 'sync("fwd_post", "all_gather"), or leave the outputs to a row-parallel module'
@@ -236,6 +236,21 @@ def check_boundary(module: nn.Module, sharding: ModuleSharding | None, mode: str
         raise ShardError("nothing in it is sharded, so there is nothing to synchronise", fix="shard it first")
 
 
+def check_output_gradient(module: nn.Module, sharding: ModuleSharding | None, sync: Sync) -> None:
+    """Refuse to add up gradients of an output that are no partial sums.
+
+    Raises:
+        ShardError: gives the reason and the fix.
+    """
+    role = sharding.role(module) if sharding is not None else None
+    if sync.op != "all_reduce" or sync.argument is not None or sync.axis is not None:
+        raise ShardError("the gradient of an output is whole, or a partial sum", fix='sync("bwd_pre", "all_reduce")')
+    if sharding is not None and "bwd_pre" in sharding.syncs:
+        raise ShardError("bwd_pre has all_reduce already", fix="undo that sync first")
+    if role in (COLUMN, CHANNEL):
+        raise ShardError("each rank has the gradient of its own outputs", fix="leave it out")
+
+
 def check_sync(module: nn.Module, sharding: ModuleSharding | None, mode: str, sync: Sync) -> None:
     """Refuse a synchronisation that contradicts how ``module`` is shared out.
 
@@ -316,5 +331,8 @@ def _input_reduced(root: nn.Module, path: str, sharding: ModuleSharding) -> bool
         return True
     parts = path.split(".")
     above = [root.get_submodule(".".join(parts[:depth])) for depth in range(len(parts))]
+    beside = (sharding_of(module) for module in above[-1].modules())
+    if any(one is not None and "bwd_pre" in one.syncs for one in beside):
+        return True  # what gives its input takes its part, too
     found = ((sharding_of(module), module) for module in above)
     return any(one is not None and one.reduces_gradients(module) for one, module in found)

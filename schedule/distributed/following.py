@@ -113,6 +113,10 @@ class _Following:
             self.made[node] = {at - len(sizes): one for at, one in enumerate(sizes) if isinstance(one, Setting)}
             return None
         cut = self.cuts.get(source) if isinstance(source, fx.Node) else None
+        if name in ("expand", "broadcast_to") and cut is None:
+            sizes = _sizes(node)
+            self.made[node] = {at - len(sizes): one for at, one in enumerate(sizes) if isinstance(one, Setting)}
+            return None
         if name == "getitem" and isinstance(source, fx.Node):
             return self.item(node, source, cut)
         if isinstance(cut, Cut) and isinstance(source, fx.Node):
@@ -269,6 +273,10 @@ class _Following:
             summed = 1 if operand is matrices[0] else 2
             if operand in matrices and from_right == summed:
                 raise self.refuse(node, "a product that sums over shared features", _WHOLE_HEADS)
+            for other in node.all_input_nodes:
+                setting = self.made.get(other, {}).get(-from_right)
+                if setting is not None and int(setting) == operand.meta["spec"].shape[cut.dim]:
+                    self.divide(node, setting, self.ranks // cut.replicas)
             return replace(cut, dim=_rank(node) - from_right)
         return None
 

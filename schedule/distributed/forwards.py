@@ -112,6 +112,8 @@ class _Writer:
             y = self.call(operator.add, y, bias, spec=y.meta["spec"])
         if self.role == COLUMN:
             y = self.gathered(y)
+        if "bwd_pre" in self.sharding.syncs:
+            y = self.call(collectives.copy_to_tensor_parallel, y, self.sharding.group, spec=y.meta["spec"])
         self.graph.output(y)
         self.graph.lint()
         return self.graph

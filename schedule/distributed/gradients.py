@@ -40,7 +40,7 @@ def differentiable(found: Propagated, root: nn.Module, inputs: Collection[OpNode
     values: set[OpNode] = set(inputs)
     for node in found.nodes:
         if node.op.rpartition(".")[2] in WRITES and any(one in values for one in operands(node.args)):
-            values.update(_written(node))
+            values.update(written(node))
         if not _floating(node.spec) or node.op == "detach":
             continue
         if node.op == "get_attr" or node.attr is not None:
@@ -53,7 +53,7 @@ def differentiable(found: Propagated, root: nn.Module, inputs: Collection[OpNode
     return values
 
 
-def _written(node: OpNode) -> Iterator[OpNode]:
+def written(node: OpNode) -> Iterator[OpNode]:
     """What is written to, and what that is a view of."""
     target = next(operands(node.args), None)
     while target is not None:

@@ -20,6 +20,8 @@ from schedule.tracing.specialisation import original_class
 SHARDING = "_schedule_sharding"
 
 Function = Callable[[Tensor], Tensor]
+OUTPUTS = ("fwd_post", "bwd_pre")
+"""Modes that synchronise what a module gives, or its gradient; the others what it takes."""
 COLUMN, ROW, CHANNEL, OWN = "column", "row", "channel", "own"
 LEFT = "dtensor"
 """The collective that is none: outputs stay where they are, in a DTensor."""
@@ -186,7 +188,7 @@ class ModuleSharding:
 
     def reduces_gradients(self, module: nn.Module) -> bool:
         """Whether gradients of some input of ``module`` are added up over the ranks."""
-        inputs = [sync for key, sync in self.syncs.items() if "fwd_post" not in key]
+        inputs = [sync for key, sync in self.syncs.items() if not key.startswith(OUTPUTS)]
         return any(s.op in ("all_reduce", "all_gather") and s.argument not in module._parameters for s in inputs)
 
 

@@ -43,7 +43,7 @@ class SyncStep:
 
     Attributes:
         path: the module.
-        mode: ``"fwd_pre"``, ``"fwd_post"`` or ``"bwd_post"``.
+        mode: ``"fwd_pre"``, ``"fwd_post"``, ``"bwd_pre"`` or ``"bwd_post"``.
         op: the collective, or a resharding.
         axis: the dimension that is shared out.
         argument: the input or parameter of a module that is no projection.
@@ -207,8 +207,8 @@ _BACKWARD = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather", "sc
 def _counted(steps: list[SyncStep], forward: bool) -> str:
     counts: dict[str, int] = {}
     for step in steps:
-        op: str | None = step.op if (step.mode != "bwd_post") == forward else None
-        if not forward and step.mode != "bwd_post" and (step.mode, step.op) != ("fwd_post", "all_gather"):
+        op: str | None = step.op if step.mode.startswith("fwd") == forward else None
+        if not forward and step.mode.startswith("fwd") and (step.mode, step.op) != ("fwd_post", "all_gather"):
             op = _BACKWARD.get(step.op)
         if op is not None:
             counts[op] = counts.get(op, 0) + 1

@@ -22,6 +22,7 @@ from schedule.distributed.following import follow
 from schedule.distributed.gradients import differentiable, parameters_of, users_of
 from schedule.distributed.modules import COLUMN, OWN, ROW, projection_of, role_of
 from schedule.distributed.owned import holds, synchronised
+from schedule.distributed.partial import NoPlace, places
 from schedule.distributed.plan import FEATURES, HEADS, Group, Plan, ShardStep, SyncStep, common_path
 from schedule.distributed.propagation import propagate
 from schedule.distributed.state import Sharded
@@ -211,6 +212,7 @@ class _Planner:
     def syncs(self, candidate: Candidate) -> list[SyncStep] | None:
         """Where partial sums and partial gradients are added up; None if that is inside of a module's own code."""
         factor, columns, made = candidate.factor, dict[str, Layer](), dict[SyncStep, None]()
+        partial: list[tuple[OpNode, OpNode]] = []
         owned: dict[str, dict[str, tuple[int, int]]] = {}
         for node in self.found.nodes:
             summed = any(factor in factors(dim) for dim in self.found.contracted.get(node, ()))
@@ -232,15 +234,19 @@ class _Planner:
                     columns[layer.path] = layer
                     continue
                 parameters = parameters_of(self.found, self.users, self.differentiable, operand, factor)
+                if parameters is not None and self.layered & set(parameters):
+                    parameters = None
                 if parameters is None and layer is None and self.own(node, candidate, owned):
                     continue
                 if parameters is None:
-                    candidate.refused = f"the gradient of {operand.name} would be a partial sum where no module begins"
-                    return None
-                for path in (path for path in parameters if path not in self.layered):
-                    owner, _, name = path.rpartition(".")
-                    size = self.nbytes(path)
-                    made[SyncStep(owner, "bwd_post", "all_reduce", argument=name, nbytes=size)] = None
+                    partial.append((operand, node))
+                made.update(dict.fromkeys(map(self.whole_parameter, parameters or ())))
+        if partial:
+            steps = self.added_up(factor, partial, columns)
+            if isinstance(steps, str):
+                candidate.refused = steps
+                return None
+            made.update(dict.fromkeys(steps))
         for path, axes in owned.items():
             steps = self.synchronised(path, axes)
             if isinstance(steps, str):
@@ -248,6 +254,31 @@ class _Planner:
                 return None
             made.update(dict.fromkeys(steps))
         return [*self.inputs(columns), *made]
+
+    def whole_parameter(self, path: str) -> SyncStep:
+        owner, _, name = path.rpartition(".")
+        return SyncStep(owner, "bwd_post", "all_reduce", argument=name, nbytes=self.nbytes(path))
+
+    def added_up(
+        self, factor: Factor, partial: list[tuple[OpNode, OpNode]], columns: dict[str, Layer]
+    ) -> list[SyncStep] | str:
+        """Where partial gradients of what is whole are added up; the ``columns`` that this spares are taken out."""
+        edges = [(layer.given, layer.node) for layer in columns.values()]
+        try:
+            found = places(self.found, self.root, self.users, self.differentiable, factor, partial, edges)
+        except NoPlace as error:
+            return str(error)
+        for path in [path for path, layer in columns.items() if layer.node in found.columns]:
+            del columns[path]
+        calls = self.state.whole.calls if self.state.whole is not None else {}
+        for path in found.parameters:
+            if path in self.layered or not calls.get(self.root.get_submodule(path.rpartition(".")[0])):
+                return f"the gradient of {path} would be a partial sum in the code of another module"
+        outputs = [(str(node.fx.target), nbytes(node.spec)) for node in found.modules if node.fx is not None]
+        return [
+            *(SyncStep(path, "bwd_pre", "all_reduce", nbytes=size) for path, size in outputs),
+            *map(self.whole_parameter, found.parameters),
+        ]
 
     def own(self, node: OpNode, candidate: Candidate, owned: dict[str, dict[str, tuple[int, int]]]) -> bool:
         """Whether ``node`` computes with a module's own parameter; its module is noted in ``owned``."""

@@ -261,6 +261,8 @@ def _replacements(
                 if axis is None:
                     raise NotSequential(f"what {own} gives does not stay apart along the sequence")
                 yield step, replace(step, op="reduce_scatter", axis=axis)
+            elif step.mode == "bwd_pre":
+                raise NotSequential(f"what {own} gives has a partial gradient, and would be a part of the sequence")
             elif step.mode == "bwd_post" and step.argument is None:
                 yield step, _gathered(step, own, [own], root, state, found, layers, factor)
             elif step.mode == "bwd_post" and step.argument not in root.get_submodule(step.path)._parameters:

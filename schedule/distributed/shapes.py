@@ -69,9 +69,9 @@ class Shapes(Values):
         source, spec = self.of(node.args["input"]), node.spec
         if source is None or not isinstance(spec, TensorSpec):
             return self.unknown(node)
-        out = [new_dim(size, "repeated", repeated=True) for size in spec.shape[: spec.ndim - len(source)]]
+        out = [new_dim(size, repeated=True) for size in spec.shape[: spec.ndim - len(source)]]
         for dim, size in zip(source, spec.shape[spec.ndim - len(source) :], strict=True):
-            out.append(dim if dim else new_dim(size, "repeated", repeated=True))
+            out.append(dim if dim else new_dim(size, repeated=True))
         return out
 
     def expand_as(self, node: OpNode) -> Value:

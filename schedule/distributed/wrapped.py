@@ -16,6 +16,7 @@ from schedule.distributed.groups import group_rank, group_size
 from schedule.distributed.modules import (
     COLUMN,
     CONVOLUTIONS,
+    OUTPUTS,
     ROW,
     ModuleSharding,
     Sync,
@@ -40,9 +41,9 @@ class ShardedForward:
         self.missing = incomplete(module, sharding)
         own = {name for table in (module._parameters, module._buffers) for name in table}
         syncs = sharding.syncs.items()
-        self.inputs = [(s, k.split()[0]) for k, s in syncs if not k.startswith("fwd_post") and s.argument not in own]
-        self.partial = tuple(s.argument for k, s in syncs if not k.startswith("fwd_post") and s.argument in own)
-        self.output = sharding.syncs.get("fwd_post")
+        self.inputs = [(s, k.split()[0]) for k, s in syncs if not k.startswith(OUTPUTS) and s.argument not in own]
+        self.partial = tuple(s.argument for k, s in syncs if not k.startswith(OUTPUTS) and s.argument in own)
+        self.output, self.result = (sharding.syncs.get(mode) for mode in OUTPUTS)
         self._names = [name for name in inspect.signature(self.cls.forward).parameters if name != "self"]
         self.__qualname__ = f"{self.cls.__qualname__}.forward"
 
@@ -65,6 +66,8 @@ class ShardedForward:
         if self.role == ROW and self.cls in CONVOLUTIONS and module._parameters.get("bias") is not None:
             bias = module._parameters["bias"]
             result = result + bias.reshape(-1, *[1] * (-self.features - 1))  # type: ignore[union-attr]
+        if self.result is not None:
+            result = on_first_tensor(result, lambda y: collectives.copy_to_tensor_parallel(y, self.sharding.group))
         return result
 
     # -- parameters --------------------------------------------------------------------------------------

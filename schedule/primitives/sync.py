@@ -42,6 +42,7 @@ def sync(
     fwd_post    all_gather           column-parallel: every rank's outputs side by side; this rank's part
     fwd_post    dtensor              column-parallel: the outputs as they are, in a DTensor; as it is
     bwd_post    all_reduce           column-parallel: the input as it is; its gradients are added up
+    bwd_pre     all_reduce           any whole output, read by what is shared out: its gradients are added up
     fwd_pre     all_gather           column-parallel: an input shared out along ``axis``; reduced, scattered
     fwd_pre     scatter              row-parallel: this rank's part of a whole input; gathered
     any         "RS->SR"             another dimension shared out, R whole and S shared; the way back
@@ -54,7 +55,7 @@ def sync(
 
     Args:
         sch: the module.
-        mode: ``"fwd_pre"``, ``"fwd_post"`` or ``"bwd_post"``.
+        mode: ``"fwd_pre"``, ``"fwd_post"``, ``"bwd_pre"`` or ``"bwd_post"``.
         op_or_fn: a collective by name; a resharding (``"RS->RR"``, gathers; ``"RR->SR"``, each its part; ``"RS->SR"``,
             all-to-all) with a letter for each dimension; or a function of the tensor, put where the collective
             would be (in ``bwd_post``, of the gradient of the input).
@@ -73,7 +74,9 @@ def sync(
     if isinstance(op_or_fn, str) and "->" in op_or_fn:
         op_or_fn = Resharding(op_or_fn, state.tp.group)
     wanted, sharding = Sync(op_or_fn, axis, argument), sharding_of(sch.module)
-    if projection_of(sch.module) is not None and argument is None:
+    if mode == "bwd_pre":
+        _sync_output_gradient(sch, state, wanted)
+    elif projection_of(sch.module) is not None and argument is None:
         _sync_projection(sch, state, mode, wanted)
     elif sharding is not None and sharding.splits and is_torch_layer(sch.module):
         _sync_layer(sch, state, mode, wanted)
@@ -108,6 +111,18 @@ def _sync_layer(sch: Schedule, state: Sharded, mode: str, wanted: Sync) -> None:
     if sharding is not None:
         refuse_opened(sch, state, changes_shapes=wanted.op != "all_reduce")
         _commit(sch, state, mode, wanted, sharding)
+
+
+def _sync_output_gradient(sch: Schedule, state: Sharded, wanted: Sync) -> None:
+    from schedule.distributed.conflicts import check_output_gradient
+    from schedule.distributed.modules import ModuleSharding, sharding_of
+
+    sharding = sharding_of(sch.module)
+    check_output_gradient(sch.module, sharding, wanted)
+    if sch.tree.graphs.current(sch.module) and sharding is None:
+        raise ShardError(f"{sch.label} was rewritten before", fix="shard and sync first, then fuse")
+    refuse_opened(sch, state, changes_shapes=False)
+    _commit(sch, state, "bwd_pre", wanted, sharding or ModuleSharding(state.tp.group, state.tp.size))
 
 
 def _sync_boundary(sch: Schedule, state: Sharded, mode: str, wanted: Sync) -> None:

@@ -177,7 +177,7 @@ def _count(model: nn.Module, plan: Plan, layers: list[str], outcome: Planned) ->
     outcome.layers = len(layers)
     outcome.attention = sum(any(group.kind == HEADS and _in(group, layer) for group in inner) for layer in layers)
     outcome.features = sum(any(group.kind != HEADS and _in(group, layer) for group in inner) for layer in layers)
-    modes = Counter(sync.mode == "bwd_post" for group in inner for sync in group.syncs)
+    modes = Counter(sync.mode.startswith("bwd") for group in inner for sync in group.syncs)
     outcome.collectives = modes[False], modes[True]
     outcome.minimum = len({_place(group, layer) for group in inner for layer in layers if _in(group, layer)})
     inside = {path for layer in layers for path in _weights(model.get_submodule(layer), layer)}
