@@ -21,10 +21,9 @@ def committed(source: Path) -> Any:
     return nbformat.read(source.with_suffix(".ipynb"), as_version=4)
 
 
-def shown(cell: Any) -> tuple[str, ...]:
+def shown(cell: Any) -> set[str]:
     """What a cell shows, as kinds: text, a table, a picture."""
-    kinds = {kind: None for output in cell.get("outputs", ()) for kind in output.get("data", {"text": None})}
-    return tuple(kinds)
+    return {kind for output in cell.get("outputs", ()) for kind in output.get("data", {"text": None})}
 
 
 def test_every_notebook_has_its_source() -> None:

@@ -43,16 +43,24 @@ def executed(source: Path) -> nbformat.NotebookNode:
     return notebook
 
 
+def cleaned(text: str) -> str:
+    """``text`` without what is of this machine only."""
+    text = re.sub(r"(?<![^\s\"'(<>])[^\s\"'(<>]*/site-packages/", "…/", text)
+    text = re.sub(r"/tmp/ipykernel_\d+/\d+\.py", "this notebook", text)
+    return text.replace(str(HERE.parent), "…")
+
+
 def render(source: Path) -> None:
     """Write the executed notebook beside ``source``."""
     notebook = executed(source)
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number}"
         cell.metadata.pop("execution", None)
+        for output in cell.get("outputs", ()):
+            texts = output.get("data", output)
+            texts.update({kind: cleaned(texts[kind]) for kind in ("text", "text/plain", "text/html") if kind in texts})
     notebook.metadata.pop("widgets", None)
-    text = re.sub(r"[^\s\"'(<>]*/site-packages/", "…/", nbformat.writes(notebook))
-    text = re.sub(r"/tmp/ipykernel_\d+/\d+\.py", "this notebook", text.replace(str(HERE.parent), "…"))
-    source.with_suffix(".ipynb").write_text(text + "\n", encoding="utf-8")
+    source.with_suffix(".ipynb").write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
