@@ -76,7 +76,7 @@ SAMPLE: dict[str, Held] = {
     # experts, state spaces, series
     "mixtral": held(2, gated_silu=2),
     "mamba": A_LENGTH,
-    "falcon_mamba": A_LENGTH,
+    "bamba": held(1, gated_silu=3),
     "patchtst": held(2, bias_gelu=2),
 }
 
