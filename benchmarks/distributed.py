@@ -3,16 +3,22 @@
     python -m benchmarks.distributed [--ranks 2] [--time]
 
 Collectives are counted on simulated ranks in one process; a layer's minimum is Megatron's: two all-reduces of
-[batch, seq, hidden] forward and two backward, or their sequence-parallel halves. Times on two cores say what the
-collectives cost over the loopback device, not what two accelerators gain.
+[batch, seq, hidden] forward and two backward, or their sequence-parallel halves.
+
+Step times are ratios to a step of one process while the other waits. Half is the ideal of two processes. Two cores show
+that the work is shared out, and what the parts that are not shared (norms, residual sums, the optimizer's Python) and
+messages over the loopback device cost beside it; both processes with a whole model each show how much of that is the
+machine's, whose cores share caches, memory and whatever else runs. They cannot show what accelerators gain: their
+products are a thousand times faster, their links ten to a hundred times, and nothing here hides a message.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import socket
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,31 +37,32 @@ from schedule.distributed.plan import Plan
 from schedule.distributed.simulate import planned
 
 LAYERS, WIDTH, ROWS, LENGTH = 2, 256, 2, 64
+TIMED_WIDTH, TIMED_LENGTH = 512, 256
 
 
-def models() -> dict[str, Any]:
+def models(width: int = WIDTH) -> dict[str, Any]:
     """Small models of real shapes: name → configuration."""
     common: dict[str, Any] = {
-        "hidden_size": WIDTH,
+        "hidden_size": width,
         "num_hidden_layers": LAYERS,
         "num_attention_heads": 8,
-        "intermediate_size": 4 * WIDTH,
+        "intermediate_size": 4 * width,
         "vocab_size": 1024,
     }
     return {
-        "gpt2": transformers.GPT2Config(n_layer=LAYERS, n_embd=WIDTH, n_head=8, vocab_size=1024, n_positions=128),
+        "gpt2": transformers.GPT2Config(n_layer=LAYERS, n_embd=width, n_head=8, vocab_size=1024, n_positions=256),
         "llama (8:2)": transformers.LlamaConfig(**common, num_key_value_heads=2),
         "bert": transformers.BertConfig(**common),
         "mixtral": transformers.MixtralConfig(**common, num_key_value_heads=2, num_local_experts=4),
     }
 
 
-def made(config: Any) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+def made(config: Any, length: int = LENGTH) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     """The model of a configuration, and a batch for it."""
     auto = transformers.AutoModelForMaskedLM if config.model_type == "bert" else transformers.AutoModelForCausalLM
     torch.manual_seed(0)
     model: nn.Module = auto.from_config(config, attn_implementation="eager").eval()
-    ids = torch.randint(3, 1000, (ROWS, LENGTH))
+    ids = torch.randint(3, 1000, (ROWS, length))
     return model, {"input_ids": ids, "labels": ids}
 
 
@@ -130,19 +137,44 @@ def _step(model: nn.Module, batch: dict[str, torch.Tensor]) -> None:
 
 
 def _timed(rank: int, ranks: int, port: int) -> None:
+    """One process while the others wait, all with a whole model each, and all together."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
     mesh = dist.device_mesh.init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
-    for name, config in models().items():
-        model, batch = made(config)
-        twin = copy.deepcopy(model)
+
+    def together(step: Callable[[], None], here: bool = True) -> None:
+        if here:
+            step()
+        dist.barrier()
+
+    for name, config in models(TIMED_WIDTH).items():
+        model, batch = made(config, TIMED_LENGTH)
+        whole = partial(_step, copy.deepcopy(model), batch)
         sch = schedule.create_schedule(model, batch, mesh)
         sch.apply_plan(sch.shard_plan())
-        times = interleaved({"one": partial(_step, twin, batch), "both": partial(_step, model, batch)})
-        ratio = times["both"].median / times["one"].median
+        times = interleaved(
+            {
+                "one": partial(together, whole, rank == 0),
+                "each": partial(together, whole),
+                "all": partial(together, partial(_step, model, batch)),
+            },
+            rounds=7,
+        )
+        alone, shared = times["one"].median, times["all"]
         if rank == 0:
-            print(f"{name}: a step of both processes together takes {ratio:.2f} of one's")
+            print(
+                f"{name}: a step of one process {alone * 1e3:.0f} ms; of {ranks} with a whole model each "
+                f"{times['each'].median / alone:.2f} of that; of {ranks} that share it {shared.median / alone:.2f} "
+                f"[{shared.low / alone:.2f}, {shared.high / alone:.2f}], ideal {1 / ranks:.2f}",
+                flush=True,
+            )
     dist.destroy_process_group()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def main() -> None:
@@ -153,7 +185,7 @@ def main() -> None:
     arguments = parser.parse_args()
     Console().print(table(arguments.ranks))
     if arguments.time:
-        torch.multiprocessing.spawn(_timed, args=(2, 29517), nprocs=2)
+        torch.multiprocessing.spawn(_timed, args=(2, _free_port()), nprocs=2)
 
 
 if __name__ == "__main__":
