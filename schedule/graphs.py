@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import nn
 from schedule import recording as recordings
 from schedule.errors import ScheduleError, TraceError
 from schedule.examples import example_inputs
+from schedule.generators import torch_states
 from schedule.recording import Call, Recording, as_call, undisturbed
 from schedule.runtime import ScheduledState, forward_of, state_of, uncounted
 from schedule.tracing.attributes import assigns_attributes, attributes, attributes_as
@@ -235,9 +236,10 @@ class _Comparison:
             return call(*args, **kwargs)
         twin_args, twin_kwargs = map_structure((args, kwargs), _own)
         before = attributes(module) if module in self.assigning else []
+        drawn = torch_states()
         expected = call(*args, **kwargs)
         if not is_hooked(module):  # a hook may change the output: then the graph is not what the call returns
-            with attributes_as(before):
+            with attributes_as(before), _drawing_again(drawn):
                 self.compare(module, expected, twin_args, twin_kwargs)
         return expected
 
@@ -265,6 +267,19 @@ class _Comparison:
                 where=f"inputs of shapes {where}",
                 fix="keep the module that bakes a size in a leaf (`leaves=(…,)`), or schedule its submodules",
             )
+
+
+@contextmanager
+def _drawing_again(states: list[tuple[torch.Generator, torch.Tensor]]) -> Iterator[None]:
+    """Within, the random numbers that were drawn from these states: dropout may be on in evaluation too."""
+    after = torch_states()
+    for generator, state in states:
+        generator.set_state(state)
+    try:
+        yield
+    finally:
+        for generator, state in after:
+            generator.set_state(state)
 
 
 def _own(leaf: Any) -> Any:

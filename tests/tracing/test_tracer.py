@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import schedule
 from schedule.errors import TraceError
 from schedule.recording import record
 from schedule.runtime import FallbackWarning, state_of
@@ -350,3 +351,22 @@ def test_autocast_outside_is_not_answered_with_the_wrong_dtypes():
     schedule_all(module, (x, w))
     with torch.autocast("cpu", dtype=torch.bfloat16), pytest.warns(FallbackWarning):
         assert module(x, w).dtype is torch.bfloat16
+
+
+class AlwaysDropping(nn.Module):
+    """Dropout that evaluation does not switch off, for estimates of uncertainty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(F.dropout(self.fc(x), 0.5, True))
+
+
+def test_a_graph_that_draws_in_evaluation_is_compared_on_the_same_draws() -> None:
+    sch = schedule.create_schedule(nn.Sequential(AlwaysDropping()), torch.randn(3, 4))
+    assert len(sch["0"].specialisations) == 2
+    state = torch.get_rng_state()
+    sch["0"].trace()
+    assert torch.equal(torch.get_rng_state(), state)
