@@ -178,7 +178,7 @@ def _rows(module: nn.Module, own: ModuleSharding) -> list[ShardRow]:
         if shape:
             shape[split.axis] = split.size
         shares = tuple(_share(shape, split, own.ranks, rank) for rank in range(min(own.ranks, MOST_RANKS)))
-        upright = len(shape) > 1 and split.axis == len(shape) - 1
+        upright = split.axis == len(shape) - 1
         rows.append(ShardRow([], name, own.role(module) or "own", upright, _sizes(shape), shares, syncs))
         syncs = ()  # once a module
     return rows or [ShardRow([], "", "whole", False, "", (), syncs)]
