@@ -111,7 +111,16 @@ def _marks(
         if found is not None:
             x, y = _places([found], unit)
             axes.scatter(x, y, s=80, facecolors="none", edgecolors=_INK, linewidths=1.4, zorder=4)
-            axes.annotate(label, (x[0], y[0]), xytext=(7, 5), textcoords="offset points", fontsize=9, color=_INK)
+            left = x[0] > sum(axes.get_xlim()) / 2
+            axes.annotate(
+                label,
+                (x[0], y[0]),
+                xytext=(-7 if left else 7, 6),
+                textcoords="offset points",
+                ha="right" if left else "left",
+                fontsize=9,
+                color=_INK,
+            )
 
 
 def _places(trials: Sequence[Trial], unit: float) -> tuple[list[float], list[float]]:
