@@ -119,8 +119,7 @@ axes[1, 0].set_ylabel("apart")
 figure.tight_layout()
 
 # %% [markdown]
-# The same training up to rounding, which every further step makes a little larger. Dropout is the same too: under one
-# seed the same numbers are dropped.
+# The same training, up to rounding. Dropout is the same too: under one seed the same numbers are dropped.
 #
 # ## Save and load
 #
