@@ -126,6 +126,9 @@ class _Planner:
         syncs = self.syncs(candidate) if steps is not None else None
         if steps is None or syncs is None:
             return None
+        if not any(sync.mode == "fwd_post" for sync in syncs):
+            candidate.refused = "nothing that is returned is made of it"
+            return None
         name = common_path(step.path for step in steps) or "the root"
         return Group(name, candidate.factor.size, steps, syncs, self.kind(candidate.factor))
 

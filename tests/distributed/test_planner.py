@@ -255,11 +255,11 @@ class PackedOutside(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.act, self.second = OwnLinear(32, 16), Act(), OwnLinear(16, 16)
-        self.empty = nn.Linear(16, 0)
+        self.empty = nn.Parameter(torch.zeros(0))
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.first(x).chunk(2, -1)
-        result: Tensor = self.second(self.act(gate, up)) + self.empty(x).sum()
+        result: Tensor = self.second(self.act(gate, up)) + self.empty.sum()
         return result
 
 
@@ -393,3 +393,20 @@ def test_a_partial_gradient_of_what_is_whole_needs_the_whole_sequence() -> None:
     assert "partial gradient" in plan.whole["sequence of 0"] and not plan.boundaries
     assert [step.path for step in plan.syncs if step.mode == "bwd_pre"] == ["0.scale", "1.scale"]
     assert simulate(model, given, lambda sch: sch.apply_plan(plan), 2).equal(1e-4)
+
+
+class Unused(nn.Module):
+    """Of one projection only the size is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.one(x.new_zeros(self.other(x).relu().shape) + x)
+        return result
+
+
+def test_what_nothing_is_made_of_stays_whole() -> None:
+    plan, _ = planned(Unused())
+    assert not sharded(plan) and "nothing that is returned" in plan.whole["other.weight"]
