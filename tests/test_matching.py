@@ -13,7 +13,10 @@ import schedule
 from schedule import Schedule, call_module, optional, scalar
 from tests import zoo
 from tests.fingerprint import fingerprint
+from tests.recipes.watching import recipes_as_text
 from tests.small import bias_gelu, ids, small
+
+__all__ = ["recipes_as_text"]
 
 
 @pytest.fixture

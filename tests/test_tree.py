@@ -16,7 +16,10 @@ from schedule import Group, Schedule
 from schedule.primitives.registry import registered, unregister
 from tests import zoo
 from tests.fingerprint import fingerprint
+from tests.recipes.watching import recipes_as_text
 from tests.small import bias_gelu, ids, small
+
+__all__ = ["recipes_as_text"]
 
 
 @pytest.fixture
