@@ -10,16 +10,18 @@ import operator
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
 from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from schedule.errors import TraceError
 from schedule.tracing.containers import TrackedDict
+from schedule.tracing.scalars import scalar_of
 from schedule.tracing.source import user_line
 from schedule.tracing.structure import map_structure
 
@@ -183,6 +185,13 @@ class OpaqueTracker:
             return leaf.item()  # a number
         if isinstance(leaf, _PLAIN) or leaf is Ellipsis:
             return leaf
+        if _holds_values(leaf):
+            raise TraceError(
+                f"an object of class {type(leaf).__name__} that the forward makes, and fills with what it computes, is "
+                "returned or handed on",
+                where=user_line(),
+                fix="mark the module that makes it as a leaf (`leaves=(…,)`), or schedule its submodules instead",
+            )
         if id(leaf) not in self._constants:
             self._constants[id(leaf)] = (leaf, self.tracer.emit(Constant(leaf), ()))
         return self._constants[id(leaf)][1]
@@ -222,6 +231,17 @@ class OpaqueTracker:
         made.__class__ = _watched_class(cls)
         object.__setattr__(made, "_watch", (self, value, node))
         node.meta["object"] = True
+
+
+def _holds_values(value: Any, deeper: int = 4) -> bool:
+    """Whether an object has values of this trace in it, which a graph would repeat for ever."""
+    if isinstance(value, FakeTensor) or scalar_of(value) is not None:
+        return True
+    if deeper == 0 or isinstance(value, (nn.Module, types.FunctionType, type, torch.Tensor)):
+        return False
+    parts = value if isinstance(value, (list, tuple)) else getattr(value, "__dict__", value)
+    items = parts.values() if isinstance(parts, Mapping) else parts if isinstance(parts, (list, tuple)) else ()
+    return any(_holds_values(item, deeper - 1) for item in list(items))
 
 
 def _with_subclasses(classes: Iterable[type]) -> Iterator[type]:

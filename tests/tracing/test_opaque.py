@@ -8,12 +8,14 @@ import warnings
 import pytest
 import torch
 import transformers as hf
+from torch import nn
 
 import schedule
 from schedule.errors import TraceError
 from schedule.recording import Opaque, record
 from schedule.runtime import install, state_of
 from schedule.tracing.specialisation import specialise
+from tests.tracing.running import assert_same, schedule_all
 from tests.zoo import batch, build
 
 
@@ -107,3 +109,35 @@ def test_a_cache_of_two_made_inside_is_no_state_of_the_module():
             inputs = batch("t5", rows, length)
             torch.testing.assert_close(model(**inputs).logits, twin(**inputs).logits, rtol=1e-5, atol=1e-5)
     assert state_of(model.decoder).fallbacks == 0
+
+
+class Padding:
+    """Made by a forward and filled with what it computes."""
+
+    def __init__(self):
+        self.layers = {}
+
+    def update(self, name, x):
+        self.layers[name] = x[:, -1:]
+        return torch.cat([torch.zeros_like(x[:, :1]), x], dim=1)
+
+
+class Streaming(nn.Module):
+    def forward(self, x):
+        padding = Padding()
+        return padding.update("first", x), padding
+
+
+class Inside(nn.Module):
+    def forward(self, x):
+        return Padding().update("first", x)
+
+
+def test_an_object_that_is_made_filled_and_returned_is_refused():
+    with pytest.raises(TraceError, match="object of class Padding that the forward makes"):
+        schedule_all(Streaming(), torch.randn(2, 3))
+    module = Inside()
+    schedule_all(module, torch.randn(2, 3))
+    x = torch.randn(4, 5)
+    assert_same(module(x), Inside()(x))
+    assert state_of(module).fallbacks == 0
