@@ -77,7 +77,7 @@ class Row:
     kind: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Tuning:
     """What :func:`schedule.tune` tried; prints as a table, also in a notebook.
 
@@ -92,7 +92,7 @@ class Tuning:
     trials: Sequence[Trial]
     bound: int | None = None
     of: str = ""
-    plan: Callable[[Schedule, Knobs], Any] | None = field(default=None, repr=False)
+    plan: Callable[[Schedule, Knobs], Any] | None = None
     stopped: bool = False
 
     def select(self, status: Status) -> list[Trial]:
@@ -223,6 +223,9 @@ class Tuning:
 
     def __str__(self) -> str:
         return printed(self.__rich__()).rstrip()
+
+    def __repr__(self) -> str:
+        return f"Tuning({self.of}: {self.summary()})"
 
     def _repr_html_(self) -> str:
         from schedule.templating import rendered

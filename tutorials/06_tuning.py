@@ -1,0 +1,132 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Tuning
+#
+# How much to recompute, in what parts to run the batch, which rules: a schedule has knobs, and the best values depend
+# on the model, the machine and the memory there is. `schedule.tune` tries them on the model itself, measures, and takes
+# every trial back to the bit. The weights are random: nothing is downloaded.
+
+# %%
+import tempfile
+import warnings
+from pathlib import Path
+
+import torch
+import transformers as hf
+from IPython.display import Image
+
+import schedule
+from schedule.tuning import TrainingStep
+
+warnings.filterwarnings("ignore")
+hf.logging.set_verbosity_error()
+torch.manual_seed(0)
+
+config = hf.GPT2Config(
+    n_layer=4, n_embd=64, n_head=4, vocab_size=500, n_positions=64, bos_token_id=1, eos_token_id=2, use_cache=False
+)
+model = hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+ids = torch.randint(3, 500, (8, 64))
+batch = {"input_ids": ids, "labels": ids}
+
+# %% [markdown]
+# ## A schedule function and its space
+#
+# The schedule function takes a schedule and the knobs. The space says what each may be. `micro_batch` is none of its
+# parameters: it is a knob of the training step that is measured, the rows of the batch that run at a time.
+
+
+# %%
+where = {"attention": "transformer.h.*.attn", "mlp": "transformer.h.*.mlp", "blocks": "transformer.h.*"}
+
+
+def plan(sch, rules, recomputed):
+    if rules != "none":
+        schedule.optimize(sch, rules=rules)
+    if recomputed != "nothing":
+        sch[where[recomputed]].checkpoint()
+
+
+space = {
+    "rules": ["none", "memory"],
+    "recomputed": ["nothing", *where],
+    "micro_batch": [2, 4, 8],
+}
+
+# %% [markdown]
+# ## Search
+#
+# The step may need 8 MB beyond the parameters. Memory is counted first: what does not fit is not timed. The time is
+# that of the step over the original model's, both measured in turns, twice here. The trials are kept in a file.
+
+# %%
+storage = Path(tempfile.mkdtemp()) / "gpt2.journal"
+cost = TrainingStep(rounds=2)
+search = {"memory": 8_000_000, "cost": cost, "storage": storage}
+
+tuning = schedule.tune(model, plan, space, batch, trials=6, **search)
+tuning
+
+# %% [markdown]
+# Called again, it goes on where it stopped: `trials` counts those that are there already.
+
+# %%
+tuning = schedule.tune(model, plan, space, batch, trials=12, **search)
+print(tuning.summary())
+print("best:", tuning.best.label)
+
+# %% [markdown]
+# ## Time against memory
+#
+# Each dot is a trial that was timed; ticks at the lower edge are those over the bound. Nothing beats the steps of the
+# Pareto front in both: it says what more memory would buy.
+
+# %%
+picture = storage.with_suffix(".png")
+tuning.plot(picture)
+Image(picture)
+
+# %% [markdown]
+# ## Use it
+#
+# The model is as it was. `apply` schedules it by the best knobs, and `verify` proves that it computes the same.
+
+# %%
+sch = tuning.apply(model, batch)
+print(schedule.verify(sch, batch))
+
+# %% [markdown]
+# The steps of the best trial are a recipe, for another process or another model of the kind.
+
+# %%
+print(tuning.recipe.to_python())
+
+# %% [markdown]
+# ## Trials that fail
+#
+# A trial that raises is recorded with its reason, and the search goes on. Where nothing fits, the result says what was
+# closest.
+
+
+# %%
+def careless(sch, path):
+    sch[path].checkpoint()
+
+
+while sch.history:
+    sch.undo()
+failing = schedule.tune(model, careless, {"path": ["transformer.h.0", "transformer.layer.0"]}, batch, memory=1_000_000)
+print(failing)
+try:
+    failing.best
+except schedule.NotApplicable as error:
+    print(error)
