@@ -236,8 +236,8 @@ class ScheduledModule:
 
 def _copied(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
     """A copy as the class itself makes one, such as a GraphModule, which gives each a class; then scheduled alike."""
-    cls, state = type(self), vars(self).pop(STATE)
-    original: Any = cls._schedule_original
+    cls: Any = type(self)
+    state, original = vars(self).pop(STATE), cls._schedule_original
     self.__class__ = original
     try:
         twin: nn.Module = original.__deepcopy__(self, memo)
