@@ -23,7 +23,7 @@ _ALONE = 0.6
 """How much of the variance is what each knob does by itself."""
 _FALL = 2.0
 """The logarithm by which likeness falls from one end of a knob to the other."""
-_NOISE = {"time": 0.05, "memory": 1e-3, "failure": 0.05}
+_NOISE = {"time": 0.2, "memory": 1e-3, "failure": 0.05}
 """Of a measurement, as a part of the variance."""
 
 
