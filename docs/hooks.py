@@ -24,12 +24,10 @@ _notebooks: dict[str, Page] = {}
 
 
 def on_config(config: Any) -> Any:
-    """The tutorials and the pages that there are, in the navigation."""
+    """The tutorials, in the navigation."""
     for entry in config.nav:
         if "Tutorials" in entry:
             entry["Tutorials"] = [f"tutorials/{notebook.stem}.md" for notebook in TUTORIALS]
-        if "Reference" in entry and not (ROOT / "docs" / "tuning.md").exists():
-            entry["Reference"] = [page for page in entry["Reference"] if "Tuning" not in page]
     return config
 
 
@@ -57,7 +55,7 @@ def from_tutorials(text: str) -> str:
     """A notebook's text as a page: links to notebooks, to docs/ and to the root's files are links to pages."""
     there = "|".join(notebook.stem for notebook in TUTORIALS)
     text = re.sub(rf"\]\(({there})\.ipynb\)", r"](\1.md)", text)
-    text = re.sub(r"\[([^\]]+)\]\([\w./]+\.(?:py|ipynb)\)", r"\1", text)  # no page of the site
+    text = re.sub(r"\[([^\]]+)\]\([\w./]+\.py\)", r"\1", text)  # no page of the site
     text = re.sub(r"\]\(\.\./docs/([^)]+)\)", r"](../\1)", text)
     pages = {source: page for page, source in FROM_ROOT.items()}
     return re.sub(r"\]\(\.\./([A-Z]+\.md)\)", lambda link: f"](../{pages[link[1]]})", text)

@@ -265,7 +265,8 @@ def fused_attention(mesh: Any) -> None:
 
     def apply(sch: Any) -> None:
         shard_attention(sch)
-        sch.fuse(sch.find(lambda s: nn.functional.softmax(s * schedule.scalar("scale"), dim=-1), expect=1), compiler=None)
+        found = sch.find(lambda s: nn.functional.softmax(s * schedule.scalar("scale"), dim=-1), expect=1)
+        sch.fuse(found, compiler=None)
 
     sch, twin = scheduled(gpt2_block("attn"), mesh, apply, 32)
     compare(sch.module, twin, 32)
