@@ -54,13 +54,17 @@ def _objection(occurrence: Occurrence) -> str:
         return "the input was not seen in the recorded run"
     if not isinstance(occurrence.scalars["p"], (int, float)):
         return "the dropout probability is computed while running"
-    return ""
+    return _mismatch(dtypes)
 
 
 def _futile(occurrence: Occurrence) -> str:
     dtypes, scalars = Dtypes.of(occurrence), occurrence.scalars
     if scalars["training"] is not True or scalars["p"] in (0, 0.0):
         return "nothing is dropped"
+    return _mismatch(dtypes)
+
+
+def _mismatch(dtypes: Dtypes) -> str:
     x, bias, residual = dtypes.spec("x"), dtypes.spec("bias"), dtypes.spec("residual")
     if x is not None and bias is not None and (bias.shape != x.shape[-1:] or bias.device != x.device):
         return f"what is added is no bias of {x.shape[-1]} features"
@@ -76,12 +80,17 @@ def _thrift(kind: str) -> Callable[[Occurrence], str]:
 # -- the rules ----------------------------------------------------------------------------------------------
 
 
+def _rate(scalars: dict[str, Any]) -> tuple[Any, ...]:
+    """How much is dropped; in evaluation, where only who fuses matches by hand comes to, nothing."""
+    return (scalars["p"],) if scalars["training"] is True else (scalars["p"], scalars["training"])
+
+
 def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
-    return graph.call_function(fused.bias_dropout, (inputs["x"], inputs["bias"], scalars["p"]))
+    return graph.call_function(fused.bias_dropout, (inputs["x"], inputs["bias"], *_rate(scalars)))
 
 
 def _build_add(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
-    args = (inputs["x"], inputs.get("bias"), inputs["residual"], scalars["p"])
+    args = (inputs["x"], inputs.get("bias"), inputs["residual"], *_rate(scalars))
     return graph.call_function(fused.bias_dropout_add, args)
 
 
