@@ -80,7 +80,7 @@ def _objection(occurrence: Occurrence) -> str:
     packed, half = dtypes.spec("y"), _value(occurrence.scalars.get("half"))
     if packed is not None and (packed.shape[-1] % 2 or half not in (None, packed.shape[-1] // 2)):
         return "what is taken of the projection are no halves"
-    return ""
+    return _mismatch(dtypes)
 
 
 def _value(size: Any) -> Any:
@@ -90,9 +90,13 @@ def _value(size: Any) -> Any:
 
 def _futile(occurrence: Occurrence) -> str:
     dtypes = Dtypes.of(occurrence)
-    gate, up = dtypes.spec("gate"), dtypes.spec("up")
     if occurrence.inputs.get("gate") is not None and occurrence.inputs["gate"] is occurrence.inputs["up"]:
         return "gate and up are one tensor: that is an activation of its own"
+    return _mismatch(dtypes)
+
+
+def _mismatch(dtypes: Dtypes) -> str:
+    gate, up = dtypes.spec("gate"), dtypes.spec("up")
     if gate is not None and up is not None and (gate.shape != up.shape or gate.device != up.device):
         return "gate and up are of two shapes"
     return ""

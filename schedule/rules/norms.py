@@ -80,7 +80,7 @@ def objection_to_sum(flow: Flow) -> Judge:
     """As :func:`objection`, and a norm that is wider than the sum: widening x would widen the sum too."""
 
     def judge(occurrence: Occurrence) -> str:
-        reason = objection(occurrence)
+        reason = objection(occurrence) or sum_futile(occurrence)
         if reason:
             return reason
         given, out = flow(Dtypes.of(occurrence))[0], spec_of(occurrence.outputs[0])
