@@ -90,7 +90,7 @@ def _fused_pass() -> FrameType | None:
 
 
 def measure(model: nn.Module, batch: Any) -> Cost:
-    """Run one step of ``model`` in training mode and count; the model and the random state stay as they were.
+    """Run one step of ``model`` in training mode and count, after a forward that warms up; all of it stays as it was.
 
     Args:
         batch: mapping (called by keyword), tuple or list (by position), or a single tensor.
@@ -105,6 +105,7 @@ def measure(model: nn.Module, batch: Any) -> Cost:
 
     counting = _Counting()
     with training(model):
+        call(model, batch)  # a call of a new kind gets its graph here: it would not get one under a dispatch mode
         held = {s._cdata for t in (*model.parameters(), *model.buffers()) if (s := _storage(t)) is not None}
         with counting:
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
