@@ -95,22 +95,29 @@ def tune(
             a database of SQLite if it ends in ``.db``; or optuna's URL of a database.
         name: of the search in ``storage``; by default of the model and the plan.
         seed: the same seed and the same costs give the same trials.
-        sampler: makes a sampler of optuna from a seed, such as ``TPESampler``, in place of our own search, which needs
-            fewer trials in spaces like these (:mod:`schedule.tuning.surrogate`).
+        sampler: makes one of optuna's from a seed (``TPESampler``); else :mod:`schedule.tuning.surrogate` searches.
         progress: shows a bar, in a terminal.
 
     Raises:
         NotApplicable: optuna is missing, the space is empty or wrong, nobody takes a knob, the storage is of another
             search, or there is a bound and ``cost`` measures no memory.
     """
-    if importlib.util.find_spec("optuna") is None:
-        raise NotApplicable("tuning needs optuna, which is not installed", fix="pip install 'fxschedule[tune]'")
+    _refuse_without_optuna()
+    tuner = _Tuner(_scheduled(model, batch), plan, Space(space), cost or TrainingStep(), _checked(memory, trials))
+    return tuner.search(tuner.study(storage, name, seed, sampler), trials, progress)
+
+
+def _scheduled(model: nn.Module | Schedule, batch: Any) -> Schedule:
+    """A schedule of ``model`` with inputs to measure it on: ``batch``, or an example."""
     sch = model if isinstance(model, Schedule) else create_schedule(model, batch)
     if batch is not None or sch.tree.graphs.example_inputs is None:
         sch.tree.graphs.example_inputs = example_inputs(sch.tree.root) if batch is None else batch
-    tuner = _Tuner(sch, plan, Space(space), cost or TrainingStep(), _checked(memory, trials))
-    study = tuner.study(storage, name, seed, sampler)
-    return tuner.search(study, trials, progress)
+    return sch
+
+
+def _refuse_without_optuna() -> None:
+    if importlib.util.find_spec("optuna") is None:
+        raise NotApplicable("tuning needs optuna, which is not installed", fix="pip install 'fxschedule[tune]'")
 
 
 def _checked(memory: int | None, trials: int) -> int | None:
