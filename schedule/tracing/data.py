@@ -116,3 +116,23 @@ def decided(node: fx.Node) -> bool | None:
     if bound < 0 or (bound == 0 and compared.target in (operator.lt, operator.ge)):
         return compared.target in _ABOVE
     return None
+
+
+_OF_FINITE = {"isfinite": True, "isinf": False, "isposinf": False, "isneginf": False, "isnan": False}
+_UNCHANGED = frozenset({"all", "any"})
+_NEGATED = frozenset({"logical_not", "bitwise_not", "__invert__", "invert"})
+
+
+def expected(node: fx.Node) -> bool | None:
+    """What a question about infinities comes to where all is finite, for a branch that no recorded run came to.
+
+    Models that clamp overflows ask so in training only: ``if not torch.isfinite(x).all()``.
+    """
+    asked = node.args[0] if node.args else None
+    if not isinstance(asked, fx.Node):
+        return None
+    name = str(getattr(asked.target, "__name__", asked.target))
+    if name in _OF_FINITE:
+        return _OF_FINITE[name]
+    answer = expected(asked) if name in _UNCHANGED | _NEGATED else None
+    return answer if answer is None or name in _UNCHANGED else not answer

@@ -22,7 +22,7 @@ from schedule.recording import Opaque, Recording
 from schedule.tracing import metadata
 from schedule.tracing.attributes import is_settings
 from schedule.tracing.calls import intercepted_calls
-from schedule.tracing.data import NUMBERS, Replay, decided, writes_number
+from schedule.tracing.data import NUMBERS, Replay, decided, expected, writes_number
 from schedule.tracing.functions import functions_kept
 from schedule.tracing.hooks import collecting_hooks, nothing_collected
 from schedule.tracing.memory import Memory
@@ -291,8 +291,9 @@ class ModuleTracer(TorchFunctionMode):
                 return stand_in(func)(*real_args, **real_kwargs)
         except metadata.DATA_DEPENDENT as error:
             for seen in self._replay.next(self.recording.seen.get(self._within[-1]), func):
-                node.meta["data"] = True
                 return self.recording.materialise(seen)
+            if func is torch.Tensor.__bool__ and (finite := expected(node)) is not None:
+                return finite
             raise data_dependent(func) from error
 
     # -- submodule calls -------------------------------------------------------------------------------

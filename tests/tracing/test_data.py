@@ -125,6 +125,35 @@ def test_a_branch_on_a_random_draw_is_refused():
         scheduled(LayerDropping(), torch.randn(2, 3))
 
 
+class Clamping(nn.Module):
+    """Asks in training, which no recorded run came to."""
+
+    def __init__(self, overflows):
+        super().__init__()
+        self.overflows = overflows
+
+    def forward(self, x):
+        x = x * 2
+        return x.clamp(-5, 5) if self.training and self.overflows(x) else x
+
+
+@pytest.mark.parametrize(
+    "overflows",
+    [
+        lambda x: not torch.isfinite(x).all(),
+        lambda x: torch.isinf(x).any() or x.isnan().any(),
+        lambda x: ~x.isfinite().all(),
+        lambda x: torch.logical_not(x.isfinite()).any(),
+    ],
+)
+def test_overflows_that_only_training_asks_for_are_expected_not_to_be(overflows):
+    module = Clamping(overflows)
+    twin = scheduled(module, torch.randn(2, 3)).train()
+    module.train()
+    assert_as(twin, module, torch.randn(4, 3), missed=0)
+    assert_as(twin, module, torch.tensor([[1.0, torch.inf, 2.0]]), missed=1)
+
+
 class DroppingNever(nn.Module):
     share = 0.0
 
