@@ -16,6 +16,8 @@ _SPREAD = 0.25
 everywhere by a little, such as the other GELU, is not, and shows in the RMS first."""
 _MANY = 256
 
+TRAINED = "output after training"
+
 
 def compare(reference: Observation, other: Observation, tolerance: Tolerance) -> list[Deviation]:
     """Every deviation of ``other`` from ``reference``, worst first."""
@@ -147,7 +149,6 @@ def _updates(reference: Observation, other: Observation, tolerance: Tolerance) -
 
 def _trained(reference: Observation, other: Observation, tolerance: Tolerance) -> Iterator[Deviation]:
     """Outputs after training, relative to how far training moved them: finds weights cached before it."""
-    kind = "output after training"
     for name, ours in reference.outputs_trained.items():
         theirs, before = other.outputs_trained.get(name), reference.outputs.get(name)
         tensors = [value for value in (ours, theirs, before) if isinstance(value, torch.Tensor)]
@@ -161,7 +162,8 @@ def _trained(reference: Observation, other: Observation, tolerance: Tolerance) -
         moved, apart = rms(after - first), rms(theirs_after - after)
         excess = apart / max(tolerance.update * moved + 10 * tolerance.forward * rms(after), 1e-300)
         largest = float((theirs_after - after).abs().max())
-        yield Deviation(kind, name, largest, apart / max(moved, 1e-300) if apart else 0.0, tolerance.update, excess)
+        relative = apart / max(moved, 1e-300) if apart else 0.0
+        yield Deviation(TRAINED, name, largest, relative, tolerance.update, excess)
 
 
 def _largest_rms(tensors: Mapping[str, torch.Tensor | None]) -> float:

@@ -10,7 +10,7 @@ from typing import Any, get_args
 from torch import nn
 
 from schedule.errors import ScheduleError, VerificationError
-from schedule.verify.compare import compare
+from schedule.verify.compare import TRAINED, compare
 from schedule.verify.observe import Case, Mode, Observation, OptimizerFactory, Weights, observe
 from schedule.verify.report import CaseResult, Deviation, EquivalenceReport, missing
 from schedule.verify.shapes import other_shapes
@@ -123,14 +123,13 @@ def check_case(
             )
         report.skipped.append(f"{described}: {reference.usable}")
         return None, None
-    deviations = deviations_from(reference, case, b, tolerance)
+    other, deviations = _observed(reference, case, b, tolerance)
     if alone and any(_may_be_rounding(deviation) for deviation in deviations):
         with original():
+            deviations = _at_its_own_weights(deviations, a, case, tolerance, reference, other)
             told = _told(deviations, a, case, tolerance, reference)
         if len(told) < len(deviations):
-            report.skipped.append(
-                f"{described}: {len(deviations) - len(told)} tensors {TELL_NOTHING}"
-            )
+            report.skipped.append(f"{described}: {len(deviations) - len(told)} tensors {TELL_NOTHING}")
         deviations = told
     worst = _worst_of_each_kind(deviations)
     result = CaseResult(case.mode, case.weights, case.shapes, worst, len(deviations))
@@ -140,11 +139,18 @@ def check_case(
 
 def deviations_from(reference: Observation, case: Case, model: nn.Module, tolerance: Tolerance) -> list[Deviation]:
     """How ``model`` deviates from an observation; raising where the reference did not is one way."""
+    return _observed(reference, case, model, tolerance)[1]
+
+
+def _observed(
+    reference: Observation, case: Case, model: nn.Module, tolerance: Tolerance
+) -> tuple[Observation, list[Deviation]]:
     try:
         other = observe(model, case, tolerance, reference)
     except REFUSALS as error:
-        return [missing("call", "", f"raises {type(error).__name__}, the original does not: {_short(error)}")]
-    return compare(reference, other, tolerance)
+        why = f"raises {type(error).__name__}, the original does not: {_short(error)}"
+        return Observation(), [missing("call", "", why)]
+    return other, compare(reference, other, tolerance)
 
 
 TELL_NOTHING = "tell nothing: the original changes them by as much when its weights are off by a few roundings"
@@ -156,6 +162,26 @@ _ALIKE = 4.0
 
 def _may_be_rounding(deviation: Deviation) -> bool:
     return 1.0 < deviation.excess < math.inf
+
+
+def _at_its_own_weights(
+    deviations: list[Deviation],
+    a: nn.Module,
+    case: Case,
+    tolerance: Tolerance,
+    reference: Observation,
+    other: Observation,
+) -> list[Deviation]:
+    """Outputs after training again, beside the original's at the weights that training gave ``other``.
+
+    Updates are compared for themselves. Where they differ by what is allowed, a choice among the best few (top-k)
+    may turn out otherwise, and with it all that follows.
+    """
+    if not any(d.kind == TRAINED and _may_be_rounding(d) for d in deviations):
+        return deviations
+    there = observe(a, case, tolerance, reference, updates=other.updates)
+    again = {d.name: d for d in compare(there, other, tolerance) if d.kind == TRAINED}
+    return [again.get(d.name, d) if d.kind == TRAINED else d for d in deviations]
 
 
 def _told(

@@ -84,13 +84,19 @@ class Observation:
 
 
 def observe(
-    model: nn.Module, case: Case, tolerance: Tolerance, reference: Observation | None = None, nudged: int = 0
+    model: nn.Module,
+    case: Case,
+    tolerance: Tolerance,
+    reference: Observation | None = None,
+    nudged: int = 0,
+    updates: Named | None = None,
 ) -> Observation:
     """Run ``case`` on ``model`` and leave it as it was.
 
     Args:
         reference: the observation to be comparable with: its parameter names and its AdamW ``eps`` are used.
         nudged: with weights that are off by a few roundings, in this direction; 0 for the weights as they are.
+        updates: what another model's training added to the weights; added here in place of training.
     """
     seen = Observation()
     with preserved(model):
@@ -104,7 +110,7 @@ def observe(
         if case.mode == "eval":
             # Inference takes other paths than training in eval mode: fused ops save nothing.
             seen.outputs_without_grad = _forward_only(model, case)
-        _train(model, case, tolerance, seen, reference)
+        _train(model, case, tolerance, seen, reference, updates)
         if set(parameters) == seen.parameter_names:
             seen.trainable = {name for name, p in parameters.items() if p.requires_grad}
         else:
@@ -115,7 +121,12 @@ def observe(
 
 
 def _train(
-    model: nn.Module, case: Case, tolerance: Tolerance, seen: Observation, reference: Observation | None
+    model: nn.Module,
+    case: Case,
+    tolerance: Tolerance,
+    seen: Observation,
+    reference: Observation | None,
+    updates: Named | None,
 ) -> None:
     """One forward and backward, and ``case.steps`` optimizer steps.
 
@@ -131,6 +142,10 @@ def _train(
     # Clones: AdamW does not write to gradients, but another optimizer may.
     seen.gradients = {name: _taken(p.grad) for name, p in trainable.items()}
     if not case.steps or not trainable or loss is None:
+        return
+    if updates is not None:
+        _add(trainable, updates)
+        seen.outputs_trained = _forward_only(model, case)
         return
     seen.adam_eps = reference.adam_eps if reference else tolerance.adam_eps * _largest_rms(seen.gradients)
     start = {name: p.detach().clone() for name, p in trainable.items()}
@@ -148,6 +163,15 @@ def _train(
     seen.updates = {name: full(p.detach() - start[name]) for name, p in trainable.items()}
     # The same seed as at first, so that only the weights make the difference.
     seen.outputs_trained = _forward_only(model, case)
+
+
+@torch.no_grad()
+def _add(parameters: dict[str, nn.Parameter], updates: Named) -> None:
+    for name, parameter in parameters.items():
+        update = updates.get(name)
+        parameter.grad = None
+        if update is not None:
+            parameter.add_(update)
 
 
 def _first_pass(model: nn.Module, case: Case, seen: Observation) -> torch.Tensor | None:

@@ -7,7 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from schedule.verify import equivalent
-from schedule.verify.equivalence import TELL_NOTHING
+from schedule.verify.equivalence import TELL_NOTHING, check_case
+from schedule.verify.observe import Case, observe
+from schedule.verify.report import EquivalenceReport
+from schedule.verify.tolerances import tolerance_for
 
 
 class Cancelling(nn.Module):
@@ -47,3 +50,46 @@ def test_a_well_conditioned_mistake_is_not_explained() -> None:
         other.bias += 1e-3
     report = equivalent(model, other, torch.randn(4, 16), steps=0)
     assert not report.equal and not report.skipped
+
+
+class Choosing(nn.Module):
+    """Jumps where a weight, which training moves, is past a bound; its gradient is off by what rounding may do."""
+
+    def __init__(self, off: float, bound: float, remembers: bool = False) -> None:
+        super().__init__()
+        self.large, self.small = nn.Parameter(torch.ones(1)), nn.Parameter(torch.zeros(1))
+        self.off, self.bound, self.first = off, bound, self.small.detach().clone() if remembers else None
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        summed = (x * (self.large + 1e-3 * (1 + self.off) * self.small)).sum()
+        small = self.small if self.first is None else self.first
+        return {"summed": summed, "chosen": (small.detach() < self.bound).float() * x}
+
+
+def _trained_to(off: float) -> float:
+    torch.manual_seed(0)
+    seen = observe(Choosing(off, 0.0), _CASE, tolerance_for(Choosing(off, 0.0)))
+    return float(seen.updates["small"])
+
+
+_CASE = Case("eval", "own", torch.ones(4, 3), "[4, 3]", steps=1)
+
+
+def _compared(bound: float, remembers: bool) -> bool:
+    models, found = (Choosing(0.0, bound), Choosing(2e-4, bound, remembers)), EquivalenceReport()
+    result, _ = check_case(_CASE, *models, tolerance_for(models[0]), found, required=True)
+    assert result is not None and not found.skipped
+    return result.equal
+
+
+def test_a_choice_after_training_is_compared_at_the_weights_that_training_gave() -> None:
+    one, two = _trained_to(0.0), _trained_to(2e-4)
+    between = (one + two) / 2
+    assert (one < between) != (two < between)
+    assert _compared(between, remembers=False)
+
+
+def test_weights_remembered_from_before_training_are_found() -> None:
+    between = _trained_to(0.0) / 2
+    assert _compared(between, remembers=False)
+    assert not _compared(between, remembers=True)
