@@ -22,6 +22,7 @@ from schedule.tracing.outputs import check_output, insert_checks
 from schedule.tracing.regions import REGION_FUNCTIONS, closing
 from schedule.tracing.sharing import has_constants, likeness, settings_agree
 from schedule.tracing.signature import Parameters, Signature, SignatureBuilder, bound_or_refused
+from schedule.tracing.spelling import check_keywords, source_of
 from schedule.tracing.structure import is_dataclass_value, is_plain_mapping
 from schedule.tracing.tracer import EnterChild, ModuleTracer
 from schedule.tracing.trials import tried
@@ -103,7 +104,7 @@ class Specialisation:
 
 def compiled(graph: fx.Graph) -> Callable[..., Any]:
     """``graph`` as a Python function of ``(self, *inputs)``, with source that tracebacks can show."""
-    code = graph.python_code("self")
+    code = source_of(graph)
     filename = f"<schedule graph {next(_counter)}>"
     linecache.cache[filename] = (len(code.src), None, code.src.splitlines(True), filename)
     namespace = dict(code.globals)
@@ -210,6 +211,7 @@ def _finished(
     guards = [*reads.conditions(), *conditions(tracer, inputs)]
     remove_dead(graph)
     tracer.texts.check(graph)
+    check_keywords(graph)
     insert_checks(tracer.outputs)
     graph.lint()
     entered = {path: Entered(original_class(child)) for path, child in tracer.entered.items() if path}
