@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx, nn
 
 from schedule.distributed.modules import projection_of
-from schedule.distributed.settings import Setting, settings_in
+from schedule.distributed.settings import Derived, Setting, outputs_of, settings_in
 from schedule.errors import ShardError
 from schedule.tracing.specs import TensorSpec
 
@@ -26,11 +26,15 @@ _WHOLE_HEADS = "use as many ranks as divide the heads, or leave these features w
 
 @dataclass(frozen=True)
 class Cut:
-    """A dimension that the ranks share out, in each of ``parts`` equal packed parts; ``replicas`` have the same."""
+    """A dimension that the ranks share out, in each of ``parts`` equal packed parts; ``replicas`` have the same.
+
+    If it is ``repeated``, the dimension after it repeats its data, and those share that one out.
+    """
 
     dim: int
     parts: int = 1
     replicas: int = 1
+    repeated: bool = False
 
 
 Cuts = Cut | None | tuple["Cuts", ...]
@@ -60,7 +64,21 @@ def follow(
     following = _Following(caller, columns, ranks, replicas or {}, every)
     for node in graph.nodes:
         following.visit(node)
+    following.settle()
     return following.settings
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """What a size has to be on one rank, once the attributes that it comes from are divided among ``shares``."""
+
+    node: fx.Node
+    size: Derived
+    own: int
+    shares: int
+
+    def met(self, values: Mapping[str, int]) -> bool:
+        return self.size.given(values) == self.own
 
 
 class _Following:
@@ -72,6 +90,7 @@ class _Following:
         self.cuts: dict[fx.Node, Cuts] = {}
         self.made: dict[fx.Node, dict[int, Setting]] = {}  # of constants: sizes from attributes, by dim from the end
         self.settings: dict[str, tuple[int, int]] = {}
+        self.expected: list[_Expected] = []
 
     def visit(self, node: fx.Node) -> None:
         if node.op == "call_module":
@@ -185,6 +204,8 @@ class _Following:
         if not isinstance(spec, TensorSpec):
             return None
         first, last, to, end = _group(before, spec.shape, cut.dim)
+        if cut.repeated and cut.dim + 1 < last:
+            cut = replace(cut, replicas=1, repeated=False)
         outer = math.prod(before[first : cut.dim]) * cut.parts
         identity = last - first == 1 and end - to == 1
         for dim in range(to, end):
@@ -196,8 +217,10 @@ class _Following:
                 continue
             if size % outer or (not identity and (size // outer) % (self.ranks // cut.replicas)):
                 break
+            shares = self.ranks // cut.replicas
             if dim < len(sizes):
-                self.divide(node, sizes[dim], self.ranks // cut.replicas)
+                self.divide(node, sizes[dim], shares)
+            self.keep(node, [*sizes[:dim], *sizes[dim + 1 :]], shares)
             return replace(cut, dim=dim, parts=outer)
         raise self.refuse(
             node,
@@ -207,12 +230,16 @@ class _Following:
 
     def expand(self, node: fx.Node, source: fx.Node, cut: Cut) -> Cuts:
         sizes = _sizes(node)
-        dim = cut.dim + len(sizes) - _rank(source)
+        dim = cut.dim + _rank(node) - _rank(source)
+        if len(sizes) != _rank(node):  # those of another tensor, whatever they are by then
+            return replace(cut, dim=dim)
+        shares, repeated = self.ranks // cut.replicas, cut.replicas > 1 and 0 <= dim + 1 < len(sizes)
         if 0 <= dim < len(sizes):
-            self.divide(node, sizes[dim], self.ranks // cut.replicas)
-        if cut.replicas > 1 and 0 <= dim + 1 < len(sizes):  # heads repeated: fewer of them for each that is here
+            self.divide(node, sizes[dim], shares)
+        if repeated:  # heads repeated: fewer of them for each that is here
             self.divide(node, sizes[dim + 1], cut.replicas)
-        return replace(cut, dim=dim)
+        self.keep(node, [*sizes[: max(dim, 0)], *sizes[dim + 1 + repeated :]], shares)
+        return replace(cut, dim=dim, repeated=repeated)
 
     def split(self, node: fx.Node, source: fx.Node, cut: Cut) -> Cuts:
         dim = node.kwargs.get("dim", node.args[2] if len(node.args) > 2 else 0)
@@ -282,11 +309,52 @@ class _Following:
 
     # -- sizes -------------------------------------------------------------------------------------------
 
+    def keep(self, node: fx.Node, sizes: Sequence[Any], shares: int) -> None:
+        """``sizes`` are of other dimensions: what they come from stays, or changes so that they stay."""
+        derived = (size for size in sizes if isinstance(size, Derived))
+        self.expected += [_Expected(node, size, int(size), shares) for size in derived]
+
+    def settle(self) -> None:
+        """Divide what else has to be, for the sizes worked out from attributes to be as expected.
+
+        ``heads // key_heads + 2`` is the same only if both are divided.
+        """
+        whole = {one.size.name for one in self.expected if isinstance(one.size, Setting)}
+        own = self.outputs() | {name: here for name, (_, here) in self.settings.items()}
+        for one in self.expected:
+            if one.met(own):
+                continue
+            free = {each.name: int(each) for each in one.size.settings() if each.name not in whole | own.keys()}
+            divided = {name: size // one.shares for name, size in free.items() if "." not in name}
+            found = [name for name, here in divided.items() if one.met({**own, name: here})]
+            if len(found) == 1:
+                own[found[0]] = divided[found[0]]
+                self.settings[found[0]] = (free[found[0]], divided[found[0]])
+        missed = [one for one in self.expected if not one.met(own)]
+        if missed and self.every:
+            names = " and ".join(sorted(missed[0].size.names))
+            raise self.refuse(missed[0].node, f"a size worked out from {names} cannot follow", _WHOLE_HEADS)
+
+    def outputs(self) -> dict[str, int]:
+        """How many outputs the shared projections have here, by the name of the setting."""
+        shares = {}
+        for path in self.columns:
+            projection = projection_of(self.caller.get_submodule(path))
+            if projection is not None:
+                shares[outputs_of(path, projection)] = self.ranks // self.replicas.get(path, 1)
+        read = {one.name: int(one) for each in self.expected for one in each.size.settings()}
+        return {name: read[name] // count for name, count in shares.items() if name in read}
+
     def divide(self, node: fx.Node, size: Any, shares: int) -> None:
         """``size`` is of a shared dimension: the attribute it comes from is to be divided.
 
-        A plain number was worked out by the tracer from other sizes, and follows by itself.
+        What the code works out from others is looked at when all are known: :meth:`settle`.
         """
+        if isinstance(size, Derived) and not isinstance(size, Setting):
+            self.expected.append(_Expected(node, size, int(size) // shares, shares))
+            return
+        if self.every and type(size) is int and size > 0:
+            raise self.refuse(node, f"{size} of the shared features is a number in the code", _WHOLE_HEADS)
         settings = {s.name: s for s in settings_in(size)}
         if not settings and self.every and self.is_whole(size):
             raise self.refuse(node, "a size of the shared features is read off a tensor that is whole", _WHOLE_HEADS)

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor, nn
 
 from schedule.distributed.chunks import chunk_bounds
+from schedule.distributed.linears import computes_linear
+from schedule.primitives.trace import is_basic
 from schedule.tracing.specialisation import original_class
 
 SHARDING = "_schedule_sharding"
@@ -56,11 +58,17 @@ CONV1D = Projection(1, 0, "nf", "nx", False)
 def projection_of(module: nn.Module) -> Projection | None:
     """How ``module`` multiplies, None if it is no plain projection; a scheduled one counts as what it was."""
     cls = original_class(module)
-    if cls is nn.Linear:
+    biased = module._parameters.get("bias") is not None
+    if isinstance(module, nn.Linear) and computes_linear(cls, biased):  # type: ignore[arg-type]
         return LINEAR
     if cls.__name__ == "Conv1D" and cls.__module__ == "transformers.pytorch_utils":
         return CONV1D
     return None
+
+
+def stays_call(module: nn.Module) -> bool:
+    """Whether ``module`` stays a call where graphs are flattened to be planned."""
+    return is_basic(module) or projection_of(module) is not None
 
 
 def is_torch_layer(module: nn.Module) -> bool:

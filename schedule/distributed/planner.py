@@ -20,7 +20,7 @@ from schedule.distributed.callers import shared_inputs
 from schedule.distributed.factors import Factor, factors
 from schedule.distributed.following import follow
 from schedule.distributed.gradients import differentiable, parameters_of, users_of
-from schedule.distributed.modules import COLUMN, OWN, ROW, projection_of, role_of
+from schedule.distributed.modules import COLUMN, OWN, ROW, projection_of, role_of, stays_call
 from schedule.distributed.owned import holds, synchronised
 from schedule.distributed.partial import NoPlace, places
 from schedule.distributed.plan import FEATURES, HEADS, Group, Plan, ShardStep, SyncStep, common_path
@@ -30,7 +30,6 @@ from schedule.distributed.values import Layer, Propagated, nbytes
 from schedule.distributed.vocabularies import Vocabularies
 from schedule.errors import ShardError, TraceError
 from schedule.patterns.values import OpNode, operands
-from schedule.primitives.trace import is_basic
 from schedule.tracing.specialisation import original_class, specialise
 
 _INNER = "it is not the outermost factor, and the outer ones are not picked from"
@@ -312,7 +311,7 @@ class _Planner:
         call = recording.calls[module][0]
 
         def entered(child: nn.Module, path: str) -> bool:
-            return not is_basic(child)
+            return not stays_call(child)
 
         try:
             whole = specialise(module, original_class(module).forward, call, recording, False, entered)

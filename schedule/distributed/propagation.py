@@ -205,9 +205,10 @@ class _Propagation(Shapes):
         if module is None or given is None:
             return self.unknown(node)
         cls = original_class(module)
-        if projection_of(module) is not None:
+        projection = projection_of(module)
+        if projection is not None:
             weight = self.tensor(f"{path}.weight")
-            out = self.projected(node, given, weight if cls is nn.Linear else weight[::-1])
+            out = self.projected(node, given, weight if projection.transposed else weight[::-1])
             self.beside(path, "bias", out[-1])
             return out
         if cls in CONVOLUTIONS and isinstance(spec, TensorSpec):

@@ -19,7 +19,7 @@ from torch import fx, nn
 from schedule.distributed.callers import shared_inputs
 from schedule.distributed.factors import Factor, factors
 from schedule.distributed.gradients import differentiable, parameters_of, users_of
-from schedule.distributed.modules import projection_of
+from schedule.distributed.modules import projection_of, stays_call
 from schedule.distributed.owned import holds
 from schedule.distributed.plan import Group, Plan, SyncStep
 from schedule.distributed.propagation import propagate
@@ -28,7 +28,6 @@ from schedule.distributed.units import NotSequential, Unit, summed_outside, unit
 from schedule.distributed.values import Layer, Propagated
 from schedule.errors import ShardError, TraceError
 from schedule.patterns.values import OpNode, operands
-from schedule.primitives.trace import is_basic
 from schedule.runtime import forward_of
 from schedule.tracing.specialisation import specialise
 from schedule.tracing.specs import TensorSpec
@@ -88,7 +87,7 @@ def _chains(plan: Plan, root: nn.Module, state: Sharded) -> Iterator[list[Link]]
     paths = [step.path for step in plan.shards]
     for path, module in root.named_modules():
         below = f"{path}." if path else ""
-        if is_basic(module) or not any(one.startswith(below) for one in paths):
+        if stays_call(module) or not any(one.startswith(below) for one in paths):
             continue
         whole = state.whole_forward(module)
         if isinstance(whole, TraceError):
@@ -219,7 +218,7 @@ def _propagated(link: Link, module: nn.Module, apart: set[str], state: Sharded) 
     call = recording.calls[module][0]
 
     def entered(child: nn.Module, path: str) -> bool:
-        return not is_basic(child) and path not in apart
+        return not stays_call(child) and path not in apart
 
     try:
         made = specialise(module, forward_of(module), call, recording, False, entered)

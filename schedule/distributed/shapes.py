@@ -187,6 +187,9 @@ class Shapes(Values):
                 out.append([])
             elif isinstance(one, slice):
                 out.append(self.sliced(rest.pop(0), spec.shape[len(out)], one))
+            elif isinstance(one, (list, tuple)):
+                block(rest.pop(0), "picked from by position")
+                out.append(new_dim(len(one), "picked by position"))
             else:
                 block(rest.pop(0), "picked from by position")
         return [*out, *rest]

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from schedule.errors import NotApplicable, ShardError, TraceError
 from schedule.primitives.registry import primitive, query
-from schedule.primitives.trace import is_basic
 from schedule.runtime import forward_of, state_of
 from schedule.tracing.specialisation import Specialisation, specialise
 
@@ -112,13 +111,15 @@ def _ranks(sch: Schedule, mesh: Any) -> TensorParallel:
 
 def _flattened(sch: Schedule) -> Specialisation:
     """The root's graph with the inside of everything but basic layers, in training or else in evaluation."""
+    from schedule.distributed.modules import stays_call
+
     graphs, module = sch.tree.graphs, sch.module
     call = graphs.calls(module)[0]
 
     opaque: set[nn.Module] = set()
 
     def enter(child: nn.Module, path: str) -> bool:
-        return not is_basic(child) and child not in opaque
+        return not stays_call(child) and child not in opaque
 
     def traced() -> Specialisation:
         try:
@@ -129,7 +130,7 @@ def _flattened(sch: Schedule) -> Specialisation:
     try:
         return traced()
     except TraceError:
-        inner = [child for child in module.modules() if child is not module and not is_basic(child)]
+        inner = [child for child in module.modules() if child is not module and not stays_call(child)]
         opaque.update(graphs.ensure(child for child in inner if graphs.calls(child)))
         if not opaque:
             raise

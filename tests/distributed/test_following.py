@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from schedule.distributed.following import follow
-from schedule.distributed.settings import whole_forward
+from schedule.distributed.settings import Derived, Setting, whole_forward
 from schedule.errors import ShardError
 from schedule.recording import record
 from tests.zoo import batch, build
@@ -69,9 +69,46 @@ class ByPosition(Attention):
         return result
 
 
-def followed(module: nn.Module, columns: dict[str, int], ranks: int = 2, x: Any = None) -> dict[str, Any]:
-    recording = record(module, torch.randn(2, 5, 32) if x is None else x)
-    return follow(whole_forward(module, recording).graph, module, columns, ranks)
+class Grouped(Attention):
+    """Packed by groups of a key, a value and the queries that read them, as Falcon-40B has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kv_heads, self.qkv = 2, nn.Linear(32, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, s, _ = x.shape
+        packed = self.qkv(x).view(b, s, -1, self.heads // self.kv_heads + 2, self.dim)
+        q, k, v = packed[:, :, :, :-2], packed[:, :, :, [-2]], packed[:, :, :, [-1]]
+        k, v = (torch.broadcast_to(t, q.shape).flatten(2, 3).transpose(1, 2) for t in (k, v))
+        q = q.flatten(2, 3).transpose(1, 2).reshape(b, self.heads, s, self.dim)
+        y = nn.functional.scaled_dot_product_attention(q, k, v)
+        result: Tensor = self.out(y.transpose(1, 2).reshape(b, s, self.heads * self.dim))
+        return result
+
+
+class ByNumber(Attention):
+    """Its number of heads is written in the code."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).view(*x.shape[:2], 4, 3, self.dim).unbind(3)
+        y = nn.functional.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+        result: Tensor = self.out(y.transpose(1, 2).flatten(2))
+        return result
+
+
+class ByWidth(Attention):
+    """The size of a head is worked out from what the ranks share and what they do not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.qkv(x).view(*x.shape[:2], self.heads, 3 * self.width // self.heads)
+        result: Tensor = y.relu().flatten(2)
+        return result
+
+
+def followed(module: nn.Module, columns: dict[str, int], ranks: int = 2, every: bool = False) -> dict[str, Any]:
+    recording = record(module, torch.randn(2, 5, 32))
+    return follow(whole_forward(module, recording).graph, module, columns, ranks, every=every)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +117,8 @@ def followed(module: nn.Module, columns: dict[str, int], ranks: int = 2, x: Any 
         (ByChunk, 3, {"heads": (4, 2), "width": (32, 16)}),
         (ByView, 3, {"heads": (4, 2)}),
         (ByHead, 1, {"heads": (4, 2)}),
+        (Grouped, 1, {"heads": (4, 2), "kv_heads": (2, 1)}),
+        (ByWidth, 1, {"heads": (4, 2), "width": (32, 16)}),
     ],
 )
 def test_sizes_are_found(cls: type[Attention], parts: int, expected: dict[str, Any]) -> None:
@@ -104,6 +143,24 @@ def test_what_cannot_be_followed(cls: type[Attention], parts: int, ranks: int, w
     with pytest.raises(ShardError, match=why) as caught:
         followed(cls(), {"qkv": parts}, ranks)
     assert caught.value.fix and "test_following.py" in caught.value.where
+
+
+def test_a_size_that_cannot_follow_alone() -> None:
+    """What the code itself says is the same on every rank."""
+    assert followed(ByNumber(), {"qkv": 1}) == {}
+    with pytest.raises(ShardError, match="4 of the shared features is a number in the code"):
+        followed(ByNumber(), {"qkv": 1}, every=True)
+
+
+def test_sizes_remember_what_they_are_made_of() -> None:
+    heads, groups = Setting(8, "heads"), Setting(4, "groups")
+    for size in (heads // groups + 2, 2 + heads // groups, 1 + heads % 3 + heads // 8, 2**groups // groups):
+        assert isinstance(size, Derived) and size == 4
+    assert (heads // groups + 2).given({"heads": 4}) == 3
+    assert (heads // groups + 2).given({"heads": 4, "groups": 2}) == 4
+    assert (100 - heads).given({"heads": 4}) == 96 and (heads - 1).given({}) == 7
+    assert [one.name for one in (3 * heads - groups).settings()] == ["heads", "groups"]
+    assert type(heads / groups) is float and type(heads == groups) is bool and not heads < groups
 
 
 @pytest.mark.parametrize(

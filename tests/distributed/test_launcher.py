@@ -24,7 +24,7 @@ def test_models_under_torchrun(processes: int) -> None:
     script = [*command(processes), "-m", "tests.distributed.under_torchrun"]
     done = subprocess.run(script, capture_output=True, text=True, timeout=500, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count(f"trains alike on {processes}") == 4
+    assert done.stdout.count(f"trains alike on {processes}") == 5
 
 
 @pytest.mark.slow

@@ -14,7 +14,15 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, ViTConfig, ViTForImageClassification
+from transformers import (
+    AutoModelForCausalLM,
+    FalconConfig,
+    LlamaConfig,
+    MixtralConfig,
+    PretrainedConfig,
+    ViTConfig,
+    ViTForImageClassification,
+)
 
 import fused
 import schedule
@@ -24,18 +32,26 @@ from tests.distributed import launch
 from tests.zoo import batch, build
 
 LENGTH = 8
+GROUPED = "falcon of 8 heads and 4"
 
 MINIMUM = {
     **dict.fromkeys(("gpt2", "llama", "llama of 8 heads and 2", "bert", "opt", "gpt_neox", "vit"), (4, 4)),
+    GROUPED: (4, 4),
     "falcon": (2, 2),
     "mixtral": (4, 6),
     "t5": (10, 12),
 }
-"""Sums over the ranks in two layers, forward and backward: one for each attention and MLP. Falcon has one key-value
-head, so its attentions stay whole; a router's weights have a gradient of their own; so do the keys and values of an
-encoder."""
+"""Sums over the ranks in two layers, forward and backward: one for each attention and MLP. One Falcon has one
+key-value head, so its attentions stay whole; a router's weights have a gradient of their own; so do the keys and
+values of an encoder."""
 
-QUICK = [(2, "gpt2", False), (2, "llama", True), (2, "mixtral", True), (4, "llama", False)]
+QUICK = [
+    (2, "gpt2", False),
+    (2, "llama", True),
+    (2, "mixtral", True),
+    (2, "falcon of 8 heads and 4", True),
+    (4, "llama", False),
+]
 ALL = [
     (ranks, name, sequence)
     for ranks in (2, 4)
@@ -53,7 +69,11 @@ def made(name: str) -> nn.Module:
     if name == "vit":  # fifteen patches and a token: a sequence that two and four ranks can share
         config = ViTConfig(**sizes, num_attention_heads=4, image_size=(12, 20), patch_size=4)
         return ViTForImageClassification._from_config(config, attn_implementation="eager").eval()
-    if name == "llama of 8 heads and 2":
+    few: PretrainedConfig
+    if name == GROUPED:  # as Falcon-40B has them, packed by groups
+        wide = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 64, "bos_token_id": 1, "eos_token_id": 2}
+        few = FalconConfig(**wide, num_attention_heads=8, num_kv_heads=4, new_decoder_architecture=True)
+    elif name == "llama of 8 heads and 2":
         few = LlamaConfig(**sizes, vocab_size=64, num_attention_heads=8, num_key_value_heads=2)
     elif name == "mixtral":
         few = MixtralConfig(**sizes, vocab_size=64, num_attention_heads=4, num_key_value_heads=2, num_local_experts=4)
@@ -66,7 +86,7 @@ def made(name: str) -> nn.Module:
 def given(name: str, seed: int = 0) -> dict[str, torch.Tensor]:
     """A batch of two."""
     if name != "vit":
-        return batch(name, 2, LENGTH, seed=seed)
+        return batch(name.partition(" ")[0], 2, LENGTH, seed=seed)
     pixels = torch.randn(2, 3, 12, 20, generator=torch.Generator().manual_seed(seed))
     return {"pixel_values": pixels, "labels": torch.tensor([seed % 2, 1])}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from tests.distributed.test_models import trained_alike
+from tests.distributed.test_models import GROUPED, trained_alike
 
 
 def main() -> None:
@@ -13,7 +13,13 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
-    for name, sequence in (("gpt2", False), ("llama", True), ("mixtral", True), ("t5", False)):
+    for name, sequence in (
+        ("gpt2", False),
+        ("llama", True),
+        ("mixtral", True),
+        ("t5", False),
+        (GROUPED, True),
+    ):
         trained_alike(mesh, name, sequence)
         if dist.get_rank() == 0:
             print(f"{name} trains alike on {dist.get_world_size()}", flush=True)
