@@ -234,16 +234,22 @@ class ScheduledModule:
         return (_rebuild, (self._schedule_original,), state)
 
 
-def _copied(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """A copy as the class itself makes one, such as a GraphModule, which gives each a class; then scheduled alike."""
-    cls: Any = type(self)
-    state, original = vars(self).pop(STATE), cls._schedule_original
-    self.__class__ = original
+@contextmanager
+def _unscheduled(module: Any) -> Iterator[ScheduledState]:
+    """Within, ``module`` is of its original class; what it carries."""
+    cls, state = type(module), vars(module).pop(STATE)
+    module.__class__ = cls._schedule_original
     try:
-        twin: nn.Module = original.__deepcopy__(self, memo)
+        yield state
     finally:
-        self.__class__ = cls
-        vars(self)[STATE] = state
+        module.__class__ = cls
+        vars(module)[STATE] = state
+
+
+def _copied(self: Any, memo: dict[int, Any]) -> nn.Module:
+    """A copy as the class itself makes one, such as a GraphModule, which gives each a class; then scheduled alike."""
+    with _unscheduled(self) as state:
+        twin: nn.Module = self.__deepcopy__(memo)
     memo[id(self)] = twin
     for name, child in self._modules.items():
         if name not in twin._modules:  # what a graph does not call, a GraphModule leaves behind
@@ -253,6 +259,22 @@ def _copied(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
     vars(twin)[STATE] = own
     twin.__class__ = scheduled_class(type(twin))
     return twin
+
+
+def _reduced(self: Any, protocol: Any) -> Any:
+    """For pickling, as the class itself does it: what is scheduled again is made by what it says."""
+    with _unscheduled(self) as state:
+        make, args, *rest = self.__reduce_ex__(protocol)
+    kept = {name: value for name, value in state.__getstate__().items() if name != "module_class"}
+    return (_remade, (make, args, kept), *rest)
+
+
+def _remade(make: Callable[..., Any], args: tuple[Any, ...], kept: dict[str, Any]) -> Any:
+    module = make(*args)
+    own = vars(module)[STATE] = ScheduledState.__new__(ScheduledState)
+    own.__setstate__({**kept, "module_class": type(module)})
+    module.__class__ = scheduled_class(type(module))
+    return module
 
 
 def _rebuild(cls: type[nn.Module]) -> nn.Module:
@@ -271,6 +293,8 @@ def scheduled_class(cls: type[nn.Module]) -> type[nn.Module]:
         members["forward"] = _with_signature_of(cls.forward)
         if hasattr(cls, "__deepcopy__"):
             members["__deepcopy__"] = _copied
+        if cls.__reduce__ is not object.__reduce__ or cls.__reduce_ex__ is not object.__reduce_ex__:
+            members["__reduce_ex__"] = _reduced
         _classes[cls] = type(cls.__name__, (ScheduledModule, cls), members)
     return _classes[cls]
 

@@ -7,6 +7,7 @@ import inspect
 import io
 import pickle
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -151,7 +152,12 @@ def test_another_model_of_the_class_is_untouched(pair):
     assert all(state_of(m) is None for m in other.modules()) and nn.Module.__call__ is before
 
 
-def test_a_scheduled_graph_module_copies():
+def pickled(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, pickled])
+def test_a_scheduled_graph_module_copies_and_pickles(again):
     """Each GraphModule has a class of its own, and makes its copies itself."""
     root = nn.Module()
     root.fc, root.drop = nn.Linear(4, 4), nn.Dropout(0.5)
@@ -162,7 +168,7 @@ def test_a_scheduled_graph_module_copies():
     sch = schedule.create_schedule(fx.GraphModule(root, graph), torch.randn(2, 4))
     sch.fuse(sch.find("bias_relu", expect=1))
     model = sch.module
-    twin = copy.deepcopy(model)
+    twin = again(model)
     assert type(twin) is not type(model) and isinstance(twin, fx.GraphModule)
     assert state_of(twin).specialisations and state_of(model).specialisations and twin.fc.weight is not model.fc.weight
     x = torch.randn(3, 4)
@@ -171,4 +177,4 @@ def test_a_scheduled_graph_module_copies():
         twin.fc.weight.zero_()
     assert not torch.equal(twin(x), model(x)) and model.fc.weight.any()
     sch.undo()
-    assert torch.equal(copy.deepcopy(model)(x), model(x))
+    assert torch.equal(again(model)(x), model(x))
