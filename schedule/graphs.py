@@ -177,7 +177,8 @@ class Graphs:
         """Compare graphs with the modules they were made from, on other shapes than recorded, in eval mode.
 
         Two runs of the root at small sizes, whatever the number of modules; further ones at about the recorded
-        sizes where a graph was made for these alone. Nothing of the model changes.
+        sizes where a graph was made for these alone. Of like modules, which share their graphs, one is compared in
+        each run. Nothing of the model changes.
         """
         wrong: dict[nn.Module, TraceError] = {}
         if not traced or any(t.is_meta for t in (*self.root.parameters(), *self.root.buffers())):
@@ -191,6 +192,7 @@ class Graphs:
                 if ran >= _CHECKED_SHAPES and not comparison.waiting:
                     break
                 args, kwargs = as_call(batch)
+                comparison.compared.clear()
                 try:
                     with intercepted_calls(self.root, comparison.on_call):
                         self.root(*args, **kwargs)
@@ -213,7 +215,13 @@ class Graphs:
 
 
 class _Comparison:
-    """Runs the graph of each watched module beside the module."""
+    """Runs the graphs of watched modules beside the modules: each graph once a run of the root.
+
+    Attributes:
+        waiting: graphs that no call has selected yet.
+        compared: graphs that were compared in this run of the root.
+        wrong: the errors of modules whose graph is not right.
+    """
 
     def __init__(
         self,
@@ -225,14 +233,17 @@ class _Comparison:
         self.states = {
             module: ScheduledState(original_class(module), made, path_of(module)) for module, made in traced.items()
         }
-        self.waiting = set(traced)
+        self.shared = {module: tuple(map(id, made)) for module, made in traced.items()}
+        self.waiting = set(self.shared.values())
+        self.compared: set[tuple[int, ...]] = set()
         self.assigning = {m for m, made in traced.items() if any(assigns_attributes(each.graph) for each in made)}
         self.comparing = False
 
     def on_call(
         self, module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        if self.comparing or module not in self.states or module in self.wrong:
+        known = module not in self.states or module in self.wrong or self.shared[module] in self.compared
+        if self.comparing or known:
             return call(*args, **kwargs)
         twin_args, twin_kwargs = map_structure((args, kwargs), _own)
         before = attributes(module) if module in self.assigning else []
@@ -247,7 +258,7 @@ class _Comparison:
         selected = self.states[module].select(module, *args, **kwargs)
         if selected is None:
             return
-        self.waiting.discard(module)
+        self.waiting.discard(self.shared[module])
         run, inputs = selected
         where = ", ".join(str(list(t.shape)) for t in tensors((args, kwargs)))
         self.comparing = True
@@ -261,12 +272,14 @@ class _Comparison:
             why = f"it raises {type(error).__name__}: {error}"
         finally:
             self.comparing = False
-        if why:
-            self.wrong[module] = TraceError(
-                f"the traced graph of {self.path_of(module) or 'the root'} is wrong at other shapes: {why}",
-                where=f"inputs of shapes {where}",
-                fix="keep the module that bakes a size in a leaf (`leaves=(…,)`), or schedule its submodules",
-            )
+        self.compared.add(self.shared[module])
+        for like in self.shared if why else ():
+            if self.shared[like] == self.shared[module]:
+                self.wrong[like] = TraceError(
+                    f"the traced graph of {self.path_of(like) or 'the root'} is wrong at other shapes: {why}",
+                    where=f"inputs of shapes {where}",
+                    fix="keep the module that bakes a size in a leaf (`leaves=(…,)`), or schedule its submodules",
+                )
 
 
 @contextmanager
