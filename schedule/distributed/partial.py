@@ -42,18 +42,11 @@ class Places:
     columns: set[OpNode] = field(default_factory=set)
 
 
-def places(
-    found: Propagated,
-    root: nn.Module,
-    users: Users,
-    moving: Collection[OpNode],
-    factor: Factor,
-    partial: Collection[Edge],
-    columns: Collection[Edge],
-) -> Places:
-    """Where to add up the gradients that flow along ``partial``.
+@dataclass
+class PartialGradients:
+    """The gradients that flow out of what the ranks share.
 
-    Args:
+    Attributes:
         found: of a graph.
         root: where its paths begin.
         users: the operations that read each value.
@@ -61,30 +54,27 @@ def places(
         factor: what the ranks share.
         partial: whole values, with the operations on shares that read them.
         columns: inputs of column-parallel layers, which can be added up there as well.
-
-    Raises:
-        NoPlace: a partial gradient meets a whole one, or is written in place.
     """
-    return _Search(found, root, users, moving, factor, partial, columns).places()
 
+    found: Propagated
+    root: nn.Module
+    users: Users
+    moving: Collection[OpNode]
+    factor: Factor
+    partial: Collection[Edge]
+    columns: Collection[Edge]
 
-class _Search:
-    def __init__(
-        self,
-        found: Propagated,
-        root: nn.Module,
-        users: Users,
-        moving: Collection[OpNode],
-        factor: Factor,
-        partial: Collection[Edge],
-        columns: Collection[Edge],
-    ) -> None:
-        self.found, self.root, self.users, self.moving = found, root, users, moving
-        self.partial, self.columns = set(partial), set(columns)
-        self.whole = {node for node in found.nodes if node in moving and not holds(found, node, factor)}
+    def __post_init__(self) -> None:
+        nodes = self.found.nodes
+        self.whole = {node for node in nodes if node in self.moving and not holds(self.found, node, self.factor)}
         self.kinds: dict[OpNode, str] = {}
 
     def places(self) -> Places:
+        """Where to add them up.
+
+        Raises:
+            NoPlace: a partial gradient meets a whole one, or is written in place.
+        """
         for value in reversed(self.found.nodes):
             kinds = set(self.read(value)) if value in self.whole else set()
             if kinds >= {_PARTIAL, _WHOLE}:

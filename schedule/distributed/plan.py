@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from schedule.distributed.modules import LEFT
+from schedule.distributed.plan_table import plan_table
 from schedule.distributed.state import sharded_state
 from schedule.errors import ShardError
 from schedule.show import printed
@@ -143,30 +144,8 @@ class Plan:
             raise ShardError(f"that is no plan: {error}", fix="give the text that plan.to_json() returned") from error
 
     def table(self) -> Table:
-        """The groups as a table of rich: what is shared out, and what each rank sends a step."""
-        table = Table(title=f"Tensor parallel over {self.ranks} ranks", title_justify="left")
-        for column in ("group", "size", "columns", "rows", "forward", "backward", "bytes a step"):
-            table.add_column(column, justify="right" if column in ("size", "bytes a step") else "left", overflow="fold")
-        for group in self.groups:
-            summed = [step for step in group.syncs if step.mode == "fwd_post" and step.op != "all_gather"]
-            rows = dict.fromkeys(step.path for step in summed)
-            columns = dict.fromkeys(step.path for step in group.shards if step.path not in rows)
-            table.add_row(
-                group.name,
-                f"{group.size} {group.kind}",
-                _short(columns, group.name),
-                _short(rows, group.name),
-                *(_counted(group.syncs, forward) for forward in (True, False)),
-                f"{sum(moved(step, self.ranks) for step in group.syncs):,}",
-            )
-        if self.boundaries:
-            sent = sum(moved(step, self.ranks) for step in self.boundaries)
-            counted = (_counted(self.boundaries, forward) for forward in (True, False))
-            table.add_row("between them", "", "", "", *counted, f"{sent:,}")
-        total = sum(moved(step, self.ranks) for step in self.syncs)
-        table.add_section()
-        table.add_row("all", "", "", "", "", "", f"{total:,}")
-        return table
+        """The groups as a table of rich, alike layers in one row: what is shared out, what each rank sends a step."""
+        return plan_table(self)
 
     def __str__(self) -> str:
         return printed(self.table()).rstrip()
@@ -195,24 +174,6 @@ def common_path(paths: Iterable[str]) -> str:
             break
         common.append(parts[0])
     return ".".join(common)
-
-
-def _short(paths: Mapping[str, None], name: str) -> str:
-    return ", ".join(path.removeprefix(name).lstrip(".") or path for path in paths) or "-"
-
-
-_BACKWARD = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather", "scatter": "all_gather"}
-
-
-def _counted(steps: list[SyncStep], forward: bool) -> str:
-    counts: dict[str, int] = {}
-    for step in steps:
-        op: str | None = step.op if step.mode.startswith("fwd") == forward else None
-        if not forward and step.mode.startswith("fwd") and (step.mode, step.op) != ("fwd_post", "all_gather"):
-            op = _BACKWARD.get(step.op)
-        if op is not None:
-            counts[op] = counts.get(op, 0) + 1
-    return ", ".join(f"{count} {op}" for op, count in counts.items()) or "-"
 
 
 def with_parallel_loss(plan: Plan) -> Plan:

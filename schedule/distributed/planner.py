@@ -22,7 +22,7 @@ from schedule.distributed.following import follow
 from schedule.distributed.gradients import differentiable, parameters_of, users_of
 from schedule.distributed.modules import COLUMN, OWN, ROW, projection_of, role_of, stays_call
 from schedule.distributed.owned import holds, synchronised
-from schedule.distributed.partial import NoPlace, places
+from schedule.distributed.partial import NoPlace, PartialGradients
 from schedule.distributed.plan import FEATURES, HEADS, Group, Plan, ShardStep, SyncStep, common_path
 from schedule.distributed.propagation import propagate
 from schedule.distributed.state import Sharded
@@ -265,9 +265,10 @@ class _Planner:
         self, factor: Factor, partial: list[tuple[OpNode, OpNode]], columns: dict[str, Layer]
     ) -> list[SyncStep] | str:
         """Where partial gradients of what is whole are added up; the ``columns`` that this spares are taken out."""
-        edges = [(layer.given, layer.node) for layer in columns.values()]
+        edges = {(layer.given, layer.node) for layer in columns.values()}
+        moving, cut = self.differentiable, set(partial)
         try:
-            found = places(self.found, self.root, self.users, self.differentiable, factor, partial, edges)
+            found = PartialGradients(self.found, self.root, self.users, moving, factor, cut, edges).places()
         except NoPlace as error:
             return str(error)
         for path in [path for path, layer in columns.items() if layer.node in found.columns]:

@@ -66,14 +66,11 @@ def sync(
     Raises:
         ShardError: the module is not sharded, or the collective contradicts how it is.
     """
-    from schedule.distributed.modules import Sync, is_torch_layer, projection_of, sharding_of
-    from schedule.distributed.resharding import Resharding
+    from schedule.distributed.modules import is_torch_layer, projection_of, sharding_of
     from schedule.distributed.state import sharded_state
 
-    state = sharded_state(sch.tree)
-    if isinstance(op_or_fn, str) and "->" in op_or_fn:
-        op_or_fn = Resharding(op_or_fn, state.tp.group)
-    wanted, sharding = Sync(op_or_fn, axis, argument), sharding_of(sch.module)
+    state, sharding = sharded_state(sch.tree), sharding_of(sch.module)
+    wanted = _wanted(state, op_or_fn, axis, argument)
     if mode == "bwd_pre":
         _sync_output_gradient(sch, state, wanted)
     elif projection_of(sch.module) is not None and argument is None:
@@ -82,6 +79,15 @@ def sync(
         _sync_layer(sch, state, mode, wanted)
     else:
         _sync_boundary(sch, state, mode, wanted)
+
+
+def _wanted(state: Sharded, op: str | Callable[[Tensor], Tensor], axis: int | None, argument: str | None) -> Sync:
+    from schedule.distributed.modules import Sync
+    from schedule.distributed.resharding import Resharding
+
+    if isinstance(op, str) and "->" in op:
+        op = Resharding(op, state.tp.group)
+    return Sync(op, axis, argument)
 
 
 def _sync_projection(sch: Schedule, state: Sharded, mode: str, wanted: Sync) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 import schedule
-from schedule.distributed.plan import Plan
+from schedule.distributed.plan import Plan, moved
 from schedule.distributed.simulate import simulate
 from schedule.errors import NotApplicable, ShardError
 from tests.distributed.blocks import Gated, Mlp
@@ -70,6 +71,30 @@ def test_a_plan_is_plain_data() -> None:
     assert simulate(build("gpt2"), batch("gpt2"), lambda sch: sch.apply_plan(fewer), 2).equal(1e-4)
     with pytest.raises(ShardError, match="no plan"):
         Plan.from_json("{}")
+
+
+def test_layers_that_are_alike_are_one_row_of_the_table() -> None:
+    plan = plan_of("gpt2")
+    rows = list(plan.table().columns[0].cells)
+    assert rows[:2] == ["transformer.h.0–1.mlp", "transformer.h.0–1.attn"] and len(rows) == 5
+    assert list(plan.table().columns[2].cells)[:2] == ["c_fc", "c_attn"]
+    sent = [int(cell.partition(" × ")[2].replace(",", "")) for cell in list(plan.table().columns[6].cells)[:2]]
+    assert (
+        2 * sum(sent) + sum(moved(step, 2) for group in plan.groups[4:] for step in group.syncs) == plan.bytes_moved()
+    )
+    first = plan.groups[0]
+    more = [replace(first, name=f"h.{n}", shards=first.shards[:1]) for n in (0, 1, 2, 5, 7, 8)]
+    assert list(Plan(2, [*more, replace(more[0], name="h.3", size=8)]).table().columns[0].cells) == [
+        "h.0–2, 5, 7–8",
+        "h.3",
+        "all",
+    ]
+
+
+def test_a_layer_that_was_edited_is_a_row_of_its_own() -> None:
+    plan = plan_of("gpt2")
+    plan = Plan(plan.ranks, [replace(plan.groups[0], syncs=[]), *plan.groups[1:]])
+    assert list(plan.table().columns[0].cells)[:2] == ["transformer.h.0.mlp", "transformer.h.1.mlp"]
 
 
 def test_nothing_is_changed_by_planning() -> None:
