@@ -4,8 +4,8 @@
 
 Real architectures at full width and few layers, random weights, no dropout. One line a model and candidate: time of a
 forward and of a training step over the original's (medians of interleaved rounds with quartiles), bytes saved for
-backward, peak memory of a step, and the seconds from a fresh process with warm kernel caches to the end of the first
-step. On a shared machine only the ratios mean anything.
+backward, peak memory of a step, and the seconds of a fresh process to the end of its first step, with cold and with
+warm caches of kernels. On a shared machine only the ratios mean anything.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -110,7 +112,8 @@ class Measured:
         step: seconds of forward, backward and AdamW.
         saved: bytes kept for backward; None where torch.compile hides them.
         peak: bytes allocated at most in a step.
-        first: seconds of a fresh process from the built model to the end of its first step.
+        first: seconds of a fresh process from the built model to the end of its first step, kernels in the cache.
+        first_cold: the same where no kernel was compiled before.
     """
 
     model: str
@@ -121,6 +124,7 @@ class Measured:
     saved: int | None
     peak: int
     first: float
+    first_cold: float
 
 
 def prepared(original: nn.Module, batch: Batch, candidate: str, rules: str) -> Callable[..., Any]:
@@ -170,19 +174,24 @@ def measured(name: str, attention: str, device: str, rounds: int, rules: str) ->
             step_times[candidate],
             None if candidate.endswith("compile") else measure(modules[candidate], batch).saved_bytes,
             peak_bytes(steps[candidate], device),
-            first_step(name, attention, candidate, device, rules),
+            *first_steps(name, attention, candidate, device, rules),
         )
         for candidate in CANDIDATES
     ]
 
 
-def first_step(name: str, attention: str, candidate: str, device: str, rules: str) -> float:
-    """Seconds to the end of the first step in a fresh process; run twice, so that the caches of kernels are warm."""
+def first_steps(name: str, attention: str, candidate: str, device: str, rules: str) -> tuple[float, float]:
+    """Seconds to the end of the first step in fresh processes: with warm caches of kernels, and with cold ones."""
     command = [sys.executable, "-m", "benchmarks.end_to_end", "--first-step", name, attention, candidate]
     command += ["--device", device, "--rules", rules]
-    for _ in range(2):
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return float(json.loads(done.stdout.splitlines()[-1]))
+    with tempfile.TemporaryDirectory() as caches:
+        places = {"TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor", "TRITON_CACHE_DIR": f"{caches}/triton"}
+        seconds = []
+        for _ in range(2):
+            done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | places)
+            seconds.append(float(json.loads(done.stdout.splitlines()[-1])))
+    cold, warm = seconds
+    return warm, cold
 
 
 def run_first_step(name: str, attention: str, candidate: str, device: str, rules: str) -> float:
@@ -197,7 +206,7 @@ def run_first_step(name: str, attention: str, candidate: str, device: str, rules
 def table(lines: list[Measured]) -> Table:
     """One line a candidate, beside its original."""
     shown = Table(title="whole models, beside the original (median, quartiles)")
-    for heading in ("model", "attention", "", "forward", "training step", "saved", "peak", "to first step"):
+    for heading in ("model", "attention", "", "forward", "training step", "saved", "peak", "to first step", "cold"):
         shown.add_column(heading)
     originals = {(line.model, line.attention): line for line in lines if line.candidate == "original"}
     for line in lines:
@@ -211,6 +220,7 @@ def table(lines: list[Measured]) -> Table:
             "-" if line.saved is None else f"{line.saved / 1e6:.0f} MB ({line.saved / (base.saved or 1):.2f})",
             f"{line.peak / 1e6:.0f} MB ({line.peak / base.peak:.2f})",
             f"{line.first:.1f} s",
+            f"{line.first_cold:.1f} s",
         )
     return shown
 
