@@ -132,12 +132,11 @@ class Replayed:
         """The measured point."""
         return self.points[_key(knobs)]
 
-    def cost(self, sch: schedule.Schedule, watch: Watch, **knobs: Any) -> tuple[float, int]:
+    def cost(self, sch: schedule.Schedule, **knobs: Any) -> tuple[float, int]:
         """What was measured there."""
         point = self.at(knobs)
         if point.time is None or point.memory is None:
             raise schedule.NotApplicable(point.reason)
-        watch.memory(point.memory)
         return point.time, point.memory
 
     def search(self, bound: int, trials: int, seed: int, sampler: Any) -> list[float]:

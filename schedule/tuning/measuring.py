@@ -68,16 +68,21 @@ class Watch:
         self.seen_time: float | None = None
 
     def memory(self, memory: int) -> None:
-        """The step needs ``memory`` bytes; a trial over the bound ends here."""
+        """The step needs ``memory`` bytes; a trial over the bound ends with its first time."""
         self.seen_memory = memory
-        if self.bound is not None and memory > self.bound:
-            raise Ended("over the bound", f"{memory:,} bytes, {memory - self.bound:,} more than allowed")
 
     def time(self, so_far: float) -> None:
-        """The step takes ``so_far``, as it looks now; a trial that others have outpaced ends here."""
+        """The step takes ``so_far``, as it looks now; one over the bound or that others have outpaced ends here."""
         self.seen_time = so_far
+        self.end_over_bound()
         if self._outpaced(so_far):
             raise Ended("pruned", "slower than most at this point")
+
+    def end_over_bound(self) -> None:
+        """End a trial that is over the bound: its time is known, which says what its knobs do elsewhere."""
+        if self.bound is not None and self.seen_memory is not None and self.seen_memory > self.bound:
+            over = self.seen_memory - self.bound
+            raise Ended("over the bound", f"{self.seen_memory:,} bytes, {over:,} more than allowed")
 
 
 class TrainingStep:
@@ -85,7 +90,8 @@ class TrainingStep:
 
     Memory comes first and is counted: all that is allocated during forward and backward, gradients included, beyond
     what is there before. Then the step and that of the original model are timed in turns; the time is the median
-    of the rounds' ratios. The model, its parameters, gradients and the random state stay as they are.
+    of the rounds' ratios; over the bound there is one round. The model, its parameters, gradients and the random
+    state stay as they are.
 
     A model whose step does not fit is its own reference in as large parts of the batch as do.
 

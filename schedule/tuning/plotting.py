@@ -32,7 +32,6 @@ def plot(tuning: Tuning, path: str | Path | None, marks: Mapping[str, Mapping[st
     unit, name = _unit(max(trial.memory or 0 for trial in placed))
     _points(axes, tuning, placed, unit)
     _front(axes, tuning, placed, unit)
-    _untimed(axes, tuning, unit)
     if tuning.bound is not None:
         _bound(axes, tuning.bound / unit)
     _marks(axes, tuning, placed, marks, unit)
@@ -71,21 +70,6 @@ def _front(axes: Axes, tuning: Tuning, placed: Sequence[Trial], unit: float) -> 
     front = pareto(placed)
     x, y = _places(front, unit)
     axes.step(x, y, where="post", color=_INK, linewidth=1, alpha=0.6, zorder=2, label="Pareto front")
-
-
-def _untimed(axes: Axes, tuning: Tuning, unit: float) -> None:
-    """Trials whose memory alone was measured, as marks at the lower edge."""
-    x = [trial.memory / unit for trial in tuning.trials if trial.time is None and trial.memory is not None]
-    if x:
-        axes.plot(
-            x,
-            [0.012] * len(x),
-            "|",
-            color="#999999",
-            markersize=9,
-            transform=axes.get_xaxis_transform(),
-            label="over the bound, not timed",
-        )
 
 
 def _bound(axes: Axes, bound: float) -> None:

@@ -33,8 +33,8 @@ class Trial:
     Attributes:
         number: in the order of the search.
         knobs: name → value; None for those that did not matter.
-        status: ``measured``; ``over the bound``, which is not timed; ``pruned``, when others were faster; ``failed``.
-        time: of a step; of one that was pruned, as it looked then. None if it was not timed.
+        status: ``measured``; ``over the bound``, which is timed once; ``pruned``, when others were faster; ``failed``.
+        time: of a step; of one that was not measured to the end, as it looked then. None if it was not timed.
         memory: bytes; None if it was not measured.
         reason: why it was not measured to the end, "" if it was.
         recipe: the steps as data; None if there are none or they cannot be written down.
@@ -259,7 +259,7 @@ def _plain(value: Any) -> Any:
 
 
 def _row(trial: Trial, best: bool) -> Row:
-    time = "–" if trial.time is None else f"{'~' if trial.status == 'pruned' else ''}{trial.time:.3g}"
+    time = "–" if trial.time is None else f"{'' if trial.status == 'measured' else '~'}{trial.time:.3g}"
     memory = "–" if trial.memory is None else size(trial.memory)
     said = "best" if best else f"{trial.status}: {trial.reason}" if trial.reason else trial.status
     kind = "best" if best else "measured" if trial.status == "measured" else "other"

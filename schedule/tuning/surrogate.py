@@ -3,7 +3,8 @@
 Most of what a knob does to time and memory it does whatever the others are, as a factor; the rest depends on all of
 them. The kernel is a sum of both parts, over logarithms. The next point is the one with the largest expected
 improvement times the probability that it is within the bound and does not fail (Gardner et al. 2014, Bayesian
-optimization with inequality constraints). Memory is also learnt from trials that were over the bound.
+optimization with inequality constraints). Both are also learnt from trials that were over the bound: what is fast is
+mostly what needs much memory, and under a tight bound there is little else to learn it from.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Array = NDArray[np.float64]
 
 _ALONE = 0.6
 """How much of the variance is what each knob does by itself."""
-_FALL = 2.0
+_FALL = 1.0
 """The logarithm by which likeness falls from one end of a knob to the other."""
 _NOISE = {"time": 0.2, "memory": 1e-3, "failure": 0.05}
 """Of a measurement, as a part of the variance."""

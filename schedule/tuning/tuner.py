@@ -77,7 +77,7 @@ def tune(
         tuning.apply(model)
 
     Each trial applies ``plan`` to the model, measures, and takes all of it back to the bit, whatever happened. A trial
-    that raises is recorded with its reason, one over the bound is not timed, one that others have outpaced ends early,
+    that raises is recorded with its reason, one over the bound is timed once, one that others have outpaced ends early,
     and no point is measured twice. Ctrl-C ends the search with what was found so far.
 
     Args:
@@ -195,6 +195,7 @@ class _Tuner:
                 watch.seen_time = measured.time
                 if measured.memory is not None:
                     watch.memory(measured.memory)
+                watch.end_over_bound()
         except Ended as ended:
             status, reason = ended.status, ended.reason
         except FAILURES as error:

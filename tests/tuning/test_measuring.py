@@ -135,12 +135,14 @@ def test_an_original_that_does_not_fit_is_timed_in_parts(monkeypatch: pytest.Mon
     assert [parts for scheduled, parts in seen if not scheduled][-1] == 4
 
 
-def test_what_does_not_fit_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    sch = scheduled()
-    seen = seconds(monkeypatch, lambda scheduled, parts: 1.0)
+def test_what_does_not_fit_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sch, told = scheduled(), []
+    seen = seconds(monkeypatch, lambda scheduled, parts: 3.0 if scheduled else 2.0)
+    watched = watch(sch, step_peak(sch.module, ids(4)) - 1, told)
     with pytest.raises(measuring.Ended, match="1 more than allowed"):
-        TrainingStep()(sch, watch(sch, step_peak(sch.module, ids(4)) - 1))
-    assert seen == []
+        TrainingStep()(sch, watched)
+    assert [scheduled for scheduled, _ in seen].count(True) == 1 and watched.seen_time == 1.5
+    assert told == [], "no other trial is compared with it"
 
 
 def test_a_model_without_data_is_refused() -> None:

@@ -55,6 +55,19 @@ def test_before_anything_fits_it_looks_for_less_memory() -> None:
     assert measured(**chosen)[1] <= 60
 
 
+def test_what_is_over_the_bound_says_what_is_fast() -> None:
+    space = Space({"rules": ["none", "some", "all"], "every": [0, 1]})
+    candidates = [{"rules": rules, "every": 1} for rules in ("some", "all")]
+    for fast in (0, 1):
+        times = [0.5 if n == fast else 1.5 for n in range(2)]
+        over = [
+            Trial(n, {**point, "every": 0}, "over the bound", time, 200)
+            for n, (point, time) in enumerate(zip(candidates, times, strict=True))
+        ]
+        trials = [*over, Trial(2, {"rules": "none", "every": 1}, "measured", 1.0, 90)]
+        assert promising(space, trials, 100, candidates) == fast
+
+
 def test_it_keeps_away_from_what_fails() -> None:
     trials = [
         Trial(n, {"rules": rules, "every": n, "rows": 1}, "failed" if rules == "all" else "measured", time)
@@ -69,7 +82,7 @@ def test_numbers_and_knobs_that_do_not_matter() -> None:
     space = Space(
         {"how": ["no", "yes"], "much": number(1, 1_000, log=True, when={"how": "yes"}), "x": number(0.0, 1.0)}
     )
-    points = [{"how": "no", "much": None, "x": 0.5}, {"how": "yes", "much": 10, "x": 0.1}]
+    points = [{"how": "no", "much": None, "x": 0.5}, *({"how": "yes", "much": 10, "x": x} for x in (0.1, 0.5, 0.8))]
     trials = [Trial(n, point, "measured", 1.0 + point["x"]) for n, point in enumerate(points)]
     candidates = [{"how": "yes", "much": 11, "x": 0.9}, {"how": "yes", "much": 11, "x": 0.0}]
     assert promising(space, trials, None, candidates) == 1

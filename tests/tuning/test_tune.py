@@ -162,11 +162,18 @@ def test_ctrl_c_ends_the_search_with_what_was_found() -> None:
 
 
 def test_memory_comes_before_time_and_slow_trials_end_early() -> None:
-    tuning = tuned(
-        plan=plan_nothing, cost=watching, space={"every": [0, 2, 1], "rows": [1, 2, 4, 8]}, memory=200, trials=12
-    )
+    told: list[Any] = []
+
+    def noted(sch: schedule.Schedule, watch: Watch, **knobs: Any) -> Measured:
+        time, tell = watch.time, lambda so_far: (told.append(knobs), time(so_far))
+        watch.time = tell  # type: ignore[assignment, method-assign]
+        return watching(sch, watch, **knobs)
+
+    space = {"every": [0, 2, 1], "rows": [1, 2, 4, 8]}
+    tuning = tuned(plan=plan_nothing, cost=noted, space=space, memory=200, trials=12)
     over = tuning.select("over the bound")
-    assert over and all(trial.time is None for trial in over), "what does not fit is not timed"
+    assert over and all(trial.time is not None and told.count(trial.knobs) == 1 for trial in over), "timed once"
+    assert all(told.count(trial.knobs) == 3 for trial in tuning.select("measured"))
     pruned = tuning.select("pruned")
     assert pruned and all(trial.time is not None and trial.memory is not None for trial in pruned)
     assert all(trial.time > tuning.best.time for trial in pruned if trial.time and tuning.best.time)
