@@ -13,6 +13,7 @@ from schedule.matching import Match, find_in, find_parallel_in
 from schedule.primitives.checkpoint import checked_every, within_budget
 from schedule.primitives.registry import call_text, registered
 from schedule.primitives.splicing import refuse_none
+from schedule.wording import counted
 
 if TYPE_CHECKING:
     from schedule.tree import Schedule
@@ -23,22 +24,22 @@ R = TypeVar("R")
 
 def broadcast(method: Callable[Concatenate[Schedule, P], R]) -> Callable[Concatenate[Group, P], list[R]]:
     """The primitive for groups: one step over all members; each gets the matches that are in it."""
-    name = method.__name__
 
     def on_all(group: Group, *args: P.args, **kwargs: P.kwargs) -> list[R]:
         bound = inspect.signature(method).bind(group[0], *args, **kwargs)
         arguments = dict(list(bound.arguments.items())[1:])
-        with one_step(group, name, arguments):
+        with one_step(group, method, arguments):
             return [method(member, *own[0], **own[1]) for member, own in _shared_out(group, bound)]
 
-    on_all.__name__, on_all.__doc__, on_all.__wrapped__ = name, method.__doc__, method  # type: ignore[attr-defined]
+    on_all.__name__, on_all.__doc__ = method.__name__, method.__doc__
+    on_all.__wrapped__ = method  # type: ignore[attr-defined]
     return on_all
 
 
 @contextmanager
-def one_step(group: Group, name: str, arguments: dict[str, Any]) -> Iterator[None]:
+def one_step(group: Group, method: Callable[..., Any], arguments: dict[str, Any]) -> Iterator[None]:
     """Within, all that is done to members is one step of the schedule."""
-    asked = call_text(name, arguments)
+    asked, name = call_text(method, arguments), method.__name__
     paths, history = [member.path for member in group], group[0].tree.history
     with (
         located(asked, group.label),
@@ -75,8 +76,8 @@ def _first(match: Any) -> Match:
     return match[0] if isinstance(match, (list, tuple)) else match
 
 
-def _asked(name: str, pattern: Any, expect: int | None) -> str:
-    return call_text(name, {"pattern": pattern} if expect is None else {"pattern": pattern, "expect": expect})
+def _asked(method: Callable[..., Any], pattern: Any, expect: int | None) -> str:
+    return call_text(method, {"pattern": pattern} if expect is None else {"pattern": pattern, "expect": expect})
 
 
 _checkpoint = broadcast(primitives.checkpoint)
@@ -91,7 +92,7 @@ class Group:
     @property
     def label(self) -> str:
         """The glob and how many modules it is, as messages write it."""
-        return f"{self._label} ({len(self)} modules)"
+        return f"{self._label} ({counted(len(self), 'module')})"
 
     @property
     def glob(self) -> str:
@@ -129,7 +130,8 @@ class Group:
 
     def _nonempty(self, members: list[Schedule], label: str) -> Group:
         if not members:
-            raise PathError(f"{label} is empty: the group has {len(self)} members", fix=f"slice within 0:{len(self)}")
+            why = f"{label} is empty: the group has {counted(len(self), 'member')}"
+            raise PathError(why, fix=f"slice within 0:{len(self)}")
         return Group(members, label)
 
     def __contains__(self, member: object) -> bool:
@@ -145,12 +147,12 @@ class Group:
             pattern: as for one schedule.
             expect: how many there must be in all members together.
         """
-        with located(_asked("find", pattern, expect), self.label):
+        with located(_asked(primitives.find, pattern, expect), self.label):
             return find_in(self._members, pattern, expect)
 
     def find_parallel(self, pattern: Any, expect: int | None = None) -> list[list[Match]]:
         """Groups of parallel matches in all members; see :meth:`Schedule.find_parallel`."""
-        with located(_asked("find_parallel", pattern, expect), self.label):
+        with located(_asked(primitives.find_parallel, pattern, expect), self.label):
             return find_parallel_in(self._members, pattern, expect)
 
     def checkpoint(
@@ -167,7 +169,7 @@ class Group:
             The members that were checkpointed as wholes; with a budget, all members.
         """
         given = {"matches": matches, "every": None if every == 1 else every, "budget": budget}
-        with one_step(self, "checkpoint", {name: value for name, value in given.items() if value is not None}):
+        with one_step(self, primitives.checkpoint, {k: value for k, value in given.items() if value is not None}):
             if budget is not None:
                 return within_budget(self._members, matches, every, budget)
             if matches is not None:

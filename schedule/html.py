@@ -13,6 +13,7 @@ from schedule.runtime import state_of
 from schedule.show import what_was_done
 from schedule.templating import rendered
 from schedule.tracing.specialisation import original_class
+from schedule.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,11 +115,17 @@ def _values(report: Report) -> dict[str, Any]:
     return {
         "model": type(report.model).__name__,
         "counts": {status: count for status in STATUSES if (count := report.count(status=status))},
-        "modules": len({entry.path for entry in report.select(status="applied")}),
+        "rewritten": _rewritten(report.select(status="applied")),
         "figures": report.figures(),
         "calls": report.calls(),
         "rules": _rows(report.entries),
     }
+
+
+def _rewritten(applied: Sequence[Entry]) -> str:
+    places = sum(entry.count for entry in applied)
+    modules = counted(len({entry.path for entry in applied}), "module")
+    return f"{counted(places, 'place')} of {modules} {'was' if places == 1 else 'were'} rewritten"
 
 
 def _rows(entries: Sequence[Entry]) -> dict[str, list[Row]]:

@@ -17,6 +17,7 @@ from schedule.rules import Rule
 from schedule.show import graph_lines
 from schedule.tracing.expansion import expand
 from schedule.tracing.specialisation import Specialisation
+from schedule.wording import counted
 
 if TYPE_CHECKING:
     from schedule.tree import Schedule
@@ -301,12 +302,8 @@ def _times(found: Sequence[Any]) -> str:
     return "once" if len(found) == 1 else f"{len(found)} times"
 
 
-def _modules(searches: Sequence[Any]) -> str:
-    return "1 module" if len(searches) == 1 else f"{len(searches)} modules"
-
-
 def _unexpected(searches: Sequence[Search], wanted: Wanted, expect: int, found: list[Match]) -> MatchError:
-    why = f"{wanted.name} was found {_times(found)} in {_modules(searches)}, expected {expect}"
+    why = f"{wanted.name} was found {_times(found)} in {counted(len(searches), 'module')}, expected {expect}"
     if len(found) > expect:
         where = "\n".join(f"{match.schedule.label}: {match.source or match.nodes[-1].name}" for match in found[:5])
         return MatchError(why, where=where, fix="say more in the pattern, or expect as many")
@@ -332,7 +329,7 @@ def find_parallel_in(members: Sequence[Schedule], pattern: Any, expect: int | No
     groups = [group for member in members for group in parallel([m for m in found if m.schedule is member])]
     if expect is not None and len(groups) != expect:
         raise MatchError(
-            f"{len(groups)} groups of parallel matches were found, expected {expect}",
+            f"{counted(len(groups), 'group')} of parallel matches found, expected {expect}",
             where="\n".join(", ".join(m.nodes[-1].name for m in group) for group in groups),
             fix="parallel matches read the same value under the same input of the pattern",
         )

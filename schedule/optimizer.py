@@ -36,6 +36,7 @@ from schedule.tracing.expansion import expand
 from schedule.tracing.specialisation import original_class
 from schedule.tree import Schedule, create_schedule
 from schedule.verify.guilty import undone
+from schedule.wording import counted
 
 Rules = str | Iterable[str | Rule]
 
@@ -228,7 +229,7 @@ class _Optimization:
         if not ours:
             return
         count = sum(len(each.matches[rule.name]) for each in ours)
-        description = f"optimize({rule.name}) in {count} places of {len(ours)} modules"
+        description = f"optimize({rule.name}) in {counted(count, 'place')} of {counted(len(ours), 'module')}"
         arguments = {"rules": [rule.name], "cost_guard": self.cost_guard}
         paths = [node.path for node in self.nodes]
         done = self.rules[: self.rules.index(rule) + 1]
@@ -275,7 +276,7 @@ def _entries(path: str, places: Iterable[Place]) -> list[Entry]:
 
 
 def _leftovers(count: int) -> str:
-    look = "1 place looks" if count == 1 else f"{count} places look"
+    look = counted(count, "place looks", "places look")
     return f"{look} like a rule's construct and cannot be rewritten; nothing was changed"
 
 

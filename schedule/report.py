@@ -19,6 +19,7 @@ from schedule.errors import NotApplicable
 from schedule.files import refuse_unwritable, write
 from schedule.runtime import Adaptation, state_of
 from schedule.show import printed
+from schedule.wording import size_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -247,16 +248,6 @@ def paths_of(paths: Iterable[str]) -> str:
     for path in dict.fromkeys(paths):
         alike.setdefault(re.sub(r"(?<![^.])\d+(?![^.])", "*", path), []).append(path or "the root")
     return ", ".join(own[0] if len(own) == 1 else f"{path} ({len(own)})" for path, own in alike.items())
-
-
-def size_text(count: int) -> str:
-    """Bytes in the unit that suits, such as ``1.122 MB``."""
-    size = float(count)
-    for unit in ("B", "KB", "MB", "GB"):
-        if size < 1000 or unit == "GB":
-            break
-        size /= 1000
-    return f"{size:.4g} {unit}"
 
 
 def _ratio(after: int, before: int) -> str:

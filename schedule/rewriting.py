@@ -23,6 +23,7 @@ from schedule.patterns.copying import Erased, copy_graph, erased, rebase, split_
 from schedule.patterns.hazards import Hazards, check_region, plan_hoist
 from schedule.patterns.occurrence import Occurrence
 from schedule.patterns.values import Attr
+from schedule.wording import counted
 
 __all__ = ["check", "copy_graph", "erased", "merge", "rewrite", "sift", "splice", "split_linear"]
 
@@ -240,7 +241,7 @@ def _outputs(
             raise MatchError(
                 f"the replacement gives no value for {occurrence.outputs[i].name}, which is used",
                 node=occurrence.outputs[i],
-                fix=f"return {count} values, one for each output of the pattern",
+                fix=f"return {counted(count, 'value')}, one for each output of the pattern",
             )
     return ends[:count]
 

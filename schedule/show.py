@@ -13,6 +13,7 @@ from torch import fx
 
 from schedule.tracing.specialisation import original_class
 from schedule.tracing.specs import TensorSpec
+from schedule.wording import counted
 
 if TYPE_CHECKING:
     from schedule.tree import Schedule
@@ -60,7 +61,7 @@ def _line(node: Schedule, name: str, done: dict[str, list[str]]) -> Text:
         text.append(f"  ← {what}", style="green")
     state = getattr(node.module, "_schedule_state", None)
     if state is not None and state.fallbacks:
-        text.append(f"  ({state.fallbacks} calls fell back)", style="yellow")
+        text.append(f"  ({counted(state.fallbacks, 'call')} fell back)", style="yellow")
     return text
 
 

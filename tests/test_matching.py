@@ -199,7 +199,7 @@ def test_parallel_matches(sch: Schedule) -> None:
 
     (group,) = sch["blocks.0.attn"].find_parallel(projection, expect=1)
     assert [m.inputs["weight"].target for m in group] == ["q.weight", "k.weight", "v.weight"]
-    with pytest.raises(schedule.MatchError, match="1 groups of parallel matches were found, expected 2"):
+    with pytest.raises(schedule.MatchError, match="1 group of parallel matches found, expected 2"):
         sch["blocks.0.attn"].find_parallel(projection, expect=2)
 
 

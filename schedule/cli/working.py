@@ -26,6 +26,7 @@ from schedule.files import write
 from schedule.optimizer import optimize as apply_rules
 from schedule.report import Report
 from schedule.tree import Schedule
+from schedule.wording import counted
 
 
 @command
@@ -198,7 +199,7 @@ def bench(
         )
     else:
         stdout().print(_chart(ratios, saved))
-        notes = [f"model: {loaded.origin}", f"rewritten: {sum(done.applied.values())} places"]
+        notes = [f"model: {loaded.origin}", f"rewritten: {counted(sum(done.applied.values()), 'place')}"]
         stdout().print("; ".join(notes + ([f"torch.compile: {why_not}"] if why_not else [])))
     return Code.DONE
 

@@ -15,13 +15,13 @@ import torch
 from torch import fx, nn
 
 from schedule.pictures.paths import ranged
-from schedule.report import size_text
 from schedule.show import graph_lines
 from schedule.tracing.guards import check
 from schedule.tracing.outputs import check_output
 from schedule.tracing.regions import REGION_FUNCTIONS
 from schedule.tracing.specialisation import original_class
 from schedule.tracing.specs import TensorSpec
+from schedule.wording import counted, size_text
 
 Kind = Literal["input", "output", "call", "op"]
 
@@ -217,7 +217,7 @@ def shape_text(spec: Any) -> str:
     if isinstance(spec, TensorSpec):
         return f"{_short_dtype(spec)} {'×'.join(map(str, spec.shape)) or 'scalar'}"
     count = sum(isinstance(each, TensorSpec) for each in spec) if isinstance(spec, (tuple, list)) else 0
-    return f"{count} tensors" if count else ""
+    return counted(count, "tensor") if count else ""
 
 
 def _dtype(spec: TensorSpec) -> str:

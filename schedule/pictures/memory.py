@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from schedule.activations.saved import SavedBytes, measure_saved
 from schedule.costs import training
 from schedule.pictures.grids import is_sharded
-from schedule.report import size_text
 from schedule.verify.guilty import undone
+from schedule.wording import size_text
 
 if TYPE_CHECKING:
     from schedule.tree import Schedule

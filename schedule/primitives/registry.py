@@ -40,7 +40,7 @@ def primitive(function: Callable[Concatenate[Schedule, P], R]) -> Callable[Conca
     @functools.wraps(function)
     def method(sch: Schedule, *args: P.args, **kwargs: P.kwargs) -> R:
         arguments = _bound(signature, sch, args, kwargs)
-        asked = call_text(function.__name__, arguments)
+        asked = call_text(function, arguments)
         with (
             located(asked, sch.label),
             sch.tree.history.transaction(function.__name__, [sch.path], arguments, f"{asked} on {sch.label}"),
@@ -56,7 +56,7 @@ def query(function: Callable[Concatenate[Schedule, P], R]) -> Callable[Concatena
 
     @functools.wraps(function)
     def method(sch: Schedule, *args: P.args, **kwargs: P.kwargs) -> R:
-        with located(call_text(function.__name__, _bound(signature, sch, args, kwargs)), sch.label):
+        with located(call_text(function, _bound(signature, sch, args, kwargs)), sch.label):
             return function(sch, *args, **kwargs)
 
     return _registered(function, method)
@@ -96,9 +96,20 @@ def _bound(signature: inspect.Signature, sch: Any, args: Any, kwargs: Any) -> di
     return dict(list(bound.arguments.items())[1:])
 
 
-def call_text(name: str, arguments: Mapping[str, Any]) -> str:
-    """``fuse(bias_gelu)``: how steps and errors write a call."""
-    return f"{name}({', '.join(filter(None, map(_text, arguments.values())))})"
+def call_text(primitive: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
+    """``find(bias_gelu, expect=1)``: how steps and errors write a call, what has a default by its name.
+
+    Args:
+        primitive: what was called.
+        arguments: by parameter name, without the schedule.
+    """
+    parameters, given = inspect.signature(primitive).parameters, list[str]()
+    for name, value in arguments.items():
+        if parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+            given += [f"{key}={_text(item)}" for key, item in value.items()]
+        elif text := _text(value):
+            given.append(text if parameters[name].default is inspect.Parameter.empty else f"{name}={text}")
+    return f"{primitive.__name__}({', '.join(given)})"
 
 
 def _text(value: Any) -> str:

@@ -18,6 +18,7 @@ from schedule.recipes.recipe import Call, Find, Recipe, Step, Undo
 from schedule.recipes.values import live
 from schedule.tracing.specialisation import original_class
 from schedule.tree import Schedule, create_schedule
+from schedule.wording import counted
 
 _FIX = "edit this step of the recipe; nothing was changed"
 
@@ -79,9 +80,11 @@ def _found(sch: Schedule, step: Find) -> list[list[Match]]:
     own = [[match for match in found if match.schedule is member] for member in members]
     for member, matches, count in zip(members, own, counts, strict=False):
         if len(matches) != count:
-            raise RecipeError(f"{member.label} has {len(matches)} matches, it had {count}", fix=_FIX)
+            here = counted(len(matches), "match", "matches")
+            raise RecipeError(f"{member.label} has {here}, it had {count}", fix=_FIX)
     if len(counts) != len(members):
-        raise RecipeError(f"{len(members)} modules were searched, there were {len(counts)}, which differed", fix=_FIX)
+        here = counted(len(members), "module was", "modules were")
+        raise RecipeError(f"{here} searched, there were {len(counts)}, which differed", fix=_FIX)
     return own
 
 
@@ -128,8 +131,9 @@ def _other_rules(wanted: Sequence[str], made: Sequence[str], report: Any) -> Rec
 
 
 def _undone(sch: Schedule, step: Undo, start: int) -> None:
-    if step.times > len(sch.history) - start:
-        raise RecipeError(f"there are {len(sch.history) - start} steps of this recipe to undo", fix="take the undo out")
+    made = len(sch.history) - start
+    if step.times > made:
+        raise RecipeError(f"only {counted(made, 'step')} of this recipe to undo", fix="take the undo out")
     for _ in range(step.times):
         sch.undo()
 

@@ -18,6 +18,7 @@ import torch
 from schedule.errors import RecipeError
 from schedule.matching import Match, parallel
 from schedule.patterns import call_module
+from schedule.wording import counted
 
 Value = Any
 """None, a boolean, an integer, a float, a string, or a :class:`Kind`."""
@@ -244,7 +245,7 @@ class Picked:
             return together if self.which == "all" else _map(self.positions, together.__getitem__)
         except IndexError:
             raise RecipeError(
-                f"{self.find} has {len(together)} matches, fewer than {self.positions} asks for",
+                f"{self.find} has {counted(len(together), 'match', 'matches')}, fewer than {self.positions} asks for",
                 fix="edit the positions; nothing was changed",
             ) from None
 

@@ -16,6 +16,7 @@ from schedule.verify.report import CaseResult, Deviation, EquivalenceReport, mis
 from schedule.verify.shapes import other_shapes
 from schedule.verify.tolerances import Tolerance, tolerance_for
 from schedule.verify.values import shapes_of
+from schedule.wording import counted
 
 REFUSALS: tuple[type[Exception], ...] = (
     RuntimeError,
@@ -129,7 +130,7 @@ def check_case(
             deviations = _at_its_own_weights(deviations, a, case, tolerance, reference, other)
             told = _told(deviations, a, case, tolerance, reference)
         if len(told) < len(deviations):
-            report.skipped.append(f"{described}: {len(deviations) - len(told)} tensors {TELL_NOTHING}")
+            report.skipped.append(f"{described}: {counted(len(deviations) - len(told), 'tensor')} {TELL_NOTHING}")
         deviations = told
     worst = _worst_of_each_kind(deviations)
     result = CaseResult(case.mode, case.weights, case.shapes, worst, len(deviations))
@@ -153,7 +154,7 @@ def _observed(
     return other, compare(reference, other, tolerance)
 
 
-TELL_NOTHING = "tell nothing: the original changes them by as much when its weights are off by a few roundings"
+TELL_NOTHING = "left out: the original changes such a tensor by as much when its weights are off by a few roundings"
 # Where a ReLU stands at zero, one direction in three or so makes it jump.
 _ATTEMPTS = 8
 # Two samples of one noise may differ by that much; in a model in good condition rounding is a tenth of the tolerance.
