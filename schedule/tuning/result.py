@@ -18,6 +18,7 @@ from schedule.recipes.recipe import Recipe
 from schedule.show import printed
 from schedule.tree import Schedule
 from schedule.tuning.space import Knobs, text_of
+from schedule.wording import size_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -201,7 +202,7 @@ class Tuning:
     def summary(self) -> str:
         """What came of it, on one line."""
         counts = ", ".join(f"{len(own)} {status}" for status in STATUSES if (own := self.select(status)))
-        bound = "" if self.bound is None else f"; at most {size(self.bound)}"
+        bound = "" if self.bound is None else f"; at most {size_text(self.bound)}"
         return f"{len(self.trials)} trials: {counts or 'none'}{bound}{'; interrupted' if self.stopped else ''}"
 
     def rows(self) -> list[Row]:
@@ -260,16 +261,7 @@ def _plain(value: Any) -> Any:
 
 def _row(trial: Trial, best: bool) -> Row:
     time = "–" if trial.time is None else f"{'' if trial.status == 'measured' else '~'}{trial.time:.3g}"
-    memory = "–" if trial.memory is None else size(trial.memory)
+    memory = "–" if trial.memory is None else size_text(trial.memory)
     said = "best" if best else f"{trial.status}: {trial.reason}" if trial.reason else trial.status
     kind = "best" if best else "measured" if trial.status == "measured" else "other"
     return Row(trial.number, trial.label, time, memory, said, kind)
-
-
-def size(count: float) -> str:
-    """Bytes as people write them."""
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"

@@ -22,10 +22,11 @@ from schedule.recipes.building import original_name
 from schedule.recipes.recipe import Recipe
 from schedule.tree import Schedule, create_schedule
 from schedule.tuning.measuring import Ended, Measured, TrainingStep, Watch
-from schedule.tuning.result import Status, Trial, Tuning, labelled, size
+from schedule.tuning.result import Status, Trial, Tuning, labelled
 from schedule.tuning.space import Knobs, Space, text_of
 from schedule.verify.guilty import undone
 from schedule.verify.values import shapes_of
+from schedule.wording import size_text
 
 if TYPE_CHECKING:
     from schedule.tuning.study import Asked, Sampler, Study
@@ -266,7 +267,7 @@ class _Bar:
         best = result.best if measured else None
         said = "nothing within the bound yet"
         if best is not None:
-            memory = "" if best.memory is None else f", {size(best.memory)}"
+            memory = "" if best.memory is None else f", {size_text(best.memory)}"
             said = f"best {best.time:.3g}{memory}: {labelled(best.knobs)}"
         self.bar.update(self.task, completed=len(result.trials), description=said)
 
