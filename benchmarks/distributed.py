@@ -1,6 +1,6 @@
 """What tensor parallelism moves and holds: collectives and bytes a step, memory a rank, time at one and two processes.
 
-    python -m benchmarks.distributed [--ranks 2] [--time]
+    python -m benchmarks.distributed [--ranks 2] [--time] [--out benchmarks/results/distributed.json]
 
 Collectives are counted on simulated ranks in one process; a layer's minimum is Megatron's: two all-reduces of
 [batch, seq, hidden] forward and two backward, or their sequence-parallel halves.
@@ -9,18 +9,21 @@ Step times are ratios to a step of one process while the other waits. Half is th
 that the work is shared out, and what the parts that are not shared (norms, residual sums, the optimizer's Python) and
 messages over the loopback device cost beside it; both processes with a whole model each show how much of that is the
 machine's, whose cores share caches, memory and whatever else runs. They cannot show what accelerators gain: their
-products are a thousand times faster, their links ten to a hundred times, and nothing here hides a message.
+products are a thousand times faster, their links ten to a hundred times, and nothing here hides a message. The file
+says how busy the machine was: with more than two things running the ratios mean little.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,7 +34,7 @@ from rich.table import Table
 from torch import nn
 
 import schedule
-from benchmarks.timing import interleaved
+from benchmarks.timing import interleaved, write_json
 from schedule.distributed.groups import Collective
 from schedule.distributed.plan import Plan
 from schedule.distributed.simulate import planned
@@ -71,17 +74,27 @@ class Row:
     """Of one model.
 
     Attributes:
+        model: its name.
+        sequence: with sequence parallelism.
         forward, backward: collectives of the layers alone.
         sent: bytes that each rank sends a step for the layers.
         minimum: the same if each layer made Megatron's four all-reduces.
         held: parameters of one rank, as a fraction of all.
     """
 
-    forward: str
-    backward: str
+    model: str
+    sequence: bool
+    forward: dict[str, int]
+    backward: dict[str, int]
     sent: int
     minimum: int
     held: float
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """As the table has it."""
+        counts = (", ".join(f"{n} {op}" for op, n in of.items()) for of in (self.forward, self.backward))
+        return (self.model, "yes" if self.sequence else "no", *counts, f"{self.sent / self.minimum:.2f}")
 
 
 def sent(made: Sequence[Collective], ranks: int) -> int:
@@ -112,31 +125,53 @@ def counted(name: str, config: Any, ranks: int, sequence: bool) -> Row:
         raise SystemExit(f"{name}: {seen.where} deviates")
     whole, _ = planned(model, batch, ranks)
     size = ROWS * LENGTH * WIDTH * 4
-    counts = (Counter(one.op for one in of) for of in (seen.forward, seen.backward))
-    text = [", ".join(f"{count} {op}" for op, count in of.items()) for of in counts]
+    forward, backward = (dict(Counter(one.op for one in of)) for of in (seen.forward, seen.backward))
     minimum = sent([Collective("all_reduce", size)] * 4 * LAYERS, ranks)
-    return Row(text[0], text[1], sent([*seen.forward, *seen.backward], ranks), minimum, held(model, whole))
+    moved = sent([*seen.forward, *seen.backward], ranks)
+    return Row(name, sequence, forward, backward, moved, minimum, held(model, whole))
 
 
-def table(ranks: int) -> Table:
+def table(rows: Sequence[Row], ranks: int) -> Table:
     """Collectives and bytes a step against the minimum."""
     result = Table(title=f"{LAYERS} layers on {ranks} ranks, [{ROWS}, {LENGTH}, {WIDTH}] float32")
     for column in ("model", "sequence", "forward", "backward", "bytes sent / minimum", "held / ideal"):
         result.add_column(column)
-    for name, config in models().items():
-        for sequence in (False, True):
-            row = counted(name, config, ranks, sequence)
-            ratio = f"{row.sent / row.minimum:.2f}"
-            share = f"{row.held:.2f} / {1 / ranks:.2f}"
-            result.add_row(name, "yes" if sequence else "no", row.forward, row.backward, ratio, share)
+    for row in rows:
+        result.add_row(*row.cells, f"{row.held:.2f} / {1 / ranks:.2f}")
     return result
+
+
+@dataclass(frozen=True)
+class Times:
+    """Of one model, relative to a step of one process while the other waits.
+
+    Attributes:
+        model: its name.
+        alone: milliseconds of that step.
+        each: of two processes with a whole model each.
+        shared: of two that share it: median and quartiles.
+        load: what else the machine did, as ``uptime`` says it.
+    """
+
+    model: str
+    alone: float
+    each: float
+    shared: tuple[float, float, float]
+    load: float
+
+    def __str__(self) -> str:
+        shared, low, high = self.shared
+        return (
+            f"{self.model}: a step of one process {self.alone:.0f} ms; of two with a whole model each {self.each:.2f} "
+            f"of that; of two that share it {shared:.2f} [{low:.2f}, {high:.2f}], ideal 0.50; load {self.load:.1f}"
+        )
 
 
 def _step(model: nn.Module, batch: dict[str, torch.Tensor]) -> None:
     model(**batch).loss.backward()
 
 
-def _timed(rank: int, ranks: int, port: int) -> None:
+def _timed(rank: int, ranks: int, port: int, found: Any) -> None:
     """One process while the others wait, all with a whole model each, and all together."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
@@ -162,12 +197,10 @@ def _timed(rank: int, ranks: int, port: int) -> None:
         )
         alone, shared = times["one"].median, times["all"]
         if rank == 0:
-            print(
-                f"{name}: a step of one process {alone * 1e3:.0f} ms; of {ranks} with a whole model each "
-                f"{times['each'].median / alone:.2f} of that; of {ranks} that share it {shared.median / alone:.2f} "
-                f"[{shared.low / alone:.2f}, {shared.high / alone:.2f}], ideal {1 / ranks:.2f}",
-                flush=True,
-            )
+            ratios = (shared.median / alone, shared.low / alone, shared.high / alone)
+            row = Times(name, alone * 1e3, times["each"].median / alone, ratios, os.getloadavg()[0])
+            print(row, flush=True)
+            found.put(row)
     dist.destroy_process_group()
 
 
@@ -178,14 +211,21 @@ def _free_port() -> int:
 
 
 def main() -> None:
-    """Print the table, and with ``--time`` the ratio of step times."""
+    """Print the table, and with ``--time`` the ratio of step times; write both."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--time", action="store_true")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/distributed.json"))
     arguments = parser.parse_args()
-    Console().print(table(arguments.ranks))
+    ranks = arguments.ranks
+    rows = [counted(name, config, ranks, sequence) for name, config in models().items() for sequence in (False, True)]
+    Console().print(table(rows, ranks))
+    times: list[Times] = []
     if arguments.time:
-        torch.multiprocessing.spawn(_timed, args=(2, _free_port()), nprocs=2)
+        found = torch.multiprocessing.get_context("spawn").SimpleQueue()
+        torch.multiprocessing.spawn(_timed, args=(2, _free_port(), found), nprocs=2)
+        times = [found.get() for _ in models()]
+    write_json(arguments.out, {"ranks": ranks, "counted": [*map(asdict, rows)], "timed": [*map(asdict, times)]})
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from schedule.distributed.owned import holds
 from schedule.distributed.plan import Group, Plan, SyncStep
 from schedule.distributed.propagation import propagate
 from schedule.distributed.state import Sharded
-from schedule.distributed.units import NotSequential, Unit, summed_outside, units_of, without_units
+from schedule.distributed.units import NotSequential, Unit, summed_outside, units_of, whole_units, without_units
 from schedule.distributed.values import Layer, Propagated
 from schedule.errors import ShardError, TraceError
 from schedule.patterns.values import OpNode, operands
@@ -145,6 +145,9 @@ def _layer(
     module, below = root.get_submodule(link.path), f"{link.path}."
     inner = [_inside(group, below) for group in groups if any(step.path.startswith(below) for step in group.shards)]
     units = units_of(link.path, link.length, inner, root, state)
+    units |= {
+        one.path: one for one in whole_units(link.path, link.length, inner, root, state) if _mixes(one, root, state)
+    }
     summed = dict(summed_outside(units, inner, root, state))
     inner = [without_units(group, units) for group in inner]
     projections = {step.path for group in inner for step in group.shards if _is_projection(root, step.path)}
@@ -174,6 +177,16 @@ def _layer(
                     size = _nbytes(module, path)
                     partial[SyncStep(owner, "bwd_post", "all_reduce", argument=name, nbytes=size)] = None
     return {**replaced, **summed}, list(partial)
+
+
+def _mixes(unit: Unit, root: nn.Module, state: Sharded) -> bool:
+    """Whether a module does something along the sequence, as an attention that stays whole."""
+    try:
+        found, given = _propagated(Link(unit.path, unit.argument, 0, 0), root.get_submodule(unit.path), set(), state)
+        _sequence_factor(found, given, 1)
+    except NotSequential:
+        return True
+    return False
 
 
 def _around(
@@ -316,5 +329,6 @@ def _shared_of(module: nn.Module, columns: set[nn.Module], state: Sharded) -> di
 def _axis(found: Propagated, value: OpNode, factor: Factor) -> int | None:
     """Which dimension of ``value`` has the factor."""
     dims = found.dims.get(value)
+    dims = dims[0] if isinstance(dims, tuple) and dims else dims  # what a module computes is its first
     axes = [at for at, dim in enumerate(dims or ()) if factor in factors(dim)]
     return axes[0] if axes else None

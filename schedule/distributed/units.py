@@ -1,14 +1,14 @@
 """Modules that work on the whole sequence inside a layer that otherwise works on parts of it.
 
 Experts, or a Linear of a model's own making, share out parameters of their own, and which dimensions of theirs are the
-sequence is not followed. Around the smallest module that takes and returns ``[batch, seq, features]`` the sequence is
-gathered, and what it returns is shared out again.
+sequence is not followed. An attention that stays whole works along the sequence. Around the smallest module that takes
+and returns ``[batch, seq, features]`` the sequence is gathered, and what it returns is shared out again.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from schedule.distributed.modules import projection_of
 from schedule.distributed.plan import Group, ShardStep, SyncStep
 from schedule.distributed.state import Sharded
 from schedule.errors import TraceError
+from schedule.recording import Call
 from schedule.tracing.specs import TensorSpec
 
 
@@ -27,7 +28,7 @@ class NotSequential(Exception):
 
 @dataclass(frozen=True)
 class Unit:
-    """A module that works on the whole sequence, for what in it shares out parameters of its own, as experts do.
+    """A module that works on the whole sequence.
 
     Attributes:
         path: the module.
@@ -66,14 +67,43 @@ def _unit(path: str, layer: str, length: int, root: nn.Module, state: Sharded) -
     calls = state.whole.calls if state.whole is not None else {}
     parts = path.split(".")
     for end in range(len(parts), layer.count(".") + 1, -1):
-        module = root.get_submodule(".".join(parts[:end]))
-        for call in calls.get(module, [])[:1]:
-            names = [name for name in inspect.signature(type(module).forward).parameters if name != "self"]
-            given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
-            name, spec = next(iter(given.items()), ("", None))
-            if isinstance(spec, TensorSpec) and _in_sequence(spec, length) and _in_sequence(call.output, length):
-                return Unit(".".join(parts[:end]), name, spec.nbytes)
+        unit = _as_unit(".".join(parts[:end]), length, root, calls)
+        if unit is not None:
+            return unit
     raise NotSequential(f"{path} shares out parameters of its own, and nothing around it works along the sequence")
+
+
+def whole_units(layer: str, length: int, inner: list[Group], root: nn.Module, state: Sharded) -> Iterator[Unit]:
+    """The modules that a layer calls which multiply, share out nothing, and take and return the sequence.
+
+    Args:
+        layer: its path.
+        length: of the sequence.
+        inner: the groups in it.
+        root: where paths begin.
+        state: with the recorded run.
+    """
+    calls = state.whole.calls if state.whole is not None else {}
+    for name, child in root.get_submodule(layer).named_children():
+        path = f"{layer}.{name}"
+        shared = any(f"{step.path}.".startswith(f"{path}.") for group in inner for step in group.shards)
+        if not shared and any(projection_of(one) is not None for one in child.modules() if one is not child):
+            unit = _as_unit(path, length, root, calls)
+            if unit is not None:
+                yield unit
+
+
+def _as_unit(path: str, length: int, root: nn.Module, calls: Mapping[nn.Module, list[Call]]) -> Unit | None:
+    """The module at ``path``, if it takes and first returns ``[batch, seq, features]``."""
+    module = root.get_submodule(path)
+    for call in calls.get(module, [])[:1]:
+        names = [name for name in inspect.signature(type(module).forward).parameters if name != "self"]
+        given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
+        name, spec = next(iter(given.items()), ("", None))
+        output = call.output[0] if isinstance(call.output, (tuple, list)) and call.output else call.output
+        if isinstance(spec, TensorSpec) and _in_sequence(spec, length) and _in_sequence(output, length):
+            return Unit(path, name, spec.nbytes)
+    return None
 
 
 def _in_sequence(spec: Any, length: int) -> bool:

@@ -11,6 +11,7 @@ from torch import nn
 
 from schedule.distributed.factors import Dim, block, equate, factors, new_dim, size_of
 from schedule.patterns.values import OpNode, operands
+from schedule.tracing.outputs import check_output
 from schedule.tracing.specs import TensorSpec
 
 Dims = list[Dim]
@@ -73,6 +74,8 @@ class Values:
     # -- values ------------------------------------------------------------------------------------------
 
     def visit(self, node: OpNode) -> None:
+        if node.target is check_output:  # computes nothing
+            return
         self.found.nodes.append(node)
         if node.op == "output":
             for operand in operands(node.args) if not self.returned else ():

@@ -39,8 +39,17 @@ def test_where_it_cannot_be_says_why() -> None:
     assert not plan.boundaries
     plan = schedule.create_schedule(build("albert"), batch("albert", 2, 8)).shard_plan(2, sequence=True)
     assert any("more than once" in why for why in plan.whole.values())
-    plan = schedule.create_schedule(build("falcon"), batch("falcon", 2, 8)).shard_plan(2, sequence=True)
-    assert plan.whole["sequence of transformer.h.0"].startswith("its sequence: ") and not plan.boundaries
+
+
+def test_an_attention_that_stays_whole_gets_the_whole_sequence() -> None:
+    """And computes the same on every rank: what it gives is shared out again, and nothing is added up for it."""
+    plan, seen = planned(build("falcon"), batch("falcon", 2, 8), 2, vocabulary=False, sequence=True)
+    assert seen.equal(1e-4), seen.where
+    around = [step for step in plan.boundaries if step.path == "transformer.h.1.self_attention"]
+    assert [(step.mode, step.op) for step in around] == [("fwd_pre", "RSR->RRR"), ("fwd_post", "RRR->RSR")]
+    assert not any("norm" in step.path and "->" in step.op for step in plan.boundaries)
+    large = [one.op for one in seen.backward if one.op != "all_reduce"]
+    assert Counter(large) == {"all_gather": 2 + 2 + 1, "reduce_scatter": 2}
 
 
 def test_a_sequence_that_cannot_be_shared() -> None:
