@@ -2,8 +2,8 @@
 
     python -m benchmarks.scaling
 
-Nothing is measured. A collective takes α a message and a time for each byte (rings); compute is counted FLOPs at a
-fraction of the peak. The document says where the figures come from, and a test holds its table to this one.
+Nothing is measured: this is :mod:`schedule.tuning.cost_model`, which ``schedule.tune`` can search by too. The document
+says where the figures come from, and a test holds its table to this one.
 """
 
 from __future__ import annotations
@@ -11,36 +11,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-PEAK, REACHED = 312e12, 0.6
-"""FLOP/s of an A100 in bf16, and what its products reach of them."""
-BYTES, SEQUENCE = 2, 4096
+from schedule.tuning.cost_model import Machine, Shape, StepTime, step_time
+
+A100 = Machine()
+NVLINK, NODES = A100.inside, A100.between
+SEQUENCE = 4096
 
 
 @dataclass(frozen=True)
-class Network:
-    """Seconds a message, and bytes a second of each GPU."""
-
-    alpha: float
-    bandwidth: float
-
-    def all_reduce(self, size: float, ranks: int) -> float:
-        """Seconds for ``size`` bytes by rings: a reduce-scatter and an all-gather."""
-        return 2 * (ranks - 1) * self.alpha + 2 * size * (ranks - 1) / ranks / self.bandwidth
-
-
-NVLINK, NODES = Network(5e-6, 235e9), Network(10e-6, 25e9)
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A Llama.
+class Llama:
+    """One of its sizes.
 
     Attributes:
-        name: such as ``7B``.
         tokens: of a step, a GPU.
     """
 
-    name: str
     hidden: int
     layers: int
     ffn: int
@@ -57,44 +42,13 @@ class Shape:
         return int(self.layers * layer) + 2 * self.vocabulary * self.hidden + self.hidden
 
 
-SHAPES = {
-    "7B": Shape("7B", 4096, 32, 11008, 32, 32, 16384),
-    "70B": Shape("70B", 8192, 80, 28672, 64, 8, 4096),
-}
+SHAPES = {"7B": Llama(4096, 32, 11008, 32, 32, 16384), "70B": Llama(8192, 80, 28672, 64, 8, 4096)}
 
 
-@dataclass(frozen=True)
-class Step:
-    """Seconds of one step.
-
-    Attributes:
-        compute: products.
-        tensor: all-reduces of hidden states, none of them hidden.
-        data: the all-reduce of the gradients, of which as much as half of the compute may hide.
-    """
-
-    compute: float
-    tensor: float
-    data: float
-
-    @property
-    def hidden(self) -> bool:
-        """Whether the compute hides the gradients' all-reduce."""
-        return self.data <= self.compute / 2
-
-    def of_peak(self, hiding: bool = True) -> float:
-        """FLOP/s reached, as a fraction of the peak."""
-        seen = max(0.0, self.data - self.compute / 2) if hiding else self.data
-        return REACHED * self.compute / (self.compute + self.tensor + seen)
-
-
-def step(shape: Shape, tensor: int, data: int) -> Step:
+def step(llama: Llama, tensor: int, data: int) -> StepTime:
     """One step of a model on ``tensor`` × ``data`` GPUs."""
-    tokens = shape.tokens * tensor
-    flops = 6 * shape.parameters + 12 * shape.layers * shape.hidden * SEQUENCE
-    reduced = NVLINK.all_reduce(BYTES * tokens * shape.hidden, tensor)
-    gradients = NODES.all_reduce(BYTES * shape.parameters / tensor, data)
-    return Step(flops * tokens / tensor / (PEAK * REACHED), 4 * shape.layers * reduced, gradients)
+    shape = Shape(llama.parameters, llama.layers, llama.hidden, llama.kv_heads)
+    return step_time(shape, A100, SEQUENCE, llama.tokens * tensor, tensor, data=data)
 
 
 ROWS = (

@@ -1,5 +1,6 @@
 """Auto-tuning: the knobs of a schedule function, searched under a memory bound."""
 
+from schedule.tuning.cost_model import Machine, ModelledStep, Network, Shape
 from schedule.tuning.measuring import Measured, TrainingStep, Watch
 from schedule.tuning.result import Trial, Tuning
 from schedule.tuning.space import Choice, Number, choice, number, splits
@@ -7,8 +8,12 @@ from schedule.tuning.tuner import tune
 
 __all__ = [
     "Choice",
+    "Machine",
     "Measured",
+    "ModelledStep",
+    "Network",
     "Number",
+    "Shape",
     "TrainingStep",
     "Trial",
     "Tuning",

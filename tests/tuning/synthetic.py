@@ -23,6 +23,10 @@ def plan(sch: schedule.Schedule, decay: str, every: int) -> None:
         sch["blocks.*"].checkpoint(every=every)
 
 
+def plan_nothing(sch: schedule.Schedule) -> None:
+    """No steps."""
+
+
 def cost(sch: schedule.Schedule, decay: str, every: int, rows: int) -> tuple[float, int]:
     """Recomputing and small parts take time; keeping takes memory."""
     time = {0: 1.0, 2: 1.2, 1: 1.5}[every] * (1 + 0.3 / rows) * {"none": 1.0, "mlp": 0.8}[decay]

@@ -15,7 +15,7 @@ from schedule import NotApplicable, choice, number
 from schedule.tuning import Measured, Watch
 from tests.fingerprint import fingerprint
 from tests.small import ids, small
-from tests.tuning.synthetic import SPACE, cost, plan, points, tuned, watching
+from tests.tuning.synthetic import SPACE, cost, plan, plan_nothing, points, tuned, watching
 
 ALL = 36
 
@@ -101,10 +101,6 @@ def test_a_trial_that_raises_leaves_nothing_behind(error: Exception, where: str)
     (failed,) = tuning.select("failed")
     assert failed.reason.startswith(type(error).__name__) and failed.knobs == {"every": 2}
     assert len(tuning.select("measured")) == 2
-
-
-def plan_nothing(sch: schedule.Schedule) -> None:
-    """No steps."""
 
 
 def test_every_trial_starts_from_the_same_model() -> None:

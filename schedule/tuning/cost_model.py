@@ -1,0 +1,237 @@
+"""What a training step would take on many devices: messages by α–β, products by FLOPs. Nothing runs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import nn
+
+from schedule.errors import NotApplicable
+from schedule.tree import Schedule
+from schedule.tuning.measuring import Measured
+
+BYTES = 2
+"""Of a number in bf16."""
+STATES = 16
+"""Bytes a parameter: bf16 weight and gradient; float32 weight and two moments of AdamW (Rajbhandari et al. 2020)."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """What a message costs.
+
+    Attributes:
+        alpha: seconds a message.
+        bandwidth: bytes a second, of each device.
+    """
+
+    alpha: float
+    bandwidth: float
+
+    def send(self, size: float) -> float:
+        """Seconds for ``size`` bytes from one device to another."""
+        return self.alpha + size / self.bandwidth
+
+    def all_reduce(self, size: float, ranks: int) -> float:
+        """Seconds for ``size`` bytes by rings: a reduce-scatter and an all-gather."""
+        return 2 * (ranks - 1) * self.alpha + 2 * size * (ranks - 1) / ranks / self.bandwidth
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Devices in nodes; by default A100s of eight a node.
+
+    Attributes:
+        peak: FLOP/s of a device.
+        reached: what products reach of them.
+        inside: between the devices of a node.
+        between: between nodes.
+        node: devices of one.
+    """
+
+    peak: float = 312e12
+    reached: float = 0.6
+    inside: Network = Network(5e-6, 235e9)
+    between: Network = Network(10e-6, 25e9)
+    node: int = 8
+
+    def linking(self, devices: int) -> Network:
+        """The network between so many devices in a row."""
+        return self.inside if devices <= self.node else self.between
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A transformer, as far as its costs go.
+
+    Attributes:
+        parameters: all of them.
+        layers: alike.
+        hidden: size of the hidden states.
+        heads: what attention can be shared out by.
+    """
+
+    parameters: int
+    layers: int
+    hidden: int
+    heads: int
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Shape:
+        """That of a model of transformers, by its ``config``; it may be on the meta device.
+
+        Raises:
+            NotApplicable: it has none that says so.
+        """
+        config = getattr(model, "config", None)
+        names = ("num_hidden_layers", "hidden_size", "num_attention_heads")
+        if not all(isinstance(getattr(config, name, None), int) for name in names):
+            raise NotApplicable(
+                f"{type(model).__name__} has no config with {', '.join(names)}",
+                fix="Shape(parameters=…, layers=…, hidden=…, heads=…)",
+            )
+        layers, hidden, heads = (getattr(config, name) for name in names)
+        shared = math.gcd(heads, getattr(config, "num_key_value_heads", None) or heads)
+        return cls(sum(parameter.numel() for parameter in model.parameters()), layers, hidden, shared)
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one step.
+
+    Attributes:
+        compute: products.
+        tensor: all-reduces of hidden states, none of them hidden.
+        data: the all-reduce of the gradients, of which as much as half of the compute may hide.
+        stages: what a pipeline adds: its bubble, and messages from stage to stage.
+        reached: what products reach of the peak.
+    """
+
+    compute: float
+    tensor: float
+    data: float
+    stages: float = 0.0
+    reached: float = 1.0
+
+    @property
+    def hidden(self) -> bool:
+        """Whether the compute hides the gradients' all-reduce."""
+        return self.data <= self.compute / 2
+
+    def seconds(self, hiding: bool = True) -> float:
+        """All of it."""
+        seen = max(0.0, self.data - self.compute / 2) if hiding else self.data
+        return self.compute + self.tensor + self.stages + seen
+
+    def of_peak(self, hiding: bool = True) -> float:
+        """FLOP/s reached, as a fraction of the peak."""
+        return self.reached * self.compute / self.seconds(hiding)
+
+
+def step_time(
+    shape: Shape,
+    machine: Machine,
+    sequence: int,
+    tokens: int,
+    tensor: int = 1,
+    stages: int = 1,
+    data: int = 1,
+    parts: int = 1,
+    recomputed: bool = False,
+) -> StepTime:
+    """One step on ``tensor`` × ``stages`` × ``data`` devices.
+
+    Args:
+        shape: of the model.
+        machine: what it runs on.
+        sequence: tokens of a row.
+        tokens: of a step, for each of the ``data`` groups.
+        tensor: devices that share a layer: two all-reduces forward, two backward.
+        stages: of the pipeline, one forward and one backward in turns; each device of a stage sends its part of a
+            message (Narayanan et al. 2021).
+        data: groups that all-reduce their gradients.
+        parts: micro-batches that a group's tokens come in.
+        recomputed: whether layers run forward once more for their backward pass.
+    """
+    passes = 4 if recomputed else 3  # a backward pass is two
+    flops = 2 * passes * shape.parameters + 4 * passes * shape.layers * shape.hidden * sequence
+    compute = flops * tokens / (tensor * stages) / (machine.peak * machine.reached)
+    message = BYTES * tokens / parts * shape.hidden
+    reduced = machine.linking(tensor).all_reduce(message, tensor)
+    reductions = 2 * (passes - 1) * shape.layers / stages * parts * reduced
+    gradients = machine.between.all_reduce(BYTES * shape.parameters / (tensor * stages), data)
+    slot = (compute + reductions) / parts
+    sent = 2 * machine.linking(tensor * stages).send(message / tensor) if stages > 1 else 0.0
+    added = (stages - 1) * slot + (parts + stages - 1) * sent
+    return StepTime(compute, reductions, gradients, added, machine.reached)
+
+
+def held_bytes(
+    shape: Shape, tokens: int, tensor: int = 1, stages: int = 1, parts: int = 1, recomputed: bool = False
+) -> int:
+    """Bytes of the fullest device: weights, gradients, AdamW, and what layers keep for their backward pass.
+
+    Kept are 34 bytes for each token and number of hidden states, 24 of them shared out by tensor parallelism; two where
+    layers are recomputed (Korthikanti et al. 2022, without attention's weights, which a fused attention does not keep).
+    The first stage holds as many micro-batches as there are stages. Logits are not counted.
+
+    Args:
+        shape: of the model.
+        tokens: of a micro-batch.
+        tensor: devices that share a layer.
+        stages: of the pipeline.
+        parts: micro-batches of a step.
+        recomputed: whether layers run forward once more.
+    """
+    whole = (10 + 24 / tensor) * tokens * shape.hidden
+    layers = shape.layers / stages * min(stages, parts)
+    kept = 2 * tokens * shape.hidden * layers + whole if recomputed else whole * layers
+    return int(STATES * shape.parameters / (tensor * stages) + kept)
+
+
+class ModelledStep:
+    """A cost for :func:`schedule.tune` that runs nothing: the step of a model on many devices.
+
+    Its knobs are ``split`` (tensor parallel, pipeline; the rest is data parallel), ``micro_batch`` (rows that run at a
+    time) and ``recomputed``. Time is in seconds, memory in bytes of the fullest device::
+
+        cost = ModelledStep(Shape.of(model), devices=64, rows=512, sequence=4096)
+        space = {"split": schedule.splits(64), "micro_batch": [1, 2, 4], "recomputed": [False, True]}
+        tuning = schedule.tune(model, lambda sch: None, space, batch, memory=80 * 10**9, cost=cost)
+
+    Args:
+        shape: of the model.
+        devices: how many there are.
+        rows: of the batch of a step, on all devices.
+        sequence: tokens of a row.
+        machine: what it runs on.
+    """
+
+    def __init__(self, shape: Shape, devices: int, rows: int, sequence: int, machine: Machine | None = None) -> None:
+        self.shape, self.devices, self.rows, self.sequence = shape, devices, rows, sequence
+        self.machine = machine or Machine()
+
+    def __call__(
+        self, sch: Schedule, split: tuple[int, int] = (1, 1), micro_batch: int = 1, recomputed: bool = False
+    ) -> Measured:
+        """Work it out.
+
+        Raises:
+            NotApplicable: heads, layers, devices or rows do not share out so.
+        """
+        tensor, stages = split
+        data = self.devices // (tensor * stages)
+        self._check_shares("devices", self.devices, tensor * stages)
+        self._check_shares("heads", self.shape.heads, tensor)
+        self._check_shares("layers", self.shape.layers, stages)
+        self._check_shares("rows", self.rows, data * micro_batch)
+        parts, tokens = self.rows // (data * micro_batch), micro_batch * self.sequence
+        time = step_time(
+            self.shape, self.machine, self.sequence, parts * tokens, tensor, stages, data, parts, recomputed
+        )
+        return Measured(time.seconds(), held_bytes(self.shape, tokens, tensor, stages, parts, recomputed))
+
+    def _check_shares(self, what: str, count: int, ways: int) -> None:
+        if count % ways:
+            raise NotApplicable(f"{count} {what} do not share out into {ways}", fix=f"a divisor of {count}")

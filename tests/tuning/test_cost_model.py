@@ -1,0 +1,110 @@
+"""The modelled step: its parts against figures worked out by hand, and the split that ``tune`` finds by it."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+import schedule
+from schedule import NotApplicable
+from schedule.tuning import Machine, ModelledStep, Network, Shape
+from schedule.tuning.cost_model import held_bytes, step_time
+from tests.tuning.synthetic import plan_nothing
+
+SMALL = Shape(parameters=7_000_000_000, layers=32, hidden=4096, heads=32)
+FAST = Machine(peak=1e15, reached=1.0, inside=Network(0.0, 1e30), between=Network(0.0, 1e30))
+"""Where messages take no time."""
+
+
+def test_products_are_counted() -> None:
+    time = step_time(SMALL, FAST, 4096, tokens=1_000)
+    assert time.seconds() == pytest.approx((6 * 7e9 + 12 * 32 * 4096 * 4096) * 1_000 / 1e15)
+    again = step_time(SMALL, FAST, 4096, tokens=1_000, recomputed=True)
+    assert again.seconds() == pytest.approx(4 / 3 * time.seconds()), "one more forward pass of three"
+    assert step_time(SMALL, FAST, 4096, 1_000, tensor=4).seconds() == pytest.approx(time.seconds() / 4)
+
+
+def test_a_pipeline_waits_for_its_first_and_last_micro_batch() -> None:
+    whole = step_time(SMALL, FAST, 4096, 8_000).seconds()
+    for stages, parts in ((2, 1), (4, 8)):
+        staged = step_time(SMALL, FAST, 4096, 8_000, stages=stages, parts=parts).seconds()
+        assert staged == pytest.approx(whole / stages * (parts + stages - 1) / parts, rel=1e-6)
+
+
+def test_messages_take_the_network_that_they_need() -> None:
+    machine = Machine(peak=1e30, inside=Network(1e-3, 1e30), between=Network(1.0, 1e30), node=8)
+    layers = 32
+    assert step_time(SMALL, machine, 1, 1, tensor=8).tensor == pytest.approx(4 * layers * 2 * 7 * 1e-3)
+    assert step_time(SMALL, machine, 1, 1, tensor=16).tensor == pytest.approx(4 * layers * 2 * 15 * 1.0)
+    recomputed = step_time(SMALL, machine, 1, 1, tensor=8, recomputed=True)
+    assert recomputed.tensor == pytest.approx(6 * layers * 2 * 7 * 1e-3)
+    parts = step_time(SMALL, machine, 1, 4, stages=2, parts=4)
+    assert parts.stages == pytest.approx(5 * 2 * 1e-3), "five slots, a message each way"
+    assert step_time(SMALL, machine, 1, 1, data=4).data == pytest.approx(6.0)
+
+
+def test_memory_is_of_the_fullest_device() -> None:
+    tokens, hidden, layers = 1_000, 4096, 32
+    states = 16 * 7 * 10**9
+    assert held_bytes(SMALL, tokens) == states + 34 * tokens * hidden * layers
+    assert held_bytes(SMALL, tokens, tensor=8) == states // 8 + 13 * tokens * hidden * layers
+    staged = held_bytes(SMALL, tokens, stages=4, parts=16)
+    assert staged == states // 4 + 34 * tokens * hidden * layers, "four micro-batches of a quarter of the layers"
+    assert held_bytes(SMALL, tokens, recomputed=True) == states + (2 * layers + 34) * tokens * hidden
+
+
+def test_the_shape_of_a_model_is_read_from_its_config() -> None:
+    config = hf.LlamaConfig(
+        hidden_size=64, num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=2, vocab_size=100
+    )
+    with torch.device("meta"):
+        model = hf.AutoModelForCausalLM.from_config(config)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert Shape.of(model) == Shape(parameters, layers=3, hidden=64, heads=2)
+    gpt2 = hf.GPT2LMHeadModel(hf.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=50, n_positions=8))
+    assert Shape.of(gpt2) == Shape(sum(p.numel() for p in gpt2.parameters()), 2, 32, 4)
+    with pytest.raises(NotApplicable, match="num_hidden_layers"):
+        Shape.of(nn.Linear(2, 2))
+
+
+SPACE: dict[str, Any] = {"split": schedule.splits(16), "micro_batch": [1, 2, 4], "recomputed": [False, True]}
+
+
+@pytest.mark.parametrize("bound", [20 * 10**9, 40 * 10**9, 80 * 10**9])
+def test_the_split_that_is_found_is_the_best_of_all(bound: int) -> None:
+    cost = ModelledStep(SMALL, devices=16, rows=64, sequence=4096)
+    tuning = schedule.tune(
+        nn.Linear(1, 1), plan_nothing, SPACE, torch.ones(1, 1), memory=bound, trials=40, cost=cost, progress=False
+    )
+    fitting: dict[tuple[Any, ...], float] = {}
+    for point in itertools.product(SPACE["split"].values, SPACE["micro_batch"], SPACE["recomputed"]):
+        try:
+            found = cost(None, *point)  # type: ignore[arg-type]
+        except NotApplicable:
+            continue
+        if found.memory is not None and found.memory <= bound:
+            fitting[point] = found.time
+    assert tuple(tuning.best.knobs.values()) == min(fitting, key=fitting.__getitem__)
+
+
+def test_what_does_not_share_out_is_recorded() -> None:
+    cost = ModelledStep(Shape(10**9, layers=6, hidden=512, heads=4), devices=8, rows=8, sequence=128)
+    tuning = schedule.tune(
+        nn.Linear(1, 1),
+        plan_nothing,
+        {"split": schedule.splits(8), "micro_batch": [1, 16]},
+        torch.ones(1, 1),
+        trials=100,
+        cost=cost,
+        progress=False,
+    )
+    reasons = " ".join(trial.reason for trial in tuning.select("failed"))
+    for said in ("4 heads do not share out into 8", "6 layers do not share out into 4", "8 rows do not share out into"):
+        assert said in reasons
+    with pytest.raises(NotApplicable, match="8 devices do not share out into 3"):
+        cost(None, (3, 1))  # type: ignore[arg-type]
