@@ -63,7 +63,7 @@ SAMPLE: dict[str, Held] = {
     "convnext": held(bias_gelu=8),
     "segformer": held(4),
     "beit": held(2, bias_gelu=2),
-    "detr": Held({"attention_softmax": 6, "bias_relu": 6}, whole=False, known=SOMETIMES, fallbacks=2),
+    "detr": held(6, bias_relu=6),
     # sound
     "wav2vec2": Held({"attention_softmax": 2, "bias_gelu": 2}, whole=False, known=SOMETIMES, fallbacks=1),
     "whisper": held(6, bias_gelu=4),

@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from pathlib import Path
 from typing import Any
 
@@ -84,20 +84,30 @@ def summary(results: Results) -> str:
     traced = [result for result in built if result.get("traced") == "whole"]
     bound = [result for result in traced if any(kind.startswith("traced for one") for kind in result["reasons"])]
     equal = [r for r in built if (r.get("equal") or r.get("trace_equal")) and not wrong(r)]
+    untraced = [result for result in built if result.get("untraced")]
+    holding = [result for result in built if any(result.get(each) for each in ("rules", "left", "untraced"))]
+    left = [result for result in holding if result.get("left") or result.get("untraced")]
+    modules, everywhere = _percent(built, built, untraced), _percent(holding, holding, left)
     return (
-        f"{len(every)} config classes, {len(built)} built: {len(traced)} traced whole, {len(traced) - len(bound)} of "
-        f"them for every shape that was tried; {len(rewritten)} rewritten, "
+        f"{len(every)} config classes, {len(built)} built: {len(traced)} traced whole{_percent(traced, built)}, "
+        f"{len(traced) - len(bound)} of them for every shape that was tried; every module traced that a rule is about, "
+        f"in both modes, in {len(built) - len(untraced)}{modules}; {len(rewritten)} rewritten, "
+        f"of those with a construct {len(holding) - len(left)} everywhere{everywhere}; "
         f"{len(equal)} checked and equal, {sum(map(wrong, built))} wrong."
     )
+
+
+def _percent(some: Sized, every: Sized, but: Sized = ()) -> str:
+    """The share of ``some`` without ``but`` in ``every``, in brackets."""
+    return f" ({100 * (len(some) - len(but)) / len(every):.1f} %)" if every else ""
 
 
 def plan_summary(plans: Results) -> str:
     """Counts of the plans, in one line."""
     text = [plan for plan in plans.values() if plan.get("text")]
-    covered = sum(plan["covered"] for plan in text)
-    percent = f" ({100 * covered / len(text):.1f} %)" if text else ""
+    covered = [plan for plan in text if plan["covered"]]
     return (
-        f"{len(text)} text architectures, {covered} covered by a tensor-parallel plan{percent}, "
+        f"{len(text)} text architectures, {len(covered)} covered by a tensor-parallel plan{_percent(covered, text)}, "
         f"{sum(map(wrong, text))} wrong."
     )
 

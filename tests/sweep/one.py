@@ -79,6 +79,7 @@ class Result(Outcome):
     Attributes:
         rules: rule → in how many places it was applied.
         left: places that look like a rule's construct and were not rewritten, by reason.
+        untraced: modules that a rule would be about and that were not traced, or in one mode only, by reason.
         shapes: how many shapes that was compared at.
         fallbacks: calls that ran the original forward, of the rewritten modules, at the recorded shape.
         fallbacks_elsewhere: the same at another shape.
@@ -90,6 +91,7 @@ class Result(Outcome):
 
     rules: dict[str, int] | None = None
     left: dict[str, int] = field(default_factory=dict)
+    untraced: dict[str, int] = field(default_factory=dict)
     shapes: int = 0
     fallbacks: int = 0
     fallbacks_elsewhere: int = 0
@@ -188,10 +190,10 @@ def _rewritten(model: nn.Module, batch: Inputs, result: Result) -> None:
     sch = schedule.create_schedule(model, batch)
     report = schedule.optimize(sch, cost_guard=False)
     result.rules = report.applied
-    for entry in report.entries:
-        if entry.status in ("skipped", "near miss"):
+    for status, counts in (("near miss", result.left), ("skipped", result.untraced)):
+        for entry in (each for each in report.entries if each.status == status):
             reason = f"{entry.rule}: {entry.reason.splitlines()[0]}" + (f" ({entry.source})" if entry.source else "")
-            result.left[reason] = result.left.get(reason, 0) + entry.count
+            counts[reason] = counts.get(reason, 0) + entry.count
     if sch.history:
         found = [schedule.verify(sch, batch, steps=STEPS).report]
         while len(_shapes(found)) < 3 and len(found) <= len(OTHER_SHAPES):

@@ -67,14 +67,24 @@ def test_architectures() -> None:
 
 def test_the_page(tmp_path) -> None:  # type: ignore[no-untyped-def]
     fine = vars(Result("bert", "BertModel", built=True, rules={"bias_gelu": 2}, equal=True, traced="whole"))
-    bad = vars(Result("gpt2", built=True, rules={"bias_gelu": 2}, equal=False, reasons={"WRONG, rewritten": "a | b"}))
+    bad = vars(
+        Result(
+            "gpt2",
+            built=True,
+            rules={"bias_gelu": 2},
+            untraced={"layer_norm: why": 1},
+            equal=False,
+            reasons={"WRONG, rewritten": "a | b"},
+        )
+    )
     none = vars(Result("x", reasons={"not shrunk": "/usr/lib/site-packages/torch/a.py: no"}))
     results = {result["name"]: result for result in (none, bad, fine)}
     line = write(results, tmp_path / "page.md", tmp_path / "data.json", total=4, plans={})
     assert line == f"{summary(results)} 1 have no result yet.\n{plan_summary({})}"
     assert line.startswith(
-        "3 config classes, 2 built: 1 traced whole, 1 of them for every shape "
-        "that was tried; 2 rewritten, 1 checked and equal, 1 wrong"
+        "3 config classes, 2 built: 1 traced whole (50.0 %), 1 of them for every shape that was tried; every module "
+        "traced that a rule is about, in both modes, in 1 (50.0 %); 2 rewritten, of those with a construct 1 "
+        "everywhere (50.0 %); 1 checked and equal, 1 wrong"
     )
     lines = (tmp_path / "page.md").read_text().splitlines()
     rows = [line for line in lines if line.startswith("| ") and not line.startswith("| architecture")]
