@@ -211,3 +211,17 @@ def test_gpt2_and_bert() -> None:
     ]:
         sch = schedule.create_schedule(zoo.build(name), example_inputs=zoo.batch(name))
         assert len(sch[path].find(pattern, expect=2)) == 2
+
+
+def test_misspelt_rules() -> None:
+    sch = schedule.create_schedule(small(), ids())
+    for where in (sch, sch["blocks.*.mlp"]):
+        with pytest.raises(schedule.MatchError, match=r"no rule 'bias_gelu_tahn', and no (?s:.*)'bias_gelu_tanh'"):
+            where.find("bias_gelu_tahn")
+    with pytest.raises(schedule.MatchError, match=r"it is a family: find each of its rules, bias_gelu_tanh"):
+        sch.find("bias_activation")
+    with pytest.raises(schedule.MatchError, match=r"no regular expression for the path(?s:.*)missing \)"):
+        sch.find("fc(")
+    assert sch["blocks.0.attn"].find("fc1") == [], "a module of the model, though not of this one"
+    with pytest.raises(schedule.MatchError, match=r"no rule or family 'rms_nrom'(?s:.*)did you mean 'rms_norm'"):
+        schedule.optimize(sch, rules=["rms_nrom"])
