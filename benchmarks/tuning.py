@@ -16,14 +16,16 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import optuna
 import torch
 import transformers as hf
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -35,9 +37,10 @@ from schedule.tuning import TrainingStep, Trial, Tuning, Watch
 from schedule.tuning.result import labelled
 
 ROOT = Path(__file__).parents[1]
-RESULTS, PICTURE = ROOT / "benchmarks" / "results" / "tuning_gpt2_cpu.json", ROOT / "docs" / "tuning.png"
+RESULTS = ROOT / "benchmarks" / "results" / "tuning_gpt2_cpu.json"
+PICTURE, CURVES = ROOT / "docs" / "tuning.png", ROOT / "docs" / "tuning_searches.png"
 BOUNDS = (25_000_000, 35_000_000)
-COUNTS = (5, 10, 15, 20, 30)
+TRIALS, SHOWN = 30, (10, 15, 20, 30)
 Knobs = dict[str, Any]
 
 WHAT = {"blocks": "transformer.h.*", "attention": "transformer.h.*.attn", "mlp": "transformer.h.*.mlp"}
@@ -153,9 +156,8 @@ class Replayed:
             sampler=sampler,
             progress=False,
         )
-        times = [trial.time if trial.status == "measured" else None for trial in tuning.trials]
-        found = [min([time for time in times[:count] if time is not None], default=math.inf) for count in COUNTS]
-        return found
+        within = [(trial.time if trial.status == "measured" else None) or math.inf for trial in tuning.trials]
+        return list(accumulate(within, min))
 
     def fits(self, bound: int) -> Tuning:
         """All points, as they are under a bound."""
@@ -179,29 +181,29 @@ def compared(table: Replayed, bound: int, seeds: int) -> dict[str, Any]:
         found[label] = {"time": point.time, "memory": point.memory, "fits": (point.memory or 0) <= bound}
     found["best"] = fits.best.to_dict()
     for name, sampler in SEARCHES.items():
-        runs = [
-            table.search(bound, max(COUNTS), seed, sampler) for seed in track(range(seeds), f"{name}, {bound:,} bytes")
-        ]
-        found[name] = {count: _summary(own) for count, own in zip(COUNTS, zip(*runs, strict=True), strict=True)}
+        runs = [table.search(bound, TRIALS, seed, sampler) for seed in track(range(seeds), f"{name}, {bound:,} bytes")]
+        ordered = [sorted(times) for times in zip(*runs, strict=True)]  # after one trial, after two, …
+        found[name] = {
+            what: [_finite(times[round(part * (seeds - 1))]) for times in ordered]
+            for what, part in (("low", 0.25), ("median", 0.5), ("high", 0.75))
+        }
     return found
 
 
-def _summary(times: Sequence[float]) -> dict[str, float]:
-    ordered = sorted(times)
-    share = [ordered[round(part * (len(ordered) - 1))] for part in (0.25, 0.5, 0.75)]
-    return dict(zip(("low", "median", "high"), share, strict=True))
+def _finite(time: float) -> float | None:
+    return None if time == math.inf else time
 
 
 def shown(results: Sequence[dict[str, Any]], seeds: int) -> Table:
     """One line a bound and search."""
     table = Table(title=f"best time within the bound, over the original's step: median of {seeds} seeds")
-    for heading in ("bound", "points that fit", "", *(f"{count} trials" for count in COUNTS)):
+    for heading in ("bound", "points that fit", "", *(f"{count} trials" for count in SHOWN)):
         table.add_column(heading)
     for found in results:
         table.add_section()
         for row, name in enumerate(SEARCHES):
             head = (f"{found['bound'] / 1e6:.0f} MB", f"{found['fit']} of {found['points']}") if not row else ("", "")
-            table.add_row(*head, name, *(_time(found[name][count]["median"]) for count in COUNTS))
+            table.add_row(*head, name, *medians(found, name))
         for name in EXTREMES:
             one = found[name]
             said = f"{one['memory'] / 1e6:.0f} MB" + ("" if one["fits"] else ": does not fit")
@@ -211,8 +213,46 @@ def shown(results: Sequence[dict[str, Any]], seeds: int) -> Table:
     return table
 
 
-def _time(time: float) -> str:
-    return "–" if time == math.inf else f"{time:.3f}"
+def medians(found: dict[str, Any], name: str) -> list[str]:
+    """What a search found after so many trials as are shown."""
+    times = [found[name]["median"][count - 1] for count in SHOWN]
+    return ["–" if time is None else f"{time:.3f}" for time in times]
+
+
+def lines(results: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The document's table."""
+    yield f"| bound | search | {SHOWN[0]} trials | {' | '.join(map(str, SHOWN[1:]))} |"
+    yield "|---|---|" + "---|" * len(SHOWN)
+    for found in results:
+        best = found["best"]["time"]
+        bound = f"{found['bound'] / 1e6:.0f} MB, which {found['fit']} points fit; the best is {best:.3f}"
+        for row, name in enumerate(SEARCHES):
+            shown_as = "`schedule.tune`" if name == "schedule.tune" else name
+            yield f"|{'' if row else f' {bound}'} | {shown_as} | {' | '.join(medians(found, name))} |"
+
+
+def draw(results: Sequence[dict[str, Any]], path: Path) -> None:
+    """The best so far over trials, for each bound: medians, and the middle half of the seeds."""
+    figure = Figure(figsize=(8, 3.4), layout="constrained")
+    panels = figure.subplots(1, len(results), squeeze=False)[0]
+    for axes, found in zip(panels, results, strict=True):
+        for name, colour in zip(SEARCHES, ("#e07b00", "#2a6fbb", "#8a8a8a"), strict=True):
+            low, median, high = (
+                [math.nan if time is None else time for time in found[name][what]] for what in ("low", "median", "high")
+            )
+            count = range(1, len(median) + 1)
+            axes.step(count, median, where="post", color=colour, label=name, linewidth=1.6)
+            axes.fill_between(count, low, high, step="post", color=colour, alpha=0.12, linewidth=0)
+        axes.axhline(found["best"]["time"], color="#333333", linewidth=0.8, linestyle=":", label="best there is")
+        axes.set_title(
+            f"at most {found['bound'] / 1e6:.0f} MB: {found['fit']} of {found['points']} points", fontsize=10
+        )
+        axes.set_xlabel("trials")
+        axes.set_xlim(1, TRIALS)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("best step within the bound")
+    panels[-1].legend(frameon=False, fontsize=9)
+    figure.savefig(path, dpi=130)
 
 
 def main() -> None:
@@ -224,6 +264,7 @@ def main() -> None:
     parser.add_argument("--storage", type=Path, default=ROOT / "build" / "tuning.journal")
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--picture", type=Path, default=PICTURE)
+    parser.add_argument("--curves", type=Path, default=CURVES)
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     hf.logging.set_verbosity_error()
@@ -236,8 +277,10 @@ def main() -> None:
     table = Replayed(points)
     results = [compared(table, bound, options.seeds) for bound in BOUNDS]
     Console(width=150).print(shown(results, options.seeds))
+    print("\n".join(lines(results)))
     write_json(options.output, {"points": [point.to_dict() for point in points], "searches": results})
     table.fits(BOUNDS[-1]).plot(options.picture, EXTREMES)
+    draw(results, options.curves)
 
 
 if __name__ == "__main__":

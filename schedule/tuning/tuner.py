@@ -225,8 +225,8 @@ class _Tuner:
             return None
 
     def measured(self, knobs: Knobs, watch: Watch) -> Measured:
-        given = {**knobs, "watch": watch}
-        found = _called(self.cost, self.sch, given)
+        told = {"watch": watch} if "watch" in _parameters(self.cost) else {}
+        found = _called(self.cost, self.sch, {**knobs, **told})
         if isinstance(found, tuple) and len(found) == 2:
             found = Measured(*found)
         elif not isinstance(found, Measured):

@@ -181,9 +181,19 @@ def test_a_real_search_leaves_the_model_as_it_was_and_its_recipe_replays() -> No
 
 
 @pytest.mark.slow
-def test_compiled_trials_are_measured_on_copies() -> None:
+def test_compiled_trials_are_measured_on_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     sch = schedule.create_schedule(small(), ids(4))
     before = fingerprint(sch)
-    space = {"fused": [False], "every": [0, 1], "compiled": [False, True]}
+    compiled: list[Any] = []
+    compiler = torch.compile
+
+    def noted(model: Any) -> Any:
+        compiled.append(model)
+        return compiler(model)
+
+    monkeypatch.setattr(torch, "compile", noted)
+    space = {"fused": [False, True], "every": [0, 1], "compiled": [True]}
     tuning = schedule.tune(sch, plan, space, trials=4, cost=TrainingStep(1), progress=False)
     assert len(tuning.select("measured")) == 4 and fingerprint(sch) == before
+    assert len(compiled) == 4 and sch.module not in compiled
+    assert all(trial.time is not None and trial.memory for trial in tuning.trials)

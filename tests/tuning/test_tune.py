@@ -31,6 +31,7 @@ def test_no_point_is_measured_twice() -> None:
     seen: list[tuple[Any, ...]] = []
 
     def counted(sch: schedule.Schedule, **knobs: Any) -> Any:
+        assert "watch" not in knobs, "it is no knob"
         seen.append(tuple(knobs.values()))
         return cost(sch, knobs["decay"], knobs["every"], knobs["rows"])
 
