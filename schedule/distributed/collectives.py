@@ -270,11 +270,20 @@ def move_in_tensor_parallel(x: Tensor, group: str, source: int, target: int) -> 
 
 
 @_leaf
-def replicated_part(x: Tensor, group: str, axis: int, replicas: int) -> Tensor:
-    """This rank's part of ``axis``, where ``replicas`` ranks after one another have the same; whole on every rank."""
-    size, rank = group_size(group) // replicas, group_rank(group) // replicas
-    begin, end = chunk_bounds(x.shape[axis], size, rank)
-    return x.narrow(axis, begin, end - begin)
+def replicated_part(x: Tensor, group: str, axis: int, replicas: int, common: int = 0) -> Tensor:
+    """This rank's part of ``axis`` of what every rank has whole.
+
+    Args:
+        x: whole.
+        group: name of the process group.
+        axis: the dimension that is shared out.
+        replicas: how many ranks after one another have the same.
+        common: how many of the last are every rank's.
+    """
+    size, rank, shared = group_size(group) // replicas, group_rank(group) // replicas, x.shape[axis] - common
+    begin, end = chunk_bounds(shared, size, rank)
+    own = x.narrow(axis, begin, end - begin)
+    return torch.cat((own, x.narrow(axis, shared, common)), axis) if common else own
 
 
 @_leaf

@@ -68,8 +68,8 @@ def _no_forward(module: nn.Module, name: str, split: Split) -> str:
 
 def _check_other(module: nn.Module, name: str, split: Split, ranks: int, made: str, role: str | None) -> None:
     """Convolutions, embeddings, batch norms, and modules with parameters of their own."""
-    if split.replicas > 1:
-        raise ShardError("replicas are for the weights of projections", fix="leave out replicas")
+    if split.stays_whole:
+        raise ShardError("replicas and common are for projections", fix="leave them out")
     if split.parts > 1 and (made != OWN or split.size % (split.parts * ranks)):
         raise ShardError(
             f"{split.size} along axis {split.axis} are not {split.parts} parts that {ranks} ranks can share evenly",
@@ -105,6 +105,20 @@ def _check_parts(
         raise ShardError(
             f"{ranks} ranks in groups of {split.replicas} cannot share {split.size} outputs evenly",
             fix="as many replicas as there are ranks for one head",
+        )
+    if other is not None and other.common != split.common:
+        raise ShardError(
+            f"the weight and the bias hold the same outputs, {other.common} and {split.common} of them common",
+            fix=f"shard both with common={max(other.common, split.common)}",
+        )
+    if split.common and (
+        split.parts > 1 or split.replicas > 1 or (name == "weight" and split.axis != projection.output)
+    ):
+        raise ShardError("only outputs can be common, without parts or replicas", fix="leave out common")
+    if split.common < 0 or (split.common and (split.size - split.common) % ranks):
+        raise ShardError(
+            f"{split.size} outputs, {split.common} of them common, cannot be shared evenly by {ranks} ranks",
+            fix="use as many ranks as divide those that are not common",
         )
     if split.parts == 1:
         return

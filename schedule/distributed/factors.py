@@ -22,12 +22,14 @@ class Factor:
         blocked: why it cannot be shared out; "" if nothing is in the way.
         picked: parts of it are taken by position, such as q, k and v of one packed projection.
         repeated: the same data for each index, by ``expand``.
+        leading: the first of it, where the rest is taken apart: queries of all heads before the one key and value.
     """
 
-    __slots__ = ("_merged", "_parts", "blocked", "picked", "repeated", "size")
+    __slots__ = ("_merged", "_parts", "blocked", "leading", "picked", "repeated", "size")
 
     def __init__(self, size: int, blocked: str = "", repeated: bool = False) -> None:
         self.size, self.blocked, self.picked, self.repeated = size, blocked, False, repeated
+        self.leading: Factor | None = None
         self._merged: Factor | None = None
         self._parts: tuple[Factor, Factor] | None = None
 
@@ -60,6 +62,10 @@ class Factor:
         one.blocked = one.blocked or two.blocked
         one.picked = one.picked or two.picked
         one.repeated = one.repeated or two.repeated
+        if one.leading is None or two.leading is None:
+            one.leading = one.leading or two.leading
+        else:
+            equate([one.leading], [two.leading])
 
     def leaves(self) -> list[Factor]:
         """The factors it is made of by now."""
@@ -72,6 +78,16 @@ class Factor:
 def factors(dim: Iterable[Factor]) -> list[Factor]:
     """The factors of ``dim`` by now, outermost first."""
     return [leaf for factor in dim for leaf in factor.leaves()]
+
+
+def has(dim: Iterable[Factor], factor: Factor) -> bool:
+    """Whether ``factor`` is in ``dim``, or in what is leading there."""
+    return any(one is factor or leads(one, factor) for one in factors(dim))
+
+
+def leads(one: Factor, factor: Factor) -> bool:
+    """Whether ``factor`` is in what is leading in ``one``."""
+    return one.leading is not None and factor in one.leading.leaves()
 
 
 def size_of(dim: Iterable[Factor]) -> int:
@@ -88,6 +104,15 @@ def block(dim: Iterable[Factor], why: str) -> None:
     """None of the factors can be shared out."""
     for factor in factors(dim):
         factor.blocked = factor.blocked or why
+
+
+def lead(dim: Dim, size: int) -> Dim:
+    """The first ``size`` of ``dim``, whose rest is taken apart; the same whenever it is asked for."""
+    own = factors(dim)
+    if len(own) != 1 or (own[0].leading is not None and own[0].leading.size != size):
+        return new_dim(size, "a piece of a dimension")
+    own[0].leading = own[0].leading or Factor(size)
+    return [own[0].leading]
 
 
 def equate(one: Dim, other: Dim, why: str = "sizes that do not divide each other meet") -> None:

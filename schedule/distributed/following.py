@@ -9,35 +9,16 @@ the caller is to be divided by the ranks.
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import fx, nn
 
+from schedule.distributed.cuts import WHOLE_HEADS, Cut, Cuts, Sizes, group_of, rank_of, sizes_of
 from schedule.distributed.modules import projection_of
-from schedule.distributed.settings import Derived, Setting, outputs_of, settings_in
-from schedule.errors import ShardError
+from schedule.distributed.settings import Derived, Setting
 from schedule.tracing.specs import TensorSpec
-
-_WHOLE_HEADS = "use as many ranks as divide the heads, or leave these features whole"
-
-
-@dataclass(frozen=True)
-class Cut:
-    """A dimension that the ranks share out, in each of ``parts`` equal packed parts; ``replicas`` have the same.
-
-    If it is ``repeated``, the dimension after it repeats its data, and those share that one out.
-    """
-
-    dim: int
-    parts: int = 1
-    replicas: int = 1
-    repeated: bool = False
-
-
-Cuts = Cut | None | tuple["Cuts", ...]
 
 
 def follow(
@@ -46,6 +27,7 @@ def follow(
     columns: Mapping[str, int],
     ranks: int,
     replicas: Mapping[str, int] | None = None,
+    common: Mapping[str, int] | None = None,
     every: bool = False,
 ) -> dict[str, tuple[int, int]]:
     """Attributes of ``caller`` that hold sizes of a shared dimension: name → (whole, on one rank).
@@ -56,41 +38,25 @@ def follow(
         columns: path of each child with shared outputs → in how many packed parts.
         ranks: how many share.
         replicas: path of each child of which several ranks have the same outputs → how many.
+        common: path of each child of which every rank has the last outputs → how many.
         every: these are all; what comes from elsewhere is whole.
 
     Raises:
         ShardError: the shared dimension is normalised, summed, selected from, or not to be divided.
     """
-    following = _Following(caller, columns, ranks, replicas or {}, every)
+    cuts = {
+        path: Cut(0, n, (replicas or {}).get(path, 1), common=(common or {}).get(path, 0))
+        for path, n in columns.items()
+    }
+    following = _Following(caller, cuts, ranks, every)
     for node in graph.nodes:
         following.visit(node)
     following.settle()
     return following.settings
 
 
-@dataclass(frozen=True)
-class _Expected:
-    """What a size has to be on one rank, once the attributes that it comes from are divided among ``shares``."""
-
-    node: fx.Node
-    size: Derived
-    own: int
-    shares: int
-
-    def met(self, values: Mapping[str, int]) -> bool:
-        return self.size.given(values) == self.own
-
-
-class _Following:
-    def __init__(
-        self, caller: nn.Module, columns: Mapping[str, int], ranks: int, replicas: Mapping[str, int], every: bool
-    ) -> None:
-        self.every = every
-        self.caller, self.columns, self.ranks, self.replicas = caller, columns, ranks, replicas
-        self.cuts: dict[fx.Node, Cuts] = {}
-        self.made: dict[fx.Node, dict[int, Setting]] = {}  # of constants: sizes from attributes, by dim from the end
-        self.settings: dict[str, tuple[int, int]] = {}
-        self.expected: list[_Expected] = []
+class _Following(Sizes):
+    """Visits the nodes in order."""
 
     def visit(self, node: fx.Node) -> None:
         if node.op == "call_module":
@@ -102,22 +68,18 @@ class _Following:
         if cut is not None:
             self.cuts[node] = cut
 
-    def refuse(self, node: fx.Node, why: str, fix: str) -> ShardError:
-        return ShardError(why, fix=fix, where=f"{node.format_node()}\n{node.meta.get('source', '')}".rstrip())
-
     # -- modules -----------------------------------------------------------------------------------------
 
     def through_module(self, node: fx.Node) -> Cuts:
         spec = node.meta.get("spec")
         if str(node.target) in self.columns and isinstance(spec, TensorSpec):
-            path = str(node.target)
-            return Cut(spec.ndim - 1, self.columns[path], self.replicas.get(path, 1))
+            return replace(self.columns[str(node.target)], dim=spec.ndim - 1)
         child = self.caller.get_submodule(str(node.target))
         source = self.source(node)
         if source is None or projection_of(child) is not None:
             return None  # a projection takes the shared features as a row-parallel one, sharded next
         shape = child.normalized_shape if isinstance(child, (nn.LayerNorm, nn.RMSNorm)) else ()
-        if source.dim >= _rank(node) - len(shape):
+        if source.dim >= rank_of(node) - len(shape):
             raise self.refuse(node, "a norm over shared features", "shard the modules after the norm instead")
         return self.elementwise(node)
 
@@ -133,11 +95,16 @@ class _Following:
             return None
         cut = self.cuts.get(source) if isinstance(source, fx.Node) else None
         if name in ("expand", "broadcast_to") and cut is None:
-            sizes = _sizes(node)
+            sizes = sizes_of(node)
             self.made[node] = {at - len(sizes): one for at, one in enumerate(sizes) if isinstance(one, Setting)}
             return None
         if name == "getitem" and isinstance(source, fx.Node):
             return self.item(node, source, cut)
+        if isinstance(cut, Cut) and cut.common and isinstance(source, fx.Node) and name in _HANDLERS:
+            if name not in _BESIDE:
+                raise self.refuse(node, f"{name} of shared features beside whole ones", WHOLE_HEADS)
+            beside: Cuts = _BESIDE[name](self, node, source, cut)
+            return beside
         if isinstance(cut, Cut) and isinstance(source, fx.Node):
             handler = _HANDLERS.get(name)
             if handler is not None:
@@ -181,7 +148,7 @@ class _Following:
             return cut[index] if isinstance(index, int) and -len(cut) <= index < len(cut) else None
         if cut is None:
             return None
-        rank, indices = _rank(source), list(index) if isinstance(index, tuple) else [index]
+        rank, indices = rank_of(source), list(index) if isinstance(index, tuple) else [index]
         if Ellipsis in indices:
             at = indices.index(Ellipsis)
             used = sum(1 for one in indices if one is not None and one is not Ellipsis)
@@ -194,16 +161,62 @@ class _Following:
             if dim == cut.dim:
                 if one == slice(None):
                     return replace(cut, dim=made)
+                if cut.common:
+                    return self.taken(node, replace(cut, dim=made), one, source.meta["spec"].shape[dim])
                 raise self.refuse(node, "picks from shared features by position", "leave these features whole")
             dim, made = dim + 1, made + (not isinstance(one, int))
         return replace(cut, dim=made + cut.dim - dim)
 
+    def taken(self, node: fx.Node, cut: Cut, index: Any, size: int) -> Cuts:
+        """What is shared of a dimension of ``size``, or something of what is common behind it, counted from the end."""
+        start, stop = (index.start, index.stop) if isinstance(index, slice) else (None, None)
+        if isinstance(index, slice) and not start and index.step in (None, 1):
+            if stop == -cut.common:
+                return replace(cut, common=0)
+            if isinstance(stop, Derived) and stop == size - cut.common:
+                self.expect(node, stop, replace(cut, common=0))
+                return replace(cut, common=0)
+        behind = [start] if isinstance(index, slice) else list(index) if isinstance(index, (list, tuple)) else [index]
+        if all(isinstance(one, int) and -cut.common <= one < 0 for one in behind):
+            return None
+        raise self.refuse(node, "picks from shared features by position", "leave these features whole")
+
+    def pieces(self, node: fx.Node, source: fx.Node, cut: Cut) -> Cuts:
+        """``split`` into what is shared, and what is common behind it."""
+        dim = node.kwargs.get("dim", node.args[2] if len(node.args) > 2 else 0)
+        specs, sizes = node.meta.get("spec"), node.args[1] if len(node.args) > 1 else node.kwargs.get("split_size")
+        if not isinstance(dim, int) or not isinstance(specs, (tuple, list)):
+            return None
+        if dim % rank_of(source) != cut.dim:
+            return tuple(cut for _ in specs)
+        shared = source.meta["spec"].shape[cut.dim] - cut.common
+        if not isinstance(sizes, (tuple, list)) or specs[0].shape[cut.dim] != shared:
+            raise self.refuse(node, "splits the shared features otherwise", WHOLE_HEADS)
+        self.expect(node, sizes[0], replace(cut, common=0))
+        self.keep(node, sizes[1:], self.ranks)
+        return (replace(cut, common=0), *(None for _ in specs[1:]))
+
+    def beside(self, node: fx.Node, source: fx.Node, cut: Cut) -> Cuts:
+        """A view of shared features with common ones behind them: both in whole heads."""
+        sizes, before, spec = sizes_of(node), source.meta["spec"].shape, node.meta.get("spec")
+        if not isinstance(spec, TensorSpec):
+            return None
+        first, last, to, end = group_of(before, spec.shape, cut.dim)
+        inner = math.prod(spec.shape[to + 1 : end])
+        if last - first != 1 or cut.common % inner:
+            raise self.refuse(node, "a view of shared features beside whole ones", WHOLE_HEADS)
+        cut = replace(cut, dim=to, common=cut.common // inner)
+        if to < len(sizes):
+            self.expect(node, sizes[to], cut, spec.shape[to])
+        self.keep(node, [*sizes[:to], *sizes[to + 1 :]], self.ranks)
+        return cut
+
     def view(self, node: fx.Node, source: fx.Node, cut: Cut) -> Cuts:
-        sizes = _sizes(node)
+        sizes = sizes_of(node)
         before, spec = source.meta["spec"].shape, node.meta.get("spec")
         if not isinstance(spec, TensorSpec):
             return None
-        first, last, to, end = _group(before, spec.shape, cut.dim)
+        first, last, to, end = group_of(before, spec.shape, cut.dim)
         if cut.repeated and cut.dim + 1 < last:
             cut = replace(cut, replicas=1, repeated=False)
         outer = math.prod(before[first : cut.dim]) * cut.parts
@@ -225,13 +238,13 @@ class _Following:
         raise self.refuse(
             node,
             f"{spec.shape[to:end]} of the shared features cannot be divided among {self.ranks} ranks",
-            _WHOLE_HEADS,
+            WHOLE_HEADS,
         )
 
     def expand(self, node: fx.Node, source: fx.Node, cut: Cut) -> Cuts:
-        sizes = _sizes(node)
-        dim = cut.dim + _rank(node) - _rank(source)
-        if len(sizes) != _rank(node):  # those of another tensor, whatever they are by then
+        sizes = sizes_of(node)
+        dim = cut.dim + rank_of(node) - rank_of(source)
+        if len(sizes) != rank_of(node):  # those of another tensor, whatever they are by then
             return replace(cut, dim=dim)
         shares, repeated = self.ranks // cut.replicas, cut.replicas > 1 and 0 <= dim + 1 < len(sizes)
         if 0 <= dim < len(sizes):
@@ -246,7 +259,7 @@ class _Following:
         pieces = node.meta.get("spec")
         if not isinstance(dim, int) or not isinstance(pieces, (tuple, list)):
             return None
-        if dim % _rank(source) != cut.dim:
+        if dim % rank_of(source) != cut.dim:
             return tuple(cut for _ in pieces)
         size = node.kwargs.get("split_size", node.args[1] if len(node.args) > 1 else None)
         equal = len({piece.shape for piece in pieces}) == 1
@@ -261,7 +274,7 @@ class _Following:
         return tuple(replace(cut, parts=cut.parts // len(pieces)) for _ in pieces)
 
     def permute(self, node: fx.Node, source: fx.Node, cut: Cut) -> Cuts:
-        rank = _rank(source)
+        rank = rank_of(source)
         name = getattr(node.target, "__name__", node.target)
         if name == "permute":
             order = node.args[1] if isinstance(node.args[1], (tuple, list)) else node.args[1:]
@@ -270,7 +283,7 @@ class _Following:
         return replace(cut, dim={one: other, other: one}.get(cut.dim, cut.dim))
 
     def unsqueeze(self, node: fx.Node, source: fx.Node, cut: Cut) -> Cuts:
-        at = int(node.args[1]) % _rank(node)  # type: ignore[arg-type]
+        at = int(node.args[1]) % rank_of(node)  # type: ignore[arg-type]
         return replace(cut, dim=cut.dim + (at <= cut.dim))
 
     def along(self, node: fx.Node, source: fx.Node, cut: Cut) -> Cuts:
@@ -278,14 +291,14 @@ class _Following:
         dims = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else None)
         dims = dims if isinstance(dims, (tuple, list)) else [dims]
         whole = dims == [None]
-        if whole or cut.dim in [dim % _rank(source) for dim in dims if isinstance(dim, int)]:
+        if whole or cut.dim in [dim % rank_of(source) for dim in dims if isinstance(dim, int)]:
             name = getattr(node.target, "__name__", node.target)
             raise self.refuse(node, f"{name} over shared features", "leave these features whole")
         return self.elementwise(node)
 
     def norm(self, node: fx.Node, source: fx.Node, cut: Cut) -> Cuts:
         shape = node.args[1] if len(node.args) > 1 else node.kwargs.get("normalized_shape", (1,))
-        if cut.dim >= _rank(source) - len(shape):  # type: ignore[arg-type]
+        if cut.dim >= rank_of(source) - len(shape):  # type: ignore[arg-type]
             raise self.refuse(node, "a norm over shared features", "shard the modules after the norm instead")
         return self.elementwise(node)
 
@@ -296,91 +309,16 @@ class _Following:
             cut = self.cuts.get(operand)
             if not isinstance(cut, Cut):
                 continue
-            from_right = _rank(operand) - cut.dim
+            from_right = rank_of(operand) - cut.dim
             summed = 1 if operand is matrices[0] else 2
             if operand in matrices and from_right == summed:
-                raise self.refuse(node, "a product that sums over shared features", _WHOLE_HEADS)
+                raise self.refuse(node, "a product that sums over shared features", WHOLE_HEADS)
             for other in node.all_input_nodes:
                 setting = self.made.get(other, {}).get(-from_right)
                 if setting is not None and int(setting) == operand.meta["spec"].shape[cut.dim]:
                     self.divide(node, setting, self.ranks // cut.replicas)
-            return replace(cut, dim=_rank(node) - from_right)
+            return replace(cut, dim=rank_of(node) - from_right)
         return None
-
-    # -- sizes -------------------------------------------------------------------------------------------
-
-    def keep(self, node: fx.Node, sizes: Sequence[Any], shares: int) -> None:
-        """``sizes`` are of other dimensions: what they come from stays, or changes so that they stay."""
-        derived = (size for size in sizes if isinstance(size, Derived))
-        self.expected += [_Expected(node, size, int(size), shares) for size in derived]
-
-    def settle(self) -> None:
-        """Divide what else has to be, for the sizes worked out from attributes to be as expected.
-
-        ``heads // key_heads + 2`` is the same only if both are divided.
-        """
-        whole = {one.size.name for one in self.expected if isinstance(one.size, Setting)}
-        own = self.outputs() | {name: here for name, (_, here) in self.settings.items()}
-        for one in self.expected:
-            if one.met(own):
-                continue
-            free = {each.name: int(each) for each in one.size.settings() if each.name not in whole | own.keys()}
-            divided = {name: size // one.shares for name, size in free.items() if "." not in name}
-            found = [name for name, here in divided.items() if one.met({**own, name: here})]
-            if len(found) == 1:
-                own[found[0]] = divided[found[0]]
-                self.settings[found[0]] = (free[found[0]], divided[found[0]])
-        missed = [one for one in self.expected if not one.met(own)]
-        if missed and self.every:
-            names = " and ".join(sorted(missed[0].size.names))
-            raise self.refuse(missed[0].node, f"a size worked out from {names} cannot follow", _WHOLE_HEADS)
-
-    def outputs(self) -> dict[str, int]:
-        """How many outputs the shared projections have here, by the name of the setting."""
-        shares = {}
-        for path in self.columns:
-            projection = projection_of(self.caller.get_submodule(path))
-            if projection is not None:
-                shares[outputs_of(path, projection)] = self.ranks // self.replicas.get(path, 1)
-        read = {one.name: int(one) for each in self.expected for one in each.size.settings()}
-        return {name: read[name] // count for name, count in shares.items() if name in read}
-
-    def divide(self, node: fx.Node, size: Any, shares: int) -> None:
-        """``size`` is of a shared dimension: the attribute it comes from is to be divided.
-
-        What the code works out from others is looked at when all are known: :meth:`settle`.
-        """
-        if isinstance(size, Derived) and not isinstance(size, Setting):
-            self.expected.append(_Expected(node, size, int(size) // shares, shares))
-            return
-        if self.every and type(size) is int and size > 0:
-            raise self.refuse(node, f"{size} of the shared features is a number in the code", _WHOLE_HEADS)
-        settings = {s.name: s for s in settings_in(size)}
-        if not settings and self.every and self.is_whole(size):
-            raise self.refuse(node, "a size of the shared features is read off a tensor that is whole", _WHOLE_HEADS)
-        if len(settings) != 1:
-            return
-        ((name, setting),) = settings.items()
-        whole = int(setting)
-        if whole % shares:
-            raise self.refuse(
-                node,
-                f"{name} = {whole} cannot be divided among {shares} ranks",
-                "use as many ranks as divide it, or leave these features whole",
-            )
-        self.settings[name] = (whole, whole // shares)
-
-    def is_whole(self, size: Any) -> bool:
-        """Whether ``size`` is read off a dimension of a tensor that is not the shared one."""
-        if not isinstance(size, fx.Node) or size.target is not operator.getitem:
-            return False
-        sizes, dim = size.args
-        known = isinstance(sizes, fx.Node) and isinstance(dim, int)
-        if not known or not (sizes.target is getattr and sizes.args[1] == "shape"):  # type: ignore[union-attr]
-            return False
-        source = sizes.args[0]  # type: ignore[union-attr]
-        cut = self.cuts.get(source)  # type: ignore[arg-type]
-        return not (isinstance(cut, Cut) and cut.dim == dim % _rank(source))  # type: ignore[arg-type,operator]
 
 
 _CONSTANTS = ("zeros", "ones", "full", "new_zeros", "new_ones", "new_full")
@@ -396,34 +334,10 @@ _HANDLERS: dict[str, Any] = {
     "unsqueeze": _Following.unsqueeze,
 }
 
-
-def _rank(node: fx.Node) -> int:
-    spec = node.meta.get("spec")
-    return spec.ndim if isinstance(spec, TensorSpec) else 0
-
-
-def _sizes(node: fx.Node) -> tuple[Any, ...]:
-    """The sizes that a view or expand was given."""
-    name = getattr(node.target, "__name__", node.target)
-    if name in ("flatten", "unflatten"):
-        return ()
-    sizes = node.args[1:]
-    return tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else tuple(sizes)
-
-
-def _group(before: tuple[int, ...], after: tuple[int, ...], dim: int) -> tuple[int, int, int, int]:
-    """The smallest runs of dims, one of each shape, that hold the same elements and contain ``dim``."""
-    first = to = last = end = 0
-    while last < len(before) or end < len(after):
-        first, to = last, end
-        left = before[last] if last < len(before) else 1
-        right = after[end] if end < len(after) else 1
-        last, end = min(last + 1, len(before)), min(end + 1, len(after))
-        while left != right:
-            if left < right:
-                left, last = left * before[last], last + 1
-            else:
-                right, end = right * after[end], end + 1
-        if first <= dim < last:
-            break
-    return first, last, to, end
+_BESIDE: dict[str, Any] = {
+    **dict.fromkeys(("view", "reshape", "unflatten"), _Following.beside),
+    "split": _Following.pieces,
+    **dict.fromkeys(("transpose", "permute", "swapaxes"), _Following.permute),
+    "unsqueeze": _Following.unsqueeze,
+}
+"""Where every rank has something behind what is shared."""

@@ -129,17 +129,18 @@ class _Writer:
             local.meta["spec"] = local_spec(parameter)
             return local
         split = self.sharding.splits.get(name)
-        if split is None or split.replicas == 1:
+        if split is None or not split.stays_whole:
             return read
         group = self.sharding.group
         whole = self.call(collectives.copy_to_tensor_parallel, read, group, spec=read.meta["spec"])
         spec = self.share(parameter, name)
-        return self.call(collectives.replicated_part, whole, group, split.axis, split.replicas, spec=spec)
+        how = split.axis, split.replicas, split.common
+        return self.call(collectives.replicated_part, whole, group, *how, spec=spec)
 
     def share(self, parameter: nn.Parameter | None, name: str) -> TensorSpec:
         """The spec of what this rank multiplies with."""
         spec, split = local_spec(parameter), self.sharding.splits.get(name)
-        if split is None or split.replicas == 1:
+        if split is None or not split.stays_whole:
             return spec
         ranks, shape = self.sharding.ranks, list(spec.shape)
         shape[split.axis] = split.local(ranks, group_rank(self.sharding.group))

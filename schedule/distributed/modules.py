@@ -110,23 +110,31 @@ class Split:
         size: of the whole dimension.
         parts: each of so many equal packed parts is shared out.
         replicas: so many ranks after one another have the same share; the parameter itself stays whole.
+        common: so many of the last are every rank's; the parameter itself stays whole.
     """
 
     axis: int
     size: int
     parts: int = 1
     replicas: int = 1
+    common: int = 0
+
+    @property
+    def stays_whole(self) -> bool:
+        """Whether every rank keeps the whole parameter, and computes with its share."""
+        return self.replicas > 1 or self.common > 0
 
     def local(self, ranks: int, rank: int) -> int:
         """The size on one rank."""
         if self.parts > 1:
             return self.size // ranks
-        begin, end = chunk_bounds(self.size, ranks // self.replicas, rank // self.replicas)
-        return end - begin
+        begin, end = chunk_bounds(self.size - self.common, ranks // self.replicas, rank // self.replicas)
+        return end - begin + self.common
 
     def __str__(self) -> str:
         packed = f", {self.parts} parts" if self.parts > 1 else ""
-        return f"axis {self.axis}{packed}" + (f", {self.replicas} replicas" if self.replicas > 1 else "")
+        replicas = f", {self.replicas} replicas" if self.replicas > 1 else ""
+        return f"axis {self.axis}{packed}{replicas}" + (f", {self.common} common" if self.common else "")
 
 
 def own_features(module: nn.Module, name: str, split: Split, ranks: int, rank: int) -> dict[str, int]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from schedule.distributed.factors import Factor, factors, take
+from schedule.distributed.factors import Factor, factors, has, leads, take
 from schedule.distributed.plan import SyncStep
 from schedule.distributed.propagation import propagate
 from schedule.distributed.values import Propagated
@@ -71,7 +71,12 @@ def synchronised(path: str, module: nn.Module, whole: Specialisation, axes: dict
 
 def holds(found: Propagated, value: Any, factor: Factor) -> bool:
     """Whether a value has the factor in one of its dimensions."""
-    return any(factor in factors(dim) for dim in _dims(found.dims.get(value)))
+    return any(has(dim, factor) for dim in _dims(found.dims.get(value)))
+
+
+def holds_leading(found: Propagated, value: Any, factor: Factor) -> bool:
+    """Whether a value has the factor at the beginning of a dimension, the rest of which every rank has."""
+    return any(leads(one, factor) for dim in _dims(found.dims.get(value)) for one in factors(dim))
 
 
 def _dims(value: Any) -> list[Any]:

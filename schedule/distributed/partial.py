@@ -14,7 +14,7 @@ from torch import nn
 
 from schedule.distributed.factors import Factor
 from schedule.distributed.gradients import WRITES, Users, written
-from schedule.distributed.owned import holds
+from schedule.distributed.owned import holds, holds_leading
 from schedule.distributed.values import Propagated
 from schedule.patterns.values import OpNode, operands
 from schedule.tracing.specs import TensorSpec
@@ -82,6 +82,7 @@ class PartialGradients:
             if kinds:
                 self.kinds[value] = next(kind for kind in (_PARTIAL, _WHOLE, _EITHER) if kind in kinds)
         partial = self.settled()
+        self.check_taken(partial)
         made = Places()
         for value in partial:
             if self.is_output(value):
@@ -124,6 +125,13 @@ class PartialGradients:
                         partial[one] = None
                         pending.append(one)
         return partial
+
+    def check_taken(self, partial: Collection[OpNode]) -> None:
+        """What is taken from beside shares has a partial gradient, which is added up with theirs."""
+        for value in self.whole:
+            beside = any(holds_leading(self.found, one, self.factor) for one in operands(value.args))
+            if beside and value in self.kinds and value not in partial:
+                raise NoPlace(f"the gradient of {value.name} would be added up although it is whole")
 
     def is_output(self, value: OpNode) -> bool:
         """Whether a module with parameters gives ``value``: there its gradient can be added up."""

@@ -29,6 +29,8 @@ class ShardStep:
         axis: which is shared out.
         parts: how many are packed along it.
         replicas: how many ranks after one another have the same share.
+        common: how many of the last every rank has.
+        nbytes: of the gradient, if the parameter stays whole, so that it is added up over the ranks.
     """
 
     path: str
@@ -36,6 +38,8 @@ class ShardStep:
     axis: int
     parts: int = 1
     replicas: int = 1
+    common: int = 0
+    nbytes: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,8 @@ class Plan:
 
     def bytes_moved(self) -> int:
         """Bytes that each rank sends a step of the recorded run, with ring algorithms."""
-        return sum(moved(step, self.ranks) for step in self.syncs)
+        steps: list[ShardStep | SyncStep] = [*self.shards, *self.syncs]
+        return sum(moved(step, self.ranks) for step in steps)
 
     def to_json(self) -> str:
         """As JSON; :meth:`from_json` reads it back."""
@@ -151,13 +156,13 @@ class Plan:
         return printed(self.table()).rstrip()
 
 
-def moved(step: SyncStep, ranks: int) -> int:
-    """Bytes that each rank sends for one synchronisation, forward and backward, with ring algorithms.
+def moved(step: ShardStep | SyncStep, ranks: int) -> int:
+    """Bytes that each rank sends for one step, forward and backward, with ring algorithms.
 
     An all-reduce of n bytes sends 2·n·(ranks − 1)/ranks; a gather or a reduce-scatter half of that, each way.
     """
     part = step.nbytes * (ranks - 1) // ranks
-    if step.op == "all_reduce":
+    if isinstance(step, ShardStep) or step.op == "all_reduce":
         return 2 * part
     if step.op == LEFT:
         return 0
@@ -204,7 +209,7 @@ def apply(sch: Schedule, plan: Plan) -> None:
     state.gathered = frozenset(step.path for step in plan.syncs if (step.mode, step.op) in whole)
     for group in plan.groups:
         for step in group.shards:
-            _at(sch, step.path).shard(step.name, step.axis, step.parts, step.replicas)
+            _at(sch, step.path).shard(step.name, step.axis, step.parts, step.replicas, step.common)
     for sync in plan.syncs:
         _at(sch, sync.path).sync(sync.mode, sync.op, sync.axis, sync.argument)
 

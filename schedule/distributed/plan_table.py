@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from schedule.distributed.plan import Group, Plan, SyncStep
+    from schedule.distributed.plan import Group, Plan, ShardStep, SyncStep
 
 _COLUMNS = ("group", "size", "columns", "rows", "forward", "backward", "bytes a step")
 _BACKWARD = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather", "scatter": "all_gather"}
@@ -25,7 +25,7 @@ def plan_table(plan: Plan) -> Table:
     """
     from schedule.distributed.plan import moved
 
-    def sent(steps: Iterable[SyncStep]) -> int:
+    def sent(steps: Iterable[ShardStep | SyncStep]) -> int:
         return sum(moved(step, plan.ranks) for step in steps)
 
     table = Table(title=f"Tensor parallel over {plan.ranks} ranks", title_justify="left")
@@ -43,14 +43,14 @@ def plan_table(plan: Plan) -> Table:
             _short(columns, group.name),
             _short(rows, group.name),
             _counted(group.syncs, forward=True),
-            _counted(group.syncs, forward=False),
-            f"{times}{sent(group.syncs):,}",
+            _counted([*group.syncs, *_summed(group)], forward=False),
+            f"{times}{sent([*group.shards, *group.syncs]):,}",
         )
     if plan.boundaries:
         counted = (_counted(plan.boundaries, forward) for forward in (True, False))
         table.add_row("between them", "", "", "", *counted, f"{sent(plan.boundaries):,}")
     table.add_section()
-    table.add_row("all", "", "", "", "", "", f"{sent(plan.syncs):,}")
+    table.add_row("all", "", "", "", "", "", f"{plan.bytes_moved():,}")
     return table
 
 
@@ -100,6 +100,15 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 def _short(paths: Iterable[str], name: str) -> str:
     return ", ".join(_merged(path.removeprefix(name).lstrip(".") or path for path in paths)) or "-"
+
+
+def _summed(group: Group) -> Iterator[SyncStep]:
+    """The sums of the gradients of parameters that stay whole."""
+    from schedule.distributed.plan import SyncStep
+
+    for step in group.shards:
+        if step.replicas > 1 or step.common:
+            yield SyncStep(step.path, "bwd_post", "all_reduce", argument=step.name)
 
 
 def _counted(steps: Iterable[SyncStep], forward: bool) -> str:

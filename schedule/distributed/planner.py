@@ -17,7 +17,7 @@ import torch
 from torch import fx, nn
 
 from schedule.distributed.callers import shared_inputs
-from schedule.distributed.factors import Factor, factors
+from schedule.distributed.factors import Factor, factors, size_of
 from schedule.distributed.following import follow
 from schedule.distributed.gradients import differentiable, parameters_of, users_of
 from schedule.distributed.modules import COLUMN, OWN, ROW, projection_of, role_of, stays_call
@@ -44,12 +44,14 @@ class Candidate:
         factor: the outermost one.
         axes: (path of a parameter, axis) → in how many packed parts it appears.
         replicas: how many ranks compute with the same share, by (path, axis).
+        common: how many of the last are every rank's, by (path, axis).
         refused: why not; "" if it can be.
     """
 
     factor: Factor
     axes: dict[tuple[str, int], int] = field(default_factory=dict)
     replicas: dict[tuple[str, int], int] = field(default_factory=dict)
+    common: dict[tuple[str, int], int] = field(default_factory=dict)
     refused: str = ""
 
 
@@ -99,8 +101,15 @@ class _Planner:
         made: dict[Factor, Candidate] = {}
         for path, dims in self.found.tensors.items():
             for axis, dim in enumerate(dims):
-                outer, picked = 1, True
-                for factor in factors(dim):
+                outer, picked, own = 1, True, factors(dim)
+                if own and own[0].leading is not None:
+                    first = factors([own[0].leading])[0]
+                    if not first.blocked:
+                        candidate = made.setdefault(first, Candidate(first))
+                        candidate.axes[path, axis] = 1
+                        beside = own[0].size - own[0].leading.size
+                        candidate.common[path, axis] = beside * size_of(own[1:])
+                for factor in own:
                     if not factor.blocked:
                         candidate = made.setdefault(factor, Candidate(factor))
                         candidate.axes[path, axis] = outer
@@ -144,7 +153,7 @@ class _Planner:
         size = candidate.factor.size
         if size % self.ranks == 0:
             return True
-        if self.ranks % size == 0 and size > 1:
+        if self.ranks % size == 0 and size > 1 and not candidate.common:
             return self.replicated(candidate, self.ranks // size)
         candidate.refused = f"{size} cannot be shared evenly by {self.ranks} ranks"
         return False
@@ -172,16 +181,18 @@ class _Planner:
             if role != OWN and id(_tensor_at(self.root, path)) in self.read:
                 candidate.refused = f"{path} is read by the code of another module"
                 return None
-            if role is None or (replicas > 1 and projection_of(module) is None):
+            common = candidate.common.get((path, axis), 0)
+            if role is None or ((replicas > 1 or common) and projection_of(module) is None):
                 candidate.refused = f"{type(module).__name__} cannot share out axis {axis} of its {name}"
                 return None
             if sum(own == path for own, _ in candidate.axes) > 1:
                 candidate.refused = f"it is on two axes of {path}"
                 return None
-            if replicas > 1 and role == ROW:
+            if (replicas > 1 or common) and role == ROW:
                 candidate.refused = f"{path} would be summed over replicas"
                 return None
-            steps.append(ShardStep(owner, name, axis, parts, replicas))
+            summed = self.nbytes(path) if replicas > 1 or common else 0
+            steps.append(ShardStep(owner, name, axis, parts, replicas, common, summed))
         candidate.refused = self.unfollowed(steps)
         return None if candidate.refused else steps
 
@@ -196,9 +207,9 @@ class _Planner:
             whole = self.state.whole_forward(caller)
             if isinstance(whole, TraceError):
                 return f"sizes in {type(caller).__name__} cannot be followed: {whole.why}"
-            parts, replicas = ({p: getattr(s, n) for p, s in columns.items()} for n in ("parts", "replicas"))
+            how = [{p: getattr(s, n) for p, s in columns.items()} for n in ("parts", "replicas", "common")]
             try:
-                follow(whole.graph, caller, parts, self.ranks, replicas, every=True)
+                follow(whole.graph, caller, how[0], self.ranks, how[1], how[2], every=True)
             except ShardError as error:
                 return error.why
         return ""
@@ -243,7 +254,7 @@ class _Planner:
                 if parameters is None:
                     partial.append((operand, node))
                 made.update(dict.fromkeys(map(self.whole_parameter, parameters or ())))
-        if partial:
+        if partial or candidate.common:
             steps = self.added_up(factor, partial, columns)
             if isinstance(steps, str):
                 candidate.refused = steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from schedule.distributed.factors import Dim, block, equate, new_dim, size_of, take
+from schedule.distributed.factors import Dim, block, equate, lead, new_dim, size_of, take
 from schedule.distributed.values import FACTORIES, Dims, Value, Values, pick
 from schedule.patterns.values import OpNode, operands
 from schedule.tracing.specs import TensorSpec
@@ -151,7 +151,8 @@ class Shapes(Values):
         if inner is not None:
             return tuple([*source[:at], inner, *source[at + 1 :]] for _ in specs)
         block(source[at], "split into pieces of different sizes")
-        fresh = [new_dim(spec.shape[at], "a piece of a dimension") for spec in specs]
+        first = lead(source[at], specs[0].shape[at])
+        fresh = [first, *(new_dim(spec.shape[at], "a piece of a dimension") for spec in specs[1:])]
         return tuple([*source[:at], one, *source[at + 1 :]] for one in fresh)
 
     def piece(self, dim: Dim, sizes: Sequence[int]) -> Dim | None:
@@ -222,7 +223,8 @@ class Shapes(Values):
                 pick(taken[1])
                 return taken[0]
         block(dim, "picked from by position")
-        return new_dim(size, "a piece of a dimension")
+        first = not start and step == 1 and size > 1
+        return lead(dim, size) if first else new_dim(size, "a piece of a dimension")
 
     def gathered(self, node: OpNode, dims: Dims, indices: list[Any], spec: TensorSpec) -> Value:
         """``x[index]`` with one tensor, in front: rows."""

@@ -177,7 +177,7 @@ def _deviation(
 def _share(module: nn.Module, name: str, gradient: Tensor, rank: int) -> Tensor:
     sharding = sharding_of(module)
     split = sharding.splits.get(name) if sharding is not None else None
-    if sharding is None or split is None or split.replicas > 1:
+    if sharding is None or split is None or split.stays_whole:
         return gradient
     return part_of(gradient, split.axis, split.parts, sharding.ranks, rank)
 

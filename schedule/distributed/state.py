@@ -131,7 +131,8 @@ class Sharded:
                 shared[name] = sharding.splits["weight"]
         columns = {name: one.parts for name, one in shared.items()}
         replicas = {name: one.replicas for name, one in shared.items()}
-        followed = follow(traced.graph, caller, columns, self.tp.size, replicas)
+        common = {name: one.common for name, one in shared.items()}
+        followed = follow(traced.graph, caller, columns, self.tp.size, replicas, common)
         return caller, {name: own for name, (_, own) in followed.items()}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @primitive
-def shard(sch: Schedule, name: str, axis: int, parts: int = 1, replicas: int = 1) -> None:
+def shard(sch: Schedule, name: str, axis: int, parts: int = 1, replicas: int = 1, common: int = 0) -> None:
     """Share a parameter or buffer out over the tensor-parallel ranks.
 
     ::
@@ -42,27 +43,30 @@ def shard(sch: Schedule, name: str, axis: int, parts: int = 1, replicas: int = 1
         parts: how many equal parts are packed along ``axis``, such as 3 for GPT-2's q, k and v: each is shared out.
         replicas: so many ranks after one another compute with the same share, for grouped queries with fewer
             key-value heads than ranks. The parameter itself stays whole on every rank.
+        common: so many of the last outputs every rank computes, such as the one key and value that follow the queries
+            of all heads. The parameter itself stays whole on every rank.
 
     Raises:
         ShardError: no mesh, no such parameter or axis, sharded already, tied to a module that cannot be sharded,
             heads that the ranks cannot share; or another shard or sync contradicts it.
     """
+    from schedule.distributed.modules import Split
     from schedule.distributed.state import sharded_state
 
     state = sharded_state(sch.tree)
     state.remember_whole(sch.module)
-    split = _checked(sch, state, name, axis, parts, replicas)
+    split = _checked(sch, state, name, Split(axis, 0, parts, replicas, common))
     refuse_opened(sch, state, changes_shapes=True)
     sch.commit(_edits(sch, state, name, split))
 
 
-def _checked(sch: Schedule, state: Sharded, name: str, axis: int, parts: int, replicas: int) -> Split:
-    """The split, if it can be made."""
+def _checked(sch: Schedule, state: Sharded, name: str, asked: Split) -> Split:
+    """The split that is asked for, of the size that there is, if it can be made."""
     from schedule.distributed.conflicts import check_split
-    from schedule.distributed.modules import Split, sharding_of
+    from schedule.distributed.modules import sharding_of
     from schedule.distributed.state import fresh_sharding
 
-    module = sch.module
+    module, axis = sch.module, asked.axis
     tensor, sharding = _tensor(module, name), sharding_of(module)
     if sharding is not None and name in sharding.splits:
         raise ShardError(f"{name} is sharded already: {sharding.splits[name]}", fix="undo that shard first")
@@ -73,8 +77,8 @@ def _checked(sch: Schedule, state: Sharded, name: str, axis: int, parts: int, re
             f"{name} has {tensor.ndim} dimensions {tuple(tensor.shape)}, there is no axis {axis}",
             fix=f"an axis from {-tensor.ndim} to {tensor.ndim - 1}",
         )
-    split = Split(axis % tensor.ndim, tensor.shape[axis], parts, replicas)
-    if split.size * max(replicas, 1) < state.tp.size:
+    split = replace(asked, axis=axis % tensor.ndim, size=tensor.shape[axis])
+    if split.size * max(split.replicas, 1) < state.tp.size:
         raise ShardError(
             f"{name} has {split.size} along axis {axis}, fewer than the {state.tp.size} ranks", fix="leave it whole"
         )
@@ -146,7 +150,7 @@ def _edits(sch: Schedule, state: Sharded, name: str, split: Split) -> list[Edit]
     tensor = ShardedTensor(whole, places, state.tp, split.axis, split.parts)
     edits: list[Edit] = [*noted(state.tp, f"{sch.path}.shard({name!r}, {split})")]
     edits.append(ForgetRun(sch.tree, [place for place, _ in places]))
-    if split.replicas == 1:
+    if not split.stays_whole:
         edits.append(ShardParameter(tensor))
     for module, own in places:
         sharding = fresh_sharding(module, state.tp).with_split(own, split)
@@ -155,7 +159,7 @@ def _edits(sch: Schedule, state: Sharded, name: str, split: Split) -> list[Edit]
         if sharding_of(module) is None or not sharding_of(module).splits:  # type: ignore[union-attr]
             edits.append(ConvertOnLoad(module))
         edits += [SetItem(_vars(module), SHARDING, sharding), reforward(sch, module, sharding, state)]
-    return [*edits, FreeWhole(tensor)] if split.replicas == 1 else edits
+    return [*edits, FreeWhole(tensor)] if not split.stays_whole else edits
 
 
 def _features(module: nn.Module, name: str, sharding: ModuleSharding, state: Sharded) -> list[Edit]:

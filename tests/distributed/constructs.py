@@ -14,10 +14,10 @@ from schedule.distributed.simulate import Simulation, simulate
 X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
 
 
-def planned(model: nn.Module, given: Any = X) -> tuple[Plan, Simulation]:
-    """The plan, and what two ranks make of it; equal to the whole model in any case."""
-    plan = schedule.create_schedule(model, given).shard_plan(2)
-    seen = simulate(model, given, lambda sch: sch.apply_plan(plan), 2)
+def planned(model: nn.Module, given: Any = X, ranks: int = 2) -> tuple[Plan, Simulation]:
+    """The plan, and what the ranks make of it; equal to the whole model in any case."""
+    plan = schedule.create_schedule(model, given).shard_plan(ranks)
+    seen = simulate(model, given, lambda sch: sch.apply_plan(plan), ranks)
     assert seen.equal(1e-4), seen.where
     return plan, seen
 

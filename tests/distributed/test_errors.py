@@ -41,6 +41,7 @@ def what_to_shard(mesh: Any) -> None:
     sch["fc1"].shard("weight", axis=0)
     refused(sch, "sharded already", lambda s: s["fc1"].shard("weight", axis=1))
     refused(sch, "same outputs", lambda s: s["fc1"].shard("bias", axis=0, parts=2))
+    refused(sch, "same outputs, 0 and 4 of them common", lambda s: s["fc1"].shard("bias", axis=0, common=4))
     sch["fc2"].shard("weight", axis=1)
     refused(sch, "whole bias after the sum", lambda s: s["fc2"].shard("bias", axis=0))
     with pytest.raises(ShardError, match=r'the bias is whole: \.shard\("bias", axis=0\)'):
@@ -49,6 +50,16 @@ def what_to_shard(mesh: Any) -> None:
     norm = scheduled_on(nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16)), mesh)
     refused(norm, "LayerNorm has no sharded forward", lambda s: s["1"].shard("weight", axis=0))
     refused(norm, "a norm over shared features", lambda s: s["0"].shard("weight", axis=0))
+
+
+def what_can_be_common(mesh: Any) -> None:
+    sch = scheduled_on(Mlp(), mesh)
+    refused(sch, "only outputs can be common", lambda s: s["fc1"].shard("weight", axis=1, common=2))
+    refused(sch, "without parts or replicas", lambda s: s["fc1"].shard("weight", axis=0, parts=2, common=2))
+    refused(sch, "32 outputs, 3 of them common, cannot be shared", lambda s: s["fc1"].shard("weight", axis=0, common=3))
+    refused(sch, "32 outputs, -2 of them common", lambda s: s["fc1"].shard("weight", axis=0, common=-2))
+    convolution = scheduled_on(nn.Sequential(nn.Conv1d(5, 16, 1)), mesh)
+    refused(convolution, "common are for projections", lambda s: s["0"].shard("weight", axis=0, common=2))
 
 
 def tied_weights(mesh: Any) -> None:
@@ -179,7 +190,7 @@ def meshes(mesh: Any) -> None:
     refused(fresh, "the plan is for 4 ranks and the mesh has 2", lambda s: s.apply_plan(plan))
 
 
-CASES = [what_to_shard, tied_weights, contradictions, callers, heads, meshes]
+CASES = [what_to_shard, what_can_be_common, tied_weights, contradictions, callers, heads, meshes]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)

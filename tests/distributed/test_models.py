@@ -36,13 +36,12 @@ GROUPED = "falcon of 8 heads and 4"
 
 MINIMUM = {
     **dict.fromkeys(("gpt2", "llama", "llama of 8 heads and 2", "bert", "opt", "gpt_neox", "vit"), (4, 4)),
-    GROUPED: (4, 4),
-    "falcon": (2, 2),
+    **dict.fromkeys(("falcon", GROUPED), (4, 4)),
     "mixtral": (4, 6),
     "t5": (10, 12),
 }
-"""Sums over the ranks in two layers, forward and backward: one for each attention and MLP. One Falcon has one key-value
-head, so its attentions stay whole. The keys and values of an encoder have a gradient of their own in a decoder.
+"""Sums over the ranks in two layers, forward and backward: one for each attention and MLP. The keys and values of an
+encoder have a gradient of their own in a decoder.
 
 Experts make two sums backward, which is the minimum: a rank's share of their width gives a part of the gradient of
 the hidden states, and a part of that of the routing weights, ``[tokens, k]``. Left as a part, the second would go on
@@ -59,7 +58,7 @@ QUICK = [
     (2, "gpt2", False),
     (2, "llama", True),
     (2, "mixtral", True),
-    (2, "falcon of 8 heads and 4", True),
+    (2, GROUPED, True),
     (4, "llama", False),
 ]
 ALL = [(ranks, name, sequence) for ranks in (2, 4) for name in MINIMUM for sequence in (False, True)]
@@ -102,7 +101,7 @@ def expected(plan: Plan, model: nn.Module) -> Counter[str]:
         counts.update(_MADE[step.mode, step.op.partition("->")[0]])
         biased = model.get_submodule(step.path)._parameters.get("bias") is not None
         counts["all_reduce"] += biased and step.op == "reduce_scatter"  # each rank adds it to other tokens
-    counts["all_reduce"] += sum(step.replicas > 1 for step in plan.shards)
+    counts["all_reduce"] += sum(step.replicas > 1 or step.common > 0 for step in plan.shards)
     return +counts
 
 

@@ -156,3 +156,95 @@ class Unused(nn.Module):
 def test_what_nothing_is_made_of_stays_whole() -> None:
     plan, _ = planned(Unused())
     assert not sharded(plan) and "nothing that is returned" in plan.whole["other.weight"]
+
+
+class PackedKey(Attention):
+    """Queries of all heads, then one key and one value, in one projection: multi-query attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dim, self.width = 4, 16
+        self.qkv = nn.Linear(16, 24)
+        del self.q, self.k, self.v
+
+    def taken(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[batch, seq, heads, 4] and twice [batch, seq, 1, 4], by positions from the end, as Falcon does it."""
+        packed = self.qkv(x).view(*x.shape[:2], self.heads + 2, self.dim)
+        return packed[..., :-2, :], packed[..., [-2], :], packed[..., -1:, :]
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.transpose(1, 2) for t in self.taken(x))
+        q = q.reshape(x.shape[0], self.heads, x.shape[1], self.dim)
+        result: Tensor = self.o(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return result
+
+
+class PackedBySizes(PackedKey):
+    def taken(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, both = self.qkv(x).split((self.width, 2 * self.dim), dim=-1)
+        k, v = both.unsqueeze(2).split((self.dim, self.dim), dim=-1)
+        return q.view(*x.shape[:2], self.heads, self.dim), k, v
+
+
+class PackedByHeads(PackedKey):
+    def taken(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        packed = self.qkv(x).unsqueeze(1).reshape(*x.shape[:2], -1, self.dim)
+        return packed[:, :, : self.heads], packed[:, :, -2:-1], packed[:, :, [-1]]
+
+
+@pytest.mark.parametrize("make", [PackedKey, PackedBySizes, PackedByHeads])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_packed_key_is_every_ranks(make: type[nn.Module], ranks: int) -> None:
+    """Its weight stays whole, with one sum of its gradient; each rank has its heads' queries, and the key and value."""
+    model = make()
+    plan, seen = planned(model, ranks=ranks)
+    assert sharded(plan) == {"qkv": 0, "o": 1} and plan.groups[0].kind == HEADS
+    assert {(step.name, step.common) for step in plan.shards if step.path == "qkv"} == {("weight", 8), ("bias", 8)}
+    assert (len(seen.forward), len(seen.backward)) == (1, 2), "the gradients of the weight and the bias"
+    assert plan.bytes_moved() == sum(2 * one.nbytes * (ranks - 1) // ranks for one in (*seen.forward, *seen.backward))
+
+
+class NormedKey(PackedKey):
+    """A norm of the key on the way: its own gradient is added up there, so that what is before has a whole one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4)
+
+    def taken(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().taken(x)
+        return q, self.norm(k), v
+
+
+class KeyUsedTwice(PackedKey):
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = super().forward(x) + self.taken(x)[2].mean()
+        return result
+
+
+class FromTheFront(PackedKey):
+    """The key before the queries: positions that change."""
+
+    def taken(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        packed = self.qkv(x).view(*x.shape[:2], self.heads + 2, self.dim)
+        return packed[..., 2:, :], packed[..., :1, :], packed[..., 1:2, :]
+
+
+class ByPlace(PackedKey):
+    def taken(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        packed = self.qkv(x).view(*x.shape[:2], self.heads + 2, self.dim)
+        return packed[..., :4, :], packed[..., 4:5, :], packed[..., 5:, :]
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (NormedKey, "would be added up although it is whole"),
+        (KeyUsedTwice, "would be"),
+        (FromTheFront, "picked from by position"),
+        (ByPlace, "by position"),
+    ],
+)
+def test_a_packed_key_that_cannot_be_every_ranks(make: type[nn.Module], why: str) -> None:
+    plan, _ = planned(make())
+    assert not plan.shards and why in plan.whole["qkv.weight"]

@@ -283,6 +283,17 @@ def test_packed_parts_are_shared_out_one_by_one() -> None:
     )
 
 
+def test_what_is_common_is_drawn_on_every_rank() -> None:
+    sch = schedule.create_schedule(nn.Sequential(nn.Linear(8, 24)), torch.ones(2, 8), mesh(2, rank=1))
+    sch["0"].shard("weight", axis=0, common=8)
+    found = sharding(sch)
+    assert found is not None
+    first, second = found.rows[0].shares
+    assert (first.shape, second.shape) == ("16×8", "16×8")
+    ends = [end for share in (first, second) for span in share.spans for end in span]
+    assert ends == pytest.approx([0, 1 / 3, 2 / 3, 1, 1 / 3, 2 / 3, 2 / 3, 1])
+
+
 def test_a_mesh_without_shards_is_drawn_like_any_model() -> None:
     sch = schedule.create_schedule(small(), ids(), mesh(2))
     assert "Shared out" not in sch.show_graph().html
