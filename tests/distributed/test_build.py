@@ -24,6 +24,7 @@ from tests.distributed.models import (
     initialised,
     llama,
     llama_on_meta,
+    meta_ids,
     on_meta,
     schedule_of,
     shard_gpt2,
@@ -179,6 +180,20 @@ def initialised_in_shards(mesh: Any) -> None:
             )
 
 
+def whole_with_its_own_share(mesh: Any) -> None:
+    """Packed queries with one key and value: the parameter is whole on every rank, what it computes is not."""
+    model, twin = on_meta("falcon"), initialised(on_meta("falcon"))
+    sch = schedule.create_schedule(model, example_inputs=meta_ids(2, 8), mesh=mesh)
+    plan = sch.shard_plan(sequence=True)
+    assert any(step.common for step in plan.shards)
+    sch.apply_plan(plan)
+    torch.manual_seed(0)
+    schedule.build(sch)
+    assert digest(dict(model.named_parameters())) == digest(dict(twin.named_parameters()))
+    ids = batch("falcon", 2, 8)["input_ids"]
+    torch.testing.assert_close(model.eval()(ids).logits, twin.eval()(ids).logits, rtol=1e-4, atol=1e-5)
+
+
 def undone_after_building(mesh: Any) -> None:
     sch = sharded(llama_on_meta(SMALL), mesh, shard_llama)
     torch.manual_seed(3)
@@ -256,7 +271,7 @@ def peak_rss() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
-CASES = (initialised_in_shards, undone_after_building, read_in_shards)
+CASES = (initialised_in_shards, whole_with_its_own_share, undone_after_building, read_in_shards)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
