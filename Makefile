@@ -21,7 +21,7 @@ help:
 	@echo "make test    lint, then the tests that CI runs"
 	@echo "make lint    ruff and mypy"
 	@echo "make docs    the site, into build/site; fails on any warning"
-	@echo "make sweep   the long tests, then every architecture of transformers: docs/coverage.md"
+	@echo "make sweep   the long tests, all others with every schedule replayed, every architecture: docs/coverage.md"
 	@echo "make bench   dispatch, matching and scheduling times"
 	@echo "make clean   remove .venv and what was compiled"
 
@@ -51,6 +51,7 @@ docs: $(INSTALLED)
 
 sweep: $(INSTALLED)
 	HYPOTHESIS_PROFILE=new $(PYTEST) -m slow -n $(JOBS) --dist worksteal
+	REPLAY_RECIPES=1 $(PYTEST) -m "not slow" -n $(JOBS) --dist worksteal
 	$(BIN)/python -m tests.sweep
 
 bench: $(INSTALLED)

@@ -80,6 +80,7 @@ def _without_hooks(sch: Schedule) -> None:
     sch.module.blocks[0].attn._forward_pre_hooks_with_kwargs.clear()
 
 
+@pytest.mark.unwritable("a lambda is looked for, and modules with weights take others' places")
 @pytest.mark.parametrize("name", PRIMITIVES)
 @pytest.mark.parametrize("kind", [Fault, KeyboardInterrupt])
 def test_a_fault_at_any_step_changes_nothing(
@@ -114,6 +115,7 @@ def test_a_fault_at_any_step_changes_nothing(
     assert step >= (0 if name.startswith("find") else 4), f"only {step} steps: {points}"
 
 
+@pytest.mark.unwritable("a lambda is looked for, and modules with weights take others' places")
 @pytest.mark.parametrize("name", [name for name in PRIMITIVES if not name.startswith("find")])
 def test_undo_is_exact_and_redo_too(name: str) -> None:
     sch = _scheduled()

@@ -24,10 +24,7 @@ from schedule import (
 )
 from schedule.primitives.registry import unregister
 from tests.fingerprint import fingerprint
-from tests.recipes.watching import recipes_round_trip
 from tests.small import bias_gelu, ids, small
-
-__all__ = ["recipes_round_trip"]
 
 
 @pytest.fixture
@@ -118,6 +115,7 @@ def test_what_is_no_schedule(sch: Schedule) -> None:
         repeat(fuse_gelu)(3)
 
 
+@pytest.mark.unwritable("the primitive is registered while the test runs only")
 def test_in_a_primitive_it_is_part_of_the_step(sch: Schedule) -> None:
     @schedule.primitive
     def polish(sch: Schedule) -> int:
@@ -153,6 +151,7 @@ def test_in_a_primitive_it_is_part_of_the_step(sch: Schedule) -> None:
         unregister("polish_wrongly")
 
 
+@pytest.mark.unwritable("the primitive is registered while the test runs only")
 def test_in_a_groups_step(sch: Schedule) -> None:
     """A primitive of the user's on a group: attempts within each member, all or nothing for the group."""
 

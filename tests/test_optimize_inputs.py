@@ -305,6 +305,7 @@ def alike(module: nn.Module, twin: nn.Module) -> bool:
     return True
 
 
+@pytest.mark.unreplayable("FSDP's modules do not copy")
 @pytest.mark.filterwarnings("ignore:FSDP is switching:UserWarning", "ignore::FutureWarning")
 @pytest.mark.usefixtures("_one_process")
 @pytest.mark.parametrize("first", ["schedule", "wrap"])
@@ -322,6 +323,7 @@ def test_wrapped(name: str, first: str) -> None:
     assert alike(wrapped, model()) and report.fallbacks == {}
 
 
+@pytest.mark.unreplayable("FSDP's modules do not copy")
 @pytest.mark.filterwarnings("ignore::schedule.FallbackWarning")
 @pytest.mark.usefixtures("_one_process")
 def test_sharded_at_each_linear() -> None:

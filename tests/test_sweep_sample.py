@@ -105,6 +105,7 @@ def _spoiled(sch: schedule.Schedule, **settings: Any) -> schedule.Report:
     return report
 
 
+@pytest.mark.unwritable("a lambda makes modules")
 def test_a_wrong_rewrite_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "optimize", _spoiled)
     result = check("gpt_neox")

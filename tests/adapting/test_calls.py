@@ -178,6 +178,7 @@ def narrow_loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return -(y * F.log_softmax(x, dim=-1)).sum(-1).mean()
 
 
+@pytest.mark.unwritable("the rule is not registered")
 def test_what_autocast_widens_stays_wide() -> None:
     class Loss(nn.Module):
         def __init__(self) -> None:
@@ -208,6 +209,7 @@ def test_what_autocast_widens_stays_wide() -> None:
     assert report.adapted == {"": ["float32, autocast bfloat16: narrow × 1"]}
 
 
+@pytest.mark.unwritable("what is put in is defined inside the test")
 def test_a_dtype_that_only_parameters_show() -> None:
     """Token ids look the same whatever the model computes in."""
 

@@ -157,6 +157,7 @@ def test_undo_of_one_rule_takes_it_from_adapted_graphs() -> None:
     assert report.adapted["0"] == ["float32, True: bias_gelu_tanh × 1"]
 
 
+@pytest.mark.unwritable("the rule is not registered")
 def test_a_rule_that_is_not_registered_does_not_survive_pickling() -> None:
     rule = next(rule for rule in schedule.list_rules() if rule.name == "bias_gelu_tanh")
     copied = schedule.Rule("mine", "mine", rule.patterns, rule.build)

@@ -168,6 +168,7 @@ def test_dark_is_dark(browser: Any, pages: Callable[[str], Path]) -> None:
     assert brightness["light", ".graph text"] < 200 < 600 < brightness["dark", ".graph text"]
 
 
+@pytest.mark.unwritable("what is looked for is defined inside the test")
 @pytest.mark.parametrize("name", ["hostile", "notebook"])
 def test_names_that_are_markup_do_nothing(browser: Any, pages: Callable[[str], Path], name: str) -> None:
     path = pages(name)

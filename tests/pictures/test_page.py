@@ -112,6 +112,7 @@ def test_the_page_needs_nothing_from_elsewhere(text: str) -> None:
         assert word not in text
 
 
+@pytest.mark.unwritable("what is looked for is defined inside the test")
 def test_names_cannot_break_out() -> None:
     page = hostile().show_graph()
     tags = [tag for tag, _ in Read(page.html).tags]
@@ -170,6 +171,7 @@ def test_a_fuse_is_named_and_undo_takes_it_off_the_page() -> None:
     assert "fuse(bias_gelu)" not in sch.show_graph().html
 
 
+@pytest.mark.unwritable("a lambda is looked for")
 def test_a_rewrite_of_a_rewrite_is_one_change_from_the_original() -> None:
     def both(x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(functional.silu(x))

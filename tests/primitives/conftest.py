@@ -5,10 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.recipes.watching import recipes_round_trip
-
-__all__ = ["recipes_round_trip"]
-
 
 @pytest.fixture(scope="session", autouse=True)
 def _compiled_once() -> None:

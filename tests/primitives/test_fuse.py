@@ -44,6 +44,7 @@ def test_a_rule_gives_its_fused_op(sch: Schedule) -> None:
     assert schedule.verify(sch, ids(), steps=2)
 
 
+@pytest.mark.unwritable("what is looked for is defined inside the test")
 @pytest.mark.parametrize("compiler", ["inductor", None])
 def test_without_a_rule(sch: Schedule, compiler: str | None) -> None:
     attn = sch["blocks.0.attn"]
@@ -60,6 +61,7 @@ def test_without_a_rule(sch: Schedule, compiler: str | None) -> None:
     assert torch.allclose(twin.eval()(**ids()), sch.module.eval()(**ids()), atol=1e-6)
 
 
+@pytest.mark.unwritable("a lambda is looked for")
 def test_auto_compiles_what_no_rule_has(sch: Schedule) -> None:
     attn = sch["blocks.0.attn"]
     attn.fuse(attn.find(lambda q, k: torch.matmul(q, k.transpose(-1, -2)) * 0.25, expect=1))
@@ -72,6 +74,7 @@ def test_inductor_draws_the_same_dropout(sch: Schedule) -> None:
     assert schedule.verify(sch, ids(), steps=2)
 
 
+@pytest.mark.unwritable("a lambda is looked for")
 def test_no_compiler_is_a_warning(sch: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(availability, "why_unavailable", lambda backend, device: "no C++ compiler")
     availability.forget()
@@ -86,6 +89,7 @@ def test_no_compiler_is_a_warning(sch: Schedule, monkeypatch: pytest.MonkeyPatch
         sch.module(**ids())
 
 
+@pytest.mark.unwritable("a lambda is looked for")
 def test_the_users_own_error_comes_through_a_region() -> None:
     batch = {**ids(), "mask": torch.zeros(5, 5)}
     sch = schedule.create_schedule(small(), example_inputs=batch)
@@ -123,6 +127,7 @@ def test_switching_between_train_and_eval() -> None:
         assert torch.allclose(ours, theirs, atol=1e-6), training
 
 
+@pytest.mark.unwritable("a lambda is looked for")
 def test_several_matches_feeding_each_other() -> None:
     class Chain(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -142,6 +147,7 @@ def test_several_matches_feeding_each_other() -> None:
     assert len(targets(sch)) == 3 and schedule.verify(sch, torch.randn(2, 3), steps=1)
 
 
+@pytest.mark.unwritable("what is looked for is defined inside the test")
 def test_a_region_of_several_outputs() -> None:
     class Two(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -36,6 +36,7 @@ class Doubled(nn.Module):
 # -- whole modules ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.unwritable("a module with weights takes another's place")
 def test_a_module_is_swapped_and_undone(sch: Schedule) -> None:
     node, old, new = sch["blocks.0.mlp"], sch.module.blocks[0].mlp, Doubled()
     before = fingerprint(sch)
@@ -52,6 +53,7 @@ def test_a_module_is_swapped_and_undone(sch: Schedule) -> None:
     assert node.module is new
 
 
+@pytest.mark.unwritable("a module with weights takes another's place")
 def test_hooks_move_and_are_not_shared(sch: Schedule) -> None:
     old, new, calls = sch.module.blocks[0].mlp, Doubled(), []
     handle = old.register_forward_hook(lambda *_: calls.append("forward"))
@@ -71,6 +73,7 @@ def test_hooks_move_and_are_not_shared(sch: Schedule) -> None:
     assert not new._forward_pre_hooks and len(old._forward_pre_hooks) == 1
 
 
+@pytest.mark.unwritable("a module with weights takes another's place")
 def test_the_replacements_own_hooks_stay(sch: Schedule) -> None:
     new, calls = Doubled(), []
     sch.module.blocks[0].mlp.register_forward_hook(lambda *_: calls.append("old"))
@@ -83,6 +86,7 @@ def test_the_replacements_own_hooks_stay(sch: Schedule) -> None:
     assert len(new._forward_hooks) == 1 and len(sch.module.blocks[0].mlp._forward_hooks) == 1
 
 
+@pytest.mark.unwritable("a module with weights takes another's place")
 def test_training_flag_follows(sch: Schedule) -> None:
     sch.module.eval()
     new = Doubled()
@@ -92,6 +96,7 @@ def test_training_flag_follows(sch: Schedule) -> None:
     assert new.training
 
 
+@pytest.mark.unwritable("a module with weights takes another's place")
 def test_tied_weights_stay_tied(sch: Schedule) -> None:
     new = nn.Linear(16, 32, bias=False)
     own = new.weight
@@ -110,6 +115,7 @@ def test_shared_modules_are_replaced_everywhere() -> None:
     assert sch.module[0] is sch.module[2] and isinstance(sch.module[2], nn.Identity)
 
 
+@pytest.mark.unwritable("a lambda is looked for")
 def test_the_parents_graph_calls_the_new_module(sch: Schedule) -> None:
     block = sch["blocks.0"]
     block.fuse(block.find(lambda x, y: x + y, expect=2)[:1], compiler=None)
@@ -122,6 +128,7 @@ def test_the_parents_graph_calls_the_new_module(sch: Schedule) -> None:
     assert seen and state_of(block.module).fallbacks == 0  # type: ignore[union-attr]
 
 
+@pytest.mark.unwritable("a module with weights takes another's place")
 def test_a_new_module_can_be_scheduled(sch: Schedule) -> None:
     class Fresh(Mlp):
         pass
@@ -133,6 +140,7 @@ def test_a_new_module_can_be_scheduled(sch: Schedule) -> None:
     assert schedule.verify(schedule.create_schedule(sch.module, ids()), ids(), steps=1)
 
 
+@pytest.mark.unwritable("what is put in is defined inside the test")
 def test_other_signatures_are_refused(sch: Schedule) -> None:
     class Two(nn.Module):
         def forward(self, hidden: torch.Tensor, extra: torch.Tensor) -> torch.Tensor:
@@ -181,6 +189,7 @@ def scaled(s: torch.Tensor, *, scale: float, other: int = 3) -> torch.Tensor:
     return F.softmax(s * scale, dim=-1) * (other / 3)
 
 
+@pytest.mark.unwritable("a lambda is looked for")
 def test_constants_go_by_keyword_where_taken(sch: Schedule) -> None:
     attn = sch["blocks.0.attn"]
     matches = attn.find(lambda s: F.softmax(s * scalar("scale"), dim=-1), expect=1)
@@ -191,6 +200,7 @@ def test_constants_go_by_keyword_where_taken(sch: Schedule) -> None:
     assert schedule.verify(sch, ids(), steps=1)
 
 
+@pytest.mark.unwritable("what is put in is defined inside the test")
 def test_by_name_or_by_place(sch: Schedule) -> None:
     def swapped(bias: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return F.gelu(x * 1.0 + bias, approximate="tanh")
@@ -224,6 +234,7 @@ class Act(nn.Module):
         return self.scale * F.gelu(x + bias, approximate="tanh")
 
 
+@pytest.mark.unwritable("a module with weights takes another's place")
 def test_a_module_in_place_of_a_chain(sch: Schedule) -> None:
     mlp, new = sch["blocks.0.mlp"], Act()
     before = fingerprint(sch, new)
@@ -279,6 +290,7 @@ def test_parallel_chains_of_bert() -> None:
 # -- replace_all --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.unwritable("what is put in is defined inside the test")
 def test_every_module_of_a_type(sch: Schedule) -> None:
     before = fingerprint(sch)
     seen = []
@@ -295,6 +307,7 @@ def test_every_module_of_a_type(sch: Schedule) -> None:
     assert fingerprint(sch) == before
 
 
+@pytest.mark.unwritable("modules are chosen by a lambda")
 def test_by_predicate_and_outermost_only(sch: Schedule) -> None:
     paths = sch["blocks.0"].replace_all(
         lambda path, module: "fc1" in path or path == "mlp",

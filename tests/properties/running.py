@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ import schedule
 from schedule import Recipe, RecipeError, Schedule, ScheduleError
 from tests.fingerprint import fingerprint
 from tests.properties.actions import ACTIONS, Held, Numbers
+from tests.recipes.checking import check_text
 
 Step = tuple[int, Numbers]
 """(which action, which of what there is to choose from)."""
@@ -88,8 +90,7 @@ class Run:
             recipe = self.sch.recipe()
         except RecipeError:
             return None
-        assert Recipe.from_json(recipe.to_json()) == recipe
-        compile(recipe.to_python(), "recipe.py", "exec")
+        check_text(recipe)
         return recipe
 
     def check_known(self) -> None:
@@ -117,6 +118,16 @@ class Run:
             self.sch.undo()
             self.check_known()
         assert _same(results(self.twin), results(self.model))
+
+
+def check(model: nn.Module, steps: Sequence[Step]) -> None:
+    """Every property, of one model and one schedule."""
+    run = Run(model)
+    for step in steps:
+        run.take(step)
+    run.check_equal()
+    run.check_replayed()
+    run.check_undone()
 
 
 def changed(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:

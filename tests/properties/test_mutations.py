@@ -11,14 +11,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from torch import fx, nn
+from torch import fx
 
 from schedule.edits import SetItem, SetSpecialisations
 from schedule.primitives.registry import registered
 from schedule.rules.registry import RULES
 from tests.properties import actions
 from tests.properties.modules import model_of
-from tests.properties.running import Run, Step
+from tests.properties.running import Step, check
 
 only = settings(max_examples=12, phases=[Phase.generate], database=None, suppress_health_check=list(HealthCheck))
 """Enough to find what every other model shows; the smallest example is of no interest here."""
@@ -36,16 +36,7 @@ def steps_of(*wanted: Any) -> st.SearchStrategy[list[Step]]:
 def found_wrong(steps: st.SearchStrategy[list[Step]]) -> None:
     """Fails if some run does not keep a property."""
 
-    @only
-    @given(blocks, steps)
-    def search(model: nn.Module, steps: list[Step]) -> None:
-        run = Run(model)
-        for step in steps:
-            run.take(step)
-        run.check_equal()
-        run.check_undone()
-
-    search()
+    only(given(blocks, steps)(check))()
 
 
 @contextmanager

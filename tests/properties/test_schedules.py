@@ -9,7 +9,7 @@ from torch import nn
 
 from tests.properties.modules import models
 from tests.properties.programs import programs
-from tests.properties.running import KINDS, Run, Step
+from tests.properties.running import KINDS, Step, check
 
 few = settings(max_examples=100, suppress_health_check=list(HealthCheck))
 many = settings(max_examples=1000, suppress_health_check=list(HealthCheck))
@@ -19,28 +19,24 @@ steps: st.SearchStrategy[list[Step]] = st.lists(
 )
 
 
-def check(model: nn.Module, steps: list[Step]) -> None:
-    """Every property, of one model and one schedule."""
-    run = Run(model)
-    for step in steps:
-        run.take(step)
-    run.check_equal()
-    run.check_replayed()
-    run.check_undone()
-
-
+@pytest.mark.unreplayable("each is replayed already")
+@pytest.mark.unwritable("some schedules replace modules by ones with weights")
 @few
 @given(models, steps)
 def test_modules(model: nn.Module, steps: list[Step]) -> None:
     check(model, steps)
 
 
+@pytest.mark.unreplayable("each is replayed already")
+@pytest.mark.unwritable("some schedules replace modules by ones with weights")
 @few
 @given(programs, steps)
 def test_graphs(model: nn.Module, steps: list[Step]) -> None:
     check(model, steps)
 
 
+@pytest.mark.unreplayable("each is replayed already")
+@pytest.mark.unwritable("some schedules replace modules by ones with weights")
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @many
@@ -49,6 +45,8 @@ def test_many_modules(model: nn.Module, steps: list[Step]) -> None:
     check(model, steps)
 
 
+@pytest.mark.unreplayable("each is replayed already")
+@pytest.mark.unwritable("some schedules replace modules by ones with weights")
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @many

@@ -128,6 +128,7 @@ def test_matches_of_several_finds(sch: Schedule) -> None:
     round_trip(sch, small, ids())
 
 
+@pytest.mark.unwritable("the primitive is registered while the test runs only")
 def test_modules_without_state_and_a_primitive_of_the_users(sch: Schedule) -> None:
     from schedule.primitives.registry import unregister
 
@@ -156,6 +157,7 @@ def test_paths_that_no_glob_means(sch: Schedule) -> None:
     assert recipe.steps == (Call("checkpoint", ("blocks.1", "blocks.2")),)
 
 
+@pytest.mark.unwritable("that is what it is about")
 @pytest.mark.parametrize("what", ["lambda", "local", "weights", "tensor", "main"])
 def test_what_cannot_be_written_down(sch: Schedule, what: str) -> None:
     mlp = sch["blocks.0.mlp"]

@@ -37,6 +37,7 @@ def test_an_unknown_name_or_set_says_what_there_is() -> None:
         Rule("square", "powers", (lambda x: x * x,), _square, sets=("fast",))
 
 
+@pytest.mark.unwritable("the rule is registered while the test runs only")
 def test_rank_goes_before_size() -> None:
     large = Rule("large", "powers", (lambda x: torch.relu(x * x),), _square)
     for rank, expected in ((0, {"large": 1}), (1, {"small": 1})):

@@ -35,6 +35,7 @@ def assert_same(ours, theirs):
             torch.testing.assert_close(one, two)
 
 
+@pytest.mark.unreplayable("the test installs graphs beside the schedule")
 @pytest.mark.parametrize("wanted", ["output_hidden_states", "output_attentions"])
 @torch.no_grad()
 def test_what_is_collected_is_an_output_of_the_whole_graph(llama, wanted):
@@ -48,6 +49,7 @@ def test_what_is_collected_is_an_output_of_the_whole_graph(llama, wanted):
     assert state_of(llama).fallbacks == 0
 
 
+@pytest.mark.unreplayable("the test installs graphs beside the schedule")
 @torch.no_grad()
 def test_calls_in_a_graph_hand_over_what_is_collected(llama):
     twin = copy.deepcopy(llama)
@@ -65,6 +67,7 @@ def test_what_is_collected_inside_a_call_is_not_lost(llama):
         sch.trace_until("model.layers.*")
 
 
+@pytest.mark.unreplayable("the test installs graphs beside the schedule")
 @torch.no_grad()
 def test_a_layer_collected_from_runs_its_graph_while_nothing_is_collected(llama):
     twin = copy.deepcopy(llama)

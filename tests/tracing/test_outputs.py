@@ -85,6 +85,7 @@ def test_a_training_call_reads_no_generator_that_dropout_does_not_draw_from(monk
     assert alike(model, twin, training=True)
 
 
+@pytest.mark.unreplayable("the model raises by then")
 def test_once_something_was_written_the_original_cannot_run() -> None:
     class Cache:
         def __init__(self) -> None:

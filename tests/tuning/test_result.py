@@ -71,6 +71,7 @@ def test_the_best_is_applied_and_its_recipe_replays(found: Tuning) -> None:
     assert "def apply(sch" in found.recipe.to_python()
 
 
+@pytest.mark.unwritable("that is what it is about")
 def test_steps_that_cannot_be_written_down_are_applied_all_the_same() -> None:
     def plan(sch: schedule.Schedule, every: int) -> None:
         sch["blocks.0.mlp.act"].replace(torch.nn.Linear(32, 32))
