@@ -260,7 +260,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replay", action="store_true", help="take the points from the last run")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=30)
     parser.add_argument("--storage", type=Path, default=ROOT / "build" / "tuning.journal")
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--picture", type=Path, default=PICTURE)
