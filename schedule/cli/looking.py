@@ -84,7 +84,7 @@ def explain(
     model: options.Name,
     path: options.ModulePath,
     rule: Annotated[str, typer.Option("--rule", help="A rule, or a family of them.", show_default=False)],
-    cost_guard: options.CostGuard = True,
+    cost_guard: options.CostGuard = None,
     tiny: options.Tiny = False,
     attention: options.Attention = "",
     batch_size: options.Rows = 4,
@@ -106,7 +106,7 @@ def explain(
     _, sch = asked.load()
     node = sch if path == "." else sch[path]
     with stage(f"searching {node.label}"):
-        found: list[Verdict] = [verdict(node, each, cost_guard) for each in chosen]
+        found: list[Verdict] = [verdict(node, each, options.guarded(cost_guard, tiny)) for each in chosen]
     if as_json:
         emit({"model": model, "path": node.path, "rules": [each.to_dict() for each in found]})
     else:

@@ -37,16 +37,15 @@ Rules = Annotated[
     ),
 ]
 CostGuard = Annotated[
-    bool,
+    bool | None,
     typer.Option(
         "--cost-guard/--no-cost-guard",
-        help="Leave alone what would not pay at these sizes; --no-cost-guard rewrites it all the same.",
+        help="Leave alone what would not pay at these sizes, or rewrite it all the same.",
+        show_default="cost-guard; no-cost-guard with --tiny, where nothing pays",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
-Tiny = Annotated[
-    bool, typer.Option("--tiny", help="Two small layers with random weights; nothing pays there: --no-cost-guard.")
-]
+Tiny = Annotated[bool, typer.Option("--tiny", help="Two small layers with random weights, to look at.")]
 Attention = Annotated[
     str, typer.Option("--attention", help="Attention of transformers: eager, sdpa, …; its own choice if not given.")
 ]
@@ -86,6 +85,11 @@ class Asked:
             with stage("making a batch for it"):
                 batch = example_inputs(model, self.rows, self.length)
         return loaded, create_schedule(model, _moved(batch, self.device))
+
+
+def guarded(cost_guard: bool | None, tiny: bool) -> bool:
+    """Whether to leave alone what does not pay: as is said, else wherever sizes are real ones."""
+    return not tiny if cost_guard is None else cost_guard
 
 
 def rules_of(names: str) -> list[Rule]:

@@ -37,7 +37,7 @@ def optimize(
     recipe_out: recipes.Out = None,
     verify: Annotated[bool, typer.Option("--verify", help="Then prove that it computes what it did.")] = False,
     report: options.ReportFile = None,
-    cost_guard: options.CostGuard = True,
+    cost_guard: options.CostGuard = None,
     tiny: options.Tiny = False,
     attention: options.Attention = "",
     device: options.Device = "cpu",
@@ -52,7 +52,7 @@ def optimize(
 
     Examples: fxschedule optimize gpt2 --verify --report out.html; fxschedule optimize my_models:make_gpt --rules memory
     """
-    rewrite = _rewriter(rules, recipe, cost_guard, trust_remote_code)
+    rewrite = _rewriter(rules, recipe, options.guarded(cost_guard, tiny), trust_remote_code)
     if report is not None:
         refuse_unwritable(report, "report", (".html", ".json"))
     if recipe_out is not None:
@@ -97,7 +97,7 @@ def verify(
     model: options.Name,
     rules: options.Rules = "default",
     recipe: recipes.In = None,
-    cost_guard: options.CostGuard = True,
+    cost_guard: options.CostGuard = None,
     tiny: options.Tiny = False,
     attention: options.Attention = "",
     device: options.Device = "cpu",
@@ -113,9 +113,9 @@ def verify(
 
     Exit codes: 0 equal, 1 different, 2 wrong options, 3 no such model here, 4 the model is refused.
 
-    Example: fxschedule verify bert --tiny --no-cost-guard --rules all
+    Example: fxschedule verify bert --tiny --rules all
     """
-    rewrite = _rewriter(rules, recipe, cost_guard, trust_remote_code)
+    rewrite = _rewriter(rules, recipe, options.guarded(cost_guard, tiny), trust_remote_code)
     asked = options.Asked(Wanted(model, tiny, attention, trust_remote_code), device, batch_size, length)
     loaded, sch = asked.load()
     with stage("rewriting"):
@@ -157,7 +157,7 @@ def _verdict(verified: dict[str, Any]) -> str:
 def bench(
     model: options.Name,
     rules: options.Rules = "default",
-    cost_guard: options.CostGuard = True,
+    cost_guard: options.CostGuard = None,
     compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Time torch.compile beside it.")] = True,
     rounds: Annotated[int, typer.Option(min=1, help="Training steps of each, in turns.")] = 7,
     tiny: options.Tiny = False,
@@ -186,7 +186,7 @@ def bench(
     if why_not is None:
         candidates["compile"] = torch.compile(copy.deepcopy(sch.module))  # type: ignore[assignment]
     with stage("rewriting"):
-        done = apply_rules(sch, rules=chosen, cost_guard=cost_guard)
+        done = apply_rules(sch, rules=chosen, cost_guard=options.guarded(cost_guard, tiny))
     candidates["ours"] = sch.module
     with stage("counting what is saved for backward"):
         saved = {name: measure(candidates[name], batch).saved_bytes for name in ("eager", "ours")}

@@ -192,6 +192,12 @@ def test_bench_times_in_turns_and_counts_what_is_saved() -> None:
 # -- models -----------------------------------------------------------------------------------------------------
 
 
+def test_a_tiny_model_is_rewritten_although_nothing_pays_there() -> None:
+    asked = ("explain", "gpt2", "transformer.h.0.mlp", "--rule", "bias_gelu_tanh", "--tiny")
+    assert data(*asked)["rules"][0]["applies"]
+    assert data(*asked, "--cost-guard", code=1)["rules"][0]["entries"][0]["status"] == "declined"
+
+
 def test_a_model_type_is_built_tiny() -> None:
     found = data("show", "gpt2", "--tiny")
     assert found["origin"] == "random weights, tiny" and "transformer.h.1.mlp" in found["modules"]
