@@ -25,6 +25,7 @@ from schedule.errors import VerificationError
 from schedule.files import write
 from schedule.optimizer import optimize as apply_rules
 from schedule.report import Report
+from schedule.runtime import uncounted
 from schedule.tree import Schedule
 from schedule.wording import counted
 
@@ -136,7 +137,7 @@ def _verified(sch: Schedule) -> dict[str, Any]:
     """What :func:`schedule.verify` found, as plain data."""
     batch = sch.tree.graphs.example_inputs
     try:
-        with stage("verifying outputs, gradients and training steps"):
+        with stage("verifying outputs, gradients and training steps"), uncounted(sch.module):
             found = check(sch, batch).report
     except VerificationError as error:
         stderr().print(error, soft_wrap=True)

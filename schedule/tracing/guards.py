@@ -169,8 +169,7 @@ def _insert_check(graph: fx.Graph, node: fx.Node, value: Any) -> None:
             break
         if has_effect(earlier) and not is_local(earlier):
             raise TraceError(
-                f"a branch depends on {node.format_node()}, which is only known after "
-                f"{earlier.format_node()} has changed state",
+                f"a branch depends on {node.name}, which is only known after {earlier.name} has changed state",
                 where=node.meta.get("source", ""),
                 fix="schedule the submodules instead, or mark the module that holds the branch as a leaf",
             )

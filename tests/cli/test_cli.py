@@ -198,6 +198,14 @@ def test_a_tiny_model_is_rewritten_although_nothing_pays_there() -> None:
     assert data(*asked, "--cost-guard", code=1)["rules"][0]["entries"][0]["status"] == "declined"
 
 
+@pytest.mark.slow
+def test_calls_that_verify_makes_are_not_the_models() -> None:
+    """It also calls with a cache, which GPT-2's attention then has no graph for."""
+    result = run("optimize", "gpt2", "--tiny", "--rules", "attention_softmax,bias_dropout", "--verify")
+    assert result.exit_code == 0 and "verified: equal" in result.stdout
+    assert "ran the original forward" not in result.stdout and "FallbackWarning" not in result.stderr
+
+
 def test_a_model_type_is_built_tiny() -> None:
     found = data("show", "gpt2", "--tiny")
     assert found["origin"] == "random weights, tiny" and "transformer.h.1.mlp" in found["modules"]
