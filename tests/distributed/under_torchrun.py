@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import torch.distributed as dist
 
-from tests.distributed.test_models import GROUPED, trained_alike
+from tests.distributed.test_models import MINIMUM, trained_alike
 
 
 def main() -> None:
@@ -13,13 +15,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
-    for name, sequence in (
-        ("gpt2", False),
-        ("llama", True),
-        ("mixtral", True),
-        ("t5", False),
-        (GROUPED, True),
-    ):
+    for name, sequence in itertools.product(MINIMUM, (False, True)):
         trained_alike(mesh, name, sequence)
         if dist.get_rank() == 0:
             print(f"{name} trains alike on {dist.get_world_size()}", flush=True)
