@@ -56,6 +56,7 @@ def optimized(name: str) -> tuple[nn.Module, nn.Module, schedule.Report]:
     return model, twin, schedule.optimize(model, batch(name), cost_guard=False)
 
 
+@pytest.mark.unreplayable("the test exchanges fused ops to count them")
 @pytest.mark.parametrize("name", ["gpt2", "bert", "llama"])
 def test_training_under_autocast(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ops = {"gpt2": 4, "bert": 5, "llama": 2}
@@ -88,6 +89,7 @@ def test_autocast_leaves_no_cast_parameters_behind() -> None:
         torch.testing.assert_close(a, b, rtol=5e-2, atol=2e-2)
 
 
+@pytest.mark.unreplayable("the test exchanges fused ops to count them")
 def test_another_dtype_after_scheduling(monkeypatch: pytest.MonkeyPatch) -> None:
     with counted(monkeypatch, "bias_activation", "scaled_masked_softmax") as counts:
         model, twin, report = optimized("bert")
