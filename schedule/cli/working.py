@@ -27,7 +27,12 @@ from schedule.optimizer import optimize as apply_rules
 from schedule.report import Report
 from schedule.runtime import uncounted
 from schedule.tree import Schedule
+from schedule.verify.shapes import cut
 from schedule.wording import counted
+
+VERIFIED = (2, 64)
+"""Rows and tokens that a verification takes at most, of a model of any width: enough for compiled ops to run."""
+PROVE = f"Then prove that it computes what it did, on up to {VERIFIED[0]} rows of {VERIFIED[1]} tokens."
 
 
 @command
@@ -36,7 +41,7 @@ def optimize(
     rules: options.Rules = "default",
     recipe: recipes.In = None,
     recipe_out: recipes.Out = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Then prove that it computes what it did.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help=PROVE)] = False,
     report: options.ReportFile = None,
     cost_guard: options.CostGuard = None,
     tiny: options.Tiny = False,
@@ -66,7 +71,7 @@ def optimize(
         recipes.save(sch, recipe_out)
     with stage("measuring a training step, before and after"):
         measured = done.to_dict()
-    verified = _verified(sch) if verify else None
+    verified = _verified(sch, cut(sch.tree.graphs.example_inputs, *VERIFIED)) if verify else None
     if report is not None:
         write(report, done.to_html() if report.suffix == ".html" else done.to_json() + "\n")
     if as_json:
@@ -121,7 +126,7 @@ def verify(
     loaded, sch = asked.load()
     with stage("rewriting"):
         done = rewrite(sch)
-    found = _verified(sch)
+    found = _verified(sch, sch.tree.graphs.example_inputs)
     if as_json:
         emit({"model": model, "origin": loaded.origin, "applied": done.applied, **found})
     else:
@@ -133,9 +138,8 @@ def verify(
     return Code.DONE if found["equal"] else Code.NO
 
 
-def _verified(sch: Schedule) -> dict[str, Any]:
+def _verified(sch: Schedule, batch: Any) -> dict[str, Any]:
     """What :func:`schedule.verify` found, as plain data."""
-    batch = sch.tree.graphs.example_inputs
     try:
         with stage("verifying outputs, gradients and training steps"), uncounted(sch.module):
             found = check(sch, batch).report

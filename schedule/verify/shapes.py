@@ -65,6 +65,12 @@ def small_shapes(batch: Any) -> list[Any]:
     )
 
 
+def cut(batch: Any, rows: int, length: int) -> Any:
+    """``batch`` with no more than ``rows`` rows and sequences of ``length``; as it is where it holds opaque values."""
+    found = _planned(batch, lambda now: [(min(now, rows), lambda n, rank: min(n, length))])
+    return found[0] if found else batch
+
+
 def _planned(batch: Any, plans: Callable[[int], list[tuple[int, Callable[[int, int], int]]]]) -> list[Any]:
     """``batch`` by plans: the number of rows, and a length from the old one and its rank among the lengths."""
     tensors = named_tensors(batch)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from schedule.verify import other_shapes
-from schedule.verify.shapes import small_shapes
+from schedule.verify.shapes import cut, small_shapes
 
 
 def shapes(batch: dict[str, torch.Tensor]) -> dict[str, list[int]]:
@@ -84,3 +84,11 @@ def test_small_batches_are_small_and_keep_lengths_apart() -> None:
     ]
     for small in small_shapes({"input_ids": torch.zeros(3, 4).long()}):
         assert small["input_ids"].shape[0] != 3 and small["input_ids"].shape[1] != 4
+
+
+def test_a_batch_is_cut_where_it_is_larger() -> None:
+    batch = {"input_ids": torch.arange(40).view(4, 10), "labels": torch.arange(40).view(4, 10)}
+    assert shapes(cut(batch, 2, 6)) == {"input_ids": [2, 6], "labels": [2, 6]}
+    assert shapes(cut(batch, 8, 64)) == shapes(batch)
+    held = {"input_ids": torch.ones(4, 10, dtype=torch.long), "cache": object()}
+    assert shapes({"input_ids": cut(held, 2, 6)["input_ids"]}) == {"input_ids": [2, 6]}
