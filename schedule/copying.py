@@ -24,9 +24,7 @@ class _CopiedBy(TorchFunctionMode):
         return memo.setdefault(id(tensor), self.tensor_copy(tensor))
 
 
-def copied(
-    value: Any, tensor_copy: Callable[[torch.Tensor], torch.Tensor], memo: dict[int, Any] | None = None
-) -> Any:
+def copied(value: Any, tensor_copy: Callable[[torch.Tensor], torch.Tensor], memo: dict[int, Any] | None = None) -> Any:
     """``copy.deepcopy(value, memo)``, with ``tensor_copy(tensor)`` in place of each tensor."""
     with torch._C._EnableTorchFunction(), _CopiedBy(tensor_copy):
         return copy.deepcopy(value, memo)

@@ -284,9 +284,8 @@ class _Planner:
             return str(error)
         for path in [path for path, layer in columns.items() if layer.node in found.columns]:
             del columns[path]
-        calls = self.state.whole.calls if self.state.whole is not None else {}
         for path in found.parameters:
-            if path in self.layered or not calls.get(self.root.get_submodule(path.rpartition(".")[0])):
+            if path in self.layered or not self.state.whole_calls.get(self.root.get_submodule(path.rpartition(".")[0])):
                 return f"the gradient of {path} would be a partial sum in the code of another module"
         outputs = [(str(node.fx.target), nbytes(node.spec)) for node in found.modules if node.fx is not None]
         return [

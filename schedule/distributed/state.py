@@ -12,7 +12,7 @@ from schedule.distributed.mesh import TensorParallel, tensor_parallel
 from schedule.distributed.modules import COLUMN, ModuleSharding, Split, sharding_of
 from schedule.distributed.settings import whole_forward
 from schedule.errors import ShardError, TraceError
-from schedule.recording import Recording
+from schedule.recording import Call, Recording
 from schedule.tracing.specialisation import Specialisation
 from schedule.tracing.specs import TensorSpec
 
@@ -57,6 +57,11 @@ class Sharded:
             raise ShardError("the schedule is gone")
         return tree
 
+    @property
+    def whole_calls(self) -> dict[nn.Module, list[Call]]:
+        """What each module received and returned in the run of the whole model; nothing without one."""
+        return {} if self.whole is None else self.whole.calls
+
     def remember_whole(self, module: nn.Module) -> None:
         """Record the whole model, unless something is sharded already, and trace what calls ``module``.
 
@@ -75,7 +80,7 @@ class Sharded:
 
     def received(self, module: nn.Module) -> TensorSpec | None:
         """What ``module`` received in that run."""
-        calls = self.whole.calls.get(module) if self.whole is not None else None
+        calls = self.whole_calls.get(module)
         if not calls:
             return None
         given = [*calls[0].args, *calls[0].kwargs.values()]

@@ -64,10 +64,9 @@ def units_of(layer: str, length: int, inner: list[Group], root: nn.Module, state
 
 def _unit(path: str, layer: str, length: int, root: nn.Module, state: Sharded) -> Unit:
     """Of the modules around ``path``, the smallest that takes and returns ``[batch, seq, features]``."""
-    calls = state.whole.calls if state.whole is not None else {}
     parts = path.split(".")
     for end in range(len(parts), layer.count(".") + 1, -1):
-        unit = _as_unit(".".join(parts[:end]), length, root, calls)
+        unit = _as_unit(".".join(parts[:end]), length, root, state.whole_calls)
         if unit is not None:
             return unit
     raise NotSequential(f"{path} shares out parameters of its own, and nothing around it works along the sequence")
@@ -83,12 +82,11 @@ def whole_units(layer: str, length: int, inner: list[Group], root: nn.Module, st
         root: where paths begin.
         state: with the recorded run.
     """
-    calls = state.whole.calls if state.whole is not None else {}
     for name, child in root.get_submodule(layer).named_children():
         path = f"{layer}.{name}"
         shared = any(f"{step.path}.".startswith(f"{path}.") for group in inner for step in group.shards)
         if not shared and any(projection_of(one) is not None for one in child.modules() if one is not child):
-            unit = _as_unit(path, length, root, calls)
+            unit = _as_unit(path, length, root, state.whole_calls)
             if unit is not None:
                 yield unit
 

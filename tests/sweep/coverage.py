@@ -84,22 +84,21 @@ def summary(results: Results) -> str:
     traced = [result for result in built if result.get("traced") == "whole"]
     bound = [result for result in traced if any(kind.startswith("traced for one") for kind in result["reasons"])]
     equal = [r for r in built if (r.get("equal") or r.get("trace_equal")) and not wrong(r)]
-    untraced = [result for result in built if result.get("untraced")]
+    followed = [result for result in built if not result.get("untraced")]
     holding = [result for result in built if any(result.get(each) for each in ("rules", "left", "untraced"))]
-    left = [result for result in holding if result.get("left") or result.get("untraced")]
-    modules, everywhere = _percent(built, built, untraced), _percent(holding, holding, left)
+    everywhere = [result for result in holding if not (result.get("left") or result.get("untraced"))]
     return (
         f"{len(every)} config classes, {len(built)} built: {len(traced)} traced whole{_percent(traced, built)}, "
         f"{len(traced) - len(bound)} of them for every shape that was tried; every module traced that a rule is about, "
-        f"in both modes, in {len(built) - len(untraced)}{modules}; {len(rewritten)} rewritten, "
-        f"of those with a construct {len(holding) - len(left)} everywhere{everywhere}; "
+        f"in both modes, in {len(followed)}{_percent(followed, built)}; {len(rewritten)} rewritten, "
+        f"of those with a construct {len(everywhere)} everywhere{_percent(everywhere, holding)}; "
         f"{len(equal)} checked and equal, {sum(map(wrong, built))} wrong."
     )
 
 
-def _percent(some: Sized, every: Sized, but: Sized = ()) -> str:
-    """The share of ``some`` without ``but`` in ``every``, in brackets."""
-    return f" ({100 * (len(some) - len(but)) / len(every):.1f} %)" if every else ""
+def _percent(some: Sized, every: Sized) -> str:
+    """The share of ``some`` in ``every``, in brackets."""
+    return f" ({100 * len(some) / len(every):.1f} %)" if every else ""
 
 
 def plan_summary(plans: Results) -> str:
