@@ -176,6 +176,7 @@ def test_copies_and_pickles(name: str) -> None:
             assert torch.equal(ours, theirs)
 
 
+@pytest.mark.unreplayable("the test installs graphs beside the schedule")
 @every_architecture
 def test_root_traces_whole_and_runs_at_other_shapes(name: str) -> None:
     model = build(name)

@@ -323,7 +323,8 @@ def test_the_report_as_data_and_as_a_table() -> None:
     expected = {"attention_softmax": 2, "bias_gelu_tanh": 2, "add_layer_norm": 2, "bias_dropout": 4, "cross_entropy": 1}
     assert data["applied"] == expected
     assert {entry["path"] for entry in data["entries"] if entry["status"] == "applied"} == {
-        "", *(f"transformer.h.{i}{part}" for i in (0, 1) for part in ("", ".attn", ".mlp"))
+        "",
+        *(f"transformer.h.{i}{part}" for i in (0, 1) for part in ("", ".attn", ".mlp")),
     }
     text = str(report)
     assert "transformer.h.*.mlp (2)" in text and "saved for backward" in text

@@ -154,6 +154,7 @@ def test_scheduled_in_the_middle_of_training(name: str) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.unreplayable("checkpointing is put on beside the schedule")
 @everywhere
 def test_gradient_checkpointing_on_and_off(name: str) -> None:
     model, twin, inputs = scheduled(name), build(name), batch(name, 3, 5)
@@ -181,6 +182,7 @@ def with_lora(model: nn.Module, name: str) -> nn.Module:
     return adapted
 
 
+@pytest.mark.unreplayable("an adapter is put on beside the schedule")
 @everywhere
 @pytest.mark.parametrize("order", ["lora first", "schedule first"])
 def test_an_adapter_is_never_bypassed(name: str, order: str) -> None:
@@ -313,6 +315,7 @@ def test_exported(name: str) -> None:
 # -- company ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.unreplayable("the test adds buffers beside the schedule")
 @everywhere
 def test_several_models_in_one_process_do_not_meet(name: str) -> None:
     first, second, third = scheduled(name), build(name), scheduled(name)

@@ -223,6 +223,7 @@ def test_drawing_leaves_the_model_alone() -> None:
     assert [str(report.schedule["blocks.0"].graph)] == graphs  # type: ignore[union-attr]
 
 
+@pytest.mark.unreplayable("a hook is put on beside the schedule, from then on the original forward runs")
 def test_our_own_runs_are_no_fallbacks() -> None:
     """What is traced later is compared by running the model: that counted as calls of the user's."""
     model = small()

@@ -113,8 +113,8 @@ def recipes_round_trip(request: pytest.FixtureRequest, schedules_made: list[Watc
 
     Each recipe, also as it was before an undo, goes through JSON, and its script is run on stand-ins and does the same
     steps. With ``REPLAY_RECIPES=1`` the last one is replayed on a copy of the model as it was when the schedule was
-    made: the same recipe, the same graphs, and the same results to the bit. Without tensors' data, on the meta device,
-    it ends at the graphs. Schedules in the processes that tests of ``tests/distributed`` start are not seen from here.
+    made: the same recipe, the same graphs, and the same results to the bit. On the meta device, and for a simulated
+    rank, it ends at the graphs. Schedules in the processes that tests of ``tests/distributed`` start are not seen.
 
     A test whose recipes cannot be written, or not be replayed, says so and why: ``@pytest.mark.unwritable("…")``,
     ``@pytest.mark.unreplayable("…")``.

@@ -1,6 +1,6 @@
 """``python -m tests.sweep``: all architectures that have no result yet, then ``docs/coverage.md``.
 
-With ``--plans`` it is the tensor-parallel plans of those that are called with tokens alone.
+With ``--plans`` it is the tensor-parallel plans of those that are called with tokens alone, and ``docs/plans.md``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import os
 import sys
 
-from tests.sweep.coverage import write
+from tests.sweep import coverage
 from tests.sweep.models import architectures
 from tests.sweep.one import check
 from tests.sweep.plans import check_plan, is_text
@@ -41,10 +41,12 @@ def main() -> int:
         names = [n for n in names if is_text(rewritten.get(n, {}).get("inputs") or {"input_ids": []})]
     names.sort(key=lambda name: hashlib.sha256(name.encode()).digest())  # what is known half-way is a fair sample
     sweep(names, options.jobs, check_plan if options.plans else check, folder)
-    found, plans = ({n: r for n, r in load(each).items() if n in every} for each in (RESULTS, PLANS))
-    print(write(found, ROOT / "docs" / "coverage.md", RESULTS.parent / "coverage.json", len(every), plans))
-    done = plans if options.plans else found
-    wrong = [name for name in names if any(kind.startswith("WRONG") for kind in done[name]["reasons"])]
+    found = {name: result for name, result in load(folder).items() if name in every}
+    wrong = [name for name in names if any(kind.startswith("WRONG") for kind in found[name]["reasons"])]
+    if options.plans:
+        found = {name: plan for name, plan in found.items() if plan.get("text")}
+    page, total = (coverage.PLANS, len(found)) if options.plans else (coverage.COVERAGE, len(every))
+    print(page.write(found, total, ROOT / "docs" / f"{folder.name}.md", folder.with_suffix(".json")))
     if wrong:
         print(f"WRONG: {', '.join(wrong)}", file=sys.stderr)
     return int(bool(wrong))

@@ -1,4 +1,4 @@
-"""``docs/coverage.md``: a row an architecture."""
+"""``docs/coverage.md`` and ``docs/plans.md``: a row an architecture."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import importlib.metadata
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 Results = Mapping[str, Mapping[str, Any]]
 
-_HEAD = """# Coverage
+_COVERAGE = """# Coverage
 
 Every config class of transformers {transformers}, shrunk to a tiny model with random weights, eager attention, torch
 {torch}. Written by `make sweep`. *rewritten*: places that each rule was applied in. *traced*: the root as one graph,
@@ -28,16 +29,16 @@ at the recorded shape and at others that the model takes.
 |---|---|---|---|---|---|---|
 """
 
-_PLANS = """
-## Tensor-parallel plans
+_PLANS = """# Tensor-parallel plans
 
-The plan that `sch.shard_plan(2)` finds for every architecture that is called with tokens alone, carried out by two
-simulated ranks. *covered*: outputs and gradients of both ranks equal the whole model's, and in every layer that tokens
-reach the heads of the attention, or at least a quarter of the weights, are shared out. *attention*, *features*: layers
-with the heads of an attention, or other features such as the width of an MLP, shared out, of all layers.
-*column / row / whole*: projections. *shared*: of a layer's weights, in the layer with the least of it. *collectives*:
-of all layers, forward + backward, and in brackets one each way for an attention or an MLP, which is the least there can
-be; a list of several in a layer, such as experts, counts as one.
+The plan that `sch.shard_plan(2)` finds for every architecture of transformers {transformers} that is called with tokens
+alone, carried out by two simulated ranks, torch {torch}. Written by `python -m tests.sweep --plans`. *covered*: outputs
+and gradients of both ranks equal the whole model's, and in every layer that tokens reach the heads of the attention, or
+at least a quarter of the weights, are shared out. *attention*, *features*: layers with the heads of an attention, or
+other features such as the width of an MLP, shared out, of all layers. *column / row / whole*: projections. *shared*: of
+a layer's weights, in the layer with the least of it. *collectives*: of all layers, forward + backward, and in brackets
+one each way for an attention or an MLP, which is the least there can be; a list of several in a layer, such as experts,
+counts as one.
 
 {summary}
 
@@ -47,24 +48,38 @@ be; a list of several in a layer, such as experts, counts as one.
 |---|---|---|---|---|---|---|---|
 """
 
+NOTHING_TO_COMPARE = frozenset(
+    {"original not finite", "original not repeatable", "original refuses training", "too large"}
+)
+"""Why a tiny model that was made does not count as built: it does not run, or nothing it computes can be compared."""
 
-def write(results: Results, page: Path, data: Path, total: int, plans: Results) -> str:
-    """Write the page and the same as JSON; returns the summary lines.
 
-    Args:
-        total: how many config classes there are, with a result or without.
-        plans: the same of tensor-parallel plans; those of text are shown.
+@dataclass(frozen=True)
+class Page:
+    """How results are shown.
+
+    Attributes:
+        head: text with places for versions, summary and the counts of reasons.
+        row: of one result.
+        summary: of all of them, in one line.
     """
-    line = summary(results) + (f" {total - len(results)} have no result yet." if total > len(results) else "")
-    text = {name: plan for name, plan in plans.items() if plan.get("text")}
-    versions = {name: importlib.metadata.version(name) for name in ("transformers", "torch")}
-    rows = "".join(_row(results[name]) for name in sorted(results))
-    head = _HEAD.format(summary=line, reasons=_counted(results), **versions)
-    planned = _PLANS.format(summary=plan_summary(plans), reasons=_counted(text))
-    page.write_text(head + rows + planned + "".join(_plan_row(text[name]) for name in sorted(text)))
-    kept = {"architectures": _kept(results), "plans": _kept(text)}
-    data.write_text(json.dumps({**versions, **kept}, indent=1) + "\n")
-    return f"{line}\n{plan_summary(plans)}"
+
+    head: str
+    row: Callable[[Mapping[str, Any]], str]
+    summary: Callable[[Results], str]
+
+    def write(self, results: Results, total: int, page: Path, data: Path) -> str:
+        """Write the page and the same as JSON; returns the summary line.
+
+        Args:
+            total: how many architectures there are, with a result or without.
+        """
+        line = self.summary(results) + (f" {total - len(results)} have no result yet." if total > len(results) else "")
+        versions = {name: importlib.metadata.version(name) for name in ("transformers", "torch")}
+        head = self.head.format(summary=line, reasons=_counted(results), **versions)
+        page.write_text(head + "".join(self.row(results[name]) for name in sorted(results)))
+        data.write_text(json.dumps({**versions, "architectures": _kept(results)}, indent=1) + "\n")
+        return line
 
 
 def _counted(results: Results) -> str:
@@ -79,21 +94,27 @@ def _kept(results: Results) -> list[dict[str, Any]]:
 def summary(results: Results) -> str:
     """Counts, in one line."""
     every = list(results.values())
-    built = [result for result in every if result.get("built")]
+    built = [r for r in every if r.get("built") and NOTHING_TO_COMPARE.isdisjoint(r["reasons"])]
     rewritten = [result for result in built if result.get("rules")]
     traced = [result for result in built if result.get("traced") == "whole"]
-    bound = [result for result in traced if any(kind.startswith("traced for one") for kind in result["reasons"])]
+    elsewhere = [result for result in traced if not _kinds(result) & {"traced for one shape", "trace never runs"}]
+    everyhow = [result for result in elsewhere if not any(kind.startswith("traced for") for kind in _kinds(result))]
     equal = [r for r in built if (r.get("equal") or r.get("trace_equal")) and not wrong(r)]
     followed = [result for result in built if not result.get("untraced")]
     holding = [result for result in built if any(result.get(each) for each in ("rules", "left", "untraced"))]
     everywhere = [result for result in holding if not (result.get("left") or result.get("untraced"))]
     return (
         f"{len(every)} config classes, {len(built)} built: {len(traced)} traced whole{_percent(traced, built)}, "
-        f"{len(traced) - len(bound)} of them for every shape that was tried; every module traced that a rule is about, "
-        f"in both modes, in {len(followed)}{_percent(followed, built)}; {len(rewritten)} rewritten, "
-        f"of those with a construct {len(everywhere)} everywhere{_percent(everywhere, holding)}; "
-        f"{len(equal)} checked and equal, {sum(map(wrong, built))} wrong."
+        f"{len(elsewhere)} of them right at other shapes{_percent(elsewhere, built)} and {len(everyhow)} at every "
+        f"shape that was tried, in both modes{_percent(everyhow, built)}; every module traced that a rule is about, in "
+        f"both modes, in {len(followed)}{_percent(followed, built)}; {len(rewritten)} rewritten, of those with a construct "
+        f"{len(everywhere)} everywhere{_percent(everywhere, holding)}; {len(equal)} checked and equal, "
+        f"{sum(map(wrong, built))} wrong."
     )
+
+
+def _kinds(result: Mapping[str, Any]) -> set[str]:
+    return set(result["reasons"])
 
 
 def _percent(some: Sized, every: Sized) -> str:
@@ -103,11 +124,10 @@ def _percent(some: Sized, every: Sized) -> str:
 
 def plan_summary(plans: Results) -> str:
     """Counts of the plans, in one line."""
-    text = [plan for plan in plans.values() if plan.get("text")]
-    covered = [plan for plan in text if plan["covered"]]
+    covered = [plan for plan in plans.values() if plan["covered"]]
     return (
-        f"{len(text)} text architectures, {len(covered)} covered by a tensor-parallel plan{_percent(covered, text)}, "
-        f"{sum(map(wrong, text))} wrong."
+        f"{len(plans)} text architectures, {len(covered)} covered by a tensor-parallel plan{_percent(covered, plans)}, "
+        f"{sum(map(wrong, plans.values()))} wrong."
     )
 
 
@@ -156,3 +176,7 @@ def _short(text: str) -> str:
     """One line without a path of this machine."""
     line = re.sub(r"/\S*/(site-packages/)?", "", " ".join(text.split()))
     return line if len(line) <= 160 else line[:159] + "…"
+
+
+COVERAGE = Page(_COVERAGE, _row, summary)
+PLANS = Page(_PLANS, _plan_row, plan_summary)

@@ -34,8 +34,8 @@ from tests.sweep.models import Built, NotBuilt, build
 from tests.sweep.parts import inputs_for
 
 STEPS = 1
-ROWS = 2  # of example inputs
-OTHER_SHAPES = ((3, 9), (1, 14))  # rows, text tokens
+SHAPE = (2, 12)  # of example inputs: rows, text tokens
+OTHER_SHAPES = ((3, 9), (1, 14))
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Result(Outcome):
         undone: everything undone gives the original, to the bit.
         traced: ``whole``, or ``calls`` if modules with parts of their own stayed calls.
         trace_equal: the traced root computed the same everywhere.
-        trace_fallbacks: its calls that ran the original forward.
+        trace_missed: modes, train or eval, in which its recorded call ran the original forward.
     """
 
     rules: dict[str, int] | None = None
@@ -98,7 +98,7 @@ class Result(Outcome):
     undone: bool | None = None
     traced: str | None = None
     trace_equal: bool | None = None
-    trace_fallbacks: int = 0
+    trace_missed: list[str] = field(default_factory=list)
 
 
 Check = Callable[[str, Callable[[Outcome], None]], Outcome]
@@ -225,15 +225,29 @@ def _traced(model: nn.Module, batch: Inputs, result: Result) -> None:
     result.trace_equal = report.equal
     if not report.equal:
         result.reasons["WRONG, traced"] = str(report.failed)
-    result.trace_fallbacks = _fallbacks(twin, batch)
-    if result.trace_fallbacks:
-        result.reasons["trace never runs"] = f"{result.trace_fallbacks} of 2 recorded calls ran the original forward"
-    other = _other(model, batch, *OTHER_SHAPES[0])
-    if _misses_more(twin, other, result.trace_fallbacks):
-        longer = _other(model, batch, ROWS, OTHER_SHAPES[0][1])
-        some = "shape" if _misses_more(twin, longer, result.trace_fallbacks) else "number of rows"
+    result.trace_missed = _missed(twin, batch)
+    if result.trace_missed:
+        kind = {"train": "traced for eval only", "eval": "traced for training only"}.get(" ".join(result.trace_missed))
+        result.reasons[kind or "trace never runs"] = "the recorded call ran the original forward"
+    bound_to = _bound_to(twin, model, batch, result.trace_missed)
+    if bound_to:
         state = state_of(twin)
-        result.reasons[f"traced for one {some}"] = f"the original forward runs: {state and state.last_miss}"
+        result.reasons[f"traced for one {bound_to}"] = f"the original forward runs: {state and state.last_miss}"
+
+
+def _bound_to(twin: nn.Module, model: nn.Module, batch: Inputs, known: list[str]) -> str:
+    """What of the recorded shape the trace holds for alone; the empty string if it holds for others of both."""
+
+    def misses(rows: int, length: int) -> bool:
+        other = _other(model, batch, rows, length)
+        return other is not None and _missed(twin, other) != known
+
+    (rows, length), (others, shorter) = SHAPE, OTHER_SHAPES[0]
+    if not misses(others, shorter):
+        return ""
+    one_length = misses(rows, shorter)
+    one_number = misses(others, length)
+    return "number of rows" if not one_length else "shape" if one_number else "length"
 
 
 def _has_parts(module: nn.Module) -> bool:
@@ -241,20 +255,26 @@ def _has_parts(module: nn.Module) -> bool:
     return any(True for _ in module.children()) and not type(module).__module__.startswith("torch.nn.")
 
 
-def _misses_more(model: nn.Module, batch: Inputs | None, known: int) -> bool:
-    """Whether more calls run the original forward than on the recorded batch."""
-    return batch is not None and _fallbacks(model, batch) > known
-
-
 def _fallbacks(model: nn.Module, batch: Inputs) -> int:
-    """How many calls of scheduled modules run the original forward, on the recorded batch in both modes."""
+    """How many calls of scheduled modules run the original forward, on ``batch`` in both modes."""
+    return sum(_fallbacks_of(model, batch).values())
+
+
+def _missed(model: nn.Module, batch: Inputs) -> list[str]:
+    """The modes in which such calls do."""
+    return [mode for mode, count in _fallbacks_of(model, batch).items() if count]
+
+
+def _fallbacks_of(model: nn.Module, batch: Inputs) -> dict[str, int]:
     states = [state for module in model.modules() if (state := state_of(module)) is not None]
-    before = sum(state.fallbacks for state in states)
-    for mode in (True, False):
+    found = {}
+    for mode in ("train", "eval"):
+        before = sum(state.fallbacks for state in states)
         with preserved(model):
             seed_all(0)
-            call(model.train(mode), batch)
-    return sum(state.fallbacks for state in states) - before
+            call(model.train(mode == "train"), batch)
+        found[mode] = sum(state.fallbacks for state in states) - before
+    return found
 
 
 def _other(model: nn.Module, batch: Inputs, rows: int, length: int) -> Inputs | None:

@@ -24,7 +24,7 @@ import schedule
 from tests.sweep.one import Check, run
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "build" / "sweep"
+RESULTS = ROOT / "build" / "coverage"
 PLANS = ROOT / "build" / "plans"
 SECONDS = 240  # of processor time, which a busy machine does not change
 HANGING = 10 * SECONDS  # of the clock

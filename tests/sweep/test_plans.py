@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.sweep.coverage import plan_summary, write
+from tests.sweep.coverage import PLANS, plan_summary
 from tests.sweep.plans import Planned, called, check_plan, describe, is_text, layers_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -50,10 +50,9 @@ def test_an_architecture_and_its_row(tmp_path: Path) -> None:
     saved: list[str] = []
     found = check_plan("llama", lambda outcome: saved.append(outcome.name))
     assert found.covered and found.share == 1.0 and saved
-    plans = {"llama": vars(found), "vit": vars(Planned("vit", text=False))}
-    assert plan_summary(plans).startswith(
-        "1 text architectures, 1 covered by a tensor-parallel plan (100.0 %), 0 wrong"
-    )
-    write({}, tmp_path / "page.md", tmp_path / "data.json", 0, plans)
+    plans = {"llama": vars(found)}
+    line = PLANS.write(plans, 1, tmp_path / "page.md", tmp_path / "data.json")
+    assert line == plan_summary(plans)
+    assert line.startswith("1 text architectures, 1 covered by a tensor-parallel plan (100.0 %), 0 wrong")
     (row,) = (line for line in (tmp_path / "page.md").read_text().splitlines() if line.startswith("| llama"))
     assert row == "| llama | yes | 2/2 | 2/2 | 10 / 4 / 0 | 100 % | 4 + 4 (4 + 4) |  |"

@@ -6,7 +6,7 @@ import pytest
 import transformers as hf
 
 from schedule.examples.shrink import HEADS, LAYERS, VOCABULARY, WIDTH, shrink
-from tests.sweep.coverage import plan_summary, summary, write
+from tests.sweep.coverage import COVERAGE, summary
 from tests.sweep.models import NotBuilt, architectures, model_class
 from tests.sweep.one import Result
 
@@ -79,14 +79,31 @@ def test_the_page(tmp_path) -> None:  # type: ignore[no-untyped-def]
     )
     none = vars(Result("x", reasons={"not shrunk": "/usr/lib/site-packages/torch/a.py: no"}))
     results = {result["name"]: result for result in (none, bad, fine)}
-    line = write(results, tmp_path / "page.md", tmp_path / "data.json", total=4, plans={})
-    assert line == f"{summary(results)} 1 have no result yet.\n{plan_summary({})}"
+    line = COVERAGE.write(results, 4, tmp_path / "page.md", tmp_path / "data.json")
+    assert line == f"{summary(results)} 1 have no result yet."
     assert line.startswith(
-        "3 config classes, 2 built: 1 traced whole (50.0 %), 1 of them for every shape that was tried; every module "
-        "traced that a rule is about, in both modes, in 1 (50.0 %); 2 rewritten, of those with a construct 1 "
-        "everywhere (50.0 %); 1 checked and equal, 1 wrong"
+        "3 config classes, 2 built: 1 traced whole (50.0 %), 1 of them right at other shapes (50.0 %) and 1 at every "
+        "shape that was tried, in both modes (50.0 %); every module traced that a rule is about, in both modes, in 1 "
+        "(50.0 %); 2 rewritten, of those with a construct 1 everywhere (50.0 %); 1 checked and equal, 1 wrong"
     )
     lines = (tmp_path / "page.md").read_text().splitlines()
     rows = [line for line in lines if line.startswith("| ") and not line.startswith("| architecture")]
     assert [row.split(" | ")[0] for row in rows] == ["| bert", "| gpt2", "| x"]
     assert "a \\| b" in rows[1] and "/usr" not in rows[2] and "| yes / – |" in rows[0] and "| NO / – |" in rows[1]
+
+
+def test_how_a_trace_is_bound_is_counted() -> None:
+    def traced(name: str, *kinds: str) -> dict[str, object]:
+        return vars(Result(name, built=True, traced="whole", trace_equal=True, reasons=dict.fromkeys(kinds, "why")))
+
+    several = (
+        traced("free"),
+        traced("images", "traced for one number of rows"),
+        traced("layer_drop", "traced for eval only"),
+        traced("tokens", "traced for one shape"),
+        traced("nan", "original not finite"),
+    )
+    assert summary({str(result["name"]): result for result in several}).startswith(
+        "5 config classes, 4 built: 4 traced whole (100.0 %), 3 of them right at other shapes (75.0 %) and 1 at every "
+        "shape that was tried, in both modes (25.0 %)"
+    )
