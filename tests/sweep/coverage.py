@@ -107,8 +107,8 @@ def summary(results: Results) -> str:
         f"{len(every)} config classes, {len(built)} built: {len(traced)} traced whole{_percent(traced, built)}, "
         f"{len(elsewhere)} of them right at other shapes{_percent(elsewhere, built)} and {len(everyhow)} at every "
         f"shape that was tried, in both modes{_percent(everyhow, built)}; every module traced that a rule is about, in "
-        f"both modes, in {len(followed)}{_percent(followed, built)}; {len(rewritten)} rewritten, of those with a construct "
-        f"{len(everywhere)} everywhere{_percent(everywhere, holding)}; {len(equal)} checked and equal, "
+        f"both modes, in {len(followed)}{_percent(followed, built)}; {len(rewritten)} rewritten, of those with a "
+        f"construct {len(everywhere)} everywhere{_percent(everywhere, holding)}; {len(equal)} checked and equal, "
         f"{sum(map(wrong, built))} wrong."
     )
 
