@@ -101,16 +101,21 @@ def summary(results: Results) -> str:
     everyhow = [result for result in elsewhere if not any(kind.startswith("traced for") for kind in _kinds(result))]
     equal = [r for r in built if (r.get("equal") or r.get("trace_equal")) and not wrong(r)]
     followed = [result for result in built if not result.get("untraced")]
-    holding = [result for result in built if any(result.get(each) for each in ("rules", "left", "untraced"))]
-    everywhere = [result for result in holding if not (result.get("left") or result.get("untraced"))]
+    around = [result for result in followed if not result.get("untraced_around")]
+    holding = [result for result in built if any(result.get(each) for each in ("rules", *_LEFT))]
+    everywhere = [result for result in holding if not any(map(result.get, _LEFT))]
     return (
         f"{len(every)} config classes, {len(built)} built: {len(traced)} traced whole{_percent(traced, built)}, "
         f"{len(elsewhere)} of them right at other shapes{_percent(elsewhere, built)} and {len(everyhow)} at every "
-        f"shape that was tried, in both modes{_percent(everyhow, built)}; every module traced that a rule is about, in "
-        f"both modes, in {len(followed)}{_percent(followed, built)}; {len(rewritten)} rewritten, of those with a "
-        f"construct {len(everywhere)} everywhere{_percent(everywhere, holding)}; {len(equal)} checked and equal, "
+        f"shape that was tried, in both modes{_percent(everyhow, built)}; every attention, MLP, norm and other "
+        f"innermost module that a rule is about traced in {len(followed)}{_percent(followed, built)}, also those around them in "
+        f"{len(around)}{_percent(around, built)}; {len(rewritten)} rewritten, of those with a construct "
+        f"{len(everywhere)} everywhere{_percent(everywhere, holding)}; {len(equal)} checked and equal, "
         f"{sum(map(wrong, built))} wrong."
     )
+
+
+_LEFT = ("left", "untraced", "untraced_around")
 
 
 def _kinds(result: Mapping[str, Any]) -> set[str]:

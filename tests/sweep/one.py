@@ -25,6 +25,7 @@ import schedule
 from schedule.errors import ScheduleError, TraceError, VerificationError
 from schedule.examples.inputs import REFUSALS, Inputs
 from schedule.generators import seed_all
+from schedule.report import Entry
 from schedule.runtime import install, state_of
 from schedule.verify.equivalence import equivalent
 from schedule.verify.preserve import preserved
@@ -79,7 +80,9 @@ class Result(Outcome):
     Attributes:
         rules: rule → in how many places it was applied.
         left: places that look like a rule's construct and were not rewritten, by reason.
-        untraced: modules that a rule would be about and that were not traced, or in one mode only, by reason.
+        untraced: innermost modules that a rule would be about, such as attentions, MLPs and norms, and that were not
+            traced, or in one mode only, by reason.
+        untraced_around: the same of modules around such, which a rule would be about too.
         shapes: how many shapes that was compared at.
         fallbacks: calls that ran the original forward, of the rewritten modules, at the recorded shape.
         fallbacks_elsewhere: the same at another shape.
@@ -92,6 +95,7 @@ class Result(Outcome):
     rules: dict[str, int] | None = None
     left: dict[str, int] = field(default_factory=dict)
     untraced: dict[str, int] = field(default_factory=dict)
+    untraced_around: dict[str, int] = field(default_factory=dict)
     shapes: int = 0
     fallbacks: int = 0
     fallbacks_elsewhere: int = 0
@@ -190,8 +194,9 @@ def _rewritten(model: nn.Module, batch: Inputs, result: Result) -> None:
     sch = schedule.create_schedule(model, batch)
     report = schedule.optimize(sch, cost_guard=False)
     result.rules = report.applied
-    for status, counts in (("near miss", result.left), ("skipped", result.untraced)):
-        for entry in (each for each in report.entries if each.status == status):
+    for entry in report.entries:
+        counts = _counts_of(entry, report.entries, result)
+        if counts is not None:
             reason = f"{entry.rule}: {entry.reason.splitlines()[0]}" + (f" ({entry.source})" if entry.source else "")
             counts[reason] = counts.get(reason, 0) + entry.count
     if sch.history:
@@ -208,6 +213,17 @@ def _rewritten(model: nn.Module, batch: Inputs, result: Result) -> None:
     result.undone = all(state_of(module) is None for module in model.modules()) and _same(before, _seen(model, batch))
     if not result.undone:
         result.reasons["WRONG, undo"] = "the model is not what it was"
+
+
+def _counts_of(entry: Entry, entries: Sequence[Entry], result: Result) -> dict[str, int] | None:
+    """Where a place that was not rewritten counts; None for those that were, and those that would not pay."""
+    if entry.status == "near miss":
+        return result.left
+    if entry.status == "skipped":
+        inside = f"{entry.path}." if entry.path else ""
+        around = any(other.path.startswith(inside) and other.path != entry.path for other in entries)
+        return result.untraced_around if around else result.untraced
+    return None
 
 
 def _traced(model: nn.Module, batch: Inputs, result: Result) -> None:

@@ -6,9 +6,10 @@ import pytest
 import transformers as hf
 
 from schedule.examples.shrink import HEADS, LAYERS, VOCABULARY, WIDTH, shrink
+from schedule.report import Entry
 from tests.sweep.coverage import COVERAGE, summary
 from tests.sweep.models import NotBuilt, architectures, model_class
-from tests.sweep.one import Result
+from tests.sweep.one import Result, _counts_of
 
 
 def test_sizes() -> None:
@@ -83,8 +84,9 @@ def test_the_page(tmp_path) -> None:  # type: ignore[no-untyped-def]
     assert line == f"{summary(results)} 1 have no result yet."
     assert line.startswith(
         "3 config classes, 2 built: 1 traced whole (50.0 %), 1 of them right at other shapes (50.0 %) and 1 at every "
-        "shape that was tried, in both modes (50.0 %); every module traced that a rule is about, in both modes, in 1 "
-        "(50.0 %); 2 rewritten, of those with a construct 1 everywhere (50.0 %); 1 checked and equal, 1 wrong"
+        "shape that was tried, in both modes (50.0 %); every attention, MLP, norm and other innermost "
+        "module that a rule is about traced in 1 (50.0 %), also those around them in 1 (50.0 %); 2 rewritten, of those "
+        "with a construct 1 everywhere (50.0 %); 1 checked and equal, 1 wrong"
     )
     lines = (tmp_path / "page.md").read_text().splitlines()
     rows = [line for line in lines if line.startswith("| ") and not line.startswith("| architecture")]
@@ -107,3 +109,16 @@ def test_how_a_trace_is_bound_is_counted() -> None:
         "5 config classes, 4 built: 4 traced whole (100.0 %), 3 of them right at other shapes (75.0 %) and 1 at every "
         "shape that was tried, in both modes (25.0 %)"
     )
+
+
+def test_modules_around_others_count_apart() -> None:
+    entries = [
+        Entry("layer_norm", "encoder", "skipped", reason="why"),
+        Entry("layer_norm", "encoder.layers.0.norm", "applied"),
+        Entry("bias_gelu", "head", "skipped", reason="why"),
+        Entry("bias_gelu", "headless", "near miss", reason="why"),
+    ]
+    result = Result("several")
+    found = [_counts_of(entry, entries, result) for entry in entries]
+    assert found[1] is None
+    assert found[0] is result.untraced_around and found[2] is result.untraced and found[3] is result.left
