@@ -3,7 +3,7 @@
 A guard says: the graph holds only where this node computes the value seen. Where the node depends on nothing but
 inputs' sizes, parameters and plain numbers it becomes a Python condition on the arguments; otherwise a check is
 put into the graph, which is allowed only before anything that cannot be done twice. Random numbers that were drawn by
-then, and statistics of batches, are put back (:mod:`schedule.tracing.trials`).
+then, statistics of batches and caches are put back (:mod:`schedule.tracing.trials`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import fx
 
 from schedule.errors import TraceError
 from schedule.tracing.effects import has_effect, is_local, is_pure_query
+from schedule.tracing.restoring import changes_given
 from schedule.tracing.scalars import scalar_of
 from schedule.tracing.sizes import size_read
 from schedule.tracing.structure import literal
@@ -167,7 +168,7 @@ def _insert_check(graph: fx.Graph, node: fx.Node, value: Any) -> None:
     for earlier in graph.nodes:
         if earlier is node:
             break
-        if has_effect(earlier) and not is_local(earlier):
+        if has_effect(earlier) and not is_local(earlier) and not changes_given(earlier):
             raise TraceError(
                 f"a branch depends on {node.name}, which is only known after {earlier.name} has changed state",
                 where=node.meta.get("source", ""),

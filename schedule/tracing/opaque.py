@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from schedule.errors import TraceError
 from schedule.tracing.containers import TrackedDict
+from schedule.tracing.restoring import versions
 from schedule.tracing.scalars import scalar_of
 from schedule.tracing.source import user_line
 from schedule.tracing.structure import map_structure
@@ -168,11 +169,13 @@ class OpaqueTracker:
             written.meta["opaque"] = True
             real_args = map_structure(args, tracer.value_of)
             real_kwargs = map_structure(kwargs, tracer.value_of)
+            before = versions(value)
             with tracer.recording.fake_mode:
                 if isinstance(target, str):
                     result = getattr(value, target)(*real_args, **real_kwargs)
                 else:
                     result = target(value, *real_args, **real_kwargs)
+            written.meta["in_place"] = any(now > before.get(key, 0) for key, now in versions(value).items())
             return tracer.track(result, written)
 
     def node_of(self, leaf: Any) -> Any:

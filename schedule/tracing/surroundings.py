@@ -117,6 +117,24 @@ def masks_broadcast() -> Iterator[None]:
 
 
 @contextmanager
+def flags_decided() -> Iterator[None]:
+    """Within, in this thread, attention is told whether it is causal by a plain bool, which guards the graph.
+
+    ``length > 1 and mask is None`` is a comparison of sizes where the first part is false, and torch takes none.
+    """
+    thread, attention = threading.get_ident(), torch.nn.functional.scaled_dot_product_attention
+
+    @functools.wraps(attention)
+    def decided(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if threading.get_ident() == thread and isinstance(kwargs.get("is_causal"), torch.SymBool):
+            kwargs["is_causal"] = bool(kwargs["is_causal"])
+        return attention(*args, **kwargs)
+
+    with mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", decided):
+        yield
+
+
+@contextmanager
 def modules_unmoved(guard_dtype: Callable[[torch.Tensor], None]) -> Iterator[None]:
     """Within, in this thread, ``module.to(…)`` gives the module where nothing has to be moved, else it is refused.
 

@@ -37,6 +37,7 @@ from schedule.tracing.standins import stand_in
 from schedule.tracing.structure import is_plain_dataclass, is_plain_mapping, map_structure
 from schedule.tracing.structure import leaves as structure_leaves
 from schedule.tracing.surroundings import (
+    flags_decided,
     lengths_followed,
     masks_broadcast,
     modules_unmoved,
@@ -104,6 +105,7 @@ class ModuleTracer(TorchFunctionMode):
             stack.enter_context(results_uncached(self.module))
             stack.enter_context(lengths_followed(self.module))
             stack.enter_context(masks_broadcast())
+            stack.enter_context(flags_decided())
             stack.enter_context(modules_unmoved(self.guard_dtype))
             stack.enter_context(nothing_collected())
             stack.enter_context(random_numbers_refused())

@@ -1,7 +1,7 @@
-"""Graphs that may find on their way that they do not hold, when numbers were drawn and statistics updated.
+"""Graphs that may find on their way that they do not hold, when numbers were drawn, statistics updated, caches filled.
 
-The original forward that runs then has to find both as they were: it draws the same numbers, and a batch is counted
-in the statistics of a batch norm once.
+The original forward that runs then has to find all as it was: it draws the same numbers, a batch is counted in the
+statistics of a batch norm once, and its keys are in the cache once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from schedule.generators import torch_states
 from schedule.tracing.effects import uses_random
 from schedule.tracing.guards import GuardMiss, check
 from schedule.tracing.outputs import check_output
+from schedule.tracing.restoring import changes_given, restoring
 
 
 def keeps_statistics(module: nn.Module) -> bool:
@@ -29,7 +30,10 @@ def tried(run: Callable[..., Any], graph: fx.Graph, training: bool) -> Callable[
     found = _before_checks(graph)
     drawing = any(uses_random(node) or (training and node.op == "call_module") for node in found)
     statistics = tuple(str(node.target) for node in found if training and node.meta.get("statistics"))
-    return _undoing(run, statistics) if drawing or statistics else run
+    given = [node for node in graph.nodes if node.op == "placeholder"]
+    changing = any(map(changes_given, found))
+    objects = tuple(index for index, node in enumerate(given) if changing and node.meta.get("object"))
+    return _undoing(run, statistics, objects) if drawing or statistics or objects else run
 
 
 def _before_checks(graph: fx.Graph) -> list[fx.Node]:
@@ -39,13 +43,14 @@ def _before_checks(graph: fx.Graph) -> list[fx.Node]:
     return nodes[:last]
 
 
-def _undoing(run: Callable[..., Any], statistics: Sequence[str]) -> Callable[..., Any]:
+def _undoing(run: Callable[..., Any], statistics: Sequence[str], objects: Sequence[int]) -> Callable[..., Any]:
     def undoing(module: nn.Module, *inputs: Any) -> Any:
         if torch.compiler.is_compiling():
             return run(module, *inputs)
         states = torch_states()
         buffers = [buffer for path in statistics for buffer in module.get_submodule(path).buffers()]
         kept = [buffer.clone() for buffer in buffers]
+        pieces = restoring(inputs[index] for index in objects)
         try:
             return run(module, *inputs)
         except GuardMiss:
@@ -54,6 +59,8 @@ def _undoing(run: Callable[..., Any], statistics: Sequence[str]) -> Callable[...
             with torch.no_grad():
                 for buffer, value in zip(buffers, kept, strict=True):
                     buffer.copy_(value)
+            for restore in pieces:
+                restore()
             raise
 
     return undoing
