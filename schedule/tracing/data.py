@@ -48,6 +48,14 @@ def depends_on_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return name in _READS or name in _SHAPED_BY_DATA
 
 
+def is_shaped_by_data(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether data decide what shape the result has."""
+    name = getattr(func, "__name__", "")
+    if name in ("where", "__getitem__"):
+        return depends_on_data(func, args, {})
+    return name in _SHAPED_BY_DATA
+
+
 def writes_number(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether ``func`` writes the only number of a tensor as text, as f-strings do."""
     return func is torch.Tensor.__format__ and args[0].ndim == 0

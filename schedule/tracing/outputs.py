@@ -70,7 +70,7 @@ def _kind(value: Any, path: Path, kind: Any) -> Any:
 
 
 def insert_checks(outputs: dict[fx.Node, Any]) -> None:
-    """Put a check behind every call of a submodule whose output has parts.
+    """Put a check behind every call, of a submodule or of a function of indices, whose output has parts.
 
     Args:
         outputs: nodes of calls, with the tracked values that they gave.
@@ -80,7 +80,8 @@ def insert_checks(outputs: dict[fx.Node, Any]) -> None:
             continue
         final = any(has_effect(earlier) and not is_local(earlier) for earlier in _up_to(node))
         with node.graph.inserting_after(node):
-            arguments = (node, tuple(_expected(node, value, ())), str(node.target), final)
+            name = node.target if isinstance(node.target, str) else node.name
+            arguments = (node, tuple(_expected(node, value, ())), name, final)
             inserted = node.graph.call_function(check_output, arguments)
         inserted.meta["source"] = node.meta.get("source", "")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import linecache
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -159,14 +160,21 @@ def _traced(
     enter: EnterChild,
     autocast: torch.dtype | None,
 ) -> Specialisation:
-    tracer = ModuleTracer(module, recording, enter, use_recorded_outputs=autocast is None)
-    try:
-        return _traced_by(tracer, forward, call, training, autocast)
-    except TraceError:
-        if not tracer.texts.written:
-            raise
-    tracer = ModuleTracer(module, recording, enter, use_recorded_outputs=autocast is None, exact_texts=True)
-    return _traced_by(tracer, forward, call, training, autocast)
+    def attempt(**options: Any) -> tuple[Specialisation, ModuleTracer]:
+        tracer = ModuleTracer(module, recording, enter, use_recorded_outputs=autocast is None, **options)
+        try:
+            return _traced_by(tracer, forward, call, training, autocast), tracer
+        except TraceError:
+            if not tracer.texts.written or "exact_texts" in options:
+                raise
+        return attempt(exact_texts=True, **options)
+
+    made, tracer = attempt()
+    found = tracer.index_functions.found
+    if found:
+        with suppress(TraceError):  # what is made is good for fewer calls
+            made, _ = attempt(index_functions=frozenset(found))
+    return made
 
 
 def _traced_by(
@@ -208,6 +216,7 @@ def _finished(
 ) -> Specialisation:
     graph = tracer.graph
     inputs = {node: signature.inputs[str(node.target)] for node in graph.nodes if node.op == "placeholder"}
+    tracer.index_functions.remove_replaced()
     guards = [*reads.conditions(), *conditions(tracer, inputs)]
     remove_dead(graph)
     tracer.texts.check(graph)

@@ -25,6 +25,7 @@ from schedule.tracing.calls import intercepted_calls
 from schedule.tracing.data import NUMBERS, Replay, decided, expected, writes_number
 from schedule.tracing.functions import functions_kept
 from schedule.tracing.hooks import collecting_hooks, nothing_collected
+from schedule.tracing.index_functions import IndexFunctions, Place
 from schedule.tracing.memory import Memory
 from schedule.tracing.opaque import OpaqueTracker, untracked
 from schedule.tracing.pieces import guard_number
@@ -60,6 +61,7 @@ class ModuleTracer(TorchFunctionMode):
         use_recorded_outputs: whether what submodules returned in the recorded run holds here too; if not, they
             are run on data-free tensors.
         exact_texts: whether a size that is written into a text binds the graph to it.
+        index_functions: which functions of indices are calls of the graph.
     """
 
     def __init__(
@@ -69,9 +71,11 @@ class ModuleTracer(TorchFunctionMode):
         enter: EnterChild,
         use_recorded_outputs: bool = True,
         exact_texts: bool = False,
+        index_functions: frozenset[Place] = frozenset(),
     ) -> None:
         super().__init__()
         self.texts = Texts(exact_texts)
+        self.index_functions = IndexFunctions(self, index_functions)
         self._use_recorded_outputs = use_recorded_outputs
         self.module, self.recording, self.enter_child = module, recording, enter
         self.graph = fx.Graph()
@@ -101,6 +105,7 @@ class ModuleTracer(TorchFunctionMode):
             stack.enter_context(intercepted_calls(self.module, self._on_module_call))
             stack.enter_context(self.opaque.construction_tracked())
             stack.enter_context(functions_kept(self))
+            stack.enter_context(self.index_functions.called())
             stack.enter_context(self.regions.autocast_tracked())
             stack.enter_context(results_uncached(self.module))
             stack.enter_context(lengths_followed(self.module))
@@ -241,6 +246,7 @@ class ModuleTracer(TorchFunctionMode):
             return self._constant_query(func, args, kwargs)
         if self.regions.handles(func):
             return self.regions.on_call(func, args)
+        self.index_functions.notice(func, args)
         if func in (torch.Tensor.__format__, torch.Tensor.__repr__):
             number = self.__torch_function__(torch.Tensor.item, (), args[:1]) if writes_number(func, args) else None
             return self.texts.of_tensor(number, *args[1:])

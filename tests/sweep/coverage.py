@@ -108,8 +108,8 @@ def summary(results: Results) -> str:
         f"{len(every)} config classes, {len(built)} built: {len(traced)} traced whole{_percent(traced, built)}, "
         f"{len(elsewhere)} of them right at other shapes{_percent(elsewhere, built)} and {len(everyhow)} at every "
         f"shape that was tried, in both modes{_percent(everyhow, built)}; every attention, MLP, norm and other "
-        f"innermost module that a rule is about traced in {len(followed)}{_percent(followed, built)}, also those around them in "
-        f"{len(around)}{_percent(around, built)}; {len(rewritten)} rewritten, of those with a construct "
+        f"innermost module that a rule is about traced in {len(followed)}{_percent(followed, built)}, those around "
+        f"them too in {len(around)}{_percent(around, built)}; {len(rewritten)} rewritten, of those with a construct "
         f"{len(everywhere)} everywhere{_percent(everywhere, holding)}; {len(equal)} checked and equal, "
         f"{sum(map(wrong, built))} wrong."
     )

@@ -1,0 +1,207 @@
+"""Functions that compute indices from indices, such as where in a text its images are: calls of the graph.
+
+What they do depends on the data they are given, token by token: written down step by step, it would hold for these data
+alone. As a call it holds for any. A function is called if all that it is given and gives are integers, flags and
+numbers, and it changes nothing: a first trace finds out which read data in such a way, a second one writes the calls.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType, FunctionType
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import _get_current_function_mode_stack
+
+from schedule.errors import TraceError
+from schedule.tracing.data import is_shaped_by_data
+from schedule.tracing.effects import has_effect, is_local
+from schedule.tracing.specs import TensorSpec
+from schedule.tracing.structure import leaves
+
+if TYPE_CHECKING:
+    from schedule.tracing.tracer import ModuleTracer
+
+Place = tuple[Any, str]  # the class or file that holds the function, and its name in there
+
+_NUMBERS = (bool, int, float, str, type(None), torch.SymInt, torch.SymFloat, torch.SymBool, torch.dtype, torch.device)
+
+
+def indices_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """``function(*args, **kwargs)``: what a call of a function of indices is in a graph."""
+    return function(*args, **kwargs)
+
+
+class IndexFunctions:
+    """Those of one trace.
+
+    Args:
+        tracer: the trace.
+        known: which functions are to be calls.
+
+    Attributes:
+        found: further ones that could be.
+    """
+
+    def __init__(self, tracer: ModuleTracer, known: frozenset[Place]) -> None:
+        self.tracer, self.known = tracer, known
+        self.found: set[Place] = set()
+        self._inside = False
+        self._replaced: list[list[fx.Node]] = []
+
+    # -- finding them ----------------------------------------------------------------------------------------
+
+    def notice(self, func: Any, args: tuple[Any, ...]) -> None:
+        """``func`` is called: if it looks at data, by which function of indices, the outermost of those that run?"""
+        place, frame = None, sys._getframe(2)
+        if not is_shaped_by_data(func, args) and not _lists_numbers(func, frame):
+            return
+        while frame.f_back is not None and not self._is_forward(frame):
+            if self._takes_indices(frame):
+                place = self._place(frame) or place
+            frame = frame.f_back
+        if place is not None and place not in self.known:
+            self.found.add(place)
+
+    def _is_forward(self, frame: FrameType) -> bool:
+        return frame.f_code.co_name == "forward" and isinstance(frame.f_locals.get("self"), nn.Module)
+
+    def _takes_indices(self, frame: FrameType) -> bool:
+        code = frame.f_code
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        given = [frame.f_locals.get(name) for name in names if name != "self"]
+        return _are_indices(given) and any(isinstance(leaf, torch.Tensor) for _, leaf in leaves(given))
+
+    def _place(self, frame: FrameType) -> Place | None:
+        """Where the function that runs in ``frame`` is looked up when it is called."""
+        name, back, holder = frame.f_code.co_name, frame.f_back, frame.f_locals.get("self")
+        if holder is not None:
+            known = isinstance(holder, nn.Module) and holder in self.tracer._module_paths
+            owners: list[Any] = list(type(holder).__mro__) if known else []
+        else:
+            files = {f.f_globals.get("__name__") for f in (frame, back) if f is not None}
+            owners = [sys.modules[file] for file in sorted(filter(None, files)) if file in sys.modules]
+        for owner in owners:
+            function = vars(owner).get(name)
+            if isinstance(function, FunctionType) and inspect.unwrap(function).__code__ is frame.f_code:
+                return owner, name
+        return None
+
+    # -- calling them ----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def called(self) -> Iterator[None]:
+        """Within, in this thread, those that are known are calls of the graph."""
+        with ExitStack() as patches:
+            for owner, name in self.known:
+                written = self._written(owner, name, vars(owner)[name], threading.get_ident())
+                patches.enter_context(mock.patch.object(owner, name, written))
+            yield
+
+    def _written(self, owner: Any, name: str, function: Any, thread: int) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            tracer, given = self.tracer, args[1:] if isinstance(owner, type) else args
+            watching = threading.get_ident() == thread and tracer in _get_current_function_mode_stack()
+            if self._inside or not watching or not _are_indices((given, kwargs)):
+                return function(*args, **kwargs)
+            return self._call(self._target(owner, name, function, args), function, args, given, kwargs)
+
+        return call
+
+    def _target(self, owner: Any, name: str, function: Any, args: tuple[Any, ...]) -> Callable[[], Any]:
+        """What the function is in the graph, to be written."""
+        if not isinstance(owner, type):
+            return lambda: self.tracer.node_of(function)
+        path = self.tracer._module_paths[args[0]]
+        return lambda: self.tracer.graph.get_attr(f"{path}.{name}" if path else name)
+
+    def _call(
+        self, target: Callable[[], Any], function: Any, args: tuple[Any, ...], given: tuple[Any, ...], kwargs: Any
+    ) -> Any:
+        tracer = self.tracer
+        guards, last, before = dict(tracer.guards), _last(tracer.graph), _state((given, kwargs))
+        self._inside = True
+        try:
+            value = function(*args, **kwargs)
+        finally:
+            self._inside = False
+        steps = _after(last, tracer.graph)
+        changed = before != _state((given, kwargs))
+        if changed or not _are_results(value) or not all(map(_is_quiet, steps)):
+            return value
+        tracer.guards.clear()
+        tracer.guards.update(guards)
+        self._replaced.append(steps)
+        with torch._C.DisableTorchFunction():
+            operands, options = tracer.as_nodes(given), tracer.as_nodes(kwargs)
+            node = tracer.emit(indices_of, (target(), *operands), options)
+            value = tracer.outputs[node] = tracer.track(value, node)
+        return value
+
+    def remove_replaced(self) -> None:
+        """Remove the steps of the functions that are calls, but for sizes of their arguments that others use too.
+
+        Raises:
+            TraceError: other values of theirs are used: a function has left them in an attribute.
+        """
+        for steps in reversed(self._replaced):
+            for node in reversed(steps):
+                if not node.users:
+                    node.graph.erase_node(node)
+                elif isinstance(node.meta.get("spec"), TensorSpec) and node.op != "get_attr":
+                    raise TraceError("a function of indices leaves a tensor where others find it")
+
+
+def _lists_numbers(func: Any, frame: FrameType) -> bool:
+    """Whether ``tensor.tolist()`` calls this."""
+    callers = [caller.f_code for caller in (frame, frame.f_back) if caller is not None]
+    return func.__name__ in ("unbind", "item") and FakeTensor.tolist.__code__ in callers
+
+
+def _are_indices(value: Any) -> bool:
+    return all(_is_index(leaf) for _, leaf in leaves(value))
+
+
+def _is_index(leaf: Any) -> bool:
+    if not isinstance(leaf, torch.Tensor):
+        return isinstance(leaf, _NUMBERS)
+    with torch._C.DisableTorchFunction():
+        return not (leaf.is_floating_point() or leaf.is_complex())
+
+
+def _are_results(value: Any) -> bool:
+    """Whether a graph can check, at another call, that the function gave something of this kind."""
+    parts = [leaf for _, leaf in leaves(value)]
+    return value is not None and _are_indices(value) and not any(isinstance(leaf, str) for leaf in parts)
+
+
+def _state(value: Any) -> list[Any]:
+    """What is in the containers of ``value``, and how often its tensors were written to."""
+    with torch._C.DisableTorchFunction():
+        return [(path, id(x), x._version if isinstance(x, torch.Tensor) else 0) for path, x in leaves(value)]
+
+
+def _is_quiet(node: fx.Node) -> bool:
+    """Whether nobody outside of a function notices that it does this."""
+    return node.op != "call_module" and (not has_effect(node) or is_local(node))
+
+
+def _last(graph: fx.Graph) -> fx.Node:
+    return next(iter(reversed(graph.nodes)))
+
+
+def _after(last: fx.Node, graph: fx.Graph) -> list[fx.Node]:
+    found = []
+    for node in reversed(graph.nodes):
+        if node is last:
+            break
+        found.append(node)
+    return found[::-1]
