@@ -195,7 +195,7 @@ def _rewritten(model: nn.Module, batch: Inputs, result: Result) -> None:
     report = schedule.optimize(sch, cost_guard=False)
     result.rules = report.applied
     for entry in report.entries:
-        counts = _counts_of(entry, report.entries, result)
+        counts = _counts_of(entry, report.entries, result, _is_untraced(sch, entry))
         if counts is not None:
             reason = f"{entry.rule}: {entry.reason.splitlines()[0]}" + (f" ({entry.source})" if entry.source else "")
             counts[reason] = counts.get(reason, 0) + entry.count
@@ -215,15 +215,23 @@ def _rewritten(model: nn.Module, batch: Inputs, result: Result) -> None:
         result.reasons["WRONG, undo"] = "the model is not what it was"
 
 
-def _counts_of(entry: Entry, entries: Sequence[Entry], result: Result) -> dict[str, int] | None:
+def _is_untraced(sch: schedule.Schedule, entry: Entry) -> bool:
+    """Whether ``entry`` says that its module has no graph in some mode, not that a rule cannot rewrite a place."""
+    if entry.status != "skipped" or entry.reason.startswith(("in training: ", "in evaluation: ")):
+        return entry.status == "skipped"
+    try:
+        return not (sch[entry.path] if entry.path else sch).specialisations
+    except ScheduleError:
+        return True
+
+
+def _counts_of(entry: Entry, entries: Sequence[Entry], result: Result, untraced: bool = False) -> dict[str, int] | None:
     """Where a place that was not rewritten counts; None for those that were, and those that would not pay."""
-    if entry.status == "near miss":
-        return result.left
-    if entry.status == "skipped":
-        inside = f"{entry.path}." if entry.path else ""
-        around = any(other.path.startswith(inside) and other.path != entry.path for other in entries)
-        return result.untraced_around if around else result.untraced
-    return None
+    if not untraced:
+        return result.left if entry.status in ("near miss", "skipped") else None
+    inside = f"{entry.path}." if entry.path else ""
+    around = any(other.path.startswith(inside) and other.path != entry.path for other in entries)
+    return result.untraced_around if around else result.untraced
 
 
 def _traced(model: nn.Module, batch: Inputs, result: Result) -> None:

@@ -119,6 +119,7 @@ def test_modules_around_others_count_apart() -> None:
         Entry("bias_gelu", "headless", "near miss", reason="why"),
     ]
     result = Result("several")
-    found = [_counts_of(entry, entries, result) for entry in entries]
+    found = [_counts_of(entry, entries, result, entry.status == "skipped") for entry in entries]
     assert found[1] is None
     assert found[0] is result.untraced_around and found[2] is result.untraced and found[3] is result.left
+    assert _counts_of(entries[2], entries, result) is result.left, "traced, but a rule cannot rewrite it"
