@@ -23,7 +23,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 from schedule.errors import TraceError
 from schedule.tracing.data import is_shaped_by_data
-from schedule.tracing.effects import has_effect, is_local
+from schedule.tracing.effects import has_effect, is_local, uses_random
 from schedule.tracing.specs import TensorSpec
 from schedule.tracing.structure import leaves
 
@@ -191,7 +191,7 @@ def _state(value: Any) -> list[Any]:
 
 def _is_quiet(node: fx.Node) -> bool:
     """Whether nobody outside of a function notices that it does this."""
-    return node.op != "call_module" and (not has_effect(node) or is_local(node))
+    return node.op != "call_module" and not uses_random(node) and (not has_effect(node) or is_local(node))
 
 
 def _last(graph: fx.Graph) -> fx.Node:
