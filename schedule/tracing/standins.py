@@ -41,12 +41,29 @@ def _tensor(
     return torch.empty_like(stacked, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
+def _picked(tensor: torch.Tensor, index: Any) -> torch.Tensor:
+    """``tensor[index]``; a number in a tensor picks one, and the shape is the same whichever it is."""
+    parts = index if isinstance(index, tuple) else (index,)
+    numbers = tuple(0 if _is_number(part) else part for part in parts)
+    return tensor[numbers]
+
+
+def _is_number(value: Any) -> bool:
+    """Whether this is a tensor without dimensions that an index reads as a number."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.ndim == 0
+        and not value.is_floating_point()
+        and value.dtype not in (torch.bool, torch.uint8)
+    )
+
+
 _STAND_INS: dict[Any, Callable[..., Any]] = {
     function: _grouped_mm
     for owner, name in ((torch.nn.functional, "grouped_mm"), (torch, "_grouped_mm"))
     if (function := getattr(owner, name, None)) is not None
 }
-_STAND_INS[torch.tensor] = _tensor
+_STAND_INS |= {torch.tensor: _tensor, torch.Tensor.__getitem__: _picked}
 
 
 def stand_in(function: Any) -> Callable[..., Any]:

@@ -263,3 +263,27 @@ def test_normalising_draws_no_random_numbers():
     twin = scheduled(module, torch.randn(2, 3), torch.ones(2, 3))
     assert_as(twin, module, torch.randn(2, 5), torch.ones(2, 5), missed=0)
     assert_as(twin, module, torch.randn(1, 5), torch.ones(1, 5), missed=1)
+
+
+class Experts(nn.Module):
+    """As a loop over the experts that some token goes to; the number of an expert is a tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.Parameter(torch.randn(3, 4, 4))
+
+    def forward(self, x, chosen):
+        out = torch.zeros_like(x)
+        mask = torch.nn.functional.one_hot(chosen, 3).T
+        for expert in mask.sum(1).nonzero():
+            expert = expert[0]
+            (rows,) = torch.where(mask[expert])
+            out.index_add_(0, rows, x[rows] @ self.weights[expert])
+        return out
+
+
+def test_an_index_that_is_a_tensor_without_dimensions():
+    module = Experts()
+    twin = scheduled(module, torch.randn(5, 4), torch.tensor([0, 2, 2, 1, 0]))
+    assert_as(twin, module, torch.randn(7, 4), torch.tensor([2, 2, 1, 0, 1, 1, 1]), missed=0)
+    assert_as(twin, module, torch.randn(3, 4), torch.tensor([2, 2, 1]), missed=1)
