@@ -4,8 +4,9 @@
 
 Real architectures at full width and few layers, random weights, no dropout. One line a model and candidate: time of a
 forward and of a training step over the original's (medians of interleaved rounds with quartiles), bytes saved for
-backward, peak memory of a step, and the seconds of a fresh process to the end of its first step, with cold and with
-warm caches of kernels. On a shared machine only the ratios mean anything.
+backward, peak memory of a step, and the seconds of a fresh process to the end of its first step: of a model that ran
+before, of one whose kernels alone are there because a model of half the depth ran before, and with cold caches. On a
+shared machine only the ratios mean anything.
 """
 
 from __future__ import annotations
@@ -49,10 +50,14 @@ class Model:
     auto: Any
     batch: Callable[[], Batch]
 
-    def build(self, attention: str, device: str) -> nn.Module:
-        """The model in training mode, the same weights each time."""
+    def build(self, attention: str, device: str, shallower: bool = False) -> nn.Module:
+        """The model in training mode, the same weights each time; or one of half its depth."""
         torch.manual_seed(0)
-        model = self.auto.from_config(self.config(), attn_implementation=attention)
+        config = self.config()
+        for name in ("num_hidden_layers", "num_decoder_layers") if shallower else ():
+            if hasattr(config, name):
+                setattr(config, name, getattr(config, name) // 2)
+        model = self.auto.from_config(config, attn_implementation=attention)
         return model.to(device).train()
 
 
@@ -112,8 +117,9 @@ class Measured:
         step: seconds of forward, backward and AdamW.
         saved: bytes kept for backward; None where torch.compile hides them.
         peak: bytes allocated at most in a step.
-        first: seconds of a fresh process from the built model to the end of its first step, kernels in the cache.
-        first_cold: the same where no kernel was compiled before.
+        first: seconds of a fresh process from the built model to the end of its first step, where it ran before.
+        first_deeper: the same where only one of half its depth ran before: the kernels are cached, the graph is not.
+        first_cold: the same where nothing was compiled before.
     """
 
     model: str
@@ -124,6 +130,7 @@ class Measured:
     saved: int | None
     peak: int
     first: float
+    first_deeper: float
     first_cold: float
 
 
@@ -180,24 +187,36 @@ def measured(name: str, attention: str, device: str, rounds: int, rules: str) ->
     ]
 
 
-def first_steps(name: str, attention: str, candidate: str, device: str, rules: str) -> tuple[float, float]:
-    """Seconds to the end of the first step in fresh processes: with warm caches of kernels, and with cold ones."""
+def first_steps(name: str, attention: str, candidate: str, device: str, rules: str) -> tuple[float, float, float]:
+    """Seconds to the end of the first step in fresh processes: of a model that ran, whose kernels are there, cold."""
     command = [sys.executable, "-m", "benchmarks.end_to_end", "--first-step", name, attention, candidate]
     command += ["--device", device, "--rules", rules]
-    with tempfile.TemporaryDirectory() as caches:
-        places = {"TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor", "TRITON_CACHE_DIR": f"{caches}/triton"}
-        seconds = []
-        for _ in range(2):
-            done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | places)
-            seconds.append(float(json.loads(done.stdout.splitlines()[-1])))
-    cold, warm = seconds
-    return warm, cold
+
+    def seconds(*runs: bool) -> list[float]:
+        """Of runs that share their caches; True is one of half the depth."""
+        with tempfile.TemporaryDirectory() as caches:
+            places = {"TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor", "TRITON_CACHE_DIR": f"{caches}/triton"}
+            outputs = [
+                subprocess.run(
+                    [*command, "--shallower"] if shallower else command,
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                    env=os.environ | places,
+                ).stdout
+                for shallower in runs
+            ]
+        return [float(json.loads(output.splitlines()[-1])) for output in outputs]
+
+    cold, warm = seconds(False, False)
+    _, deeper = seconds(True, False)
+    return warm, deeper, cold
 
 
-def run_first_step(name: str, attention: str, candidate: str, device: str, rules: str) -> float:
+def run_first_step(name: str, attention: str, candidate: str, device: str, rules: str, shallower: bool) -> float:
     model = MODELS[name]
     batch = {key: value.to(device) for key, value in model.batch().items()}
-    module = model.build(attention, device)
+    module = model.build(attention, device, shallower)
     start = time.perf_counter()
     stepping(prepared(module, batch, candidate, rules), module, batch)()
     return time.perf_counter() - start
@@ -206,7 +225,18 @@ def run_first_step(name: str, attention: str, candidate: str, device: str, rules
 def table(lines: list[Measured]) -> Table:
     """One line a candidate, beside its original."""
     shown = Table(title="whole models, beside the original (median, quartiles)")
-    for heading in ("model", "attention", "", "forward", "training step", "saved", "peak", "to first step", "cold"):
+    for heading in (
+        "model",
+        "attention",
+        "",
+        "forward",
+        "training step",
+        "saved",
+        "peak",
+        "first step",
+        "deeper",
+        "cold",
+    ):
         shown.add_column(heading)
     originals = {(line.model, line.attention): line for line in lines if line.candidate == "original"}
     for line in lines:
@@ -220,6 +250,7 @@ def table(lines: list[Measured]) -> Table:
             "-" if line.saved is None else f"{line.saved / 1e6:.0f} MB ({line.saved / (base.saved or 1):.2f})",
             f"{line.peak / 1e6:.0f} MB ({line.peak / base.peak:.2f})",
             f"{line.first:.1f} s",
+            f"{line.first_deeper:.1f} s",
             f"{line.first_cold:.1f} s",
         )
     return shown
@@ -241,11 +272,12 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--first-step", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--shallower", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     hf.logging.set_verbosity_error()
     if options.first_step:
-        print(run_first_step(*options.first_step, options.device, options.rules))
+        print(run_first_step(*options.first_step, options.device, options.rules, options.shallower))
         return
     lines: list[Measured] = []
     for name, attention in track([(n, a) for n in options.only for a in options.attention], "measuring"):
