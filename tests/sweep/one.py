@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import resource
@@ -162,7 +163,7 @@ def _built(outcome: Outcome) -> Built | None:
     try:
         _seen(built.model, built.batch)
     except REFUSALS as error:
-        kind = "too large" if "allocate memory" in str(error) else "original refuses training"
+        kind = "too large" if _is_of_memory(error) else "original refuses training"
         outcome.reasons[kind] = f"{type(error).__name__}: {_line(error)}"
         return None
     return built
@@ -184,6 +185,9 @@ def _reasons(result: Outcome, stage: str) -> Iterator[None]:
     except ScheduleError as error:
         result.reasons[f"refused, {stage}"] = f"{error}"[:500]
     except REFUSALS as error:
+        if _is_of_memory(error):
+            result.reasons["too large"] = f"{type(error).__name__}: {_line(error)}"
+            return
         where = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename][-1:]
         place = f" at {where[0].filename.rpartition('/main/')[2]}:{where[0].lineno}" if where else ""
         result.reasons[f"crashed, {stage}"] = f"{type(error).__name__}: {_line(error)}{place}"
@@ -240,7 +244,9 @@ def _traced(model: nn.Module, batch: Inputs, result: Result) -> None:
     calls = [node for node in sch.graph.nodes if node.op == "call_module"]
     inner = [node for node in calls if _has_parts(model.get_submodule(str(node.target)))]
     result.traced = "calls" if inner else "whole"
-    twin = build(result.name).model
+    twin = copy.deepcopy(
+        model
+    )  # transformers leaves the weights of some experts uninitialised: another build has others
     install(twin, sch.specialisations)
     report = equivalent(model, twin, batch, steps=0)
     if report.equal and len(_shapes([report])) < 3:
@@ -341,6 +347,10 @@ def _identical(one: Any, two: Any) -> bool:
             torch.equal(torch.nan_to_num(one.detach()), torch.nan_to_num(two.detach()))
         )
     return bool(one == two)
+
+
+def _is_of_memory(error: BaseException) -> bool:
+    return "allocate memory" in str(error)
 
 
 def _line(error: BaseException) -> str:
