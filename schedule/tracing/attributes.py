@@ -221,6 +221,36 @@ def attributes_as(kept: Attributes) -> Iterator[None]:
         _put(now)
 
 
+@contextmanager
+def attributes_unchanged(module: nn.Module) -> Iterator[None]:
+    """Within, nothing is assigned but where assignments are watched; what is, is put back.
+
+    Raises:
+        TraceError: an attribute of ``module``, or of what is in it, was assigned.
+    """
+    kept = attributes(module)
+    try:
+        yield
+        changed = _changed(kept)
+    finally:
+        _put(kept)
+    if changed is not None:
+        raise _refused(
+            f"the forward assigns attribute {changed[1]!r} of a {changed[0]}, which stays a call of the graph"
+        )
+
+
+def _changed(kept: Attributes) -> tuple[str, str] | None:
+    """The class and the attribute of the first module that is not as it was then."""
+    for child, own, buffers in kept:
+        for table, wanted in ((vars(child), own), (child._buffers, buffers)):
+            for name in {**table, **wanted}:
+                now, then = table.get(name, _NOTHING), wanted.get(name, _NOTHING)
+                if now is not then and not (is_plain(then) and _equal(then, now)):
+                    return type(child).__name__, name
+    return None
+
+
 def _put(kept: Attributes) -> None:
     for child, own, buffers in kept:
         for table, wanted in ((vars(child), own), (child._buffers, buffers)):

@@ -15,7 +15,7 @@ from torch import fx, nn
 
 from schedule.errors import TraceError
 from schedule.recording import Call, Recording
-from schedule.tracing.attributes import SettingsReads
+from schedule.tracing.attributes import SettingsReads, attributes_unchanged
 from schedule.tracing.effects import remove_dead
 from schedule.tracing.environment import Environment, fast_path_conditions, parameter_conditions
 from schedule.tracing.guards import check, conditions
@@ -192,7 +192,7 @@ def _traced_by(
     try:
         for child, _ in flags:
             child.training = training
-        with environment.entered(), reads.watching(watched, entered):
+        with environment.entered(), reads.watching(watched, entered), attributes_unchanged(module):
             result = tracer.run(forward, (module, *args), kwargs)
             written = _written(tracer, result)
             reads.write(tracer)

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from schedule.errors import ScheduleError, TraceError
 from schedule.recording import Opaque, Recording
 from schedule.tracing import metadata
-from schedule.tracing.attributes import is_settings
+from schedule.tracing.attributes import attributes, attributes_as, is_settings
 from schedule.tracing.calls import intercepted_calls
 from schedule.tracing.data import NUMBERS, Replay, decided, expected, writes_number
 from schedule.tracing.functions import functions_kept
@@ -325,7 +325,7 @@ class ModuleTracer(TorchFunctionMode):
                 node.meta["statistics"] = True
             described = self._recorded_output(child, args, kwargs)
             recorded = described is not None
-            value = self.recording.materialise(described) if recorded else self._run_child(call, args, kwargs)
+            value = self.recording.materialise(described) if recorded else self._run_child(child, call, args, kwargs)
             value = self.outputs[node] = self.track(value, node)
             self._memory.called(child, value, args, kwargs)
         for hook in self._collecting(child, path):
@@ -358,12 +358,14 @@ class ModuleTracer(TorchFunctionMode):
                 return call.output
         return None
 
-    def _run_child(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_child(
+        self, child: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """The child on data-free tensors, unrecorded."""
         real_args, real_kwargs = map_structure(tuple(args), self.value_of), map_structure(kwargs, self.value_of)
         self.inside_child = True
         try:
-            with self.recording.fake_mode, nothing_collected():
+            with self.recording.fake_mode, nothing_collected(), attributes_as(attributes(child)):
                 return call(*real_args, **real_kwargs)
         except metadata.DATA_DEPENDENT as error:
             raise data_dependent(call) from error

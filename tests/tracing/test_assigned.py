@@ -89,6 +89,65 @@ def test_tracing_assigns_nothing():
     assert type(module.rotary.deltas) is torch.Tensor and type(module.rotary) is Rotary
 
 
+class Remembering(nn.Module):
+    """As recurrent blocks of transformers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.state = None
+        self.register_buffer("last", torch.zeros(4))
+
+    def forward(self, x):
+        self.state = x.mean(0)
+        self.last = x[0]
+        return x + self.state
+
+
+class Around(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Model()
+        self.inner.rotary = Remembering()
+
+    def forward(self, x):
+        x = self.inner(x) * 2
+        return self.inner(x if self.training else x.double().float()[:1])
+
+
+def test_a_module_that_is_run_without_data_keeps_its_attributes():
+    """A call that was not recorded is run on tensors without data; these stayed in the attributes of the model."""
+    module = Around()
+    sch = schedule.create_schedule(module, (torch.randn(3, 4),))
+    _ = sch.tree.graphs.recording
+    state, last = module.inner.rotary.state, module.inner.rotary.last
+    _ = sch.specialisations
+    assert module.inner.rotary.state is state and module.inner.rotary.last is last
+    assert type(state) is type(last) is torch.Tensor
+
+
+class SettingUp(nn.Module):
+    """Gives parts of its parts a new state, as transformers' recurrent models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Model()
+        self.inner.rotary = Remembering()
+
+    def forward(self, x):
+        self.inner.rotary.state = torch.zeros_like(x[0])
+        return self.inner(x) + self.inner.rotary.state
+
+
+def test_state_of_a_part_that_stays_a_call_is_not_assigned():
+    module = SettingUp()
+    sch = schedule.create_schedule(module, (torch.randn(3, 4),))
+    _ = sch.tree.graphs.recording
+    state = module.inner.rotary.state
+    with pytest.raises(TraceError, match="assigns attribute 'state' of a Remembering, which stays a call"):
+        _ = sch.specialisations
+    assert module.inner.rotary.state is state and type(state) is torch.Tensor
+
+
 class Checked(nn.Module):
     """Assigns, then finds out about its data."""
 
