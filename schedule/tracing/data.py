@@ -31,7 +31,7 @@ _SHAPED_BY_DATA = {
 
 _TAKES_SIZES = {
     "view", "reshape", "expand", "repeat", "interpolate", "arange", "linspace", "zeros", "ones", "full", "empty",
-    "new_zeros", "new_ones", "new_full", "new_empty", "pad", "unflatten", "narrow",
+    "new_zeros", "new_ones", "new_full", "new_empty", "pad", "unflatten", "narrow", "split",
 }  # fmt: skip
 
 

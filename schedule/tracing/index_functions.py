@@ -48,37 +48,42 @@ class IndexFunctions:
         known: which functions are to be calls.
 
     Attributes:
-        found: further ones that could be.
+        outermost: further ones that could be; of those that call each other the outermost.
+        innermost: the same, of those that call each other the innermost.
     """
 
     def __init__(self, tracer: ModuleTracer, known: frozenset[Place]) -> None:
         self.tracer, self.known = tracer, known
-        self.found: set[Place] = set()
+        self.outermost: set[Place] = set()
+        self.innermost: set[Place] = set()
         self._inside = False
         self._replaced: list[list[fx.Node]] = []
 
     # -- finding them ----------------------------------------------------------------------------------------
 
     def notice(self, func: Any, args: tuple[Any, ...]) -> None:
-        """``func`` is called: if it looks at data, by which function of indices, the outermost of those that run?"""
-        place, frame = None, sys._getframe(2)
+        """``func`` is called: if it looks at data, by which functions of indices?"""
+        frame = sys._getframe(2)
         if not is_shaped_by_data(func, args) and not _lists_numbers(func, frame):
             return
+        places: list[Place] = []
         while frame.f_back is not None and not self._is_forward(frame):
-            if self._takes_indices(frame):
-                place = self._place(frame) or place
+            if self._may_take_indices(frame) and (place := self._place(frame)) is not None:
+                places.append(place)
             frame = frame.f_back
-        if place is not None and place not in self.known:
-            self.found.add(place)
+        self.innermost.update(places[:1])
+        self.outermost.update(places[-1:])
 
     def _is_forward(self, frame: FrameType) -> bool:
         return frame.f_code.co_name == "forward" and isinstance(frame.f_locals.get("self"), nn.Module)
 
-    def _takes_indices(self, frame: FrameType) -> bool:
+    def _may_take_indices(self, frame: FrameType) -> bool:
+        """Whether the tensors are indices; what else is given is seen when the function is called."""
         code = frame.f_code
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        given = [frame.f_locals.get(name) for name in names if name != "self"]
-        return _are_indices(given) and any(isinstance(leaf, torch.Tensor) for _, leaf in leaves(given))
+        given = [leaf for name in names if name != "self" for _, leaf in leaves(frame.f_locals.get(name))]
+        found = [leaf for leaf in given if isinstance(leaf, torch.Tensor)]
+        return bool(found) and _are_indices(found)
 
     def _place(self, frame: FrameType) -> Place | None:
         """Where the function that runs in ``frame`` is looked up when it is called."""
@@ -154,7 +159,7 @@ class IndexFunctions:
         """
         for steps in reversed(self._replaced):
             for node in reversed(steps):
-                if not node.users:
+                if not node.users and node not in self.tracer.guards:
                     node.graph.erase_node(node)
                 elif isinstance(node.meta.get("spec"), TensorSpec) and node.op != "get_attr":
                     raise TraceError("a function of indices leaves a tensor where others find it")

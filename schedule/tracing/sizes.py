@@ -18,6 +18,7 @@ from schedule.tracing import metadata
 from schedule.tracing.bounds import sliced_length
 from schedule.tracing.effects import changed
 from schedule.tracing.scalars import scalar_of, symbolic
+from schedule.tracing.specs import TensorSpec
 
 if TYPE_CHECKING:
     from schedule.tracing.tracer import ModuleTracer
@@ -91,7 +92,7 @@ class SizeReader:
     def _as_size(self, written: Any, value: int) -> Any:
         """A size argument found in the graph: a number, or a node that computes one."""
         if isinstance(written, fx.Node):
-            return symbolic(self.tracer, written, value)
+            return None if isinstance(written.meta.get("spec"), TensorSpec) else symbolic(self.tracer, written, value)
         return written if isinstance(written, int) and written == value else None
 
     def _from(self, source: Any, dim: int, value: int) -> Any:

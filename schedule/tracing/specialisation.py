@@ -170,10 +170,10 @@ def _traced(
         return attempt(exact_texts=True, **options)
 
     made, tracer = attempt()
-    found = tracer.index_functions.found
-    if found:
+    found = tracer.index_functions
+    for functions in (found.outermost, found.innermost) if found.outermost else ():
         with suppress(TraceError):  # what is made is good for fewer calls
-            made, _ = attempt(index_functions=frozenset(found))
+            return attempt(index_functions=frozenset(functions))[0]
     return made
 
 

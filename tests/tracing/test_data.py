@@ -287,3 +287,18 @@ def test_an_index_that_is_a_tensor_without_dimensions():
     twin = scheduled(module, torch.randn(5, 4), torch.tensor([0, 2, 2, 1, 0]))
     assert_as(twin, module, torch.randn(7, 4), torch.tensor([2, 2, 1, 0, 1, 1, 1]), missed=0)
     assert_as(twin, module, torch.randn(3, 4), torch.tensor([2, 2, 1]), missed=1)
+
+
+class Pieces(nn.Module):
+    """Sizes that are computed from a tensor, as those of images are."""
+
+    def forward(self, x, sizes):
+        pieces = x.split([h * w for h, w in sizes])
+        return torch.stack([piece.sum(0) * piece.shape[0] for piece in pieces])
+
+
+def test_pieces_of_sizes_that_are_tensors():
+    module = Pieces()
+    twin = scheduled(module, torch.randn(10, 3), torch.tensor([[2, 2], [3, 2]]))
+    assert_as(twin, module, torch.randn(10, 3), torch.tensor([[2, 2], [3, 2]]), missed=0)
+    assert_as(twin, module, torch.randn(9, 3), torch.tensor([[1, 5], [2, 2]]), missed=0)

@@ -86,6 +86,33 @@ class Keeping(Positions):
         return self.words(ids) + self.places(self.positions(ids)) + self.places(self.last)
 
 
+class KeepingOutside(Positions):
+    """A function around the function of indices leaves what that one computes in an attribute."""
+
+    def kept(self, ids):
+        self.last = self.positions(ids)
+        return self.last + 1
+
+    def forward(self, ids):
+        return self.words(ids) + self.places(self.kept(ids)) + self.places(self.last)
+
+
+class Rebinding(Positions):
+    """A name that was given to it is something else by the time it looks at data."""
+
+    def positions(self, ids, more=None):
+        more = iter([1])
+        return positions_of(ids) + next(more)
+
+
+class SizeOutside(Positions):
+    """A size that the function reads first binds the rest."""
+
+    def forward(self, ids):
+        found = self.positions(ids)
+        return self.words(ids) + self.places(found) if ids.shape[0] > 1 else self.words(ids)
+
+
 class Filling(Positions):
     """Changes what it is given."""
 
@@ -153,7 +180,7 @@ def calls_in(made):
     return [node for node in made.graph.nodes if node.target is indices_of]
 
 
-@pytest.mark.parametrize("cls", [Positions, OfAFile, WithRest])
+@pytest.mark.parametrize("cls", [Positions, OfAFile, WithRest, KeepingOutside, Rebinding])
 def test_a_graph_with_a_call_holds_for_any_data(cls):
     module, twin, made = traced(cls)
     assert len(calls_in(made)) == 1
@@ -162,6 +189,14 @@ def test_a_graph_with_a_call_holds_for_any_data(cls):
     assert state_of(module).fallbacks == 0
     again = copy.deepcopy(module)
     assert torch.equal(again(OTHERS[0]), twin(OTHERS[0]))
+
+
+def test_a_size_that_the_function_reads_too_still_binds_the_graph():
+    module, twin, made = traced(SizeOutside)
+    assert len(calls_in(made)) == 1 and any("ids.shape[0] > 1" in guard for guard in made.guards)
+    for ids, misses in zip(OTHERS, (0, 0, 1, 1), strict=True):
+        assert torch.equal(module(ids), twin(ids))
+        assert state_of(module).fallbacks == misses
 
 
 def test_a_number_that_is_given_back_is_that_of_the_call():
