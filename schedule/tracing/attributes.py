@@ -54,12 +54,14 @@ class SettingsReads:
         values: value of each setting that was read.
         tensors: plain attributes that were read and are tensors, with the number of dimensions and the dtype.
         assigned: path of a module and name of its attribute → what the forward assigned last.
+        assignments: how many there were, also of what was there already.
     """
 
     def __init__(self) -> None:
         self.values: dict[Setting, Any] = {}
         self.tensors: dict[tuple[str, str], tuple[int, torch.dtype]] = {}
         self.assigned: dict[tuple[str, str], Any] = {}
+        self.assignments = 0
         self._tables: dict[tuple[str, str], str] = {}
         self._entered: Collection[str] = ()
 
@@ -147,6 +149,7 @@ class SettingsReads:
 
     def _assign(self, target: Any, place: tuple[str, str | None], name: str, value: Any) -> None:
         """``target.name = value``: no change, something for the graph to do, or nothing that it could do again."""
+        self.assignments += 1
         (path, holder), setting = place, (*place, name)
         table = next((t for t in _TABLES if name in vars(target).get(t, ())), "__dict__")
         current = (vars(target) if table == "__dict__" else vars(target)[table]).get(name, _NOTHING)

@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import _get_current_function_mode_stack
 
 from schedule.errors import TraceError
+from schedule.tracing.attributes import SettingsReads
 from schedule.tracing.data import is_shaped_by_data
 from schedule.tracing.effects import has_effect, is_local, uses_random
 from schedule.tracing.specs import TensorSpec
@@ -50,12 +51,16 @@ class IndexFunctions:
     Attributes:
         outermost: further ones that could be; of those that call each other the outermost.
         innermost: the same, of those that call each other the innermost.
+        refused: whether one of those that are known does more than a call of the graph may.
+        reads: what the forward reads and assigns.
     """
 
     def __init__(self, tracer: ModuleTracer, known: frozenset[Place]) -> None:
         self.tracer, self.known = tracer, known
         self.outermost: set[Place] = set()
         self.innermost: set[Place] = set()
+        self.refused = False
+        self.reads = SettingsReads()
         self._inside = False
         self._replaced: list[list[fx.Node]] = []
 
@@ -115,11 +120,17 @@ class IndexFunctions:
         def call(*args: Any, **kwargs: Any) -> Any:
             tracer, given = self.tracer, args[1:] if isinstance(owner, type) else args
             watching = threading.get_ident() == thread and tracer in _get_current_function_mode_stack()
-            if self._inside or not watching or not _are_indices((given, kwargs)):
+            known = not isinstance(owner, type) or self._is_watched(args[0])
+            if self._inside or not (watching and known) or not _are_indices((given, kwargs)):
                 return function(*args, **kwargs)
             return self._call(self._target(owner, name, function, args), function, args, given, kwargs)
 
         return call
+
+    def _is_watched(self, module: nn.Module) -> bool:
+        """Whether what ``module`` assigns to its attributes is seen."""
+        path = self.tracer._module_paths.get(module)
+        return path is not None and ("." not in path or path in self.tracer.entered)
 
     def _target(self, owner: Any, name: str, function: Any, args: tuple[Any, ...]) -> Callable[[], Any]:
         """What the function is in the graph, to be written."""
@@ -132,15 +143,16 @@ class IndexFunctions:
         self, target: Callable[[], Any], function: Any, args: tuple[Any, ...], given: tuple[Any, ...], kwargs: Any
     ) -> Any:
         tracer = self.tracer
-        guards, last, before = dict(tracer.guards), _last(tracer.graph), _state((given, kwargs))
+        guards, last, before = dict(tracer.guards), _last(tracer.graph), self._state((given, kwargs))
         self._inside = True
         try:
             value = function(*args, **kwargs)
         finally:
             self._inside = False
         steps = _after(last, tracer.graph)
-        changed = before != _state((given, kwargs))
+        changed = before != self._state((given, kwargs))
         if changed or not _are_results(value) or not all(map(_is_quiet, steps)):
+            self.refused = True
             return value
         tracer.guards.clear()
         tracer.guards.update(guards)
@@ -150,6 +162,12 @@ class IndexFunctions:
             node = tracer.emit(indices_of, (target(), *operands), options)
             value = tracer.outputs[node] = tracer.track(value, node)
         return value
+
+    def _state(self, value: Any) -> list[Any]:
+        """What is in the containers of ``value``, how often its tensors were written to, and attributes assigned."""
+        with torch._C.DisableTorchFunction():
+            held = [(path, id(x), x._version if isinstance(x, torch.Tensor) else 0) for path, x in leaves(value)]
+        return [held, self.reads.assignments]
 
     def remove_replaced(self) -> None:
         """Remove the steps of the functions that are calls, but for sizes of their arguments that others use too.
@@ -186,12 +204,6 @@ def _are_results(value: Any) -> bool:
     """Whether a graph can check, at another call, that the function gave something of this kind."""
     parts = [leaf for _, leaf in leaves(value)]
     return value is not None and _are_indices(value) and not any(isinstance(leaf, str) for leaf in parts)
-
-
-def _state(value: Any) -> list[Any]:
-    """What is in the containers of ``value``, and how often its tensors were written to."""
-    with torch._C.DisableTorchFunction():
-        return [(path, id(x), x._version if isinstance(x, torch.Tensor) else 0) for path, x in leaves(value)]
 
 
 def _is_quiet(node: fx.Node) -> bool:

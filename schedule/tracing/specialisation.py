@@ -171,9 +171,11 @@ def _traced(
 
     made, tracer = attempt()
     found = tracer.index_functions
-    for functions in (found.outermost, found.innermost) if found.outermost else ():
+    for functions in dict.fromkeys((frozenset(found.outermost), frozenset(found.innermost))) if found.outermost else ():
         with suppress(TraceError):  # what is made is good for fewer calls
-            return attempt(index_functions=frozenset(functions))[0]
+            made, tracer = attempt(index_functions=functions)
+            if not tracer.index_functions.refused:
+                break
     return made
 
 
@@ -186,6 +188,7 @@ def _traced_by(
     builder = SignatureBuilder(tracer.placeholder)
     args, kwargs = builder.build(parameters, call)
     reads = SettingsReads()
+    tracer.index_functions.reads = reads
     entered = {name for name, child in module.named_modules() if not name or tracer.enter_child(child, name)}
     watched = {name: child for name, child in module.named_modules() if "." not in name or name in entered}
     flags = [(child, child.training) for child in module.modules()]

@@ -86,6 +86,18 @@ class Keeping(Positions):
         return self.words(ids) + self.places(self.positions(ids)) + self.places(self.last)
 
 
+class Counting(Positions):
+    """Leaves a number in an attribute."""
+
+    def positions(self, ids):
+        found = positions_of(ids)
+        self.last = len(set(ids.flatten().tolist())) * ids.shape[1]
+        return found
+
+    def forward(self, ids):
+        return self.words(ids) + self.places(self.positions(ids)) * self.last
+
+
 class KeepingOutside(Positions):
     """A function around the function of indices leaves what that one computes in an attribute."""
 
@@ -205,7 +217,7 @@ def test_a_number_that_is_given_back_is_that_of_the_call():
     assert not torch.equal(first[:, :3], second) and len(calls_in(made)) == 1
 
 
-@pytest.mark.parametrize("cls", [Sometimes, Keeping, Filling, Writing, Drawing, Given])
+@pytest.mark.parametrize("cls", [Sometimes, Keeping, Counting, Filling, Writing, Drawing, Given])
 def test_a_function_that_does_more_is_never_wrong(cls):
     module, twin, _ = traced(cls)
     for ids in (*OTHERS[:2], rows("11222", "33311")):
@@ -214,9 +226,10 @@ def test_a_function_that_does_more_is_never_wrong(cls):
             torch.manual_seed(1)
             found.append(each(ids))
         assert torch.equal(*found)
+        torch.testing.assert_close(module.last, twin.last)
 
 
-@pytest.mark.parametrize("cls", [Keeping, Filling, Writing, Drawing, Given])
+@pytest.mark.parametrize("cls", [Keeping, Counting, Filling, Writing, Drawing, Given])
 def test_such_a_function_is_no_call(cls):
     _, _, made = traced(cls)
     called = [node.args[0] for node in calls_in(made)]
