@@ -38,7 +38,6 @@ class Held:
 
 NOT_IN_TRAINING = ("traced for eval only",)
 A_NUMBER_OF_IMAGES = ("traced for one number of rows",)
-A_LAYOUT_OF_TOKENS = ("traced for one shape",)
 A_LENGTH = Held({"gated_silu": 2, "cross_entropy": 1}, known=("traced for one length",), fallbacks=2)
 
 
@@ -72,7 +71,7 @@ SAMPLE: dict[str, Held] = {
     "clip": held(4, bias_quick_gelu=4),
     "siglip": held(4, bias_gelu_tanh=5),
     "llava": held(4, True, A_NUMBER_OF_IMAGES, bias_quick_gelu=2, bias_gelu=1),
-    "qwen2_vl": held(2, True, A_LAYOUT_OF_TOKENS, bias_quick_gelu=2, bias_gelu=1),
+    "qwen2_vl": held(2, True, A_NUMBER_OF_IMAGES, bias_quick_gelu=2, bias_gelu=1),
     # experts, state spaces, series
     "mixtral": held(2, gated_silu=2),
     "mamba": A_LENGTH,
