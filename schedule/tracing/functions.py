@@ -68,7 +68,7 @@ def functions_kept(tracer: ModuleTracer) -> Iterator[None]:
     thread, original, scripted = threading.get_ident(), vars(Function)["apply"].__func__, ScriptFunction.__call__
 
     def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != thread or cls is CheckpointFunction or not _writes(tracer):
+        if threading.get_ident() != thread or cls is CheckpointFunction or not writes(tracer):
             return original(cls, *args, **kwargs)
         if is_derivative(cls, args, kwargs):
             return entered(cls, args)
@@ -76,7 +76,7 @@ def functions_kept(tracer: ModuleTracer) -> Iterator[None]:
             return _written(tracer, Applied(cls), functools.partial(original, cls), args, kwargs)
 
     def call(function: ScriptFunction, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != thread or not _writes(tracer):
+        if threading.get_ident() != thread or not writes(tracer):
             return scripted(function, *args, **kwargs)
         with torch._C.DisableTorchFunction():
             return _written(tracer, Applied(function), functools.partial(scripted, function), args, kwargs)
@@ -88,7 +88,7 @@ def functions_kept(tracer: ModuleTracer) -> Iterator[None]:
         yield
 
 
-def _writes(tracer: ModuleTracer) -> bool:
+def writes(tracer: ModuleTracer) -> bool:
     """Whether ``tracer`` is not just finding out what a call computes."""
     return not torch._C._is_torch_function_all_disabled() and tracer in _get_current_function_mode_stack()
 

@@ -19,12 +19,12 @@ from unittest import mock
 import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.overrides import _get_current_function_mode_stack
 
 from schedule.errors import TraceError
 from schedule.tracing.attributes import SettingsReads
 from schedule.tracing.data import is_shaped_by_data
 from schedule.tracing.effects import has_effect, is_local, uses_random
+from schedule.tracing.functions import writes
 from schedule.tracing.specs import TensorSpec
 from schedule.tracing.structure import leaves
 
@@ -79,6 +79,10 @@ class IndexFunctions:
         self.innermost.update(places[:1])
         self.outermost.update(places[-1:])
 
+    def choices(self) -> list[frozenset[Place]]:
+        """Which functions to call, the best choice first; none where no function looks at data."""
+        return list(dict.fromkeys(frozenset(each) for each in (self.outermost, self.innermost) if each))
+
     def _is_forward(self, frame: FrameType) -> bool:
         return frame.f_code.co_name == "forward" and isinstance(frame.f_locals.get("self"), nn.Module)
 
@@ -119,7 +123,7 @@ class IndexFunctions:
     def _written(self, owner: Any, name: str, function: Any, thread: int) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             tracer, given = self.tracer, args[1:] if isinstance(owner, type) else args
-            watching = threading.get_ident() == thread and tracer in _get_current_function_mode_stack()
+            watching = threading.get_ident() == thread and writes(tracer)
             known = not isinstance(owner, type) or self._is_watched(args[0])
             if self._inside or not (watching and known) or not _are_indices((given, kwargs)):
                 return function(*args, **kwargs)
@@ -185,8 +189,9 @@ class IndexFunctions:
 
 def _lists_numbers(func: Any, frame: FrameType) -> bool:
     """Whether ``tensor.tolist()`` calls this."""
-    callers = [caller.f_code for caller in (frame, frame.f_back) if caller is not None]
-    return func.__name__ in ("unbind", "item") and FakeTensor.tolist.__code__ in callers
+    if func.__name__ not in ("unbind", "item"):
+        return False
+    return FakeTensor.tolist.__code__ in [caller.f_code for caller in (frame, frame.f_back) if caller is not None]
 
 
 def _are_indices(value: Any) -> bool:

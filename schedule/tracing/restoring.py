@@ -26,7 +26,7 @@ Restore = Callable[[], None]
 
 def changes_given(node: fx.Node) -> bool:
     """Whether the node changes an object that the forward was given, or a part of it, and its structure alone."""
-    if node.op == "call_module" or not changes_object(node) or node.meta.get("in_place"):
+    if not changes_object(node) or node.meta.get("in_place"):
         return False
     return _origin(node.all_input_nodes[0]).op == "placeholder"
 

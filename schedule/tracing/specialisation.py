@@ -170,8 +170,7 @@ def _traced(
         return attempt(exact_texts=True, **options)
 
     made, tracer = attempt()
-    found = tracer.index_functions
-    for functions in dict.fromkeys((frozenset(found.outermost), frozenset(found.innermost))) if found.outermost else ():
+    for functions in tracer.index_functions.choices():
         with suppress(TraceError):  # what is made is good for fewer calls
             made, tracer = attempt(index_functions=functions)
             if not tracer.index_functions.refused:

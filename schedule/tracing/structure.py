@@ -92,3 +92,9 @@ def literal(value: Any) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return f"float('{value}')"
     return repr(value)
+
+
+def map_fields(value: Any, function: Callable[[str, Any], Any]) -> Any:
+    """A dataclass rebuilt with ``function(field name, field value)``."""
+    fields = {name: function(name, getattr(value, name)) for name in value.__dataclass_fields__}
+    return type(value)(**fields)

@@ -35,7 +35,7 @@ from schedule.tracing.sizes import SizeReader
 from schedule.tracing.source import data_dependent, outermost, raised, user_line
 from schedule.tracing.specs import TensorSpec
 from schedule.tracing.standins import stand_in
-from schedule.tracing.structure import is_plain_dataclass, is_plain_mapping, map_structure
+from schedule.tracing.structure import is_plain_dataclass, is_plain_mapping, map_fields, map_structure
 from schedule.tracing.structure import leaves as structure_leaves
 from schedule.tracing.surroundings import (
     flags_decided,
@@ -371,12 +371,6 @@ class ModuleTracer(TorchFunctionMode):
             raise data_dependent(call) from error
         finally:
             self.inside_child = False
-
-
-def map_fields(value: Any, function: Callable[[str, Any], Any]) -> Any:
-    """A dataclass rebuilt with ``function(field name, field value)``."""
-    fields = {name: function(name, getattr(value, name)) for name in value.__dataclass_fields__}
-    return type(value)(**fields)
 
 
 def _named_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:

@@ -33,7 +33,9 @@ def tried(run: Callable[..., Any], graph: fx.Graph, training: bool) -> Callable[
     given = [node for node in graph.nodes if node.op == "placeholder"]
     changing = any(map(changes_given, found))
     objects = tuple(index for index, node in enumerate(given) if changing and node.meta.get("object"))
-    return _undoing(run, statistics, objects) if drawing or statistics or objects else run
+    if not (drawing or statistics or objects):
+        return run
+    return _undoing(run, drawing, statistics, objects)
 
 
 def _before_checks(graph: fx.Graph) -> list[fx.Node]:
@@ -43,11 +45,13 @@ def _before_checks(graph: fx.Graph) -> list[fx.Node]:
     return nodes[:last]
 
 
-def _undoing(run: Callable[..., Any], statistics: Sequence[str], objects: Sequence[int]) -> Callable[..., Any]:
+def _undoing(
+    run: Callable[..., Any], drawing: bool, statistics: Sequence[str], objects: Sequence[int]
+) -> Callable[..., Any]:
     def undoing(module: nn.Module, *inputs: Any) -> Any:
         if torch.compiler.is_compiling():
             return run(module, *inputs)
-        states = torch_states()
+        states = torch_states() if drawing or statistics else ()
         buffers = [buffer for path in statistics for buffer in module.get_submodule(path).buffers()]
         kept = [buffer.clone() for buffer in buffers]
         pieces = restoring(inputs[index] for index in objects)

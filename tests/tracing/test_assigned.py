@@ -125,13 +125,8 @@ def test_a_module_that_is_run_without_data_keeps_its_attributes():
     assert type(state) is type(last) is torch.Tensor
 
 
-class SettingUp(nn.Module):
+class SettingUp(Around):
     """Gives parts of its parts a new state, as transformers' recurrent models do."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = Model()
-        self.inner.rotary = Remembering()
 
     def forward(self, x):
         self.inner.rotary.state = torch.zeros_like(x[0])
