@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pickle
 import random
 import sys
 import threading
@@ -177,10 +178,11 @@ def random_numbers_refused() -> Iterator[None]:
     """
     numpy: Any = sys.modules.get("numpy")
     python, arrays = random.getstate(), None if numpy is None else numpy.random.get_state(legacy=False)
+    before = pickle.dumps(arrays)
     try:
         yield
         now = None if numpy is None else numpy.random.get_state(legacy=False)
-        if random.getstate() != python or repr(now) != repr(arrays):
+        if random.getstate() != python or pickle.dumps(now) != before:
             raise TraceError(
                 "the forward draws a random number outside torch, which a graph would repeat for ever",
                 fix="draw it with torch, or keep the module that draws it a leaf (`leaves=(…,)`)",
