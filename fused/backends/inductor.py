@@ -1,9 +1,9 @@
-"""The formulas compiled by inductor: one compiled object per formula, setting and kind of input.
+"""The formulas compiled by inductor: one kernel a formula, setting and kind of input.
 
-`torch.compile` specialises on more than we want (sizes 0 and 1, `requires_grad`, numbers, autocast, strides)
-and gives up after a few recompilations of one code object. So inputs are brought to a normal form first
-(detached, contiguous, numbers as tensors without dimensions), and every remaining kind of input gets a code
-object of its own.
+Inputs are brought to a normal form first: detached, contiguous, numbers as tensors without dimensions. On the CPU the
+rest is our own: :mod:`fused.backends.kernels`. On other devices it is `torch.compile`, which specialises on more than
+we want (sizes 0 and 1, `requires_grad`, numbers, autocast, strides) and gives up after a few recompilations of one
+code object: so every kind of input gets a code object of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fused.backends import availability
+from fused.backends import availability, kernels
 
 Formula = Callable[..., Any]
 
@@ -29,41 +29,31 @@ def run(formula: Formula, args: Sequence[Any], statics: Mapping[str, Hashable], 
     """`formula(*args, **statics)`, compiled. Falls back to the formula itself, with a warning, if that fails.
 
     Args:
-        formula: plain torch operations; no side effects.
+        formula: plain torch operations; no side effects but writing to an argument that it returns.
         args: tensors, None, or floats (which may change from call to call without a recompilation).
         statics: what the code is specialised for.
         device: device type of the tensors.
     """
     inputs = [_normal(arg) for arg in args]
-    key = (formula, tuple(statics.items()), tuple(_kind(arg) for arg in inputs))
-    compiled = _compiled.get(key)
-    if compiled is None:
-        compiled = _compiled[key] = _specialise(formula, statics)
-    try:
-        with _no_autocast(device), _no_function_modes(), torch.no_grad():
-            return compiled(*inputs)
-    except _failures() as error:
-        return _fall_back(formula, inputs, statics, device, key, error)
+    with _no_autocast(device), _no_function_modes(), torch.no_grad():
+        if device != "cpu":
+            return _by_torch_compile(formula, inputs, statics, device)
+        try:
+            kernel = kernels.kernel_for(formula, inputs, statics)
+        except Exception as error:
+            return _uncompiled(formula, inputs, statics, device, error)
+        return kernel(inputs)
 
 
-def _fall_back(
-    formula: Formula,
-    inputs: Sequence[Any],
-    statics: Mapping[str, Hashable],
-    device: str,
-    key: Hashable,
-    error: Exception,
+def _uncompiled(
+    formula: Formula, inputs: Sequence[Any], statics: Mapping[str, Hashable], device: str, error: Exception
 ) -> Any:
-    with _no_autocast(device), torch.no_grad():
-        # First the formula, so that an error that is the caller's own comes out as itself.
-        result = formula(*inputs, **statics)
-    from torch._dynamo.exc import FailOnRecompileLimitHit
-
-    if isinstance(error, FailOnRecompileLimitHit):
-        _compiled[key] = functools.partial(formula, **statics)
+    # First the formula, so that an error that is the caller's own comes out as itself.
+    result = formula(*inputs, **statics)
+    if type(error).__name__ in ("TooManyKernels", "FailOnRecompileLimitHit"):
         availability.warn_once(
-            f"fused: {formula.__name__} was recompiled too often and runs uncompiled from here on; "
-            "raise torch._dynamo.config.recompile_limit"
+            f"fused: {formula.__name__} was recompiled too often; where the sizes fit none of its kernels it runs "
+            "uncompiled"
         )
         return result
     reason = f"compiling failed ({_first_line(error)})"
@@ -73,6 +63,19 @@ def _fall_back(
         'compiler (CXX) works, or choose fused.backend("reference") to say so yourself'
     )
     return result
+
+
+def _by_torch_compile(formula: Formula, inputs: Sequence[Any], statics: Mapping[str, Hashable], device: str) -> Any:
+    key = (formula, tuple(statics.items()), tuple(_kind(arg) for arg in inputs))
+    compiled = _compiled.get(key)
+    if compiled is None:
+        compiled = _compiled[key] = _specialise(formula, statics)
+    try:
+        return compiled(*inputs)
+    except _failures() as error:
+        if type(error).__name__ == "FailOnRecompileLimitHit":
+            _compiled[key] = functools.partial(formula, **statics)
+        return _uncompiled(formula, inputs, statics, device, error)
 
 
 def _first_line(error: Exception) -> str:

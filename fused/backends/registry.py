@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from fused.backends import availability, inductor
+from fused.backends.kernels import SMALL_ON_CPU
 from fused.backends.selection import requested
 from fused.backends.tracing import PLAIN, needs_reference
 
@@ -17,9 +18,6 @@ Formula = Callable[..., Any]
 Part = Literal["forward", "backward"]
 Finish = Callable[[Any], Any]
 Canonical = Callable[[Sequence[Any]], tuple[Sequence[Any], Finish]]
-
-# A compiled call on the CPU has a fixed cost of some 30 µs, in which plain torch does this many elements.
-SMALL_ON_CPU = 2**15
 
 PREFERENCE = {"cpu": ("inductor", "reference"), "cuda": ("triton", "inductor", "reference")}
 

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+_thread = threading.local()
+
+
+@contextmanager
+def for_the_compiler() -> Iterator[None]:
+    """Within, in this thread, formulas are traced to be compiled."""
+    _thread.compiling = True
+    try:
+        yield
+    finally:
+        _thread.compiling = False
+
+
+def is_compiled() -> bool:
+    """True where a formula is traced to be compiled, by `torch.compile` or by us: some are written otherwise then."""
+    return torch.compiler.is_compiling() or getattr(_thread, "compiling", False)
 
 
 def transformed() -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
+from fused.backends.tracing import is_compiled
+
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype to accumulate in: float32 for 16-bit numbers, else the dtype itself."""
@@ -15,7 +17,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def dropped(z: torch.Tensor, keep: torch.Tensor, keep_scale: float | torch.Tensor) -> torch.Tensor:
     """z with dropout. Multiplied, not selected: as in eager torch, a dropped NaN stays one, infinity becomes one."""
-    if not torch.compiler.is_compiling():
+    if not is_compiled():
         keep = keep.view(torch.uint8)  # multiplied three times as fast as booleans
     return (z * keep).mul_(keep_scale)
 
@@ -31,7 +33,7 @@ def reduce_to(gradient: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 def rounded_to(p: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """What is left of float32 numbers from 0 to 1 after a cast to a 16-bit dtype and back."""
-    if not torch.compiler.is_compiling():
+    if not is_compiled():
         return p.to(dtype).to(p.dtype)
     # A compiler may leave out such a pair of casts: to the nearest, ties to even, by the bits.
     dropped = 23 + round(math.log2(torch.finfo(dtype).eps))

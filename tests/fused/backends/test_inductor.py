@@ -7,24 +7,27 @@ from functools import partial
 
 import pytest
 import torch
-from torch._dynamo.utils import counters
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 import fused
-from fused.backends import availability, inductor
+from fused.backends import availability, inductor, kernels
 
 pytestmark = pytest.mark.usefixtures("warm_inductor")
 
 
 @pytest.fixture
 def compilations():
-    """The number of graphs compiled since the last call."""
-    seen = counters["stats"]["unique_graphs"]
+    """The number of kernels compiled or loaded since the last call."""
+
+    def known() -> int:
+        return sum(map(len, kernels._kernels.values()))
+
+    seen = known()
 
     def count() -> int:
         nonlocal seen
-        before, seen = seen, counters["stats"]["unique_graphs"]
+        before, seen = seen, known()
         return seen - before
 
     return count
@@ -160,13 +163,11 @@ def test_inside_of_a_compiled_function_and_a_transform():
 
 
 def test_a_failing_compiler_is_said_once_and_the_reference_runs(monkeypatch):
-    from torch._dynamo.exc import TorchDynamoException
+    def broken(*args):
+        raise OSError("the compiler is out of order")
 
-    def broken(*inputs):
-        raise TorchDynamoException("the compiler is out of order")
-
-    monkeypatch.setattr(inductor, "_compiled", {})
-    monkeypatch.setattr(inductor, "_specialise", lambda formula, statics: broken)
+    monkeypatch.setattr(kernels, "_found", broken)
+    monkeypatch.setattr(kernels, "_by_sizes", {})
     x = torch.randn(4, 8)
     expected = fused.new_gelu(x)
     warning = pytest.warns(RuntimeWarning, match=r"out of order.*reference backend.*CXX")
@@ -179,19 +180,32 @@ def test_a_failing_compiler_is_said_once_and_the_reference_runs(monkeypatch):
     availability.forget()
 
 
-def test_too_many_recompilations_are_said_and_the_formula_runs(monkeypatch):
+def test_sizes_beyond_the_last_kernel_run_uncompiled(monkeypatch):
+    monkeypatch.setattr(kernels, "MAX_KERNELS", 1)
+    monkeypatch.setattr(kernels, "_kernels", {})
+    monkeypatch.setattr(kernels, "_by_sizes", {})
+    square, oblong = torch.randn(5, 5), torch.randn(5, 6)
+    with pytest.warns(RuntimeWarning, match="recompiled too often"):
+        for x in (square, oblong, oblong, square):
+            torch.testing.assert_close(inductor.run(torch.neg, [x], {}, "cpu"), -x)
+    assert [len(known) for known in kernels._kernels.values()] == [1]
+
+
+def test_other_devices_are_compiled_by_torch(monkeypatch):
     from torch._dynamo.exc import FailOnRecompileLimitHit
 
     def limit(*inputs):
         raise FailOnRecompileLimitHit("8")
 
+    x = torch.randn(3, 4)
+    monkeypatch.setattr(inductor, "_compiled", {})
+    torch.testing.assert_close(inductor.run(torch.neg, [x], {}, "cuda"), -x)
+    assert len(inductor._compiled) == 1
     monkeypatch.setattr(inductor, "_compiled", {})
     monkeypatch.setattr(inductor, "_specialise", lambda formula, statics: limit)
-    x = torch.randn(4, 8)
-    expected = fused.new_gelu(x)
-    with pytest.warns(RuntimeWarning, match="recompiled too often"), fused.backend("inductor"):
-        torch.testing.assert_close(fused.new_gelu(x), expected)
-        torch.testing.assert_close(fused.new_gelu(x), expected)
+    with pytest.warns(RuntimeWarning, match="recompiled too often"):
+        for _ in range(2):
+            torch.testing.assert_close(inductor.run(torch.neg, [x], {}, "cuda"), -x)
 
 
 def test_errors_of_the_caller_come_out_as_themselves():
@@ -211,10 +225,8 @@ class Watching(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_function_modes_see_nothing_of_compiled_code(monkeypatch):
-    """Dynamo traces into a mode and guards on it; into that of a recording it cannot."""
-    monkeypatch.setattr(inductor, "_compiled", {})
-    monkeypatch.setattr(inductor, "_specialise", lambda formula, statics: formula)
+def test_function_modes_see_nothing_of_compiled_code():
+    """A recording notes what a module calls, not what the compiler does."""
     with Watching() as watching:
         assert torch.equal(inductor.run(torch.add, [torch.ones(2), torch.ones(2)], {}, "cpu"), torch.full((2,), 2.0))
     assert torch.add not in watching.seen and torch.equal in watching.seen

@@ -1,0 +1,169 @@
+"""From a formula to a CPU kernel: traced by `make_fx`, compiled by inductor, taken apart for the disk."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from fused.backends import kernel_store
+from fused.backends.kernel_store import Kernel, Stored, fitting
+from fused.backends.tracing import for_the_compiler
+
+Tensor = torch.Tensor
+
+
+class _Unkept(Exception):
+    """Inductor made something that is more than libraries and a few lines."""
+
+
+def compiled(
+    formula: Callable[..., Any], inputs: Sequence[Any], statics: Mapping[str, Hashable], place: Path | None
+) -> Kernel:
+    """A kernel for ``formula(*inputs, **statics)``; kept in ``place`` if that is one and it can be.
+
+    A kernel is kept if what was kept, once loaded, gives the same bits as what inductor made.
+
+    Raises:
+        Exception: whatever tracing or compiling raises.
+    """
+    tensors = [arg for arg in inputs if arg is not None]
+    with torch.inference_mode(False), torch.no_grad():
+        shapes = ShapeEnv()
+        mode = FakeTensorMode(shape_env=shapes)
+        fakes = [_symbolic(tensor, mode) for tensor in tensors]
+        graph, results, single = _traced(formula, inputs, statics, fakes)
+        made: list[Any] = []
+
+        def inner(graph: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+            made.append(compile_fx_inner(graph, inputs, **options))
+            return made[-1]
+
+        run: Any = compile_fx(graph, fakes, inner_compile=inner)
+    guard = _guard(shapes, fakes)
+
+    theirs = Kernel(lambda tensors: run(*tensors), fitting(guard), results, single)
+    if place is None or len(made) != 1:
+        return theirs
+    try:
+        source, libraries = _parts(made[0])
+        stored = Stored(source, libraries, guard, results, single)
+        ours = stored.kernel()
+        written = {index for index, fake in enumerate(fakes) if fake._version}
+        if not _same(ours, theirs, tensors, written):
+            return theirs
+    except Exception:  # another torch writes other code: then it runs as inductor made it
+        return theirs
+    kernel_store.save(place, stored)
+    return ours
+
+
+def _symbolic(tensor: Tensor, mode: FakeTensorMode) -> FakeTensor:
+    """A fake contiguous tensor; sizes from 2 on are symbols, equal ones the same."""
+    sizes = [DimDynamic.DUCK if size > 1 else DimDynamic.STATIC for size in tensor.shape]
+    blank = torch.empty(tensor.shape, dtype=tensor.dtype)
+    return mode.from_tensor(blank, symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes))
+
+
+def _traced(
+    formula: Callable[..., Any], inputs: Sequence[Any], statics: Mapping[str, Hashable], fakes: Sequence[FakeTensor]
+) -> tuple[fx.GraphModule, tuple[int | None, ...], bool]:
+    """The graph of what is computed; where each result of the formula is; and whether it gives one alone."""
+    results: list[int | None] = []
+    single = False
+
+    def computing(*tensors: Tensor) -> list[Tensor]:
+        nonlocal single
+        given = iter(tensors)
+        output = formula(*(None if arg is None else next(given) for arg in inputs), **statics)
+        single = isinstance(output, torch.Tensor)
+        computed: list[Tensor] = []
+        results.clear()
+        for result in (output,) if single else output:
+            same = [index for index, tensor in enumerate(tensors) if tensor is result]
+            if result is None or same:
+                results.append(-1 - same[0] if same else None)
+            else:
+                results.append(len(computed))
+                computed.append(result)
+        return computed
+
+    with for_the_compiler():
+        graph = make_fx(computing, tracing_mode="symbolic")(*fakes)
+    return graph, tuple(results), single
+
+
+def _guard(shapes: ShapeEnv, fakes: Sequence[FakeTensor]) -> str:
+    """What has to hold of the sizes of all tensors, in one row."""
+    sizes = [size for fake in fakes for size in fake.shape]
+    symbols = [index for index, size in enumerate(sizes) if isinstance(size, torch.SymInt)]
+    guard = shapes.produce_guards_expression([sizes[index] for index in symbols], ignore_static=False) or "True"  # type: ignore[misc]
+    places = {f"L['t{position}']": f"t[{index}]" for position, index in enumerate(symbols)}
+    for old in sorted(places, key=len, reverse=True):
+        guard = guard.replace(old, places[old])
+    return guard
+
+
+_IN_MODULE = (ast.Import, ast.ImportFrom, ast.Assign, ast.ClassDef, ast.FunctionDef)
+
+
+def _parts(made: Any) -> tuple[str, dict[str, str]]:
+    """The Python that inductor wrote without its own imports, and the libraries that it calls.
+
+    Raises:
+        _Unkept: it is not of this form.
+    """
+    call = getattr(made, "current_callable", None)
+    names = getattr(getattr(call, "__func__", call), "__globals__", None)
+    if names is None or getattr(made, "constants", None):
+        raise _Unkept
+    kept: list[ast.stmt] = []
+    libraries: dict[str, str] = {}
+    for statement in ast.parse(made.source_code).body:
+        if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith("torch._inductor"):
+            continue
+        if "async_compile" in {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}:
+            if isinstance(statement, ast.Assign) and statement.targets[0].id != "async_compile":  # type: ignore[attr-defined]
+                name: str = statement.targets[0].id  # type: ignore[attr-defined]
+                libraries[name] = _relative(names[name])
+            continue
+        if isinstance(statement, _IN_MODULE) and getattr(statement, "name", "") not in ("get_args", _BENCHMARK):
+            kept.append(statement)
+    return ast.unparse(ast.Module(kept, [])), libraries
+
+
+_BENCHMARK = "benchmark_compiled_module"
+
+
+def _relative(kernel: Any) -> str:
+    """Where in the cache the library of a kernel lies."""
+    path = getattr(getattr(kernel, "__self__", None), "__file__", None)
+    try:
+        return str(Path(path or "").resolve().relative_to(kernel_store.cache().resolve()))
+    except ValueError:
+        raise _Unkept from None
+
+
+def _same(ours: Kernel, theirs: Kernel, tensors: Sequence[Tensor], written: set[int]) -> bool:
+    """Whether both give the same bits, in the same order of memory, and write the same into their inputs."""
+    outputs = []
+    for kernel in (ours, theirs):
+        given = [tensor.clone() if index in written else tensor for index, tensor in enumerate(tensors)]
+        results = kernel(given)
+        outputs.append([*((results,) if kernel.single else results), *(given[index] for index in sorted(written))])
+    return all(
+        a is b if a is None or b is None else a.stride() == b.stride() and torch.equal(_bits(a), _bits(b))
+        for a, b in zip(*outputs, strict=True)
+    )
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(torch.uint8) if tensor.ndim else tensor.reshape(1).view(torch.uint8)

@@ -1,0 +1,89 @@
+"""Compiled CPU kernels: traced and compiled once, kept on disk, loaded by later processes without the compiler.
+
+Importing inductor takes seconds and tracing a formula for it half a second more, warm caches or not. What it makes
+of a formula in the end is one shared library and a few lines of Python that allocate the results and call it: these
+are kept, with the guards on the sizes. A process that finds them runs them at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fused.backends import kernel_store
+from fused.backends.kernel_store import Kernel
+
+Formula = Callable[..., Any]
+Tensor = torch.Tensor
+
+# A compiled call on the CPU has a fixed cost of some 30 µs, in which plain torch does this many elements.
+SMALL_ON_CPU = 2**15
+MAX_KERNELS = 16  # of one formula, setting and kind of input: then it specialises on what changes all the time
+_MAX_SIZES = 4096
+
+_kernels: dict[Hashable, list[Kernel]] = {}
+_by_sizes: dict[Hashable, Kernel] = {}
+_lock = threading.RLock()
+
+
+class TooManyKernels(Exception):
+    """A formula was compiled for so many kinds of sizes that it does not pay."""
+
+
+def kernel_for(formula: Formula, inputs: Sequence[Tensor | None], statics: Mapping[str, Hashable]) -> Kernel:
+    """What computes ``formula(*inputs, **statics)`` at these sizes: known, found on the disk, or compiled now.
+
+    Args:
+        formula: plain torch operations.
+        inputs: contiguous tensors on the CPU without a gradient, or None.
+        statics: what the code is specialised for.
+
+    Raises:
+        TooManyKernels: no kernel fits, and there are `MAX_KERNELS` of this kind.
+        Exception: whatever tracing or compiling raises.
+    """
+    tensors = [arg for arg in inputs if arg is not None]
+    shapes = tuple(None if arg is None else (arg.dtype, *(min(size, 2) for size in arg.shape)) for arg in inputs)
+    settings = (torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled())
+    kind = (tuple(statics.items()), shapes, _magnitude(max(map(torch.numel, tensors))), settings)
+    sizes = tuple(size for tensor in tensors for size in tensor.shape)
+    kernel = _by_sizes.get((formula, kind, sizes))
+    if kernel is None:
+        with _lock:
+            kernel = _found(formula, inputs, statics, kind, sizes)
+            if len(_by_sizes) >= _MAX_SIZES:
+                _by_sizes.clear()
+            _by_sizes[formula, kind, sizes] = kernel
+    return kernel
+
+
+def _magnitude(elements: int) -> int:
+    """Of large tensors, the power of 8: the compiler chooses loops and threads by the sizes that it sees."""
+    return 0 if elements < SMALL_ON_CPU else elements.bit_length() // 3
+
+
+def _found(
+    formula: Formula,
+    inputs: Sequence[Tensor | None],
+    statics: Mapping[str, Hashable],
+    kind: Hashable,
+    sizes: Sequence[int],
+) -> Kernel:
+    """A kernel that fits: of this process, of the disk, or made now."""
+    known = _kernels.setdefault((formula, kind), [])
+    fitting = next((kernel for kernel in known if kernel.fits(sizes)), None)
+    if fitting is not None:
+        return fitting
+    if len(known) >= MAX_KERNELS:
+        raise TooManyKernels
+    place = kernel_store.place(formula, kind)
+    kernel = None if place is None else kernel_store.load(place, sizes)
+    if kernel is None:
+        from fused.backends import kernel_compiler  # imports the compiler
+
+        kernel = kernel_compiler.compiled(formula, inputs, statics, place)
+    known.append(kernel)
+    return kernel
