@@ -30,7 +30,7 @@ def run(formula: Formula, args: Sequence[Any], statics: Mapping[str, Hashable], 
 
     Args:
         formula: plain torch operations; no side effects but writing to an argument that it returns.
-        args: tensors, None, or floats (which may change from call to call without a recompilation).
+        args: tensors, None, or numbers (which may change from call to call without a recompilation).
         statics: what the code is specialised for.
         device: device type of the tensors.
     """
@@ -105,10 +105,8 @@ def _specialise(formula: Formula, statics: Mapping[str, Hashable]) -> Formula:
 
 def _normal(arg: Any) -> Any:
     if isinstance(arg, torch.Tensor):
-        return arg.detach().contiguous()
-    if isinstance(arg, float):
-        return _number(arg)
-    return arg
+        return arg.detach().contiguous().resolve_neg()
+    return None if arg is None else _number(float(arg))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -23,7 +23,6 @@ import torch
 
 Tensor = torch.Tensor
 
-_FORMAT = 1
 _PACKAGE = Path(__file__).parents[1]
 
 
@@ -109,8 +108,11 @@ def place(formula: Callable[..., Any], kind: Hashable) -> Path | None:
     described = repr(kind)
     if not module.startswith(f"{_PACKAGE.name}.") or not name.isidentifier() or " at 0x" in described:
         return None  # another process may mean something else by it
-    compiler = sorted(item for item in os.environ.items() if item[0] == "CXX" or item[0].startswith("TORCHINDUCTOR_"))
-    key = repr((module, name, described, torch.get_num_threads(), compiler))
+    if os.environ.get("TORCHINDUCTOR_FORCE_DISABLE_CACHES") == "1":
+        return None
+    settings = {name: value for name, value in os.environ.items() if name.startswith("TORCHINDUCTOR_") or name == "CXX"}
+    settings.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    key = repr((module, name, described, torch.get_num_threads(), sorted(settings.items())))
     return cache() / "fused" / machine() / hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
@@ -118,7 +120,7 @@ def place(formula: Callable[..., Any], kind: Hashable) -> Path | None:
 def machine() -> str:
     """What a kernel is bound to: torch, the processor, and the text of the formulas."""
     digest = hashlib.sha256()
-    build = (_FORMAT, torch.__version__, torch.version.git_version, sys.implementation.cache_tag)
+    build = (torch.__version__, torch.version.git_version, sys.implementation.cache_tag)
     processor = (platform.machine(), torch.backends.cpu.get_cpu_capability(), _processor_flags())
     digest.update(repr((build, processor)).encode())
     for path in sorted(_PACKAGE.rglob("*.py")):

@@ -78,6 +78,11 @@ def test_the_formulas_of_every_op_are_kept():
     assert all(kernel_store.place(formula, ()) is not None for formula in ours)
 
 
+def test_nothing_is_kept_where_caches_are_forbidden(monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
+    assert kernel_store.place(bias_activation, ()) is None
+
+
 def test_other_formulas_are_not_kept(fresh):
     def twice(x):
         return x * 2
@@ -124,10 +129,17 @@ def test_an_input_that_is_written_to_is_the_result():
     torch.testing.assert_close(given.grad, logits.grad)
 
 
+def test_numbers_of_any_kind_and_tensors_whose_negation_is_put_off(fresh):
+    x = torch.randn(6, 40)
+    with fused.backend("inductor"):
+        for scale in (2, 2.0, True):
+            torch.testing.assert_close(fused.scaled_masked_softmax(x, None, scale), torch.softmax(x * scale, -1))
+        torch.testing.assert_close(fused.quick_gelu(torch._neg_view(x)), -x * torch.sigmoid(-1.702 * x))
+
+
 def test_what_is_not_whole_is_compiled_anew(fresh, places, monkeypatch, tmp_path):
     x, bias = torch.randn(6, 35), torch.randn(35)
-    monkeypatch.setattr(kernel_store, "_FORMAT", tmp_path.name)  # a folder of its own
-    kernel_store.machine.cache_clear()
+    monkeypatch.setattr(kernel_store, "machine", lambda: tmp_path.name)  # a folder of its own
     computed(bias_activation, x, bias, **STATICS)
     (place,) = places
     (file,) = place.glob("*.json")
@@ -143,7 +155,6 @@ def test_what_is_not_whole_is_compiled_anew(fresh, places, monkeypatch, tmp_path
         torch.testing.assert_close(computed(bias_activation, x, bias, **STATICS), expected)
         assert file.read_text() == whole
     shutil.rmtree(place.parent)
-    kernel_store.machine.cache_clear()
 
 
 def test_what_gives_other_bits_is_not_kept(fresh, monkeypatch):
