@@ -38,6 +38,7 @@ from benchmarks.timing import Timing, interleaved, write_json
 from schedule.costs import measure, peak_bytes
 
 RESULTS = Path(__file__).parent / "results"
+FIRST_STEPS = ("first step", "deeper", "cold")
 CANDIDATES = ("original", "ours", "torch.compile", "ours + compile")
 Batch = dict[str, torch.Tensor]
 
@@ -163,6 +164,7 @@ def forward_only(model: Callable[..., Any], batch: Batch) -> Callable[[], None]:
 
 def measured(name: str, attention: str, device: str, rounds: int, rules: str) -> list[Measured]:
     """All candidates of one model, in turns."""
+    torch._dynamo.reset()  # it gives up on a forward that many models shared
     model = MODELS[name]
     batch = {key: value.to(device) for key, value in model.batch().items()}
     original = model.build(attention, device)
@@ -225,18 +227,7 @@ def run_first_step(name: str, attention: str, candidate: str, device: str, rules
 def table(lines: list[Measured]) -> Table:
     """One line a candidate, beside its original."""
     shown = Table(title="whole models, beside the original (median, quartiles)")
-    for heading in (
-        "model",
-        "attention",
-        "",
-        "forward",
-        "training step",
-        "saved",
-        "peak",
-        "first step",
-        "deeper",
-        "cold",
-    ):
+    for heading in ("model", "attention", "", "forward", "training step", "saved", "peak", *FIRST_STEPS):
         shown.add_column(heading)
     originals = {(line.model, line.attention): line for line in lines if line.candidate == "original"}
     for line in lines:
@@ -279,12 +270,13 @@ def main() -> None:
     if options.first_step:
         print(run_first_step(*options.first_step, options.device, options.rules, options.shallower))
         return
+    card = "cpu" if options.device == "cpu" else torch.cuda.get_device_name().lower().replace(" ", "_")
+    output = options.output or RESULTS / f"end_to_end_{card}.json"
     lines: list[Measured] = []
     for name, attention in track([(n, a) for n in options.only for a in options.attention], "measuring"):
         lines += measured(name, attention, options.device, options.rounds, options.rules)
+        write_json(output, [asdict(line) for line in lines])  # a long run that breaks off leaves what it has
     Console(width=150).print(table(lines))
-    card = "cpu" if options.device == "cpu" else torch.cuda.get_device_name().lower().replace(" ", "_")
-    write_json(options.output or RESULTS / f"end_to_end_{card}.json", [asdict(line) for line in lines])
 
 
 if __name__ == "__main__":
