@@ -106,6 +106,8 @@ class Result(Outcome):
     trace_missed: list[str] = field(default_factory=list)
 
 
+OUT_OF_MEMORY = "allocate memory"  # of the limit that `run` sets, as torch says it
+
 Check = Callable[[str, Callable[[Outcome], None]], Outcome]
 """Checks an architecture by name, and hands over what it knows as it goes on."""
 
@@ -177,7 +179,11 @@ def _reasons(result: Outcome, stage: str) -> Iterator[None]:
     except TraceError as error:
         result.reasons["not traced"] = f"{_line(error)} at {error.where.splitlines()[0] if error.where else '?'}"
     except VerificationError as error:
-        kinds = {"not finite": "original not finite", "repeat itself": "original not repeatable"}
+        kinds = {
+            OUT_OF_MEMORY: "too large",
+            "not finite": "original not finite",
+            "repeat itself": "original not repeatable",
+        }
         kind = next((kinds[text] for text in kinds if text in error.why), f"WRONG, {stage}")
         if kind.startswith("WRONG"):
             result.equal = False
@@ -350,7 +356,7 @@ def _identical(one: Any, two: Any) -> bool:
 
 
 def _is_of_memory(error: BaseException) -> bool:
-    return "allocate memory" in str(error)
+    return OUT_OF_MEMORY in str(error)
 
 
 def _line(error: BaseException) -> str:

@@ -28,7 +28,7 @@ RESULTS = ROOT / "build" / "coverage"
 PLANS = ROOT / "build" / "plans"
 SECONDS = 240  # of processor time, which a busy machine does not change
 HANGING = 10 * SECONDS  # of the clock
-MEMORY = 6 * 2**30
+MEMORY = 8 * 2**30
 
 
 @dataclass

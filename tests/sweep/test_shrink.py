@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import transformers as hf
 
+from schedule.errors import VerificationError
 from schedule.examples.shrink import HEADS, LAYERS, VOCABULARY, WIDTH, shrink
 from schedule.report import Entry
 from tests.sweep.coverage import COVERAGE, summary
 from tests.sweep.models import NotBuilt, architectures, model_class
-from tests.sweep.one import Result, _counts_of
+from tests.sweep.one import Result, _counts_of, _reasons
 
 
 def test_sizes() -> None:
@@ -123,3 +124,22 @@ def test_modules_around_others_count_apart() -> None:
     assert found[1] is None
     assert found[0] is result.untraced_around and found[2] is result.untraced and found[3] is result.left
     assert _counts_of(entries[2], entries, result) is result.left, "traced, but a rule cannot rewrite it"
+
+
+@pytest.mark.parametrize(
+    ("why", "kind", "equal"),
+    [
+        (
+            "call: raises RuntimeError, the original does not: can't allocate memory: you tried 8 bytes",
+            "too large",
+            None,
+        ),
+        ("the original model is not finite on this batch", "original not finite", None),
+        ("optimize(bias_relu) changed what the model computes", "WRONG, rewritten", False),
+    ],
+)
+def test_what_cannot_be_compared_is_not_wrong(why: str, kind: str, equal: bool | None) -> None:
+    result = Result("a")
+    with _reasons(result, "rewritten"):
+        raise VerificationError(why)
+    assert list(result.reasons) == [kind] and result.equal is equal
