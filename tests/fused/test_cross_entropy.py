@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 
 import fused
 
@@ -159,3 +163,21 @@ def test_errors_say_what_to_do():
     for name, value in (("label_smoothing", 1.5), ("z_loss", -1.0), ("softcap", 0.0), ("reduction", "batchmean")):
         with pytest.raises(ValueError, match=f"cross_entropy: {name} must be"):
             fused.cross_entropy(logits, targets, **{name: value})
+
+
+def test_compiled_by_torch_no_gradient_is_scattered_into_zeros(values_and_gradients):
+    """The gradient of `gather` would be one more tensor of the size of the logits, written for itself."""
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(str(graph.graph))
+        return make_boxed_func(graph.forward)
+
+    logits, targets = torch.randn(6, 40), torch.randint(0, 40, (6,))
+    targets[2] = -100
+    for options in ({}, {"label_smoothing": 0.1, "softcap": 3.0}):
+        function = partial(fused.cross_entropy, targets=targets, **options)
+        compiled = torch.compile(function, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep), fullgraph=True)
+        expected = values_and_gradients(function, torch.tensor(1.0), logits)
+        torch.testing.assert_close(values_and_gradients(compiled, torch.tensor(1.0), logits), expected)
+    assert len(graphs) == 4 and not any("gather" in graph or "scatter" in graph for graph in graphs)

@@ -38,9 +38,17 @@ def logit_statistics(
     highest = highest.masked_fill(highest == -torch.inf, 0)
     lse = torch.exp(z - highest).sum(-1).log() + highest.squeeze(-1)
     here = (index >= 0) & (index < columns)
-    picked = logits.gather(-1, torch.where(here, index, 0).unsqueeze(-1)).squeeze(-1)
-    picked = torch.where(here, _capped(picked.to(compute), softcap), elsewhere)
+    picked = torch.where(here, _picked(logits, z, torch.where(here, index, 0), softcap), elsewhere)
     return lse, picked, z.sum(-1) if total else None
+
+
+def _picked(logits: Tensor, z: Tensor, index: Tensor, softcap: float | Tensor | None) -> Tensor:
+    """``z`` at ``index``, a column of each row."""
+    if torch.compiler.is_compiling():
+        # The gradient of `gather` is a tensor of zeros to write one number a row into; this one is fused with the rest.
+        chosen = torch.arange(z.shape[-1], device=z.device) == index.unsqueeze(-1)
+        return torch.where(chosen, z, 0).sum(-1)
+    return _capped(logits.gather(-1, index.unsqueeze(-1)).squeeze(-1).to(z.dtype), softcap)
 
 
 def logit_statistics_backward(
