@@ -40,9 +40,19 @@ def run(formula: Formula, args: Sequence[Any], statics: Mapping[str, Hashable], 
             return _by_torch_compile(formula, inputs, statics, device)
         try:
             kernel = kernels.kernel_for(formula, inputs, statics)
-        except Exception as error:
+        except kernels.TooManyKernels:
+            return _too_often(formula, inputs, statics)
+        except Exception as error:  # whatever tracing and compiling may raise
             return _uncompiled(formula, inputs, statics, device, error)
         return kernel(inputs)
+
+
+def _too_often(formula: Formula, inputs: Sequence[Any], statics: Mapping[str, Hashable]) -> Any:
+    result = formula(*inputs, **statics)
+    availability.warn_once(
+        f"fused: {formula.__name__} was recompiled too often; where no kernel of it fits the sizes it runs uncompiled"
+    )
+    return result
 
 
 def _uncompiled(
@@ -50,12 +60,6 @@ def _uncompiled(
 ) -> Any:
     # First the formula, so that an error that is the caller's own comes out as itself.
     result = formula(*inputs, **statics)
-    if type(error).__name__ in ("TooManyKernels", "FailOnRecompileLimitHit"):
-        availability.warn_once(
-            f"fused: {formula.__name__} was recompiled too often; where the sizes fit none of its kernels it runs "
-            "uncompiled"
-        )
-        return result
     reason = f"compiling failed ({_first_line(error)})"
     availability.mark_broken("inductor", device, reason)
     availability.warn_once(
@@ -73,8 +77,11 @@ def _by_torch_compile(formula: Formula, inputs: Sequence[Any], statics: Mapping[
     try:
         return compiled(*inputs)
     except _failures() as error:
-        if type(error).__name__ == "FailOnRecompileLimitHit":
+        from torch._dynamo.exc import FailOnRecompileLimitHit
+
+        if isinstance(error, FailOnRecompileLimitHit):
             _compiled[key] = functools.partial(formula, **statics)
+            return _too_often(formula, inputs, statics)
         return _uncompiled(formula, inputs, statics, device, error)
 
 

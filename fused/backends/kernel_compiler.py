@@ -113,6 +113,7 @@ def _guard(shapes: ShapeEnv, fakes: Sequence[FakeTensor]) -> str:
 
 
 _IN_MODULE = (ast.Import, ast.ImportFrom, ast.Assign, ast.ClassDef, ast.FunctionDef)
+_NOT_NEEDED = ("get_args", "benchmark_compiled_module")
 
 
 def _parts(made: Any) -> tuple[str, dict[str, str]]:
@@ -135,12 +136,9 @@ def _parts(made: Any) -> tuple[str, dict[str, str]]:
                 name: str = statement.targets[0].id  # type: ignore[attr-defined]
                 libraries[name] = _relative(names[name])
             continue
-        if isinstance(statement, _IN_MODULE) and getattr(statement, "name", "") not in ("get_args", _BENCHMARK):
+        if isinstance(statement, _IN_MODULE) and getattr(statement, "name", "") not in _NOT_NEEDED:
             kept.append(statement)
     return ast.unparse(ast.Module(kept, [])), libraries
-
-
-_BENCHMARK = "benchmark_compiled_module"
 
 
 def _relative(kernel: Any) -> str:
