@@ -221,3 +221,15 @@ def test_formulas_know_that_they_are_compiled_in_this_thread_alone():
     assert seen == [False] and not is_compiled()
     p = torch.rand(1000)
     assert torch.equal(computed(rounded_to, p, dtype=torch.bfloat16), rounded_to(p, torch.bfloat16))
+
+
+def test_code_of_another_form_runs_as_the_compiler_made_it(fresh, monkeypatch):
+    def unknown(made):
+        raise AttributeError("source_code")
+
+    monkeypatch.setattr(kernel_compiler, "_parts", unknown)
+    monkeypatch.setattr(kernel_store, "load", lambda place, sizes: None)
+    monkeypatch.setattr(kernel_store, "save", lambda place, stored: pytest.fail("nothing can be kept"))
+    x, bias = torch.randn(6, 39), torch.randn(39)
+    expected = torch.nn.functional.gelu(x + bias, approximate="tanh")
+    torch.testing.assert_close(computed(bias_activation, x, bias, **STATICS), expected)
