@@ -1,6 +1,6 @@
 """Whole models: original, scheduled, torch.compile, and both together.
 
-    python -m benchmarks.end_to_end [--only gpt2 llama] [--attention eager sdpa] [--rounds 7] [--rules default]
+    python -m benchmarks.end_to_end [--only gpt2 llama] [--attention eager sdpa] [--rounds 7]
 
 Real architectures at full width and few layers, random weights, no dropout. One line a model and candidate: time of a
 forward and of a training step over the original's (medians of interleaved rounds with quartiles), bytes saved for
@@ -39,7 +39,14 @@ from schedule.costs import measure, peak_bytes
 
 RESULTS = Path(__file__).parent / "results"
 FIRST_STEPS = ("first step", "deeper", "cold")
-CANDIDATES = ("original", "ours", "torch.compile", "ours + compile")
+CANDIDATES = {
+    "original": None,
+    "ours": "default",
+    "ours, all": "all",
+    "torch.compile": None,
+    "ours + compile": "default",
+}
+"""What is compared, with the rules that schedule it."""
 Batch = dict[str, torch.Tensor]
 
 
@@ -135,9 +142,10 @@ class Measured:
     first_cold: float
 
 
-def prepared(original: nn.Module, batch: Batch, candidate: str, rules: str) -> Callable[..., Any]:
+def prepared(original: nn.Module, batch: Batch, candidate: str) -> Callable[..., Any]:
     """The callable of a candidate; may change ``original``."""
-    if candidate.startswith("ours"):
+    rules = CANDIDATES[candidate]
+    if rules is not None:
         schedule.optimize(original, batch, rules=rules)
     return torch.compile(original) if candidate.endswith("compile") else original
 
@@ -162,14 +170,14 @@ def forward_only(model: Callable[..., Any], batch: Batch) -> Callable[[], None]:
     return forward
 
 
-def measured(name: str, attention: str, device: str, rounds: int, rules: str) -> list[Measured]:
+def measured(name: str, attention: str, device: str, rounds: int) -> list[Measured]:
     """All candidates of one model, in turns."""
     torch._dynamo.reset()  # it gives up on a forward that many models shared
     model = MODELS[name]
     batch = {key: value.to(device) for key, value in model.batch().items()}
     original = model.build(attention, device)
     modules = {candidate: copy.deepcopy(original) for candidate in CANDIDATES}
-    runs = {candidate: prepared(module, batch, candidate, rules) for candidate, module in modules.items()}
+    runs = {candidate: prepared(module, batch, candidate) for candidate, module in modules.items()}
     steps = synchronised({c: stepping(runs[c], modules[c], batch) for c in CANDIDATES}, device)
     forwards = synchronised({c: forward_only(runs[c], batch) for c in CANDIDATES}, device)
     step_times = interleaved(steps, rounds)
@@ -183,16 +191,16 @@ def measured(name: str, attention: str, device: str, rounds: int, rules: str) ->
             step_times[candidate],
             None if candidate.endswith("compile") else measure(modules[candidate], batch).saved_bytes,
             peak_bytes(steps[candidate], device),
-            *first_steps(name, attention, candidate, device, rules),
+            *first_steps(name, attention, candidate, device),
         )
         for candidate in CANDIDATES
     ]
 
 
-def first_steps(name: str, attention: str, candidate: str, device: str, rules: str) -> tuple[float, float, float]:
+def first_steps(name: str, attention: str, candidate: str, device: str) -> tuple[float, float, float]:
     """Seconds to the end of the first step in fresh processes: of a model that ran, whose kernels are there, cold."""
     command = [sys.executable, "-m", "benchmarks.end_to_end", "--first-step", name, attention, candidate]
-    command += ["--device", device, "--rules", rules]
+    command += ["--device", device]
 
     def seconds(*runs: bool) -> list[float]:
         """Of runs that share their caches; True is one of half the depth."""
@@ -215,12 +223,12 @@ def first_steps(name: str, attention: str, candidate: str, device: str, rules: s
     return warm, deeper, cold
 
 
-def run_first_step(name: str, attention: str, candidate: str, device: str, rules: str, shallower: bool) -> float:
+def run_first_step(name: str, attention: str, candidate: str, device: str, shallower: bool) -> float:
     model = MODELS[name]
     batch = {key: value.to(device) for key, value in model.batch().items()}
     module = model.build(attention, device, shallower)
     start = time.perf_counter()
-    stepping(prepared(module, batch, candidate, rules), module, batch)()
+    stepping(prepared(module, batch, candidate), module, batch)()
     return time.perf_counter() - start
 
 
@@ -259,7 +267,6 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--attention", nargs="+", choices=("eager", "sdpa"), default=["eager", "sdpa"])
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--rules", default="default")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--first-step", nargs=3, help=argparse.SUPPRESS)
@@ -268,13 +275,13 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     hf.logging.set_verbosity_error()
     if options.first_step:
-        print(run_first_step(*options.first_step, options.device, options.rules, options.shallower))
+        print(run_first_step(*options.first_step, options.device, options.shallower))
         return
     card = "cpu" if options.device == "cpu" else torch.cuda.get_device_name().lower().replace(" ", "_")
     output = options.output or RESULTS / f"end_to_end_{card}.json"
     lines: list[Measured] = []
     for name, attention in track([(n, a) for n in options.only for a in options.attention], "measuring"):
-        lines += measured(name, attention, options.device, options.rounds, options.rules)
+        lines += measured(name, attention, options.device, options.rounds)
         write_json(output, [asdict(line) for line in lines])  # a long run that breaks off leaves what it has
     Console(width=150).print(table(lines))
 

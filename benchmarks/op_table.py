@@ -20,6 +20,7 @@ Shape = tuple[int, ...]
 ROWS_AND_COLUMNS = {"small": (512, 768), "medium": (4096, 3072), "large": (8192, 11008)}
 SCORES = {"small": (2, 12, 128, 128), "medium": (4, 12, 512, 512), "large": (1, 32, 2048, 2048)}
 HEADS = {"small": (2, 12, 128, 64), "medium": (4, 32, 512, 128), "large": (1, 32, 4096, 128)}
+LAYERS = {"small": (512, 768, 768), "medium": (1024, 768, 3072), "large": (4096, 2048, 8192)}
 LOGITS = {"small": (128, 50257), "medium": (512, 50257), "large": (1024, 128256)}
 PROJECTION = {"small": (128, 256, 50257), "medium": (512, 768, 50257), "large": (1024, 2048, 128256)}
 
@@ -297,6 +298,15 @@ TABLE = [
                 lambda hidden, weight, labels: module.liger_fused_linear_cross_entropy(hidden, weight, labels)
             ),
         ),
+        memory_bound=False,
+    ),
+    Row(
+        "linear",
+        lambda x, weight, bias: F.linear(x, weight, bias),
+        fused.linear,
+        lambda shape: [torch.randn(shape[:2]), torch.randn(shape[2], shape[1]), torch.randn(shape[2])],
+        lambda x, weight, bias: nbytes(x, weight),
+        sizes=LAYERS,
         memory_bound=False,
     ),
 ]

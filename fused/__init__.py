@@ -53,6 +53,7 @@ from fused.glu import (
     weighted_reglu,
     weighted_swiglu,
 )
+from fused.linear import linear
 from fused.linear_cross_entropy import linear_cross_entropy
 from fused.megatron_softmax import (
     AttnMaskType,
@@ -142,6 +143,7 @@ __all__ = [
     "geglu",
     "get_bias_dropout_add",
     "layer_norm",
+    "linear",
     "linear_cross_entropy",
     "make_viewless_tensor",
     "new_gelu",

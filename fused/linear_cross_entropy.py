@@ -14,6 +14,7 @@ from fused.backends.reference.numbers import compute_dtype
 from fused.backends.tracing import differentiated, transformed
 from fused.checks import check_float, check_same_device, shape
 from fused.cross_entropy import Loss, check_range, check_targets, cross_entropy, plain_losses
+from fused.linear import linear
 from fused.loss_autograd import LOGIT_STATISTICS, gradient, watched
 from fused.sharding import localise, sharded
 
@@ -93,7 +94,7 @@ def _plain(
 
 def _expression(loss: Loss, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
     """The definition, in plain differentiable operations."""
-    logits = F.linear(hidden, weight, bias)
+    logits = linear(hidden, weight, bias)
     return loss.reduce(plain_losses(loss, logits, targets, weight.shape[0]), targets)
 
 
@@ -177,7 +178,7 @@ def _sweep(
     sums = _Sums(rows, weight, bias, needs if g is not None else ())
     for start in range(0, len(rows), size):
         chunk = slice(start, start + size)
-        logits = F.linear(rows[chunk], weight, bias)
+        logits = linear(rows[chunk], weight, bias)
         index = loss.index(flat[chunk])
         statistics = LOGIT_STATISTICS.run(
             "forward", (logits, index, loss.softcap), backend, total=loss.total, elsewhere=torch.nan
@@ -225,7 +226,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     """a @ b, in float32 for 16-bit matrices where that can be had."""
     if a.is_cuda and a.dtype.itemsize < 4:
         return torch.mm(a, b, out_dtype=torch.float32)
-    return a @ b
+    return linear(a, b.t())
 
 
 def _autocast(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:

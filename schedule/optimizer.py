@@ -71,7 +71,21 @@ def optimize(
         NotApplicable: the model refuses the batch, or none was given and none can be made from it.
         MatchError: no such rule; or, with ``strict``, what could not be rewritten.
     """
-    glob, rules = "", rules if isinstance(rules, str) else list(rules)
+    rules = rules if isinstance(rules, str) else list(rules)
+    return optimize_by(select_rules(rules), model, batch, rules=rules, strict=strict, cost_guard=cost_guard)
+
+
+def optimize_by(
+    selected: Sequence[Rule],
+    model: nn.Module | Schedule | Group,
+    batch: Any = None,
+    *,
+    rules: Rules = "default",
+    strict: bool = False,
+    cost_guard: bool = True,
+) -> Report:
+    """As :func:`optimize`, with the rules that ``rules`` stood for where it was first called."""
+    glob = ""
     if isinstance(model, Group):
         nodes, glob = list(model), model.glob
         top = nodes[0].root
@@ -85,7 +99,7 @@ def optimize(
         graphs.example_inputs = example_inputs(top.module) if batch is None else batch
     given = {"rules": rules, "cost_guard": cost_guard}
     record = top.tree.history.record("optimize", [node.path for node in nodes], glob, given)
-    return _Optimization(top, nodes, select_rules(rules), cost_guard, record).run(strict)
+    return _Optimization(top, nodes, selected, cost_guard, record).run(strict)
 
 
 def _method() -> None:

@@ -6,8 +6,8 @@
 import sys
 import types
 
-from fused.backends.registry import OPS, Choice, Op, backends
-from fused.backends.selection import backend, requested
+from fused.backends.registry import OPS, Op, backends
+from fused.backends.selection import Choice, backend, requested
 
 __all__ = ["OPS", "Choice", "Op", "backend", "backends", "requested"]
 

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import torch
 
-from fused.backends import availability, inductor
+from fused.backends import availability, inductor, onednn
 from fused.backends.kernels import SMALL_ON_CPU
-from fused.backends.selection import requested
+from fused.backends.selection import Choice, requested
 from fused.backends.tracing import PLAIN, needs_reference
 
 Formula = Callable[..., Any]
@@ -20,19 +20,6 @@ Finish = Callable[[Any], Any]
 Canonical = Callable[[Sequence[Any]], tuple[Sequence[Any], Finish]]
 
 PREFERENCE = {"cpu": ("inductor", "reference"), "cuda": ("triton", "inductor", "reference")}
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What runs an op: the backend and the reason for it."""
-
-    op: str
-    device: str
-    backend: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.op} on {self.device}: {self.backend} ({self.reason})"
 
 
 @dataclass
@@ -192,4 +179,6 @@ def backends(device: str | None = None) -> dict[str, Choice]:
         backend is forced) for float64, for small CPU tensors, and on the CPU for what is one pass of torch's.
     """
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return {name: op.choose(kind, requested()) for name, op in sorted(OPS.items())}
+    choices = {name: op.choose(kind, requested()) for name, op in OPS.items()}
+    choices["linear"] = onednn.choose(kind, requested())
+    return dict(sorted(choices.items()))

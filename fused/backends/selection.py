@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import os
 import threading
+from dataclasses import dataclass
 from types import TracebackType
 
 import torch
@@ -15,6 +16,19 @@ ENVIRONMENT_VARIABLE = "FUSED_BACKEND"
 _in_context: contextvars.ContextVar[str | None] = contextvars.ContextVar("fused_backend", default=None)
 _lock = threading.Lock()
 _defaults: list[backend] = []
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What runs an op: the backend and the reason for it."""
+
+    op: str
+    device: str
+    backend: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.op} on {self.device}: {self.backend} ({self.reason})"
 
 
 class backend:

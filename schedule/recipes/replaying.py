@@ -16,6 +16,7 @@ from schedule.primitives.registry import registered
 from schedule.recipes.building import original_name
 from schedule.recipes.recipe import Call, Find, Recipe, Step, Undo
 from schedule.recipes.values import live
+from schedule.rules import select_rules
 from schedule.tracing.specialisation import original_class
 from schedule.tree import Schedule, create_schedule
 from schedule.wording import counted
@@ -105,9 +106,10 @@ def _called(sch: Schedule, step: Call, finds: Finds) -> None:
     arguments = {name: live(value, finds) for name, value in step.arguments}
     before = len(sch.history)
     if step.primitive == "optimize":
-        from schedule.optimizer import optimize
+        from schedule.optimizer import optimize_by
 
-        report = optimize(target, **arguments)
+        selected = select_rules(arguments.get("rules", "default"), step.rules)
+        report = optimize_by(selected, target, **arguments)
         made = [made.arguments["rules"][0] for made in sch.history[before:]]
         if step.rules is not None and made != list(step.rules):
             raise _other_rules(step.rules, made, report)

@@ -8,6 +8,7 @@ from schedule.rules import (  # noqa: F401 - they register their rules
     cross_entropy,
     gated,
     layer_norm,
+    linear,
     linear_cross_entropy,
     qkv_merge,
     rms_norm,

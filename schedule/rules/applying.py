@@ -72,34 +72,37 @@ def find_all(
                 continue  # a larger pattern of this rule has them all
             result = search(graph, pattern, modules)
             findings.searched.append((rule, result))
-            for occurrence in result.occurrences:
+            for occurrence in filter(rule.about, result.occurrences):
                 place = _rejected(graph, rule, occurrence, modules)
                 if place is not None:
                     findings.places.append(place)
                 else:
                     candidates[occurrence] = rule
                     covered.update(occurrence.nodes)
-    for occurrence in _disjoint(candidates):
-        rule = candidates[occurrence]
-        reason = rule.thrift(occurrence) if cost_guard and rule.family not in settled else ""
-        if reason:
-            findings.places.append(_place(rule, occurrence, reason, "declined"))
-        else:
-            findings.chosen.append((rule, occurrence))
+    guarded = {rule for rule in candidates.values() if cost_guard and rule.family not in settled}
+    _choose(candidates, guarded, findings)
     _forget_covered(findings)
     return findings
 
 
-def _disjoint(candidates: Mapping[Occurrence, Rule]) -> list[Occurrence]:
-    """Of overlapping candidates the one of highest rank, then the largest; in graph order."""
-    kept: list[Occurrence] = []
+def _choose(candidates: Mapping[Occurrence, Rule], guarded: Collection[Rule], findings: Findings) -> None:
+    """Of overlapping candidates the one of highest rank that pays, then the largest; in graph order.
+
+    Args:
+        guarded: the rules that are asked whether an occurrence pays.
+    """
     taken: set[fx.Node] = set()
     for rank in sorted({rule.rank for rule in candidates.values()}, reverse=True):
         free = [o for o, rule in candidates.items() if rule.rank == rank and taken.isdisjoint(o.nodes)]
-        found = resolve(free)
-        kept += found
-        taken.update(node for occurrence in found for node in occurrence.nodes)
-    return sorted(kept, key=lambda occurrence: occurrence.order)
+        for occurrence in resolve(free):
+            rule = candidates[occurrence]
+            reason = rule.thrift(occurrence) if rule in guarded else ""
+            if reason:
+                findings.places.append(_place(rule, occurrence, reason, "declined"))
+            else:
+                findings.chosen.append((rule, occurrence))
+                taken.update(occurrence.nodes)
+    findings.chosen.sort(key=lambda chosen: chosen[1].order)
 
 
 def _rejected(graph: fx.Graph, rule: Rule, occurrence: Occurrence, modules: Modules) -> Place | None:

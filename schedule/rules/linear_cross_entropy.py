@@ -5,7 +5,7 @@
     before:  logits = self.lm_head(hidden)
              loss = F.cross_entropy(logits.float().view(-1, vocab), labels.view(-1))
              return loss, logits
-    after:   logits = F.linear(hidden, self.lm_head.weight)
+    after:   logits = fused.linear(hidden, self.lm_head.weight)
              loss = fused.linear_cross_entropy(hidden.flatten(0, -2), self.lm_head.weight, labels.view(-1))
              return loss, logits
 
@@ -100,7 +100,7 @@ def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> 
 
 
 def _build_both(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> tuple[fx.Node, fx.Node]:
-    logits = graph.call_function(F.linear, (inputs["hidden"], inputs["weight"], *_bias(inputs)))
+    logits = graph.call_function(fused.linear, (inputs["hidden"], inputs["weight"], *_bias(inputs)))
     return _build(graph, inputs, scalars), logits
 
 
@@ -172,7 +172,7 @@ LINEAR_CROSS_ENTROPY_AND_LOGITS = register_rule(
         patterns=(linear_bias_loss_and_logits, linear_loss_and_logits),
         build=_build_both,
         proof=Proof(tuple(map(_with_logits, plain.FORMS)), _inputs, _SHAPES, refused=_REFUSED),
-        summary="fused.linear_cross_entropy(hidden, weight, targets); F.linear(hidden, weight)",
+        summary="fused.linear_cross_entropy(hidden, weight, targets); fused.linear(hidden, weight)",
         objection=_objection,
         thrift=_thrift,
         sets=("memory",),

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fused.backends.tracing import transformed
+from fused.linear import linear
 
 
 def merged_linear(
@@ -40,7 +41,7 @@ def merged_linear(
     if weight is None or (bias is None and biases is not None):
         return tuple(F.linear(x, w, b) for w, b in zip(weights, biases or [None] * len(weights), strict=True))
     # Parts that may be changed in place one by one, as the products of several calls may be.
-    return tuple(torch.unsafe_split_with_sizes(F.linear(x, weight, bias), [len(w) for w in weights], -1))
+    return tuple(torch.unsafe_split_with_sizes(linear(x, weight, bias), [len(w) for w in weights], -1))
 
 
 def _joined_bias(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor | None:

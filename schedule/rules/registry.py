@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, overload
 
 from schedule.errors import MatchError, did_you_mean
@@ -57,29 +57,30 @@ def list_rules(family: str | None = None) -> list[Rule]:
     return [rule for rule in RULES.values() if family in (None, rule.family)]
 
 
-def select_rules(rules: str | Iterable[str | Rule]) -> list[Rule]:
+def select_rules(rules: str | Iterable[str | Rule], applied: Collection[str] | None = None) -> list[Rule]:
     """The rules that ``rules=`` names.
 
     Args:
         rules: ``"all"``, or one of the sets ``"default"`` (what pays), ``"memory"`` (what saves bytes, some of it for
             time) and ``"attention"``; the name of a rule or a family; or several of these, or rules themselves.
+            Of ``"all"`` and the sets, what gains nothing on this machine is left out.
+        applied: names of rules that were applied on another machine: of those that depend on it, these.
 
     Raises:
         MatchError: no rule or family has a name.
     """
     chosen: dict[str, Rule] = {}
     for item in [rules] if isinstance(rules, str) else rules:
-        chosen.update((rule.name, rule) for rule in _named(item))
+        chosen.update((rule.name, rule) for rule in _named(item, applied))
     return list(chosen.values())
 
 
-def _named(item: str | Rule) -> list[Rule]:
+def _named(item: str | Rule, applied: Collection[str] | None) -> list[Rule]:
     if isinstance(item, Rule):
         return [item]
-    if item == "all":
-        return list_rules()
-    if item in SETS:
-        return [rule for rule in RULES.values() if item in rule.sets]
+    if item == "all" or item in SETS:
+        found = [rule for rule in RULES.values() if item in ("all", *rule.sets)]
+        return [rule for rule in found if not rule.depends_on_machine or _wanted(rule, applied)]
     found = [RULES[item]] if item in RULES else list_rules(item)
     if not found:
         families = sorted({rule.family for rule in RULES.values()})
@@ -91,6 +92,10 @@ def _named(item: str | Rule) -> list[Rule]:
             fix=f"{near} schedule.list_rules() names all" if near else known,
         )
     return found
+
+
+def _wanted(rule: Rule, applied: Collection[str] | None) -> bool:
+    return not rule.idle() if applied is None else rule.name in applied
 
 
 def rule_for(pattern: Any) -> Rule | None:

@@ -20,6 +20,8 @@ Build = Callable[[fx.Graph, dict[str, Any], dict[str, Any]], Any]
 Judge = Callable[[Occurrence], str]
 """Why an occurrence is left alone; "" if it is not."""
 
+Filter = Callable[[Occurrence], bool]
+
 Form = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
 
 SETS = ("default", "memory", "attention")
@@ -29,6 +31,14 @@ them for time; those that put torch's own attention in place of eager attention.
 
 def no_objection(occurrence: Occurrence) -> str:
     """Every occurrence will do."""
+    return ""
+
+
+def _every(occurrence: Occurrence) -> bool:
+    return True
+
+
+def _everywhere() -> str:
     return ""
 
 
@@ -65,12 +75,14 @@ class Rule:
         build: inserts the replacement for an occurrence of any of them.
         proof: see :class:`Proof`.
         summary: the replacement as users read it in a graph.
+        about: whether an occurrence is any business of the rule; reports are silent about those that are none.
         objection: why an occurrence cannot be rewritten though it looks alike.
         futile: why nothing would be gained, whatever its size.
         thrift: why an occurrence would not pay; not asked with ``cost_guard=False``.
         bystanders: ``(pattern, reason)`` for code that is left alone on purpose; a reason may look at the occurrence.
-        rank: of overlapping occurrences the one of higher rank is taken; among equals, the larger one.
+        rank: of overlapping occurrences the one of higher rank is taken, if it pays; among equals, the larger one.
         sets: the ones of :data:`SETS` that it belongs to.
+        idle: why it gains nothing on this machine, so that sets leave it out; "" if it does gain.
         needs: for each pattern, the operations that every occurrence of it has; ``bystander_needs`` likewise.
     """
 
@@ -80,12 +92,14 @@ class Rule:
     build: Build
     proof: Proof | None = None
     summary: str = ""
+    about: Filter = _every
     objection: Judge = no_objection
     futile: Judge = no_objection
     thrift: Judge = no_objection
     bystanders: tuple[tuple[Any, str | Judge], ...] = ()
     rank: int = 0
     sets: tuple[str, ...] = ("default", "memory")
+    idle: Callable[[], str] = _everywhere
     needs: tuple[frozenset[str], ...] = field(init=False, repr=False)
     bystander_needs: tuple[frozenset[str], ...] = field(init=False, repr=False)
 
@@ -104,7 +118,13 @@ class Rule:
 
     def concerns(self, ops: Collection[str]) -> bool:
         """Whether a module that computes these operations may hold the construct."""
-        return any(need - EVERYWHERE <= set(ops) for need in self.needs)
+        telling = [need - EVERYWHERE or need - {"add"} for need in self.needs]
+        return any(need <= set(ops) for need in (*telling, *(n - EVERYWHERE for n in self.bystander_needs)))
+
+    @property
+    def depends_on_machine(self) -> bool:
+        """Whether a set may hold it on one machine and not on another."""
+        return self.idle is not _everywhere
 
     def possible(self, normal: NormalGraph) -> Iterator[tuple[Pattern, list[OpNode]]]:
         """The patterns whose operations all occur in a graph, each with the nodes of the rarest of them."""

@@ -1,0 +1,123 @@
+"""oneDNN's products of float32 matrices on the CPU, for where torch's own are slower.
+
+torch multiplies float32 matrices by MKL, which keeps its best code for Intel's processors: on an AMD EPYC of 2 cores
+with AVX-512, 1024 rows took oneDNN 0.42 to 0.55 of MKL's time (torch 2.13). Which of the two is faster is measured,
+once for each machine, build of torch and number of threads, and kept on disk with the compiled kernels.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from fused.backends.kernel_store import cache, machine
+from fused.backends.selection import Choice
+
+Tensor = torch.Tensor
+
+ENVIRONMENT_VARIABLE = "FUSED_ONEDNN"
+LEAST_SPEEDUP = 1.25
+_ROWS, _FEATURES, _ROUNDS = 256, 1024, 5
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``F.linear(x, weight, bias)`` by oneDNN.
+
+    Args:
+        x: ``[..., in]``, float32 on the CPU.
+        weight: ``[out, in]``, of any strides.
+        bias: ``[out]`` or None.
+    """
+    if torch.compiler.is_compiling():
+        return _in_a_graph(x, weight, bias)
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return result
+
+
+@torch.library.custom_op("fused::onednn_product", mutates_args=(), device_types="cpu")
+def _in_a_graph(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The same as one call for inductor, which knows torch's own op with packed constant weights only."""
+    return product(x, weight, bias)
+
+
+@_in_a_graph.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
+def why_not() -> str:
+    """Why oneDNN does not multiply here, or would gain nothing; "" if it does.
+
+    The environment variable ``FUSED_ONEDNN`` settles it, 1 for yes and 0 for no; else it is measured.
+    """
+    setting = os.environ.get(ENVIRONMENT_VARIABLE, "")
+    if setting not in ("", "0", "1"):
+        raise ValueError(f"{ENVIRONMENT_VARIABLE}: got {setting!r}; 1 is oneDNN, 0 torch's own, unset the faster one")
+    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return "this build of torch has no oneDNN"
+    if setting:
+        return "" if setting == "1" else f"{ENVIRONMENT_VARIABLE}=0"
+    found = speedup(torch.get_num_threads())
+    return (
+        "" if found >= LEAST_SPEEDUP else f"torch's own products are as fast here: oneDNN's {found:.2f} times as fast"
+    )
+
+
+# As torch.compiler.assume_constant_result does, which would import the compiler with us.
+why_not._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def choose(device: str, request: str | None = None) -> Choice:
+    """What multiplies large float32 matrices on a device type, and why."""
+    if device != "cpu":
+        return Choice("linear", device, "reference", f"oneDNN multiplies on the CPU, not on {device}")
+    if request == "reference":
+        return Choice("linear", device, "reference", "reference was asked for")
+    problem = why_not()
+    if problem:
+        return Choice("linear", device, "reference", problem)
+    ratio = "" if os.environ.get(ENVIRONMENT_VARIABLE) else f", {speedup(torch.get_num_threads()):.1f} × as fast here"
+    return Choice("linear", device, "onednn", f"float32 by oneDNN{ratio}")
+
+
+@functools.cache
+def speedup(threads: int) -> float:
+    """How many times as fast as torch's own oneDNN's products are on this machine, with so many threads."""
+    path = cache() / "fused" / machine() / f"onednn_{threads}.txt"
+    try:
+        return float(path.read_text())
+    except (OSError, ValueError):
+        found = _measured()
+        _keep(path, found)
+        return found
+
+
+def _measured() -> float:
+    """The ratio of the best of a few rounds, taken in turns; a thirtieth of a second."""
+    with torch.inference_mode(False), torch.no_grad():
+        x, weight = torch.full((_ROWS, _FEATURES), 0.5), torch.full((_FEATURES, _FEATURES), 0.5)
+        seconds: dict[Callable[..., Tensor], float] = {F.linear: float("inf"), product: float("inf")}
+        for _ in range(_ROUNDS):
+            for way in seconds:
+                start = time.perf_counter()
+                way(x, weight)
+                seconds[way] = min(seconds[way], time.perf_counter() - start)
+    return seconds[F.linear] / seconds[product]
+
+
+def _keep(path: Path, found: float) -> None:
+    """Write it, whole or not at all; where the folder cannot be written, every process measures."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
+            file.write(f"{found:.3f}")
+        os.replace(file.name, path)
+    except OSError:
+        return

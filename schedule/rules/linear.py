@@ -1,0 +1,174 @@
+"""Linear layers by the machine's faster library of products; in float32 on CPUs where torch's own is the slower one.
+
+::
+
+    before:  y = F.linear(x, self.fc.weight, self.fc.bias);      z = x @ self.w + self.bias
+    after:   y = fused.linear(x, self.fc.weight, self.fc.bias);  z = fused.linear(x, self.w.t(), self.bias)
+
+A bias that another rule takes, such as that before a GELU, stays with that rule. Where torch's products are as fast,
+the sets of rules leave these two out (``fused.backends()["linear"]`` says why); asked for by name, they are applied all
+the same and change nothing there.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+import fused
+from fused.backends import onednn
+from fused.linear import LEAST_PRODUCTS
+from schedule.patterns import Occurrence, tensor
+from schedule.patterns.ops import register_form
+from schedule.rules.casts import Value, floating
+from schedule.rules.registry import register_rule
+from schedule.rules.rule import Proof, Rule, spec_of
+from schedule.tracing.specs import TensorSpec
+
+FAMILY = "linear"
+
+register_form("linear", fused.linear)  # rules and patterns about products see it as one
+
+# -- patterns -----------------------------------------------------------------------------------------------
+
+# A "weight" is [out, in], as nn.Linear has it; a "matrix" is [in, out], as transformers' Conv1D has it.
+
+
+def _product(x: Value, weight: Value) -> Value:
+    return F.linear(floating("x"), tensor("weight", ndim=2))
+
+
+def _matrix_product(x: Value, matrix: Value) -> Value:
+    return torch.matmul(floating("x"), tensor("matrix", ndim=2))
+
+
+def _product_and_bias(x: Value, weight: Value, bias: Value) -> Value:
+    return _product(x, weight) + tensor("bias", ndim=1)
+
+
+def _matrix_product_and_bias(x: Value, matrix: Value, bias: Value) -> Value:
+    return _matrix_product(x, matrix) + tensor("bias", ndim=1)
+
+
+def _addmm(x: Value, matrix: Value, bias: Value) -> Value:
+    return torch.addmm(tensor("bias", ndim=1), floating("x"), tensor("matrix", ndim=2))
+
+
+# -- judgement ----------------------------------------------------------------------------------------------
+
+
+def _specs(occurrence: Occurrence) -> tuple[TensorSpec | None, TensorSpec | None]:
+    """Those of x and of the weight, the latter as ``[out, in]``."""
+    inputs = occurrence.inputs
+    matrix = spec_of(inputs.get("matrix"))
+    turned = None if matrix is None else replace(matrix, shape=matrix.shape[::-1])
+    return spec_of(inputs["x"]), turned or spec_of(inputs.get("weight"))
+
+
+def _is_about(occurrence: Occurrence) -> bool:
+    """Products of float32 matrices on the CPU, not made by us already."""
+    if any(node.target is fused.linear for node in occurrence.nodes):
+        return False
+    return all(s is not None and s.dtype == torch.float32 and s.device.type == "cpu" for s in _specs(occurrence))
+
+
+def _objection(occurrence: Occurrence) -> str:
+    x, weight = _specs(occurrence)
+    bias = spec_of(occurrence.inputs.get("bias"))
+    if x is None or weight is None or x.shape[-1:] != weight.shape[1:]:
+        return "the input does not fit the weight as it was recorded"
+    if occurrence.inputs.get("bias") is not None and (bias is None or bias.shape != weight.shape[:1]):
+        return f"what is added is no bias of {weight.shape[0]} features"
+    return ""
+
+
+def _thrift(occurrence: Occurrence) -> str:
+    x, weight = _specs(occurrence)
+    if x is None or weight is None:
+        return ""
+    products = math.prod(x.shape[:-1]) * math.prod(weight.shape)
+    if products >= LEAST_PRODUCTS:
+        return ""
+    return (
+        f"tiny: {products:,} multiplications, and it pays from {LEAST_PRODUCTS:,} "
+        "(record with the sizes you run at, or cost_guard=False)"
+    )
+
+
+# -- the rules ----------------------------------------------------------------------------------------------
+
+
+def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
+    weight, matrix, bias = (inputs.get(name) for name in ("weight", "matrix", "bias"))
+    if weight is None:
+        weight = graph.call_method("t", (matrix,))
+    return graph.call_function(fused.linear, (inputs["x"], weight, *([] if bias is None else [bias])))
+
+
+def _inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """x, a weight of the width of ``shape``, and a bias."""
+    width = shape[-1]
+    weight = torch.randn(width, width, dtype=dtype) * width**-0.5
+    return torch.randn(shape, dtype=dtype), weight, torch.randn(width, dtype=dtype)
+
+
+_SHAPES = ((2, 5, 8), (3, 16), (1, 1, 4), (2, 3, 2, 6))
+
+
+def _rule(name: str, patterns: tuple[Any, ...], proof: Proof, summary: str) -> Rule:
+    return register_rule(
+        Rule(
+            name=name,
+            family=FAMILY,
+            patterns=patterns,
+            build=_build,
+            proof=proof,
+            summary=summary,
+            about=_is_about,
+            objection=_objection,
+            thrift=_thrift,
+            rank=-1,  # others may take the bias, or all of it
+            sets=("default",),
+            idle=onednn.why_not,
+        )
+    )
+
+
+LINEAR_BIAS = _rule(
+    "linear_bias",
+    (_product_and_bias, _matrix_product_and_bias, _addmm),
+    Proof(
+        (
+            lambda x, w, b: F.linear(x, w, b),
+            lambda x, w, b: F.linear(x, w) + b,
+            lambda x, w, b: x @ w + b,
+            lambda x, w, b: b + torch.matmul(x, w),
+            lambda x, w, b: torch.addmm(b, x.view(-1, x.shape[-1]), w).view(x.shape),
+        ),
+        _inputs,
+        _SHAPES,
+        dtypes=(torch.float32,),
+        refused=(
+            lambda x, w, b: torch.addmm(b, x.view(-1, x.shape[-1]), w, alpha=2),
+            lambda x, w, b: F.linear(x, w) - b,
+        ),
+    ),
+    "fused.linear(x, weight, bias)",
+)
+LINEAR = _rule(
+    "linear",
+    (_product, _matrix_product),
+    Proof(
+        (lambda x, w, b: F.linear(x, w) * b, lambda x, w, b: (x @ w).tanh() - b),
+        _inputs,
+        _SHAPES,
+        dtypes=(torch.float32,),
+        refused=(lambda x, w, b: x * b @ w.expand(2, -1, -1),),
+    ),
+    "fused.linear(x, weight)",
+)
