@@ -89,5 +89,12 @@ class _Linear(torch.autograd.Function):
 
 
 def _outer(g: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """``g.t() @ x``, in memory as the weight is: autograd would copy it otherwise."""
-    return linear(g.t(), x.t()) if weight.is_contiguous() else linear(x.t(), g.t()).t()
+    """``g.t() @ x``, in memory as the weight is: autograd would copy it otherwise.
+
+    oneDNN copies what it is given first into rows, unless it lies so: g, or else x and then we the result.
+    """
+    if not weight.is_contiguous():
+        return linear(x.t(), g.t()).t()
+    if 2 * (x.numel() + weight.numel()) < g.numel():
+        return linear(x.t(), g.t()).t().contiguous()
+    return linear(g.t(), x.t())

@@ -25,6 +25,7 @@ Tensor = torch.Tensor
 ENVIRONMENT_VARIABLE = "FUSED_ONEDNN"
 LEAST_SPEEDUP = 1.25
 _ROWS, _FEATURES, _ROUNDS = 256, 1024, 5
+_LARGE, _ROWS_AT_A_TIME = 2**24, 1024
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -37,6 +38,18 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     if torch.compiler.is_compiling():
         return _in_a_graph(x, weight, bias)
+    if x.is_contiguous() or x.numel() < _LARGE:
+        return _call(x, weight, bias)
+    # oneDNN wants rows, and would get a copy of it all.
+    rows = x.reshape(-1, x.shape[-1])
+    result = x.new_empty(len(rows), len(weight))
+    for start in range(0, len(rows), _ROWS_AT_A_TIME):
+        some = slice(start, start + _ROWS_AT_A_TIME)
+        result[some] = _call(rows[some], weight, bias)
+    return result.view(*x.shape[:-1], len(weight))
+
+
+def _call(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return result
 

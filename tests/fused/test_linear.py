@@ -102,6 +102,28 @@ def test_a_weight_stored_the_other_way_gets_its_gradient_so(products: Products) 
     assert products == [((3, 4, IN), (OUT, IN)), ((ROWS, OUT), (IN, OUT)), ((IN, ROWS), (OUT, ROWS))]
 
 
+@pytest.mark.parametrize(("rows", "out"), [(64, 64), (5, 3)])
+def test_the_smaller_copy_is_made_for_the_gradient_of_the_weight(rows: int, out: int, products: Products) -> None:
+    inputs = [torch.randn(rows, IN), torch.randn(out, IN, requires_grad=True), torch.randn(out)]
+    result = fused.linear(*inputs)
+    (found,) = torch.autograd.grad(result, inputs[1], torch.ones_like(result))
+    torch.testing.assert_close(found, inputs[0].sum(0).expand(out, IN), rtol=1e-5, atol=1e-5)
+    assert found.is_contiguous()
+    assert products[1:] == [((IN, rows), (out, rows)) if rows == 64 else ((out, rows), (IN, rows))]
+
+
+def test_large_operands_that_lie_in_columns_are_multiplied_a_few_rows_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """oneDNN would copy all of them; the last rows are fewer."""
+    monkeypatch.setattr(onednn, "_LARGE", 1)
+    monkeypatch.setattr(onednn, "_ROWS_AT_A_TIME", 5)
+    for x in (torch.randn(IN, ROWS).t(), torch.randn(2, IN, ROWS).transpose(1, 2)):
+        weight, bias = torch.randn(OUT, IN), torch.randn(OUT)
+        torch.testing.assert_close(fused.linear(x, weight, bias), F.linear(x, weight, bias), rtol=1e-5, atol=1e-5)
+        assert fused.linear(x, weight).is_contiguous()
+
+
 def test_weights_with_gaps_are_left_to_torch(products: Products) -> None:
     """oneDNN has a slow loop for them."""
     wide = torch.randn(2 * OUT, 2 * IN)
