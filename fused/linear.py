@@ -62,7 +62,7 @@ def _watched(tensors: tuple[Tensor, ...]) -> bool:
         return torch.compiler.is_exporting()
     if transformed() or torch._C._len_torch_dispatch_stack() > 0:
         return True
-    return any(type(tensor) not in PLAIN for tensor in tensors)
+    return any(type(t) not in PLAIN or torch._C._functorch.is_legacy_batchedtensor(t) for t in tensors)
 
 
 class _Linear(torch.autograd.Function):

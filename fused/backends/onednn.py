@@ -41,12 +41,10 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if x.is_contiguous() or x.numel() < _LARGE:
         return _call(x, weight, bias)
     # oneDNN wants rows, and would get a copy of it all.
-    rows = x.reshape(-1, x.shape[-1])
-    result = x.new_empty(len(rows), len(weight))
-    for start in range(0, len(rows), _ROWS_AT_A_TIME):
-        some = slice(start, start + _ROWS_AT_A_TIME)
-        result[some] = _call(rows[some], weight, bias)
-    return result.view(*x.shape[:-1], len(weight))
+    result = x.new_empty(*x.shape[:-1], len(weight))
+    for rows, to in zip(*(t.reshape(-1, t.shape[-1]).split(_ROWS_AT_A_TIME) for t in (x, result)), strict=True):
+        to.copy_(_call(rows, weight, bias))
+    return result
 
 
 def _call(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -54,7 +52,12 @@ def _call(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return result
 
 
-@torch.library.custom_op("fused::onednn_product", mutates_args=(), device_types="cpu")
+@torch.library.custom_op(
+    "fused::onednn_product",
+    mutates_args=(),
+    device_types="cpu",
+    schema="(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
+)
 def _in_a_graph(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The same as one call for inductor, which knows torch's own op with packed constant weights only."""
     return product(x, weight, bias)

@@ -122,6 +122,7 @@ def test_large_operands_that_lie_in_columns_are_multiplied_a_few_rows_at_a_time(
         weight, bias = torch.randn(OUT, IN), torch.randn(OUT)
         torch.testing.assert_close(fused.linear(x, weight, bias), F.linear(x, weight, bias), rtol=1e-5, atol=1e-5)
         assert fused.linear(x, weight).is_contiguous()
+        fused.linear(x, weight.requires_grad_()).add_(1).sum().backward()  # it is no view of something else
 
 
 def test_weights_with_gaps_are_left_to_torch(products: Products) -> None:
@@ -154,6 +155,18 @@ def test_second_derivatives() -> None:
 
     for mine, theirs in zip(penalty(fused.linear), penalty(F.linear), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_many_gradients_at_once() -> None:
+    inputs = operands()
+
+    def jacobian(function: Callable[..., Tensor]) -> list[Tensor]:
+        result = function(*inputs)
+        g = torch.arange(2 * result.numel(), dtype=torch.float32).view(2, *result.shape)
+        return list(torch.autograd.grad(result, inputs, g, is_grads_batched=True))
+
+    for mine, theirs in zip(jacobian(fused.linear), jacobian(F.linear), strict=True):
+        torch.testing.assert_close(mine, theirs)
 
 
 def test_it_saves_what_eager_saves_and_no_more() -> None:

@@ -132,8 +132,8 @@ def test_lookalikes_are_left_alone() -> None:
     """Of float64 or scaled nothing is said; a sum that is no bias leaves the product."""
     model = Branches()
     sch = schedule.create_schedule(model, torch.randn(4, 8))
-    report = sch.optimize(rules=BOTH, cost_guard=False)
-    assert report.applied == {"linear": 1}
+    report = sch.optimize(rules=BOTH, cost_guard=False, strict=True)
+    assert report.applied == {"linear": 1} and len(report.entries) == 1
     schedule.verify(sch, torch.randn(4, 8), steps=2)
 
 
