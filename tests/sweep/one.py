@@ -209,20 +209,28 @@ def _rewritten(model: nn.Module, batch: Inputs, result: Result) -> None:
         if counts is not None:
             reason = f"{entry.rule}: {entry.reason.splitlines()[0]}" + (f" ({entry.source})" if entry.source else "")
             counts[reason] = counts.get(reason, 0) + entry.count
-    if sch.history:
-        found = [schedule.verify(sch, batch, steps=STEPS).report]
-        while len(_shapes(found)) < 3 and len(found) <= len(OTHER_SHAPES):
-            other = _other(model, batch, *OTHER_SHAPES[len(found) - 1])
-            found.append(schedule.verify(sch, other, steps=STEPS).report if other else EquivalenceReport())
-        result.equal, result.shapes = True, len(_shapes(found))
-        result.fallbacks = _fallbacks(model, batch)
-        other = _other(model, batch, *OTHER_SHAPES[0])
-        result.fallbacks_elsewhere = _fallbacks(model, other) if other else 0
-    while sch.history:
-        sch.undo()
+    try:
+        if sch.history:
+            _compared(sch, batch, result)
+    finally:  # what follows begins with the original, whatever came of this
+        while sch.history:
+            sch.undo()
     result.undone = all(state_of(module) is None for module in model.modules()) and _same(before, _seen(model, batch))
     if not result.undone:
         result.reasons["WRONG, undo"] = "the model is not what it was"
+
+
+def _compared(sch: schedule.Schedule, batch: Inputs, result: Result) -> None:
+    """The rewritten model beside the original, at this shape and others; what runs the original forward is counted."""
+    model = sch.module
+    found = [schedule.verify(sch, batch, steps=STEPS).report]
+    while len(_shapes(found)) < 3 and len(found) <= len(OTHER_SHAPES):
+        other = _other(model, batch, *OTHER_SHAPES[len(found) - 1])
+        found.append(schedule.verify(sch, other, steps=STEPS).report if other else EquivalenceReport())
+    result.equal, result.shapes = True, len(_shapes(found))
+    result.fallbacks = _fallbacks(model, batch)
+    other = _other(model, batch, *OTHER_SHAPES[0])
+    result.fallbacks_elsewhere = _fallbacks(model, other) if other else 0
 
 
 def _is_untraced(sch: schedule.Schedule, entry: Entry) -> bool:
