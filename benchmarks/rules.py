@@ -7,6 +7,7 @@ Training steps (forward and backward) of each construct alone, eager against fus
 from __future__ import annotations
 
 import argparse
+import importlib
 import statistics
 import time
 from collections.abc import Callable
@@ -75,6 +76,12 @@ def rows(*more: str) -> Inputs:
         return tuple(torch.randn(shapes[kind], device=device, requires_grad=kind != "weight") for kind in kinds)
 
     return make
+
+
+def layer(elements: int, device: str) -> tuple[Tensor, ...]:
+    """x of [rows, hidden], a weight and a bias, all trained."""
+    shapes = (elements // HIDDEN, HIDDEN), (HIDDEN, HIDDEN), (HIDDEN,)
+    return tuple(torch.randn(shape, device=device, requires_grad=True) for shape in shapes)
 
 
 def scores(elements: int, device: str) -> tuple[Tensor, ...]:
@@ -148,6 +155,7 @@ CONSTRUCTS: dict[str, tuple[Inputs, Function, Function]] = {
         lambda x, w, bias: F.dropout(F.linear(x, w, bias), 0.1),
         lambda x, w, bias: fused.bias_dropout(F.linear(x, w), bias, 0.1),
     ),
+    "linear": (layer, F.linear, fused.linear),
     "dropout, sum": (
         rows("weight", "bias"),
         lambda x, w, bias: x + F.dropout(F.linear(x, w, bias), 0.1),
@@ -185,6 +193,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(CONSTRUCTS), help="constructs, all by default")
     parser.add_argument("--largest", type=int, default=23, help="as a power of 2")
     options = parser.parse_args()
+    importlib.import_module("fused.linear").LEAST_PRODUCTS = 0  # type: ignore[attr-defined]  # that is what is asked
     sizes = [2**power for power in range(14, options.largest + 1)]
     table = Table(title=f"eager / fused (ratio), µs a step on {options.device}, {torch.get_num_threads()} threads")
     for name in ("elements", *options.only):
