@@ -166,11 +166,15 @@ def load(place: Path, sizes: Sequence[int]) -> Kernel | None:
 def save(place: Path, stored: Stored) -> None:
     """Keep a kernel; where the folder cannot be written, do without."""
     text = json.dumps(asdict(stored))
-    name = hashlib.sha256(text.encode()).hexdigest()[:16]
+    write(place / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json", text)
+
+
+def write(path: Path, text: str) -> None:
+    """A file, whole or not at all; where it cannot be written, there is none."""
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=place, suffix=".part", delete=False) as file:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
             file.write(text)
-        os.replace(file.name, place / f"{name}.json")
+        os.replace(file.name, path)
     except OSError:
         return

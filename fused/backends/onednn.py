@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import functools
 import os
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
-from fused.backends.kernel_store import cache, machine
+from fused.backends.kernel_store import cache, machine, write
 from fused.backends.selection import Choice
 
 Tensor = torch.Tensor
@@ -111,7 +109,7 @@ def speedup(threads: int) -> float:
         return float(path.read_text())
     except (OSError, ValueError):
         found = _measured()
-        _keep(path, found)
+        write(path, f"{found:.3f}")  # where it cannot be kept, every process measures
         return found
 
 
@@ -126,14 +124,3 @@ def _measured() -> float:
                 way(x, weight)
                 seconds[way] = min(seconds[way], time.perf_counter() - start)
     return seconds[F.linear] / seconds[product]
-
-
-def _keep(path: Path, found: float) -> None:
-    """Write it, whole or not at all; where the folder cannot be written, every process measures."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
-            file.write(f"{found:.3f}")
-        os.replace(file.name, path)
-    except OSError:
-        return
