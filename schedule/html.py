@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from schedule.distributed.modules import is_sharded
 from schedule.optimizer import survey
-from schedule.pictures.grids import is_sharded
 from schedule.pictures.page import Page, section
 from schedule.report import STATUSES, Entry, Report, grouped, paths_of
 from schedule.runtime import state_of
@@ -101,7 +101,7 @@ def fragment(report: Report) -> str:
 
 def schedule_page(sch: Schedule) -> Page:
     """The pictures of a schedule, and what the default rules leave alone in it as it is now."""
-    entries = [] if is_sharded(sch) else survey(sch)
+    entries = [] if is_sharded(sch.tree.root) else survey(sch)
     name = original_class(sch.module).__name__
     title = f"{name}: {sch.path}" if sch.path else name
     pictures = section(sch, entries)

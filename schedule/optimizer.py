@@ -15,9 +15,10 @@ import torch
 from torch import fx, nn
 
 from schedule.adapting import Adapter, adapter_for
-from schedule.costs import Cost, TimeRatio, collector_paused, measure, step_seconds
+from schedule.comparing import costs_since, ratio_since
+from schedule.costs import collector_paused
 from schedule.edits import SetSpecialisations
-from schedule.errors import MatchError, NotApplicable, ScheduleError
+from schedule.errors import MatchError, ScheduleError
 from schedule.examples import example_inputs
 from schedule.group import Group
 from schedule.matching import Match, Site
@@ -35,7 +36,6 @@ from schedule.runtime import state_of
 from schedule.tracing.expansion import expand
 from schedule.tracing.specialisation import original_class
 from schedule.tree import Schedule, create_schedule
-from schedule.verify.guilty import undone
 from schedule.wording import counted
 
 Rules = str | Iterable[str | Rule]
@@ -63,7 +63,8 @@ def optimize(
         model: a model, or a schedule or group of schedules: then only those modules and all below.
         batch: what the model is called with, of the sizes it will run at; not needed for a schedule that has one.
             Made from the model if there is none (:mod:`schedule.examples`).
-        rules: ``"default"``, ``"all"``, the name of a rule or family, or a list of names and rules.
+        rules: a set (``"default"``, ``"memory"``, ``"attention"``, ``"all"``), the name of a rule or family, or a list
+            of names and rules.
         strict: raise, and change nothing, if anything that looks like a rule's construct cannot be rewritten.
         cost_guard: leave alone what would not pay, by the sizes in the recorded run (:mod:`schedule.rules.thresholds`).
 
@@ -312,31 +313,3 @@ def survey(sch: Schedule, rules: Rules = "default", cost_guard: bool = True) -> 
     looking = _Optimization(sch.root, [sch], select_rules(rules), cost_guard, None)
     with collector_paused():
         return [entry for module in looking.candidates() for entry in looking.plan(module).entries]
-
-
-def costs_since(top: Schedule, batch: Any, steps_before: int) -> dict[str, Cost]:
-    """What a training step costs before and after the steps from ``steps_before`` on; empty on the meta device."""
-    if any(tensor.is_meta for tensor in top.module.parameters()):
-        return {}
-    after = measure(top.module, batch)
-    if len(top.history) <= steps_before:
-        return {"before": after, "after": after}
-    with undone(top, steps_before):
-        before = measure(top.module, batch)
-    return {"before": before, "after": after}
-
-
-def ratio_since(top: Schedule, batch: Any, steps_before: int, rounds: int) -> TimeRatio:
-    """Time of a training step over that without the steps from ``steps_before`` on."""
-    if any(tensor.is_meta for tensor in top.module.parameters()):
-        raise NotApplicable(
-            "a model on the meta device does not run, so it has no time",
-            asked="Report.timed",
-            fix="build(sch, init_weights=…) first, then optimize",
-        )
-    ratios = []
-    for _ in range(rounds):
-        after = step_seconds(top.module, batch)
-        with undone(top, steps_before):
-            ratios.append(after / step_seconds(top.module, batch))
-    return TimeRatio.of(ratios)

@@ -58,11 +58,12 @@ class Report:
     Attributes:
         entries: by module, in the order of the model.
         costs: measures ``{"before": …, "after": …}``: bytes saved for backward and dispatched operations of one
-            training step. Called when first asked for.
+            training step. Called when first asked for; NotApplicable says that they cannot be measured.
         model: the scheduled module.
         time_ratio: measures, over so many rounds, the time of a training step over that of the original model.
         schedule: what it is a report of, with the steps: ``report.schedule.undo()``.
         timing: what :meth:`timed` measured last; None before it was asked for.
+        unmeasured: why :attr:`measured` is empty; "" where it is not, and before it was asked for.
     """
 
     entries: list[Entry]
@@ -71,7 +72,8 @@ class Report:
     time_ratio: Callable[[int], TimeRatio] | None = None
     schedule: Schedule | None = None
     timing: TimeRatio | None = field(default=None, init=False)
-    _measured: dict[str, Cost] | None = None
+    unmeasured: str = field(default="", init=False)
+    _measured: dict[str, Cost] | None = field(default=None, init=False)
 
     def select(self, rule: str | None = None, status: Status | None = None) -> list[Entry]:
         """The entries of a rule, a status, or both."""
@@ -91,9 +93,12 @@ class Report:
 
     @property
     def measured(self) -> dict[str, Cost]:
-        """Costs before and after; empty if they could not be measured. Runs the model when first read."""
+        """Costs before and after; empty where they cannot be measured. Runs the model when first read."""
         if self._measured is None:
-            self._measured = self.costs()
+            try:
+                self._measured = self.costs()
+            except NotApplicable as error:
+                self._measured, self.unmeasured = {}, error.why
         return self._measured
 
     def timed(self, rounds: int = 5) -> TimeRatio:
@@ -144,6 +149,7 @@ class Report:
             "applied": self.applied,
             "entries": [asdict(entry) for entry in self.entries],
             "costs": {when: asdict(cost) for when, cost in self.measured.items()},
+            "unmeasured": self.unmeasured,
             "time": None if self.timing is None else asdict(self.timing),
             "fallbacks": self.fallbacks,
             "adapted": self.adapted,
@@ -208,6 +214,8 @@ class Report:
                     f"{before.dispatched:,} → {after.dispatched:,} ({_ratio(after.dispatched, before.dispatched)})",
                 ),
             ]
+        if self.unmeasured:
+            found = [("saved for backward", f"not measured: {self.unmeasured.splitlines()[0]}")]
         return found if self.timing is None else [*found, ("time of a training step", str(self.timing))]
 
     def calls(self) -> list[tuple[str, str]]:

@@ -15,8 +15,10 @@ from torch import nn
 
 import fused
 import schedule
+from schedule.comparing import costs_since
 from schedule.costs import TimeRatio
 from schedule.report import Entry, Report
+from tests.pictures.models import mesh
 
 _VOID = {"meta", "br"}
 X = torch.linspace(-2, 2, 24).reshape(3, 8)
@@ -182,7 +184,7 @@ def test_the_scheduled_and_the_original_model_are_timed_in_turns(monkeypatch: py
         seen.append(scheduled)
         return 1.0 if scheduled else 2.0
 
-    monkeypatch.setattr("schedule.optimizer.step_seconds", seconds)
+    monkeypatch.setattr("schedule.comparing.step_seconds", seconds)
     model = nn.Sequential(MLP())
     assert rewritten(model).timed(2) == TimeRatio(0.5, 0.5, 0.5, 2)
     assert seen == [True, False, True, False]
@@ -203,6 +205,44 @@ def test_timing_leaves_the_model_alone() -> None:
 def test_the_ratio_is_the_median_with_quartiles() -> None:
     assert TimeRatio.of([5.0, 1.0, 2.0, 4.0, 3.0]) == TimeRatio(3.0, 2.0, 4.0, 5)
     assert str(TimeRatio.of([0.5])) == "0.50 × [0.50, 0.50] in 1 round"
+
+
+class NeedsLabels(MLP):
+    """As detectors have it: labels are asked for in training alone."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
+        if self.training and labels is None:
+            raise AssertionError("labels are needed\nin training")
+        return super().forward(x)
+
+
+def test_a_model_that_does_not_train_on_the_batch_is_reported_all_the_same() -> None:
+    model = NeedsLabels().eval()
+    expected = model(X)
+    report = schedule.optimize(model, X, rules="bias_activation", cost_guard=False)
+    why = "the model does not train on its example inputs: AssertionError: labels are needed"
+    assert f"saved for backward: not measured: {why}" in " ".join(str(report).split())
+    assert report.measured == {} and report.to_dict()["unmeasured"] == f"{why}\nin training"
+    assert why in report.to_html()
+    with pytest.raises(schedule.NotApplicable, match=why):
+        report.timed(1)
+    assert report.applied == {"bias_gelu": 1} and not model.training
+    torch.testing.assert_close(model(X), expected)
+    assert len(report.schedule.history) == 1 and report.fallbacks == {}
+
+
+def test_a_model_made_for_inference_is_reported_all_the_same() -> None:
+    with torch.inference_mode():
+        model = MLP()
+        report = schedule.optimize(model, X, rules="bias_activation", cost_guard=False)
+        assert report.applied == {"bias_gelu": 1} and "not measured" in str(report)
+
+
+def test_a_report_on_one_rank_waits_for_no_other() -> None:
+    sch = schedule.create_schedule(MLP(), X, mesh(2))
+    sch["fc1"].shard("weight", axis=0)
+    with pytest.raises(schedule.NotApplicable, match="shared out over ranks"):
+        costs_since(sch, X, 0)
 
 
 def test_what_cannot_be_timed_says_so() -> None:

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from schedule.cli.output import Code, CommandError
+from schedule.comparing import costs_since, ratio_since
 from schedule.errors import RecipeError
 from schedule.files import write
-from schedule.optimizer import costs_since, ratio_since
 from schedule.recipes.files import load_recipe
 from schedule.recipes.recipe import Recipe
 from schedule.recipes.replaying import replay

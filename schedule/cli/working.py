@@ -20,6 +20,7 @@ from schedule import verify as check
 from schedule.cli import options, recipes
 from schedule.cli.models import Wanted
 from schedule.cli.output import Code, command, emit, refuse_unwritable, stage, stderr, stdout
+from schedule.comparing import trains
 from schedule.costs import TimeRatio, measure, step_seconds
 from schedule.errors import VerificationError
 from schedule.files import write
@@ -193,9 +194,10 @@ def bench(
     with stage("rewriting"):
         done = apply_rules(sch, rules=chosen, cost_guard=options.guarded(cost_guard, tiny))
     candidates["ours"] = sch.module
-    with stage("counting what is saved for backward"):
-        saved = {name: measure(candidates[name], batch).saved_bytes for name in ("eager", "ours")}
-    ratios = _ratios(candidates, batch, rounds)
+    with trains():
+        with stage("counting what is saved for backward"):
+            saved = {name: measure(candidates[name], batch).saved_bytes for name in ("eager", "ours")}
+        ratios = _ratios(candidates, batch, rounds)
     if as_json:
         times = {name: asdict(ratio) for name, ratio in ratios.items()}
         emit(

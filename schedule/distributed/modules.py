@@ -218,6 +218,11 @@ def sharding_of(module: nn.Module) -> ModuleSharding | None:
     return vars(module).get(SHARDING)
 
 
+def is_sharded(root: nn.Module) -> bool:
+    """Whether any module of ``root`` is shared out: then running it takes all ranks."""
+    return any(sharding_of(module) is not None for module in root.modules())
+
+
 def incomplete(module: nn.Module, sharding: ModuleSharding) -> str:
     """What is missing before ``module`` can run; "" if nothing is."""
     if original_class(module) in BATCH_NORMS and sharding.splits:

@@ -142,11 +142,6 @@ class Sharding:
         return min(self.ranks, MOST_RANKS)
 
 
-def is_sharded(sch: Schedule) -> bool:
-    """Whether any module of the model is shared out: then running it takes all ranks."""
-    return any(sharding_of(module) is not None for module in sch.tree.root.modules())
-
-
 def sharding(sch: Schedule) -> Sharding | None:
     """How the model of ``sch`` is shared out; None if it is not."""
     rows: dict[tuple[object, ...], ShardRow] = {}

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from schedule.activations.saved import SavedBytes, measure_saved
+from schedule.comparing import refuse_shared_out, trains
 from schedule.costs import training
-from schedule.pictures.grids import is_sharded
+from schedule.errors import NotApplicable
 from schedule.verify.guilty import undone
 from schedule.wording import size_text
 
@@ -74,16 +75,16 @@ def _together(saved: SavedBytes, paths: Iterable[str]) -> int:
 def memory_of(sch: Schedule) -> Memory:
     """Run the model of ``sch`` forward as in training, with its steps and without; it stays as it was."""
     top = sch.root
-    if is_sharded(top):
-        return Memory(None, None, "the model is shared out over ranks, which would have to run together")
     try:
-        after = _measured(top)
-        if not top.history:
-            return Memory(after, None)
-        with undone(top):
-            return Memory(after, _measured(top))
-    except (RuntimeError, ValueError, TypeError) as error:  # a batch that evaluates need not train
-        return Memory(None, None, f"the model does not train on its example inputs: {error}")
+        refuse_shared_out(top)
+        with trains():
+            after = _measured(top)
+            if not top.history:
+                return Memory(after, None)
+            with undone(top):
+                return Memory(after, _measured(top))
+    except NotApplicable as error:
+        return Memory(None, None, error.why)
 
 
 def _measured(top: Schedule) -> SavedBytes:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from schedule.distributed.modules import sharding_of
+from schedule.distributed.modules import is_sharded, sharding_of
 from schedule.distributed.state import sharded_state
 from schedule.errors import TraceError
 from schedule.pictures.drawing import Change, Palette, Picture, Side, picture
 from schedule.pictures.flow import Flow, flow_of
-from schedule.pictures.grids import is_sharded
 from schedule.pictures.pairs import Pair, pair_of
 from schedule.primitives.trace import is_basic
 from schedule.recording import Recording
@@ -87,7 +86,7 @@ class Pictures:
         self._done = what_was_done(top)
         self._looked: dict[str, tuple[Any, ...]] = {}
         self._failed: dict[nn.Module, TraceError] = {}
-        self._sharded = is_sharded(top)
+        self._sharded = is_sharded(top.module)
         if recording is not None and not self._sharded:
             wanted = [m for m in top.module.modules() if m in recording.calls and not is_basic(m) and not state_of(m)]
             self._failed = top.tree.graphs.ensure(wanted)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
+from schedule.distributed.modules import is_sharded
 from schedule.distributed.state import sharded_state
 from schedule.files import write
-from schedule.pictures.grids import is_sharded, sharding, stages
+from schedule.pictures.grids import sharding, stages
 from schedule.pictures.memory import Bar, Memory, memory_of
 from schedule.pictures.modules import Branch, Pictures, tree_of
 from schedule.pictures.paths import ranged
@@ -115,7 +116,7 @@ def recording_of(sch: Schedule) -> Recording | None:
     Recording anew would take all ranks.
     """
     graphs = sch.tree.graphs
-    if graphs.made_recording is not None or not is_sharded(sch):
+    if graphs.made_recording is not None or not is_sharded(sch.tree.root):
         return graphs.recording
     return sharded_state(sch.tree).whole
 
