@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from schedule.tracing.attributes import Unset
-from schedule.tracing.hooks import acts_now
+from schedule.tracing.attributes import FUNCTIONS, PLAIN, Unset
+from schedule.tracing.hooks import acts_now, acts_on_all
 from schedule.tracing.signature import Parameters, Signature
 from schedule.tracing.specialisation import Specialisation
 from schedule.tracing.structure import literal
@@ -55,7 +55,7 @@ def generated_select(
 
     For calls of a kind that was declined it gives ``(None, (why,))``.
     """
-    namespace: dict[str, Any] = {"torch": torch, "_intact": intact, "_missing": _MISSING}
+    namespace: dict[str, Any] = {"torch": torch, "_intact": intact, "_acts_on_all": acts_on_all, "_missing": _MISSING}
     parameters = Parameters(forward)
     lines = [f"def select({parameters.declaration(namespace)}):", "    _own = self.__dict__"]
     for index, specialisation in enumerate(specialisations):
@@ -96,8 +96,9 @@ def _conditions(
     for number, (path, entered) in enumerate(specialisation.entered.items()):
         namespace[f"_class_{index}_{number}"] = scheduled_class(entered.cls) if entered.scheduled else entered.cls
         found.append(f"_intact({_submodule(path)}, _class_{index}_{number}, {specialisation.training})")
-        found += _setting_conditions(path, entered.settings)
-    found += _setting_conditions("", specialisation.settings)
+        found += _setting_conditions(path, entered.settings, namespace)
+    found += ["not _acts_on_all()"] if specialisation.entered else []
+    found += _setting_conditions("", specialisation.settings, namespace)
     return found + list(specialisation.guards)
 
 
@@ -105,21 +106,26 @@ def _submodule(path: str) -> str:
     return "self" + "".join(f"._modules[{part!r}]" for part in path.split(".") if part)
 
 
-def _is_still(text: str, value: Any) -> str:
+def _is_still(text: str, value: Any, namespace: dict[str, Any]) -> str:
     if value is Unset.UNSET:
         return f"{text} is _missing"
     if isinstance(value, enum.Enum):
         return f"repr({text}) == {repr(value)!r}"
-    comparison = "is" if value is None or isinstance(value, (bool, torch.dtype)) else "=="
-    return f"{text} {comparison} {literal(value)}"
+    comparison = "is" if value is None or isinstance(value, (bool, torch.dtype, *FUNCTIONS)) else "=="
+    if isinstance(value, PLAIN):
+        return f"{text} {comparison} {literal(value)}"
+    name = f"_setting_{len(namespace)}"
+    namespace[name] = value
+    return f"{text} {comparison} {name}"
 
 
-def _setting_conditions(prefix: str, settings: Mapping[Any, Any]) -> list[str]:
+def _setting_conditions(prefix: str, settings: Mapping[Any, Any], namespace: dict[str, Any]) -> list[str]:
     """Conditions that plain attributes still have the values they had; ``prefix`` is where their paths start."""
     found = []
     for (path, holder, name), value in settings.items():
         owner = _submodule(f"{prefix}.{path}")
-        owner = f"{owner}.__dict__" if holder is None else f"{owner}.__dict__[{holder!r}].__dict__"
+        holders = "" if holder is None else "".join(f"[{each!r}].__dict__" for each in holder.split("."))
+        owner = f"{owner}.__dict__{holders}"
         owner = "_own" if owner == "self.__dict__" else owner
-        found.append(_is_still(f"{owner}.get({name!r}, _missing)", value))
+        found.append(_is_still(f"{owner}.get({name!r}, _missing)", value, namespace))
     return found

@@ -26,6 +26,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from schedule.dispatch import Declined, Select, Selected, generated_select
 from schedule.tracing.guards import GuardMiss
+from schedule.tracing.hooks import acts_on_all
 from schedule.tracing.outputs import OutputMiss
 from schedule.tracing.specialisation import Specialisation, original_class
 from schedule.tracing.structure import leaves
@@ -122,7 +123,7 @@ class ScheduledState:
 
     def adapt(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Selected | None:
         """What runs a call that nothing takes so far: a graph made now; None for the original forward."""
-        if is_only_traced(args, kwargs) or self.adapter is None:
+        if is_only_traced(args, kwargs) or self.adapter is None or acts_on_all():
             return None
         with _adapting:
             selected = self.selected(module, args, kwargs)  # another thread may have been here
@@ -215,7 +216,8 @@ class ScheduledModule:
         module: nn.Module = self  # type: ignore[assignment]
         selected = state.selected(module, args, kwargs) or state.adapt(module, args, kwargs)
         if selected is None:
-            return state.fall_back(module, args, kwargs)
+            why = "a hook on all modules is registered, and runs" if acts_on_all() else ""
+            return state.fall_back(module, args, kwargs, why)
         run, inputs = selected
         if run is None:
             (why,) = inputs

@@ -1,15 +1,20 @@
-"""Which plain settings a forward read from its module and the module's config, and what it assigned to modules.
+"""Which settings and children a forward read from its module and the module's config, and what it assigned to modules.
 
 A graph made while ``self.config.output_attentions`` was False holds only as long as it is: every number, string,
-flag or None read from a module or from a settings object of it becomes a guard. What a forward assigns
+flag or None read from a module or from a settings object of it becomes a guard; so does which children a list of
+modules has, where the forward goes through them. What a forward assigns
 (``self.rope_deltas = deltas``) is read back while it is traced; the graph assigns it when it is done, so that
 nothing is changed where the graph finds on its way that it does not hold.
 """
 
 from __future__ import annotations
 
+import copy
 import enum
+import numbers
 import operator
+import types
+from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -25,10 +30,14 @@ from schedule.tracing.structure import leaves
 if TYPE_CHECKING:
     from schedule.tracing.tracer import ModuleTracer
 
-Setting = tuple[str, str | None, str]  # path of the module, its attribute holding the settings object, name
+Setting = tuple[str, str | None, str]  # path of the module, its attribute holding the settings object (dotted), name
 PLAIN = (bool, int, float, str, type(None), torch.dtype)
+FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type)
+_CONTAINERS = (list, tuple, dict, set, frozenset, OrderedDict)
+_MOST = 256
+"""How many values a list or dict may hold to be compared at each call; of larger ones the graph holds what it saw."""
+_UNWATCHED = {*vars(nn.Module()), "call_super_init", "dump_patches", "_version"}
 _REFUSALS = (TypeError, ValueError, AttributeError, RuntimeError)  # of classes that want no subclass
-_UNWATCHED = {"training", "_is_full_backward_hook", "call_super_init", "dump_patches", "_version"}
 
 
 _NOTHING = object()
@@ -53,6 +62,8 @@ class SettingsReads:
     Attributes:
         values: value of each setting that was read.
         tensors: plain attributes that were read and are tensors, with the number of dimensions and the dtype.
+        listed: path of a module whose children were gone through → their names.
+        present: path of a module whose children were read by name → name → whether there is one, or None.
         assigned: path of a module and name of its attribute → what the forward assigned last.
         assignments: how many there were, also of what was there already.
     """
@@ -60,9 +71,13 @@ class SettingsReads:
     def __init__(self) -> None:
         self.values: dict[Setting, Any] = {}
         self.tensors: dict[tuple[str, str], tuple[int, torch.dtype]] = {}
+        self.listed: dict[str, tuple[str, ...]] = {}
+        self.present: dict[str, dict[str, bool]] = {}
         self.assigned: dict[tuple[str, str], Any] = {}
         self.assignments = 0
+        self._of_children = False
         self._tables: dict[tuple[str, str], str] = {}
+        self._seen: dict[Setting, Any] = {}
         self._entered: Collection[str] = ()
 
     @contextmanager
@@ -77,23 +92,43 @@ class SettingsReads:
         swapped: list[tuple[Any, type]] = []
         seen: set[int] = set()
         try:
+            held = [(path, name, v) for path, m in modules.items() for name, v in vars(m).items() if is_settings(v)]
+            inner = [(path, f"{name}.{n}", v) for path, name, h in held for n, v in vars(h).items() if is_settings(v)]
             for path, module in modules.items():
                 self._swap(module, (path, None), swapped, seen)
-                for name, value in vars(module).items():
-                    if is_settings(value):
-                        self._swap(value, (path, name), swapped, seen)
+            for path, name, settings in (*held, *inner):
+                self._swap(settings, (path, name), swapped, seen)
             yield
         finally:
             for watched, cls in reversed(swapped):
                 object.__setattr__(watched, "__class__", cls)
+            for setting, value in self._seen.items():
+                if value != self.values[setting]:  # the forward itself changes it
+                    del self.values[setting]
+
+    @contextmanager
+    def of_children(self, collected: bool) -> Iterator[None]:
+        """Within, which children are read is collected, as in a forward; or not, as in what is called from it."""
+        before, self._of_children = self._of_children, collected
+        try:
+            yield
+        finally:
+            self._of_children = before
 
     def conditions(self) -> list[str]:
-        """Python conditions that the tensors which were read are there, and of the kind they were."""
+        """Python conditions that the tensors and the children which were read are there, and of the kind they were."""
         found = []
         for (path, name), (rank, dtype) in self.tensors.items():
-            held = "self" + "".join(f"._modules[{part!r}]" for part in path.split(".") if part)
-            held = f"{held}.__dict__.get({name!r})"
+            held = f"{_source(path)}.__dict__.get({name!r})"
             found.append(f"isinstance({held}, torch.Tensor) and {held}.dim() == {rank} and {held}.dtype is {dtype}")
+        for path, names in self.listed.items():
+            found.append(f"(*{_source(path)}._modules,) == {names!r}")
+        for path, children in self.present.items():
+            table = f"{_source(path)}._modules"
+            if all(children.values()):
+                found.append(f"None not in {table}.values()")
+            else:
+                found += [f"{table}[{name!r}] is {'not ' * there}None" for name, there in children.items()]
         return found
 
     def write(self, tracer: ModuleTracer) -> None:
@@ -112,6 +147,9 @@ class SettingsReads:
         try:
             object.__setattr__(target, "__class__", self._watched_class(cls, target, place))
         except _REFUSALS:
+            if isinstance(target, types.SimpleNamespace):
+                for name, value in vars(target).items():
+                    self._read((*place, name), value)
             return
         swapped.append((target, cls))
 
@@ -121,13 +159,20 @@ class SettingsReads:
         def __getattribute__(target: Any, name: str) -> Any:
             if assigned and holder is None and (path, name) in assigned and target is watched:
                 return assigned[path, name]
-            value = cls.__getattribute__(target, name)
+            try:
+                value = cls.__getattribute__(target, name)
+            except AttributeError:
+                if target is watched and holder is None:
+                    self._child_read(target, path, name)
+                raise
             if target is watched and name in object.__getattribute__(target, "__dict__"):
-                if is_plain(value) and name not in _UNWATCHED:
-                    values.setdefault((*place, name), value)
+                if name == "_modules" and holder is None and self._of_children:
+                    self.listed.setdefault(path, tuple(value))
                 elif holder is None and isinstance(value, torch.Tensor):
                     tensors.setdefault((path, name), (value.ndim, value.dtype))
-            elif target is watched and is_plain(value) and name not in _UNWATCHED and _is_default(cls, name):
+                elif name not in _UNWATCHED:
+                    self._read((*place, name), value)
+            elif target is watched and name not in _UNWATCHED and _is_default(cls, name):
                 values.setdefault((*place, name), Unset.UNSET)
             return value
 
@@ -146,6 +191,19 @@ class SettingsReads:
         watched_class = type(cls.__name__, (_Quiet, cls), members)
         watched_class.__module__, watched_class.__qualname__ = cls.__module__, cls.__qualname__
         return watched_class
+
+    def _read(self, setting: Setting, value: Any) -> None:
+        """``value`` is read; one that may be changed in place is remembered by a copy."""
+        if setting in self.values or not is_comparable(value):
+            return
+        self.values[setting] = value
+        if isinstance(value, _CONTAINERS):
+            self.values[setting], self._seen[setting] = copy.deepcopy(value), value
+
+    def _child_read(self, target: Any, path: str, name: str) -> None:
+        children = object.__getattribute__(target, "__dict__").get("_modules", ())
+        if self._of_children and name in children:
+            self.present.setdefault(path, {}).setdefault(name, children[name] is not None)
 
     def _assign(self, target: Any, place: tuple[str, str | None], name: str, value: Any) -> None:
         """``target.name = value``: no change, something for the graph to do, or nothing that it could do again."""
@@ -171,9 +229,14 @@ class SettingsReads:
         self.assigned[path, name], self._tables[path, name] = value, table
 
 
+def _source(path: str) -> str:
+    return "self" + "".join(f"._modules[{part!r}]" for part in path.split(".") if part)
+
+
 def _is_default(cls: type, name: str) -> bool:
     """Whether instances of ``cls`` have ``name`` from a plain attribute of the class, not from a property."""
-    return is_plain(next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), _NOTHING))
+    value = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), _NOTHING)
+    return is_plain(value) or (isinstance(value, _CONTAINERS) and not name.startswith("__"))
 
 
 _TABLES = ("_buffers", "_parameters", "_modules")
@@ -267,6 +330,19 @@ def _put(kept: Attributes) -> None:
 def is_plain(value: Any) -> bool:
     """Whether ``value`` is a number, string, flag, dtype, None, or a member of an enum."""
     return type(value) in PLAIN or isinstance(value, enum.Enum)
+
+
+def is_comparable(value: Any) -> bool:
+    """Whether that ``value`` is what it was can be asked at each call: plain values, functions, and lists of these."""
+    count = 0
+    pending = [value]
+    while pending and count <= _MOST:
+        item, count = pending.pop(), count + 1
+        if type(item) in _CONTAINERS:
+            pending += [*item.keys(), *item.values()] if isinstance(item, dict) else item
+        elif not (is_plain(item) or isinstance(item, (numbers.Number, torch.device, torch.Size, *FUNCTIONS))):
+            return False
+    return not pending
 
 
 def is_settings(value: Any) -> bool:

@@ -12,8 +12,15 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
+_ON_ALL = (
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)
 _THEIRS = "transformers.utils.output_capturing"
 
 
@@ -22,6 +29,14 @@ def is_hooked(module: nn.Module) -> bool:
     if module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
         return True
     return bool(module._forward_hooks) and not all(map(_captures, module._forward_hooks.values()))
+
+
+def acts_on_all() -> bool:
+    """Whether a hook on all modules is registered, other than torch's own, which count and only watch."""
+    if not torch.nn.modules.module._has_any_global_hook():
+        return False
+    hooks = (hook for table in _ON_ALL for hook in getattr(torch.nn.modules.module, table).values())
+    return not all(getattr(hook, "__module__", "").startswith("torch.") for hook in hooks)
 
 
 def acts_now(module: nn.Module) -> bool:

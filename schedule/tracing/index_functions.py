@@ -21,7 +21,6 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from schedule.errors import TraceError
-from schedule.tracing.attributes import SettingsReads
 from schedule.tracing.data import is_shaped_by_data
 from schedule.tracing.effects import has_effect, is_local, uses_random
 from schedule.tracing.functions import writes
@@ -52,7 +51,6 @@ class IndexFunctions:
         outermost: further ones that could be; of those that call each other the outermost.
         innermost: the same, of those that call each other the innermost.
         refused: whether one of those that are known does more than a call of the graph may.
-        reads: what the forward reads and assigns.
     """
 
     def __init__(self, tracer: ModuleTracer, known: frozenset[Place]) -> None:
@@ -60,7 +58,6 @@ class IndexFunctions:
         self.outermost: set[Place] = set()
         self.innermost: set[Place] = set()
         self.refused = False
-        self.reads = SettingsReads()
         self._inside = False
         self._replaced: list[list[fx.Node]] = []
 
@@ -171,7 +168,7 @@ class IndexFunctions:
         """What is in the containers of ``value``, how often its tensors were written to, and attributes assigned."""
         with torch._C.DisableTorchFunction():
             held = [(path, id(x), x._version if isinstance(x, torch.Tensor) else 0) for path, x in leaves(value)]
-        return [held, self.reads.assignments]
+        return [held, self.tracer.reads.assignments]
 
     def remove_replaced(self) -> None:
         """Remove the steps of the functions that are calls, but for sizes of their arguments that others use too.

@@ -73,7 +73,9 @@ def settings_agree(module: nn.Module, settings: Mapping[Any, Any]) -> bool:
     """Whether the plain attributes that a forward read have the same values on ``module``."""
     for (path, holder, name), value in settings.items():
         owner: Any = module.get_submodule(path)
-        table = vars(owner) if holder is None else vars(vars(owner).get(holder, types.SimpleNamespace()))
+        table = vars(owner)
+        for each in () if holder is None else holder.split("."):
+            table = vars(table.get(each, types.SimpleNamespace()))
         if value is Unset.UNSET:
             if name in table:
                 return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import linecache
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -186,15 +186,14 @@ def _traced_by(
     environment = Environment.of(call, autocast)
     builder = SignatureBuilder(tracer.placeholder)
     args, kwargs = builder.build(parameters, call)
-    reads = SettingsReads()
-    tracer.index_functions.reads = reads
+    reads = tracer.reads
     entered = {name for name, child in module.named_modules() if not name or tracer.enter_child(child, name)}
-    watched = {name: child for name, child in module.named_modules() if "." not in name or name in entered}
+    watched = _looked_into(module, entered)
     flags = [(child, child.training) for child in module.modules()]
     try:
         for child, _ in flags:
             child.training = training
-        with environment.entered(), reads.watching(watched, entered), attributes_unchanged(module):
+        with environment.entered(), attributes_unchanged(module), reads.watching(watched, entered):
             result = tracer.run(forward, (module, *args), kwargs)
             written = _written(tracer, result)
             reads.write(tracer)
@@ -206,6 +205,18 @@ def _traced_by(
     builder.signature.conditions += parameter_conditions(module, builder.signature)
     builder.signature.conditions += fast_path_conditions(module, forward)
     return _finished(tracer, builder.signature, reads, training, call, autocast)
+
+
+def _looked_into(module: nn.Module, entered: Collection[str]) -> dict[str, nn.Module]:
+    """What ``module`` may read attributes of: itself, its children, what it enters, and lists of modules in lists."""
+    watched, lists = {}, {""}
+    for path, child in module.named_modules():
+        within, is_list = path.rpartition(".")[0] in lists, type(child).forward is nn.Module.forward
+        if is_list and within:
+            lists.add(path)
+        if "." not in path or path in entered or (within and (is_list or isinstance(child, nn.Sequential))):
+            watched[path] = child
+    return watched
 
 
 def _finished(

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from schedule.errors import ScheduleError, TraceError
 from schedule.recording import Opaque, Recording
 from schedule.tracing import metadata
-from schedule.tracing.attributes import attributes, attributes_as, is_settings
+from schedule.tracing.attributes import SettingsReads, attributes, attributes_as, is_settings
 from schedule.tracing.calls import intercepted_calls
 from schedule.tracing.data import NUMBERS, Replay, decided, expected, writes_number
 from schedule.tracing.functions import functions_kept
@@ -75,6 +75,7 @@ class ModuleTracer(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.texts = Texts(exact_texts)
+        self.reads = SettingsReads()
         self.index_functions = IndexFunctions(self, index_functions)
         self._use_recorded_outputs = use_recorded_outputs
         self.module, self.recording, self.enter_child = module, recording, enter
@@ -114,6 +115,7 @@ class ModuleTracer(TorchFunctionMode):
             stack.enter_context(modules_unmoved(self.guard_dtype))
             stack.enter_context(nothing_collected())
             stack.enter_context(random_numbers_refused())
+            stack.enter_context(self.reads.of_children(True))
             stack.enter_context(self)
             try:
                 return outermost(forward, args, kwargs)
@@ -318,6 +320,16 @@ class ModuleTracer(TorchFunctionMode):
                 return call(*args, **kwargs)
             finally:
                 self._within.pop()
+        with self.reads.of_children(False):
+            value, hooks = self._called(child, path, call, args, kwargs), self._collecting(child, path)
+        for hook in hooks:
+            hook(child, args, value)
+        return value
+
+    def _called(
+        self, child: nn.Module, path: str, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """What the call of ``child`` returns, a node of the graph."""
         with torch._C.DisableTorchFunction():
             node = self._call_module(path, self.as_nodes(args), self.as_nodes(kwargs))
             node.meta["source"] = user_line()
@@ -328,8 +340,6 @@ class ModuleTracer(TorchFunctionMode):
             value = self.recording.materialise(described) if recorded else self._run_child(child, call, args, kwargs)
             value = self.outputs[node] = self.track(value, node)
             self._memory.called(child, value, args, kwargs)
-        for hook in self._collecting(child, path):
-            hook(child, args, value)
         return value
 
     def _collecting(self, child: nn.Module, path: str) -> list[Callable[..., Any]]:
