@@ -27,6 +27,7 @@ def merged_linear(
 
     Parameters that cannot be moved (shards, memory shared with another process or with a larger tensor, the meta
     device) are multiplied one by one, and so are all where a compiler or a ``torch.func`` transform is watching.
+    Under a mode of torch, such as one that counts operations, none is moved.
 
     Args:
         x: ``[..., in]``.
@@ -57,6 +58,8 @@ def _joined(parts: Sequence[Tensor]) -> Tensor | None:
             return None
         if not all(isinstance(part, nn.Parameter) for part in parts):
             return torch.cat(list(parts))
+        if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+            return None  # a mode may give anything in place of the rows: those of a trace have no data
         _lay_side_by_side(parts)
     if torch.is_grad_enabled():
         joined: Tensor = _Joined.apply(*parts)

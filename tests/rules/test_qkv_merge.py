@@ -111,6 +111,32 @@ def test_an_adapter_put_on_afterwards_counts() -> None:
     torch.testing.assert_close(model(**inputs).logits, twin(**inputs).logits)
 
 
+def test_a_trace_before_the_first_call_leaves_the_weights() -> None:
+    """It runs modules on tensors without data, and what the weights would be laid into has none either."""
+
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([Attention(READS["heads"][0])])
+            self.scale = nn.Parameter(torch.ones(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = x + layer(x)[0].transpose(1, 2).reshape(x.shape)
+            return nn.functional.gelu(x + self.scale)
+
+    model, x = Layers(), torch.randn(2, 5, 8)
+    report = schedule.optimize(model, x, rules=["qkv_merge", "bias_gelu"], cost_guard=False)
+    assert report.applied == {"qkv_merge": 1, "bias_gelu": 1}
+    twin = Layers()
+    twin.load_state_dict(model.state_dict())
+    model.layers.append(Attention(READS["heads"][0]))
+    twin.layers.append(copy.deepcopy(model.layers[1]))
+    torch.testing.assert_close(model(x), twin(x))
+    torch.testing.assert_close(model.state_dict(), twin.state_dict())
+    assert report.fallbacks == {}
+
+
 # -- what is left alone ---------------------------------------------------------------------------------------
 
 
