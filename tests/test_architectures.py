@@ -124,6 +124,17 @@ def test_same_outputs_gradients_and_updates_at_other_shapes(name: str) -> None:
     assert {case.mode for case in report.cases} == {"train", "eval"}
 
 
+@every_architecture
+def test_every_rule_there_is_at_once(name: str) -> None:
+    model, twin = build(name), build(name)
+    report = schedule.optimize(model, batch(name), rules="all", cost_guard=False)
+    for rows in (2, 3):
+        inputs = batch(name, rows)
+        torch.testing.assert_close(outputs(model, inputs), outputs(twin, inputs), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(step(model, inputs), step(twin, inputs), atol=1e-4, rtol=1e-3)
+    assert report.fallbacks == {}
+
+
 @pytest.mark.parametrize("cache", [True, False], ids=["cache", "no_cache"])
 @pytest.mark.parametrize("name", GENERATIVE)
 def test_generates_the_same_tokens(name: str, cache: bool) -> None:

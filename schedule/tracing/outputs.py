@@ -58,8 +58,10 @@ def _kind(value: Any, path: Path, kind: Any) -> Any:
             value = value[step]
     except (KeyError, IndexError, TypeError):
         return "missing"
-    if value is None or isinstance(value, torch.Tensor):
-        return "none" if value is None else "tensor"
+    if value is None:
+        return "none"
+    if isinstance(value, torch.Tensor) or hasattr(type(value), "__torch_function__"):  # or what stands in for one
+        return "tensor"
     if kind == "object" and not isinstance(value, (tuple, list, dict)):
         return "object"
     if isinstance(kind, int) and isinstance(value, (tuple, list)):
