@@ -64,6 +64,7 @@ class SettingsReads:
         tensors: plain attributes that were read and are tensors, with the number of dimensions and the dtype.
         listed: path of a module whose children were gone through → their names.
         present: path of a module whose children were read by name → name → whether there is one, or None.
+        absent: those of ``values`` that were asked for and are nowhere.
         assigned: path of a module and name of its attribute → what the forward assigned last.
         assignments: how many there were, also of what was there already.
     """
@@ -73,9 +74,10 @@ class SettingsReads:
         self.tensors: dict[tuple[str, str], tuple[int, torch.dtype]] = {}
         self.listed: dict[str, tuple[str, ...]] = {}
         self.present: dict[str, dict[str, bool]] = {}
+        self.absent: set[Setting] = set()
         self.assigned: dict[tuple[str, str], Any] = {}
         self.assignments = 0
-        self._of_children = False
+        self._collecting = False
         self._tables: dict[tuple[str, str], str] = {}
         self._seen: dict[Setting, Any] = {}
         self._entered: Collection[str] = ()
@@ -92,8 +94,8 @@ class SettingsReads:
         swapped: list[tuple[Any, type]] = []
         seen: set[int] = set()
         try:
-            held = [(path, name, v) for path, m in modules.items() for name, v in vars(m).items() if is_settings(v)]
-            inner = [(path, f"{name}.{n}", v) for path, name, h in held for n, v in vars(h).items() if is_settings(v)]
+            held = [(path, *each) for path, module in modules.items() for each in _settings_of(module)]
+            inner = [(path, f"{name}.{n}", value) for path, name, own in held for n, value in _settings_of(own)]
             for path, module in modules.items():
                 self._swap(module, (path, None), swapped, seen)
             for path, name, settings in (*held, *inner):
@@ -107,13 +109,13 @@ class SettingsReads:
                     del self.values[setting]
 
     @contextmanager
-    def of_children(self, collected: bool) -> Iterator[None]:
-        """Within, which children are read is collected, as in a forward; or not, as in what is called from it."""
-        before, self._of_children = self._of_children, collected
+    def collected(self, on: bool) -> Iterator[None]:
+        """Within, what is read is collected, as by a forward; or it is not, as by what stays a call of the graph."""
+        before, self._collecting = self._collecting, on
         try:
             yield
         finally:
-            self._of_children = before
+            self._collecting = before
 
     def conditions(self) -> list[str]:
         """Python conditions that the tensors and the children which were read are there, and of the kind they were."""
@@ -125,6 +127,7 @@ class SettingsReads:
             found.append(f"(*{_source(path)}._modules,) == {names!r}")
         for path, children in self.present.items():
             table = f"{_source(path)}._modules"
+            found += [f"{name!r} not in {table}" for at, holder, name in self.absent if at == path and holder is None]
             if all(children.values()):
                 found.append(f"None not in {table}.values()")
             else:
@@ -162,17 +165,19 @@ class SettingsReads:
             try:
                 value = cls.__getattribute__(target, name)
             except AttributeError:
-                if target is watched and holder is None:
-                    self._child_read(target, path, name)
+                if target is watched and self._collecting:
+                    self._read_elsewhere(target, (*place, name))
                 raise
-            if target is watched and name in object.__getattribute__(target, "__dict__"):
-                if name == "_modules" and holder is None and self._of_children:
+            if target is not watched or not self._collecting:
+                return value
+            if name in object.__getattribute__(target, "__dict__"):
+                if name == "_modules" and holder is None:
                     self.listed.setdefault(path, tuple(value))
                 elif holder is None and isinstance(value, torch.Tensor):
                     tensors.setdefault((path, name), (value.ndim, value.dtype))
                 elif name not in _UNWATCHED:
                     self._read((*place, name), value)
-            elif target is watched and name not in _UNWATCHED and _is_default(cls, name):
+            elif name not in _UNWATCHED and _is_default(cls, name):
                 values.setdefault((*place, name), Unset.UNSET)
             return value
 
@@ -200,10 +205,18 @@ class SettingsReads:
         if isinstance(value, _CONTAINERS):
             self.values[setting], self._seen[setting] = copy.deepcopy(value), value
 
-    def _child_read(self, target: Any, path: str, name: str) -> None:
-        children = object.__getattribute__(target, "__dict__").get("_modules", ())
-        if self._of_children and name in children:
+    def _read_elsewhere(self, target: Any, setting: Setting) -> None:
+        """What has no plain attribute of this name is read: a child, a parameter, or nothing that is there."""
+        path, holder, name = setting
+        tables = object.__getattribute__(target, "__dict__") if holder is None else {}
+        children = tables.get("_modules", {})
+        if name.startswith("__"):
+            return
+        if name in children:
             self.present.setdefault(path, {}).setdefault(name, children[name] is not None)
+        elif setting not in self.values and not any(name in tables.get(table, ()) for table in _TABLES):
+            self.values[setting] = Unset.UNSET
+            self.absent.add(setting)
 
     def _assign(self, target: Any, place: tuple[str, str | None], name: str, value: Any) -> None:
         """``target.name = value``: no change, something for the graph to do, or nothing that it could do again."""
@@ -219,6 +232,9 @@ class SettingsReads:
                 return
         if holder is not None or path not in self._entered or table in ("_parameters", "_modules"):
             raise _refused(f"the forward assigns attribute {name!r} of a {type(target).__name__}")
+        if setting in self.absent:
+            self.absent.discard(setting)
+            del self.values[setting]
         if setting in self.values:
             raise _refused(
                 f"the forward assigns attribute {name!r} of a {type(target).__name__}, which it reads before: a graph "
@@ -343,6 +359,10 @@ def is_comparable(value: Any) -> bool:
         elif not (is_plain(item) or isinstance(item, (numbers.Number, torch.device, torch.Size, *FUNCTIONS))):
             return False
     return not pending
+
+
+def _settings_of(owner: Any) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in vars(owner).items() if name != "_schedule_state" and is_settings(value)]
 
 
 def is_settings(value: Any) -> bool:

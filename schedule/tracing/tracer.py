@@ -115,7 +115,7 @@ class ModuleTracer(TorchFunctionMode):
             stack.enter_context(modules_unmoved(self.guard_dtype))
             stack.enter_context(nothing_collected())
             stack.enter_context(random_numbers_refused())
-            stack.enter_context(self.reads.of_children(True))
+            stack.enter_context(self.reads.collected(True))
             stack.enter_context(self)
             try:
                 return outermost(forward, args, kwargs)
@@ -320,7 +320,7 @@ class ModuleTracer(TorchFunctionMode):
                 return call(*args, **kwargs)
             finally:
                 self._within.pop()
-        with self.reads.of_children(False):
+        with self.reads.collected(False):
             value, hooks = self._called(child, path, call, args, kwargs), self._collecting(child, path)
         for hook in hooks:
             hook(child, args, value)

@@ -52,6 +52,11 @@ class Model(nn.Module):
         self.space, self.arguments = types.SimpleNamespace(scale=1.0, scales=[1.0]), argparse.Namespace(scale=1.0)
         self.calls: list[int] = []
 
+    @property
+    def factor(self) -> float:
+        """What was set, as transformers' ``loss_function`` is found."""
+        return self._factor if hasattr(self, "_factor") else 1.0
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls.append(1)
         x = self.act(self.mlp(x)) * self.scales[0] + self.by_name["x"] + self.pair[0] * float(self.number)
@@ -59,7 +64,7 @@ class Model(nn.Module):
             x = x * scale
         x = x * len(self.kinds) * self.nested["a"][0] * self.nested["a"][1]["b"]  # type: ignore[index]
         x = x * self.config.scale * self.config.scales[0] * self.config.inner.scale * self.config.inner.scales[0]
-        x = x * self.space.scale * self.space.scales[0] * self.arguments.scale * self.of_class[0]
+        x = x * self.space.scale * self.space.scales[0] * self.arguments.scale * self.of_class[0] * self.factor
         return F.gelu(x + self.bias)
 
 
@@ -82,6 +87,7 @@ CHANGES: dict[str, Callable[[Model], object]] = {
     "a namespace": lambda model: setattr(model.space, "scale", 3.0),
     "a list of a namespace": lambda model: model.space.scales.__setitem__(0, 3.0),
     "arguments": lambda model: setattr(model.arguments, "scale", 3.0),
+    "what was not there": lambda model: setattr(model, "_factor", 3.0),
     "what the class had": lambda model: setattr(model, "of_class", [3.0]),
 }
 

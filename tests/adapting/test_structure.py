@@ -42,6 +42,7 @@ class Model(nn.Module):
         self.inner.layers = nn.ModuleList([Gated()])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.before(x) if hasattr(self, "before") else x
         for block in self.blocks:
             x = block(x)
         for layer in self.inner.layers:
@@ -75,6 +76,7 @@ CHANGES: dict[str, Callable[[Model], object]] = {
     "a branch": lambda model: model.branches.update({"b": nn.Linear(16, 16)}),
     "no branch": lambda model: model.branches.pop("a"),
     "no gate": lambda model: setattr(model.blocks[1], "gate", None),
+    "what was asked for in vain": lambda model: setattr(model, "before", nn.Linear(16, 16)),
     "beside": lambda model: setattr(model, "head", nn.Linear(16, 2)),
 }
 
