@@ -1,10 +1,10 @@
 """Which settings and children a forward read from its module and the module's config, and what it assigned to modules.
 
-A graph made while ``self.config.output_attentions`` was False holds only as long as it is: every number, string,
-flag or None read from a module or from a settings object of it becomes a guard; so does which children a list of
-modules has, where the forward goes through them. What a forward assigns
-(``self.rope_deltas = deltas``) is read back while it is traced; the graph assigns it when it is done, so that
-nothing is changed where the graph finds on its way that it does not hold.
+A graph made while ``self.config.output_attentions`` was False holds only as long as it is: every number, string, flag,
+function or None read from a module or from a settings object of it becomes a guard, and so do lists and dicts of these;
+and which children a list of modules has, where the forward goes through them. What a forward assigns
+(``self.rope_deltas = deltas``) is read back while it is traced; the graph assigns it when it is done, so that nothing is
+changed where the graph finds on its way that it does not hold.
 """
 
 from __future__ import annotations
