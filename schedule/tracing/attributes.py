@@ -2,9 +2,10 @@
 
 A graph made while ``self.config.output_attentions`` was False holds only as long as it is: every number, string, flag,
 function or None read from a module or from a settings object of it becomes a guard, and so do lists and dicts of these;
-and which children a list of modules has, where the forward goes through them. What a forward assigns
-(``self.rope_deltas = deltas``) is read back while it is traced; the graph assigns it when it is done, so that nothing is
-changed where the graph finds on its way that it does not hold.
+and which children a list of modules has, where the forward goes through them.
+
+What a forward assigns (``self.rope_deltas = deltas``) is read back while it is traced; the graph assigns it when it is
+done, so that nothing is changed where the graph finds on its way that it does not hold.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class SettingsReads:
         values: value of each setting that was read.
         tensors: plain attributes that were read and are tensors, with the number of dimensions and the dtype.
         listed: path of a module whose children were gone through → their names.
-        present: path of a module whose children were read by name → name → whether there is one, or None.
+        present: path of a module whose children were read by name → name → whether there is one, or None; no names
+            where none of its children is None.
         absent: those of ``values`` that were asked for and are nowhere.
         assigned: path of a module and name of its attribute → what the forward assigned last.
         assignments: how many there were, also of what was there already.
@@ -128,10 +130,8 @@ class SettingsReads:
         for path, children in self.present.items():
             table = f"{_source(path)}._modules"
             found += [f"{name!r} not in {table}" for at, holder, name in self.absent if at == path and holder is None]
-            if all(children.values()):
-                found.append(f"None not in {table}.values()")
-            else:
-                found += [f"{table}[{name!r}] is {'not ' * there}None" for name, there in children.items()]
+            by_name = [f"{table}[{name!r}] is {'not ' * there}None" for name, there in children.items()]
+            found += by_name or [f"None not in {table}.values()"]
         return found
 
     def write(self, tracer: ModuleTracer) -> None:
@@ -213,7 +213,9 @@ class SettingsReads:
         if name.startswith("__"):
             return
         if name in children:
-            self.present.setdefault(path, {}).setdefault(name, children[name] is not None)
+            seen = self.present.setdefault(path, {})
+            if None in children.values():
+                seen.setdefault(name, children[name] is not None)
         elif setting not in self.values and not any(name in tables.get(table, ()) for table in _TABLES):
             self.values[setting] = Unset.UNSET
             self.absent.add(setting)

@@ -12,7 +12,7 @@ from torch import nn
 
 import schedule
 from schedule.runtime import FallbackWarning
-from tests.adapting.counting import X, fallbacks
+from tests.adapting.counting import X, adaptations, fallbacks
 from tests.small import Mlp
 
 
@@ -38,6 +38,7 @@ class Model(nn.Module):
         self.branches = nn.ModuleDict({"a": nn.Linear(16, 16)})
         self.stages = nn.Sequential(nn.Linear(16, 16), nn.GELU())
         self.adapters = nn.ModuleList()
+        self.register_module("spare", None)
         self.inner = nn.Module()
         self.inner.layers = nn.ModuleList([Gated()])
 
@@ -126,8 +127,9 @@ def test_a_gate_put_in_where_none_was() -> None:
 
 def test_what_is_put_beside_the_rest_is_no_other_model() -> None:
     model = changed(CHANGES["beside"], True, False)
-    model(X)
-    assert fallbacks(model) == 0
+    for training in (True, False):
+        model.train(training)(X)
+    assert fallbacks(model) == adaptations(model) == 0
 
 
 @pytest.mark.parametrize("register", ["forward", "forward_pre", "full_backward"])
