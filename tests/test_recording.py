@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 from torch import nn
 
+from fused.backends import onednn
 from schedule.errors import NotApplicable
 from schedule.recording import MAX_SIGNATURES, record
 from schedule.tracing.specs import TensorSpec
@@ -24,6 +27,22 @@ def test_it_keeps_shapes_and_no_data():
     assert not any(isinstance(value, torch.Tensor) for value in values)
     assert torch.equal(rng, torch.get_rng_state()) and modes == [m.training for m in model.modules()]
     assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this build of torch has no oneDNN")
+@pytest.mark.parametrize(("name", "products"), [("gpt2", 9), ("llama", 15)])  # Conv1D calls addmm, Linear F.linear
+def test_products_go_by_the_faster_library(name: str, products: int, monkeypatch: pytest.MonkeyPatch):
+
+    def outputs() -> list[TensorSpec]:
+        calls = [call for each in record(build(name), batch(name)).calls.values() for call in each]
+        return [call.output for call in calls if isinstance(call.output, TensorSpec)]
+
+    plain = outputs()
+    monkeypatch.setenv("FUSED_ONEDNN", "1")
+    monkeypatch.setattr(importlib.import_module("fused.linear"), "LEAST_PRODUCTS", 1)
+    calls, product = [], onednn.product
+    monkeypatch.setattr(onednn, "product", lambda *args: calls.append(args) or product(*args))
+    assert outputs() == plain and len(calls) == products
 
 
 def test_a_shared_module_is_one_with_one_signature():
