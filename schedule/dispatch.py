@@ -17,7 +17,7 @@ from schedule.tracing.attributes import FUNCTIONS, PLAIN, Unset
 from schedule.tracing.hooks import acts_now, acts_on_all
 from schedule.tracing.signature import Parameters, Signature
 from schedule.tracing.specialisation import Specialisation
-from schedule.tracing.structure import literal
+from schedule.tracing.structure import literal, module_source
 
 Selected = tuple[Any, tuple[Any, ...]]
 """A graph's function and its inputs; None and the reason for calls that run the original forward."""
@@ -95,15 +95,11 @@ def _conditions(
     found += _signature_conditions(specialisation.signature, index, namespace)
     for number, (path, entered) in enumerate(specialisation.entered.items()):
         namespace[f"_class_{index}_{number}"] = scheduled_class(entered.cls) if entered.scheduled else entered.cls
-        found.append(f"_intact({_submodule(path)}, _class_{index}_{number}, {specialisation.training})")
+        found.append(f"_intact({module_source(path)}, _class_{index}_{number}, {specialisation.training})")
         found += _setting_conditions(path, entered.settings, namespace)
     found += ["not _acts_on_all()"] if specialisation.entered else []
     found += _setting_conditions("", specialisation.settings, namespace)
     return found + list(specialisation.guards)
-
-
-def _submodule(path: str) -> str:
-    return "self" + "".join(f"._modules[{part!r}]" for part in path.split(".") if part)
 
 
 def _is_still(text: str, value: Any, namespace: dict[str, Any]) -> str:
@@ -123,7 +119,7 @@ def _setting_conditions(prefix: str, settings: Mapping[Any, Any], namespace: dic
     """Conditions that plain attributes still have the values they had; ``prefix`` is where their paths start."""
     found = []
     for (path, holder, name), value in settings.items():
-        owner = _submodule(f"{prefix}.{path}")
+        owner = module_source(f"{prefix}.{path}")
         holders = "" if holder is None else "".join(f"[{each!r}].__dict__" for each in holder.split("."))
         owner = f"{owner}.__dict__{holders}"
         owner = "_own" if owner == "self.__dict__" else owner

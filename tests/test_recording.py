@@ -32,7 +32,6 @@ def test_it_keeps_shapes_and_no_data():
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this build of torch has no oneDNN")
 @pytest.mark.parametrize(("name", "products"), [("gpt2", 9), ("llama", 15)])  # Conv1D calls addmm, Linear F.linear
 def test_products_go_by_the_faster_library(name: str, products: int, monkeypatch: pytest.MonkeyPatch):
-
     def outputs() -> list[TensorSpec]:
         calls = [call for each in record(build(name), batch(name)).calls.values() for call in each]
         return [call.output for call in calls if isinstance(call.output, TensorSpec)]

@@ -26,7 +26,7 @@ from torch import fx, nn
 from schedule.errors import TraceError
 from schedule.tracing.scalars import scalar_of
 from schedule.tracing.source import user_line
-from schedule.tracing.structure import leaves
+from schedule.tracing.structure import leaves, module_source
 
 if TYPE_CHECKING:
     from schedule.tracing.tracer import ModuleTracer
@@ -123,12 +123,12 @@ class SettingsReads:
         """Python conditions that the tensors and the children which were read are there, and of the kind they were."""
         found = []
         for (path, name), (rank, dtype) in self.tensors.items():
-            held = f"{_source(path)}.__dict__.get({name!r})"
+            held = f"{module_source(path)}.__dict__.get({name!r})"
             found.append(f"isinstance({held}, torch.Tensor) and {held}.dim() == {rank} and {held}.dtype is {dtype}")
         for path, names in self.listed.items():
-            found.append(f"(*{_source(path)}._modules,) == {names!r}")
+            found.append(f"(*{module_source(path)}._modules,) == {names!r}")
         for path, children in self.present.items():
-            table = f"{_source(path)}._modules"
+            table = f"{module_source(path)}._modules"
             found += [f"{name!r} not in {table}" for at, holder, name in self.absent if at == path and holder is None]
             by_name = [f"{table}[{name!r}] is {'not ' * there}None" for name, there in children.items()]
             found += by_name or [f"None not in {table}.values()"]
@@ -245,10 +245,6 @@ class SettingsReads:
         if not all(_is_kept(leaf) for _, leaf in leaves(value)):
             raise _refused(f"the forward assigns an object to attribute {name!r} of a {type(target).__name__}")
         self.assigned[path, name], self._tables[path, name] = value, table
-
-
-def _source(path: str) -> str:
-    return "self" + "".join(f"._modules[{part!r}]" for part in path.split(".") if part)
 
 
 def _is_default(cls: type, name: str) -> bool:

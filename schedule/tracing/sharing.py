@@ -64,6 +64,19 @@ def _leaf_key(leaf: Any) -> Hashable:
     return leaf if isinstance(leaf, Hashable) else id(leaf)
 
 
+def comparable(value: Any) -> list[Any]:
+    """What two calls received, to be compared: shapes and dtypes of tensors, plain values, classes of all others."""
+
+    def kind(leaf: Any) -> Any:
+        if isinstance(leaf, (torch.Tensor, TensorSpec)):
+            return (tuple(leaf.shape), leaf.dtype)
+        if isinstance(leaf, Opaque):
+            return type(leaf.snapshot)
+        return leaf if isinstance(leaf, (bool, int, float, str, type(None))) else type(leaf)
+
+    return [(path, kind(leaf)) for path, leaf in leaves(value)]
+
+
 def has_constants(specialisation: Any) -> bool:
     """Whether the graph holds an object that may belong to one module only."""
     return any(isinstance(node.target, Constant) for node in specialisation.graph.nodes)

@@ -87,6 +87,11 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
             yield leaf
 
 
+def module_source(path: str) -> str:
+    """Python source of the submodule of ``self`` at ``path``; the empty path is ``self``."""
+    return "self" + "".join(f"._modules[{part!r}]" for part in path.split(".") if part)
+
+
 def literal(value: Any) -> str:
     """Python source of a number, string, flag, dtype or None."""
     if isinstance(value, float) and not math.isfinite(value):

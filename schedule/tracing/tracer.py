@@ -18,7 +18,7 @@ from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 
 from schedule.errors import ScheduleError, TraceError
-from schedule.recording import Opaque, Recording
+from schedule.recording import Recording
 from schedule.tracing import metadata
 from schedule.tracing.attributes import SettingsReads, attributes, attributes_as, is_settings
 from schedule.tracing.calls import intercepted_calls
@@ -31,12 +31,12 @@ from schedule.tracing.opaque import OpaqueTracker, untracked
 from schedule.tracing.pieces import guard_number
 from schedule.tracing.regions import RegionTracker
 from schedule.tracing.scalars import scalar_of, symbolic
+from schedule.tracing.sharing import comparable
 from schedule.tracing.sizes import SizeReader
 from schedule.tracing.source import data_dependent, outermost, raised, user_line
 from schedule.tracing.specs import TensorSpec
 from schedule.tracing.standins import stand_in
 from schedule.tracing.structure import is_plain_dataclass, is_plain_mapping, map_fields, map_structure
-from schedule.tracing.structure import leaves as structure_leaves
 from schedule.tracing.surroundings import (
     flags_decided,
     lengths_followed,
@@ -362,9 +362,9 @@ class ModuleTracer(TorchFunctionMode):
         calls = self.recording.calls.get(child, ()) if self._use_recorded_outputs else ()
         if not calls:
             return None
-        received = _comparable(map_structure((args, kwargs), self.value_of))
+        received = comparable(map_structure((args, kwargs), self.value_of))
         for call in calls:
-            if _comparable((call.args, call.kwargs)) == received:
+            if comparable((call.args, call.kwargs)) == received:
                 return call.output
         return None
 
@@ -391,16 +391,3 @@ def _named_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
         for table in (child._parameters, child._buffers, vars(child)):
             found += [(dot + name, t) for name, t in table.items() if isinstance(t, torch.Tensor)]
     return found[::-1]  # the first name of a tied tensor wins
-
-
-def _comparable(value: Any) -> Any:
-    def kind(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            return (tuple(leaf.shape), leaf.dtype)
-        if isinstance(leaf, TensorSpec):
-            return (leaf.shape, leaf.dtype)
-        if isinstance(leaf, Opaque):
-            return type(leaf.snapshot)
-        return leaf if isinstance(leaf, (bool, int, float, str, type(None))) else type(leaf)
-
-    return [(path, kind(leaf)) for path, leaf in structure_leaves(value)]
