@@ -107,7 +107,7 @@ class SettingsReads:
             for watched, cls in reversed(swapped):
                 object.__setattr__(watched, "__class__", cls)
             for setting, value in self._seen.items():
-                if value != self.values[setting]:  # the forward itself changes it
+                if not is_comparable(value) or value != self.values[setting]:  # the forward itself changes it
                     del self.values[setting]
 
     @contextmanager

@@ -123,6 +123,22 @@ def test_unchanged_settings_hold_in_copies_and_in_what_the_forward_changes() -> 
         assert fallbacks(each) == 0
 
 
+def test_a_list_that_the_forward_puts_a_tensor_into() -> None:
+    """A number before the first training step: the two cannot be compared."""
+
+    class Keeping(Model):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if len(self.scales) and self.training:
+                self.scales[1] = x.sum()  # type: ignore[call-overload]
+            return F.gelu(self.mlp(x) + self.bias)
+
+    torch.manual_seed(0)
+    model = Keeping()
+    twin = copy.deepcopy(model)
+    assert schedule.optimize(model, X, cost_guard=False).applied
+    torch.testing.assert_close(model.train()(X), twin.train()(X))
+
+
 def test_layers_with_other_settings_do_not_share_a_graph() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(Model(), Model(), Model())
