@@ -38,7 +38,7 @@ from schedule.tracing.environment import (
     quiet_autocast,
 )
 from schedule.tracing.opaque import Constant
-from schedule.tracing.sharing import has_constants, likeness, settings_agree
+from schedule.tracing.sharing import has_constants, likeness
 from schedule.tracing.signature import Parameters, Signature, SignatureBuilder
 from schedule.tracing.specialisation import Specialisation, original_class, specialise
 from schedule.tracing.structure import map_structure
@@ -112,7 +112,7 @@ class Adapter:
         Returns:
             None where the arguments do not fit the forward, or cannot be described.
         """
-        recording = Recording()
+        recording = Recording(grad_enabled=torch.is_grad_enabled())
         try:
             with torch.inference_mode(False), torch.no_grad():
                 call = Call(recording.describe(args), recording.describe(kwargs), None)
@@ -242,9 +242,9 @@ def _altered(module: nn.Module) -> bool:
 
 
 def _holds_for(module: nn.Module, made: Specialisation) -> bool:
-    """Whether a graph made for a like module holds for this one: the settings that it was made with agree."""
-    inside = all(settings_agree(module.get_submodule(path), e.settings) for path, e in made.entered.items())
-    return inside and settings_agree(module, made.settings)
+    """Whether a graph made for a like module holds for this one: what its forward read agrees."""
+    inside = all(e.ledger.holds(module.get_submodule(path)) for path, e in made.entered.items())
+    return inside and made.ledger.holds(module)
 
 
 # -- a shadow ------------------------------------------------------------------------------------------------

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import enum
 import itertools
 import linecache
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from schedule.tracing.attributes import FUNCTIONS, PLAIN, Unset
 from schedule.tracing.hooks import acts_now, acts_on_all
+from schedule.tracing.reading.ledger import Ledger
 from schedule.tracing.signature import Parameters, Signature
 from schedule.tracing.specialisation import Specialisation
-from schedule.tracing.structure import literal, module_source
+from schedule.tracing.structure import module_source
 
 Selected = tuple[Any, tuple[Any, ...]]
 """A graph's function and its inputs; None and the reason for calls that run the original forward."""
 Select = Callable[..., Selected | None]
 
-_MISSING = object()
 _numbers = itertools.count()
 
 
@@ -55,7 +53,7 @@ def generated_select(
 
     For calls of a kind that was declined it gives ``(None, (why,))``.
     """
-    namespace: dict[str, Any] = {"torch": torch, "_intact": intact, "_acts_on_all": acts_on_all, "_missing": _MISSING}
+    namespace: dict[str, Any] = {"torch": torch, "_intact": intact, "_acts_on_all": acts_on_all}
     parameters = Parameters(forward)
     lines = [f"def select({parameters.declaration(namespace)}):", "    _own = self.__dict__"]
     for index, specialisation in enumerate(specialisations):
@@ -96,32 +94,13 @@ def _conditions(
     for number, (path, entered) in enumerate(specialisation.entered.items()):
         namespace[f"_class_{index}_{number}"] = scheduled_class(entered.cls) if entered.scheduled else entered.cls
         found.append(f"_intact({module_source(path)}, _class_{index}_{number}, {specialisation.training})")
-        found += _setting_conditions(path, entered.settings, namespace)
+        found += _ledger_condition(entered.ledger, path, f"_holds_{index}_{number}", namespace)
     found += ["not _acts_on_all()"] if specialisation.entered else []
-    found += _setting_conditions("", specialisation.settings, namespace)
+    found += _ledger_condition(specialisation.ledger, "", f"_holds_{index}", namespace)
     return found + list(specialisation.guards)
 
 
-def _is_still(text: str, value: Any, namespace: dict[str, Any]) -> str:
-    if value is Unset.UNSET:
-        return f"{text} is _missing"
-    if isinstance(value, enum.Enum):
-        return f"repr({text}) == {repr(value)!r}"
-    comparison = "is" if value is None or isinstance(value, (bool, torch.dtype, *FUNCTIONS)) else "=="
-    if isinstance(value, PLAIN):
-        return f"{text} {comparison} {literal(value)}"
-    name = f"_setting_{len(namespace)}"
-    namespace[name] = value
-    return f"{text} {comparison} {name}"
-
-
-def _setting_conditions(prefix: str, settings: Mapping[Any, Any], namespace: dict[str, Any]) -> list[str]:
-    """Conditions that plain attributes still have the values they had; ``prefix`` is where their paths start."""
-    found = []
-    for (path, holder, name), value in settings.items():
-        owner = module_source(f"{prefix}.{path}")
-        holders = "" if holder is None else "".join(f"[{each!r}].__dict__" for each in holder.split("."))
-        owner = f"{owner}.__dict__{holders}"
-        owner = "_own" if owner == "self.__dict__" else owner
-        found.append(_is_still(f"{owner}.get({name!r}, _missing)", value, namespace))
-    return found
+def _ledger_condition(ledger: Ledger, path: str, name: str, namespace: dict[str, Any]) -> list[str]:
+    """The condition that what a forward read of Python's state, from the module at ``path``, is what it was."""
+    namespace[name] = ledger.function
+    return [f"{name}({module_source(path)})"] if ledger else []

@@ -80,6 +80,7 @@ class Recording:
         computed: the functions of torch that each module called itself, not through its submodules.
         seen: what each module's own calls gave that depend on data, by metadata and numbers only.
         traced: graphs already made in this recording, by what the modules have in common.
+        grad_enabled: whether forwards are traced with gradients enabled, which they may ask.
     """
 
     fake_mode: FakeTensorMode = field(default_factory=lambda: FakeTensorMode(allow_non_fake_inputs=True))
@@ -87,6 +88,7 @@ class Recording:
     computed: dict[nn.Module, set[Any]] = field(default_factory=dict)
     seen: dict[nn.Module, Seen] = field(default_factory=dict)
     traced: dict[Any, list[Any]] = field(default_factory=dict, repr=False)
+    grad_enabled: bool = True
     _data_free: Any = field(default_factory=WeakIdKeyDictionary, repr=False)
 
     def describe(self, value: Any) -> Any:

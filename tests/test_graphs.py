@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import pytest
@@ -23,12 +24,18 @@ class Layer(nn.Module):
 
 
 class Baked(Layer):
-    """Multiplies by another number at every call."""
-
-    calls = itertools.count(1)
+    """Multiplies by another number at every call; a cache that keeps nothing hides it."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * next(Baked.calls)
+        return super().forward(x) * _counted()
+
+
+_calls = itertools.count(1)
+
+
+@functools.lru_cache(maxsize=0)
+def _counted() -> int:
+    return next(_calls)
 
 
 class Stack(nn.Module):

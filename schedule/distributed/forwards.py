@@ -35,6 +35,7 @@ from schedule.distributed.modules import (
 )
 from schedule.errors import ShardError
 from schedule.recording import Call
+from schedule.tracing.reading.ledger import Ledger
 from schedule.tracing.signature import Parameters, Signature
 from schedule.tracing.specialisation import Specialisation, original_class
 from schedule.tracing.specs import TensorSpec
@@ -68,7 +69,7 @@ def sharded_specialisations(
         signature=signature,
         training=True,
         guards=(),
-        settings={},
+        ledger=Ledger(),
         entered={},
         call=Call((spec,), {}, None),
     )

@@ -81,6 +81,11 @@ def _patched_call(owner: type) -> Iterator[None]:
                 _patches.pop(owner).stop()
 
 
+def unwatched(call: Any) -> Any:
+    """The ``__call__`` of a class as it is when nothing is watched."""
+    return getattr(call, "_unwatched", call)
+
+
 def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
     def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         watch = _watches.stack[-1] if _watches.stack else None
@@ -96,4 +101,5 @@ def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
 
         return watch.handler(module, call, args, kwargs)
 
+    __call__._unwatched = original  # type: ignore[attr-defined]
     return __call__

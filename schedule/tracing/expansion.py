@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from schedule.recording import Call, Recording
 from schedule.tracing.effects import has_effect
 from schedule.tracing.hooks import is_hooked
 from schedule.tracing.portable import pack_graph, unpack_graph
-from schedule.tracing.sharing import settings_agree
+from schedule.tracing.reading.ledger import Ledger
 from schedule.tracing.signature import Parameters
 from schedule.tracing.specialisation import Entered, Specialisation, original_class, specialise
 from schedule.tracing.specs import TensorSpec
@@ -86,7 +86,7 @@ def _fits(expansion: Expansion, graph: fx.Graph, module: nn.Module) -> bool:
                 return False
             continue
         unlike = entered.scheduled is (type(child) is original_class(child))
-        if unlike or not _can_open(child) or not settings_agree(child, entered.settings):
+        if unlike or not _can_open(child) or not entered.ledger.holds(child):
             return False
     return True
 
@@ -113,7 +113,7 @@ def _own_graph(child: nn.Module, training: bool) -> Specialisation | None:
     """The graph that a scheduled child runs whatever it is given, as a sharded one does; None if there is none."""
     state = vars(child).get("_schedule_state")
     for made in getattr(state, "specialisations", ()):
-        conditional = made.signature.conditions or made.guards or made.settings or made.entered
+        conditional = made.signature.conditions or made.guards or made.ledger or made.entered
         if made.training is training and not conditional and not made.has_checks:
             return made
     return None
@@ -134,7 +134,7 @@ def _open(
     expansion: Expansion, call: fx.Node, child: nn.Module, specialisation: Specialisation, recording: Recording
 ) -> None:
     path, graph = str(call.target), expansion.graph
-    settings: Mapping[Any, Any] = {}
+    ledger = Ledger()
     own = _own_graph(child, specialisation.training)
     result: fx.Node | None
     with graph.inserting_before(call):
@@ -149,13 +149,13 @@ def _open(
             if inside is None:
                 expansion.closed.add(path)
                 return
-            settings = inside.settings
+            ledger = inside.ledger
             nodes, result = _inline(graph, call, child, inside)
     if result is None:
         expansion.closed.add(path)
         return
     expansion.origin.update(dict.fromkeys((node.name for node in nodes), call.name))
-    expansion.entered[path] = Entered(original_class(child), dict(settings), scheduled=own is not None)
+    expansion.entered[path] = Entered(original_class(child), ledger, scheduled=own is not None)
     call.replace_all_uses_with(result)
     graph.erase_node(call)
 

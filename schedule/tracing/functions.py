@@ -3,14 +3,10 @@ node each."""
 
 from __future__ import annotations
 
-import functools
 import importlib
 import operator
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import torch
 from torch import fx, nn
@@ -57,35 +53,32 @@ def _scripted(module: str, name: str) -> Applied:
     return Applied(operator.attrgetter(name)(importlib.import_module(module)))
 
 
-@contextmanager
-def functions_kept(tracer: ModuleTracer) -> Iterator[None]:
-    """Within, ``Function.apply`` and calls of scripted functions are nodes. Checkpoints are entered.
+class FunctionTracker:
+    """Writes autograd functions and scripted ones as nodes of one trace. Checkpoints are entered."""
 
-    Raises:
-        TraceError: a function is given a function or module, so that a node would hide calls of the model; or it
-            changes what it is given.
-    """
-    thread, original, scripted = threading.get_ident(), vars(Function)["apply"].__func__, ScriptFunction.__call__
+    def __init__(self, tracer: ModuleTracer) -> None:
+        self.tracer = tracer
 
-    def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != thread or cls is CheckpointFunction or not writes(tracer):
-            return original(cls, *args, **kwargs)
+    def apply(self, cls: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``cls.apply(*args, **kwargs)``.
+
+        Raises:
+            TraceError: it is given a function or module, so that a node would hide calls of the model; or it changes
+                what it is given.
+        """
+        if cls is CheckpointFunction or not writes(self.tracer):
+            return cls.apply(*args, **kwargs)
         if is_derivative(cls, args, kwargs):
             return entered(cls, args)
         with torch._C.DisableTorchFunction():
-            return _written(tracer, Applied(cls), functools.partial(original, cls), args, kwargs)
+            return _written(self.tracer, Applied(cls), cls.apply, args, kwargs)
 
-    def call(function: ScriptFunction, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != thread or not writes(tracer):
-            return scripted(function, *args, **kwargs)
+    def scripted(self, function: ScriptFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of a function of TorchScript."""
+        if not writes(self.tracer):
+            return function(*args, **kwargs)
         with torch._C.DisableTorchFunction():
-            return _written(tracer, Applied(function), functools.partial(scripted, function), args, kwargs)
-
-    with (
-        mock.patch.object(Function, "apply", classmethod(apply)),
-        mock.patch.object(ScriptFunction, "__call__", call),
-    ):
-        yield
+            return _written(self.tracer, Applied(function), function, args, kwargs)
 
 
 def writes(tracer: ModuleTracer) -> bool:

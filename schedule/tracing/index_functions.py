@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from types import FrameType, FunctionType
+from collections.abc import Callable
+from types import CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import torch
 from torch import fx, nn
@@ -24,13 +21,15 @@ from schedule.errors import TraceError
 from schedule.tracing.data import is_shaped_by_data
 from schedule.tracing.effects import has_effect, is_local, uses_random
 from schedule.tracing.functions import writes
+from schedule.tracing.reading.instrument import original_code
 from schedule.tracing.specs import TensorSpec
 from schedule.tracing.structure import leaves
 
 if TYPE_CHECKING:
     from schedule.tracing.tracer import ModuleTracer
 
-Place = tuple[Any, str]  # the class or file that holds the function, and its name in there
+Place = CodeType
+"""A function, by its code."""
 
 _NUMBERS = (bool, int, float, str, type(None), torch.SymInt, torch.SymFloat, torch.SymBool, torch.dtype, torch.device)
 
@@ -92,53 +91,37 @@ class IndexFunctions:
         return bool(found) and _are_indices(found)
 
     def _place(self, frame: FrameType) -> Place | None:
-        """Where the function that runs in ``frame`` is looked up when it is called."""
-        name, back, holder = frame.f_code.co_name, frame.f_back, frame.f_locals.get("self")
-        if holder is not None:
-            known = isinstance(holder, nn.Module) and holder in self.tracer._module_paths
-            owners: list[Any] = list(type(holder).__mro__) if known else []
-        else:
-            files = {f.f_globals.get("__name__") for f in (frame, back) if f is not None}
-            owners = [sys.modules[file] for file in sorted(filter(None, files)) if file in sys.modules]
-        for owner in owners:
-            function = vars(owner).get(name)
-            if isinstance(function, FunctionType) and inspect.unwrap(function).__code__ is frame.f_code:
-                return owner, name
-        return None
+        """The function that runs in ``frame``, if it is followed and can be called by a graph."""
+        code = original_code(frame.f_code)
+        return None if code is frame.f_code or "<locals>" in code.co_qualname else code
 
     # -- calling them ----------------------------------------------------------------------------------------
 
-    @contextmanager
-    def called(self) -> Iterator[None]:
-        """Within, in this thread, those that are known are calls of the graph."""
-        with ExitStack() as patches:
-            for owner, name in self.known:
-                written = self._written(owner, name, vars(owner)[name], threading.get_ident())
-                patches.enter_context(mock.patch.object(owner, name, written))
-            yield
-
-    def _written(self, owner: Any, name: str, function: Any, thread: int) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            tracer, given = self.tracer, args[1:] if isinstance(owner, type) else args
-            watching = threading.get_ident() == thread and writes(tracer)
-            known = not isinstance(owner, type) or self._is_watched(args[0])
-            if self._inside or not (watching and known) or not _are_indices((given, kwargs)):
-                return function(*args, **kwargs)
-            return self._call(self._target(owner, name, function, args), function, args, given, kwargs)
-
-        return call
+    def handles(
+        self, function: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[], Any] | None:
+        """The call of a function that is to be one of the graph; None if it is not."""
+        if self._inside or function.__code__ not in self.known or not writes(self.tracer):
+            return None
+        module = args[0] if args and isinstance(args[0], nn.Module) else None
+        given = args if module is None else args[1:]
+        if (module is not None and not self._is_watched(module)) or not _are_indices((given, kwargs)):
+            return None
+        return lambda: self._call(self._target(function, module), function, args, given, kwargs)
 
     def _is_watched(self, module: nn.Module) -> bool:
         """Whether what ``module`` assigns to its attributes is seen."""
         path = self.tracer._module_paths.get(module)
         return path is not None and ("." not in path or path in self.tracer.entered)
 
-    def _target(self, owner: Any, name: str, function: Any, args: tuple[Any, ...]) -> Callable[[], Any]:
+    def _target(self, function: FunctionType, module: nn.Module | None) -> Callable[[], Any]:
         """What the function is in the graph, to be written."""
-        if not isinstance(owner, type):
-            return lambda: self.tracer.node_of(function)
-        path = self.tracer._module_paths[args[0]]
-        return lambda: self.tracer.graph.get_attr(f"{path}.{name}" if path else name)
+        if module is None:
+            named = vars(sys.modules.get(function.__module__, sys)).get(function.__name__)
+            found = named if named is not None and inspect.unwrap(named) is function else function
+            return lambda: self.tracer.node_of(found)
+        path = self.tracer._module_paths[module]
+        return lambda: self.tracer.graph.get_attr(f"{path}.{function.__name__}" if path else function.__name__)
 
     def _call(
         self, target: Callable[[], Any], function: Any, args: tuple[Any, ...], given: tuple[Any, ...], kwargs: Any
@@ -147,7 +130,7 @@ class IndexFunctions:
         guards, last, before = dict(tracer.guards), _last(tracer.graph), self._state((given, kwargs))
         self._inside = True
         try:
-            value = function(*args, **kwargs)
+            value = tracer.evaluator.call_function(function, args, kwargs)
         finally:
             self._inside = False
         steps = _after(last, tracer.graph)
@@ -168,7 +151,7 @@ class IndexFunctions:
         """What is in the containers of ``value``, how often its tensors were written to, and attributes assigned."""
         with torch._C.DisableTorchFunction():
             held = [(path, id(x), x._version if isinstance(x, torch.Tensor) else 0) for path, x in leaves(value)]
-        return [held, self.tracer.reads.assignments]
+        return [held, self.tracer.evaluator.assignments.count]
 
     def remove_replaced(self) -> None:
         """Remove the steps of the functions that are calls, but for sizes of their arguments that others use too.

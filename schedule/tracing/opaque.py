@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import operator
 import sys
-import threading
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import torch
 from torch import fx, nn
@@ -199,41 +196,20 @@ class OpaqueTracker:
             self._constants[id(leaf)] = (leaf, self.tracer.emit(Constant(leaf), ()))
         return self._constants[id(leaf)][1]
 
-    @contextmanager
-    def construction_tracked(self) -> Iterator[None]:
-        """Within, ``DynamicCache(…)`` and the like are nodes, and what they make is watched."""
-        thread, making = threading.get_ident(), [False]
-
-        def tracked(original: Callable[..., None]) -> Callable[..., None]:
-            def __init__(made: Any, *args: Any, **kwargs: Any) -> None:
-                if threading.get_ident() != thread or making[0] or self.tracer.inside_child:
-                    original(made, *args, **kwargs)
-                    return
-                making[0] = True
-                try:
-                    self._construct(made, args, kwargs)
-                finally:
-                    making[0] = False
-
-            return __init__
-
-        with ExitStack() as patches:
-            for cls in _with_subclasses(filter(None, (find() for find in _opaque_classes))):
-                if "__init__" in vars(cls):
-                    patches.enter_context(mock.patch.object(cls, "__init__", tracked(vars(cls)["__init__"])))
-            yield
-
-    def _construct(self, made: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Turn the object under construction into a watched one; the real one is built beside it."""
-        tracer, cls = self.tracer, type(made)
+    def construct(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``cls(*args, **kwargs)``, such as ``DynamicCache(…)``: a node; what it makes is watched."""
+        tracer = self.tracer
         with torch._C.DisableTorchFunction():
             node = tracer.emit(cls, tracer.as_nodes(args), tracer.as_nodes(kwargs))
             real_args, real_kwargs = (map_structure(part, tracer.value_of) for part in (args, kwargs))
             with tracer.recording.fake_mode:
                 value = cls(*real_args, **real_kwargs)
-        made.__class__ = _watched_class(cls)
-        object.__setattr__(made, "_watch", (self, value, node))
-        node.meta["object"] = True
+            return self.watch(value, node)
+
+
+def is_opaque_class(cls: type) -> bool:
+    """Whether making an object of ``cls`` is a node of the graph."""
+    return any(issubclass(cls, found) for find in _opaque_classes if (found := find()) is not None)
 
 
 def _holds_values(value: Any, deeper: int = 4) -> bool:
@@ -245,12 +221,6 @@ def _holds_values(value: Any, deeper: int = 4) -> bool:
     parts = value if isinstance(value, (list, tuple)) else getattr(value, "__dict__", value)
     items = parts.values() if isinstance(parts, Mapping) else parts if isinstance(parts, (list, tuple)) else ()
     return any(_holds_values(item, deeper - 1) for item in list(items))
-
-
-def _with_subclasses(classes: Iterable[type]) -> Iterator[type]:
-    for cls in classes:
-        yield cls
-        yield from _with_subclasses(cls.__subclasses__())
 
 
 def untracked(leaf: Any) -> Any:

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import torch
 from torch import fx
@@ -109,25 +108,30 @@ class RegionTracker:
             node = self.tracer.emit(begin_grad_mode, (enabled,))
             self._grad.append((node, current))
 
-    @contextmanager
-    def autocast_tracked(self) -> Iterator[None]:
-        """Within, entering and leaving ``torch.autocast`` in this thread is written into the graph."""
-        thread = threading.get_ident()
-        enter, leave = torch.autocast.__enter__, torch.autocast.__exit__
+    def decides(self, question: str) -> bool:
+        """Whether the answer to ``torch.is_grad_enabled`` and the like is given by a block of the forward."""
+        return bool(self._grad) if "grad" in question else bool(self._autocast) and "autocast" in question
 
-        def __enter__(block: Any) -> Any:
-            if threading.get_ident() == thread:
-                arguments = (block.device, block.fast_dtype, block._enabled, block._cache_enabled)
-                self._autocast[id(block)] = self.tracer.emit(begin_autocast, arguments)
-            return enter(block)
+    def entered(self, block: torch.autocast) -> None:
+        """``block`` is entered by the forward."""
+        arguments = (block.device, block.fast_dtype, block._enabled, block._cache_enabled)
+        self._autocast[id(block)] = self.tracer.emit(begin_autocast, arguments)
 
-        def __exit__(block: Any, *error: Any) -> Any:
-            if threading.get_ident() == thread and id(block) in self._autocast:
-                self.tracer.emit(end_region, (self._autocast.pop(id(block)),))
-            return leave(block, *error)
+    def left(self, block: torch.autocast) -> None:
+        """``block`` is left."""
+        self.tracer.emit(end_region, (self._autocast.pop(id(block)),))
 
-        with (
-            mock.patch.object(torch.autocast, "__enter__", __enter__),
-            mock.patch.object(torch.autocast, "__exit__", __exit__),
-        ):
-            yield
+
+class TrackedAutocast(AbstractContextManager[Any]):
+    """An autocast block that is written into the graph."""
+
+    def __init__(self, regions: RegionTracker, block: torch.autocast) -> None:
+        self._regions, self._block = regions, block
+
+    def __enter__(self) -> Any:
+        self._regions.entered(self._block)
+        return self._block.__enter__()
+
+    def __exit__(self, *error: Any) -> Any:
+        self._regions.left(self._block)
+        return self._block.__exit__(*error)

@@ -7,15 +7,15 @@ were called alike. Plain attributes (a layer's index) need not agree unless the 
 from __future__ import annotations
 
 import types
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
 from schedule.recording import Call, Opaque
-from schedule.tracing.attributes import PLAIN, Unset
 from schedule.tracing.opaque import Constant
+from schedule.tracing.reading.ledger import is_atom
 from schedule.tracing.specs import TensorSpec
 from schedule.tracing.structure import leaves
 
@@ -41,7 +41,7 @@ def _tensor_key(tensor: torch.Tensor | None) -> Hashable:
 
 
 def _value_key(value: Any) -> Hashable:
-    if isinstance(value, PLAIN):
+    if is_atom(value):
         return "plain"
     if isinstance(value, types.MethodType):
         return id(value.__func__)
@@ -80,18 +80,3 @@ def comparable(value: Any) -> list[Any]:
 def has_constants(specialisation: Any) -> bool:
     """Whether the graph holds an object that may belong to one module only."""
     return any(isinstance(node.target, Constant) for node in specialisation.graph.nodes)
-
-
-def settings_agree(module: nn.Module, settings: Mapping[Any, Any]) -> bool:
-    """Whether the plain attributes that a forward read have the same values on ``module``."""
-    for (path, holder, name), value in settings.items():
-        owner: Any = module.get_submodule(path)
-        table = vars(owner)
-        for each in () if holder is None else holder.split("."):
-            table = vars(table.get(each, types.SimpleNamespace()))
-        if value is Unset.UNSET:
-            if name in table:
-                return False
-        elif name not in table or type(table[name]) is not type(value) or table[name] != value:
-            return False
-    return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import linecache
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,17 +15,18 @@ from torch import fx, nn
 
 from schedule.errors import TraceError
 from schedule.recording import Call, Recording
-from schedule.tracing.attributes import SettingsReads, attributes_unchanged
+from schedule.tracing.attributes import attributes_unchanged
 from schedule.tracing.effects import remove_dead
 from schedule.tracing.environment import Environment, fast_path_conditions, parameter_conditions
 from schedule.tracing.guards import check, conditions
 from schedule.tracing.outputs import check_output, insert_checks
+from schedule.tracing.reading.ledger import Ledger
 from schedule.tracing.regions import REGION_FUNCTIONS, closing
-from schedule.tracing.sharing import has_constants, likeness, settings_agree
+from schedule.tracing.sharing import has_constants, likeness
 from schedule.tracing.signature import Parameters, Signature, SignatureBuilder, bound_or_refused
 from schedule.tracing.spelling import check_keywords, source_of
 from schedule.tracing.structure import is_dataclass_value, is_plain_mapping
-from schedule.tracing.tracer import EnterChild, ModuleTracer
+from schedule.tracing.tracer import EnterChild, ModuleTracer, original_class
 from schedule.tracing.trials import tried
 
 _counter = iter(range(1 << 62))
@@ -37,12 +38,12 @@ class Entered:
 
     Attributes:
         cls: its class.
-        settings: plain attributes its forward read, with the values they had.
+        ledger: what its forward read of it.
         scheduled: whether it runs a graph of its own, which is the one inside.
     """
 
     cls: type
-    settings: Mapping[Any, Any] = field(default_factory=dict)
+    ledger: Ledger = field(default_factory=Ledger)
     scheduled: bool = False
 
 
@@ -55,7 +56,7 @@ class Specialisation:
         signature: how the arguments look and where the inputs are.
         training: the module's training flag the graph was made under.
         guards: further conditions, as Python source over ``self`` and the arguments.
-        settings: plain attributes of modules and configs that the forward read, with the values they had.
+        ledger: what the forward read of Python's state.
         entered: paths of submodules whose inside is part of the graph, with what must stay true of them.
         call: the recorded call it was made from.
         autocast: dtype of the autocast block that calls run under; None for no autocast.
@@ -65,7 +66,7 @@ class Specialisation:
     signature: Signature
     training: bool
     guards: tuple[str, ...]
-    settings: Mapping[Any, Any]
+    ledger: Ledger
     entered: Mapping[str, Entered]
     call: Call
     autocast: torch.dtype | None = None
@@ -94,7 +95,7 @@ class Specialisation:
         from schedule.tracing.portable import pack_graph
 
         state = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {**state, "graph": pack_graph(self.graph), "settings": dict(self.settings)}
+        return {**state, "graph": pack_graph(self.graph)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         from schedule.tracing.portable import unpack_graph
@@ -143,7 +144,7 @@ def specialise(
         return _traced(module, forward, call, recording, training, enter, autocast)
     known: list[Specialisation] = recording.traced.setdefault(likeness(module, call, forward, training, autocast), [])
     for made in known:
-        if settings_agree(module, made.settings):
+        if made.ledger.holds(module):
             return made
     made = _traced(module, forward, call, recording, training, lambda child, path: False, autocast)
     if not has_constants(made):
@@ -186,17 +187,15 @@ def _traced_by(
     environment = Environment.of(call, autocast)
     builder = SignatureBuilder(tracer.placeholder)
     args, kwargs = builder.build(parameters, call)
-    reads = tracer.reads
-    entered = {name for name, child in module.named_modules() if not name or tracer.enter_child(child, name)}
-    watched = _looked_into(module, entered)
+    tracer.evaluator.know_arguments((args, kwargs))
     flags = [(child, child.training) for child in module.modules()]
     try:
         for child, _ in flags:
             child.training = training
-        with environment.entered(), attributes_unchanged(module), reads.watching(watched, entered):
+        with environment.entered(), attributes_unchanged(module):
             result = tracer.run(forward, (module, *args), kwargs)
             written = _written(tracer, result)
-            reads.write(tracer)
+            tracer.evaluator.assignments.write(tracer)
     finally:
         for child, flag in flags:
             child.training = flag
@@ -204,25 +203,12 @@ def _traced_by(
     builder.signature.conditions += environment.conditions(builder.signature)
     builder.signature.conditions += parameter_conditions(module, builder.signature)
     builder.signature.conditions += fast_path_conditions(module, forward)
-    return _finished(tracer, builder.signature, reads, training, call, autocast)
-
-
-def _looked_into(module: nn.Module, entered: Collection[str]) -> dict[str, nn.Module]:
-    """What ``module`` may read attributes of: itself, its children, what it enters, and lists of modules in lists."""
-    watched, lists = {}, {""}
-    for path, child in module.named_modules():
-        within, is_list = path.rpartition(".")[0] in lists, type(child).forward is nn.Module.forward
-        if is_list and within:
-            lists.add(path)
-        if "." not in path or path in entered or (within and (is_list or isinstance(child, nn.Sequential))):
-            watched[path] = child
-    return watched
+    return _finished(tracer, builder.signature, training, call, autocast)
 
 
 def _finished(
     tracer: ModuleTracer,
     signature: Signature,
-    reads: SettingsReads,
     training: bool,
     call: Call,
     autocast: torch.dtype | None,
@@ -230,7 +216,7 @@ def _finished(
     graph = tracer.graph
     inputs = {node: signature.inputs[str(node.target)] for node in graph.nodes if node.op == "placeholder"}
     tracer.index_functions.remove_replaced()
-    guards = [*reads.conditions(), *conditions(tracer, inputs)]
+    guards = conditions(tracer, inputs)
     remove_dead(graph)
     tracer.texts.check(graph)
     check_keywords(graph)
@@ -242,7 +228,7 @@ def _finished(
         signature=signature,
         training=training,
         guards=tuple(guards),
-        settings=reads.values,
+        ledger=tracer.evaluator.ledger(),
         entered=entered,
         call=call,
         autocast=autocast,
@@ -262,11 +248,6 @@ def _written(tracer: ModuleTracer, value: Any) -> Any:
         if hasattr(value, "_fields"):
             return tracer.emit(type(value), tuple(_written(tracer, item) for item in value))
         return tracer.node_of(value)
-
-
-def original_class(module: nn.Module) -> type[nn.Module]:
-    """The user's class of ``module``, also when it is scheduled."""
-    return getattr(type(module), "_schedule_original", type(module))
 
 
 __all__ = ["Specialisation", "TraceError", "compiled", "original_class", "specialise"]

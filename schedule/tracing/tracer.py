@@ -8,6 +8,7 @@ not entered, unless flattened; parameters and buffers become ``get_attr`` nodes.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -20,15 +21,17 @@ from torch.overrides import TorchFunctionMode
 from schedule.errors import ScheduleError, TraceError
 from schedule.recording import Recording
 from schedule.tracing import metadata
-from schedule.tracing.attributes import SettingsReads, attributes, attributes_as, is_settings
-from schedule.tracing.calls import intercepted_calls
+from schedule.tracing.attributes import attributes, attributes_as
+from schedule.tracing.calls import intercepted_calls, unwatched
 from schedule.tracing.data import NUMBERS, Replay, decided, expected, writes_number
-from schedule.tracing.functions import functions_kept
-from schedule.tracing.hooks import collecting_hooks, nothing_collected
+from schedule.tracing.functions import FunctionTracker
+from schedule.tracing.hooks import collecting_hooks, is_hooked, nothing_collected
 from schedule.tracing.index_functions import IndexFunctions, Place
 from schedule.tracing.memory import Memory
 from schedule.tracing.opaque import OpaqueTracker, untracked
 from schedule.tracing.pieces import guard_number
+from schedule.tracing.reading.evaluator import Evaluator
+from schedule.tracing.reading.sources import module_path
 from schedule.tracing.regions import RegionTracker
 from schedule.tracing.scalars import scalar_of, symbolic
 from schedule.tracing.sharing import comparable
@@ -37,18 +40,15 @@ from schedule.tracing.source import data_dependent, outermost, raised, user_line
 from schedule.tracing.specs import TensorSpec
 from schedule.tracing.standins import stand_in
 from schedule.tracing.structure import is_plain_dataclass, is_plain_mapping, map_fields, map_structure
-from schedule.tracing.surroundings import (
-    flags_decided,
-    lengths_followed,
-    masks_broadcast,
-    modules_unmoved,
-    random_numbers_refused,
-    results_uncached,
-)
 from schedule.tracing.texts import Texts
 from schedule.tracing.trials import keeps_statistics
 
 EnterChild = Callable[[nn.Module, str], bool]
+
+
+def original_class(module: nn.Module) -> type[nn.Module]:
+    """The user's class of ``module``, also when it is scheduled."""
+    return getattr(type(module), "_schedule_original", type(module))
 
 
 class ModuleTracer(TorchFunctionMode):
@@ -75,7 +75,6 @@ class ModuleTracer(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.texts = Texts(exact_texts)
-        self.reads = SettingsReads()
         self.index_functions = IndexFunctions(self, index_functions)
         self._use_recorded_outputs = use_recorded_outputs
         self.module, self.recording, self.enter_child = module, recording, enter
@@ -87,7 +86,6 @@ class ModuleTracer(TorchFunctionMode):
         self._devices: dict[int, tuple[torch.device, fx.Node]] = {}
         self._paths = {id(tensor): name for name, tensor in _named_tensors(module)}
         self._module_paths = {child: name for name, child in module.named_modules()}
-        self._settings = {id(v): name for name, v in vars(module).items() if is_settings(v)}
         self._data_free: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.inside_child = False
         self._within = [module]
@@ -96,29 +94,20 @@ class ModuleTracer(TorchFunctionMode):
         self.sizes = SizeReader(self)
         self.opaque = OpaqueTracker(self)
         self.regions = RegionTracker(self)
+        self.functions = FunctionTracker(self)
+        self.evaluator = Evaluator(self)
 
     # -- running ---------------------------------------------------------------------------------------
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call ``forward`` under the tracer; returns what it returned, in tracked values."""
         with ExitStack() as stack:
-            stack.enter_context(torch.enable_grad())
-            stack.enter_context(intercepted_calls(self.module, self._on_module_call))
-            stack.enter_context(self.opaque.construction_tracked())
-            stack.enter_context(functions_kept(self))
-            stack.enter_context(self.index_functions.called())
-            stack.enter_context(self.regions.autocast_tracked())
-            stack.enter_context(results_uncached(self.module))
-            stack.enter_context(lengths_followed(self.module))
-            stack.enter_context(masks_broadcast())
-            stack.enter_context(flags_decided())
-            stack.enter_context(modules_unmoved(self.guard_dtype))
+            stack.enter_context(torch.set_grad_enabled(self.recording.grad_enabled))
+            stack.enter_context(intercepted_calls(self.module, self._on_native_call))
             stack.enter_context(nothing_collected())
-            stack.enter_context(random_numbers_refused())
-            stack.enter_context(self.reads.collected(True))
             stack.enter_context(self)
             try:
-                return outermost(forward, args, kwargs)
+                return outermost(self.evaluator.run, (forward, *args), kwargs)
             except ScheduleError:
                 raise
             except Exception as error:  # the user's forward, and torch on tensors without data, may raise anything
@@ -198,8 +187,9 @@ class ModuleTracer(TorchFunctionMode):
             return scalar.node
         if isinstance(leaf, torch.device) and id(leaf) in self._devices:
             return self._devices[id(leaf)][1]
-        if id(leaf) in self._settings:
-            return self.graph.get_attr(self._settings[id(leaf)])
+        held = module_path(self.evaluator.found_at(leaf))
+        if held is not None:
+            return self.graph.get_attr(".".join(filter(None, held)))
         return self.opaque.node_of(leaf)
 
     def _tensor_node(self, tensor: torch.Tensor) -> fx.Node:
@@ -289,7 +279,7 @@ class ModuleTracer(TorchFunctionMode):
 
     def guard_dtype(self, tensor: torch.Tensor) -> None:
         """From here on the graph only holds where ``tensor``, a parameter or a buffer, has the dtype it has."""
-        if id(tensor) in self._paths:
+        if id(tensor) in self._paths and not self.evaluator.has_read(tensor):
             node = self.emit(getattr, (self._tensor_node(tensor), "dtype"))
             node.meta["spec"] = tensor.dtype
             self.guard(node, tensor.dtype)
@@ -308,10 +298,16 @@ class ModuleTracer(TorchFunctionMode):
 
     # -- submodule calls -------------------------------------------------------------------------------
 
-    def _on_module_call(
-        self, child: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        path = self._module_paths[child]
+    def found_tensor(self, tensor: torch.Tensor, path: str) -> None:
+        """The forward reads ``tensor`` at ``path``; of several names this is the one that the graph reads."""
+        self._paths[id(tensor)] = path
+
+    def call_module(self, child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of a module by the forward: a node of the graph, or what it does, if it is entered."""
+        if child is not self.module and child not in self._module_paths:
+            return self._enter(child, *args, **kwargs)  # made by the forward itself
+        path = self.evaluator.path_of(child) or self._module_paths[child]
+        call = functools.partial(self._enter, child)
         if self.inside_child or child is self.module or self.enter_child(child, path):
             if not self.inside_child:
                 self.entered[path] = child
@@ -320,9 +316,33 @@ class ModuleTracer(TorchFunctionMode):
                 return call(*args, **kwargs)
             finally:
                 self._within.pop()
-        with self.reads.collected(False):
+        with self.evaluator.recording(False):
             value, hooks = self._called(child, path, call, args, kwargs), self._collecting(child, path)
         for hook in hooks:
+            hook(child, args, value)
+        return value
+
+    def _on_native_call(
+        self, child: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A call of a module by code that is not followed."""
+        return call(*args, **kwargs) if self.inside_child else self.call_module(child, args, kwargs)
+
+    def _enter(self, child: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        """``child(*args, **kwargs)``, followed."""
+        caller = unwatched(type(child).__call__)
+        if caller is unwatched(nn.Module.__call__):
+            return self.call_forward(child, args, kwargs)
+        return self.evaluator.call(caller, child, *args, **kwargs)
+
+    def call_forward(self, child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What ``nn.Module.__call__`` does: the forward, and transformers' hooks that collect outputs."""
+        own = "forward" in vars(child)
+        if is_hooked(child) or type(child) is not original_class(child) or (own and self.inside_child):
+            return child(*args, **kwargs)
+        forward = vars(child)["forward"] if own else type(child).forward
+        value = self.evaluator.call(forward, *(() if own else (child,)), *args, **kwargs)
+        for hook in collecting_hooks(child):
             hook(child, args, value)
         return value
 

@@ -9,7 +9,7 @@ import types
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -19,7 +19,6 @@ from torch import nn
 
 import schedule
 from schedule.runtime import FallbackWarning, state_of
-from schedule.tracing.attributes import is_comparable
 from tests.adapting.counting import X, fallbacks
 from tests.small import Mlp
 
@@ -50,7 +49,6 @@ class Model(nn.Module):
         self.nested = {"a": [1.0, {"b": 1.0}]}
         self.config = Config()
         self.space, self.arguments = types.SimpleNamespace(scale=1.0, scales=[1.0]), argparse.Namespace(scale=1.0)
-        self.calls: list[int] = []
 
     @property
     def factor(self) -> float:
@@ -58,7 +56,6 @@ class Model(nn.Module):
         return self._factor if hasattr(self, "_factor") else 1.0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls.append(1)
         x = self.act(self.mlp(x)) * self.scales[0] + self.by_name["x"] + self.pair[0] * float(self.number)
         for scale in self.scales:
             x = x * scale
@@ -146,20 +143,3 @@ def test_layers_with_other_settings_do_not_share_a_graph() -> None:
     twin = copy.deepcopy(model)
     schedule.optimize(model, X, cost_guard=False)
     torch.testing.assert_close(model(X), twin(X))
-
-
-@pytest.mark.parametrize(
-    ("value", "comparable"),
-    [
-        ([1, "a", {2: (None, 3.0)}], True),
-        ({"f": F.gelu, "device": torch.device("cpu"), "dtype": torch.float32}, True),
-        (2 + 1j, True),
-        (list(range(255)), True),
-        (list(range(1000)), False),
-        ([torch.ones(1)], False),
-        ({"module": nn.Linear(1, 1)}, False),
-        (object(), False),
-    ],
-)
-def test_what_is_compared_at_each_call(value: Any, comparable: bool) -> None:
-    assert is_comparable(value) is comparable

@@ -1,0 +1,301 @@
+"""What a forward read of Python's state, as guards: a graph holds while all of it is what it was.
+
+Each guard asks one thing of the value at one source: that it is the same object, equals a value of the same type, has
+the same keys, is the object at another source (a tie). A ledger compiles to one function; the dispatch of a graph, and
+the question whether a like module may share it, are calls of that function.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import enum
+import math
+import numbers
+import pickle
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from schedule.tracing.reading.sources import Attr, Const, DictOf, Query, Self, Source, described
+
+ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, range)
+ATOMS += (torch.layout, torch.memory_format, type(Ellipsis), type(NotImplemented), enum.Enum, numbers.Number, torch.finfo)
+CONTAINERS = (list, tuple, dict, set, frozenset, deque, types.MappingProxyType)
+MOST = 256
+"""Containers of more values than this are compared entry by entry, where they are read."""
+
+
+@dataclass(frozen=True)
+class Guard:
+    """One condition on the value at ``source``.
+
+    Attributes:
+        kind: one of :data:`_CONDITIONS`.
+        source: where the value is.
+        expected: what it is compared with.
+    """
+
+    kind: str
+    source: Source
+    expected: Any = None
+
+    def __str__(self) -> str:
+        return f"{described(self.source)} {self.kind} {self.expected!r}"
+
+
+def is_atom(value: Any) -> bool:
+    """Whether ``value`` is immutable and means nothing but itself: a number, a string, a dtype, a tuple of these."""
+    if isinstance(value, (tuple, frozenset)) and not isinstance(value, torch.Size):
+        return len(value) <= MOST and all(map(is_atom, value))
+    return isinstance(value, ATOMS) and not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def is_plain_content(value: Any, count: int = MOST) -> bool:
+    """Whether ``value`` is a container of atoms, functions and such containers, at most ``count`` in all."""
+    pending, seen = [value], 0
+    while pending:
+        item, seen = pending.pop(), seen + 1
+        if seen > count:
+            return False
+        if type(item) in CONTAINERS or isinstance(item, (list, dict, set)):
+            pending += [*item.keys(), *item.values()] if isinstance(item, dict) else item
+        elif not (is_atom(item) or isinstance(item, (types.FunctionType, types.BuiltinFunctionType, type))):
+            return False
+    return True
+
+
+def snapshot(value: Any) -> Any:
+    """A copy of a container of atoms, for :func:`same`."""
+    if isinstance(value, dict):
+        return _kept(value, {key: snapshot(item) for key, item in value.items()})
+    if isinstance(value, (set, frozenset)):
+        return _kept(value, set(value))
+    if isinstance(value, (list, tuple, deque)) and not is_atom(value):
+        return _kept(value, [snapshot(item) for item in value])
+    return value
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    cls: type
+    content: Any
+
+
+def _kept(value: Any, content: Any) -> _Snapshot:
+    return _Snapshot(type(value), content)
+
+
+def same(value: Any, expected: Any) -> bool:
+    """Whether ``value`` equals ``expected``, in type too: 2 is not 2.0, 0.0 is not -0.0, nan is nan."""
+    if value is expected:
+        return True
+    if isinstance(expected, _Snapshot):
+        return type(value) is expected.cls and _same_content(value, expected.content)
+    if type(value) is not type(expected):
+        return False
+    if isinstance(value, float):
+        equal = value == expected and math.copysign(1.0, value) == math.copysign(1.0, expected)
+        return equal or (math.isnan(value) and math.isnan(expected))
+    if isinstance(value, (tuple, list)):
+        return len(value) == len(expected) and all(map(same, value, expected))
+    if isinstance(value, enum.Enum):
+        return repr(value) == repr(expected)
+    return isinstance(value, (*ATOMS, frozenset)) and bool(value == expected)
+
+
+def _same_content(value: Any, content: Any) -> bool:
+    if isinstance(content, dict):
+        return len(value) == len(content) and all(
+            same(key, own) and same(value[key], content[own]) for key, own in zip(value, content, strict=True)
+        )
+    if isinstance(content, set):
+        return len(value) == len(content) and {(type(x), x) for x in value} == {(type(x), x) for x in content}
+    return len(value) == len(content) and all(map(same, value, content))
+
+
+def _is_of_class(value: Any, cls: type) -> bool:
+    own = type(value)
+    return own is cls or getattr(own, "_schedule_original", None) is cls
+
+
+def _lacks(value: Any, name: str) -> bool:
+    """Whether ``value`` has no attribute of this name."""
+    if isinstance(value, nn.Module) and type(value).__getattr__ is nn.Module.__getattr__:
+        own = value.__dict__
+        held = name in own or any(name in own.get(table, ()) for table in ("_parameters", "_buffers", "_modules"))
+        return not held and not hasattr(type(value), name)
+    return not hasattr(value, name)
+
+
+def _calls(value: Any, function: Any) -> bool:
+    return isinstance(value, types.MethodType) and value.__func__ is function
+
+
+def _is_tensor(value: Any, kind: tuple[int, torch.dtype]) -> bool:
+    return isinstance(value, torch.Tensor) and (value.dim(), value.dtype) == kind
+
+
+_CONDITIONS: dict[str, str] = {
+    "is": "{0} is {1}",
+    "same": "({0} is {1} or _same({0}, {1}))",
+    "content": "_same({0}, {1})",
+    "class": "_is_of_class({0}, {1})",
+    "present": "{0} is not None",
+    "none": "{0} is None",
+    "distinct": "{0} is not {1}",
+    "keys": "(*{0},) == {1}",
+    "length": "len({0}) == {1}",
+    "contains": "{1} in {0}",
+    "lacks_item": "{1} not in {0}",
+    "lacks": "_lacks({0}, {1})",
+    "true": "{0}",
+    "false": "not {0}",
+    "calls": "_calls({0}, {1})",
+    "tensor": "_is_tensor({0}, {1})",
+}
+_HELPERS = {"_same": same, "_is_of_class": _is_of_class, "_lacks": _lacks, "_calls": _calls, "_is_tensor": _is_tensor}
+
+
+class Ledger:
+    """The guards of one trace; immutable once the trace is done."""
+
+    def __init__(self, guards: Iterable[Guard] = ()) -> None:
+        self.guards: tuple[Guard, ...] = tuple(guards)
+        self._holds: Callable[[Any], bool] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.guards)
+
+    def __iter__(self) -> Iterator[Guard]:
+        return iter(self.guards)
+
+    def holds(self, module: nn.Module) -> bool:
+        """Whether all that was read is still so, for ``module``."""
+        return self.function(module)
+
+    @property
+    def function(self) -> Callable[[Any], bool]:
+        """The guards, compiled to a function of the module."""
+        if self._holds is None:
+            self._holds = _compiled(self.guards)
+        return self._holds
+
+    def missed(self, module: nn.Module) -> Guard | None:
+        """The first guard that does not hold for ``module``."""
+        return next((guard for guard in self.guards if not _compiled((guard,))(module)), None)
+
+    def __deepcopy__(self, memo: Any) -> Ledger:
+        return self
+
+    def __reduce__(self) -> Any:
+        return Ledger, (tuple(guard for guard in self.guards if _portable(guard)),)
+
+
+def _portable(guard: Guard) -> bool:
+    """Whether ``guard`` pickles; what is about code alone (a closure, a local function) need not, as code is loaded."""
+    try:
+        pickle.dumps(guard)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return False
+    return True
+
+
+def _globals_of(name: str) -> dict[str, Any]:
+    import sys
+
+    return vars(sys.modules[name])
+
+
+def _packed_const(const: Const) -> Any:
+    value = const.value
+    if isinstance(value, types.ModuleType):
+        return _const_module, (value.__name__,)
+    if isinstance(value, dict):
+        name = value.get("__name__")
+        import sys
+
+        if isinstance(name, str) and name in sys.modules and vars(sys.modules[name]) is value:
+            return _const_globals, (name,)
+        raise pickle.PicklingError("a dict that is no file's globals")
+    return Const, (value,)
+
+
+def _const_module(name: str) -> Const:
+    import importlib
+
+    return Const(importlib.import_module(name))
+
+
+def _const_globals(name: str) -> Const:
+    return Const(vars(_const_module(name).value))
+
+
+copyreg.pickle(Const, _packed_const)
+
+
+class _Code:
+    """Writes the function of a ledger: each source is looked up once, in the order in which guards need it."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.names: dict[str, Any] = dict(_HELPERS)
+        self._locals: dict[Source, str] = {}
+        self._constants: dict[int, str] = {}
+
+    def constant(self, value: Any) -> str:
+        """A name for ``value``."""
+        if value is None or isinstance(value, bool):
+            return repr(value)
+        if id(value) not in self._constants:
+            self._constants[id(value)] = f"c{len(self._constants)}"
+            self.names[self._constants[id(value)]] = value
+        return self._constants[id(value)]
+
+    def value(self, source: Source) -> str:
+        """The local that holds what is at ``source``."""
+        if isinstance(source, Self):
+            return "self"
+        if isinstance(source, Const):
+            return self.constant(source.value)
+        if source not in self._locals:
+            text = self._text(source)
+            self._locals[source] = f"v{len(self._locals)}"
+            self.lines.append(f"        {self._locals[source]} = {text}")
+        return self._locals[source]
+
+    def _text(self, source: Source) -> str:
+        if isinstance(source, Query):
+            return f"{self.constant(source.function)}({', '.join(map(self.constant, source.arguments))})"
+        base = self.value(source.base)  # type: ignore[union-attr]
+        if isinstance(source, DictOf):
+            return f"{base}.__dict__"
+        if isinstance(source, Attr):
+            return f"{base}.{source.name}" if source.name.isidentifier() else f"getattr({base}, {source.name!r})"
+        key = source.key  # type: ignore[union-attr]
+        return f"{base}[{key!r}]" if type(key) in (str, int) else f"{base}[{self.constant(key)}]"
+
+    def add(self, guard: Guard) -> None:
+        """Return False unless ``guard`` holds."""
+        value = self.value(guard.source)
+        expected = guard.expected
+        other = self.value(expected) if isinstance(expected, Source) else self.constant(expected)
+        if guard.kind in ("lacks_item", "contains", "lacks") and type(expected) is str:
+            other = repr(expected)
+        self.lines.append(f"        if not ({_CONDITIONS[guard.kind].format(value, other)}): return False")
+
+
+def _compiled(guards: Iterable[Guard]) -> Callable[[Any], bool]:
+    code = _Code()
+    for guard in guards:
+        code.add(guard)
+    body = "\n".join(code.lines)
+    caught = "(LookupError, AttributeError, TypeError, ValueError)"
+    source = f"def holds(self):\n    try:\n{body or '        pass'}\n    except {caught}:\n        return False\n    return True"
+    exec(compile(source, "<schedule ledger>", "exec"), code.names)
+    function: Callable[[Any], bool] = code.names["holds"]
+    return function

@@ -1,0 +1,110 @@
+"""Where a value that a forward reads is found again at a later call: from the module, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Self:
+    """The module that is traced."""
+
+
+@dataclass(frozen=True, eq=False)
+class Const:
+    """An object that is the same at every call, such as a class, or the globals of a file."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Const) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+@dataclass(frozen=True)
+class DictOf:
+    """``base.__dict__``."""
+
+    base: Source
+
+
+@dataclass(frozen=True)
+class Item:
+    """``base[key]``."""
+
+    base: Source
+    key: Any
+
+
+@dataclass(frozen=True)
+class Attr:
+    """``base.name``."""
+
+    base: Source
+    name: str
+
+
+@dataclass(frozen=True)
+class Query:
+    """``function(*arguments)``: a question to the process, such as ``torch.is_grad_enabled()``."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...] = ()
+
+
+Source = Self | Const | DictOf | Item | Attr | Query
+
+SELF = Self()
+
+
+def child(base: Source, name: str) -> Source:
+    """The submodule ``name`` of the module at ``base``."""
+    return Item(Item(DictOf(base), "_modules"), name)
+
+
+def described(source: Source) -> str:
+    """Write ``source`` as a user would, for messages."""
+    if isinstance(source, Self):
+        return "self"
+    if isinstance(source, Const):
+        return str(getattr(source.value, "__name__", type(source.value).__name__))
+    if isinstance(source, Query):
+        return f"{getattr(source.function, '__name__', source.function)}{source.arguments!r}"
+    base = described(source.base)
+    if isinstance(source, DictOf):
+        return base
+    if isinstance(source, Attr):
+        return f"{base}.{source.name}"
+    if source.key in ("_modules", "_parameters", "_buffers"):
+        return base
+    inner = source.base.base if isinstance(source.base, Item) and isinstance(source.base.base, DictOf) else source.base
+    return f"{base}.{source.key}" if isinstance(inner, DictOf) else f"{base}[{source.key!r}]"
+
+
+def module_path(source: Source | None) -> tuple[str, str] | None:
+    """``(path, name)`` of what is held by a module of the tree: a parameter, buffer or attribute; None for others."""
+    if not isinstance(source, Item):
+        return None
+    table = source.base
+    if isinstance(table, Item) and table.key in ("_parameters", "_buffers") and isinstance(table.base, DictOf):
+        table = table.base
+    if not isinstance(table, DictOf):
+        return None
+    owner = submodule_path(table.base)
+    return None if owner is None else (owner, str(source.key))
+
+
+def submodule_path(source: Source) -> str | None:
+    """The path of a submodule, "" for the module itself; None for what is no submodule."""
+    parts: list[str] = []
+    while not isinstance(source, Self):
+        table = source.base if isinstance(source, Item) else None
+        if not (isinstance(table, Item) and table.key == "_modules" and isinstance(table.base, DictOf)):
+            return None
+        parts.insert(0, str(source.key))  # type: ignore[union-attr]
+        source = table.base.base
+    return ".".join(parts)
