@@ -261,7 +261,7 @@ def sites_in(
     made: Specialisation, module: nn.Module, recording: Recording, wanted: Wanted
 ) -> tuple[list[Site], list[SearchResult]]:
     """Where ``wanted`` occurs in one graph of ``module``, and what each search saw."""
-    modules = dict(module.named_modules())
+    modules = dict(module.named_modules(remove_duplicate=False))
     expansion = expand(made, module, recording, _opened_for(wanted.patterns, made.graph, modules))
     results = [patterns.search(expansion.graph, pattern, modules) for pattern in wanted.patterns]
     found = patterns.resolve(occurrence for result in results for occurrence in result.occurrences)

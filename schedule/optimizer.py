@@ -203,7 +203,7 @@ class _Optimization:
         if (one_mode := self.graphs.in_one_mode.get(module)) is not None:
             mode = "evaluation" if made[0].training else "training"
             planned.entries += self.skipped(node, one_mode, f"in {mode}: ")
-        modules = dict(module.named_modules())
+        modules = dict(module.named_modules(remove_duplicate=False))
         sites: dict[tuple[str, ...], tuple[Rule, list[Site]]] = {}
         places: dict[tuple[str, str], Place] = {}
         for specialisation in made:

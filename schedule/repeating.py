@@ -45,7 +45,7 @@ class ByRules:
     def on(self, made: Specialisation, module: nn.Module, recording: Recording) -> Rewritten:
         """What ``optimize`` would do."""
         expansion = expand(made, module, recording)
-        modules = dict(module.named_modules())
+        modules = dict(module.named_modules(remove_duplicate=False))
         chosen = find_all(expansion.graph, self.rules, modules, self.cost_guard, self.settled).chosen
         items: list[Item] = [(rule, [Site(made, occurrence, expansion.origin)]) for rule, occurrence in chosen]
         if not items:

@@ -38,7 +38,7 @@ def propagate(
         returned: whether what is returned need not be whole.
     """
     run = _Propagation(root, apart, free, returned)
-    for node in normalise(graph, dict(root.named_modules())).nodes:
+    for node in normalise(graph, dict(root.named_modules(remove_duplicate=False))).nodes:
         run.visit(node)
     return run.found
 

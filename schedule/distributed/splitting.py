@@ -62,7 +62,7 @@ def split(graph: fx.Graph, cuts: Sequence[str], root: nn.Module) -> list[StageGr
 
 class _Splitting:
     def __init__(self, graph: fx.Graph, cuts: Sequence[str], root: nn.Module) -> None:
-        self.graph, self.modules = graph, dict(root.named_modules())
+        self.graph, self.modules = graph, dict(root.named_modules(remove_duplicate=False))
         self.root, self.hazards = root, Hazards(self.modules)
         self.stage = self._stages_of(cuts)
         self.count = len(cuts) + 1

@@ -51,7 +51,7 @@ class _PatternBuilder(Builder):
     """Normalises a traced pattern, turning the marks back into pattern nodes."""
 
     def __init__(self, tracer: Tracer, root: nn.Module | None) -> None:
-        modules = dict(root.named_modules()) if root is not None else {}
+        modules = dict(root.named_modules(remove_duplicate=False)) if root is not None else {}
         super().__init__({**modules, **tracer.foreign})
         self.tracer = tracer
         self.ordered: dict[str, InputNode] = {}

@@ -18,6 +18,7 @@ from schedule.rebinding import StaleMatch, blamed, keep_erased, rebound
 from schedule.recording import Recording
 from schedule.rewriting import Build, merge, rewrite
 from schedule.tracing.expansion import expand
+from schedule.tracing.reading.ledger import whole
 from schedule.tracing.specialisation import Entered, Specialisation, original_class
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def rewritten(
     Raises:
         MatchError: a site is consumed, or unsafe to replace.
     """
-    modules = dict(module.named_modules())
+    modules = dict(module.named_modules(remove_duplicate=False))
     opened = {name for _, sites in items for site in sites for name in site.opened}
     expansion = expand(made, module, recording, opened)
     keep_erased(made.graph, expansion.graph)
@@ -149,7 +150,7 @@ def rewritten(
 def _called(occurrences: Sequence[Occurrence], modules: Mapping[str, nn.Module]) -> dict[str, Entered]:
     """The modules whose calls are consumed, such as a Linear without a bias: wrapped or hooked, they count again."""
     paths = [str(node.target) for each in occurrences for node in each.nodes if node.op == "call_module"]
-    return {path: Entered(original_class(modules[path])) for path in paths}
+    return {path: Entered(original_class(modules[path]), whole(modules[path])) for path in paths}
 
 
 def _merged(occurrences: list[Occurrence]) -> Occurrence:

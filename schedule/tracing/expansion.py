@@ -26,7 +26,7 @@ from schedule.recording import Call, Recording
 from schedule.tracing.effects import has_effect
 from schedule.tracing.hooks import is_hooked
 from schedule.tracing.portable import pack_graph, unpack_graph
-from schedule.tracing.reading.ledger import Ledger
+from schedule.tracing.reading.ledger import Ledger, whole
 from schedule.tracing.signature import Parameters
 from schedule.tracing.specialisation import Entered, Specialisation, original_class, specialise
 from schedule.tracing.specs import TensorSpec
@@ -144,6 +144,7 @@ def _open(
             if child.bias is None:
                 return
             nodes, result = _open_projection(graph, call, child)
+            ledger = whole(child)
         else:
             inside = _inside(child, call, recording, specialisation)
             if inside is None:

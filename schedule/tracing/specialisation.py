@@ -25,8 +25,8 @@ from schedule.tracing.regions import REGION_FUNCTIONS, closing
 from schedule.tracing.sharing import has_constants, likeness
 from schedule.tracing.signature import Parameters, Signature, SignatureBuilder, bound_or_refused
 from schedule.tracing.spelling import check_keywords, source_of
-from schedule.tracing.structure import is_dataclass_value, is_plain_mapping
-from schedule.tracing.tracer import EnterChild, ModuleTracer, original_class
+from schedule.tracing.structure import is_dataclass_value, is_plain_mapping, original_class
+from schedule.tracing.tracer import EnterChild, ModuleTracer
 from schedule.tracing.trials import tried
 
 _counter = iter(range(1 << 62))
@@ -238,6 +238,8 @@ def _finished(
 def _written(tracer: ModuleTracer, value: Any) -> Any:
     """A forward's result as the graph's output: containers as they are, dataclasses rebuilt by a call."""
     with torch._C.DisableTorchFunction():
+        if isinstance(value, (list, dict)) and tracer.evaluator.is_outside(value):
+            return tracer.held(value)
         if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
             items = [_written(tracer, item) for item in value]
             return items if isinstance(value, list) else tuple(items)

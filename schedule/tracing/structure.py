@@ -103,3 +103,8 @@ def map_fields(value: Any, function: Callable[[str, Any], Any]) -> Any:
     """A dataclass rebuilt with ``function(field name, field value)``."""
     fields = {name: function(name, getattr(value, name)) for name in value.__dataclass_fields__}
     return type(value)(**fields)
+
+
+def original_class(module: torch.nn.Module) -> type[torch.nn.Module]:
+    """The user's class of ``module``, also when it is scheduled."""
+    return getattr(type(module), "_schedule_original", type(module))

@@ -39,16 +39,12 @@ from schedule.tracing.sizes import SizeReader
 from schedule.tracing.source import data_dependent, outermost, raised, user_line
 from schedule.tracing.specs import TensorSpec
 from schedule.tracing.standins import stand_in
-from schedule.tracing.structure import is_plain_dataclass, is_plain_mapping, map_fields, map_structure
+from schedule.tracing.structure import is_plain_dataclass, is_plain_mapping, map_fields, map_structure, original_class
 from schedule.tracing.texts import Texts
 from schedule.tracing.trials import keeps_statistics
 
 EnterChild = Callable[[nn.Module, str], bool]
 
-
-def original_class(module: nn.Module) -> type[nn.Module]:
-    """The user's class of ``module``, also when it is scheduled."""
-    return getattr(type(module), "_schedule_original", type(module))
 
 
 class ModuleTracer(TorchFunctionMode):
@@ -187,10 +183,19 @@ class ModuleTracer(TorchFunctionMode):
             return scalar.node
         if isinstance(leaf, torch.device) and id(leaf) in self._devices:
             return self._devices[id(leaf)][1]
-        held = module_path(self.evaluator.found_at(leaf))
-        if held is not None:
-            return self.graph.get_attr(".".join(filter(None, held)))
-        return self.opaque.node_of(leaf)
+        return self._attribute(leaf) or self.opaque.node_of(leaf)
+
+    def _attribute(self, value: Any) -> fx.Node | None:
+        """An object that the forward found in an attribute of a module."""
+        held = module_path(self.evaluator.found_at(value))
+        return None if held is None else self.graph.get_attr(".".join(filter(None, held)))
+
+    def held(self, container: Any) -> fx.Node:
+        """A container from outside that the forward returns itself."""
+        node = self._attribute(container)
+        if node is None:
+            raise self.evaluator.refused(f"the forward returns a {type(container).__name__} that it did not make")
+        return node
 
     def _tensor_node(self, tensor: torch.Tensor) -> fx.Node:
         if id(tensor) in self._nodes:
@@ -305,7 +310,8 @@ class ModuleTracer(TorchFunctionMode):
     def call_module(self, child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of a module by the forward: a node of the graph, or what it does, if it is entered."""
         if child is not self.module and child not in self._module_paths:
-            return self._enter(child, *args, **kwargs)  # made by the forward itself
+            self.evaluator.read_untouched(child)
+            return self._enter(child, *args, **kwargs)  # held by something else than a module, or made by the forward
         path = self.evaluator.path_of(child) or self._module_paths[child]
         call = functools.partial(self._enter, child)
         if self.inside_child or child is self.module or self.enter_child(child, path):
@@ -316,6 +322,7 @@ class ModuleTracer(TorchFunctionMode):
                 return call(*args, **kwargs)
             finally:
                 self._within.pop()
+        self.evaluator.read_kind(child)
         with self.evaluator.recording(False):
             value, hooks = self._called(child, path, call, args, kwargs), self._collecting(child, path)
         for hook in hooks:

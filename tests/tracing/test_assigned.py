@@ -138,7 +138,7 @@ def test_state_of_a_part_that_stays_a_call_is_not_assigned():
     sch = schedule.create_schedule(module, (torch.randn(3, 4),))
     _ = sch.tree.graphs.recording
     state = module.inner.rotary.state
-    with pytest.raises(TraceError, match="assigns attribute 'state' of a Remembering, self.inner.rotary"):
+    with pytest.raises(TraceError, match=r"assigns attribute 'state' of a Remembering, self\.inner\.rotary"):
         _ = sch.specialisations
     assert module.inner.rotary.state is state and type(state) is torch.Tensor
 

@@ -1,1 +1,4 @@
-"""What a traced forward reads and writes besides its tensors: its code runs instrumented, and each read becomes a guard."""
+"""What a traced forward reads and writes besides its tensors.
+
+Its code runs instrumented, and each read becomes a guard.
+"""

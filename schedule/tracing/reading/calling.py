@@ -9,7 +9,6 @@ import logging
 import random
 import types
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,14 +16,14 @@ from torch import nn
 from torch.autograd import Function
 from torch.jit import ScriptFunction
 
-from schedule.errors import TraceError
 from schedule.tracing.calls import unwatched
 from schedule.tracing.opaque import _Watched, is_opaque_class
 from schedule.tracing.reading import masks, natives
 from schedule.tracing.reading.instrument import NoSource, instrumented, is_instrumented
-from schedule.tracing.reading.ledger import is_atom
+from schedule.tracing.reading.items import ItemReads
+from schedule.tracing.reading.ledger import is_atom, is_plain_content, snapshot
 from schedule.tracing.reading.origin import is_fixed, is_native, is_native_class
-from schedule.tracing.reading.sources import Attr, Const, Source, described
+from schedule.tracing.reading.sources import Attr, Const, described
 from schedule.tracing.regions import TrackedAutocast
 from schedule.tracing.structure import leaves
 
@@ -36,23 +35,11 @@ _ASKED_AGAIN = ("torch", "os", "posix", "time", "_contextvars", "datetime", "thr
 _WITHOUT_READING = ("inspect", "typing", "warnings", "logging", "weakref", "types", "abc")
 
 
-class Calling:
+class Calling(ItemReads):
     """The part of the evaluator that calls."""
 
-    on: bool
-    guard: Callable[..., None]
-    read: Callable[..., Any]
-    query: Callable[..., None]
-    source_of: Callable[[Any], Source | None]
-    refused: Callable[..., TraceError]
-    refuse_write: Callable[..., None]
-    operand: Callable[[Any], Any]
-    iterate: Callable[[Any], Any]
-    default_attr: Callable[..., Any]
-    is_given: Callable[[Any], bool]
-
     def __init__(self, tracer: ModuleTracer) -> None:
-        self.tracer = tracer
+        super().__init__(tracer)
         self._copies: dict[int, tuple[types.FunctionType, types.FunctionType]] = {}
         self._native: dict[types.CodeType, bool] = {}
 
@@ -97,7 +84,7 @@ class Calling:
         function = self.read(partial.func, Attr(source, "func"))
         self.read(partial.args, Attr(source, "args"))
         self.read(partial.keywords, Attr(source, "keywords"))
-        given: dict[str, Any] = self.mapping(partial.keywords)  # type: ignore[attr-defined]
+        given: dict[str, Any] = self.mapping(partial.keywords)
         return self.call(function, *self.iterate(partial.args), *args, **{**given, **kwargs})
 
     def call_function(self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -130,6 +117,10 @@ class Calling:
         if id(function) not in self._copies:
             copy = instrumented(function, Here(self, function))  # type: ignore[arg-type]
             self._copies[id(function)] = (function, copy)
+            self.guard("is", Attr(Const(function), "__code__"), function.__code__)
+            for name in ("__defaults__", "__kwdefaults__"):
+                if (defaults := getattr(function, name)) and is_plain_content(defaults):
+                    self.guard("content", Attr(Const(function), name), snapshot(defaults))
             for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
                 if not is_atom(default):
                     self.read(default, Const(default))
@@ -145,7 +136,7 @@ class Calling:
         return self._native[code]
 
     def _sourceless(self, function: types.FunctionType, error: NoSource, args: Any, kwargs: Any) -> Any:
-        """Generated code, such as the constructor of a dataclass, runs as it is if it was given nothing from outside."""
+        """Generated code, such as the constructor of a dataclass, runs as it is."""
         if not self.on:
             return function(*args, **kwargs)
         generated = function.__code__.co_filename.startswith("<")
@@ -191,12 +182,12 @@ class Calling:
             return answer
         if isinstance(owner, (list, dict, set, frozenset, tuple, deque, types.MappingProxyType)):
             if self.source_of(owner) is not None or (self.on and self.is_given(owner)):
-                return natives.container_method(self, owner, name, args, kwargs)
+                return natives.container_method(self, owner, name, args, kwargs)  # type: ignore[arg-type]
             return function(*map(self.bridged, args), **{key: self.bridged(value) for key, value in kwargs.items()})
         return self.native(function, args, kwargs)
 
     def _call_object(self, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        caller = getattr(type(value), "__call__", None)
+        caller = next((vars(base)["__call__"] for base in type(value).__mro__ if "__call__" in vars(base)), None)
         if self.on and isinstance(caller, types.FunctionType) and not isinstance(value, _Watched):
             if not self.is_native(caller):
                 self.read(caller, Attr(Const(type(value)), "__call__"))
@@ -218,12 +209,13 @@ class Calling:
             return function(*args, **kwargs)
         module = getattr(function, "__module__", None) or type(getattr(function, "__self__", None)).__module__
         owner = getattr(function, "__self__", None)
-        if module.partition(".")[0] == "random" or module.startswith("numpy.random") or isinstance(owner, random.Random):
+        root = module.partition(".")[0]
+        if root == "random" or module.startswith("numpy.random") or isinstance(owner, random.Random):
             raise self.refused(
                 "the forward draws a random number outside torch, which a graph would repeat for ever",
                 "draw it with torch, or keep the module that draws it a leaf (`leaves=(…,)`)",
             )
-        if module.partition(".")[0] not in _WITHOUT_READING:
+        if root not in _WITHOUT_READING:
             args = tuple(self._handed(each, function) for each in args)
             kwargs = {key: self._handed(each, function) for key, each in kwargs.items()}
         result = function(*args, **kwargs)
@@ -252,7 +244,9 @@ class Calling:
         if isinstance(value, (list, dict, set, frozenset, tuple, deque, types.MappingProxyType)):
             return self.operand(value)
         name = getattr(function, "__qualname__", type(function).__name__)
-        raise self.refused(f"the forward hands {described(source)}, a {type(value).__name__}, to {name}, which may read all of it")
+        raise self.refused(
+            f"the forward hands {described(source)}, a {type(value).__name__}, to {name}, which may read all of it"
+        )
 
     def bridged(self, value: Any) -> Any:
         """A function for code that is not followed to call: ``value``, followed."""

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import copyreg
 import enum
+import importlib
 import math
 import numbers
 import pickle
+import sys
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -21,10 +23,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from schedule.tracing.reading.sources import Attr, Const, DictOf, Query, Self, Source, described
+from schedule.tracing.hooks import acts_now
+from schedule.tracing.reading.sources import SELF, Attr, Const, DictOf, Item, Query, Self, Source, described
 
-ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, range)
-ATOMS += (torch.layout, torch.memory_format, type(Ellipsis), type(NotImplemented), enum.Enum, numbers.Number, torch.finfo)
+ATOMS: tuple[type, ...] = (
+    *(bool, int, float, complex, str, bytes, type(None), range, type(Ellipsis), type(NotImplemented)),
+    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, torch.finfo, torch.iinfo),
+    *(enum.Enum, numbers.Number),
+)
 CONTAINERS = (list, tuple, dict, set, frozenset, deque, types.MappingProxyType)
 MOST = 256
 """Containers of more values than this are compared entry by entry, where they are read."""
@@ -69,8 +75,15 @@ def is_plain_content(value: Any, count: int = MOST) -> bool:
     return True
 
 
+def is_array(value: Any) -> bool:
+    """Whether ``value`` is an array of numpy."""
+    return type(value).__module__ == "numpy" and hasattr(value, "tobytes") and not is_atom(value)
+
+
 def snapshot(value: Any) -> Any:
-    """A copy of a container of atoms, for :func:`same`."""
+    """A copy of a container of atoms, or of an array, for :func:`same`."""
+    if is_array(value):
+        return _kept(value, (value.shape, str(value.dtype), value.tobytes()))
     if isinstance(value, dict):
         return _kept(value, {key: snapshot(item) for key, item in value.items()})
     if isinstance(value, (set, frozenset)):
@@ -109,6 +122,8 @@ def same(value: Any, expected: Any) -> bool:
 
 
 def _same_content(value: Any, content: Any) -> bool:
+    if is_array(value):
+        return bool((value.shape, str(value.dtype), value.tobytes()) == content)
     if isinstance(content, dict):
         return len(value) == len(content) and all(
             same(key, own) and same(value[key], content[own]) for key, own in zip(value, content, strict=True)
@@ -132,12 +147,29 @@ def _lacks(value: Any, name: str) -> bool:
     return not hasattr(value, name)
 
 
+def _is_untouched(value: nn.Module, cls: type) -> bool:
+    """Whether a module is of its class, with no hook that acts and no forward of its own."""
+    return type(value) is cls and not acts_now(value) and "forward" not in value.__dict__
+
+
 def _calls(value: Any, function: Any) -> bool:
     return isinstance(value, types.MethodType) and value.__func__ is function
 
 
-def _is_tensor(value: Any, kind: tuple[int, torch.dtype]) -> bool:
-    return isinstance(value, torch.Tensor) and (value.dim(), value.dtype) == kind
+def kind_of(tensor: torch.Tensor) -> tuple[torch.dtype, Any]:
+    """What a graph builds on: the dtype, and the shape of a parameter; the rank of others, which may grow."""
+    with torch._C.DisableTorchFunction():
+        return tensor.dtype, tensor.shape if isinstance(tensor, nn.Parameter) else tensor.dim()
+
+
+def _is_tensor(value: Any, kind: tuple[torch.dtype, Any]) -> bool:
+    if not isinstance(value, torch.Tensor) or value.dtype is not kind[0]:
+        return False
+    return bool(value.dim() == kind[1] if type(kind[1]) is int else value.shape == kind[1])
+
+
+def _class_lacks(value: Any, name: str) -> bool:
+    return not hasattr(type(value), name)
 
 
 _CONDITIONS: dict[str, str] = {
@@ -157,8 +189,14 @@ _CONDITIONS: dict[str, str] = {
     "false": "not {0}",
     "calls": "_calls({0}, {1})",
     "tensor": "_is_tensor({0}, {1})",
+    "class_lacks": "_class_lacks({0}, {1})",
+    "untouched": "_is_untouched({0}, {1})",
 }
 _HELPERS = {"_same": same, "_is_of_class": _is_of_class, "_lacks": _lacks, "_calls": _calls, "_is_tensor": _is_tensor}
+_HELPERS |= {"_class_lacks": _class_lacks, "_is_untouched": _is_untouched}
+
+
+_ABSENT = "(LookupError, AttributeError, TypeError, ValueError)"
 
 
 class Ledger:
@@ -196,6 +234,24 @@ class Ledger:
         return Ledger, (tuple(guard for guard in self.guards if _portable(guard)),)
 
 
+_OF_MODULES = {*vars(nn.Module()), "call_super_init", "dump_patches", "_schedule_state"}
+
+
+def whole(module: nn.Module) -> Ledger:
+    """All that a module is made of, as guards: for one whose forward is known and was not followed."""
+    guards = [
+        Guard("tensor", Item(Item(DictOf(SELF), table), name), kind_of(tensor))
+        if tensor is not None
+        else Guard("none", Item(Item(DictOf(SELF), table), name))
+        for table in ("_parameters", "_buffers")
+        for name, tensor in vars(module)[table].items()
+    ]
+    for name, value in vars(module).items():
+        if name not in _OF_MODULES and is_plain_content(value):
+            guards.append(Guard("content", Item(DictOf(SELF), name), snapshot(value)))
+    return Ledger(guards)
+
+
 def _portable(guard: Guard) -> bool:
     """Whether ``guard`` pickles; what is about code alone (a closure, a local function) need not, as code is loaded."""
     try:
@@ -205,20 +261,12 @@ def _portable(guard: Guard) -> bool:
     return True
 
 
-def _globals_of(name: str) -> dict[str, Any]:
-    import sys
-
-    return vars(sys.modules[name])
-
-
 def _packed_const(const: Const) -> Any:
     value = const.value
     if isinstance(value, types.ModuleType):
         return _const_module, (value.__name__,)
     if isinstance(value, dict):
         name = value.get("__name__")
-        import sys
-
         if isinstance(name, str) and name in sys.modules and vars(sys.modules[name]) is value:
             return _const_globals, (name,)
         raise pickle.PicklingError("a dict that is no file's globals")
@@ -226,8 +274,6 @@ def _packed_const(const: Const) -> Any:
 
 
 def _const_module(name: str) -> Const:
-    import importlib
-
     return Const(importlib.import_module(name))
 
 
@@ -284,7 +330,7 @@ class _Code:
         value = self.value(guard.source)
         expected = guard.expected
         other = self.value(expected) if isinstance(expected, Source) else self.constant(expected)
-        if guard.kind in ("lacks_item", "contains", "lacks") and type(expected) is str:
+        if guard.kind in ("lacks_item", "contains", "lacks", "class_lacks") and type(expected) is str:
             other = repr(expected)
         self.lines.append(f"        if not ({_CONDITIONS[guard.kind].format(value, other)}): return False")
 
@@ -293,9 +339,8 @@ def _compiled(guards: Iterable[Guard]) -> Callable[[Any], bool]:
     code = _Code()
     for guard in guards:
         code.add(guard)
-    body = "\n".join(code.lines)
-    caught = "(LookupError, AttributeError, TypeError, ValueError)"
-    source = f"def holds(self):\n    try:\n{body or '        pass'}\n    except {caught}:\n        return False\n    return True"
-    exec(compile(source, "<schedule ledger>", "exec"), code.names)
+    lines = ["def holds(self):", "    try:", *(code.lines or ["        pass"])]
+    lines += [f"    except {_ABSENT}:", "        return False", "    return True"]
+    exec(compile("\n".join(lines), "<schedule ledger>", "exec"), code.names)
     function: Callable[[Any], bool] = code.names["holds"]
     return function

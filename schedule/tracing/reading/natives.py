@@ -15,7 +15,7 @@ from torch import nn
 
 from schedule.tracing.reading.ledger import is_atom
 from schedule.tracing.reading.origin import is_fixed
-from schedule.tracing.reading.sources import DictOf, Item, described
+from schedule.tracing.reading.sources import DictOf, Item, Source, described
 
 if TYPE_CHECKING:
     from schedule.tracing.reading.evaluator import Evaluator
@@ -139,7 +139,7 @@ def _len(ev: Evaluator, value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.ndim and torch._C._len_torch_function_stack():
         return value.shape[0]
     source = ev.source_of(value)
-    method = ev._python_method(value, "__len__")
+    method = ev.python_method(value, "__len__")
     if method is not None:
         return method()
     if source is not None and not is_fixed(value):
@@ -224,8 +224,8 @@ def _of_shown(function: Any) -> Handler:
     return handler
 
 
-for _function in (int, float, complex, str, repr, format, hash, abs, round, divmod, pow, bytes, slice):
-    HANDLERS[_function] = _of_shown(_function)
+for _shown in (int, float, complex, str, repr, format, hash, abs, round, divmod, pow, bytes, slice):
+    HANDLERS[_shown] = _of_shown(_shown)
 
 
 @_handles(operator.getitem)
@@ -257,7 +257,7 @@ def container_method(ev: Evaluator, owner: Any, name: str, args: tuple[Any, ...]
         return len(owner)
     if isinstance(owner, (dict, types.MappingProxyType)):
         if name in ("get", "__getitem__", "__contains__"):
-            return _of_dict(ev, owner, name, *args)
+            return _of_dict(ev, source, owner, name, *args)
         if name == "__iter__":
             return iter(ev.keys(owner, source))
         return getattr({key: ev.entry(owner, key, source) for key in ev.keys(owner, source)}, name)(*args, **kwargs)
@@ -266,8 +266,7 @@ def container_method(ev: Evaluator, owner: Any, name: str, args: tuple[Any, ...]
     return getattr(ev.operand(owner), name)(*map(ev.operand, args), **kwargs)
 
 
-def _of_dict(ev: Evaluator, owner: Any, name: str, key: Any, default: Any = None) -> Any:
-    source = ev.source_of(owner)
+def _of_dict(ev: Evaluator, source: Source, owner: Any, name: str, key: Any, default: Any = None) -> Any:
     found = key in owner
     if name == "__contains__":
         ev.guard("contains" if found else "lacks_item", source, key)
@@ -322,12 +321,13 @@ def _deepcopy(ev: Evaluator, value: Any, memo: Any = None) -> Any:
 
 @_handles(print)
 def _print(ev: Evaluator, *args: Any, **kwargs: Any) -> None:
-    raise ev.refused("the forward prints, which a graph would not do at each call", "remove the print, or keep its module a leaf")
+    fix = "remove the print, or keep the module that prints a leaf (`leaves=(…,)`)"
+    raise ev.refused("the forward prints, which a graph would not do at each call", fix)
 
 
 @_handles(exec, eval, globals, __import__, input, open)
 def _refuse(ev: Evaluator, *args: Any, **kwargs: Any) -> None:
-    raise ev.refused("the forward runs code, or reads files, in a way that cannot be followed (eval, exec, globals, open)")
+    raise ev.refused("the forward runs code or opens files in a way that is not followed (eval, exec, globals, open)")
 
 
 # -- torch --------------------------------------------------------------------------------------------------

@@ -15,8 +15,9 @@ _FOLLOWED = (f"{_TORCH}/nn/modules/", f"{_TORCH}/nn/utils/param")
 _OURS = tuple(str(Path(__file__).resolve().parents[3] / name) + "/" for name in ("schedule", "fused"))
 _STDLIB = sysconfig.get_paths()["stdlib"]
 _SITE = tuple(sysconfig.get_paths()[name] for name in ("purelib", "platlib"))
+_CONTAINERS = (list, tuple, dict, set, frozenset, types.MappingProxyType)
 _SETTINGS = {"types.SimpleNamespace", "argparse.Namespace"}  # classes of Python's own whose objects hold settings
-_SETTINGS |= {"collections.UserDict", "collections.UserList", "collections.ChainMap"}
+_SETTINGS |= {"collections.UserDict", "collections.UserList", "collections.ChainMap", "os._Environ"}
 
 
 def is_native(function: types.FunctionType) -> bool:
@@ -57,11 +58,11 @@ def is_native_class(cls: type) -> bool:
 
 
 def is_fixed(value: Any) -> bool:
-    """Whether ``value`` is known by its identity: code, files, and objects of torch's and Python's own such as locks."""
+    """Whether ``value`` is known by its identity: code, files, and objects such as locks of torch's or Python's own."""
     if isinstance(value, (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType)):
         return True
     cls = type(value)
-    if isinstance(value, (torch.nn.Module, torch.Tensor, list, tuple, dict, set, frozenset, types.MappingProxyType)):
+    if isinstance(value, (torch.nn.Module, torch.Tensor, *_CONTAINERS)) or cls.__module__ == "numpy":
         return False
     if f"{cls.__module__}.{cls.__qualname__}" in _SETTINGS or cls.__module__ in ("collections", "functools"):
         return cls.__name__ == "_lru_cache_wrapper"

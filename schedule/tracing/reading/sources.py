@@ -61,7 +61,7 @@ Source = Self | Const | DictOf | Item | Attr | Query
 SELF = Self()
 
 
-def child(base: Source, name: str) -> Source:
+def child_of(base: Source, name: str) -> Source:
     """The submodule ``name`` of the module at ``base``."""
     return Item(Item(DictOf(base), "_modules"), name)
 
