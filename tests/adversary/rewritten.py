@@ -30,7 +30,7 @@ def arity(form: Form) -> int:
     return len(inspect.signature(form.forward if isinstance(form, nn.Module) else form).parameters)
 
 
-def rewritten(form: Callable[..., Any], tensors: Sequence[Tensor], rules: Sequence[Rule | str] | str) -> tuple[Any, int]:
+def rewritten(form: Callable[..., Any], tensors: Sequence[Tensor], rules: str | Sequence[Rule]) -> tuple[Any, int]:
     """The form as a scheduled module, and how many matches were rewritten."""
     module = Applied(form).train()
     report = schedule.optimize(module, tuple(tensors), rules=rules, cost_guard=False)
