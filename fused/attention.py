@@ -92,7 +92,9 @@ def _is_kernels_own(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, scale: float, enable_gqa: bool
 ) -> bool:
     """Whether torch has a kernel for these, other than the expression itself."""
-    if q.ndim != 4 or k.ndim != 4 or v.ndim != 4 or (mask is not None and not _fits(mask, (*q.shape[:-1], k.shape[-2]))):
+    if any(each.ndim != 4 for each in (q, k, v)):
+        return False
+    if mask is not None and not _fits(mask, (*q.shape[:-1], k.shape[-2])):
         return False
     chosen = torch._fused_sdp_choice(q, k, v, mask, dropout_p, False, scale=scale, enable_gqa=enable_gqa)
     return bool(chosen != SDPBackend.MATH.value)

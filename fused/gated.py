@@ -34,8 +34,8 @@ def gated_activation(
     """``act(gate) · (up + linear_offset)``, saving only gate and up for the backward pass.
 
     Args:
-        gate, up: ``[..., hidden]``, which broadcast with each other, any rank from 1, any strides (two halves of one tensor are not copied);
-            float16, bfloat16, float32 or float64. DTensors may be sharded on any dimension.
+        gate, up: ``[..., hidden]``, which broadcast with each other; any rank from 1, any strides (two halves of one
+            tensor are not copied); float16, bfloat16, float32 or float64. DTensors may be sharded on any dimension.
         activation: of the gate, a name of `bias_activation`: ``"silu"`` for SwiGLU, ``"gelu"`` and
             ``"gelu_tanh"`` for GEGLU, ``"relu"`` for ReGLU, ``"quick_gelu"``, ``"sigmoid"`` for GLU, and others.
         linear_offset: added to the up (1 in GPT-OSS).
