@@ -64,9 +64,7 @@ def broadcast_shape(op: str, x: torch.Tensor, name: str, other: torch.Tensor, x_
     try:
         return torch.broadcast_shapes(x.shape, other.shape)
     except RuntimeError:
-        raise ValueError(
-            f"{op}: {name} {shape(other)} and {x_name} {shape(x)} do not broadcast to one shape"
-        ) from None
+        raise ValueError(f"{op}: {name} {shape(other)} and {x_name} {shape(x)} do not broadcast to one shape") from None
 
 
 def shape(tensor: torch.Tensor) -> str:

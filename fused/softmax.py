@@ -56,8 +56,9 @@ def scaled_masked_softmax(
     Returns:
         The shape that x and the mask broadcast to. A row whose keys are all hidden by bool mask, `causal` or `window`
         is zeros; one hidden by an additive mask is what eager torch gives (NaN for −inf, the softmax of the rest for
-        finite numbers, with scores and a mask of one 16-bit dtype rounded as their sum is). Saves the probabilities in `out_dtype` (their sign says what was dropped), for 16-bit ones a
-        third byte with what rounding took from them (see `softmax_in_fp32`), and with a sink its column. Triton
+        finite numbers, with scores and a mask of one 16-bit dtype rounded as their sum is). Saves the probabilities in
+        `out_dtype` (their sign says what was dropped), for 16-bit ones a third byte with what rounding took from them
+        (see `softmax_in_fp32`), and with a sink its column. Triton
         kernels do not read what `causal` and `window` hide; plain and compiled torch compute it and set it to 0:
         cutting the scores to what each block of queries sees would copy them.
 
