@@ -106,7 +106,8 @@ def _saved(nodes: Sequence[fx.Node], wanted: Mapping[fx.Node, fx.Node | None], m
 def _run(node: fx.Node, values: dict[fx.Node, Any], modules: Modules) -> Any:
     if node.op == "get_attr":
         return _like(node)
-    args, kwargs = (fx.node.map_arg(each, lambda given: _value(given, values)) for each in (node.args, node.kwargs))
+    args: Any = fx.node.map_arg(node.args, lambda given: _value(given, values))
+    kwargs: Any = fx.node.map_arg(node.kwargs, lambda given: _value(given, values))
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
     function: Any = (modules or {})[str(node.target)] if node.op == "call_module" else node.target

@@ -35,9 +35,10 @@ def other_shapes(batch: Any) -> list[Any]:
     """Up to four batches like ``batch`` with other numbers of rows and other sequence lengths.
 
     In the last one no two of these sizes agree with each other or with another size of the batch, and all are primes,
-    which few sizes of models are: an agreement by accident is not mistaken for a rule. Rows are repeated or dropped. Every dimension that shares a sequence length changes with it, consistently
-    over all tensors of the batch; positions go on counting. Only token ids, their masks and embeddings tell
-    what a sequence length is: images and audio features vary in rows alone.
+    which few sizes of models are: an agreement by accident is not mistaken for a rule. Rows are repeated or dropped.
+    Every dimension that shares a sequence length changes with it, consistently over all tensors of the batch; positions
+    go on counting. Only token ids, their masks and embeddings tell what a sequence length is: images and audio features
+    vary in rows alone.
 
     Args:
         batch: what the model is called with: mapping, tuple, list or tensor.

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers as hf
 from torch import Tensor, nn
 
@@ -118,3 +119,55 @@ def test_models_recorded_with_one_row_take_more(name: str, rules: str) -> None:
                 output.square().mean().backward()
                 kept += [output, *(p.grad for p in each.parameters() if p.grad is not None)]
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def _halves_by_accident(y: Tensor) -> Tensor:
+    return F.silu(y[..., :1]) * y[..., 1:]
+
+
+def _parts_by_accident(y: Tensor) -> Tensor:
+    parts = y.split(2, dim=-1)
+    return F.silu(parts[0]) * parts[1]
+
+
+def _choices(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.view(labels.shape[0], -1), labels)
+
+
+def _classes_in_the_middle(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.transpose(1, 2), labels)
+
+
+def _choices_of_a_head(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(F.linear(hidden, weight).view(labels.shape[0], -1), labels)
+
+
+def _zeros(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.long)
+
+
+ACCIDENTS = {
+    "halves": (_halves_by_accident, [(torch.randn(3, 2),), (torch.randn(3, 4),)]),
+    "parts": (_parts_by_accident, [(torch.randn(3, 4),), (torch.randn(3, 6),)]),
+    "one choice": (_choices, [(torch.randn(6, 1), _zeros(6)), (torch.randn(24, 1), _zeros(6) + 2)]),
+    "classes in the middle": (
+        _classes_in_the_middle,
+        [(torch.randn(2, 3, 3, 3), _zeros(2, 3, 3)), (torch.randn(2, 4, 3, 4), _zeros(2, 4, 4) + 2)],
+    ),
+    "one choice of a head": (
+        _choices_of_a_head,
+        [
+            (torch.randn(6, 8), torch.randn(1, 8), _zeros(6)),
+            (torch.randn(24, 8), torch.randn(1, 8), _zeros(6) + 2),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ACCIDENTS)
+@pytest.mark.filterwarnings("ignore::schedule.FallbackWarning")
+def test_sizes_that_agree_by_accident(name: str) -> None:
+    form, (recorded, called) = ACCIDENTS[name]
+    module, _ = rewritten(form, recorded, "all")
+    with fused.backend("reference"):
+        assert_same(results(module, called), results(form, called), torch.float32)
