@@ -185,8 +185,8 @@ def _rule(
     def build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
         half = scalars.get("half")
         if half is not None and not _is_half(half, inputs["y"]):
-            ends: tuple[Any, ...] = (slice(None, half), slice(half, None))
-            parts = [graph.call_function(operator.getitem, (inputs["y"], (..., end))) for end in ends]
+            ends: list[Any] = [(..., slice(None, half)), (..., slice(half, None))]
+            parts = [graph.call_function(operator.getitem, (inputs["y"], end)) for end in ends]
             return graph.call_function(fused.gated_activation, (*parts, activation))
         if "y" not in inputs:
             return graph.call_function(fused.gated_activation, (inputs["gate"], inputs["up"], activation))
