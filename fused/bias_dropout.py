@@ -13,7 +13,7 @@ from fused.backends import Op, requested
 from fused.backends.reference import bias_dropout as formulas
 from fused.backends.rows import as_rows
 from fused.backends.tracing import differentiated, transformed
-from fused.checks import check_broadcast, check_float, check_same_device, shape
+from fused.checks import broadcast_shape, check_broadcast, check_float, check_same_device, shape
 from fused.dropout import check_probability, keep_mask, keep_scale
 from fused.sharding import localise, sharded
 
@@ -100,19 +100,19 @@ def bias_dropout(x: Tensor, bias: Tensor | None, p: float, training: bool = True
     Args:
         x: ``[..., hidden]``, any rank from 1, any strides; float16, bfloat16, float32 or float64. Never
             changed. A DTensor may be sharded on any dimension; without dropout nothing is gathered.
-        bias: ``[hidden]``, or anything that broadcasts to x, or None for no bias.
+        bias: ``[hidden]``, or anything that broadcasts with x, or None for no bias.
         p: probability of dropping an element.
         training: False for no dropout.
 
     Returns:
-        The shape of x, in the dtype that ``x + bias`` has in torch. Saves one byte an element, what was kept,
+        The shape of ``x + bias``, in the dtype that this has in torch. Saves one byte an element, what was kept,
         and nothing without dropout. Each gradient has its own tensor's dtype; the bias gradient is summed in
         float32. Under one seed the CPU and the reference backend drop what ``F.dropout`` drops. NaN and
         infinity are NaN where they are dropped, as in eager torch.
 
     Raises:
         TypeError: if x or the bias is not a floating-point tensor.
-        ValueError: for a bias that does not broadcast to x, two devices, or p outside [0, 1].
+        ValueError: for a bias that does not broadcast with x, two devices, or p outside [0, 1].
 
     Source: Megatron-LM ``fused_bias_dropout``.
     """
@@ -124,17 +124,17 @@ def bias_dropout_add(x: Tensor, bias: Tensor | None, residual: Tensor, p: float,
 
     Args:
         x, bias, p, training: as for `bias_dropout`.
-        residual: the shape of x; may have another dtype, may require a gradient.
+        residual: broadcastable with ``x + bias``; may have another dtype, may require a gradient.
 
     Returns:
-        The shape of x in the widest of the dtypes: a 16-bit x with a float32 residual gives float32. 16-bit
+        The shape of the sum in the widest of the dtypes: a 16-bit x with a float32 residual gives float32. 16-bit
         numbers are computed in float32 and rounded once. Saved, dropped and non-finite numbers as for
         `bias_dropout`. The result is always new memory: whether anything else still reads x or the residual
         cannot be known, so only what the op itself has made is overwritten.
 
     Raises:
         TypeError: if x, the bias or the residual is not a floating-point tensor.
-        ValueError: as `bias_dropout`, and for a residual of another shape.
+        ValueError: as `bias_dropout`, and for a residual that does not broadcast.
 
     Source: Megatron-LM ``fused_bias_dropout``, which casts the residual down to the dtype of x instead.
     """
@@ -176,8 +176,7 @@ def _bias_dropout(op: str, x: Tensor, bias: Tensor | None, residual: Tensor | No
         check_float(op, "bias", bias)
     p = p if training else 0.0
     if not sharded(x, bias, residual):
-        _check_operands(op, x, bias, residual)
-        return _apply(x, bias, residual, p)
+        return _broadcast(op, x, bias, residual, p)
     if sharded(x):
         _check_operands(op, x, bias, residual)
     local = localise(op, x, [bias, residual])
@@ -188,6 +187,27 @@ def _bias_dropout(op: str, x: Tensor, bias: Tensor | None, residual: Tensor | No
     # Only torch knows which shards must drop alike.
     dropped: Any = F.dropout(local.wrap(_apply(local.x, bias, None, 0.0)), p)
     return local.wrap(_apply(dropped.to_local(grad_placements=local.placements), None, residual, 0.0))
+
+
+def _broadcast(op: str, x: Tensor, bias: Tensor | None, residual: Tensor | None, p: float) -> Tensor:
+    """The op on plain tensors: one pass where a row of bias and a residual of one shape are added, as they mostly are.
+
+    Otherwise the sum that broadcasts is torch's own, before the pass or after it.
+    """
+    if bias is not None and bias.shape != x.shape[-1:]:
+        broadcast_shape(op, x, "bias", bias)
+        x, bias = x + bias, None
+    _check_devices(op, x, bias, residual)
+    if residual is None or residual.shape == x.shape:
+        return _apply(x, bias, residual, p)
+    broadcast_shape(op, x, "residual", residual)
+    return residual + _apply(x, bias, None, p)
+
+
+def _check_devices(op: str, x: Tensor, bias: Tensor | None, residual: Tensor | None) -> None:
+    for name, tensor in (("bias", bias), ("residual", residual)):
+        if tensor is not None:
+            check_same_device(op, x, name, tensor)
 
 
 def _check_operands(op: str, x: Tensor, bias: Tensor | None, residual: Tensor | None) -> None:

@@ -47,10 +47,24 @@ def check_weights(op: str, x: torch.Tensor, weights: torch.Tensor) -> None:
 
 def check_broadcast(op: str, x: torch.Tensor, name: str, other: torch.Tensor) -> None:
     """Raise ValueError unless `other` broadcasts to the shape of x, on the same device."""
-    leading = x.ndim - other.ndim
-    if leading < 0 or any(size != 1 and size != x.shape[leading + dim] for dim, size in enumerate(other.shape)):
+    if not broadcasts_to(other, x):
         raise ValueError(f"{op}: {name} of shape {shape(other)} does not broadcast to the input {shape(x)}")
     check_same_device(op, x, name, other)
+
+
+def broadcasts_to(other: torch.Tensor, x: torch.Tensor) -> bool:
+    """Whether ``other + x`` has the shape of x."""
+    leading = x.ndim - other.ndim
+    return leading >= 0 and all(size in (1, x.shape[leading + dim]) for dim, size in enumerate(other.shape))
+
+
+def broadcast_shape(op: str, x: torch.Tensor, name: str, other: torch.Tensor, x_name: str = "the input") -> torch.Size:
+    """Return the shape that `other` and x broadcast to. Raise ValueError if there is none, or for two devices."""
+    check_same_device(op, x, name, other)
+    try:
+        return torch.broadcast_shapes(x.shape, other.shape)
+    except RuntimeError:
+        raise ValueError(f"{op}: {name} {shape(other)} and {x_name} {shape(x)} do not broadcast to one shape") from None
 
 
 def shape(tensor: torch.Tensor) -> str:

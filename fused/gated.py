@@ -14,7 +14,7 @@ import torch
 from fused.backends.reference import gated as formulas
 from fused.backends.reference.activations import ACTIVATIONS
 from fused.backends.tracing import differentiated, transformed
-from fused.checks import check_bias, check_float, check_same_device, check_weights, shape
+from fused.checks import broadcast_shape, check_bias, check_float, check_same_device, check_weights, shape
 from fused.gated_autograd import Gated, GatedActivation, forward
 from fused.sharding import localise, sharded
 
@@ -34,8 +34,8 @@ def gated_activation(
     """``act(gate) · (up + linear_offset)``, saving only gate and up for the backward pass.
 
     Args:
-        gate, up: ``[..., hidden]``, any rank from 1, any strides (two halves of one tensor are not copied);
-            float16, bfloat16, float32 or float64. DTensors may be sharded on any dimension.
+        gate, up: ``[..., hidden]``, which broadcast with each other; any rank from 1, any strides (two halves of one
+            tensor are not copied); float16, bfloat16, float32 or float64. DTensors may be sharded on any dimension.
         activation: of the gate, a name of `bias_activation`: ``"silu"`` for SwiGLU, ``"gelu"`` and
             ``"gelu_tanh"`` for GEGLU, ``"relu"`` for ReGLU, ``"quick_gelu"``, ``"sigmoid"`` for GLU, and others.
         linear_offset: added to the up (1 in GPT-OSS).
@@ -64,6 +64,9 @@ def gated_activation(
     how = settings(op, activation, clamp_value, fp8_input_store, linear_offset)
     check_float(op, "gate", gate, min_ndim=1)
     check_float(op, "up", up)
+    if gate.shape != up.shape and not sharded(gate, up, weights):
+        size = broadcast_shape(op, up, "gate", gate, "up")
+        gate, up = gate.expand(size), up.expand(size)
     if sharded(gate) or not sharded(up, weights):
         _check_two(op, gate, up, weights)
     local = localise(op, gate, [up, weights])

@@ -13,7 +13,7 @@ import torch
 from fused.backends.reference import norms as formulas
 from fused.backends.reference.norms import Casting
 from fused.backends.tracing import differentiated, transformed
-from fused.checks import check_float, check_same_device, shape
+from fused.checks import broadcast_shape, check_float, check_same_device, shape
 from fused.norms_autograd import LayerNorm, RMSNorm, layer_norm_forward, rms_norm_forward
 from fused.sharding import localise, sharded
 
@@ -58,7 +58,7 @@ def add_rms_norm(
 
     Args:
         x, weight, eps, casting: as `rms_norm`.
-        residual: the shape of x; may have another dtype.
+        residual: broadcastable with x; may have another dtype.
 
     Returns:
         The norm as `rms_norm` of the sum, and the sum in the dtype that it has in torch. Both are differentiable.
@@ -67,8 +67,11 @@ def add_rms_norm(
     Raises:
         TypeError, ValueError: as `rms_norm`, also for the residual.
     """
-    check_float("add_rms_norm", "residual", residual)
-    return cast(tuple[Tensor, Tensor], _rms_norm("add_rms_norm", x, residual, weight, eps, casting))
+    op = "add_rms_norm"
+    total = _broadcast_sum(op, x, residual)
+    if total is not None:
+        return _rms_norm(op, total, None, weight, eps, casting)[0], total
+    return cast(tuple[Tensor, Tensor], _rms_norm(op, x, residual, weight, eps, casting))
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
@@ -99,7 +102,7 @@ def add_layer_norm(
 
     Args:
         x, weight, bias, eps: as `layer_norm`.
-        residual: the shape of x; may have another dtype.
+        residual: broadcastable with x; may have another dtype.
 
     Returns:
         The norm as `layer_norm` of the sum, and the sum in the dtype that it has in torch. Both are differentiable.
@@ -108,8 +111,21 @@ def add_layer_norm(
     Raises:
         TypeError, ValueError: as `layer_norm`, also for the residual.
     """
-    check_float("add_layer_norm", "residual", residual)
-    return cast(tuple[Tensor, Tensor], _layer_norm("add_layer_norm", x, residual, weight, bias, eps))
+    op = "add_layer_norm"
+    total = _broadcast_sum(op, x, residual)
+    if total is not None:
+        return _layer_norm(op, total, None, weight, bias, eps)[0], total
+    return cast(tuple[Tensor, Tensor], _layer_norm(op, x, residual, weight, bias, eps))
+
+
+def _broadcast_sum(op: str, x: Tensor, residual: Tensor) -> Tensor | None:
+    """The sum of two shapes, which is made before the norm; None if the norm's own pass makes it."""
+    check_float(op, "input", x)
+    check_float(op, "residual", residual)
+    if x.shape == residual.shape or sharded(x, residual):
+        return None
+    broadcast_shape(op, x, "residual", residual)
+    return x + residual
 
 
 def _rms_norm(

@@ -10,7 +10,7 @@ import torch
 from fused.backends import Op, requested
 from fused.backends.reference import rotary as formulas
 from fused.backends.tracing import differentiated, transformed
-from fused.checks import check_float, check_same_device, shape
+from fused.checks import broadcast_shape, broadcasts_to, check_float, check_same_device, shape
 from fused.sharding import localise, sharded
 
 Tensor = torch.Tensor
@@ -83,7 +83,7 @@ def rotary_embedding(
     """Turn the pairs of dimensions of queries and keys by their positions' angles, as ``apply_rotary_pos_emb``.
 
     Args:
-        q: ``[batch, heads, seq, head_dim]`` or any other shape that cos broadcasts to; floating point, any strides.
+        q: ``[batch, heads, seq, head_dim]`` or any other shape that cos broadcasts with; floating point, any strides.
             A DTensor may be sharded on any dimension; one sharded on the last is gathered.
         k: as q, with its own number of heads.
         cos, sin: ``[batch, seq, rotary_dim]``, an even rotary_dim at most head_dim: what follows is passed on. Every
@@ -114,8 +114,7 @@ def rotary_embedding(
         cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
     if sharded(q, k, cos, sin):
         return _on_shards(op, "q", q, cos, sin, interleaved), _on_shards(op, "k", k, cos, sin, interleaved)
-    _check_fits(op, "q", q, cos)
-    _check_fits(op, "k", k, cos)
+    q, k = _expanded(op, "q", q, cos), _expanded(op, "k", k, cos)
     return cast(tuple[Tensor, Tensor], _apply(q, k, cos, sin, interleaved))
 
 
@@ -134,8 +133,7 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = Fal
     _check_angles(op, cos, sin)
     if sharded(x, cos, sin):
         return _on_shards(op, "x", x, cos, sin, interleaved)
-    _check_fits(op, "x", x, cos)
-    return _apply(x, None, cos, sin, interleaved)[0]
+    return _apply(_expanded(op, "x", x, cos), None, cos, sin, interleaved)[0]
 
 
 def _forward(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor | None]:
@@ -173,6 +171,14 @@ def _check_angles(op: str, cos: Tensor, sin: Tensor) -> None:
     check_same_device(op, cos, "sin", sin)
     if cos.shape[-1] % 2:
         raise ValueError(f"{op}: the last dimension of cos and sin must be even, got {shape(cos)}")
+
+
+def _expanded(op: str, name: str, x: Tensor, cos: Tensor) -> Tensor:
+    """x in the shape that it and cos broadcast to; what is passed on beside the turned part stays as it is."""
+    if cos.shape[-1] == x.shape[-1] and not broadcasts_to(cos, x):
+        x = x.expand(broadcast_shape(op, x, "cos", cos, name))
+    _check_fits(op, name, x, cos)
+    return x
 
 
 def _check_fits(op: str, name: str, x: Tensor, cos: Tensor) -> None:

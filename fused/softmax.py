@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from fused.backends.reference import softmax as formulas
 from fused.backends.reference.softmax import Window
 from fused.backends.tracing import differentiated, transformed
-from fused.checks import FLOATS, check_broadcast, check_float, shape
+from fused.checks import FLOATS, broadcast_shape, broadcasts_to, check_broadcast, check_float, shape
 from fused.dropout import check_probability, keep_mask, keep_scale
 from fused.sharding import localise, sharded
 from fused.softmax_autograd import MaskedSoftmax, forward
@@ -37,7 +37,7 @@ def scaled_masked_softmax(
     Args:
         x: scores ``[..., queries, keys]`` (``[..., keys]`` without `causal` and `window`); float16, bfloat16,
             float32 or float64. Never changed. A DTensor may be sharded on any dimension but the last.
-        mask: broadcastable to x, or None. Floating point: added to the scaled scores (a causal mask of
+        mask: broadcastable with x, or None. Floating point: added to the scaled scores (a causal mask of
             HuggingFace, T5's relative positions, ALiBi), and given its gradient if it requires one. bool or
             uint8: True (1) = masked, as in Megatron; HuggingFace's boolean masks mean the opposite.
         scale: a number, applied before the mask; None is 1.
@@ -54,10 +54,11 @@ def scaled_masked_softmax(
         out_dtype: dtype of the result, by default that of x.
 
     Returns:
-        The shape of x. A row whose keys are all hidden by bool mask, `causal` or `window` is zeros; one
-        hidden by an additive mask is what eager torch gives (NaN for −inf, the softmax of the rest for finite
-        numbers). Saves the probabilities in `out_dtype` (their sign says what was dropped), for 16-bit ones a
-        third byte with what rounding took from them (see `softmax_in_fp32`), and with a sink its column. Triton
+        The shape that x and the mask broadcast to. A row whose keys are all hidden by bool mask, `causal` or `window`
+        is zeros; one hidden by an additive mask is what eager torch gives (NaN for −inf, the softmax of the rest for
+        finite numbers, with scores and a mask of one 16-bit dtype rounded as their sum is). Saves the probabilities in
+        `out_dtype` (their sign says what was dropped), for 16-bit ones a third byte with what rounding took from them
+        (see `softmax_in_fp32`), and with a sink its column. Triton
         kernels do not read what `causal` and `window` hide; plain and compiled torch compute it and set it to 0:
         cutting the scores to what each block of queries sees would copy them.
 
@@ -121,6 +122,8 @@ def checked_softmax(
     if sink is not None and sink.ndim == 1:
         sink = sink.reshape(-1, 1, 1)
     if not sharded(x, mask, sink):
+        if isinstance(mask, torch.Tensor) and not broadcasts_to(mask, x):
+            x = x.expand(broadcast_shape(op, x, "mask", mask))
         _check_operands(op, x, mask, sink)
         return _apply(x, mask, sink, scale, window, 0, dropout_p, out_dtype, softmax_in_fp32)
     if sharded(x):

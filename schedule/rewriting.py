@@ -23,6 +23,7 @@ from schedule.patterns.copying import Erased, copy_graph, erased, rebase, split_
 from schedule.patterns.hazards import Hazards, check_region, plan_hoist
 from schedule.patterns.occurrence import Occurrence
 from schedule.patterns.values import Attr
+from schedule.saving import refuse_saving
 from schedule.wording import counted
 
 __all__ = ["check", "copy_graph", "erased", "merge", "rewrite", "sift", "splice", "split_linear"]
@@ -117,7 +118,8 @@ def splice(
     consumed nodes, and pure nodes that fed nothing else, are erased.
 
     Raises:
-        MatchError: as :func:`check`; or the replacement has fewer outputs than are used.
+        MatchError: as :func:`check`; or the replacement has fewer outputs than are used, or saves a tensor for the
+            backward pass that is changed in place later and was not saved before.
     """
     (here,) = _checked(graph, [occurrence], Hazards(modules))
     made = _splice(graph, here, build, modules, by)
@@ -137,6 +139,7 @@ def _splice(graph: fx.Graph, occurrence: Occurrence, build: Any, modules: Module
     made, returned = _build(graph, place, build, given, scalars)
     try:
         ends = _outputs(graph, place, occurrence, region, returned, made)
+        refuse_saving(region, dict(zip(occurrence.outputs, ends, strict=True)), made, hazards)
     except MatchError:
         _discard(graph, made)
         raise

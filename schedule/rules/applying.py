@@ -10,8 +10,10 @@ from torch import fx, nn
 
 from schedule.errors import MatchError
 from schedule.patterns import Occurrence, SearchResult, normalise, resolve, search
+from schedule.patterns.hazards import Hazards
 from schedule.rewriting import check, rewrite
 from schedule.rules.rule import Rule
+from schedule.saving import changed_later
 
 Modules = Mapping[str, nn.Module]
 
@@ -110,13 +112,15 @@ def _rejected(graph: fx.Graph, rule: Rule, occurrence: Occurrence, modules: Modu
     futile = rule.futile(occurrence)
     if futile:
         return _place(rule, occurrence, futile, "declined")
-    objection = rule.objection(occurrence) or _unsafe(graph, occurrence, modules)
+    objection = rule.objection(occurrence) or _unsafe(graph, rule, occurrence, modules)
     return _place(rule, occurrence, objection, "skipped") if objection else None
 
 
-def _unsafe(graph: fx.Graph, occurrence: Occurrence, modules: Modules) -> str:
+def _unsafe(graph: fx.Graph, rule: Rule, occurrence: Occurrence, modules: Modules) -> str:
     try:
         check(graph, [occurrence], modules)
+        if changed_later(occurrence.nodes, occurrence.outputs, Hazards(modules)):
+            rewrite(graph, [occurrence], rule.build, modules)  # on a copy: whether it may be made is known then
     except MatchError as error:
         return error.why
     return ""

@@ -1,10 +1,10 @@
-"""Eager attention becomes ``F.scaled_dot_product_attention``; asked for with ``rules="attention"``.
+"""Eager attention becomes torch's own, where that is right (:mod:`fused.attention`); with ``rules="attention"``.
 
 ::
 
     before:  weights = F.dropout(F.softmax(q @ k.transpose(-1, -2) * 0.125 + mask, dim=-1), 0.1)
              return weights @ v, weights
-    after:   return F.scaled_dot_product_attention(q, k, v, mask, 0.1, scale=0.125), WEIGHTS_NOT_KEPT
+    after:   return attention(q, k, v, attn_mask=mask, dropout_p=0.1, scale=0.125), WEIGHTS_NOT_KEPT
 
 The weights ``[batch, heads, queries, keys]`` are never there. Where the module itself reads them, it is left alone.
 Where it returns them, a stand-in takes their place that raises NotApplicable as soon as somebody looks into it, which
@@ -12,11 +12,10 @@ Where it returns them, a stand-in takes their place that raises NotApplicable as
 is made for it, since that would return less than the module does.
 
 The results agree within rounding, not bit by bit: torch's kernels sum in another order and softmax 16-bit scores in
-float32 throughout. On the CPU dropout draws the numbers that eager torch draws; CUDA's kernels draw others. A row that
-``-inf`` hides whole becomes zeros, where eager torch makes it NaN; one that ``torch.finfo(dtype).min`` hides stays an
-average of all values, except where autocast narrows the mask to ``-inf``. Scores that are filled and heads that are
-repeated for grouped queries are in :mod:`schedule.rules.attention_inputs`. Scores that are capped softly, and those
-with sinks beside them, stay eager: torch's attention has no place for either.
+float32 throughout. On the CPU dropout draws the numbers that eager torch draws; CUDA's kernels draw others. Rows that
+are hidden whole, which torch's kernels get wrong, are what eager torch makes of them, in values and gradients. Scores
+that are filled and heads that are repeated for grouped queries are in :mod:`schedule.rules.attention_inputs`. Scores
+that are capped softly, and those with sinks beside them, stay eager: torch's attention has no place for either.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from fused.attention import attention as attention_op
 from schedule.errors import NotApplicable
 from schedule.patterns import Occurrence, any_of, optional, scalar, tensor
 from schedule.rules.attention_inputs import (
     FILLS,
-    added,
     before_repeating,
     filled,
-    filled_mask,
+    filling,
     is_swallowing,
     where_filled,
 )
@@ -229,14 +228,15 @@ def _scale(scalars: dict[str, Any]) -> float:
 
 
 def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
-    fills = (filled_mask(graph, inputs, scalars, name) for name in FILLS)
-    mask = added(graph, [inputs.get("bias"), inputs.get("mask"), *fills])
-    options: dict[str, Any] = {"attn_mask": mask, "dropout_p": _dropout(scalars), "scale": _scale(scalars)}
+    added = {"bias": inputs.get("bias"), "attn_mask": inputs.get("mask")}
+    added |= {name: filling(graph, inputs, scalars, name) for name in FILLS}
+    options = {name: value for name, value in added.items() if value is not None}
+    options |= {"dropout_p": _dropout(scalars), "scale": _scale(scalars)}
     k, v = inputs["k"], inputs["v"]
     unrepeated = before_repeating(k, v)
     if unrepeated is not None:
         (k, v), options["enable_gqa"] = unrepeated, True
-    return graph.call_function(F.scaled_dot_product_attention, (inputs["q"], k, v), options)
+    return graph.call_function(attention_op, (inputs["q"], k, v), options)
 
 
 def _build_both(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> tuple[fx.Node, fx.Node]:
@@ -336,7 +336,7 @@ SDPA = register_rule(
                 lambda q, k, v: (q @ k.transpose(-2, -1)).masked_fill(q[..., :1] > 0, -9.0).softmax(-1) @ v,
             ),
         ),
-        summary="F.scaled_dot_product_attention(q, k, v, mask, p, scale=scale)",
+        summary="attention(q, k, v, mask, p, scale=scale)",
         bystanders=BYSTANDERS,
         objection=_objection,
         thrift=_thrift,
@@ -351,7 +351,7 @@ SDPA_WITHOUT_WEIGHTS = register_rule(
         patterns=(biased_attention_and_weights, masked_attention_and_weights, attention_and_weights),
         build=_build_both,
         proof=SDPA.proof,  # of the result; the stand-in is no tensor to compare
-        summary="F.scaled_dot_product_attention(q, k, v, mask, p, scale=scale); weights that are returned are not kept",
+        summary="attention(q, k, v, mask, p, scale=scale); weights that are returned are not kept",
         objection=_objection,
         thrift=_thrift,
         rank=1,  # before its softmax

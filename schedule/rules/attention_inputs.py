@@ -1,13 +1,12 @@
 """What attention is given, as torch's own attention takes it: scores that are filled, heads that are repeated.
 
-Hidden scores that are filled (``masked_fill``, ``where``) become a mask that is added, which is the same where the
-filling swallows every score: ``-inf``, or about the lowest number there is. Keys and values repeated for groups of
+Hidden scores that are filled (``masked_fill``, ``where``) may be filled by adding where that swallows every score:
+``-inf``, or about the lowest number there is. Keys and values repeated for groups of
 queries are taken as they were before, with ``enable_gqa=True``.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -65,25 +64,16 @@ def _number(inputs: Mapping[str, Any], scalars: Mapping[str, Any], name: str) ->
     return node.args[node.target is torch.full]
 
 
-def filled_mask(graph: fx.Graph, inputs: Mapping[str, Any], scalars: Mapping[str, Any], name: str) -> fx.Node | None:
-    """What to add to the scores instead of filling them; None if they are not filled."""
-    number, zero = _number(inputs, scalars, name), None
-    if where_filled(inputs, name) is not None:
-        zero = graph.call_method("new_zeros", (inputs["q"], ()))
-    if zero is None:
+def filling(
+    graph: fx.Graph, inputs: Mapping[str, Any], scalars: Mapping[str, Any], name: str
+) -> tuple[fx.Node, float] | None:
+    """Where scores are filled, as booleans, and with what; None if they are not."""
+    if where_filled(inputs, name) is None:
         return None
-    if inputs.get(f"{name}_hidden") is not None:
-        return graph.call_method("masked_fill", (zero, inputs[f"{name}_hidden"], number))
-    return graph.call_function(torch.where, (inputs[f"{name}_kept"], zero, number))
-
-
-def added(graph: fx.Graph, parts: list[Any]) -> Any:
-    """The sum of what there is; None of nothing."""
-    total = None
-    for part in parts:
-        if part is not None:
-            total = part if total is None else graph.call_function(operator.add, (total, part))
-    return total
+    hidden = inputs.get(f"{name}_hidden")
+    if hidden is None:
+        hidden = graph.call_function(torch.logical_not, (inputs[f"{name}_kept"],))
+    return hidden, _number(inputs, scalars, name)
 
 
 # -- repeated heads -----------------------------------------------------------------------------------------

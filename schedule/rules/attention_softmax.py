@@ -25,7 +25,7 @@ from torch import Tensor, fx
 import fused
 from schedule.patterns import Occurrence, any_of, optional, scalar, tensor
 from schedule.patterns.ops import find_form
-from schedule.rules.casts import FLOATS, Dtypes, Value, cast
+from schedule.rules.casts import FLOATS, Dtypes, Value, cast, cast_node
 from schedule.rules.registry import register_rule
 from schedule.rules.rule import Proof, Rule, spec_of
 from schedule.rules.thresholds import small
@@ -175,6 +175,7 @@ def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> 
     x, mask = inputs["x"], inputs.get("mask")
     if inputs.get("bias") is not None:
         mask = graph.call_function(operator.add, (inputs["bias"], mask))
+    mask = _widened(graph, mask, inputs, scalars)
     options: dict[str, Any] = {}
     if inputs.get("sink") is not None:
         options["sink"] = inputs["sink"]
@@ -184,6 +185,16 @@ def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> 
     if dtype is not None:
         options["out_dtype"] = dtype
     return graph.call_function(fused.scaled_masked_softmax, (x, mask, _scale(graph, scalars)), options)
+
+
+def _widened(graph: fx.Graph, mask: Any, inputs: dict[str, Any], scalars: dict[str, Any]) -> Any:
+    """The mask in the dtype of scores that are cast before it is added: their sum is rounded to the wider one."""
+    dtypes = Dtypes(inputs, scalars)
+    before, added = dtypes.cast("before"), [dtypes.spec(name) for name in ("bias", "mask")]
+    given = [spec.dtype for spec in added if spec is not None]
+    if before is None or not given or any(torch.promote_types(dtype, before) == dtype for dtype in given):
+        return mask
+    return cast_node(graph, mask, before)
 
 
 def _scale(graph: fx.Graph, scalars: dict[str, Any]) -> Any:

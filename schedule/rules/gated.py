@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ from torch import Tensor, fx
 
 import fused
 from schedule.patterns import Occurrence, any_of, scalar
+from schedule.patterns.ops import find_form
 from schedule.rules.activations import (
     SQRT_2_OVER_PI,
     erf,
@@ -86,6 +88,23 @@ def _objection(occurrence: Occurrence) -> str:
 def _value(size: Any) -> Any:
     """A size; one that is computed, as it was in the recorded run: parts of other sizes could not be multiplied."""
     return size.meta.get("spec") if isinstance(size, fx.Node) else size
+
+
+def _is_half(half: Any, y: Any) -> bool:
+    """Whether ``half`` is half of the width of ``y`` at any size: it is computed so, or the width is a weight's."""
+    if isinstance(half, fx.Node):
+        read = half.args[0] if _name(half) == "floor_divide" and half.args[1] == 2 else None
+        shape = read.args[0] if isinstance(read, fx.Node) and read.target is operator.getitem else None
+        return isinstance(shape, fx.Node) and shape.target is getattr and shape.args == (y, "shape")
+    while isinstance(y, fx.Node) and _name(y) == "add":
+        y = y.args[0]
+    fixed = isinstance(y, fx.Node) and _name(y) in ("linear", "matmul", "addmm")
+    return fixed and any(given.op == "get_attr" for given in y.all_input_nodes)
+
+
+def _name(node: fx.Node) -> str:
+    form = find_form(node.op, node.target)
+    return "" if form is None else form.definition.name
 
 
 def _futile(occurrence: Occurrence) -> str:
@@ -164,6 +183,11 @@ def _rule(
     """
 
     def build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
+        half = scalars.get("half")
+        if half is not None and not _is_half(half, inputs["y"]):
+            ends: list[Any] = [(..., slice(None, half)), (..., slice(half, None))]
+            parts = [graph.call_function(operator.getitem, (inputs["y"], end)) for end in ends]
+            return graph.call_function(fused.gated_activation, (*parts, activation))
         if "y" not in inputs:
             return graph.call_function(fused.gated_activation, (inputs["gate"], inputs["up"], activation))
         function, options = _PACKED[activation]

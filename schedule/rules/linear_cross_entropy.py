@@ -22,6 +22,7 @@ CPU. ``torch.autograd.grad(loss, logits)`` has nothing to find then. Where loss 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -73,8 +74,26 @@ def _objection(occurrence: Occurrence) -> str:
     bias = spec_of(occurrence.inputs["bias"]) if occurrence.inputs.get("bias") is not None else None
     if bias is not None and bias.shape != weight.shape[:1]:
         return "what is added to the logits is no bias of theirs"
+    if not _is_width(occurrence.scalars.get("classes"), occurrence):
+        return "the logits become rows of another width than the head's"
     logits = TensorSpec((*hidden.shape[:-1], weight.shape[0]), hidden.dtype, hidden.device)
     return loss_objection(occurrence, logits)
+
+
+def _is_width(classes: Any, occurrence: Occurrence) -> bool:
+    """Whether logits that become rows of so many columns keep the width that the head gives them, at any size."""
+    if classes is None:
+        return True
+    if not isinstance(classes, fx.Node):
+        weight = occurrence.inputs["weight"]
+        return not isinstance(weight, fx.Node) or weight.op == "get_attr"
+    if classes.target is not operator.getitem or not isinstance(classes.args[0], fx.Node):
+        return False
+    (shape, dim), read = classes.args, classes.args[0].all_input_nodes
+    spec = spec_of(read[0]) if read else None
+    if spec is None or read[0] not in occurrence.nodes or not isinstance(shape, fx.Node):
+        return False
+    return shape.target is getattr and shape.args[1] == "shape" and dim in (-1, spec.ndim - 1)
 
 
 def _thrift(occurrence: Occurrence) -> str:

@@ -17,6 +17,7 @@ from schedule.tracing.specs import TensorSpec
 
 REDUCTIONS = ("mean", "sum", "none")
 _CLASSES_SECOND = 1  # of the ways to have rows
+_LAST_BUT_ONE = 0  # of the ways to slice
 
 # -- patterns -----------------------------------------------------------------------------------------------
 
@@ -62,11 +63,14 @@ def _classes_second(x: Value) -> Value:
 def loss_objection(occurrence: Occurrence, x: TensorSpec | None) -> str:
     """Why the loss of logits that look like ``x`` is not what the fused ops compute; "" if it is."""
     targets, loss = spec_of(occurrence.inputs["targets"]), spec_of(occurrence.outputs[0])
+    choices = occurrence.choices
     if x is None or targets is None or loss is None:
         return "the logits or the targets were not seen in the recorded run"
     if targets.dtype.is_floating_point or targets.dtype == torch.bool:
         return "the targets are class probabilities, not class numbers"
-    leading, turned = list(x.shape[:-1]), occurrence.choices["rows"] == _CLASSES_SECOND
+    leading, turned = list(x.shape[:-1]), choices["rows"] == _CLASSES_SECOND
+    if x.ndim != 3 and (turned or choices.get("slice", _LAST_BUT_ONE) != _LAST_BUT_ONE):
+        return "the dimension that is moved or shifted is not that of the tokens"
     if occurrence.scalars.get("stop") is not None:
         leading[-1] -= 1
     if targets.shape not in ((math.prod(leading),), tuple(leading)) or (targets.ndim > 1) is not turned:
@@ -89,6 +93,8 @@ def rows_of(graph: fx.Graph, x: Any, inputs: dict[str, Any], scalars: dict[str, 
     if scalars.get("stop") is not None:
         index: Any = (..., slice(None, -1), slice(None))
         x = graph.call_function(operator.getitem, (x, index))
+    if "logits" in inputs and scalars.get("classes") is not None:
+        return graph.call_method("reshape", (x, scalars["rows"], scalars["classes"]))
     if spec is not None and targets is not None and spec.ndim > targets.ndim + 1:
         x = graph.call_method("flatten", (x, 0, -2))
     return x

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,9 @@ _ROWS_ONLY = (
 )
 
 
+_PRIMES = [n for n in range(5, 1000) if all(n % divisor for divisor in range(2, n))]
+
+
 @dataclass(frozen=True)
 class _Sizes:
     """What one new batch does to sizes: the number of rows, and each sequence length."""
@@ -28,11 +32,13 @@ class _Sizes:
 
 
 def other_shapes(batch: Any) -> list[Any]:
-    """Up to three batches like ``batch`` with other numbers of rows and other sequence lengths.
+    """Up to four batches like ``batch`` with other numbers of rows and other sequence lengths.
 
-    Rows are repeated or dropped. Every dimension that shares a sequence length changes with it, consistently
-    over all tensors of the batch; positions go on counting. Only token ids, their masks and embeddings tell
-    what a sequence length is: images and audio features vary in rows alone.
+    In the last one no two of these sizes agree with each other or with another size of the batch, and all are primes,
+    which few sizes of models are: an agreement by accident is not mistaken for a rule. Rows are repeated or dropped.
+    Every dimension that shares a sequence length changes with it, consistently over all tensors of the batch; positions
+    go on counting. Only token ids, their masks and embeddings tell what a sequence length is: images and audio features
+    vary in rows alone.
 
     Args:
         batch: what the model is called with: mapping, tuple, list or tensor.
@@ -47,6 +53,7 @@ def other_shapes(batch: Any) -> list[Any]:
             (rows + 1, lambda n, rank: n + 3),
             (rows - 1 or 2, lambda n, rank: max(2, n - 2)),
             (rows + 2, lambda n, rank: max(2, n // 2 + 1)),
+            _apart(batch),
         ],
     )
 
@@ -54,15 +61,32 @@ def other_shapes(batch: Any) -> list[Any]:
 def small_shapes(batch: Any) -> list[Any]:
     """Two batches as :func:`other_shapes` makes them, of few rows and short sequences: for checks that must be cheap.
 
-    Sequence lengths that differ go on differing.
+    Sequence lengths that differ go on differing, and in the first batch they differ from the rows and from every other
+    size.
     """
+    taken = _taken(batch)
     return _planned(
         batch,
         lambda rows: [
-            (3 if rows != 3 else 2, lambda n, rank: min(n + 3, 13 + 4 * rank)),
+            (3 if rows != 3 else 2, lambda n, rank: _free(min(n + 3, 13 + 4 * rank), taken | {2, 3})),
             (1 if rows != 1 else 2, lambda n, rank: max(2, min(n - 2, 8 + 3 * rank))),
         ],
     )
+
+
+def _apart(batch: Any) -> tuple[int, Callable[[int, int], int]]:
+    """A plan in which the number of rows and all lengths are primes that differ from every size of the batch."""
+    rows, *lengths = [n for n in _PRIMES if n not in _taken(batch)]
+    return rows, lambda n, rank: lengths[rank + 1]
+
+
+def _taken(batch: Any) -> set[int]:
+    return {size for tensor in named_tensors(batch).values() for size in tensor.shape}
+
+
+def _free(number: int, taken: set[int]) -> int:
+    """The first number from ``number`` on that is not taken."""
+    return next(n for n in itertools.count(number) if n not in taken)
 
 
 def cut(batch: Any, rows: int, length: int) -> Any:

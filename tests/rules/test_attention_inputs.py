@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 
 import schedule
 import schedule.runtime
+from fused.attention import attention
 from schedule.rules import prove
 from schedule.rules.attention import SDPA
 from schedule.rules.attention_inputs import before_repeating
@@ -44,7 +45,7 @@ def given(tokens: int, heads: int = 4) -> tuple[Tensor, ...]:
 def sdpa_call(module: nn.Module) -> fx.Node | None:
     state = schedule.runtime.state_of(module)
     nodes = [node for made in state.specialisations for node in made.graph.nodes] if state is not None else []
-    return next((node for node in nodes if node.target is F.scaled_dot_product_attention), None)
+    return next((node for node in nodes if node.target is attention), None)
 
 
 def check(module: nn.Module, heads: int = 4) -> fx.Node | None:

@@ -22,7 +22,7 @@ def test_every_tensor_with_the_sequence_length_follows() -> None:
         "labels": torch.arange(2),
         "decoder_input_ids": torch.arange(14).view(2, 7),
     }
-    first, second, third = other_shapes(batch)
+    first, second, third, apart = other_shapes(batch)
     assert shapes(first) == {
         "input_ids": [3, 13],
         "attention_mask": [3, 1, 13, 13],
@@ -34,22 +34,23 @@ def test_every_tensor_with_the_sequence_length_follows() -> None:
     assert first["input_ids"][0].tolist() == [*range(10), 0, 1, 2]
     assert shapes(second)["input_ids"] == [1, 8] and shapes(second)["decoder_input_ids"] == [1, 5]
     assert shapes(third)["input_ids"] == [4, 6]
+    assert shapes(apart)["input_ids"] == [5, 17] and shapes(apart)["decoder_input_ids"] == [5, 13]
     assert batch["input_ids"].shape == (2, 10)
 
 
 def test_images_vary_in_rows_alone() -> None:
     batch = {"pixel_values": torch.randn(2, 3, 8, 8), "labels": torch.tensor([0, 1])}
     assert [shapes(b) for b in other_shapes(batch)] == [
-        {"pixel_values": [rows, 3, 8, 8], "labels": [rows]} for rows in (3, 1, 4)
+        {"pixel_values": [rows, 3, 8, 8], "labels": [rows]} for rows in (3, 1, 4, 5)
     ]
 
 
 def test_embeddings_keep_their_hidden_size_even_if_it_is_the_length() -> None:
-    assert [list(b.shape) for b in other_shapes(torch.randn(2, 8, 8))] == [[3, 11, 8], [1, 6, 8], [4, 5, 8]]
+    assert [list(b.shape) for b in other_shapes(torch.randn(2, 8, 8))] == [[3, 11, 8], [1, 6, 8], [4, 5, 8], [5, 11, 8]]
 
 
 def test_features_are_no_sequence() -> None:
-    assert [list(b.shape) for b in other_shapes(torch.randn(1, 8))] == [[2, 8], [2, 8], [3, 8]]
+    assert [list(b.shape) for b in other_shapes(torch.randn(1, 8))] == [[2, 8], [2, 8], [3, 8], [5, 8]]
 
 
 def test_tuples_keep_their_structure() -> None:
@@ -92,3 +93,11 @@ def test_a_batch_is_cut_where_it_is_larger() -> None:
     assert shapes(cut(batch, 8, 64)) == shapes(batch)
     held = {"input_ids": torch.ones(4, 10, dtype=torch.long), "cache": object()}
     assert shapes({"input_ids": cut(held, 2, 6)["input_ids"]}) == {"input_ids": [2, 6]}
+
+
+def test_sizes_do_not_agree_by_accident() -> None:
+    embeddings, ids = torch.randn(1, 5, 7), torch.zeros(1, 5).long()
+    *_, apart = other_shapes({"embeddings": embeddings, "ids": ids})
+    assert shapes(apart) == {"embeddings": [11, 17, 7], "ids": [11, 17]}
+    small, _ = small_shapes({"embeddings": torch.randn(1, 5, 8), "ids": ids})
+    assert shapes(small) == {"embeddings": [3, 9, 8], "ids": [3, 9]}

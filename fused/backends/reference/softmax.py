@@ -16,6 +16,9 @@ Tensor = torch.Tensor
 Number = float | Tensor
 Window = tuple[int, int]
 
+FAR = -128.0
+"""A mask below this hides its key: bfloat16 numbers there lie 1 or more apart."""
+
 
 def masked_softmax(
     x: Tensor,
@@ -54,7 +57,7 @@ def masked_softmax(
     hidden = None if window is None else out_of_window(x.shape[-2], x.shape[-1], window, shift, x.device)
     if mask is not None:
         if mask.dtype != torch.bool:
-            z = z + mask.to(z.dtype)
+            z = _masked(z, mask, x.dtype if x.dtype == mask.dtype and x.dtype.itemsize < 4 else None)
         else:
             hidden = mask if hidden is None else mask | hidden
     if hidden is not None:
@@ -69,6 +72,18 @@ def masked_softmax(
         out = dropped(p, keep, keep_scale).to(out_dtype)
         signed = torch.where(keep, p, -p).to(out_dtype)
     return out, signed, p_sink, _lost(p.float(), out_dtype) if rounding else None
+
+
+def _masked(z: Tensor, mask: Tensor, rounded: torch.dtype | None) -> Tensor:
+    """z + mask; where the mask is far below the scores, rounded as torch's sum in `rounded` is, if there is one.
+
+    What a mask hides is nothing either way, but for a row that it hides whole: there that rounding decides what is left
+    of the scores.
+    """
+    total = z + mask.to(z.dtype)
+    if rounded is None:
+        return total
+    return torch.where(mask < FAR, (z.to(rounded) + mask).to(z.dtype), total)
 
 
 def _lost(p: Tensor, dtype: torch.dtype) -> Tensor:

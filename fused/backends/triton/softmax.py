@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fused.backends.reference.softmax import Window, sum_over
+from fused.backends.reference.softmax import FAR, Window, sum_over
 from fused.backends.triton.launch import launch, row_block, row_tile
 
 Tensor = torch.Tensor
@@ -22,6 +22,7 @@ WHOLE = 2**14
 _NO_MASK, _BOOL, _ADDITIVE = 0, 1, 2
 # Adding and subtracting it rounds a float32 to the nearest whole number, ties to even.
 _ROUNDER = tl.constexpr(1.5 * 2**23)
+_FAR = tl.constexpr(FAR)
 
 
 @triton.jit
@@ -45,7 +46,13 @@ def _scores(x, mask, mask_stride, scale, column, seen, MASK: tl.constexpr):
         seen = seen & (tl.load(mask + column * mask_stride, mask=seen, other=1) == 0)
     z = tl.load(x + column, mask=seen, other=0.0).to(tl.float32) * scale
     if MASK == 2:
-        z += tl.load(mask + column * mask_stride, mask=seen, other=0.0).to(tl.float32)
+        added = tl.load(mask + column * mask_stride, mask=seen, other=0.0)
+        total = z + added.to(tl.float32)
+        if x.dtype.element_ty == mask.dtype.element_ty and mask.dtype.element_ty.primitive_bitwidth == 16:
+            # As the formula: a row that is hidden whole is what the rounded sums make of it.
+            rounded = z.to(added.dtype).to(tl.float32) + added.to(tl.float32)
+            total = tl.where(added < _FAR, rounded.to(added.dtype).to(tl.float32), total)
+        z = total
     return tl.where(seen, z, float("-inf")), seen
 
 

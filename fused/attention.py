@@ -1,0 +1,197 @@
+"""Attention without the weights where torch's kernel gives what eager torch gives, and written out where it does not.
+
+The kernel keeps the logarithm of the sum of a row's exponentials in one float. Of a row that a mask hides whole, by the
+lowest number or by any that is large beside the scores, that sum is lost in rounding, and with it the gradients; in 16
+bits the output is another as well, and of a row of -inf eager torch makes NaN. Such rows are rare, and looking for them
+costs one pass over the mask; a call with one of them computes scores and weights as eager torch does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend
+
+from fused.backends.tracing import PLAIN, differentiated, transformed
+from fused.loss_autograd import watched
+
+Tensor = torch.Tensor
+Filling = tuple[Tensor, float]
+Operands = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+"""Queries, keys, values, a bias and a mask."""
+
+_FAR = -128.0
+"""A row whose every key has less added to it is computed as eager torch does: a float32 is exact to 1e-5 up to here."""
+_INFRASTRUCTURE = (
+    torch._C._TorchDispatchModeKey.FAKE,
+    torch._C._TorchDispatchModeKey.PROXY,
+    torch._C._TorchDispatchModeKey.FUNCTIONAL,
+)
+_aten = torch.ops.aten
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    *,
+    dropout_p: float = 0.0,
+    scale: float = 1.0,
+    enable_gqa: bool = False,
+    filled: Filling | None = None,
+    filled_last: Filling | None = None,
+) -> Tensor:
+    """``dropout(softmax(scale·q·kᵀ + bias + mask))·v``, without the weights where that gives what eager torch gives.
+
+    Args:
+        q: ``[..., heads, queries, features]``.
+        k, v: ``[..., heads, keys, features]``, broadcast with q as `torch.matmul` does.
+        bias, attn_mask: added to the scores in this order; anything that broadcasts with them.
+        dropout_p: probability of dropping a weight; drawn whenever it is above 0.
+        scale: of the scores.
+        enable_gqa: k and v have fewer heads, each for as many of q in a row.
+        filled: booleans that broadcast with the scores, and the number that the scores become where they are True:
+            before `bias` and `attn_mask` are added. The number must be about the lowest there is, or -inf.
+        filled_last: likewise, after they are added.
+
+    Returns:
+        ``[..., heads, queries, features]``, within rounding of the expression. On the CPU its second derivatives are
+        there too, and so is forward-mode differentiation.
+
+    Raises:
+        RuntimeError: as the expression, for shapes that do not fit.
+    """
+    operands: Operands = (q, k, v, bias, attn_mask)
+    how = (dropout_p, scale, enable_gqa, filled, filled_last)
+    if _is_watched(operands) or (dropout_p > 0 and q.is_cpu):
+        return _written_out(operands, *how)
+    mask = _one_mask(operands, filled, filled_last)
+    if not _is_kernels_own(q, k, v, mask, dropout_p, scale, enable_gqa) or _is_far(mask, operands):
+        return _written_out(operands, *how)
+    if not q.is_cpu or not differentiated(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout_p, scale=scale, enable_gqa=enable_gqa)
+    q, k, v, mask = _autocast(q, k, v, mask)
+    result: Tensor = _Attention.apply(q, k, v, mask, scale, enable_gqa)
+    return result
+
+
+def _is_watched(operands: Sequence[Tensor | None]) -> bool:
+    """Whether somebody traces or transforms what is done, or tensors have no data to look at."""
+    if transformed() or any(torch._C._get_dispatch_mode(key) is not None for key in _INFRASTRUCTURE):
+        return True
+    return any(tensor is not None and (type(tensor) not in PLAIN or tensor.is_meta) for tensor in operands)
+
+
+def _is_kernels_own(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, scale: float, enable_gqa: bool
+) -> bool:
+    """Whether torch has a kernel for these, other than the expression itself."""
+    if any(each.ndim != 4 for each in (q, k, v)):
+        return False
+    if mask is not None and not _fits(mask, (*q.shape[:-1], k.shape[-2])):
+        return False
+    chosen = torch._fused_sdp_choice(q, k, v, mask, dropout_p, False, scale=scale, enable_gqa=enable_gqa)
+    return bool(chosen != SDPBackend.MATH.value)
+
+
+def _fits(mask: Tensor, scores: tuple[int, ...]) -> bool:
+    return mask.ndim == len(scores) and all(a in (1, b) for a, b in zip(mask.shape, scores, strict=True))
+
+
+def _is_far(mask: Tensor | None, operands: Operands) -> bool:
+    """Whether there is a row of which the kernel does not make what eager torch does."""
+    if mask is None:
+        return False
+    highest = float(mask.detach().amax(-1).amin())
+    if highest >= _FAR:
+        return False
+    exact_forward = operands[0].dtype.itemsize >= 4 and not torch.is_autocast_enabled(operands[0].device.type)
+    return not exact_forward or differentiated(*operands) or not highest > -math.inf
+
+
+def _one_mask(operands: Operands, *fillings: Filling | None) -> Tensor | None:
+    """All that is added to the scores, with four dimensions at least; scores are filled by adding as well."""
+    q, _, _, bias, mask = operands
+    parts = [bias, mask]
+    parts += [None if each is None else q.new_zeros(()).masked_fill(*each) for each in fillings]
+    given = [part for part in parts if part is not None]
+    if not given:
+        return None
+    total = given[0]
+    for part in given[1:]:
+        total = total + part
+    return total.reshape((1,) * (4 - total.ndim) + total.shape)
+
+
+def _written_out(
+    operands: Operands,
+    dropout_p: float,
+    scale: float,
+    enable_gqa: bool,
+    filled: Filling | None = None,
+    filled_last: Filling | None = None,
+) -> Tensor:
+    """The expression, in the order in which eager code has it."""
+    q, k, v, bias, mask = operands
+    if enable_gqa:
+        k, v = (each.repeat_interleave(q.shape[-3] // each.shape[-3], -3) for each in (k, v))
+    scores = torch.matmul(q, k.transpose(-1, -2))
+    scores = scores if scale == 1.0 else scores * scale
+    scores = scores if filled is None else scores.masked_fill(*filled)
+    for part in (bias, mask):
+        scores = scores if part is None else scores + part
+    scores = scores if filled_last is None else scores.masked_fill(*filled_last)
+    weights = F.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(q.dtype)
+    return torch.matmul(F.dropout(weights, dropout_p) if dropout_p > 0 else weights, v)
+
+
+def _autocast(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The operands as autocast would give them to torch's own attention."""
+    if not torch.is_autocast_enabled(q.device.type) or q.dtype == torch.float64:
+        return q, k, v, mask
+    dtype = torch.get_autocast_dtype(q.device.type)
+    return q.to(dtype), k.to(dtype), v.to(dtype), None if mask is None else mask.to(dtype)
+
+
+class _Attention(torch.autograd.Function):
+    """The CPU's kernel. Saves its inputs, its result and a number for each row; differentiable any number of times."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, enable_gqa: bool
+    ) -> Tensor:
+        options = {"attn_mask": mask, "scale": scale}
+        out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False, **options)
+        ctx.save_for_backward(q, k, v, mask, out, lse)
+        ctx.scale, ctx.enable_gqa = scale, enable_gqa
+        result: Tensor = out
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, mask, out, lse = ctx.saved_tensors
+        needed = ctx.needs_input_grad[:3]
+        if watched(grads[0]):
+            return *_by_autograd(grads[0], (q, k, v, None, mask), needed, ctx.scale, ctx.enable_gqa), None, None, None
+        found = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grads[0], q, k, v, out, lse, 0.0, False, attn_mask=mask, scale=ctx.scale
+        )
+        return *(each if wanted else None for each, wanted in zip(found, needed, strict=True)), None, None, None
+
+
+def _by_autograd(
+    g: Tensor, operands: Operands, needed: Sequence[bool], scale: float, enable_gqa: bool
+) -> tuple[Tensor | None, ...]:
+    """The gradients of q, k and v as those of the expression, for whoever is watching."""
+    recorded = torch.is_grad_enabled()
+    inputs = [each for each, wanted in zip(operands[:3], needed, strict=True) if wanted]
+    with torch.enable_grad():
+        result = _written_out(operands, 0.0, scale, enable_gqa)
+    found = iter(torch.autograd.grad(result, inputs, g, create_graph=recorded))
+    return tuple(next(found) if wanted else None for wanted in needed)
