@@ -14,6 +14,7 @@ from schedule.primitives.registry import primitive
 from schedule.rebinding import keep_erased
 from schedule.recording import Recording
 from schedule.tracing.expansion import expand, is_projection
+from schedule.tracing.parameter_guards import with_parameter_guards
 from schedule.tracing.specialisation import Specialisation, original_class
 
 if TYPE_CHECKING:
@@ -94,4 +95,5 @@ class Opening:
             )
         keep_erased(made.graph, expansion.graph)
         expansion.graph.lint()
-        return made.with_graph(expansion.graph, expansion.entered), {f"decompose({self.path})": len(calls)}
+        opened = with_parameter_guards(made.with_graph(expansion.graph, expansion.entered), module)
+        return opened, {f"decompose({self.path})": len(calls)}

@@ -18,6 +18,7 @@ from schedule.rebinding import StaleMatch, blamed, keep_erased, rebound
 from schedule.recording import Recording
 from schedule.rewriting import Build, merge, rewrite
 from schedule.tracing.expansion import expand
+from schedule.tracing.parameter_guards import with_parameter_guards
 from schedule.tracing.specialisation import Entered, Specialisation, original_class
 
 if TYPE_CHECKING:
@@ -143,7 +144,8 @@ def rewritten(
         return next(order)(graph, inputs, scalars)
 
     graph, _ = rewrite(expansion.graph, occurrences, build_next, modules, by=by)
-    return made.with_graph(graph, {**expansion.entered, **_called(occurrences, modules)})
+    changed = made.with_graph(graph, {**expansion.entered, **_called(occurrences, modules)})
+    return with_parameter_guards(changed, module)
 
 
 def _called(occurrences: Sequence[Occurrence], modules: Mapping[str, nn.Module]) -> dict[str, Entered]:
