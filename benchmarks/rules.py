@@ -21,6 +21,7 @@ from rich.table import Table
 from torch import Tensor
 
 import fused
+from schedule.rules.merged_linear import merged_linear
 
 HIDDEN = 256
 KEYS = 64
@@ -62,6 +63,11 @@ def both(results: tuple[Tensor, Tensor]) -> Tensor:
     return results[0] + results[1]
 
 
+def added_up(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """All three, used."""
+    return q + k * v
+
+
 def added(norm: Function) -> Function:
     """The residual sum before a norm, used again after it."""
     return lambda x, other, *rest: both((norm(x + other, *rest), x + other))
@@ -81,6 +87,12 @@ def rows(*more: str) -> Inputs:
 def layer(elements: int, device: str) -> tuple[Tensor, ...]:
     """x of [rows, hidden], a weight and a bias, all trained."""
     shapes = (elements // HIDDEN, HIDDEN), (HIDDEN, HIDDEN), (HIDDEN,)
+    return tuple(torch.randn(shape, device=device, requires_grad=True) for shape in shapes)
+
+
+def projections(elements: int, device: str) -> tuple[Tensor, ...]:
+    """x of [rows, hidden] and the weights of queries, keys and values, all trained."""
+    shapes = (elements // HIDDEN, HIDDEN), *((HIDDEN, HIDDEN),) * 3
     return tuple(torch.randn(shape, device=device, requires_grad=True) for shape in shapes)
 
 
@@ -156,6 +168,11 @@ CONSTRUCTS: dict[str, tuple[Inputs, Function, Function]] = {
         lambda x, w, bias: fused.bias_dropout(F.linear(x, w), bias, 0.1),
     ),
     "linear": (layer, F.linear, fused.linear),
+    "qkv_merge": (
+        projections,
+        lambda x, q, k, v: added_up(fused.linear(x, q), fused.linear(x, k), fused.linear(x, v)),
+        lambda x, *weights: added_up(*merged_linear(x, weights)),
+    ),
     "dropout, sum": (
         rows("weight", "bias"),
         lambda x, w, bias: x + F.dropout(F.linear(x, w, bias), 0.1),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from fused.backends import onednn, requested
-from fused.backends.tracing import PLAIN, differentiated, transformed
+from fused.backends.tracing import differentiated, watched
 
 Tensor = torch.Tensor
 
@@ -60,41 +61,53 @@ def _watched(tensors: tuple[Tensor, ...]) -> bool:
     """Whether somebody wants to see plain torch operations, or tensors do more than be multiplied."""
     if torch.compiler.is_compiling():
         return torch.compiler.is_exporting()
-    if transformed() or torch._C._len_torch_dispatch_stack() > 0:
-        return True
-    return any(type(t) not in PLAIN or torch._C._functorch.is_legacy_batchedtensor(t) for t in tensors)
+    return watched(tensors)
 
 
 class _Linear(torch.autograd.Function):
-    """The three products by oneDNN. Saves the input and the weight."""
+    """The three products by oneDNN. Saves the input and the weight, each only for the gradient of the other."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(input, weight)
+        of_input, of_weight, _ = ctx.needs_input_grad
+        ctx.by_rows = weight.is_contiguous()
+        ctx.save_for_backward(input if of_weight else None, weight if of_input else None)
         return onednn.product(input, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (g,) = grads
         input, weight = ctx.saved_tensors
-        rows = g.reshape(-1, g.shape[-1]).contiguous()
-        dinput = dweight = dbias = None
-        if ctx.needs_input_grad[0]:
-            dinput = linear(rows, weight.t()).view(input.shape)
-        if ctx.needs_input_grad[1]:
-            dweight = _outer(rows, input.reshape(-1, input.shape[-1]).contiguous(), weight)
-        if ctx.needs_input_grad[2]:
-            dbias = rows.sum(0)
-        return dinput, dweight, dbias
+        return linear_backward(grads[0], input, weight, ctx.by_rows, ctx.needs_input_grad)
 
 
-def _outer(g: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """``g.t() @ x``, in memory as the weight is: autograd would copy it otherwise.
+def linear_backward(
+    g: Tensor, input: Tensor | None, weight: Tensor | None, by_rows: bool, wanted: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Compute the gradients of :func:`linear`'s input, weight and bias; None for those that are not ``wanted``.
+
+    Args:
+        g: ``[..., out]``, the gradient of the result.
+        input: ``[..., in]``; may be None if that of the weight is not wanted.
+        weight: ``[out, in]``; may be None if that of the input is not wanted.
+        by_rows: whether the weight is contiguous; its gradient lies in memory as it does.
+        wanted: for the input, the weight and the bias.
+    """
+    rows = g.reshape(-1, g.shape[-1]).contiguous()
+    dinput = dweight = None
+    if wanted[0] and weight is not None:
+        dinput = linear(rows, weight.t()).view(*g.shape[:-1], weight.shape[1])
+    if wanted[1] and input is not None:
+        dweight = _outer(rows, input.reshape(-1, input.shape[-1]).contiguous(), by_rows)
+    return dinput, dweight, rows.sum(0) if wanted[2] else None
+
+
+def _outer(g: Tensor, x: Tensor, by_rows: bool) -> Tensor:
+    """``g.t() @ x``, in memory by rows or by columns as the weight is: autograd would copy it otherwise.
 
     oneDNN copies what it is given first into rows, unless it lies so: g, or else x and then we the result.
     """
-    if not weight.is_contiguous():
+    if not by_rows:
         return linear(x.t(), g.t()).t()
-    if 2 * (x.numel() + weight.numel()) < g.numel():
+    if 2 * (x.numel() + g.shape[-1] * x.shape[-1]) < g.numel():
         return linear(x.t(), g.t()).t().contiguous()
     return linear(g.t(), x.t())

@@ -48,6 +48,16 @@ def differentiated(*tensors: torch.Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
+def watched(tensors: Iterable[torch.Tensor]) -> bool:
+    """True where plain torch operations are to be seen, or the tensors do more than compute their own values.
+
+    Tracing and transforms; dispatch modes; tensor subclasses; batched gradients (``is_grads_batched``).
+    """
+    if transformed() or torch._C._len_torch_dispatch_stack() > 0:
+        return True
+    return any(type(t) not in PLAIN or torch._C._functorch.is_legacy_batchedtensor(t) for t in tensors)
+
+
 def needs_reference(tensors: Iterable[Any]) -> bool:
     """True if only plain torch operations are right for these tensors here.
 

@@ -1,10 +1,9 @@
-"""Several Linears of one input as one product, on the parameters that they have.
+"""Several Linears of one input as one product.
 
-The merged weight is no parameter of its own: it is the memory of the others, which lie side by side in it. The first
-call lays them so, as ``nn.RNN.flatten_parameters`` does for cuDNN, and so does the first one after they moved
-(``model.to``, ``load_state_dict(assign=True)``). The parameters stay the objects they are, with their names, values and
-gradients, so that state dicts and optimizers know nothing of it. Only a tensor that shared their memory from before,
-such as ``weight.data`` or an older ``state_dict()``, does not follow them any more, as after ``model.to``.
+The parameters are not touched: every call concatenates their values of the moment, and only the parameters themselves
+and the input are saved for the backward pass. So whatever moves, replaces or shards a parameter is followed, and a
+change in place between forward and backward raises as it does in ``F.linear``. The concatenation is not cached: a write
+through ``.data`` moves no version counter, so nothing could tell when a cache is stale.
 """
 
 from __future__ import annotations
@@ -14,95 +13,85 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from fused.backends.tracing import transformed
-from fused.linear import linear
+from fused.backends.tracing import differentiated, watched
+from fused.linear import linear, linear_backward
 
 
 def merged_linear(
     x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None] | None = None
 ) -> tuple[Tensor, ...]:
-    """``F.linear(x, weight, bias)`` for each weight, in one product.
+    """Compute ``F.linear(x, weight, bias)`` for each weight, in one product.
 
-    Parameters that cannot be moved (shards, memory shared with another process or with a larger tensor, the meta
-    device) are multiplied one by one, and so are all where a compiler or a ``torch.func`` transform is watching.
-    Under a mode of torch, such as one that counts operations, none is moved.
+    The weights are multiplied one by one where one product could differ or would hide something: tensor subclasses
+    (DTensors), autocast, compilers, ``torch.func``, forward-mode differentiation, modes of torch, such as one that
+    counts operations, and operands that do not fit each other.
 
     Args:
         x: ``[..., in]``.
-        weights: each ``[out_i, in]``; the widths may differ (grouped queries). What is no parameter is copied.
+        weights: each ``[out_i, in]``; the widths may differ (grouped queries).
         biases: each ``[out_i]`` or None; None for none at all.
 
     Returns:
-        ``[..., out_i]`` for each weight: parts of one tensor, so that their rows have gaps.
+        ``[..., out_i]`` for each weight: parts of one tensor, so that their rows have gaps. Saves what ``F.linear``
+        saves, the input and the weights; differentiable any number of times.
     """
-    weight = None if transformed() else _joined(weights)
-    bias = None if weight is None or biases is None else _joined_bias(weights, biases)
-    if weight is None or (bias is None and biases is not None):
-        return tuple(F.linear(x, w, b) for w, b in zip(weights, biases or [None] * len(weights), strict=True))
-    # Parts that may be changed in place one by one, as the products of several calls may be.
-    return tuple(torch.unsafe_split_with_sizes(linear(x, weight, bias), [len(w) for w in weights], -1))
+    every = tuple(biases or [None] * len(weights))
+    if not _mergeable(x, weights, every):
+        return tuple(F.linear(x, weight, bias) for weight, bias in zip(weights, every, strict=True))
+    if not differentiated(x, *weights, *every):
+        return _product(x, weights, every)
+    results: tuple[Tensor, ...] = _MergedLinear.apply(len(weights), x, *weights, *every)
+    return results
 
 
-def _joined_bias(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor | None:
-    zeros = weights[0].new_zeros
-    return _joined([zeros(len(w)) if bias is None else bias for w, bias in zip(weights, biases, strict=True)])
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor | None:
-    """The rows of all, without a copy if they are parameters; None if they cannot be moved."""
-    if not _side_by_side(parts):
-        distinct = len({id(part) for part in parts}) == len(parts)
-        if not distinct or not all(type(part) is Tensor or _is_movable(part) for part in parts):
-            return None
-        if not all(isinstance(part, nn.Parameter) for part in parts):
-            return torch.cat(list(parts))
-        if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
-            return None  # a mode may give anything in place of the rows: those of a trace have no data
-        _lay_side_by_side(parts)
-    if torch.is_grad_enabled():
-        joined: Tensor = _Joined.apply(*parts)
-        return joined
-    return _as_one(parts, sum(map(len, parts)))
-
-
-def _is_movable(part: Tensor) -> bool:
-    if type(part) is not nn.Parameter or part.is_meta or part.is_inference() or not part.is_contiguous():
+def _mergeable(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
+    given = [x, *weights, *(bias for bias in biases if bias is not None)]
+    if watched(given) or torch._C._len_torch_function_stack() or torch.is_autocast_enabled(x.device.type):
         return False
-    with_others = part.device.type == "cpu" and part.is_shared()
-    return not with_others and part.untyped_storage().nbytes() == part.nbytes
+    if any((each.dtype, each.device, each.layout) != (x.dtype, x.device, torch.strided) for each in given):
+        return False
+    return all(
+        weight.ndim == 2 and weight.shape[1:] == x.shape[-1:] and (bias is None or bias.shape == weight.shape[:1])
+        for weight, bias in zip(weights, biases, strict=True)
+    )
 
 
-def _side_by_side(parts: Sequence[Tensor]) -> bool:
-    end = parts[0].data_ptr()
-    for part in parts:
-        if type(part) is not nn.Parameter or part.data_ptr() != end or not part.is_contiguous():
-            return False
-        end += part.nbytes
-    return len({part.untyped_storage().data_ptr() for part in parts}) == 1
+def _product(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    bias = None
+    if any(each is not None for each in biases):
+        pairs = zip(weights, biases, strict=True)
+        bias = torch.cat([weight.new_zeros(len(weight)) if each is None else each for weight, each in pairs])
+    product = linear(x, torch.cat(list(weights)), bias)
+    # Parts that may be changed in place one by one, as the products of several calls may be.
+    return tuple(torch.unsafe_split_with_sizes(product, [len(weight) for weight in weights], -1))
 
 
-def _lay_side_by_side(parts: Sequence[Tensor]) -> None:
-    with torch.inference_mode(False), torch.no_grad():
-        rows = torch.cat([part.detach() for part in parts])
-        for part, own in zip(parts, rows.split([len(part) for part in parts]), strict=True):
-            part.data = own
-
-
-def _as_one(parts: Sequence[Tensor], rows: int) -> Tensor:
-    first = parts[0]
-    return first.detach().as_strided((rows, *first.shape[1:]), first.stride())
-
-
-class _Joined(torch.autograd.Function):
-    """Parameters that lie side by side, as one tensor on their memory; each gets its rows of the gradient."""
+class _MergedLinear(torch.autograd.Function):
+    """One product forward; backward, the gradients of each Linear by itself, which own their memory."""
 
     @staticmethod
-    def forward(ctx: Any, *parts: Tensor) -> Tensor:
-        ctx.sizes = [len(part) for part in parts]
-        return _as_one(parts, sum(ctx.sizes))
+    def forward(ctx: Any, count: int, x: Tensor, *parameters: Tensor | None) -> tuple[Tensor, ...]:
+        weights, biases = parameters[:count], parameters[count:]
+        ctx.by_rows = [weight.is_contiguous() for weight in weights]  # type: ignore[union-attr]
+        ctx.set_materialize_grads(False)  # a result that reaches no loss gives its weight no gradient
+        of_x, *of_parameters = ctx.needs_input_grad[1:]
+        ctx.save_for_backward(x if any(of_parameters[:count]) else None, *(weights if of_x else [None] * count))
+        return _product(x, weights, biases)  # type: ignore[arg-type]  # None is among the biases only
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
-        return gradients[0].split(ctx.sizes)
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, *weights = ctx.saved_tensors
+        of_x, *of_parameters = ctx.needs_input_grad[1:]
+        dx: Tensor | None = None
+        found: list[Tensor | None] = [None] * len(of_parameters)
+        for index, (gradient, weight) in enumerate(zip(gradients, weights, strict=True)):
+            if gradient is None:
+                continue
+            bias = len(weights) + index
+            part, found[index], found[bias] = linear_backward(
+                gradient, x, weight, ctx.by_rows[index], (of_x, of_parameters[index], of_parameters[bias])
+            )
+            dx = part if dx is None or part is None else dx + part
+        return None, dx, *found

@@ -5,10 +5,10 @@
     before:  q = F.linear(x, self.q.weight) + self.q.bias;  k = F.linear(x, self.k.weight) + self.k.bias;  v = …
     after:   q, k, v = merged_linear(x, (self.q.weight, self.k.weight, self.v.weight), (self.q.bias, …))
 
-The parameters stay what they are (:mod:`schedule.rules.merged_linear`): state dicts are saved and loaded under the same
-names, to the bit, and an optimizer, with the state it has, goes on. Two to four Linears that are taken apart into heads
-afterwards, of any widths, each with or without a bias. Others are left alone: what comes out lies in rows with gaps,
-which attention reads as fast, and elementwise operations do not.
+The parameters are not touched (:mod:`schedule.rules.merged_linear`): their values are concatenated at every call, which
+costs about what the larger product gains, so no set of rules has it. Two to four Linears that are taken apart into
+heads afterwards, of any widths, each with or without a bias. Others are left alone: what comes out lies in rows with
+gaps, which attention reads as fast, and elementwise operations do not.
 """
 
 from __future__ import annotations

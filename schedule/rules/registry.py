@@ -61,8 +61,9 @@ def select_rules(rules: str | Iterable[str | Rule], applied: Collection[str] | N
     """The rules that ``rules=`` names.
 
     Args:
-        rules: ``"all"``, or one of the sets ``"default"`` (what pays), ``"memory"`` (what saves bytes, some of it for
-            time) and ``"attention"``; the name of a rule or a family; or several of these, or rules themselves.
+        rules: one of the sets ``"default"`` (what pays), ``"memory"`` (what saves bytes, some of it for time) and
+            ``"attention"``, or ``"all"`` of them; the name of a rule or a family; or several of these, or rules
+            themselves.
             Of ``"all"`` and the sets, what gains nothing on this machine is left out.
         applied: names of rules that were applied on another machine: of those that depend on it, these.
 
@@ -79,7 +80,7 @@ def _named(item: str | Rule, applied: Collection[str] | None) -> list[Rule]:
     if isinstance(item, Rule):
         return [item]
     if item == "all" or item in SETS:
-        found = [rule for rule in RULES.values() if item in ("all", *rule.sets)]
+        found = [rule for rule in RULES.values() if (rule.sets if item == "all" else item in rule.sets)]
         return [rule for rule in found if not rule.depends_on_machine or _wanted(rule, applied)]
     found = [RULES[item]] if item in RULES else list_rules(item)
     if not found:

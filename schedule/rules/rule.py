@@ -81,7 +81,7 @@ class Rule:
         thrift: why an occurrence would not pay; not asked with ``cost_guard=False``.
         bystanders: ``(pattern, reason)`` for code that is left alone on purpose; a reason may look at the occurrence.
         rank: of overlapping occurrences the one of higher rank is taken, if it pays; among equals, the larger one.
-        sets: the ones of :data:`SETS` that it belongs to.
+        sets: the ones of :data:`SETS` that it belongs to; a rule of none is asked for by name, and not in ``"all"``.
         idle: why it gains nothing on this machine, so that sets leave it out; "" if it does gain.
         needs: for each pattern, the operations that every occurrence of it has; ``bystander_needs`` likewise.
     """

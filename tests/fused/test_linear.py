@@ -292,3 +292,19 @@ def test_exported_it_is_a_plain_linear() -> None:
 def test_the_op_of_a_compiled_graph_keeps_its_promises() -> None:
     inputs = tuple(tensor.detach() for tensor in operands())
     torch.library.opcheck(torch.ops.fused.onednn_product, inputs, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_what_no_gradient_needs_is_not_saved_and_may_change(products: Products) -> None:
+    x, weight, bias = operands()
+    x.requires_grad_(False)
+    result = fused.linear(x, weight, bias)
+    with torch.no_grad():
+        weight.add_(1)  # the gradient of the input would need it
+    (found,) = torch.autograd.grad(result, weight, torch.ones_like(result))
+    torch.testing.assert_close(found, x.sum((0, 1)).expand(OUT, IN), rtol=1e-5, atol=1e-5)
+    weight.requires_grad_(False)
+    result = fused.linear(x.requires_grad_(), weight, bias)
+    with torch.no_grad():
+        x.add_(1)
+    (found,) = torch.autograd.grad(result, x, torch.ones_like(result))
+    torch.testing.assert_close(found, weight.sum(0).expand_as(x), rtol=1e-5, atol=1e-5)

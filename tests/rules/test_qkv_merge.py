@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def test_state_dicts_know_nothing_of_it(tmp_path: Path) -> None:
     before = {name: value.clone() for name, value in original.state_dict().items()}
     model, sch, _ = merged("llama")
     parameters = list(model.parameters())
-    model(**inputs).loss.backward()  # they lie side by side from here on
+    model(**inputs).loss.backward()
     assert_equal(model.state_dict(), before)
     model.save_pretrained(tmp_path)
     assert_equal(type(original).from_pretrained(tmp_path).state_dict(), before)
@@ -112,7 +112,7 @@ def test_an_adapter_put_on_afterwards_counts() -> None:
 
 
 def test_a_trace_before_the_first_call_leaves_the_weights() -> None:
-    """It runs modules on tensors without data, and what the weights would be laid into has none either."""
+    """It runs modules on tensors without data."""
 
     class Layers(nn.Module):
         def __init__(self) -> None:
@@ -217,7 +217,8 @@ def test_linears_of_another_kind_are_declined_by_name(adapted: list[str]) -> Non
 
 
 def test_no_set_has_it() -> None:
-    assert QKV_MERGE in select_rules("all") and not QKV_MERGE.sets
+    """It gains no time to speak of, and no bytes."""
+    assert QKV_MERGE not in select_rules("all") and select_rules("qkv_merge") == [QKV_MERGE]
 
 
 # -- the product itself ---------------------------------------------------------------------------------------
@@ -228,54 +229,95 @@ def parameters(*widths: int) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     return [nn.Parameter(torch.randn(w, 8)) for w in widths], [nn.Parameter(torch.randn(w)) for w in widths]
 
 
-def addresses(parts: list[nn.Parameter]) -> list[int]:
-    return [part.data_ptr() - parts[0].data_ptr() for part in parts]
-
-
-def check(weights: list[nn.Parameter], biases: list[nn.Parameter]) -> None:
+def check(weights: list[nn.Parameter], biases: Sequence[Tensor | None]) -> None:
     x = torch.randn(3, 8, dtype=weights[0].dtype, requires_grad=True)
     ours, theirs = (
         merged_linear(x, weights, biases),
         [nn.functional.linear(x, w, b) for w, b in zip(weights, biases, strict=True)],
     )
     torch.testing.assert_close(ours, tuple(theirs))
-    given = [x, *weights, *biases]
+    given = [x, *weights, *(bias for bias in biases if bias is not None)]
     gradients = [torch.autograd.grad([(y * y.detach()).sum() for y in ys], given) for ys in (ours, theirs)]
     torch.testing.assert_close(*gradients)
 
 
-def test_weights_lie_side_by_side_and_again_after_they_moved() -> None:
+def one_product(*given: Any) -> bool:
+    """Whether a call makes a single product."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        merged_linear(*given)
+    found = [event for event in profile.events() if event.name in ("aten::addmm", "aten::mm")]
+    return len(found) == 1
+
+
+def test_parameters_stay_in_memory_of_their_own_and_are_followed() -> None:
     weights, biases = parameters(8, 4, 4)
+    assert one_product(torch.randn(3, 8), weights, biases)
+    before = [part.data_ptr() for part in weights]
     check(weights, biases)
-    assert addresses(weights) == [0, 8 * 8 * 4, 12 * 8 * 4]
-    holder = nn.ParameterList(weights)
-    holder.double(), [bias.data.copy_(bias) for bias in biases]
-    biases = [nn.Parameter(bias.double()) for bias in biases]
+    check(weights, [None, biases[1], None])
+    assert [part.data_ptr() for part in weights] == before
+    weights[1].data.copy_(weights[2])
     check(weights, biases)
-    assert addresses(weights) == [0, 8 * 8 * 8, 12 * 8 * 8]
-    assert addresses(copy.deepcopy(weights)) != addresses(weights)
+    nn.ParameterList([*weights, *biases]).double()
+    check(weights, biases)
     check(copy.deepcopy(weights), biases)
+    check([weights[0], weights[0], weights[1]], [biases[0], biases[0], None])
 
 
-def test_memory_that_holds_something_else_stays_where_it_is() -> None:
+def test_parts_of_one_tensor_stay_parts_of_it() -> None:
     whole = torch.randn(20, 8)
-    weights = [nn.Parameter(whole[4:12]), nn.Parameter(whole[12:16])]  # side by side, and not alone
-    apart = [nn.Parameter(whole[:4]), nn.Parameter(whole[8:12])]
-    biases = parameters(8, 4)[1]
-    for parts, own in ((weights, biases), (apart, parameters(4, 4)[1])):
-        before = [part.data_ptr() for part in parts]
-        check(parts, own)
-        assert [part.data_ptr() for part in parts] == before
+    weights = [nn.Parameter(whole[4:12]), nn.Parameter(whole[12:16])]
+    check(weights, parameters(8, 4)[1])
+    assert {part.untyped_storage().data_ptr() for part in weights} == {whole.untyped_storage().data_ptr()}
 
 
-def test_a_weight_changed_between_forward_and_backward_is_noticed() -> None:
+@pytest.mark.parametrize("frozen", ["x", "weights", "one weight", "biases"])
+def test_frozen_operands(frozen: str) -> None:
+    """What is saved, and so what must not change before the backward pass, is what F.linear saves."""
     weights, biases = parameters(8, 4)
-    x = torch.randn(3, 8, requires_grad=True)
-    y = merged_linear(x, weights, biases)[0].sum()
+    x = torch.randn(3, 8, requires_grad=frozen != "x")
+    for part in {"x": [], "weights": weights, "one weight": weights[:1], "biases": biases}[frozen]:
+        part.requires_grad_(False)
+    given = [part for part in (x, *weights, *biases) if part.requires_grad]
+    eager = [nn.functional.linear(x, w, b) for w, b in zip(weights, biases, strict=True)]
+    found, expected = (sum(y.square().sum() for y in ys) for ys in (merged_linear(x, weights, biases), eager))
+    torch.testing.assert_close(torch.autograd.grad(found, given), torch.autograd.grad(expected, given))
+    ours = merged_linear(x, weights, biases)
     with torch.no_grad():
         weights[0].add_(1)
-    with pytest.raises(RuntimeError, match="modified inplace"):
-        y.backward()
+    if x.requires_grad:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(ours[1].sum(), given, allow_unused=True)
+    else:
+        torch.autograd.grad(ours[1].sum(), given, allow_unused=True)
+
+
+def test_bytes_saved_are_those_of_linear_layers() -> None:
+    weights, biases = parameters(8, 4, 4)
+    x = torch.randn(3, 8, requires_grad=True)
+    saved: list[list[Tensor]] = []
+    for call in (
+        lambda: merged_linear(x, weights, biases),
+        lambda: [nn.functional.linear(x, w, b) for w, b in zip(weights, biases, strict=True)],
+    ):
+        saved.append([])
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved[-1].append(t) or t, lambda t: t):  # type: ignore
+            call()
+    storages = [{t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in each} for each in saved]
+    assert storages[0] == storages[1]
+
+
+def test_derivatives_of_derivatives() -> None:
+    weights, biases = parameters(4, 2)
+    given = [part.detach().double().requires_grad_() for part in (*weights, *biases)]
+    x = torch.randn(2, 3, 8, dtype=torch.double, requires_grad=True)
+
+    def function(x: Tensor, *parts: Tensor) -> Tensor:
+        q, k = merged_linear(x, parts[:2], parts[2:])
+        return (q.tanh() * k.sum(-1, keepdim=True)).sum(-1)
+
+    assert torch.autograd.gradcheck(function, (x, *given), check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(function, (x, *given))
 
 
 def test_transforms_inference_and_compilers() -> None:
@@ -291,8 +333,41 @@ def test_transforms_inference_and_compilers() -> None:
     torch.testing.assert_close(
         torch.func.jacrev(lambda x: merged_linear(x, weights)[0].sum())(x), weights[0].sum(0).expand(3, 8)
     )
+    _, moved = torch.func.jvp(lambda *w: merged_linear(x, w)[1], tuple(weights), tuple(map(torch.ones_like, weights)))
+    torch.testing.assert_close(moved, x.sum(-1, keepdim=True).expand(3, 4))
     captured = torch.compile(lambda x: merged_linear(x, weights, biases), backend="eager", fullgraph=True)(x)
     torch.testing.assert_close(list(captured), expected)
+
+
+def test_autocast_is_that_of_linear_layers() -> None:
+    weights, biases = parameters(8, 4)
+    x = torch.randn(3, 8, requires_grad=True)
+    results = []
+    for call in (
+        lambda: merged_linear(x, weights, biases),
+        lambda: tuple(nn.functional.linear(x, w, b) for w, b in zip(weights, biases, strict=True)),
+    ):
+        with torch.autocast("cpu", torch.bfloat16):
+            results.append(call())
+        results.append(torch.autograd.grad(sum(y.float().sum() for y in results[-1]), [x, *weights, *biases]))
+    assert results[0][0].dtype == torch.bfloat16
+    torch.testing.assert_close(results[:2], results[2:], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("odd", ["dtype", "width", "bias"])
+def test_operands_that_do_not_fit_fail_as_in_linear_layers(odd: str) -> None:
+    weights, biases = parameters(8, 4)
+    if odd == "dtype":
+        weights[1] = nn.Parameter(weights[1].double())
+    elif odd == "width":
+        weights[1] = nn.Parameter(torch.randn(4, 7))
+    else:
+        biases[1] = nn.Parameter(torch.randn(3))
+    with pytest.raises(RuntimeError) as expected:
+        nn.functional.linear(torch.ones(3, 8), weights[1], biases[1])
+    with pytest.raises(RuntimeError) as found:
+        merged_linear(torch.ones(3, 8), weights, biases)
+    assert str(found.value) == str(expected.value)
 
 
 # -- mutations ------------------------------------------------------------------------------------------------

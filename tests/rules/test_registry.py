@@ -19,7 +19,7 @@ def _square(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) ->
 
 def test_sets_hold_the_rules_that_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSED_ONEDNN", "1")  # a machine where all of them gain something
-    assert select_rules("all") == list_rules()
+    assert select_rules("all") == [rule for rule in list_rules() if rule.sets]
     for name in SETS:
         assert select_rules(name) == [rule for rule in list_rules() if name in rule.sets]
     for_time = {"linear_cross_entropy", "linear_cross_entropy_and_logits"}
