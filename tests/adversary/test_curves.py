@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -90,18 +91,21 @@ def _wrong(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> 
     return graph.call_function(torch.mul, (right.build(graph, inputs, scalars), 1.5))
 
 
-@pytest.fixture
-def wrong_rule() -> Iterator[str]:
-    """A rule whose result is half too large."""
+@contextmanager
+def mutated() -> Iterator[str]:
+    """Register a rule whose result is half too large; its name."""
     right: Rule = rule_for("bias_gelu_tanh")  # type: ignore[assignment]
     register_rule(dataclasses.replace(right, name="wrong_gelu", family="wrong", build=_wrong, sets=()))
-    yield "wrong_gelu"
-    unregister_rule("wrong_gelu")
+    try:
+        yield "wrong_gelu"
+    finally:
+        unregister_rule("wrong_gelu")
 
 
 @pytest.mark.unwritable("the rule is registered while the test runs only")
 @pytest.mark.parametrize("way", WAYS)
-def test_a_wrong_constant_shows(way: str, wrong_rule: str) -> None:
-    ours = observed(WAYS[way], Run("gpt2", [wrong_rule]))
+def test_a_wrong_constant_shows(way: str) -> None:
+    with mutated() as rule:
+        ours = observed(WAYS[way], Run("gpt2", [rule]))
     with pytest.raises(AssertionError, match="differ"):
         compare(ours, twin(way, "gpt2"), documented="", **TOLERANCES.get(way, {}))
