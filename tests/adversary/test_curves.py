@@ -103,7 +103,10 @@ def mutated() -> Iterator[str]:
 
 
 @pytest.mark.unwritable("the rule is registered while the test runs only")
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param(way, marks=[pytest.mark.slow] if place % 2 else []) for place, way in enumerate(WAYS)],
+)
 def test_a_wrong_constant_shows(way: str) -> None:
     with mutated() as rule:
         ours = observed(WAYS[way], Run("gpt2", [rule]))

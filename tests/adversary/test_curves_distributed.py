@@ -48,6 +48,9 @@ def test_trains_alike(way: str, name: str, rules: str) -> None:
     launch.passes(partial(trains_alike, way=way, name=name, rules=rules))
 
 
-@pytest.mark.parametrize("way", DISTRIBUTED_WAYS)
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param(way, marks=[pytest.mark.slow] if place else []) for place, way in enumerate(DISTRIBUTED_WAYS)],
+)
 def test_a_wrong_constant_shows(way: str) -> None:
     launch.passes(partial(wrong_constant_shows, way=way))
