@@ -52,7 +52,7 @@ class WeightsNotKept:
     """What a module returns in place of attention weights that it never made; raises when it is used."""
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):  # protocols such as copying ask for what need not be there
+        if name.startswith("_"):  # protocols such as copying and named tuples ask for what need not be there
             raise AttributeError(name)
         raise _missing()
 

@@ -126,6 +126,14 @@ def test_weights_that_are_returned_say_that_they_were_not_kept() -> None:
             use()
 
 
+def test_a_module_around_weights_that_were_not_kept_is_scheduled_again() -> None:
+    """What is asked of every object, such as whether it is a named tuple, does not count as reading the weights."""
+    model, inputs = build("bert"), batch("bert")
+    assert schedule.optimize(model, inputs, rules="attention", cost_guard=False).applied
+    again = schedule.optimize(model, inputs, rules="all", cost_guard=False)
+    assert again.applied and not again.select("attention")
+
+
 @pytest.mark.parametrize("fill", [torch.finfo(torch.float32).min, -math.inf])
 def test_rows_hidden_whole(fill: float) -> None:
     module, (q, k, v) = Attention(), tensors()
