@@ -50,8 +50,11 @@ class GuardMiss(Exception):
 
 
 def check(value: Any, expected: Any, condition: str) -> None:
-    """Raise :class:`GuardMiss` unless ``value`` is what it was in the recorded run."""
-    if value != expected:
+    """Raise :class:`GuardMiss` unless ``value`` is what it was in the recorded run.
+
+    Truths are compared as such: under ``torch.compile`` they are symbolic, and ``!=`` is not known to those.
+    """
+    if bool(value) is not expected if isinstance(expected, bool) else value != expected:
         raise GuardMiss(f"{condition} is {value}, was {expected}")
 
 

@@ -37,8 +37,6 @@ def cases() -> list[Any]:
     for place, way in enumerate(DISTRIBUTED_WAYS):
         for number, (name, rules) in enumerate((name, rules) for rules in RULES for name in NAMES):
             marks: list[Any] = [] if number == (5 * place) % 8 else [pytest.mark.slow]
-            if "FSDP2" in way and rules == "all" and name != "gpt2":
-                marks.append(pytest.mark.xfail(strict=True, reason="qkv_merge moves parameters into one memory"))
             found.append(pytest.param(way, name, rules, marks=marks, id=f"{way}-{name}-{rules}"))
     return found
 
