@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import enum
-import itertools
-import linecache
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from torch import nn
 from schedule.tracing.attributes import FUNCTIONS, PLAIN, Unset
 from schedule.tracing.hooks import acts_now, acts_on_all
 from schedule.tracing.signature import Parameters, Signature
+from schedule.tracing.sources import generated
 from schedule.tracing.specialisation import Specialisation
 from schedule.tracing.structure import literal, module_source
 
@@ -24,7 +23,6 @@ Selected = tuple[Any, tuple[Any, ...]]
 Select = Callable[..., Selected | None]
 
 _MISSING = object()
-_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -69,12 +67,7 @@ def generated_select(
         lines.append("    if (" + "\n        and ".join(conditions) + "):")
         lines.append(f"        return None, ({each.why!r},)")
     lines.append("    return None")
-    source = "\n".join(lines)
-    filename = f"<schedule dispatch {next(_numbers)}>"
-    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-    exec(compile(source, filename, "exec"), namespace)
-    select: Callable[..., Any] = namespace["select"]
-    return select
+    return generated("\n".join(lines), "select", namespace, "schedule dispatch")
 
 
 def _signature_conditions(signature: Signature, index: int, namespace: dict[str, Any]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import linecache
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,16 +18,16 @@ from schedule.tracing.attributes import SettingsReads, attributes_unchanged
 from schedule.tracing.effects import remove_dead
 from schedule.tracing.environment import Environment, fast_path_conditions, parameter_conditions
 from schedule.tracing.guards import check, conditions
+from schedule.tracing.lock import TRACING
 from schedule.tracing.outputs import check_output, insert_checks
 from schedule.tracing.regions import REGION_FUNCTIONS, closing
 from schedule.tracing.sharing import has_constants, likeness, settings_agree
 from schedule.tracing.signature import Parameters, Signature, SignatureBuilder, bound_or_refused
+from schedule.tracing.sources import generated
 from schedule.tracing.spelling import check_keywords, source_of
 from schedule.tracing.structure import is_dataclass_value, is_plain_mapping
 from schedule.tracing.tracer import EnterChild, ModuleTracer
 from schedule.tracing.trials import tried
-
-_counter = iter(range(1 << 62))
 
 
 @dataclass(frozen=True)
@@ -105,13 +104,9 @@ class Specialisation:
 
 def compiled(graph: fx.Graph) -> Callable[..., Any]:
     """``graph`` as a Python function of ``(self, *inputs)``, with source that tracebacks can show."""
-    code = source_of(graph)
-    filename = f"<schedule graph {next(_counter)}>"
-    linecache.cache[filename] = (len(code.src), None, code.src.splitlines(True), filename)
-    namespace = dict(code.globals)
-    exec(compile(code.src, filename, "exec"), namespace)
-    function: Callable[..., Any] = namespace["forward"]
-    return function
+    with TRACING:  # writing the code changes how nodes are printed
+        code = source_of(graph)
+    return generated(code.src, "forward", dict(code.globals), "schedule graph")
 
 
 def specialise(
@@ -163,7 +158,8 @@ def _traced(
     def attempt(**options: Any) -> tuple[Specialisation, ModuleTracer]:
         tracer = ModuleTracer(module, recording, enter, use_recorded_outputs=autocast is None, **options)
         try:
-            return _traced_by(tracer, forward, call, training, autocast), tracer
+            with TRACING:
+                return _traced_by(tracer, forward, call, training, autocast), tracer
         except TraceError:
             if not tracer.texts.written or "exact_texts" in options:
                 raise
@@ -265,8 +261,12 @@ def _written(tracer: ModuleTracer, value: Any) -> Any:
 
 
 def original_class(module: nn.Module) -> type[nn.Module]:
-    """The user's class of ``module``, also when it is scheduled."""
-    return getattr(type(module), "_schedule_original", type(module))
+    """The user's class of ``module``, also when it is scheduled, and when its class was swapped since."""
+    cls, state = type(module), object.__getattribute__(module, "__dict__").get("_schedule_state")
+    if state is not None and issubclass(cls, state.module_class):
+        found: type[nn.Module] = state.module_class
+        return found
+    return vars(cls).get("_schedule_original", cls)
 
 
 __all__ = ["Specialisation", "TraceError", "compiled", "original_class", "specialise"]
