@@ -45,7 +45,8 @@ def scheduled_class(cls: type[nn.Module]) -> type[nn.Module]:
             members = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
             members |= {ORIGINAL: cls, "forward": _dispatching(cls), "__init__": _constructing_original(cls)}
             members |= {"_slow_forward": _traced_as_original(cls), **_copying(cls)}
-            made = _generated[cls] = type(cls.__name__, (ScheduledModule, cls), members)
+            bases = (cls,) if issubclass(cls, ScheduledModule) else (ScheduledModule, cls)
+            made = _generated[cls] = type(cls.__name__, bases, members)
         return made
 
 
@@ -71,7 +72,9 @@ def _looking_like(original: Any, function: types.FunctionType) -> Callable[..., 
     It must not use globals of its own.
     """
     code, cells = function.__code__, function.__closure__ or ()
-    theirs = zip(getattr(getattr(original, "__code__", None), "co_freevars", ()), getattr(original, "__closure__", None) or ())
+    theirs = zip(
+        getattr(getattr(original, "__code__", None), "co_freevars", ()), getattr(original, "__closure__", None) or ()
+    )
     for name, cell in theirs:
         if name != "__class__" and name not in (*code.co_freevars, *code.co_varnames):
             code = code.replace(co_freevars=(*code.co_freevars, name))
@@ -233,7 +236,9 @@ def without(cls: type, original: type) -> type[Any]:
     with TRACING:
         made = _remakes.get((cls, original))
         if made is None or any(vars(made).get(name) is not value for name, value in members.items()):
-            made = _remakes[cls, original] = type(cls)(cls.__name__, bases, {**members, "__qualname__": cls.__qualname__})
+            made = _remakes[cls, original] = type(cls)(
+                cls.__name__, bases, {**members, "__qualname__": cls.__qualname__}
+            )
     return made
 
 

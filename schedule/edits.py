@@ -145,7 +145,18 @@ class SwapModule:
         vars(self.old)[table] = empty
 
     def revert(self) -> None:
-        """Swap back."""
+        """Swap back.
+
+        Raises:
+            NotApplicable: another schedule put something else there since.
+        """
+        for parent, name in self.holders:
+            held = parent._modules.get(name)
+            if held is not self.new and held is not self.old:
+                raise NotApplicable(
+                    f"another schedule put a {type(held).__name__} in place of the {type(self.new).__name__} {name!r}",
+                    fix="undo the step of that schedule first",
+                )
         for table, (of_old, of_new) in self._hooks.items():
             vars(self.old)[table], vars(self.new)[table] = of_old, of_new
         for module, training in self._training:
