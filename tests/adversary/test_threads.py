@@ -70,11 +70,18 @@ def at_once(*runs: Callable[[], Any]) -> list[Any]:
     return results
 
 
-def scheduled(seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
-    model = Block(16).eval()
+def block() -> nn.Module:
+    torch.manual_seed(0)
+    return Block(16).eval()
+
+
+def optimized(model: nn.Module) -> nn.Module:
     schedule.optimize(model, HIDDEN, cost_guard=False)
     return model
+
+
+def scheduled() -> nn.Module:
+    return optimized(block())
 
 
 def autocast(model: nn.Module) -> torch.Tensor:
@@ -109,21 +116,21 @@ def test_one_adapts_while_others_are_scheduled() -> None:
     alone = scheduled()
     expected = [autocast(alone), alone(HIDDEN)]
     for _ in range(TIMES):
-        model = scheduled()
-        found = at_once(lambda one=model: autocast(one), lambda: scheduled()(HIDDEN), lambda: scheduled()(HIDDEN))
+        model, *others = scheduled(), block(), block()
+        runs = [lambda one=one: optimized(one)(HIDDEN) for one in others]
+        found = at_once(lambda one=model: autocast(one), *runs)
         assert torch.equal(found[0], expected[0])
         assert torch.equal(found[1], expected[1]) and torch.equal(found[2], expected[1])
 
 
 def test_models_are_scheduled_at_once() -> None:
-    def made() -> tuple[int, list[str]]:
-        model = small()
+    def made(model: nn.Module) -> tuple[int, list[str]]:
         report = schedule.optimize(model, ids(), cost_guard=False)
         return len(report.applied), [path for path, module in model.named_modules() if state_of(module) is not None]
 
-    expected = made()
+    expected = made(small())
     for _ in range(5):
-        assert at_once(made, made) == [expected, expected]
+        assert at_once(*(lambda one=one: made(one) for one in (small(), small()))) == [expected, expected]
 
 
 def test_there_is_one_generated_class() -> None:
