@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import sys
 import types
 import weakref
@@ -17,6 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
+from torch.fx._symbolic_trace import _patch_function
 
 from schedule.errors import NotApplicable
 from schedule.tracing.lock import TRACING
@@ -42,7 +44,11 @@ def scheduled_class(cls: type[nn.Module]) -> type[nn.Module]:
     with TRACING:
         made = _generated.get(cls)
         if made is None:
-            members = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+            members: dict[str, Any] = {
+                "__module__": cls.__module__,
+                "__qualname__": cls.__qualname__,
+                "__doc__": cls.__doc__,
+            }
             members |= {ORIGINAL: cls, "forward": _dispatching(cls), "__init__": _constructing_original(cls)}
             members |= {"_slow_forward": _traced_as_original(cls), **_copying(cls)}
             bases = (cls,) if issubclass(cls, ScheduledModule) else (ScheduledModule, cls)
@@ -53,34 +59,60 @@ def scheduled_class(cls: type[nn.Module]) -> type[nn.Module]:
 # -- what the members do -------------------------------------------------------------------------------------
 
 
+_FORWARD = """
+def make(_schedule_class, _schedule_original, _schedule_follow, _schedule_tuple{captured}):
+    def forward(self, *args, **kwargs):
+        {follow}
+        _state = self.__dict__.get("_schedule_state")
+        if _state is None or _state.module_class is not _schedule_class:
+            return _schedule_original(self, *args, **kwargs)
+        return _state.run(self, args, kwargs)
+        {assigned}
+        return (None{captured})
+    return forward
+"""
+_FOLLOW = "if args.__class__ is not _schedule_tuple: return _schedule_follow({names})"
+
+
 def _dispatching(cls: type[nn.Module]) -> Callable[..., Any]:
-    """The forward that runs a graph; what looks into functions finds the original in it."""
-    original = cls.forward
+    """The forward that runs a graph. What torch.jit and torch.fx look for in a function is that of the original.
 
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        state = self.__dict__.get("_schedule_state")
-        if state is None or state.module_class is not cls:
-            return original(self, *args, **kwargs)
-        return state.run(self, args, kwargs)
-
-    return _looking_like(original, forward)
-
-
-def _looking_like(original: Any, function: types.FunctionType) -> Callable[..., Any]:
-    """``function`` with the signature, source, globals and closure of ``original``, which torch.jit and torch.fx read.
-
-    It must not use globals of its own.
+    That is its source, signature, globals and closure; names of the closure stand behind the last return. Where the
+    original has keyword-only or variable arguments, torch.fx calls the function's code with a proxy for each name.
     """
-    code, cells = function.__code__, function.__closure__ or ()
-    theirs = zip(
-        getattr(getattr(original, "__code__", None), "co_freevars", ()), getattr(original, "__closure__", None) or ()
+    original: Any = cls.forward
+    cells = dict(zip(*_closure(original), strict=True))
+    cells.pop("__class__", None)
+    names = _followed_names(original)
+    patched = functools.partial(_patch_function, original, len(names))
+    text = _FORWARD.format(
+        captured="".join(f", {name}" for name in cells),
+        follow=_FOLLOW.format(names=", ".join(names)) if names else "pass",
+        assigned="".join(f"{name} = " for name in names[3:]) + "None",
     )
-    for name, cell in theirs:
-        if name != "__class__" and name not in (*code.co_freevars, *code.co_varnames):
-            code = code.replace(co_freevars=(*code.co_freevars, name))
-            cells = (*cells, cell)
-    names = getattr(original, "__globals__", function.__globals__)
-    return functools.wraps(original)(types.FunctionType(code, names, function.__name__, None, cells))
+    namespace: dict[str, Any] = {}
+    exec(text, namespace)
+    made = namespace["make"](cls, original, lambda *values: patched()(*values), tuple, **dict.fromkeys(cells))
+    ours = dict(zip(*_closure(made), strict=True))
+    closure = tuple(cells.get(name, ours[name]) for name in made.__code__.co_freevars)
+    names_of = getattr(original, "__globals__", namespace)
+    return functools.wraps(original)(types.FunctionType(made.__code__, names_of, "forward", None, closure))
+
+
+def _closure(function: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    """Names and cells."""
+    cells = getattr(function, "__closure__", None) or ()
+    return (function.__code__.co_freevars if cells else ()), cells
+
+
+def _followed_names(original: Any) -> list[str]:
+    """Our names for what torch.fx passes to a function with keyword-only or variable arguments, else nothing."""
+    code = getattr(inspect.unwrap(original), "__code__", None)
+    variable = 0 if code is None else code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+    if code is None or not (variable or code.co_kwonlyargcount):
+        return []
+    count = code.co_argcount + code.co_kwonlyargcount + variable.bit_count()
+    return ["self", "args", "kwargs", *(f"_schedule_{index}" for index in range(3, count))][:count]
 
 
 def _traced_as_original(cls: type[nn.Module]) -> Callable[..., Any]:
@@ -127,7 +159,8 @@ def _copying(cls: type[nn.Module]) -> dict[str, Any]:
             return cls.__reduce_ex__(self, protocol)
         if reduces and STATE in vars(self):
             return _reduced(self, protocol)
-        make, args, *rest = cls.__reduce_ex__(self, protocol)
+        reduced: Any = cls.__reduce_ex__(self, protocol)
+        make, args, *rest = reduced
         return (_rebuilt_as_scheduled, (make, tuple(cls if each is type(self) else each for each in args)), *rest)
 
     members: dict[str, Any] = {"__reduce_ex__": __reduce_ex__}
@@ -168,7 +201,7 @@ def _reduced(self: Any, protocol: Any) -> Any:
     return (_remade, (make, args, type(state), kept), *rest)
 
 
-def _remade(make: Callable[..., Any], args: tuple[Any, ...], kind: type, kept: dict[str, Any]) -> Any:
+def _remade(make: Callable[..., Any], args: tuple[Any, ...], kind: Any, kept: dict[str, Any]) -> Any:
     module = make(*args)
     state = kind.__new__(kind)
     state.__setstate__({**kept, "module_class": type(module)})

@@ -163,6 +163,35 @@ def test_torch_fx_traces_the_original() -> None:
     torch.testing.assert_close(ours(HIDDEN), theirs(HIDDEN))
 
 
+class KeywordOnly(nn.Module):
+    """Has an argument that is given by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.act = nn.Linear(16, 16), nn.GELU(approximate="tanh")
+
+    def forward(self, hidden: torch.Tensor, *, scale: float = 2.0, bias: float = 1.0) -> torch.Tensor:
+        return self.act(self.fc(hidden)) * scale + bias
+
+
+class Variable(KeywordOnly):
+    """Takes more than it uses."""
+
+    def forward(self, hidden: torch.Tensor, *rest: Any, **further: Any) -> torch.Tensor:
+        return self.act(self.fc(hidden))
+
+
+@pytest.mark.parametrize("cls", [KeywordOnly, Variable])
+def test_torch_fx_traces_keyword_only_and_variable_arguments(cls: type[nn.Module]) -> None:
+    model = cls().eval()
+    theirs, expected = fx.symbolic_trace(model), model(HIDDEN)
+    sch = schedule.create_schedule(model, HIDDEN)
+    sch.fuse(sch.find("bias_gelu_tanh", expect=1))
+    assert fx.symbolic_trace(model).code == theirs.code
+    torch.testing.assert_close(model(HIDDEN), expected)
+    assert state_of(model).fallbacks == 0
+
+
 @pytest.mark.parametrize("path", ["blocks.0.mlp", "blocks.0"])
 def test_torch_jit_compiles_the_original(path: str) -> None:
     model, sch = fused()
