@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import linecache
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from schedule.tracing.generated_code import generated
 from schedule.tracing.hooks import acts_now, acts_on_all
 from schedule.tracing.reading.ledger import Ledger
 from schedule.tracing.signature import Parameters, Signature
@@ -22,7 +21,6 @@ Selected = tuple[Any, tuple[Any, ...]]
 """A graph's function and its inputs; None and the reason for calls that run the original forward."""
 Select = Callable[..., Selected | None]
 
-_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -67,12 +65,7 @@ def generated_select(
         lines.append("    if (" + "\n        and ".join(conditions) + "):")
         lines.append(f"        return None, ({each.why!r},)")
     lines.append("    return None")
-    source = "\n".join(lines)
-    filename = f"<schedule dispatch {next(_numbers)}>"
-    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-    exec(compile(source, filename, "exec"), namespace)
-    select: Callable[..., Any] = namespace["select"]
-    return select
+    return generated("\n".join(lines), "select", namespace, "schedule dispatch")
 
 
 def _signature_conditions(signature: Signature, index: int, namespace: dict[str, Any]) -> list[str]:

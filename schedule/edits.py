@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from schedule.runtime import STATE, Adapter, ScheduledState, install, scheduled_class, state_of
+from schedule.errors import NotApplicable
+from schedule.runtime import Adapter, ScheduledState, install, put, state_of
 from schedule.tracing.specialisation import Specialisation, original_class
 
 if TYPE_CHECKING:
@@ -25,36 +27,68 @@ _HOOK_TABLES = (
 )
 
 
-class SetSpecialisations:
+_applied: weakref.WeakSet[SetState] = weakref.WeakSet()
+
+
+class SetState:
+    """What a module runs, and what it ran before; base of the edits that change it.
+
+    Schedules of one model may be undone in any order: where another one changed the module since, that one's change
+    stays, and what it goes back to is what was there before this one.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self._before = state_of(module)
+        self._after: ScheduledState | None = None
+
+    def install(self) -> None:
+        """Make the change for the first time."""
+        raise NotImplementedError
+
+    def apply(self) -> None:
+        """Make the change, or make it again.
+
+        Raises:
+            NotApplicable: another schedule changed the module since it was taken back.
+        """
+        now = state_of(self.module)
+        if self._after is None:
+            self._before = now
+            self.install()
+            self._after = state_of(self.module)
+        elif now is not self._after:
+            if now is not self._before:
+                raise NotApplicable(
+                    f"another schedule changed what the {original_class(self.module).__name__} runs since",
+                    fix="undo the steps of that schedule first",
+                )
+            put(self.module, self._after)
+        _applied.add(self)
+
+    def revert(self) -> None:
+        """Put back what ran before, with its counts."""
+        _applied.discard(self)
+        if self._after is None or state_of(self.module) is self._after:
+            put(self.module, self._before)
+            return
+        for edit in _applied:
+            if edit.module is self.module and edit._before is self._after:
+                edit._before = self._before
+
+
+class SetSpecialisations(SetState):
     """The graphs that a module runs, and what makes further ones; no graph gives it its original forward back."""
 
     def __init__(
         self, module: nn.Module, specialisations: Sequence[Specialisation], name: str, adapter: Adapter | None = None
     ) -> None:
-        self.module, self.specialisations, self.name = module, tuple(specialisations), name
-        self.adapter = adapter
-        self._before = state_of(module)
-        self._after: ScheduledState | None = None
+        super().__init__(module)
+        self.specialisations, self.name, self.adapter = tuple(specialisations), name, adapter
 
-    def apply(self) -> None:
+    def install(self) -> None:
         """Install the new graphs."""
-        if self._after is None:
-            install(self.module, self.specialisations, self.name, adapter=self.adapter)
-            self._after = state_of(self.module)
-        else:
-            _put(self.module, self._after)
-
-    def revert(self) -> None:
-        """Put back what ran before, with its counts."""
-        if self._before is None:
-            install(self.module, ())
-        else:
-            _put(self.module, self._before)
-
-
-def _put(module: nn.Module, state: ScheduledState) -> None:
-    vars(module)[STATE] = state
-    module.__class__ = scheduled_class(original_class(module))
+        install(self.module, self.specialisations, self.name, adapter=self.adapter)
 
 
 class SetTrace:
@@ -111,7 +145,18 @@ class SwapModule:
         vars(self.old)[table] = empty
 
     def revert(self) -> None:
-        """Swap back."""
+        """Swap back.
+
+        Raises:
+            NotApplicable: another schedule put something else there since.
+        """
+        for parent, name in self.holders:
+            held = parent._modules.get(name)
+            if held is not self.new and held is not self.old:
+                raise NotApplicable(
+                    f"another schedule put a {type(held).__name__} in place of the {type(self.new).__name__} {name!r}",
+                    fix="undo the step of that schedule first",
+                )
         for table, (of_old, of_new) in self._hooks.items():
             vars(self.old)[table], vars(self.new)[table] = of_old, of_new
         for module, training in self._training:

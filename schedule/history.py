@@ -158,10 +158,9 @@ class History:
         self.refuse_while_pending("undo")
         if not self._done:
             raise NotApplicable("nothing was done yet", asked="undo", fix="sch.history says what can be undone")
-        step = self._done.pop()
-        for edit in reversed(step.edits):
-            edit.revert()
-        self._undone.append(step)
+        step = self._done[-1]
+        _all([(edit.revert, edit.apply) for edit in reversed(step.edits)])
+        self._undone.append(self._done.pop())
         return step
 
     def redo(self) -> Step:
@@ -171,10 +170,9 @@ class History:
             raise NotApplicable(
                 "nothing was undone, or something was done since", asked="redo", fix="redo directly after undo"
             )
-        step = self._undone.pop()
-        for edit in step.edits:
-            edit.apply()
-        self._done.append(step)
+        step = self._undone[-1]
+        _all([(edit.apply, edit.revert) for edit in step.edits])
+        self._done.append(self._undone.pop())
         return step
 
     @property
@@ -235,6 +233,20 @@ class Savepoint:
                 edit.apply()
         history._done, history._undone = list(self._done), list(self._undone)
         _restore(self._generators)
+
+
+def _all(changes: Sequence[tuple[Callable[[], None], Callable[[], None]]]) -> None:
+    """Make changes, each given with what takes it back; if one is refused, take back those that were made."""
+    made: list[Callable[[], None]] = []
+    complete = False
+    try:
+        for change, back in changes:
+            change()
+            made.append(back)
+        complete = True
+    finally:
+        for back in reversed(made if not complete else ()):
+            back()
 
 
 def _generators() -> dict[str, Any]:

@@ -9,10 +9,7 @@ counted, and warns once.
 
 from __future__ import annotations
 
-import copy
-import inspect
 import threading
-import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,17 +21,20 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
+from schedule.classes import STATE, put_on, scheduled_class, take_off
 from schedule.dispatch import Declined, Select, Selected, generated_select
 from schedule.tracing.guards import GuardMiss
 from schedule.tracing.hooks import acts_on_all
+from schedule.tracing.lock import TRACING
 from schedule.tracing.outputs import OutputMiss
 from schedule.tracing.specialisation import Specialisation, original_class
 from schedule.tracing.structure import leaves
 
-STATE = "_schedule_state"
-
 MAX_ADAPTATIONS = 8
-_adapting = threading.Lock()
+
+
+_NOT_TAKEN = (TypeError, LookupError, AttributeError, fx.proxy.TraceError)
+"""The arguments do not bind, or lack what a guard asks for, or torch.fx follows them."""
 
 
 class _Busy(threading.local):
@@ -102,6 +102,24 @@ class ScheduledState:
         self.last_miss = ""
         self.select = self._dispatch()
 
+    def run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the graph made for calls like this one, else the original forward."""
+        selected = self.selected(module, args, kwargs) or self.adapt(module, args, kwargs)
+        if selected is None:
+            why = "a hook on all modules is registered, and runs" if acts_on_all() else ""
+            return self.fall_back(module, args, kwargs, why)
+        run, inputs = selected
+        if run is None:
+            (why,) = inputs
+            return self.fall_back(module, args, kwargs, why) if why else self.original(module, *args, **kwargs)
+        try:
+            return run(module, *inputs)
+        except OutputMiss as miss:  # it will be so next time, and by now submodules have run in vain
+            self.give_up(str(miss))
+            return self.fall_back(module, args, kwargs, str(miss))
+        except GuardMiss:  # raised before anything was changed that is seen outside
+            return self.fall_back(module, args, kwargs)
+
     def __getstate__(self) -> dict[str, Any]:
         return {**{name: value for name, value in vars(self).items() if name != "select"}, "adaptations": ()}
 
@@ -118,14 +136,14 @@ class ScheduledState:
         """What runs this call, so far."""
         try:
             return self.select(module, *args, **kwargs)
-        except (TypeError, LookupError, AttributeError):  # the arguments do not bind, or lack what a guard asks for
+        except _NOT_TAKEN:
             return None
 
     def adapt(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Selected | None:
         """What runs a call that nothing takes so far: a graph made now; None for the original forward."""
         if is_only_traced(args, kwargs) or self.adapter is None or acts_on_all():
             return None
-        with _adapting:
+        with TRACING:
             selected = self.selected(module, args, kwargs)  # another thread may have been here
             if selected is not None or len(self.adaptations) >= MAX_ADAPTATIONS:
                 return selected
@@ -173,7 +191,7 @@ class ScheduledState:
                     f"recorded ones and runs the original forward; correct, not optimised. It received "
                     f"{self.last_miss}{because}",
                     FallbackWarning,
-                    stacklevel=4,
+                    stacklevel=5,
                 )
         return self.original(module, *args, **kwargs)
 
@@ -203,111 +221,6 @@ def _summary(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         return repr(value) if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__
 
     return ", ".join([*map(short, args), *(f"{key}={short(value)}" for key, value in kwargs.items())])
-
-
-class ScheduledModule:
-    """Mixin of every generated class; never instantiated by users."""
-
-    _schedule_original: type[nn.Module]
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the graph made for calls like this one, else the original forward."""
-        state: ScheduledState = self.__dict__[STATE]
-        module: nn.Module = self  # type: ignore[assignment]
-        selected = state.selected(module, args, kwargs) or state.adapt(module, args, kwargs)
-        if selected is None:
-            why = "a hook on all modules is registered, and runs" if acts_on_all() else ""
-            return state.fall_back(module, args, kwargs, why)
-        run, inputs = selected
-        if run is None:
-            (why,) = inputs
-            return state.fall_back(module, args, kwargs, why) if why else state.original(module, *args, **kwargs)
-        try:
-            return run(module, *inputs)
-        except OutputMiss as miss:  # it will be so next time, and by now submodules have run in vain
-            state.give_up(str(miss))
-            return state.fall_back(module, args, kwargs, str(miss))
-        except GuardMiss:  # raised before anything was changed that is seen outside
-            return state.fall_back(module, args, kwargs)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        reduced = super().__reduce_ex__(protocol)
-        state = reduced[2] if len(reduced) > 2 else None
-        return (_rebuild, (self._schedule_original,), state)
-
-
-@contextmanager
-def _unscheduled(module: Any) -> Iterator[ScheduledState]:
-    """Within, ``module`` is of its original class; what it carries."""
-    cls, state = type(module), vars(module).pop(STATE)
-    module.__class__ = cls._schedule_original
-    try:
-        yield state
-    finally:
-        module.__class__ = cls
-        vars(module)[STATE] = state
-
-
-def _copied(self: Any, memo: dict[int, Any]) -> nn.Module:
-    """A copy as the class itself makes one, such as a GraphModule, which gives each a class; then scheduled alike."""
-    with _unscheduled(self) as state:
-        twin: nn.Module = self.__deepcopy__(memo)
-    memo[id(self)] = twin
-    for name, child in self._modules.items():
-        if name not in twin._modules:  # what a graph does not call, a GraphModule leaves behind
-            twin._modules[name] = copy.deepcopy(child, memo)
-    own: ScheduledState = copy.deepcopy(state, memo)
-    own.module_class = type(twin)
-    vars(twin)[STATE] = own
-    twin.__class__ = scheduled_class(type(twin))
-    return twin
-
-
-def _reduced(self: Any, protocol: Any) -> Any:
-    """For pickling, as the class itself does it: what is scheduled again is made by what it says."""
-    with _unscheduled(self) as state:
-        make, args, *rest = self.__reduce_ex__(protocol)
-    kept = {name: value for name, value in state.__getstate__().items() if name != "module_class"}
-    return (_remade, (make, args, kept), *rest)
-
-
-def _remade(make: Callable[..., Any], args: tuple[Any, ...], kept: dict[str, Any]) -> Any:
-    module = make(*args)
-    own = vars(module)[STATE] = ScheduledState.__new__(ScheduledState)
-    own.__setstate__({**kept, "module_class": type(module)})
-    module.__class__ = scheduled_class(type(module))
-    return module
-
-
-def _rebuild(cls: type[nn.Module]) -> nn.Module:
-    scheduled = scheduled_class(cls)
-    return scheduled.__new__(scheduled)
-
-
-_classes: dict[type[nn.Module], type[nn.Module]] = {}
-
-
-def scheduled_class(cls: type[nn.Module]) -> type[nn.Module]:
-    """The generated subclass of ``cls``; one per class, of the same name."""
-    if cls not in _classes:
-        members = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_schedule_original": cls}
-        members["__doc__"] = cls.__doc__
-        members["forward"] = _with_signature_of(cls.forward)
-        if hasattr(cls, "__deepcopy__"):
-            members["__deepcopy__"] = _copied
-        if cls.__reduce__ is not object.__reduce__ or cls.__reduce_ex__ is not object.__reduce_ex__:
-            members["__reduce_ex__"] = _reduced
-        _classes[cls] = type(cls.__name__, (ScheduledModule, cls), members)
-    return _classes[cls]
-
-
-def _with_signature_of(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The dispatching forward as ``inspect.signature`` sees it: trainers and generation ask what a model takes."""
-    dispatch = ScheduledModule.forward
-    own = types.FunctionType(dispatch.__code__, dispatch.__globals__, "forward", None, dispatch.__closure__)
-    own.__doc__ = original.__doc__
-    own.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
-    return own
 
 
 def state_of(module: nn.Module) -> ScheduledState | None:
@@ -356,20 +269,23 @@ def install(
     cls, state = original_class(module), state_of(module)
     if forward is None and state is not None:
         forward = state.forward
-    if not specialisations and forward is None:
-        vars(module).pop(STATE, None)
-        module.__class__ = cls
-        return
-    vars(module)[STATE] = ScheduledState(cls, specialisations, name, forward, adapter)
-    module.__class__ = scheduled_class(cls)
+    made = bool(specialisations) or forward is not None
+    put(module, ScheduledState(cls, specialisations, name, forward, adapter) if made else None)
+
+
+def put(module: nn.Module, state: ScheduledState | None) -> None:
+    """Make ``module`` run ``state``, made for it before; None gives it its original forward back."""
+    if state is None:
+        take_off(module)
+    else:
+        put_on(module, state)
 
 
 __all__ = [
     "FallbackWarning",
     "GuardMiss",
-    "ScheduledModule",
     "ScheduledState",
     "install",
-    "scheduled_class",
+    "put",
     "state_of",
 ]

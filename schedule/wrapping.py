@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
 
-from schedule.runtime import STATE, ScheduledState, forward_of, install, scheduled_class, state_of
-from schedule.tracing.specialisation import Specialisation, original_class
+from schedule.edits import SetState
+from schedule.runtime import forward_of, install
+from schedule.tracing.specialisation import Specialisation
 
 if TYPE_CHECKING:
     from schedule.tree import Tree
@@ -89,35 +90,16 @@ def arounds_of(module: nn.Module) -> tuple[Around, ...]:
     return unwrapped(forward_of(module))[1]
 
 
-class WrapCalls:
+class WrapCalls(SetState):
     """The edit that puts something around what a module runs."""
 
     def __init__(self, tree: Tree, module: nn.Module, around: Around, name: str) -> None:
-        self.module, self.around, self.name = module, around, name
+        super().__init__(module)
+        self.around, self.name = around, name
         self.graphs = tree.graphs.current(module) or ()
-        self._before = state_of(module)
-        self._after: ScheduledState | None = None
 
-    def apply(self) -> None:
+    def install(self) -> None:
         """Put it around."""
-        if self._after is None:
-            made = [wrapped(each, [self.around]) for each in self.graphs]
-            adapter = None if self._before is None else self._before.adapter
-            install(self.module, made, self.name, WrappedForward(forward_of(self.module), self.around), adapter)
-            self._after = state_of(self.module)
-        else:
-            _put(self.module, self._after)
-
-    def revert(self) -> None:
-        """Put back what ran before, with its counts."""
-        _put(self.module, self._before)
-
-
-def _put(module: nn.Module, state: ScheduledState | None) -> None:
-    cls = original_class(module)
-    if state is None:
-        vars(module).pop(STATE, None)
-        module.__class__ = cls
-    else:
-        vars(module)[STATE] = state
-        module.__class__ = scheduled_class(cls)
+        made = [wrapped(each, [self.around]) for each in self.graphs]
+        adapter = None if self._before is None else self._before.adapter
+        install(self.module, made, self.name, WrappedForward(forward_of(self.module), self.around), adapter)

@@ -13,8 +13,9 @@ from typing import Any
 from torch import fx, nn
 
 from schedule.distributed.modules import COLUMN, sharding_of
+from schedule.edits import SetState
 from schedule.errors import ShardError
-from schedule.runtime import STATE, install, scheduled_class, state_of
+from schedule.runtime import install
 from schedule.tracing.specialisation import Specialisation, original_class
 from schedule.wrapping import arounds_of, rewrapped
 
@@ -83,22 +84,13 @@ def _check_users(source: fx.Node, caller: nn.Module, is_column: Callable[[nn.Mod
             raise ShardError(f"{user.target} synchronises its own input already", fix="undo that, or leave this out")
 
 
-class WrapForward:
+class WrapForward(SetState):
     """A module runs another forward where no graph applies; its graphs are traced from that one."""
 
     def __init__(self, module: nn.Module, make: Callable[[], Callable[..., Any]], name: str) -> None:
-        self.module, self.make, self.name = module, make, name
-        self._before = state_of(module)
+        super().__init__(module)
+        self.make, self.name = make, name
 
-    def apply(self) -> None:
+    def install(self) -> None:
         """Install it; what is around the forward, such as a checkpoint, stays."""
         install(self.module, (), self.name, rewrapped(self.make(), arounds_of(self.module)))
-
-    def revert(self) -> None:
-        """Put back what ran before."""
-        if self._before is None:
-            vars(self.module).pop(STATE, None)
-            self.module.__class__ = original_class(self.module)
-        else:
-            vars(self.module)[STATE] = self._before
-            self.module.__class__ = scheduled_class(original_class(self.module))

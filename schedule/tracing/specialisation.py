@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import linecache
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,7 +17,9 @@ from schedule.recording import Call, Recording
 from schedule.tracing.attributes import attributes_unchanged
 from schedule.tracing.effects import remove_dead
 from schedule.tracing.environment import Environment, fast_path_conditions, parameter_conditions
+from schedule.tracing.generated_code import generated
 from schedule.tracing.guards import check, conditions
+from schedule.tracing.lock import TRACING
 from schedule.tracing.outputs import check_output, insert_checks
 from schedule.tracing.reading.ledger import Ledger
 from schedule.tracing.regions import REGION_FUNCTIONS, closing
@@ -28,8 +29,6 @@ from schedule.tracing.spelling import check_keywords, source_of
 from schedule.tracing.structure import is_dataclass_value, is_plain_mapping, original_class
 from schedule.tracing.tracer import EnterChild, ModuleTracer
 from schedule.tracing.trials import tried
-
-_counter = iter(range(1 << 62))
 
 
 @dataclass(frozen=True)
@@ -106,13 +105,9 @@ class Specialisation:
 
 def compiled(graph: fx.Graph) -> Callable[..., Any]:
     """``graph`` as a Python function of ``(self, *inputs)``, with source that tracebacks can show."""
-    code = source_of(graph)
-    filename = f"<schedule graph {next(_counter)}>"
-    linecache.cache[filename] = (len(code.src), None, code.src.splitlines(True), filename)
-    namespace = dict(code.globals)
-    exec(compile(code.src, filename, "exec"), namespace)
-    function: Callable[..., Any] = namespace["forward"]
-    return function
+    with TRACING:  # writing the code changes how nodes are printed
+        code = source_of(graph)
+    return generated(code.src, "forward", dict(code.globals), "schedule graph")
 
 
 def specialise(
@@ -164,7 +159,8 @@ def _traced(
     def attempt(**options: Any) -> tuple[Specialisation, ModuleTracer]:
         tracer = ModuleTracer(module, recording, enter, use_recorded_outputs=autocast is None, **options)
         try:
-            return _traced_by(tracer, forward, call, training, autocast), tracer
+            with TRACING:
+                return _traced_by(tracer, forward, call, training, autocast), tracer
         except TraceError:
             if not tracer.texts.written or "exact_texts" in options:
                 raise

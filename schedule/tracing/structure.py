@@ -106,5 +106,9 @@ def map_fields(value: Any, function: Callable[[str, Any], Any]) -> Any:
 
 
 def original_class(module: torch.nn.Module) -> type[torch.nn.Module]:
-    """The user's class of ``module``, also when it is scheduled."""
-    return getattr(type(module), "_schedule_original", type(module))
+    """The user's class of ``module``, also when it is scheduled, and when its class was swapped since."""
+    cls, state = type(module), object.__getattribute__(module, "__dict__").get("_schedule_state")
+    if state is not None and issubclass(cls, state.module_class):
+        found: type[torch.nn.Module] = state.module_class
+        return found
+    return vars(cls).get("_schedule_original", cls)

@@ -16,6 +16,7 @@ from schedule.tracing.reading.ledger import is_atom
 from schedule.tracing.reading.origin import is_fixed, is_native_class
 from schedule.tracing.reading.reads import Reads
 from schedule.tracing.reading.sources import SELF, Attr, Const, DictOf, Item, Source
+from schedule.tracing.structure import original_class
 
 if TYPE_CHECKING:
     from schedule.tracing.reading.assignments import Assignments
@@ -212,5 +213,5 @@ def _is_data_descriptor(raw: Any) -> bool:
 
 
 def class_of(value: Any) -> type:
-    cls = type(value)
-    return getattr(cls, "_schedule_original", cls)
+    """The user's class of ``value``, also of a scheduled module."""
+    return original_class(value) if isinstance(value, nn.Module) else type(value)

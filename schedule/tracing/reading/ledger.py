@@ -25,6 +25,7 @@ from torch import nn
 
 from schedule.tracing.hooks import acts_now
 from schedule.tracing.reading.sources import SELF, Attr, Const, DictOf, Item, Query, Self, Source, described
+from schedule.tracing.structure import original_class
 
 ATOMS: tuple[type, ...] = (
     *(bool, int, float, complex, str, bytes, type(None), range, type(Ellipsis), type(NotImplemented)),
@@ -134,8 +135,7 @@ def _same_content(value: Any, content: Any) -> bool:
 
 
 def _is_of_class(value: Any, cls: type) -> bool:
-    own = type(value)
-    return own is cls or getattr(own, "_schedule_original", None) is cls
+    return type(value) is cls or (isinstance(value, nn.Module) and original_class(value) is cls)
 
 
 def _lacks(value: Any, name: str) -> bool:

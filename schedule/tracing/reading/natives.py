@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from schedule.tracing.reading.attributes import class_of
 from schedule.tracing.reading.ledger import is_atom
 from schedule.tracing.reading.origin import is_fixed
 from schedule.tracing.reading.sources import DictOf, Item, Source, described
@@ -100,8 +101,7 @@ def _dir(ev: Evaluator, owner: Any) -> Any:
 def _guard_class(ev: Evaluator, value: Any) -> None:
     source = ev.source_of(value)
     if source is not None and not is_fixed(value):
-        cls = type(value)
-        ev.guard("class", source, getattr(cls, "_schedule_original", cls))
+        ev.guard("class", source, class_of(value))
 
 
 @_handles(isinstance)

@@ -1,0 +1,8 @@
+"""One trace at a time: like modules share graphs, and a graph is changed while it is made."""
+
+from __future__ import annotations
+
+import threading
+
+TRACING = threading.RLock()
+"""Held while a forward is traced, a module adapts, or a graph is compiled. Reentrant."""
