@@ -310,6 +310,11 @@ def _with_signature_of(original: Callable[..., Any]) -> Callable[..., Any]:
     return own
 
 
+def wraps_forward(scheduled: type[nn.Module]) -> bool:
+    """Whether a base of a generated class has put something around the forward that dispatches."""
+    return getattr(vars(scheduled)["forward"], "__code__", None) is not ScheduledModule.forward.__code__
+
+
 def state_of(module: nn.Module) -> ScheduledState | None:
     """What ``module`` carries if it is scheduled, else None."""
     return vars(module).get(STATE)

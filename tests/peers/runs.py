@@ -165,5 +165,3 @@ def compare(sources: Sources, name: str, rules: str, keyword: str = "", limit: f
         again = lost(run(sources, missing, "untouched", limit=limit), run(sources, missing, rules, limit=limit))
         unsteady = [each for each in missing if each not in again]
     return Comparison(name, untouched, scheduled, [each for each in missing if each not in unsteady], unsteady)
-
-
