@@ -135,9 +135,12 @@ class EveryModelScheduled:
         finally:
             self.inside.now = False
 
-    def pytest_sessionfinish(self) -> None:
-        """Write the counts."""
-        self.journal.write(counts=dict(self.counts), reasons=dict(self.reasons.most_common(20)))
+    def pytest_runtest_logfinish(self) -> None:
+        """Write the counts of the test that ended."""
+        if self.counts:
+            self.journal.write(counts=dict(self.counts), reasons=dict(self.reasons))
+            self.counts.clear()
+            self.reasons.clear()
 
 
 class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
