@@ -268,8 +268,6 @@ class Shadow:
             if (state := state_of(child)) is not None:
                 memo[id(state)] = state
         self.module = copied(module, lambda tensor: tensor, memo)
-        vars(self.module).pop("_schedule_state", None)
-        self.module.__class__ = original_class(module)
         self._originals = {id(memo[id(one)]): one for one in memo.get(id(memo), ()) if id(one) in memo}
 
     def brought_back(self, made: Specialisation) -> Specialisation:

@@ -8,6 +8,7 @@ that a user wrote, behaves as the class itself does.
 from __future__ import annotations
 
 import copy
+import dis
 import functools
 import inspect
 import sys
@@ -25,6 +26,7 @@ from schedule.tracing.lock import TRACING
 
 STATE = "_schedule_state"
 ORIGINAL = "_schedule_original"
+_DISPATCH = "_schedule_dispatch"
 
 _generated: weakref.WeakValueDictionary[type[nn.Module], type[nn.Module]] = weakref.WeakValueDictionary()
 _remakes: weakref.WeakValueDictionary[tuple[type, type], type] = weakref.WeakValueDictionary()
@@ -34,9 +36,20 @@ class ScheduledModule:
     """Mixin of every generated class; never instantiated by users."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Tell the user's class of subclasses that users make, not of generated ones."""
-        if ORIGINAL not in vars(cls):
+        """Tell the user's class of subclasses that users make, and of generated ones where it changes their forward.
+
+        transformers' layers do, so that what runs in a checkpoint is the outermost class's forward.
+        """
+        if ORIGINAL not in vars(cls) or any(map(_assigns_forward, cls.__mro__)):
             super().__init_subclass__(**options)
+
+
+def _assigns_forward(base: type) -> bool:
+    """Whether ``base`` gives each subclass another forward when it is made."""
+    told = getattr(vars(base).get("__init_subclass__"), "__func__", None)
+    if base is ScheduledModule or not isinstance(told, types.FunctionType):
+        return False
+    return any(each.opname == "STORE_ATTR" and each.argval == "forward" for each in dis.get_instructions(told))
 
 
 def scheduled_class(cls: type[nn.Module]) -> type[nn.Module]:
@@ -52,8 +65,14 @@ def scheduled_class(cls: type[nn.Module]) -> type[nn.Module]:
             members |= {ORIGINAL: cls, "forward": _dispatching(cls), "__init__": _constructing_original(cls)}
             members |= {"_slow_forward": _traced_as_original(cls), **_copying(cls)}
             bases = (cls,) if issubclass(cls, ScheduledModule) else (ScheduledModule, cls)
+            members[_DISPATCH] = members["forward"]
             made = _generated[cls] = type(cls.__name__, bases, members)
         return made
+
+
+def wraps_forward(scheduled: type[nn.Module]) -> bool:
+    """Whether a base of a generated class has put something around the forward that dispatches."""
+    return vars(scheduled)["forward"] is not vars(scheduled)[_DISPATCH]
 
 
 # -- what the members do -------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from schedule import recording as recordings
+from schedule.classes import STATE, scheduled_class, wraps_forward
 from schedule.errors import ScheduleError, TraceError
 from schedule.examples import example_inputs
 from schedule.generators import torch_states
@@ -162,7 +163,8 @@ class Graphs:
         for call in calls:
             for training in (True, False):
                 try:
-                    made.append(specialise(module, forward, call, self.recording, training, enter))
+                    with _as_scheduled(module):
+                        made.append(specialise(module, forward, call, self.recording, training, enter))
                 except TraceError as error:
                     errors.append(error)
             if call is calls[0] and not made:
@@ -212,6 +214,26 @@ class Graphs:
             full = other_shapes(self.example_inputs)[:_CHECKED_SHAPES]
             self._batches = [*small_shapes(self.example_inputs), *full]
         return self._batches
+
+
+@contextmanager
+def _as_scheduled(module: nn.Module) -> Iterator[None]:
+    """Within, ``module`` has the class it will run as, where a base of it changes the forward of each subclass.
+
+    transformers' layers do: the outermost class checkpoints, and a graph is what runs inside of that.
+    """
+    cls = type(module)
+    told = any("__init_subclass__" in vars(base) for base in cls.__mro__ if base is not object)
+    if state_of(module) is not None or not told or not wraps_forward(scheduled_class(cls)):
+        yield
+        return
+    vars(module)[STATE] = ScheduledState(cls, (), "")
+    module.__class__ = scheduled_class(cls)
+    try:
+        yield
+    finally:
+        module.__class__ = cls
+        vars(module).pop(STATE)
 
 
 class _Comparison:

@@ -73,10 +73,10 @@ def collecting_hooks(module: nn.Module) -> list[Any]:
 def nothing_collected() -> Iterator[None]:
     """Within, a module called alone is alone: models around it that collect its outputs do not see the call."""
     collector = _collector()
-    if collector is None:
+    if collector is None or not collector.get():
         yield
         return
-    token = collector.set(None)
+    token = collector.set({})  # as transformers itself sets it: a dict of what is collected, here none
     try:
         yield
     finally:

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 import transformers as hf
+from transformers.utils import output_capturing
 
 import schedule
 from schedule.errors import TraceError
@@ -89,3 +90,20 @@ def test_a_hook_of_the_user_is_still_refused(llama):
     sch = schedule.create_schedule(llama, dict(input_ids=ids, use_cache=False))
     with pytest.raises(TraceError, match=r"model\.layers\.1 has a hook"):
         sch.trace(flatten=True)
+
+
+@pytest.mark.unreplayable("the test calls what adapts")
+def test_the_collector_is_given_dicts_as_transformers_gives_them(llama, monkeypatch):
+    given = []
+    put = output_capturing.CompileableContextVar.set
+
+    def noted(self, value):
+        given.append(tuple(value.keys()))  # transformers' own tests read them
+        return put(self, value)
+
+    schedule.optimize(llama, {"input_ids": ids}, cost_guard=False)
+    monkeypatch.setattr(output_capturing.CompileableContextVar, "set", noted)
+    schedule.optimize(llama, {"input_ids": ids}, cost_guard=False)
+    assert not any(given)
+    llama.double()(ids, output_hidden_states=True)
+    assert ("hidden_states",) in given

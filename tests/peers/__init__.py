@@ -1,0 +1,1 @@
+"""Other projects' own tests, run on models that are scheduled."""
