@@ -81,6 +81,7 @@ class ScheduledState:
         adapter: what makes them, if anything can.
         fallbacks: how many calls ran the original forward.
         last_miss: arguments' description of the last such call.
+        unused: whether neither a graph nor the original forward has run yet.
         forward: what runs when none does: the class's own forward, unless a primitive wraps it.
     """
 
@@ -100,6 +101,7 @@ class ScheduledState:
         self.name = name
         self.fallbacks = 0
         self.last_miss = ""
+        self.unused = True
         self.select = self._dispatch()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -161,8 +163,32 @@ class ScheduledState:
         """What runs when no graph does."""
         return self.module_class.forward if self.forward is None else self.forward
 
+    def first_run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], why: str = "") -> Any:
+        """Run the original forward for a call that no graph takes, before any graph has run.
+
+        It is no fallback if graphs take such calls from now on: the forward has set what they ask for, as the recorded
+        run had, which was undone. Caches are made when they are first needed, settings decided by the first labels.
+        """
+        if not self.unused or not self.specialisations or is_only_traced(args, kwargs):
+            return self.fall_back(module, args, kwargs, why)
+        self.unused = False
+        try:
+            result = self.original(module, *args, **kwargs)
+        except BaseException:
+            self.count_fallback(args, kwargs, why)
+            raise
+        selected = self.selected(module, args, kwargs)
+        if selected is None or selected[0] is None:
+            self.count_fallback(args, kwargs, why)
+        return result
+
     def fall_back(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], why: str = "") -> Any:
         """Run the original forward; count it and warn the first time, unless there is nothing else to run."""
+        self.count_fallback(args, kwargs, why)
+        return self.original(module, *args, **kwargs)
+
+    def count_fallback(self, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> None:
+        """Count a call that runs the original forward; warn the first time, unless there is nothing else to run."""
         if self.specialisations and not is_only_traced(args, kwargs):
             self.fallbacks += 1
             if self.fallbacks == 1:
@@ -173,9 +199,8 @@ class ScheduledState:
                     f"recorded ones and runs the original forward; correct, not optimised. It received "
                     f"{self.last_miss}{because}",
                     FallbackWarning,
-                    stacklevel=4,
+                    stacklevel=5,
                 )
-        return self.original(module, *args, **kwargs)
 
 
 def is_only_traced(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -217,11 +242,12 @@ class ScheduledModule:
         selected = state.selected(module, args, kwargs) or state.adapt(module, args, kwargs)
         if selected is None:
             why = "a hook on all modules is registered, and runs" if acts_on_all() else ""
-            return state.fall_back(module, args, kwargs, why)
+            return state.first_run(module, args, kwargs, why)
         run, inputs = selected
         if run is None:
             (why,) = inputs
-            return state.fall_back(module, args, kwargs, why) if why else state.original(module, *args, **kwargs)
+            return state.first_run(module, args, kwargs, why) if why else state.original(module, *args, **kwargs)
+        state.unused = False
         try:
             return run(module, *inputs)
         except OutputMiss as miss:  # it will be so next time, and by now submodules have run in vain

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import time
 
 import pytest
 import torch
@@ -25,10 +25,8 @@ class Layer(nn.Module):
 class Baked(Layer):
     """Multiplies by another number at every call."""
 
-    calls = itertools.count(1)
-
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * next(Baked.calls)
+        return super().forward(x) * float(time.perf_counter_ns() % 1009)
 
 
 class Stack(nn.Module):
