@@ -166,21 +166,19 @@ class ScheduledState:
     def first_run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], why: str = "") -> Any:
         """Run the original forward for a call that no graph takes, before any graph has run.
 
-        It is no fallback if graphs take such calls from now on: the forward has set what they ask for, as the recorded
-        run had, which was undone. Caches are made when they are first needed, settings decided by the first labels.
+        It is no fallback if graphs take such calls from now on: the forward has set what they ask for, such as a cache
+        that is made when first needed. The recorded run had, which was undone.
         """
         if not self.unused or not self.specialisations or is_only_traced(args, kwargs):
             return self.fall_back(module, args, kwargs, why)
-        self.unused = False
+        self.unused, selected = False, None
         try:
             result = self.original(module, *args, **kwargs)
-        except BaseException:
-            self.count_fallback(args, kwargs, why)
-            raise
-        selected = self.selected(module, args, kwargs)
-        if selected is None or selected[0] is None:
-            self.count_fallback(args, kwargs, why)
-        return result
+            selected = self.selected(module, args, kwargs)
+            return result
+        finally:
+            if selected is None or selected[0] is None:
+                self.count_fallback(args, kwargs, why)
 
     def fall_back(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], why: str = "") -> Any:
         """Run the original forward; count it and warn the first time, unless there is nothing else to run."""

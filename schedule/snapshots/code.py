@@ -73,7 +73,8 @@ def _is_foreign(value: Any) -> bool:
         return True
     if isinstance(value, types.FunctionType):
         return is_outside(value.__module__)
-    return is_passed_by(type(value)) or is_of_library(type(value))
+    cls: Any = type(value)
+    return is_passed_by(cls) or is_of_library(cls)
 
 
 def members_named(cls: type, names: tuple[str, ...]) -> Iterator[tuple[type, str, Any]]:
@@ -87,7 +88,7 @@ def members_named(cls: type, names: tuple[str, ...]) -> Iterator[tuple[type, str
 @functools.lru_cache(maxsize=8192)
 def slots_of(cls: type) -> tuple[tuple[str, Any], ...]:
     """The members that ``__slots__`` made, by name."""
-    found = {}
+    found: dict[str, Any] = {}
     for base in cls.__mro__:
         if "__slots__" in vars(base):
             found |= {name: member for name, member in vars(base).items() if _is_slot(member)}

@@ -41,9 +41,9 @@ from schedule.snapshots.pieces import (
     SavedSlots,
     Step,
     items,
-    saved,
 )
 from schedule.snapshots.tensor import SavedTensor
+from schedule.snapshots.values import saved
 
 _LEAVES = frozenset(
     {
@@ -189,7 +189,7 @@ class Snapshot:
         self._used_by_method(type(module), ("forward",), place)
 
     def _object(self, value: Any, place: int) -> None:
-        cls = type(value)
+        cls: Any = type(value)
         if isinstance(value, (tuple, frozenset)):
             self._add(place, ((("[{}]", index), item) for index, item in enumerate(value)))
         elif isinstance(value, functools.partial):

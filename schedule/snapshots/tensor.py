@@ -60,7 +60,7 @@ class SavedTensor:
         """Put memory, gradient and numbers back."""
         live = self.live
         with torch.no_grad():
-            if not self._same_memory():
+            if self.alias is not None and not self._same_memory():
                 live.data = self.alias
             if live.is_leaf and live.requires_grad != self.requires_grad:
                 live.requires_grad_(self.requires_grad)

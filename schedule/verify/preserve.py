@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from schedule.generators import generator_states, restore_generators
+from schedule.runtime import state_of
 from schedule.snapshots import Snapshot, modes_restored
 
 
@@ -27,6 +28,7 @@ def preserved(model: nn.Module) -> Iterator[None]:
     copies = _copies(data)
     grads = [(p, p.grad, p.requires_grad) for p in model.parameters()]
     state = Snapshot({"self": model}, known=tensors)
+    unused = [(own, own.unused) for module in model.modules() if (own := state_of(module)) is not None]
     try:
         for tensor, copy in zip(tensors, copies, strict=True):
             if _is_plain(tensor.data):
@@ -45,6 +47,8 @@ def preserved(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(requires_grad)
             parameter.grad = grad
         restore_generators(generators)
+        for own, flag in unused:
+            own.unused = flag
         state.restore()
 
 
