@@ -27,7 +27,7 @@ from schedule.generators import generator_states, restore_generators
 from schedule.graphs import difference
 from schedule.recording import Call, Recording
 from schedule.runtime import Adaptation, ScheduledState, state_of
-from schedule.tracing.attributes import attributes, attributes_as
+from schedule.snapshots import restored
 from schedule.tracing.calls import interceptable
 from schedule.tracing.environment import (
     FAST_PATH,
@@ -42,6 +42,7 @@ from schedule.tracing.sharing import has_constants, likeness
 from schedule.tracing.signature import Parameters, Signature, SignatureBuilder
 from schedule.tracing.specialisation import Specialisation, original_class, specialise
 from schedule.tracing.structure import map_structure
+from schedule.tracing.unchanged import state_unchanged
 from schedule.verify.shapes import other_shapes
 
 if TYPE_CHECKING:
@@ -159,14 +160,16 @@ class Adapter:
         places: dict[str, int] = {}
         with interceptable(shadow.module):
             for training in (True, False):
-                graph = specialise(shadow.module, forward, call, recording, training, enter, autocast)
+                with state_unchanged(shadow.module):
+                    graph = specialise(shadow.module, forward, call, recording, training, enter, autocast)
                 for rewrite in self.rewrites:
                     graph, counts = rewrite.on(graph, shadow.module, recording)
                     places |= counts
                 made.append(shadow.brought_back(graph))
         if not places:
             raise _NothingToRewrite("nothing of what was rewritten occurs in it")
-        _check(shadow.module, forward, made[1], live)
+        with restored({"self": shadow.module}):  # its functions and globals are those of the live module
+            _check(shadow.module, forward, made[1], live)
         done = ", ".join(f"{name} × {count}" for name, count in places.items())
         return tuple(made), f"{_kind(call, autocast)}: {done}"
 
@@ -298,7 +301,7 @@ def _check(shadow: nn.Module, forward: Callable[..., Any], made: Specialisation,
         for batch in [live, *other_shapes(live)[:_CHECKED_SHAPES]]:
             (args, kwargs), (own_args, own_kwargs) = map_structure(batch, _own), map_structure(batch, _own)
             try:
-                with attributes_as(attributes(shadow)):
+                with restored({"self": shadow}):
                     expected = forward(shadow, *args, **kwargs)
             except Exception:  # the user's forward may raise anything: it does not take this shape
                 if batch is live:

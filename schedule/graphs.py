@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,12 +17,13 @@ from schedule.examples import example_inputs
 from schedule.generators import torch_states
 from schedule.recording import Call, Recording, as_call, undisturbed
 from schedule.runtime import ScheduledState, forward_of, state_of, uncounted
-from schedule.tracing.attributes import assigns_attributes, attributes, attributes_as
+from schedule.snapshots import Snapshot, modes_restored
 from schedule.tracing.calls import interceptable, intercepted_calls
 from schedule.tracing.guards import GuardMiss
 from schedule.tracing.hooks import is_hooked, nothing_collected
 from schedule.tracing.specialisation import Specialisation, original_class, specialise
 from schedule.tracing.structure import map_structure, tensors
+from schedule.tracing.unchanged import written
 from schedule.verify.shapes import other_shapes, small_shapes
 from schedule.wrapping import unwrapped, wrapped
 
@@ -56,6 +57,7 @@ class Graphs:
         self._recording: Recording | None = None
         self._outdated = False
         self._batches: list[Any] | None = None
+        self._state: Snapshot | None = None
 
     @property
     def recording(self) -> Recording:
@@ -101,18 +103,25 @@ class Graphs:
         fresh: dict[nn.Module, Specialisations] = {}
         wanted = list(dict.fromkeys(modules))
         new = [m for m in wanted if not (self.current(m) or m in self._by_need or m in self._failed)]
-        with interceptable(self.root) if new else nullcontext():
-            for module in new:
-                try:
-                    fresh[module] = self.trace(module)
-                except TraceError as error:
-                    self._failed[module] = error
+        if new:
+            self._trace_all(new, fresh)
         wrong = self.check(fresh)
         self._failed |= wrong
         self._by_need |= {module: made for module, made in fresh.items() if module not in wrong}
         return {
             module: self._failed[module] for module in wanted if module in self._failed and not self.current(module)
         }
+
+    def _trace_all(self, modules: Sequence[nn.Module], fresh: dict[nn.Module, Specialisations]) -> None:
+        """Trace each of ``modules`` into ``fresh``; remember why one cannot be."""
+        for module in modules:
+            self.calls(module)  # the root runs before its state is saved
+        with interceptable(self.root), self.recording.as_after_run(), self._state_saved():
+            for module in modules:
+                try:
+                    fresh[module] = self.trace(module)
+                except TraceError as error:
+                    self._failed[module] = error
 
     def structure_changed(self, holders: Iterable[nn.Module]) -> None:
         """Children of ``holders`` were exchanged: trace those anew when needed, and record new modules."""
@@ -163,8 +172,7 @@ class Graphs:
         for call in calls:
             for training in (True, False):
                 try:
-                    with _as_scheduled(module):
-                        made.append(specialise(module, forward, call, self.recording, training, enter))
+                    made.append(self._specialised(module, forward, call, training, enter))
                 except TraceError as error:
                     errors.append(error)
             if call is calls[0] and not made:
@@ -172,6 +180,39 @@ class Graphs:
             if call is calls[0] and errors:  # other calls may run the original forward
                 self.in_one_mode[module] = errors[0]
         return tuple(wrapped(each, arounds) for each in made)
+
+    def _specialised(
+        self, module: nn.Module, forward: Callable[..., Any], call: Call, training: bool, enter: Enter | None
+    ) -> Specialisation:
+        """One graph; whatever tracing it wrote to Python state is put back, and is a reason to refuse it."""
+        recording = self.recording
+        with recording.as_after_run(), self._state_saved() as before:
+            known = {id(made) for each in recording.traced.values() for made in each}
+            made = None
+            try:
+                with modes_restored(), _as_scheduled(module):
+                    made = specialise(module, forward, call, recording, training, enter)
+            finally:
+                changed = None
+                if id(made) not in known:
+                    changed = before.difference()
+                    before.restore()
+            if changed is not None:
+                recording.traced.clear()  # this graph is among them
+                raise written(changed)
+        return made
+
+    @contextmanager
+    def _state_saved(self) -> Iterator[Snapshot]:
+        """Save the Python state of the root once for all traces inside; their run of the root is over."""
+        if self._state is not None:
+            yield self._state
+            return
+        self._state = Snapshot({"self": self.root}, data=False)
+        try:
+            yield self._state
+        finally:
+            self._state = None
 
     # -- checking ------------------------------------------------------------------------------------------
 
@@ -186,11 +227,11 @@ class Graphs:
         if not traced or any(t.is_meta for t in (*self.root.parameters(), *self.root.buffers())):
             return wrong
         comparison = _Comparison(traced, self._path_of, wrong)
-        buffers = [(buffer, buffer.clone()) for buffer in self.root.buffers()]
-        with undisturbed(self.root), uncounted(self.root), torch.no_grad(), attributes_as(attributes(self.root)):
+        batches = self._other_batches()
+        with undisturbed(self.root, batches), uncounted(self.root), torch.no_grad(), self.recording.as_after_run():
             self.root.eval()
             ran = 0
-            for batch in self._other_batches():
+            for batch in batches:
                 if ran >= _CHECKED_SHAPES and not comparison.waiting:
                     break
                 args, kwargs = as_call(batch)
@@ -203,10 +244,6 @@ class Graphs:
                     raise
                 except Exception:  # the user's forward may raise anything: it does not take this shape
                     continue
-                finally:
-                    for buffer, data in buffers:
-                        if not torch.equal(buffer, data):
-                            buffer.copy_(data)
         return wrong
 
     def _other_batches(self) -> list[Any]:
@@ -258,7 +295,6 @@ class _Comparison:
         self.shared = {module: tuple(map(id, made)) for module, made in traced.items()}
         self.waiting = set(self.shared.values())
         self.compared: set[tuple[int, ...]] = set()
-        self.assigning = {m for m, made in traced.items() if any(assigns_attributes(each.graph) for each in made)}
         self.comparing = False
 
     def on_call(
@@ -268,12 +304,13 @@ class _Comparison:
         if self.comparing or known:
             return call(*args, **kwargs)
         twin_args, twin_kwargs = map_structure((args, kwargs), _own)
-        before = attributes(module) if module in self.assigning else []
+        if is_hooked(module):  # a hook may change the output: then the graph is not what the call returns
+            return call(*args, **kwargs)
+        before = Snapshot({"self": module})
         drawn = torch_states()
         expected = call(*args, **kwargs)
-        if not is_hooked(module):  # a hook may change the output: then the graph is not what the call returns
-            with attributes_as(before), _drawing_again(drawn):
-                self.compare(module, expected, twin_args, twin_kwargs)
+        with before.put_back(), _drawing_again(drawn):
+            self.compare(module, expected, twin_args, twin_kwargs)
         return expected
 
     def compare(self, module: nn.Module, expected: Any, args: Any, kwargs: Any) -> None:

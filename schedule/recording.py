@@ -10,7 +10,7 @@ import copy
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fused.linear import linear
 from schedule.errors import NotApplicable, ScheduleError
+from schedule.generators import generator_states, restore_generators
+from schedule.snapshots import Entry, Snapshot, entries_as_after, modes_restored, restored
 from schedule.tracing.calls import intercepted_calls
 from schedule.tracing.data import Seen, depends_on_data, writes_number
 from schedule.tracing.specs import TensorSpec
@@ -81,6 +83,7 @@ class Recording:
         seen: what each module's own calls gave that depend on data, by metadata and numbers only.
         traced: graphs already made in this recording, by what the modules have in common.
         grad_enabled: whether forwards are traced with gradients enabled, which they may ask.
+        set_by_run: the attributes and entries of dicts that the run set, and that were restored after it.
     """
 
     fake_mode: FakeTensorMode = field(default_factory=lambda: FakeTensorMode(allow_non_fake_inputs=True))
@@ -89,7 +92,12 @@ class Recording:
     seen: dict[nn.Module, Seen] = field(default_factory=dict)
     traced: dict[Any, list[Any]] = field(default_factory=dict, repr=False)
     grad_enabled: bool = True
+    set_by_run: list[Entry] = field(default_factory=list, repr=False)
     _data_free: Any = field(default_factory=WeakIdKeyDictionary, repr=False)
+
+    def as_after_run(self) -> AbstractContextManager[None]:
+        """Set inside what the run had set, as every later run finds it: lazily made caches, settings decided once."""
+        return entries_as_after(self.set_by_run)
 
     def describe(self, value: Any) -> Any:
         """``value`` with its data left out."""
@@ -208,7 +216,7 @@ def as_call(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def record(root: nn.Module, example_inputs: Any) -> Recording:
     """Run ``root`` once in eval mode and keep what every submodule received and returned.
 
-    Neither the random state, nor the training flags, nor any gradient changes.
+    Nothing that the run changes stays: see :func:`undisturbed`.
 
     Args:
         root: the model.
@@ -228,11 +236,12 @@ def record(root: nn.Module, example_inputs: Any) -> Recording:
         recording.add(module, *received, recording.describe(output))
         return output
 
-    with undisturbed(root), torch.no_grad(), intercepted_calls(root, keep):
+    with undisturbed(root, args, kwargs) as before, torch.no_grad(), intercepted_calls(root, keep):
         root.eval()
         try:
             with watching:
                 root(*args, **kwargs)
+            recording.set_by_run = before.changed_entries()
         except ScheduleError:
             raise
         except Exception as error:
@@ -245,16 +254,31 @@ def record(root: nn.Module, example_inputs: Any) -> Recording:
 
 
 @contextmanager
-def undisturbed(root: nn.Module) -> Iterator[None]:
-    """Give back training flags, the random state and sharded parameters, whatever happens inside."""
+def undisturbed(root: nn.Module, *inputs: Any) -> Iterator[Snapshot]:
+    """Run a model inside and leave nothing behind.
+
+    Flags, buffers, plain attributes and whatever else ``root`` and ``inputs`` reach are restored, so are all random
+    generators, torch's modes and sharded parameters, also where the run raises.
+
+    Args:
+        root: the model.
+        inputs: what it is called with.
+
+    Yields:
+        The state from before, until it is restored.
+
+    Raises:
+        NotApplicable: the run changed something that cannot be put back.
+    """
     flags = [(module, module.training) for module in root.modules()]
-    devices = sorted({p.device.index or 0 for p in root.parameters() if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices):
+    generators = generator_states(root)
+    with modes_restored(), restored({"self": root, "example inputs": inputs}) as before:
         try:
-            yield
+            yield before
         finally:
             for module, training in flags:
                 module.training = training
+            restore_generators(generators)
             _reshard(root)
 
 

@@ -81,6 +81,7 @@ class ScheduledState:
         adapter: what makes them, if anything can.
         fallbacks: how many calls ran the original forward.
         last_miss: arguments' description of the last such call.
+        unused: whether neither a graph nor the original forward has run yet.
         forward: what runs when none does: the class's own forward, unless a primitive wraps it.
     """
 
@@ -100,6 +101,7 @@ class ScheduledState:
         self.name = name
         self.fallbacks = 0
         self.last_miss = ""
+        self.unused = True
         self.select = self._dispatch()
 
     def run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -107,11 +109,12 @@ class ScheduledState:
         selected = self.selected(module, args, kwargs) or self.adapt(module, args, kwargs)
         if selected is None:
             why = "a hook on all modules is registered, and runs" if acts_on_all() else ""
-            return self.fall_back(module, args, kwargs, why)
+            return self.first_run(module, args, kwargs, why)
         run, inputs = selected
         if run is None:
             (why,) = inputs
-            return self.fall_back(module, args, kwargs, why) if why else self.original(module, *args, **kwargs)
+            return self.first_run(module, args, kwargs, why) if why else self.original(module, *args, **kwargs)
+        self.unused = False
         try:
             return run(module, *inputs)
         except OutputMiss as miss:  # it will be so next time, and by now submodules have run in vain
@@ -179,8 +182,30 @@ class ScheduledState:
         """What runs when no graph does."""
         return self.module_class.forward if self.forward is None else self.forward
 
+    def first_run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], why: str = "") -> Any:
+        """Run the original forward for a call that no graph takes, before any graph has run.
+
+        It is no fallback if graphs take such calls from now on: the forward has set what they ask for, such as a cache
+        that is made when first needed. The recorded run had, which was undone.
+        """
+        if not self.unused or not self.specialisations or is_only_traced(args, kwargs):
+            return self.fall_back(module, args, kwargs, why)
+        self.unused, selected = False, None
+        try:
+            result = self.original(module, *args, **kwargs)
+            selected = self.selected(module, args, kwargs)
+            return result
+        finally:
+            if selected is None or selected[0] is None:
+                self.count_fallback(args, kwargs, why)
+
     def fall_back(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], why: str = "") -> Any:
         """Run the original forward; count it and warn the first time, unless there is nothing else to run."""
+        self.count_fallback(args, kwargs, why)
+        return self.original(module, *args, **kwargs)
+
+    def count_fallback(self, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> None:
+        """Count a call that runs the original forward; warn the first time, unless there is nothing else to run."""
         if self.specialisations and not is_only_traced(args, kwargs):
             self.fallbacks += 1
             if self.fallbacks == 1:
@@ -193,7 +218,6 @@ class ScheduledState:
                     FallbackWarning,
                     stacklevel=5,
                 )
-        return self.original(module, *args, **kwargs)
 
 
 def is_only_traced(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

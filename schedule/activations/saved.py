@@ -72,16 +72,10 @@ def measure_saved(model: nn.Module, example_inputs: Any) -> SavedBytes:
     """
     watch = _Watch(model)
     args, kwargs = as_call(example_inputs)
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    with undisturbed(model), torch.enable_grad(), intercepted_calls(model, watch.on_call):
+    with undisturbed(model, args, kwargs), torch.enable_grad(), intercepted_calls(model, watch.on_call):
         model.train()
-        try:
-            with saved_tensors_hooks(watch.on_save, lambda tensor: tensor), watch.counting:
-                model(*args, **kwargs)
-        finally:
-            with torch.no_grad():
-                for buffer, data in buffers:
-                    buffer.copy_(data)
+        with saved_tensors_hooks(watch.on_save, lambda tensor: tensor), watch.counting:
+            model(*args, **kwargs)
     return watch.seen
 
 

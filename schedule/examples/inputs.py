@@ -215,7 +215,7 @@ class _Search:
         wanted = {*_KINDS[kind], *(p.name for p in taken if p.default is p.empty)}
         given = {name: batch[name] for name in batch if name in wanted}
         try:
-            with self.evaluating():
+            with self.evaluating(batch):
                 found = method(**given)
         except REFUSALS as error:
             self.note(error, given)
@@ -241,9 +241,9 @@ class _Search:
     # -- trying -------------------------------------------------------------------------------------------
 
     @contextmanager
-    def evaluating(self) -> Iterator[None]:
+    def evaluating(self, batch: Inputs) -> Iterator[None]:
         """Within, the model runs and nothing stays of it: in training, batch norms would keep statistics."""
-        with undisturbed(self.model), torch.no_grad():
+        with undisturbed(self.model, batch), torch.no_grad():
             self.model.eval()
             yield
 
@@ -253,7 +253,7 @@ class _Search:
         None if it refuses all the same, or returns nothing.
         """
         try:
-            with self.evaluating():
+            with self.evaluating(batch):
                 output = self.model(**batch)
         except REFUSALS as error:
             self.note(error, batch)

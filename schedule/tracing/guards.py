@@ -12,10 +12,11 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from schedule.errors import TraceError
 from schedule.tracing.effects import has_effect, is_local, is_pure_query
+from schedule.tracing.purity import not_undone
 from schedule.tracing.restoring import changes_given
 from schedule.tracing.scalars import scalar_of
 from schedule.tracing.sizes import size_read
@@ -148,7 +149,7 @@ def conditions(tracer: ModuleTracer, inputs: dict[fx.Node, str]) -> list[str]:
                 done.add(node)
                 text = _traced_expression(node, inputs, tracer)
                 if text is None:
-                    _insert_check(graph, node, tracer.guards[node])
+                    _insert_check(graph, node, tracer.guards[node], tracer.module)
                 else:
                     found.append(_condition(text, tracer.guards[node]))
     return list(dict.fromkeys(found))
@@ -167,13 +168,17 @@ def _traced_expression(node: fx.Node, inputs: dict[fx.Node, str], tracer: Module
         return None
 
 
-def _insert_check(graph: fx.Graph, node: fx.Node, value: Any) -> None:
+def _insert_check(graph: fx.Graph, node: fx.Node, value: Any, module: nn.Module) -> None:
     for earlier in graph.nodes:
         if earlier is node:
             break
+        called = module.get_submodule(str(earlier.target)) if earlier.op == "call_module" else None
+        why = None if called is None else not_undone(called)
         if has_effect(earlier) and not is_local(earlier) and not changes_given(earlier):
+            why = "has changed state"
+        if why is not None:
             raise TraceError(
-                f"a branch depends on {node.name}, which is only known after {earlier.name} has changed state",
+                f"a branch depends on {node.name}, which is only known after {earlier.name} {why}",
                 where=node.meta.get("source", ""),
                 fix="schedule the submodules instead, or mark the module that holds the branch as a leaf",
             )

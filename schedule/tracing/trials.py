@@ -13,10 +13,13 @@ import torch
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from schedule.errors import ScheduleError
 from schedule.generators import torch_states
+from schedule.snapshots import Snapshot
 from schedule.tracing.effects import uses_random
 from schedule.tracing.guards import GuardMiss, check
-from schedule.tracing.outputs import check_output
+from schedule.tracing.outputs import OutputMiss, check_output
+from schedule.tracing.purity import is_called_with_hooks, unsafe_parts
 from schedule.tracing.restoring import changes_given, restoring
 
 
@@ -33,16 +36,68 @@ def tried(run: Callable[..., Any], graph: fx.Graph, training: bool) -> Callable[
     given = [node for node in graph.nodes if node.op == "placeholder"]
     changing = any(map(changes_given, found))
     objects = tuple(index for index, node in enumerate(given) if changing and node.meta.get("object"))
-    if not (drawing or statistics or objects):
-        return run
-    return _undoing(run, drawing, statistics, objects)
+    undoing = run
+    if drawing or statistics or objects:
+        undoing = _undoing(run, drawing, statistics, objects)
+    by_call = _calls(_before_checks(graph, check))
+    by_output = _calls(found)
+    return _guarded(undoing, by_call, by_output) if by_output else undoing
 
 
-def _before_checks(graph: fx.Graph) -> list[fx.Node]:
-    """The nodes ahead of the last check."""
+def _calls(nodes: Sequence[fx.Node]) -> tuple[str, ...]:
+    """The paths of the submodules that are called."""
+    return tuple(dict.fromkeys(str(node.target) for node in nodes if node.op == "call_module"))
+
+
+def _before_checks(graph: fx.Graph, *checks: Any) -> list[fx.Node]:
+    """The nodes ahead of the last check; of those given, or of any."""
     nodes = list(graph.nodes)
-    last = max((index for index, node in enumerate(nodes) if node.target in (check, check_output)), default=0)
+    wanted = checks or (check, check_output)
+    last = max((index for index, node in enumerate(nodes) if node.target in wanted), default=0)
     return nodes[:last]
+
+
+def _guarded(run: Callable[..., Any], by_branch: Sequence[str], by_output: Sequence[str]) -> Callable[..., Any]:
+    """``run``, after which no submodule is called a second time if that can be noticed.
+
+    Args:
+        run: the graph.
+        by_branch: submodules that are called before the last branch on data. What they may change is saved before;
+            with a hook on one of them the original forward runs from the start.
+        by_output: submodules that are called before the last check of an output. What they give is theirs to decide and
+            seldom another structure, so that nothing is saved for that.
+    """
+
+    def guarded(module: nn.Module, *inputs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return run(module, *inputs)
+        called = [module.get_submodule(path) for path in by_branch]
+        if any(map(is_called_with_hooks, called)):
+            raise GuardMiss("a branch on data comes after a hook")
+        parts = [part for child in called for part in unsafe_parts(child)]
+        before = Snapshot({"the modules called": parts}) if parts else None
+        try:
+            return run(module, *inputs)
+        except GuardMiss as miss:
+            if before is not None:
+                before.restore()
+            if isinstance(miss, OutputMiss):
+                _refuse_a_second_call(module, [path for path in by_output if path not in by_branch], miss)
+            raise
+
+    return guarded
+
+
+def _refuse_a_second_call(module: nn.Module, paths: Sequence[str], miss: OutputMiss) -> None:
+    """Raise where the original forward would repeat what a call has already done."""
+    for path in paths:
+        child = module.get_submodule(path)
+        if is_called_with_hooks(child) or unsafe_parts(child):
+            raise ScheduleError(
+                f"{miss}; by then {path} was called, which may change state or runs a hook, so the original forward "
+                "cannot run either",
+                fix="undo, or schedule the model anew with inputs and settings as they are now",
+            ) from miss
 
 
 def _undoing(

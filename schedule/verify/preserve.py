@@ -4,44 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import nn
 
 from schedule.generators import generator_states, restore_generators
+from schedule.runtime import state_of
+from schedule.snapshots import Snapshot, modes_restored
 
 
 @contextmanager
 def preserved(model: nn.Module) -> Iterator[None]:
     """Inside, ``model`` computes on copies of its parameters and buffers, and no gradient is stored yet.
 
-    On the way out, and whatever happened, the original storages, gradients, train/eval flags, hooks, plain
-    attributes and random generators are back. The original storages are never written to, so that is exact by
-    construction; only sharded tensors, which hold their storage out of reach, are written back to the bit.
+    On the way out, and whatever happened, the original storages, gradients, random generators and all Python state
+    that the model reaches (train/eval flags, hooks, attributes, what is in them) are back. The original storages are
+    never written to, so that is exact by construction; only sharded tensors, which hold their storage out of reach, are
+    written back to the bit.
     """
     generators = generator_states(model)
-    attributes = [(module, dict(module.__dict__)) for module in model.modules()]
-    tables = [_tables(module) for module in model.modules()]
     tensors = list(_unique((*model.parameters(), *model.buffers())))
     data = [tensor.data for tensor in tensors]
     copies = _copies(data)
     grads = [(p, p.grad, p.requires_grad) for p in model.parameters()]
+    state = Snapshot({"self": model}, known=tensors)
+    unused = [(own, own.unused) for module in model.modules() if (own := state_of(module)) is not None]
     try:
         for tensor, copy in zip(tensors, copies, strict=True):
             if _is_plain(tensor.data):
                 tensor.data = copy
         for parameter, _, _ in grads:
             parameter.grad = None
-        with torch.inference_mode(False), torch.enable_grad():
+        with modes_restored(), torch.inference_mode(False), torch.enable_grad():
             yield
     finally:
-        for (module, attribute), table in zip(attributes, tables, strict=True):
-            module.__dict__.clear()
-            module.__dict__.update(attribute)
-            for live, saved in table:
-                live.clear()
-                live.update(saved)
         for tensor, original, copy in zip(tensors, data, copies, strict=True):
             if _is_plain(original):
                 tensor.data = original
@@ -51,16 +47,9 @@ def preserved(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(requires_grad)
             parameter.grad = grad
         restore_generators(generators)
-
-
-def _tables(module: nn.Module) -> list[tuple[dict[Any, Any], dict[Any, Any]]]:
-    """The registries of a module that a forward may edit: hooks that remove themselves, buffers set anew."""
-    return [
-        (value, dict(value))
-        for name, value in module.__dict__.items()
-        if isinstance(value, dict)
-        and (name.endswith("hooks") or "_hooks_" in name or name in ("_buffers", "_parameters"))
-    ]
+        for own, flag in unused:
+            own.unused = flag
+        state.restore()
 
 
 def _unique(tensors: tuple[torch.Tensor, ...]) -> Iterator[torch.Tensor]:

@@ -112,7 +112,7 @@ def test_what_runs_reads_what_is_there_now(name: str) -> None:
     assert not torch.allclose(twin(X), unchanged), "the change shows"
 
 
-def test_unchanged_settings_hold_in_copies_and_in_what_the_forward_changes() -> None:
+def test_unchanged_settings_hold_in_copies() -> None:
     model, twin = pair()
     for each in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         torch.testing.assert_close(each(X), twin(X))

@@ -17,11 +17,12 @@ def schedule_all(root: nn.Module, example: Any, only: str | None = None) -> list
     """Trace the root (or the module at ``only``) for train and eval, and install the graphs."""
     recording = record(root, example)
     module = root.get_submodule(only or "")
-    made = [
-        specialise(module, type(module).forward, call, recording, training)
-        for call in recording.calls[module]
-        for training in (True, False)
-    ]
+    with recording.as_after_run():
+        made = [
+            specialise(module, type(module).forward, call, recording, training)
+            for call in recording.calls[module]
+            for training in (True, False)
+        ]
     install(module, made, only or "")
     return made
 

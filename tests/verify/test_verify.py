@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from typing import Any
 
 import pytest
@@ -179,10 +180,9 @@ def test_the_originals_refusal_passes_and_all_steps_are_back() -> None:
 
 
 def test_a_model_that_does_not_repeat_itself_is_not_blamed_on_a_step() -> None:
-    generator = torch.Generator()
-
     class Noisy(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
+            generator = torch.Generator().manual_seed(time.perf_counter_ns())  # one that it held would be put back
             return super().forward(x) + torch.randn(x.shape, generator=generator)
 
     class NoisyTwin(Noisy):

@@ -1,0 +1,99 @@
+"""The state that a function uses besides its arguments: globals, variables that it closes over, defaults.
+
+A function is followed as far as its code names others: functions of its file, and methods of the class it is from.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+_OURS = ("torch", "schedule", "fused")
+_PLAIN_FROM = ("builtins", "collections", "types", "functools")
+_PASSED_BY = (types.ModuleType, types.BuiltinFunctionType)
+
+
+@functools.cache
+def is_outside(module: str | None) -> bool:
+    """Whether a module of Python is no user's: torch, the standard library, or this package."""
+    top = (module or "builtins").partition(".")[0]
+    return top in _OURS or (top in sys.stdlib_module_names and top != "__main__")
+
+
+@functools.lru_cache(maxsize=8192)
+def is_passed_by(cls: type) -> bool:
+    """Whether objects of ``cls`` are not looked into: parts of torch and of this package."""
+    if cls.__module__.partition(".")[0] == "torch":
+        return True
+    return any(base.__module__.partition(".")[0] in _OURS[1:] for base in cls.__mro__)
+
+
+@functools.lru_cache(maxsize=8192)
+def is_of_library(cls: type) -> bool:
+    """Whether ``cls`` is of the standard library: its objects are looked into, but not what these are made of."""
+    return cls.__module__ not in _PLAIN_FROM and is_outside(cls.__module__)
+
+
+@functools.lru_cache(maxsize=16384)
+def names_in(code: types.CodeType) -> tuple[str, ...]:
+    """Every name that ``code``, and the functions defined inside, look up in globals or on objects."""
+    found = dict.fromkeys(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= dict.fromkeys(names_in(constant))
+    return tuple(found)
+
+
+def function_in(member: Any) -> types.FunctionType | None:
+    """The function behind what stands in a class: a method, a property, a static method."""
+    member = getattr(member, "fget", member) if isinstance(member, property) else member
+    member = getattr(member, "__func__", member) if isinstance(member, (staticmethod, classmethod)) else member
+    return member if isinstance(member, types.FunctionType) else None
+
+
+def globals_named(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """The globals that ``function`` names, but for modules and what is torch's or the standard library's."""
+    namespace = function.__globals__
+    for name in names_in(function.__code__):
+        if name in namespace and not name.startswith("__") and not _is_foreign(namespace[name]):
+            yield name, namespace[name]
+
+
+def classes_named(function: types.FunctionType) -> list[type]:
+    """The classes of the user's that ``function`` names."""
+    found = (function.__globals__.get(name) for name in names_in(function.__code__))
+    return [cls for cls in found if isinstance(cls, type) and not is_outside(cls.__module__)]
+
+
+def _is_foreign(value: Any) -> bool:
+    if isinstance(value, (*_PASSED_BY, type)):
+        return True
+    if isinstance(value, types.FunctionType):
+        return is_outside(value.__module__)
+    cls: Any = type(value)
+    return is_passed_by(cls) or is_of_library(cls)
+
+
+def members_named(cls: type, names: tuple[str, ...]) -> Iterator[tuple[type, str, Any]]:
+    """What classes of the user's in the line of ``cls`` have by these names."""
+    for base in cls.__mro__:
+        if not is_outside(base.__module__):
+            own = vars(base)
+            yield from ((base, name, own[name]) for name in names if name in own)
+
+
+@functools.lru_cache(maxsize=8192)
+def slots_of(cls: type) -> tuple[tuple[str, Any], ...]:
+    """The members that ``__slots__`` made, by name."""
+    found: dict[str, Any] = {}
+    for base in cls.__mro__:
+        if "__slots__" in vars(base):
+            found |= {name: member for name, member in vars(base).items() if _is_slot(member)}
+    return tuple(found.items())
+
+
+def _is_slot(member: Any) -> bool:
+    return isinstance(member, types.MemberDescriptorType)

@@ -1,0 +1,28 @@
+"""Modes of torch that a forward may switch: saved and restored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def modes_restored() -> Iterator[None]:
+    """Restore gradient mode, default dtype, determinism and autocast on the way out."""
+    grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    autocast = [(device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in devices]
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(grad)
+        if torch.get_default_dtype() != dtype:
+            torch.set_default_dtype(dtype)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        for device, enabled, autocast_to in autocast:
+            torch.set_autocast_enabled(device, enabled)
+            torch.set_autocast_dtype(device, autocast_to)
