@@ -86,6 +86,14 @@ class Own(nn.Module):
         return x + self.fc2(F.gelu(self.fc1(self.norm(x))))
 
 
+class OwnTied(Own):
+    """The same, tied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc2.weight = self.fc1.weight
+
+
 class Identities(nn.Module):
     """Asks whether its parts are the same object."""
 

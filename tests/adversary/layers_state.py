@@ -216,22 +216,41 @@ class Enums(Layer):
 
 
 class Containers(Layer):
-    """Reads a dict, lists and a set, one of them long, and ones that hold tensors and modules."""
+    """Reads dicts, lists, a set and a deque, one of them long."""
 
     def odd(self) -> None:
         self.table, self.list, self.set = {"k": 1.5}, [1.5, 2.0], {1, 2}
         self.long = [1.0] * 300
-        self.tensors = {"gain": torch.full((2 * WIDTH,), 1.5), "k": 2.0}
-        self.modules_too = {"act": nn.Tanh(), "k": 2.0}
         self.ordered = collections.OrderedDict(k=1.5)
         self.default = collections.defaultdict(float, k=1.5)
         self.queue = collections.deque([1.5])
 
     def twist(self, hidden: torch.Tensor) -> torch.Tensor:
         hidden = hidden * self.table["k"] + sum(self.list) + (1.0 if 1 in self.set else 0.0) + self.long[280]
-        hidden = hidden * self.tensors["gain"] + self.tensors["k"]
-        hidden = self.modules_too["act"](hidden) * self.modules_too["k"] + self.ordered["k"]
-        return hidden + self.default["k"] + self.queue[0]
+        return hidden + self.default["k"] + self.queue[0] + self.ordered["k"]
+
+
+class HoldsTensors(Layer):
+    """Reads a dict that holds a tensor."""
+
+    def odd(self) -> None:
+        self.tensors = {"gain": torch.full((2 * WIDTH,), 1.5), "k": 2.0}
+
+    def twist(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden * self.tensors["gain"] + self.tensors["k"]
+
+
+class HoldsModules(Layer):
+    """Reads a dict and a list that hold modules, which nobody registers."""
+
+    def odd(self) -> None:
+        self.modules_too = {"act": nn.Tanh(), "k": 2.0}
+        self.listed = [nn.Tanh()]
+
+    def twist(self, hidden: torch.Tensor) -> torch.Tensor:
+        for each in self.listed:
+            hidden = each(hidden)
+        return self.modules_too["act"](hidden) * self.modules_too["k"]
 
 
 class PlainTensor(Layer):
@@ -239,10 +258,19 @@ class PlainTensor(Layer):
 
     def odd(self) -> None:
         self.gain = torch.full((2 * WIDTH,), 1.5)
+
+    def twist(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden if self.gain is None else hidden * self.gain
+
+
+class HeldTensor(Layer):
+    """A tensor in an object."""
+
+    def odd(self) -> None:
         self.holder = types.SimpleNamespace(gain=torch.full((2 * WIDTH,), 0.5))
 
     def twist(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden * self.gain + self.holder.gain
+        return hidden + self.holder.gain
 
 
 class Closures(Layer):

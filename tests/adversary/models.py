@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.adversary.harness import Batch, Model, World
+from tests.adversary.cases import Batch, Model, World
 
 HERE = Path(__file__).parent
 
@@ -30,7 +30,7 @@ def _stacked(file: str, name: str, *tags: str) -> Model:
     return Model(name, build, batch, frozenset({"odd", "stacked", file, *tags}))
 
 
-def _single(file: str, name: str, make: Callable[[], Batch] = batch, *tags: str) -> Model:
+def _single(file: str, name: str, make: Callable[..., Batch] = batch, *tags: str) -> Model:
     def build(world: World) -> nn.Module:
         made: nn.Module = getattr(world.load(HERE / f"{file}.py"), name)()
         return made
@@ -38,8 +38,8 @@ def _single(file: str, name: str, make: Callable[[], Batch] = batch, *tags: str)
     return Model(name, build, make, frozenset({"odd", file, *tags}))
 
 
-def _ids() -> Batch:
-    return {"ids": torch.randint(0, 16, (2, 5), generator=torch.Generator().manual_seed(1))}
+def _ids(rows: int = 2, length: int = 5) -> Batch:
+    return {"ids": torch.randint(0, 16, (rows, length), generator=torch.Generator().manual_seed(1))}
 
 
 def _architecture(name: str) -> Model:
@@ -48,18 +48,19 @@ def _architecture(name: str) -> Model:
 
         return zoo.build(name, seed=20)
 
-    def make() -> Batch:
+    def make(*sizes: int) -> Batch:
         from tests import zoo
 
-        return zoo.batch(name)
+        return zoo.batch(name, *sizes)
 
     return Model(name, build, make, frozenset({"hf", name}))
 
 
 _STATE = (
-    "Layer Scalars Typed Nested Buried Objects Enums Containers PlainTensor Closures Globals Configured Hidden Subclassed"
+    "Layer Scalars Typed Nested Buried Objects Enums Containers HoldsTensors HoldsModules "
+    "PlainTensor HeldTensor Closures Globals Configured Hidden Subclassed"
 )
-_PARTS = "Optional Looping Own Identities Two Flags Attended"
+_PARTS = "Optional Looping Own OwnTied Identities Two Flags Attended"
 _MODES = (
     "GradEnabled Inference Autocast AutocastDtype Distributed DefaultDtype Deterministic Anomaly Environ Getenv Threads "
     "Mkldnn RecursionLimit MatmulPrecision RequiresGrad Contiguous Strides HalfInput DefaultMade Drawing Clock Leaf "
