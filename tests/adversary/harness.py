@@ -106,7 +106,7 @@ def run(case: Case, scheduled: bool) -> _Observed:
         with _watching(seen, model, "baseline" if scheduled else ""):
             seen.stages["before the disturbance"] = observe(model, STEP, case.model.batch(*case.sizes), world)
         if case.when == "after":
-            model = case.disturbance.apply(model, world) or model
+            model = _disturbed(case, model, world, seen)
         before = _fallbacks(model)
         with _watching(seen, model, "after" if scheduled else ""):
             for number, call in enumerate(case.calls):
@@ -114,6 +114,16 @@ def run(case: Case, scheduled: bool) -> _Observed:
                 seen.stages[f"call {number}, {call.name}"] = observe(model, call, case.model.batch(*call.sizes), world)
         seen.fallbacks = _fallbacks(model) - before
     return seen
+
+
+def _disturbed(case: Case, model: nn.Module, world: World, seen: _Observed) -> nn.Module:
+    raised = None
+    try:
+        model = case.disturbance.apply(model, world) or model
+    except Exception as error:  # the twin must raise the same
+        raised = f"{type(error).__name__}: {error}"
+    seen.stages["disturbance"] = {"raised": ("str", raised)}
+    return model
 
 
 @contextmanager
@@ -168,7 +178,7 @@ def _watching(seen: _Observed, model: nn.Module, stage: str) -> Iterator[None]:
     dispatch, graph = ScheduledModule.forward.__code__, "<schedule graph "
     stack: list[tuple[Any, Any, int, list[bool]]] = []
 
-    def profile(frame: types.FrameType, event: str, _: Any) -> None:
+    def profile(frame: types.FrameType, event: str, result: Any) -> None:
         code = frame.f_code
         if event == "call" and code is dispatch:
             module = frame.f_locals["self"]
@@ -182,7 +192,8 @@ def _watching(seen: _Observed, model: nn.Module, stage: str) -> Iterator[None]:
         elif event == "return" and stack and stack[-1][0] is frame:
             _, module, before, (ran,) = stack.pop()
             traced = is_only_traced((frame.f_locals.get("args"), frame.f_locals.get("kwargs")), {})
-            if not ran and _count(module) == before and not traced and not _is_settled(module) and sys.exc_info()[0] is None:
+            raised = result is None
+            if not (raised or ran or traced) and _count(module) == before and not _is_settled(module):
                 seen.wrong.setdefault(stage, []).append(f"{type(module).__name__} fell back and did not count it")
 
     sys.setprofile(profile)
@@ -254,7 +265,7 @@ def compare(ours: _Observed, theirs: _Observed) -> Verdict:
     wrong, late = dict(ours.wrong), []
     for stage, expected in theirs.stages.items():
         seen = ours.stages[stage]
-        raised = seen["raised"][1]
+        raised = seen.get("raised", ("", None))[1]
         if isinstance(raised, str) and raised.startswith("ScheduleError"):
             late.append(raised)
             break

@@ -138,10 +138,23 @@ class Flags(nn.Module):
         hidden = self.act(self.fc1(x))
         if self.drop.training:
             hidden = hidden * 2.0
-        if self.fc1.weight.requires_grad:
-            hidden = hidden + 0.5
         hidden = self.norm(hidden.flatten(0, -2)).view_as(hidden)
         return x + self.drop(self.fc2(hidden)) * (1.0 + self.drop.p)
+
+
+class Frozen(nn.Module):
+    """Asks whether its parameters are frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Add where they are not."""
+        hidden = F.gelu(self.fc1(x))
+        if self.fc1.weight.requires_grad:
+            hidden = hidden + 0.5
+        return x + self.fc2(hidden)
 
 
 class Attended(nn.Module):

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+import torch.nn.utils.prune
 from torch import nn
 
 from tests.adversary.cases import Disturbance, World
@@ -46,7 +47,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "self.nothing = 0",
         "self.nothing = False",
         "del self.number",
-        "del self.number; type(self).number = 7; undo(delattr, type(self), 'number')",
+        "del self.number; module.Scalars.number = 7",
         "self.unread = 4",
         "self.fresh = 4",
     ),
@@ -216,11 +217,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "self.norm.running_mean = None; self.norm.running_var = None",
         "self.act = nn.GELU('tanh')",
         "self.act.approximate = 'tanh'",
-        "self.fc1.weight.requires_grad_(False)",
-        "self.requires_grad_(False)",
         "self.eval()",
         "self.training = False",
     ),
+    "Frozen": ("self.fc1.weight.requires_grad_(False)", "self.requires_grad_(False)", "model.requires_grad_(False)"),
     "Attended": (
         "self.q_proj.bias = P(torch.ones(8))",
         "self.q_proj.bias = P(torch.ones(8)); self.k_proj.bias = P(torch.ones(8))",
@@ -267,7 +267,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "self.fc1.weight.register_hook(lambda grad: grad * 2)",
         "self.fc1.forward = lambda x: F.linear(x, self.fc1.weight) * 2",
         "self.forward = lambda x, mask=None: x * 2",
-        "self.forward = types.MethodType(type(self).forward, self)",
+        "self.forward = types.MethodType(module.Attended.forward, self)",
         "self.fc1.register_forward_hook(lambda *given: given[-1] * 2)",
         "self.fc1.register_forward_pre_hook(lambda part, given: (given[0] * 2,))",
         "self.fc1.register_forward_hook(lambda *given: None).remove()",
@@ -397,7 +397,7 @@ def _swapped(tensor: torch.Tensor) -> None:
 def names(model: nn.Module, world: World) -> dict[str, Any]:
     """What a statement may use."""
     layers = getattr(model, "layers", None)
-    found: dict[str, Any] = {"model": model, "self": model if layers is None else layers[1], "world": world}
+    found: dict[str, Any] = {"__name__": __name__, "model": model, "self": model if layers is None else layers[1], "world": world}
     found |= {"module": next(iter(world.modules.values()), None), "shared": world.set, "swapped": _swapped}
     found |= {"undo": world.undo.callback, "P": nn.Parameter, "np": np, "torch": torch, "nn": nn, "F": F}
     found |= {"copy": copy, "types": types, "functools": functools, "collections": collections}
