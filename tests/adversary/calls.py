@@ -163,7 +163,9 @@ def _twice(model: nn.Module, batch: Batch, world: World) -> Any:
     """Backward twice through one graph, and of the gradients."""
     clear(model, batch)
     output = next(_float_tensors(model(**batch)))
-    wanted = [each for each in [*model.parameters(), *batch.values()] if isinstance(each, torch.Tensor) and each.requires_grad]
+    wanted = [
+        each for each in [*model.parameters(), *batch.values()] if isinstance(each, torch.Tensor) and each.requires_grad
+    ]
     first = torch.autograd.grad(output.square().mean(), wanted, create_graph=True, allow_unused=True)
     total = sum((each.square().sum() for each in first if each is not None), torch.zeros(()))
     second = torch.autograd.grad(total, wanted, allow_unused=True)
@@ -182,7 +184,9 @@ def _jvp(model: nn.Module, batch: Batch, world: World) -> Any:
     name, x = next((name, value) for name, value in batch.items() if isinstance(value, torch.Tensor))
     rest = {key: value for key, value in batch.items() if key != name}
     x = x.detach()
-    return torch.func.jvp(lambda given: next(_float_tensors(model(**{name: given}, **rest))), (x,), (torch.ones_like(x),))
+    return torch.func.jvp(
+        lambda given: next(_float_tensors(model(**{name: given}, **rest))), (x,), (torch.ones_like(x),)
+    )
 
 
 def _grad_by_func(model: nn.Module, batch: Batch, world: World) -> Any:

@@ -55,7 +55,9 @@ class World:
         """Set an attribute of something that both worlds share; it is put back."""
         before = vars(owner).get(name, _ABSENT) if hasattr(owner, "__dict__") else getattr(owner, name)
         setattr(owner, name, value)
-        self.undo.callback(delattr if before is _ABSENT else setattr, owner, name, *(() if before is _ABSENT else (before,)))
+        self.undo.callback(
+            delattr if before is _ABSENT else setattr, owner, name, *(() if before is _ABSENT else (before,))
+        )
 
 
 _ABSENT = object()

@@ -100,7 +100,7 @@ def run(case: Case, scheduled: bool) -> _Observed:
         seed()
         model = case.model.build(world)
         if case.when == "before":
-            model = case.disturbance.apply(model, world) or model
+            model = _disturbed(case, model, world, seen)
         if scheduled:
             _scheduled(case, model, world, seen)
         with _watching(seen, model, "baseline" if scheduled else ""):
@@ -211,8 +211,10 @@ def _count(module: nn.Module) -> int:
 def _is_settled(module: nn.Module) -> bool:
     """Whether calls run the original forward by design: nothing that was rewritten is in them."""
     state = state_of(module)
-    return state is None or not state.specialisations or any(
-        not each.specialisations and not each.declined.why for each in state.adaptations
+    return (
+        state is None
+        or not state.specialisations
+        or any(not each.specialisations and not each.declined.why for each in state.adaptations)
     )
 
 
@@ -237,7 +239,13 @@ def observe(model: nn.Module, call: Call, batch: Batch, world: World) -> Snapsho
     files = {module.__file__ for module in world.modules.values()}
     told = [str(each.message) for each in warned if each.filename in files]
     found = snapshot(raised=raised, result=result, model=model, batch=batch, world=world_state(world.modules))
-    return {**found, "printed": printed.getvalue(), "logged": tuple(log.lines), "warned": tuple(told), "random": random_states()}
+    return {
+        **found,
+        "printed": printed.getvalue(),
+        "logged": tuple(log.lines),
+        "warned": tuple(told),
+        "random": random_states(),
+    }
 
 
 class _Log(logging.Handler):
@@ -274,9 +282,11 @@ def compare(ours: _Observed, theirs: _Observed) -> Verdict:
             wrong[stage] = found + wrong.get(stage, [])
             break
     if wrong:
-        order = ["scheduling", "right after scheduling", "baseline", *theirs.stages, "after"]
+        order = ["scheduling", "right after scheduling", *theirs.stages, "baseline", "after"]
         stage = min(wrong, key=order.index)
-        return Verdict(WRONG, [line for at in sorted(wrong, key=order.index) for line in wrong[at]], stage, ours.fallbacks)
+        return Verdict(
+            WRONG, [line for at in sorted(wrong, key=order.index) for line in wrong[at]], stage, ours.fallbacks
+        )
     if late or (ours.refused and "baseline" not in ours.ran):
         return Verdict(REFUSED, late or ours.refused, "a call" if late else "scheduling", ours.fallbacks)
     if "baseline" not in ours.ran:

@@ -261,7 +261,14 @@ class ReturnsState(nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
         """Objects with an identity."""
         out = self.fc2(F.gelu(self.fc1(x)))
-        return {"out": out, "table": self.table, "list": self.register, "offset": self.offset, "w": self.fc1.weight, "x": x}
+        return {
+            "out": out,
+            "table": self.table,
+            "list": self.register,
+            "offset": self.offset,
+            "w": self.fc1.weight,
+            "x": x,
+        }
 
 
 class Branching(nn.Module):

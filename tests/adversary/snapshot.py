@@ -195,7 +195,9 @@ def world_state(modules: Mapping[str, types.ModuleType]) -> dict[str, Any]:
         for name, value in vars(module).items():
             if isinstance(value, type) and value.__module__ == module.__name__:
                 found |= {f"{stem}.{name}.{n}": v for n, v in vars(value).items() if _is_data(n, v)}
-                found |= {f"{stem}.{name}.{n}()": v for n, v in vars(value).items() if isinstance(v, types.FunctionType)}
+                found |= {
+                    f"{stem}.{name}.{n}()": v for n, v in vars(value).items() if isinstance(v, types.FunctionType)
+                }
             elif isinstance(value, types.FunctionType) and value.__module__ == module.__name__:
                 found[f"{stem}.{name}()"] = value
             elif _is_data(name, value):
@@ -204,7 +206,11 @@ def world_state(modules: Mapping[str, types.ModuleType]) -> dict[str, Any]:
 
 
 def _is_data(name: str, value: Any) -> bool:
-    if name.startswith("__") or isinstance(value, (type, *_LEFT_ALONE)) or type(value).__module__ in ("typing", "__future__"):
+    if (
+        name.startswith("__")
+        or isinstance(value, (type, *_LEFT_ALONE))
+        or type(value).__module__ in ("typing", "__future__")
+    ):
         return False
     return not callable(value) and not hasattr(type(value), "__get__")
 
@@ -229,7 +235,11 @@ def process_state() -> dict[str, Any]:
     for name, owner in owners.items():
         found |= {f"{name}.{n}": id(v) for n, v in vars(owner).items() if callable(v) and n not in _BY_TORCH}
     module = sys.modules["torch.nn.modules.module"]
-    found |= {name: len(value) for name, value in vars(module).items() if name.startswith("_global_") and hasattr(value, "__len__")}
+    found |= {
+        name: len(value)
+        for name, value in vars(module).items()
+        if name.startswith("_global_") and hasattr(value, "__len__")
+    }
     modes = (
         torch.get_default_dtype(),
         torch.is_grad_enabled(),
@@ -275,7 +285,8 @@ def differences(ours: Any, theirs: Any, exact: bool = False, path: str = "", tol
 
 def _equal(ours: Any, theirs: Any) -> bool:
     if isinstance(ours, float) and isinstance(theirs, float):
-        return repr(ours) == repr(theirs) or abs(ours - theirs) <= 2e-5 * max(abs(ours), abs(theirs)) and ours != 0
+        apart, scale = abs(ours - theirs), max(abs(ours), abs(theirs))
+        return repr(ours) == repr(theirs) or 0 < apart <= 2e-5 * scale  # 0.0 and -0.0 are not equal
     if isinstance(ours, tuple) and isinstance(theirs, tuple):
         return len(ours) == len(theirs) and all(map(_equal, ours, theirs))
     return type(ours) is type(theirs) and bool(ours == theirs)

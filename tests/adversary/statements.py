@@ -111,7 +111,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "self.queue[0] = 2.5",
         "self.queue.appendleft(2.5)",
     ),
-    "HoldsTensors": ("self.tensors['gain'].mul_(2)", "self.tensors['gain'] = torch.ones(16)", "self.tensors['k'] = 3.0"),
+    "HoldsTensors": (
+        "self.tensors['gain'].mul_(2)",
+        "self.tensors['gain'] = torch.ones(16)",
+        "self.tensors['k'] = 3.0",
+    ),
     "HoldsModules": (
         "self.modules_too['act'] = nn.ReLU()",
         "self.modules_too['k'] = 3.0",
@@ -198,7 +202,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "model.layers[1] = model.layers[0]",
     ),
     "OwnTied": ("self.fc2.weight = P(self.fc2.weight.detach().clone() * 2)", "self.fc2 = nn.Linear(8, 8)"),
-    "Identities": ("self.fc2.weight = self.fc1.weight", "self.fc2 = self.fc1", "self.fc2.weight.data = self.fc1.weight.data"),
+    "Identities": (
+        "self.fc2.weight = self.fc1.weight",
+        "self.fc2 = self.fc1",
+        "self.fc2.weight.data = self.fc1.weight.data",
+    ),
     "Two": (
         "self.fc2 = nn.Linear(8, 8)",
         "self.fc1 = nn.Linear(8, 8)",
@@ -302,7 +310,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
 """Model → statements for one of its layers."""
 
 CLASSES: dict[str, tuple[str, ...]] = {
-    "Scalars": ("module.Scalars.twist = lambda self, hidden: hidden * 2", "module.Layer.forward = lambda self, x: x * 2"),
+    "Scalars": (
+        "module.Scalars.twist = lambda self, hidden: hidden * 2",
+        "module.Layer.forward = lambda self, x: x * 2",
+    ),
     "Objects": (
         "module.PlainObject.kind = 2.5",
         "module.PlainObject.times = lambda self, value: value * 3",
@@ -397,7 +408,12 @@ def _swapped(tensor: torch.Tensor) -> None:
 def names(model: nn.Module, world: World) -> dict[str, Any]:
     """What a statement may use."""
     layers = getattr(model, "layers", None)
-    found: dict[str, Any] = {"__name__": __name__, "model": model, "self": model if layers is None else layers[1], "world": world}
+    found: dict[str, Any] = {
+        "__name__": __name__,
+        "model": model,
+        "self": model if layers is None else layers[1],
+        "world": world,
+    }
     found |= {"module": next(iter(world.modules.values()), None), "shared": world.set, "swapped": _swapped}
     found |= {"undo": world.undo.callback, "P": nn.Parameter, "np": np, "torch": torch, "nn": nn, "F": F}
     found |= {"copy": copy, "types": types, "functools": functools, "collections": collections}

@@ -47,6 +47,7 @@ def test_the_harness_sees_what_is_done_to_one_of_both() -> None:
 
 
 def test_the_harness_counts_fallbacks() -> None:
-    case = Case(MODELS["Scalars"], "default", statement("model.double(); self.flag = None", ()), "after", (STEP,))
-    verdict = judge(case)
-    assert verdict.kind in (FALLBACK, "equal"), str(verdict)
+    """A hook on all modules makes every call run the original forward."""
+    hooked = statement("hook_all('register_module_forward_hook', lambda *given: None)", ())
+    verdict = judge(Case(MODELS["Layer"], "default", hooked, "after", (STEP,)))
+    assert verdict.kind == FALLBACK and verdict.fallbacks == 3, str(verdict)
