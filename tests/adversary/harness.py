@@ -64,6 +64,7 @@ class _Observed:
     wrong: dict[str, list[str]] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
     ran: set[str] = field(default_factory=set)
+    vacuous: str = ""
     fallbacks: int = 0
     tolerances: dict[str, float] = field(default_factory=dict)
 
@@ -107,7 +108,7 @@ def run(case: Case, scheduled: bool) -> _Observed:
             seen.stages["before the disturbance"] = observe(model, STEP, case.model.batch(*case.sizes), world)
         if case.when == "after":
             model = _disturbed(case, model, world, seen)
-        before = _fallbacks(model)
+        before = _fallbacks(model) if case.when == "after" else 0
         with _watching(seen, model, "after" if scheduled else ""):
             for number, call in enumerate(case.calls):
                 seen.tolerances[f"call {number}, {call.name}"] = call.tolerance
@@ -161,7 +162,7 @@ def _scheduled(case: Case, model: nn.Module, world: World, seen: _Observed) -> N
     if report is not None:
         seen.refused += [f"{e.path}: {e.rule}: {e.reason}" for e in report.select(status="skipped")]
     if not any(state_of(module) is not None for module in model.modules()) and not seen.refused:
-        seen.wrong["scheduling"] = ["nothing was rewritten, and nothing says why not"]
+        seen.vacuous = "nothing was rewritten, and nothing says why not"
 
 
 def _fallbacks(model: nn.Module) -> int:
@@ -265,10 +266,10 @@ def judge(case: Case) -> Verdict:
     """Run ``case`` both ways and compare."""
     ours = run(case, scheduled=True)
     theirs = run(case, scheduled=False)
-    return compare(ours, theirs)
+    return compare(case, ours, theirs)
 
 
-def compare(ours: _Observed, theirs: _Observed) -> Verdict:
+def compare(case: Case, ours: _Observed, theirs: _Observed) -> Verdict:
     """The verdict on what was seen of the scheduled model and of its twin."""
     wrong, late = dict(ours.wrong), []
     for stage, expected in theirs.stages.items():
@@ -282,15 +283,16 @@ def compare(ours: _Observed, theirs: _Observed) -> Verdict:
             wrong[stage] = found + wrong.get(stage, [])
             break
     if wrong:
-        order = ["scheduling", "right after scheduling", *theirs.stages, "baseline", "after"]
+        order = ["right after scheduling", *theirs.stages, "baseline", "after"]
         stage = min(wrong, key=order.index)
         return Verdict(
             WRONG, [line for at in sorted(wrong, key=order.index) for line in wrong[at]], stage, ours.fallbacks
         )
     if late or (ours.refused and "baseline" not in ours.ran):
         return Verdict(REFUSED, late or ours.refused, "a call" if late else "scheduling", ours.fallbacks)
-    if "baseline" not in ours.ran:
-        return Verdict(VACUOUS, ["no graph ran before the disturbance"], "before the disturbance", ours.fallbacks)
+    if ours.vacuous or ("baseline" not in ours.ran and not (case.when == "before" and ours.fallbacks)):
+        why = ours.vacuous or "no graph ran before the disturbance"
+        return Verdict(VACUOUS, [why], "before the disturbance", ours.fallbacks)
     return Verdict(FALLBACK if ours.fallbacks else EQUAL, [], "", ours.fallbacks)
 
 
