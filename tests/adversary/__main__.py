@@ -74,7 +74,7 @@ def _told(wrong: list[Spec]) -> str:
     for spec in wrong:
         with contextlib.redirect_stderr(io.StringIO()):
             least, verdict = shrunk(spec)
-        groups[least.kinds].append((least, verdict))
+        groups[least.kinds + " (only unread state changed)" * spec.only_unread].append((least, verdict))
     lines = []
     for kinds, found in sorted(groups.items(), key=lambda item: -len(item[1])):
         least, verdict = min(found, key=lambda each: len(each[0].story))

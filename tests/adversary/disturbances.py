@@ -356,7 +356,10 @@ def _called() -> Iterator[Case]:
 
 def _left_over() -> Iterator[Case]:
     for model in MODELS.values():
-        for rules in ("default", "memory", "attention", "all", "fuse"):
+        rules_of = ("default", "memory", "attention", "all", "fuse")
+        for rules in (
+            rules_of if "hf" in model.tags or model.name in ("Attended", "Headed") else ("default", "all", "fuse")
+        ):
             yield Case(model, rules, NOTHING, "after", (STEP, TRAINED))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import random
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -372,32 +373,44 @@ def _round(texts: list[str], round_: Round) -> Any:
 # -- drawing --------------------------------------------------------------------------------------------------------
 
 
-@st.composite
-def specs(draw: st.DrawFn) -> Spec:
-    """Draw a module and what happens to it."""
-    quiet = draw(st.integers(0, 4)) == 0
-    tables = (SCALARS, SCALARS, SCALARS, TENSORS, *(() if quiet else (EFFECTS,)))
-    parts = tuple(draw(_part(f"s{i}", tables)) for i in range(draw(st.integers(1, 5))))
-    if quiet:
-        parts = (*parts, *(dataclasses.replace(draw(_part(f"u{i}", tables)), uses=()) for i in range(2)))
-    named = [part.name for part in parts if not quiet or not part.uses]
-    change = st.builds(Change, st.sampled_from(named), st.integers(0, 2), st.sampled_from(VALUES))
-    changes = st.lists(change, min_size=1 if quiet else 0, max_size=2).map(tuple)
-    calls = st.just(2) if quiet else st.sampled_from((2, 2, 1, 5, 8))
-    rounds = st.builds(Round, changes, calls, st.just(True) if quiet else st.sampled_from((True, True, False)))
-    before = () if quiet or draw(st.booleans()) else draw(changes)
-    return Spec(parts, before, tuple(draw(st.lists(rounds, min_size=1, max_size=3))), draw(st.integers(0, 2)))
+def specs() -> st.SearchStrategy[Spec]:
+    """Modules and what happens to them, as even as random numbers are; :func:`shrunk` makes them smaller."""
+    return st.integers(0, 2**62).map(lambda number: _Drawing(random.Random(number)).spec())
 
 
-@st.composite
-def _part(draw: st.DrawFn, name: str, tables: tuple[Table, ...]) -> Part:
-    table = draw(st.sampled_from(tables))
-    part = Part(name, draw(st.sampled_from(sorted(table))), draw(st.sampled_from(VALUES)), ())
-    uses = TENSOR_USES if table is TENSORS else USES
-    chosen = (
-        draw(st.lists(st.sampled_from(uses), max_size=2)) if table is not EFFECTS else ["{e}"] * draw(st.integers(0, 1))
-    )
-    return dataclasses.replace(part, uses=tuple(use.format(e=part.filled(part.texts[1])) for use in chosen))
+@dataclass
+class _Drawing:
+    random: random.Random
+
+    def spec(self) -> Spec:
+        """A module and what happens to it; in every fifth only state changes that is not read."""
+        quiet = self.random.random() < 0.2
+        parts = [self.part(f"s{index}", effects=not quiet) for index in range(self.random.randint(1, 4))]
+        if quiet:
+            parts += [dataclasses.replace(self.part(f"u{index}", False), uses=()) for index in range(2)]
+        named = [part.name for part in parts if not quiet or not part.uses]
+        rounds = [self.round(named, quiet) for _ in range(self.random.randint(1, 3))]
+        before = () if quiet or self.random.random() < 0.6 else self.changes(named, 1)
+        return Spec(tuple(parts), before, tuple(rounds), self.random.randint(0, 2))
+
+    def part(self, name: str, effects: bool) -> Part:
+        """A piece of state, read or not."""
+        tables = [(SCALARS, USES)] * 7 + [(TENSORS, TENSOR_USES)] * 2 + [(EFFECTS, ("{e}",))] * effects
+        table, uses = self.random.choice(tables)
+        part = Part(name, self.random.choice([*table]), self.random.choice(VALUES), ())
+        chosen = [self.random.choice(uses) for _ in range(self.random.choice((0, 1, 1, 2)))]
+        return dataclasses.replace(part, uses=tuple(use.format(e=part.filled(part.texts[1])) for use in chosen))
+
+    def round(self, named: list[str], quiet: bool) -> Round:
+        """Changes and a call."""
+        changes = self.changes(named, 1 if quiet else 0)
+        return Round(changes, 2 if quiet else self.random.choice((2, 2, 1, 5, 6)), quiet or self.random.random() < 0.7)
+
+    def changes(self, named: list[str], least: int) -> tuple[Change, ...]:
+        """Some changes."""
+        count = self.random.randint(least, 2)
+        choice, number = self.random.choice, self.random.randrange
+        return tuple(Change(choice(named), number(3), choice(VALUES)) for _ in range(count))
 
 
 # -- shrinking ------------------------------------------------------------------------------------------------------

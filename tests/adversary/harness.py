@@ -14,7 +14,7 @@ import sys
 import types
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,8 +24,8 @@ import torch._dynamo  # it wraps functions of torch when it is first imported, w
 from torch import nn
 
 import schedule
-from schedule.errors import ScheduleError
-from schedule.report import Report
+from schedule.errors import ScheduleError, TraceError
+from schedule.rules import select_rules
 from schedule.runtime import ScheduledModule, is_only_traced, state_of
 from tests.adversary.calls import STEP, TRAINED, USUAL
 from tests.adversary.cases import (
@@ -76,22 +76,24 @@ def seed() -> None:
     np.random.seed(SEED)
 
 
-def schedule_model(model: nn.Module, batch: Batch, rules: str) -> Report | None:
-    """Schedule ``model`` by a set of rules, or by hand where ``rules`` is ``"fuse"``."""
+def schedule_model(model: nn.Module, batch: Batch, rules: str) -> list[str]:
+    """Schedule ``model`` by a set of rules, or by hand where ``rules`` is ``"fuse"``; what was refused."""
     if rules == "fuse":
         return _by_hand(model, batch)
-    return schedule.optimize(model, batch, rules=rules, cost_guard=False)
+    report = schedule.optimize(model, batch, rules=rules, cost_guard=False)
+    return [f"{each.path}: {each.rule}: {each.reason}" for each in report.select(status="skipped")]
 
 
-def _by_hand(model: nn.Module, batch: Batch) -> None:
-    from schedule.rules import select_rules
-
-    sch = schedule.create_schedule(model, batch)
-    for rule in select_rules("default"):
-        for path in [path for path, module in model.named_modules() if next(module.children(), None) is not None]:
-            with suppress(ScheduleError):
+def _by_hand(model: nn.Module, batch: Batch) -> list[str]:
+    sch, refused = schedule.create_schedule(model, batch), []
+    for path in [path for path, module in model.named_modules() if next(module.children(), None) is not None]:
+        for rule in select_rules("default"):
+            try:
                 node = sch[path] if path else sch
-                node.fuse(node.find(rule.name, expect=None))
+                node.fuse(node.find(rule.name))
+            except ScheduleError as error:
+                refused += [str(error)] if isinstance(error, TraceError) else []
+    return refused
 
 
 def run(case: Case, scheduled: bool) -> _Observed:
@@ -149,18 +151,15 @@ def _scheduled(case: Case, model: nn.Module, world: World, seen: _Observed) -> N
     printed = io.StringIO()
     try:
         with redirect_stdout(printed):
-            report = schedule_model(model, batch, case.rules)
+            seen.refused += schedule_model(model, batch, case.rules)
     except ScheduleError as error:
         seen.refused.append(f"{type(error).__name__}: {error}")
-        report = None
     found = list(differences(state(), before, exact=True))
     found += [] if random_states() == randoms else ["a random state was moved"]
     now = process_state()
     found += [f"{name} was replaced" for name, value in process.items() if now.get(name) != value]
     if found:
         seen.wrong["right after scheduling"] = found
-    if report is not None:
-        seen.refused += [f"{e.path}: {e.rule}: {e.reason}" for e in report.select(status="skipped")]
     if not any(state_of(module) is not None for module in model.modules()) and not seen.refused:
         seen.vacuous = "nothing was rewritten, and nothing says why not"
 

@@ -89,10 +89,11 @@ class _Walk:
             self.found[path] = (cls.__qualname__, _summary(value))
             yield from _parts(value)
 
+    # Tensors at different offsets of one memory are not noted: ``qkv_merge`` puts parameters side by side.
     def _tensor(self, path: str, tensor: torch.Tensor) -> Iterator[tuple[str, Any]]:
         self.found[path] = Tensor.of(tensor)
         try:
-            storage = ("storage", tensor.untyped_storage()._cdata)
+            storage = ("storage", tensor.untyped_storage()._cdata, tensor.storage_offset())
             self.alive.append(tensor.untyped_storage())
         except (NotImplementedError, RuntimeError):  # it has none, as on the meta device
             return
