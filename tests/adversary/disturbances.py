@@ -74,6 +74,10 @@ def _of_input(name: str, change: Callable[[torch.Tensor], torch.Tensor], model: 
     return Disturbance(name, lambda *_: None, (model,), AFTER, Call(name, run))
 
 
+def _double(model: nn.Module, world: World) -> None:
+    model.double()
+
+
 PROCESS: list[Disturbance] = [
     Disturbance("no_grad", lambda *_: None, ("GradEnabled",), AFTER, Call("no_grad", _with_grad_off)),
     Disturbance("inference mode", lambda *_: None, ("Inference", "GradEnabled"), AFTER, _under(torch.inference_mode)),
@@ -128,7 +132,7 @@ PROCESS: list[Disturbance] = [
     _of_input("input a parameter", lambda x: nn.Parameter(x.detach()), "FunctionModes"),
     _of_input("one row", lambda x: x[:1], "SizeAsked"),
     _of_input("square", lambda x: x[:, :2], "SizeAsked"),
-    Disturbance("double", lambda m, w: None if m.double() else None, ("HalfInput", "Layer", "Attended", "Branching")),
+    Disturbance("double", _double, ("HalfInput", "Layer", "Attended", "Branching")),
 ]
 """What is outside of the model: each for the models that ask for it."""
 

@@ -62,14 +62,14 @@ _STATE = (
 )
 _PARTS = "Optional Looping Own OwnTied Identities Two Flags Frozen Attended"
 _MODES = (
-    "GradEnabled Inference Autocast AutocastDtype Distributed DefaultDtype Deterministic Anomaly Environ Getenv Threads "
-    "Mkldnn RecursionLimit MatmulPrecision RequiresGrad Contiguous Strides HalfInput DefaultMade Drawing Clock Leaf "
-    "FunctionModes SizeAsked"
+    "GradEnabled Inference Autocast AutocastDtype Distributed DefaultDtype Deterministic Anomaly Environ Getenv "
+    "Threads Mkldnn RecursionLimit MatmulPrecision RequiresGrad Contiguous Strides HalfInput DefaultMade Drawing "
+    "Clock Leaf FunctionModes SizeAsked"
 )
 _EFFECTS = (
-    "ListAppend ListAppendTensor DictSet DictSetTensor SetAdd Counter CounterRead CounterUp Buffer BufferReplaced Average "
-    "Kept KeptRead GlobalAppend GlobalCount ClassCount Printing Logging Warning_ InPlace Branching Parent OwnGenerator "
-    "Noise Iterating Raising GradSwitch LazyInit TensorHook"
+    "ListAppend ListAppendTensor DictSet DictSetTensor SetAdd Counter CounterRead CounterUp Buffer BufferReplaced "
+    "Average Kept KeptRead GlobalAppend GlobalCount ClassCount Printing Logging Warning_ InPlace Branching Parent "
+    "OwnGenerator Noise Iterating Raising GradSwitch LazyInit TensorHook"
 )
 
 MODELS: dict[str, Model] = {

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.adversary.cases import FALLBACK, WRONG
-from tests.adversary.drawn import EFFECTS, SCALARS, TENSORS, Change, Part, Round, Spec, case_of, shrunk, specs
+from tests.adversary.drawn import Change, Part, Round, Spec, case_of, shrunk, specs
 from tests.adversary.harness import judge
+from tests.adversary.kinds import EFFECTS, SCALARS, TENSORS
 
 pytestmark = [
     pytest.mark.unwritable("models are changed behind the schedule's back"),
