@@ -8,7 +8,7 @@ import pickle
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
@@ -17,10 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.adversary.calls import ANY, FLOATING, STEP, TRAINED, clear, gradients
-from tests.adversary.cases import Batch, Call, Case, Disturbance, World
-from tests.adversary.models import MODELS
-from tests.adversary.statements import AFTER, BOTH, STATEMENTS, statement
+from tests.adversary.calls import STEP, clear, gradients
+from tests.adversary.cases import Batch, Call, Disturbance, World
+from tests.adversary.statements import AFTER, BOTH, statement
 
 NOTHING = Disturbance("nothing", lambda model, world: None, ("odd", "hf"))
 
@@ -65,6 +64,13 @@ def _under(mode: Callable[[], AbstractContextManager[Any]], tolerance: float = 0
         return output, gradients(model, output, batch)
 
     return Call("under it", run, tolerance=tolerance)
+
+
+def _of_mask(name: str, call: Callable[[Any, torch.Tensor], Any], *models: str) -> Disturbance:
+    def run(module: nn.Module, batch: Batch, world: World) -> Any:
+        return call(module, batch["x"])
+
+    return Disturbance(name, lambda *_: None, models, AFTER, Call(name, run))
 
 
 def _of_input(name: str, change: Callable[[torch.Tensor], torch.Tensor], model: str) -> Disturbance:
@@ -130,6 +136,17 @@ PROCESS: list[Disturbance] = [
     _of_input("expanded input", lambda x: x[:1].expand(3, -1, -1), "Strides"),
     _of_input("input no leaf", lambda x: x * 1, "Leaf"),
     _of_input("input a parameter", lambda x: nn.Parameter(x.detach()), "FunctionModes"),
+    _of_mask("mask None", lambda model, x: model(x, mask=None), "Masked", "Unmasked"),
+    _of_mask("mask absent", lambda model, x: model(x), "Masked", "Unmasked"),
+    _of_mask("mask by position", lambda model, x: model(x, torch.ones(5, 5)), "Masked", "Unmasked"),
+    _of_mask("mask with rows", lambda model, x: model(x, mask=torch.ones(2, 5, 5)), "Masked", "Unmasked"),
+    _of_mask("mask of one", lambda model, x: model(x, mask=torch.ones(1)), "Masked", "Unmasked"),
+    _of_mask("mask a number", lambda model, x: model(x, mask=0.5), "Masked", "Unmasked"),
+    _of_mask("mask boolean", lambda model, x: model(x, mask=torch.ones(5, 5).bool()), "Masked", "Unmasked"),
+    _of_mask(
+        "mask with gradient", lambda model, x: model(x, mask=nn.Parameter(torch.ones(5, 5))), "Masked", "Unmasked"
+    ),
+    _of_mask("mask the input", lambda model, x: model(x, mask=x[..., :5]), "Masked", "Unmasked"),
     _of_input("one row", lambda x: x[:1], "SizeAsked"),
     _of_input("square", lambda x: x[:, :2], "SizeAsked"),
     Disturbance("double", _double, ("HalfInput", "Layer", "Attended", "Branching")),
@@ -339,58 +356,3 @@ RAISING = [
     statement("self.cache = None", ("LazyInit",)),
 ]
 """For models whose forwards change Python state."""
-
-
-# -- cases ----------------------------------------------------------------------------------------------------------
-
-
-def _disturbed() -> Iterator[Case]:
-    for each in [*STATEMENTS, *PROCESS, *WHOLE, *RAISING]:
-        for name in each.models:
-            for when in each.whens:
-                yield Case(MODELS[name], "default", each, when, (each.call or STEP, TRAINED))
-
-
-def _called() -> Iterator[Case]:
-    for name in ("Layer", "Attended", "gpt2", "llama", "bert", "t5"):
-        for call in (*ANY, *(FLOATING if name in ("Layer", "Attended") else ())):
-            for sizes in ((), (1, 5)):
-                yield Case(MODELS[name], "default", NOTHING, "after", (call,), sizes)
-
-
-def _left_over() -> Iterator[Case]:
-    for model in MODELS.values():
-        rules_of = ("default", "memory", "attention", "all", "fuse")
-        for rules in (
-            rules_of if "hf" in model.tags or model.name in ("Attended", "Headed") else ("default", "all", "fuse")
-        ):
-            yield Case(model, rules, NOTHING, "after", (STEP, TRAINED))
-
-
-def _by_other_rules() -> Iterator[Case]:
-    heavier = [
-        each for each in [*STATEMENTS, *WHOLE] if {"Attended", "gpt2", "llama", "bert", "t5", "Headed"} & {*each.models}
-    ]
-    for rules in ("all", "attention", "memory", "fuse"):
-        for each in heavier:
-            for name in each.models:
-                for when in each.whens:
-                    yield Case(MODELS[name], rules, each, when, (STEP, TRAINED))
-
-
-def cases() -> list[Case]:
-    """Every case."""
-    return [*_left_over(), *_disturbed(), *_called(), *_by_other_rules()]
-
-
-def is_quick(case: Case, index: int) -> bool:
-    """Whether a case is among those of every run: disturbances of small models, and few of all else."""
-    if case.model.name in ("llama", "bert", "t5"):
-        return False
-    if case.model.name == "gpt2":
-        return case.rules == "all" and index % 40 == 0
-    if case.rules != "default":
-        return index % 60 == 0
-    if case.disturbance is NOTHING:
-        return not case.sizes and index % 3 == 0
-    return (case.when == "before") == (index % 5 == 0) and index % 3 == 0

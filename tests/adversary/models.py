@@ -30,12 +30,16 @@ def _stacked(file: str, name: str, *tags: str) -> Model:
     return Model(name, build, batch, frozenset({"odd", "stacked", file, *tags}))
 
 
-def _single(file: str, name: str, make: Callable[..., Batch] = batch, *tags: str) -> Model:
+def _single(file: str, name: str, make: Callable[..., Batch] = batch, *tags: str, title: str = "") -> Model:
     def build(world: World) -> nn.Module:
         made: nn.Module = getattr(world.load(HERE / f"{file}.py"), name)()
         return made
 
-    return Model(name, build, make, frozenset({"odd", file, *tags}))
+    return Model(title or name, build, make, frozenset({"odd", file, *tags}))
+
+
+def _mask() -> torch.Tensor:
+    return torch.zeros(5, 5).masked_fill(torch.ones(5, 5).triu(1).bool(), float("-inf"))
 
 
 def _ids(rows: int = 2, length: int = 5) -> Batch:
@@ -80,6 +84,8 @@ MODELS: dict[str, Model] = {
         *(_stacked("layers_modes", name, "modes") for name in _MODES.split()),
         *(_stacked("layers_effects", name, "effects") for name in _EFFECTS.split()),
         _single("layers_parts", "Headed", _ids, "parts"),
+        _single("layers_parts", "Attended", lambda: batch(mask=_mask), "parts", title="Masked"),
+        _single("layers_parts", "Attended", batch, "parts", title="Unmasked"),
         _single("layers_effects", "ReturnsState", batch, "effects"),
         _single(
             "layers_effects", "Mutating", lambda: batch(into=lambda: torch.zeros(3), seen=list, table=dict), "effects"

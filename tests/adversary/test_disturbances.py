@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.adversary.cases import FALLBACK, VACUOUS, WRONG, Case, Disturbance
-from tests.adversary.disturbances import cases, is_quick
+from tests.adversary.catalog import cases, is_quick
 from tests.adversary.harness import STEP, USUAL, judge
 from tests.adversary.models import MODELS
 from tests.adversary.statements import statement
