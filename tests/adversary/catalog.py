@@ -28,19 +28,18 @@ def _called() -> Iterator[Case]:
 def _left_over() -> Iterator[Case]:
     for model in MODELS.values():
         rules_of = ("default", "memory", "attention", "all", "fuse")
-        for rules in (
-            rules_of if "hf" in model.tags or model.name in ("Attended", "Headed") else ("default", "all", "fuse")
-        ):
+        for rules in rules_of if model.name in _HEAVIER else ("default", "all", "fuse"):
             yield Case(model, rules, NOTHING, "after", (STEP, TRAINED))
 
 
+_HEAVIER = ("Attended", "Headed", "gpt2", "llama", "bert", "t5")
+"""Models that the rules which are asked for are about."""
+
+
 def _by_other_rules() -> Iterator[Case]:
-    heavier = [
-        each for each in [*STATEMENTS, *WHOLE] if {"Attended", "gpt2", "llama", "bert", "t5", "Headed"} & {*each.models}
-    ]
     for rules in ("all", "attention", "memory", "fuse"):
-        for each in heavier:
-            for name in each.models:
+        for each in [*STATEMENTS, *WHOLE]:
+            for name in (name for name in each.models if name in _HEAVIER):
                 for when in each.whens:
                     yield Case(MODELS[name], rules, each, when, (STEP, TRAINED))
 
