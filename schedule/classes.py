@@ -207,6 +207,7 @@ def _copied(self: Any, memo: dict[int, Any]) -> nn.Module:
         if name not in twin._modules:  # what a graph does not call, a GraphModule leaves behind
             twin._modules[name] = copy.deepcopy(child, memo)
     own = copy.deepcopy(state, memo)
+    own = copy.copy(own) if own is state else own  # a copy that shares states has one for a class of its own
     own.module_class = type(twin)
     put_on(twin, own)
     return twin
