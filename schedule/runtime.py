@@ -20,6 +20,7 @@ import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.overrides import _get_current_function_mode_stack
 
 from schedule.classes import STATE, put_on, scheduled_class, take_off
 from schedule.dispatch import Declined, Select, Selected, generated_select
@@ -106,6 +107,8 @@ class ScheduledState:
 
     def run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the graph made for calls like this one, else the original forward."""
+        if torch._C._len_torch_function_stack() and not torch.compiler.is_compiling() and sees_functions():
+            return self.fall_back(module, args, kwargs, "a mode that watches torch's functions is active")
         selected = self.selected(module, args, kwargs) or self.adapt(module, args, kwargs)
         if selected is None:
             why = "a hook on all modules is registered, and runs" if acts_on_all() else ""
@@ -218,6 +221,12 @@ class ScheduledState:
                     FallbackWarning,
                     stacklevel=5,
                 )
+
+
+def sees_functions() -> bool:
+    """Whether a mode of the user's is active that sees, and may change, each function of torch that is called."""
+    own = ("torch.utils._device", "schedule.")
+    return not all(type(mode).__module__.startswith(own) for mode in _get_current_function_mode_stack())
 
 
 def is_only_traced(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

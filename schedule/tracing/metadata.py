@@ -13,9 +13,10 @@ DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 
 _CONSTANT_ATTRIBUTES = {
     "dtype", "ndim", "layout", "names", "is_cuda", "is_cpu", "is_meta", "is_mps", "is_xpu", "is_sparse",
-    "is_quantized", "is_nested", "is_leaf", "grad_fn", "itemsize", "is_mkldnn", "is_sparse_csr", "grad",
-    "_version", "is_xla",
+    "is_quantized", "is_nested", "itemsize", "is_mkldnn", "is_sparse_csr", "is_xla",
 }  # fmt: skip
+AUTOGRAD_STATE = {"is_leaf", "grad_fn", "grad", "_version", "retains_grad", "output_nr"}
+"""Attributes of a tensor that tell how it was computed, and what was done with it since: no trace has them."""
 _CONSTANT_METHODS = {
     "dim", "ndimension", "is_floating_point", "is_complex", "element_size",
     "__hash__", "is_signed", "__contains__",

@@ -239,6 +239,8 @@ class ModuleTracer(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if metadata.attribute_name(func) in metadata.AUTOGRAD_STATE:
+            raise self.evaluator.refused(f"the forward asks for .{metadata.attribute_name(func)} of a tensor")
         if metadata.is_constant_query(func):
             return self._constant_query(func, args, kwargs)
         if self.regions.handles(func):

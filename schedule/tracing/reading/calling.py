@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _COMPILERS = {"is_compiling", "is_dynamo_compiling", "is_tracing", "is_scripting", "_get_tracing_state", "is_exporting"}
 _ASKED_AGAIN = ("torch", "os", "posix", "time", "_contextvars", "datetime", "threading", "_thread", "socket", "uuid")
+_QUIET = "log once (by a cached function), or keep the module that logs a leaf (`leaves=(…,)`)"
 _WITHOUT_READING = ("inspect", "typing", "warnings", "logging", "weakref", "types", "abc")
 
 
@@ -74,8 +75,16 @@ class Calling(ItemReads):
         if function is Function.apply.__func__:  # type: ignore[attr-defined]
             return self.tracer.functions.apply(owner, args, kwargs)
         if isinstance(owner, logging.Logger):
-            return method(*args, **kwargs)
+            return self._log(method, owner, args, kwargs)
         return self.call(function, owner, *args, **kwargs)
+
+    def _log(self, method: Any, logger: logging.Logger, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of a logger: a message at each call is refused; one that is written once was written already."""
+        level = logging.getLevelName(method.__func__.__name__.upper())
+        once = isinstance(method.__func__, functools._lru_cache_wrapper)
+        if self.on and not once and isinstance(level, int) and logger.isEnabledFor(level):
+            raise self.refused("the forward writes a log message, which a graph would not do at each call", _QUIET)
+        return method(*args, **kwargs)
 
     def _call_partial(self, partial: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         source = self.source_of(partial)

@@ -6,6 +6,7 @@ import copy
 import functools
 import operator
 import types
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -319,10 +320,10 @@ def _deepcopy(ev: Evaluator, value: Any, memo: Any = None) -> Any:
 # -- effects ------------------------------------------------------------------------------------------------
 
 
-@_handles(print)
+@_handles(print, warnings.warn)
 def _print(ev: Evaluator, *args: Any, **kwargs: Any) -> None:
-    fix = "remove the print, or keep the module that prints a leaf (`leaves=(…,)`)"
-    raise ev.refused("the forward prints, which a graph would not do at each call", fix)
+    fix = "remove the message, or keep the module that writes it a leaf (`leaves=(…,)`)"
+    raise ev.refused("the forward prints or warns, which a graph would not do at each call", fix)
 
 
 @_handles(exec, eval, globals, __import__, input, open)
