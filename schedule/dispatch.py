@@ -52,6 +52,7 @@ def generated_select(
     For calls of a kind that was declined it gives ``(None, (why,))``.
     """
     namespace: dict[str, Any] = {"torch": torch, "_intact": intact, "_acts_on_all": acts_on_all}
+    namespace["_compiling"] = torch.compiler.is_compiling
     parameters = Parameters(forward)
     lines = [f"def select({parameters.declaration(namespace)}):", "    _own = self.__dict__"]
     for index, specialisation in enumerate(specialisations):
@@ -95,5 +96,8 @@ def _conditions(
 
 def _ledger_condition(ledger: Ledger, path: str, name: str, namespace: dict[str, Any]) -> list[str]:
     """The condition that what a forward read of Python's state, from the module at ``path``, is what it was."""
-    namespace[name] = ledger.function
-    return [f"{name}({module_source(path)})"] if ledger else []
+    if not ledger:
+        return []
+    namespace |= {name: ledger.function, f"{name}_compiled": ledger.under_compiler}
+    module = module_source(path)
+    return [f"({name}_compiled({module}) if _compiling() else {name}({module}))"]

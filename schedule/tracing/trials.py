@@ -89,12 +89,12 @@ def _guarded(run: Callable[..., Any], by_branch: Sequence[str], by_output: Seque
 
 
 def _refuse_a_second_call(module: nn.Module, paths: Sequence[str], miss: OutputMiss) -> None:
-    """Raise where the original forward would repeat what a call has already done."""
+    """Raise where the original forward would run a hook a second time."""
     for path in paths:
         child = module.get_submodule(path)
-        if is_called_with_hooks(child) or unsafe_parts(child):
+        if is_called_with_hooks(child):
             raise ScheduleError(
-                f"{miss}; by then {path} was called, which may change state or runs a hook, so the original forward "
+                f"{miss}; by then {path} was called, which runs a hook, so the original forward "
                 "cannot run either",
                 fix="undo, or schedule the model anew with inputs and settings as they are now",
             ) from miss

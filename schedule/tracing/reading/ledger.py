@@ -16,7 +16,7 @@ import pickle
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -192,6 +192,10 @@ _CONDITIONS: dict[str, str] = {
     "class_lacks": "_class_lacks({0}, {1})",
     "untouched": "_is_untouched({0}, {1})",
 }
+_FOLLOWED = {
+    "same": "type({0}) is type({1}) and {0} == {1}",
+    **{kind: _CONDITIONS[kind] for kind in ("length", "keys", "contains", "lacks_item")},
+}
 _HELPERS = {"_same": same, "_is_of_class": _is_of_class, "_lacks": _lacks, "_calls": _calls, "_is_tensor": _is_tensor}
 _HELPERS |= {"_class_lacks": _class_lacks, "_is_untouched": _is_untouched}
 
@@ -205,6 +209,7 @@ class Ledger:
     def __init__(self, guards: Iterable[Guard] = ()) -> None:
         self.guards: tuple[Guard, ...] = tuple(guards)
         self._holds: Callable[[Any], bool] | None = None
+        self._traced: Callable[[Any], bool] | None = None
 
     def __bool__(self) -> bool:
         return bool(self.guards)
@@ -222,6 +227,13 @@ class Ledger:
         if self._holds is None:
             self._holds = _compiled(self.guards)
         return self._holds
+
+    @property
+    def under_compiler(self) -> Callable[[Any], bool]:
+        """Those guards that ``torch.compile`` can follow: on plain state of modules and configs."""
+        if self._traced is None:
+            self._traced = _compiled((guard for guard in self.guards if _is_followed(guard)), _FOLLOWED)
+        return self._traced
 
     def missed(self, module: nn.Module) -> Guard | None:
         """The first guard that does not hold for ``module``."""
@@ -284,11 +296,20 @@ def _const_globals(name: str) -> Const:
 copyreg.pickle(Const, _packed_const)
 
 
+def _is_followed(guard: Guard) -> bool:
+    """Whether ``torch.compile`` can follow the guard: the value of an attribute of a module, or of an object in one."""
+    source, plain = guard.source, guard.expected is None or isinstance(guard.expected, (bool, int, float, str, tuple))
+    while isinstance(source, (Item, DictOf)):
+        source = source.base
+    return isinstance(source, Self) and guard.kind in _FOLLOWED and plain and guard.expected == guard.expected
+
+
 class _Code:
     """Writes the function of a ledger: each source is looked up once, in the order in which guards need it."""
 
-    def __init__(self) -> None:
+    def __init__(self, conditions: Mapping[str, str]) -> None:
         self.lines: list[str] = []
+        self._conditions = conditions
         self.names: dict[str, Any] = dict(_HELPERS)
         self._locals: dict[Source, str] = {}
         self._constants: dict[int, str] = {}
@@ -332,11 +353,11 @@ class _Code:
         other = self.value(expected) if isinstance(expected, Source) else self.constant(expected)
         if guard.kind in ("lacks_item", "contains", "lacks", "class_lacks") and type(expected) is str:
             other = repr(expected)
-        self.lines.append(f"        if not ({_CONDITIONS[guard.kind].format(value, other)}): return False")
+        self.lines.append(f"        if not ({self._conditions[guard.kind].format(value, other)}): return False")
 
 
-def _compiled(guards: Iterable[Guard]) -> Callable[[Any], bool]:
-    code = _Code()
+def _compiled(guards: Iterable[Guard], conditions: Mapping[str, str] = _CONDITIONS) -> Callable[[Any], bool]:
+    code = _Code(conditions)
     for guard in guards:
         code.add(guard)
     lines = ["def holds(self):", "    try:", *(code.lines or ["        pass"])]
