@@ -109,7 +109,7 @@ def test_rewritten_and_equal(name: str) -> None:
     assert {rule: min(report.applied.get(rule, 0), n) for rule, n in MODELS[name].rules.items()} == MODELS[name].rules
     assert report.select(status="skipped") == []
     verified = schedule.verify(sch, batch, steps=2).report
-    assert verified.skipped == [] and len({case.shapes for case in verified.cases}) == 4
+    assert verified.skipped == [] and len({case.shapes for case in verified.cases}) == 5
     assert report.fallbacks.keys() == report.declined.keys() <= {"encoder.layers.0", "encoder.layers.1"}  # see FAST
     assert list(model.state_dict()) == names
     assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))

@@ -93,5 +93,11 @@ class _MergedLinear(torch.autograd.Function):
             part, found[index], found[bias] = linear_backward(
                 gradient, x, weight, ctx.by_rows[index], (of_x, of_parameters[index], of_parameters[bias])
             )
-            dx = part if dx is None or part is None else dx + part
-        return None, dx, *found
+            if part is not None:
+                dx = _widened(part) if dx is None else dx + part  # summed as one product sums, in float32 at least
+        return None, None if dx is None else dx.to(x.dtype), *found
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    """``tensor`` in float32 if it has 16 bits."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

@@ -159,7 +159,7 @@ def _traced(
     def attempt(**options: Any) -> tuple[Specialisation, ModuleTracer]:
         tracer = ModuleTracer(module, recording, enter, use_recorded_outputs=autocast is None, **options)
         try:
-            with TRACING:
+            with TRACING, recording.as_after_run():
                 return _traced_by(tracer, forward, call, training, autocast), tracer
         except TraceError:
             if not tracer.texts.written or "exact_texts" in options:

@@ -26,7 +26,7 @@ from torch import nn
 import schedule
 from schedule.errors import ScheduleError
 from schedule.rules import select_rules
-from schedule.runtime import ScheduledModule, is_only_traced, state_of
+from schedule.runtime import ScheduledState, is_only_traced, state_of
 from tests.adversary.calls import STEP, TRAINED, USUAL
 from tests.adversary.cases import (
     EQUAL,
@@ -175,7 +175,7 @@ def _watching(seen: _Observed, model: nn.Module, stage: str) -> Iterator[None]:
     if not stage:
         yield
         return
-    dispatch, graph = ScheduledModule.forward.__code__, "<schedule graph "
+    dispatch, graph = ScheduledState.run.__code__, "<schedule graph "
     stack: list[tuple[Any, Any, int, list[bool]]] = []
 
     def profile(frame: types.FrameType, event: str, result: Any) -> None:

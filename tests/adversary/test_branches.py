@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import schedule
-from schedule.errors import ScheduleError
 from schedule.runtime import FallbackWarning, state_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::schedule.FallbackWarning")

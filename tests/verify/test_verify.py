@@ -52,7 +52,7 @@ def test_a_right_schedule_passes_as_a_call_and_as_a_context() -> None:
     sch = FakeSchedule(Stack())
     sch.swap_class("h.0", Renamed, "fuse(first)")
     check = verify(sch, BATCH)
-    assert check and len(check.report.cases) == 10
+    assert check and len(check.report.cases) == 12
     with verify(sch, BATCH) as check:
         sch.swap_class("h.1", Renamed, "fuse(second)")
     assert len(sch.history) == 2 and check.report.equal
