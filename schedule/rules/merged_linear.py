@@ -85,6 +85,7 @@ class _MergedLinear(torch.autograd.Function):
         x, *weights = ctx.saved_tensors
         of_x, *of_parameters = ctx.needs_input_grad[1:]
         dx: Tensor | None = None
+        dtype = torch.float32
         found: list[Tensor | None] = [None] * len(of_parameters)
         for index, (gradient, weight) in enumerate(zip(gradients, weights, strict=True)):
             if gradient is None:
@@ -95,7 +96,8 @@ class _MergedLinear(torch.autograd.Function):
             )
             if part is not None:
                 dx = _widened(part) if dx is None else dx + part  # summed as one product sums, in float32 at least
-        return None, None if dx is None else dx.to(x.dtype), *found
+                dtype = part.dtype
+        return None, None if dx is None else dx.to(dtype), *found
 
 
 def _widened(tensor: Tensor) -> Tensor:

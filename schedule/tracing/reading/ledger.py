@@ -168,6 +168,20 @@ def _is_tensor(value: Any, kind: tuple[torch.dtype, Any]) -> bool:
     return bool(value.dim() == kind[1] if type(kind[1]) is int else value.shape == kind[1])
 
 
+def _computes_in(module: nn.Module, expected: tuple[tuple[str, ...], torch.dtype]) -> bool:
+    """Whether the parameter at a path in ``module``, or its first one if there is none, has the dtype it had."""
+    (*parts, name), dtype = expected
+    held: Any = module
+    try:
+        for part in parts:
+            held = held.__dict__["_modules"][part]
+        found = held.__dict__["_parameters"][name].dtype
+    except (KeyError, AttributeError):
+        floating = (each.dtype for each in module.parameters() if each.is_floating_point())
+        found = next(floating, dtype)
+    return bool(found is dtype)
+
+
 def _class_lacks(value: Any, name: str) -> bool:
     return not hasattr(type(value), name)
 
@@ -189,6 +203,7 @@ _CONDITIONS: dict[str, str] = {
     "false": "not {0}",
     "calls": "_calls({0}, {1})",
     "tensor": "_is_tensor({0}, {1})",
+    "computes_in": "_computes_in({0}, {1})",
     "class_lacks": "_class_lacks({0}, {1})",
     "untouched": "_is_untouched({0}, {1})",
 }
@@ -197,7 +212,7 @@ _FOLLOWED = {
     **{kind: _CONDITIONS[kind] for kind in ("length", "keys", "contains", "lacks_item")},
 }
 _HELPERS = {"_same": same, "_is_of_class": _is_of_class, "_lacks": _lacks, "_calls": _calls, "_is_tensor": _is_tensor}
-_HELPERS |= {"_class_lacks": _class_lacks, "_is_untouched": _is_untouched}
+_HELPERS |= {"_computes_in": _computes_in, "_class_lacks": _class_lacks, "_is_untouched": _is_untouched}
 
 
 _ABSENT = "(LookupError, AttributeError, TypeError, ValueError)"

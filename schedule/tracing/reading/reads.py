@@ -17,11 +17,8 @@ from schedule.tracing.reading.sources import (
     SELF,
     Attr,
     Const,
-    DictOf,
-    Item,
     Query,
     Source,
-    child_of,
     described,
     module_path,
     submodule_path,
@@ -172,10 +169,7 @@ class Reads:
             return
         for path, parameter in child.named_parameters():
             if parameter.is_floating_point():
-                *parts, name = path.split(".")
-                for part in parts:
-                    source = child_of(source, part)
-                self.guard("tensor", Item(Item(DictOf(source), "_parameters"), name), kind_of(parameter))
+                self.guard("computes_in", source, (tuple(path.split(".")), parameter.dtype))
                 return
 
     def read_untouched(self, module: nn.Module) -> None:

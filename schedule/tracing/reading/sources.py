@@ -61,11 +61,6 @@ Source = Self | Const | DictOf | Item | Attr | Query
 SELF = Self()
 
 
-def child_of(base: Source, name: str) -> Source:
-    """The submodule ``name`` of the module at ``base``."""
-    return Item(Item(DictOf(base), "_modules"), name)
-
-
 def described(source: Source) -> str:
     """Write ``source`` as a user would, for messages."""
     if isinstance(source, Self):

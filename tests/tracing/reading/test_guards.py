@@ -150,6 +150,10 @@ CASES: dict[str, tuple[Callable[[], Model], Callable[[Any], Any]]] = {
         ),
         lambda m: setattr(m, "gain", nn.Parameter(torch.ones(8).double())),
     ),
+    "computes_in": (
+        lambda: model(_set(), lambda self, x: x * 2 if x.dtype == torch.float32 else x),
+        lambda m: m.fc2.to(torch.bfloat16) and m.fc2.register_forward_pre_hook(lambda _, given: given[0].bfloat16()),
+    ),
     "class_lacks": (
         lambda: model(_set(), lambda self, x: x * self.gain, __getattr__=_missing),
         lambda m: setattr(_own_class(m), "gain", 3.0),
