@@ -165,7 +165,6 @@ def main(rules: str, journal: str, *arguments: str) -> int:
     """Run pytest; the exit status is its own."""
     sys.meta_path.append(_Absent())
     torch.set_num_threads(1)
-    Path(journal).parent.mkdir(parents=True, exist_ok=True)
     writing = Journal(Path(journal))
     plugins: list[Any] = [writing]
     if rules != "untouched":

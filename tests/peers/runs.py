@@ -76,6 +76,7 @@ def run(
     while True:
         known = len(result.outcomes)
         journal = ROOT / "build" / "peers" / f"journal-{os.getpid()}.jsonl"
+        journal.parent.mkdir(parents=True, exist_ok=True)
         journal.write_text("")
         arguments = ["-q", "--no-header", "--tb=short", "-p", "no:cacheprovider", f"--timeout={test_limit}", *tests]
         arguments += ["-k", keyword] if keyword else []

@@ -103,12 +103,12 @@ def received(whole: nn.Module, part: nn.Module, batch: Inputs) -> Inputs | None:
         required = {p.name for p in bound.signature.parameters.values() if p.default is p.empty}
         calls.append({k: v for k, v in given.items() if _plain(v, k in required)})
 
-    handle = part.register_forward_pre_hook(keep, with_kwargs=True)
-    try:
-        with undisturbed(whole), torch.no_grad():
+    with undisturbed(whole), torch.no_grad():
+        handle = part.register_forward_pre_hook(keep, with_kwargs=True)  # what it keeps is no state of the model's
+        try:
             whole.eval()(**batch)
-    finally:
-        handle.remove()
+        finally:
+            handle.remove()
     return calls[0] if calls else None
 
 
