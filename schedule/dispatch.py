@@ -12,7 +12,7 @@ from torch import nn
 
 from schedule.tracing.generated_code import generated
 from schedule.tracing.hooks import acts_now, acts_on_all
-from schedule.tracing.reading.ledger import Ledger
+from schedule.tracing.reading.ledger import Ledger, shared_ledger
 from schedule.tracing.signature import Parameters, Signature
 from schedule.tracing.specialisation import Specialisation
 from schedule.tracing.structure import module_source
@@ -88,8 +88,11 @@ def _conditions(
     for number, (path, entered) in enumerate(specialisation.entered.items()):
         namespace[f"_class_{index}_{number}"] = scheduled_class(entered.cls) if entered.scheduled else entered.cls
         found.append(f"_intact({module_source(path)}, _class_{index}_{number}, {specialisation.training})")
-        found += _ledger_condition(entered.ledger, path, f"_holds_{index}_{number}", namespace)
+        found += _ledger_condition(entered.ledger.own, path, f"_holds_{index}_{number}", namespace)
     found += ["not _acts_on_all()"] if specialisation.entered else []
+    known = set(specialisation.ledger.shared)
+    shared = dict.fromkeys(g for each in specialisation.entered.values() for g in each.ledger.shared if g not in known)
+    found += _ledger_condition(shared_ledger(tuple(shared)), "", f"_shared_{index}", namespace)
     found += _ledger_condition(specialisation.ledger, "", f"_holds_{index}", namespace)
     return found + list(specialisation.guards)
 

@@ -117,11 +117,15 @@ class Graphs:
         for module in modules:
             self.calls(module)  # the root runs before its state is saved
         with interceptable(self.root), self.recording.as_after_run(), self._state_saved():
-            for module in modules:
+            for module in sorted(modules, key=self._depth, reverse=True):  # what a child returns is known by then
                 try:
                     fresh[module] = self.trace(module)
                 except TraceError as error:
                     self._failed[module] = error
+
+    def _depth(self, module: nn.Module) -> int:
+        path = self._path_of(module)
+        return path.count(".") + bool(path)
 
     def structure_changed(self, holders: Iterable[nn.Module]) -> None:
         """Children of ``holders`` were exchanged: trace those anew when needed, and record new modules."""

@@ -18,7 +18,7 @@ from schedule.adapting import Adapter, adapter_for
 from schedule.comparing import costs_since, ratio_since
 from schedule.costs import collector_paused
 from schedule.edits import SetSpecialisations
-from schedule.errors import MatchError, ScheduleError
+from schedule.errors import MatchError, NotApplicable, ScheduleError
 from schedule.examples import example_inputs
 from schedule.group import Group
 from schedule.matching import Match, Site
@@ -34,6 +34,7 @@ from schedule.rules import Rule, select_rules
 from schedule.rules.applying import Findings, Place, explain, find_all
 from schedule.runtime import state_of
 from schedule.tracing.expansion import expand
+from schedule.tracing.hooks import is_hooked
 from schedule.tracing.specialisation import original_class
 from schedule.tree import Schedule, create_schedule
 from schedule.wording import counted
@@ -220,6 +221,8 @@ class _Optimization:
             planned.matches.setdefault(rule.name, []).append(Match(node, together, rule))
         taken = {(rule, name) for rule, *names in sites for name in names}
         planned.entries += _entries(node.path, [p for key, p in places.items() if key not in taken])
+        if not planned.matches and (hooked := _hooked(module)):
+            planned.entries += self.skipped(node, hooked)
         return planned
 
     def skipped(self, node: Schedule, error: ScheduleError, where: str = "") -> list[Entry]:
@@ -268,6 +271,15 @@ class _Optimization:
 def _prepare(place: MatchPlace, occurrence: Occurrence) -> tuple[Occurrence, Build]:
     rule: Rule = place[0].rule  # type: ignore[assignment]
     return occurrence, rule.build
+
+
+def _hooked(module: nn.Module) -> NotApplicable | None:
+    """Why nothing is found among the layers of ``module``, if they have hooks."""
+    hooked = [name for name, child in module.named_children() if is_hooked(child) and not any(child.children())]
+    if not hooked:
+        return None
+    some = ", ".join(hooked[:3]) + (", …" if len(hooked) > 3 else "")
+    return NotApplicable(f"hooks on {some} would not run inside of a rewritten operation")
 
 
 def _with_kept_module(place: Place, graph: fx.Graph, modules: Mapping[str, nn.Module]) -> Place:

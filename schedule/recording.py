@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -82,6 +83,7 @@ class Recording:
         computed: the functions of torch that each module called itself, not through its submodules.
         seen: what each module's own calls gave that depend on data, by metadata and numbers only.
         traced: graphs already made in this recording, by what the modules have in common.
+        returned: what traced calls return, with the calls, by module and mode; modes may differ.
         grad_enabled: whether forwards are traced with gradients enabled, which they may ask.
         set_by_run: the attributes and entries of dicts that the run set, and that were restored after it.
     """
@@ -91,6 +93,9 @@ class Recording:
     computed: dict[nn.Module, set[Any]] = field(default_factory=dict)
     seen: dict[nn.Module, Seen] = field(default_factory=dict)
     traced: dict[Any, list[Any]] = field(default_factory=dict, repr=False)
+    returned: dict[tuple[nn.Module, bool], list[tuple[Call, Any]]] = field(
+        default_factory=lambda: defaultdict(list), repr=False
+    )
     grad_enabled: bool = True
     set_by_run: list[Entry] = field(default_factory=list, repr=False)
     _data_free: Any = field(default_factory=WeakIdKeyDictionary, repr=False)

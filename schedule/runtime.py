@@ -28,6 +28,7 @@ from schedule.tracing.guards import GuardMiss
 from schedule.tracing.hooks import acts_on_all
 from schedule.tracing.lock import TRACING
 from schedule.tracing.outputs import OutputMiss
+from schedule.tracing.replaying import replayed
 from schedule.tracing.specialisation import Specialisation, original_class
 from schedule.tracing.structure import leaves
 
@@ -78,6 +79,7 @@ class ScheduledState:
 
     Attributes:
         specialisations: graphs that may run in place of the forward, first match wins.
+        retired: those that found too late that a submodule no longer gives what they build on.
         adaptations: what further kinds of calls got, at most :data:`MAX_ADAPTATIONS`; not copied with the module.
         adapter: what makes them, if anything can.
         fallbacks: how many calls ran the original forward.
@@ -97,6 +99,7 @@ class ScheduledState:
         self.module_class = module_class
         self.forward = forward
         self.specialisations = tuple(specialisations)
+        self.retired: tuple[Specialisation, ...] = ()
         self.adaptations: tuple[Adaptation, ...] = ()
         self.adapter = adapter
         self.name = name
@@ -120,11 +123,12 @@ class ScheduledState:
         self.unused = False
         try:
             return run(module, *inputs)
-        except OutputMiss as miss:  # it will be so next time, and by now submodules have run in vain
-            self.give_up(str(miss))
-            return self.fall_back(module, args, kwargs, str(miss))
-        except GuardMiss:  # raised before anything was changed that is seen outside
-            return self.fall_back(module, args, kwargs)
+        except GuardMiss as miss:
+            why = str(miss) if isinstance(miss, OutputMiss) else ""
+            if why:
+                self.retire(run, why)
+            with replayed(module, miss.made):
+                return self.fall_back(module, args, kwargs, why)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**{name: value for name, value in vars(self).items() if name != "select"}, "adaptations": ()}
@@ -136,7 +140,8 @@ class ScheduledState:
     def _dispatch(self) -> Select:
         adapted = [made for each in self.adaptations for made in each.specialisations]
         declined = [each.declined for each in self.adaptations if not each.specialisations]
-        return generated_select(self.module_class.forward, [*self.specialisations, *adapted], declined, scheduled_class)
+        given = [each for each in self.specialisations if not any(each is other for other in self.retired)]
+        return generated_select(self.module_class.forward, [*given, *adapted], declined, scheduled_class)
 
     def selected(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Selected | None:
         """What runs this call, so far."""
@@ -176,9 +181,16 @@ class ScheduledState:
             self.adaptations = before
         return selected
 
-    def give_up(self, why: str) -> None:
-        """Run the original forward from now on."""
-        self.select = lambda *args, **kwargs: (None, (why,))
+    def retire(self, run: Callable[..., Any], why: str) -> None:
+        """Take ``run`` no longer: its next call would be in vain too. Such calls get one other graph, if they can."""
+        self.retired = (*self.retired, *(each for each in self.specialisations if each.function is run))
+        self.adaptations = tuple(
+            replace(each, specialisations=(), declined=replace(each.declined, why=why))
+            if any(made.function is run for made in each.specialisations)
+            else each
+            for each in self.adaptations
+        )
+        self.select = self._dispatch()
 
     @property
     def original(self) -> Callable[..., Any]:

@@ -2,25 +2,26 @@
 
 A guard says: the graph holds only where this node computes the value seen. Where the node depends on nothing but
 inputs' sizes, parameters and plain numbers it becomes a Python condition on the arguments; otherwise a check is
-put into the graph, which is allowed only before anything that cannot be done twice. Random numbers that were drawn by
-then, statistics of batches and caches are put back (:mod:`schedule.tracing.trials`).
+put into the graph, which is allowed only before anything that cannot be undone. Random numbers that were drawn by then
+and caches are put back (:mod:`schedule.tracing.trials`).
 """
 
 from __future__ import annotations
 
+import functools
 import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from schedule.errors import TraceError
-from schedule.tracing.effects import has_effect, is_local, is_pure_query
-from schedule.tracing.purity import not_undone
-from schedule.tracing.restoring import changes_given
+from schedule.tracing.effects import has_effect, is_pure_query
+from schedule.tracing.replaying import Made
+from schedule.tracing.restoring import can_be_undone
 from schedule.tracing.scalars import scalar_of
 from schedule.tracing.sizes import size_read
-from schedule.tracing.structure import literal
+from schedule.tracing.structure import literal, member_source
 
 if TYPE_CHECKING:
     from schedule.tracing.tracer import ModuleTracer
@@ -47,7 +48,13 @@ _PURE_CALLS = {"min": min, "max": max, "float": float, "int": int, "abs": abs, "
 
 
 class GuardMiss(Exception):
-    """A check inside a graph failed; the caller runs the original forward."""
+    """A check inside a graph failed; the caller runs the original forward.
+
+    Attributes:
+        made: calls of submodules that the original forward must not make again.
+    """
+
+    made: tuple[Made, ...] = ()
 
 
 def check(value: Any, expected: Any, condition: str) -> None:
@@ -79,8 +86,7 @@ def expression(node: Any, inputs: dict[fx.Node, str], tracer: ModuleTracer) -> s
     if node in inputs:
         return inputs[node]
     if node.op == "get_attr":
-        parts = str(node.target).split(".")
-        return "self" + "".join(f".{part}" if part.isidentifier() else f"._modules[{part!r}]" for part in parts)
+        return functools.reduce(member_source, str(node.target).split("."), "self")
     asks_object = bool(node.meta.get("opaque")) and is_pure_query(node.target)
     if node.op == "call_method" and (node.target == "numel" or asks_object):
         parts = [expression(arg, inputs, tracer) for arg in node.args]
@@ -149,7 +155,7 @@ def conditions(tracer: ModuleTracer, inputs: dict[fx.Node, str]) -> list[str]:
                 done.add(node)
                 text = _traced_expression(node, inputs, tracer)
                 if text is None:
-                    _insert_check(graph, node, tracer.guards[node], tracer.module)
+                    _insert_check(graph, node, tracer.guards[node])
                 else:
                     found.append(_condition(text, tracer.guards[node]))
     return list(dict.fromkeys(found))
@@ -168,17 +174,13 @@ def _traced_expression(node: fx.Node, inputs: dict[fx.Node, str], tracer: Module
         return None
 
 
-def _insert_check(graph: fx.Graph, node: fx.Node, value: Any, module: nn.Module) -> None:
+def _insert_check(graph: fx.Graph, node: fx.Node, value: Any) -> None:
     for earlier in graph.nodes:
         if earlier is node:
             break
-        called = module.get_submodule(str(earlier.target)) if earlier.op == "call_module" else None
-        why = None if called is None else not_undone(called)
-        if has_effect(earlier) and not is_local(earlier) and not changes_given(earlier):
-            why = "has changed state"
-        if why is not None:
+        if not can_be_undone(earlier):
             raise TraceError(
-                f"a branch depends on {node.name}, which is only known after {earlier.name} {why}",
+                f"a branch depends on {node.name}, which is only known after {earlier.name} has changed state",
                 where=node.meta.get("source", ""),
                 fix="schedule the submodules instead, or mark the module that holds the branch as a leaf",
             )

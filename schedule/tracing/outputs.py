@@ -14,8 +14,8 @@ import torch
 from torch import fx
 
 from schedule.errors import ScheduleError
-from schedule.tracing.effects import has_effect, is_local
 from schedule.tracing.guards import GuardMiss
+from schedule.tracing.restoring import can_be_undone
 from schedule.tracing.structure import is_plain_mapping
 
 Path = tuple[Any, ...]
@@ -46,7 +46,7 @@ def check_output(value: Any, expected: Expected, call: str, final: bool) -> None
             why = f"{where} is {found}, was {kind} when it was recorded"
             if final:
                 raise ScheduleError(
-                    f"{why}; a cache was written to by then, so the original forward cannot run either",
+                    f"{why}; a tensor was written to in place by then, so the original forward cannot run either",
                     fix="undo, or schedule the model anew with inputs and settings as they are now",
                 )
             raise OutputMiss(why)
@@ -80,7 +80,7 @@ def insert_checks(outputs: dict[fx.Node, Any]) -> None:
     for node, value in outputs.items():
         if not isinstance(value, (tuple, list)) and not is_plain_mapping(value):
             continue
-        final = any(has_effect(earlier) and not is_local(earlier) for earlier in _up_to(node))
+        final = not all(map(can_be_undone, _up_to(node)))
         with node.graph.inserting_after(node):
             name = node.target if isinstance(node.target, str) else node.name
             arguments = (node, tuple(_expected(node, value, ())), name, final)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx
 
-_KEPT_META = ("spec", "source", "opaque", "object", "module", "rule", "statistics")
+_KEPT_META = ("spec", "source", "opaque", "object", "module", "rule")
 
 
 class _Ref:

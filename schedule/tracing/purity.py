@@ -22,30 +22,24 @@ from schedule.snapshots.code import function_in, globals_named, is_outside, memb
 from schedule.tracing.hooks import is_hooked
 
 _WRITING = {f"{verb}_{kind}" for verb in ("STORE", "DELETE") for kind in ("ATTR", "SUBSCR", "SLICE", "GLOBAL")}
-MOST_SAVED = 32
-"""Of at most so many modules all state is saved before a graph runs that may find that it does not hold."""
 _FIXED = (tuple, frozenset, types.MappingProxyType)
 _CHANGING = {name for kind in (list, dict, set, deque, bytearray) for name in dir(kind) if not name.startswith("_")}
 _CHANGING -= {name for kind in _FIXED for name in dir(kind)} | {name for name in dir(bytes)} | {"fromkeys"}
 _CHANGING |= {"setattr", "delattr", "print", "open", "write", "exec", "eval", "next", "send", "put"}
 
 
-def unsafe_parts(module: nn.Module) -> list[nn.Module]:
-    """The modules in ``module``, itself included, that may do more than compute; statistics of batch norms apart."""
-    return [child for child in module.modules() if may_write(child)]
+def is_repeatable(module: nn.Module, training: bool) -> bool:
+    """Whether nobody notices a second call of ``module``, whose random numbers are drawn anew.
+
+    Args:
+        module: the module, with all that is in it.
+        training: whether batch norms update their statistics.
+    """
+    return not any(is_hooked(child) or may_write(child) or (training and _counts(child)) for child in module.modules())
 
 
-def is_called_with_hooks(module: nn.Module) -> bool:
-    """Whether a call of ``module`` runs a hook, on it or on a part of it."""
-    return any(map(is_hooked, module.modules()))
-
-
-def not_undone(module: nn.Module) -> str | None:
-    """What a call of ``module`` may have done that cannot be undone; None if all can be."""
-    if is_called_with_hooks(module):
-        return "has run a hook"
-    size = sum(1 for part in unsafe_parts(module) for _ in part.modules())
-    return f"has run code that may change state in {size} modules" if size > MOST_SAVED else None
+def _counts(module: nn.Module) -> bool:
+    return isinstance(module, _NormBase) and module.track_running_stats
 
 
 def may_write(module: nn.Module) -> bool:

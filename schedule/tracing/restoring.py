@@ -15,7 +15,7 @@ import torch
 from torch import fx, nn
 
 from schedule.errors import ScheduleError
-from schedule.tracing.effects import changes_object
+from schedule.tracing.effects import changes_object, has_effect, is_local
 
 FEW = 16
 """A tensor of at most so many numbers, such as a counter, is kept with its data."""
@@ -29,6 +29,11 @@ def changes_given(node: fx.Node) -> bool:
     if not changes_object(node) or node.meta.get("in_place"):
         return False
     return _origin(node.all_input_nodes[0]).op == "placeholder"
+
+
+def can_be_undone(node: fx.Node) -> bool:
+    """Whether nothing outside the graph is changed for good by the node. What a submodule returned is used again."""
+    return not has_effect(node) or node.op == "call_module" or is_local(node) or changes_given(node)
 
 
 def _origin(node: fx.Node) -> fx.Node:

@@ -58,6 +58,7 @@ class Specialisation:
         ledger: what the forward read of Python's state.
         entered: paths of submodules whose inside is part of the graph, with what must stay true of them.
         call: the recorded call it was made from.
+        returned: what the forward returned, by metadata.
         autocast: dtype of the autocast block that calls run under; None for no autocast.
     """
 
@@ -68,13 +69,14 @@ class Specialisation:
     ledger: Ledger
     entered: Mapping[str, Entered]
     call: Call
+    returned: Any = None
     autocast: torch.dtype | None = None
 
     @cached_property
     def function(self) -> Callable[..., Any]:
         """The graph, compiled to a Python function of ``(module, *inputs)`` when first asked for."""
-        run = compiled(self.graph)
-        return tried(closing(run) if self.has_regions else run, self.graph, self.training)
+        around = closing if self.has_regions else lambda run: run
+        return tried(self.graph, self.training, lambda graph: around(compiled(graph)))
 
     def with_graph(self, graph: fx.Graph, entered: Mapping[str, Entered] | None = None) -> Specialisation:
         """The same specialisation with another graph; ``entered`` adds submodules whose inside it now holds."""
@@ -136,7 +138,23 @@ def specialise(
         TraceError: the forward cannot be turned into a graph; says at which line and why.
     """
     if enter is not None:
-        return _traced(module, forward, call, recording, training, enter, autocast)
+        made = _traced(module, forward, call, recording, training, enter, autocast)
+    else:
+        made = _traced_once(module, forward, call, recording, training, autocast)
+    if autocast is None and forward is original_class(module).forward:
+        recording.returned[module, training].append((call, made.returned))
+    return made
+
+
+def _traced_once(
+    module: nn.Module,
+    forward: Callable[..., Any],
+    call: Call,
+    recording: Recording,
+    training: bool,
+    autocast: torch.dtype | None,
+) -> Specialisation:
+    """A graph of calls of ``module`` alone, which like modules share."""
     known: list[Specialisation] = recording.traced.setdefault(likeness(module, call, forward, training, autocast), [])
     for made in known:
         if made.ledger.holds(module):
@@ -190,6 +208,7 @@ def _traced_by(
             child.training = training
         with environment.entered(), attributes_unchanged(module):
             result = tracer.run(forward, (module, *args), kwargs)
+            returned = tracer.described(result)
             written = _written(tracer, result)
             tracer.evaluator.assignments.write(tracer)
     finally:
@@ -199,7 +218,8 @@ def _traced_by(
     builder.signature.conditions += environment.conditions(builder.signature)
     builder.signature.conditions += parameter_conditions(module, builder.signature)
     builder.signature.conditions += fast_path_conditions(module, forward)
-    return _finished(tracer, builder.signature, training, call, autocast)
+    made = _finished(tracer, builder.signature, training, call, autocast)
+    return dataclasses.replace(made, returned=returned)
 
 
 def _finished(

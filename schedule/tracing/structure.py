@@ -7,6 +7,7 @@ rebuilt with the type they had; everything else is a leaf.
 from __future__ import annotations
 
 import dataclasses
+import keyword
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -92,6 +93,12 @@ def module_source(path: str) -> str:
     return "self" + "".join(f"._modules[{part!r}]" for part in path.split(".") if part)
 
 
+def member_source(base: str, name: str) -> str:
+    """Python source of the attribute ``name`` of what ``base`` is the source of, whatever the name is."""
+    plain = name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
+    return f"{base}.{name}" if plain else f"getattr({base}, {name!r})"
+
+
 def literal(value: Any) -> str:
     """Python source of a number, string, flag, dtype or None."""
     if isinstance(value, float) and not math.isfinite(value):
@@ -108,7 +115,8 @@ def map_fields(value: Any, function: Callable[[str, Any], Any]) -> Any:
 def original_class(module: torch.nn.Module) -> type[torch.nn.Module]:
     """The user's class of ``module``, also when it is scheduled, and when its class was swapped since."""
     cls, state = type(module), object.__getattribute__(module, "__dict__").get("_schedule_state")
-    if state is not None and issubclass(cls, state.module_class):
-        found: type[torch.nn.Module] = state.module_class
+    scheduled = None if state is None else state.module_class
+    if scheduled is not None and any(vars(each).get("_schedule_original") is scheduled for each in cls.__mro__):
+        found: type[torch.nn.Module] = scheduled
         return found
     return vars(cls).get("_schedule_original", cls)

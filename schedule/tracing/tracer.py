@@ -25,6 +25,7 @@ from schedule.tracing.attributes import attributes, attributes_as
 from schedule.tracing.calls import intercepted_calls, unwatched
 from schedule.tracing.data import NUMBERS, Replay, decided, expected, writes_number
 from schedule.tracing.functions import FunctionTracker
+from schedule.tracing.gradients import requires_grad
 from schedule.tracing.hooks import collecting_hooks, is_hooked, nothing_collected
 from schedule.tracing.index_functions import IndexFunctions, Place
 from schedule.tracing.memory import Memory
@@ -41,7 +42,6 @@ from schedule.tracing.specs import TensorSpec
 from schedule.tracing.standins import stand_in
 from schedule.tracing.structure import is_plain_dataclass, is_plain_mapping, map_fields, map_structure, original_class
 from schedule.tracing.texts import Texts
-from schedule.tracing.trials import keeps_statistics
 
 EnterChild = Callable[[nn.Module, str], bool]
 
@@ -79,6 +79,7 @@ class ModuleTracer(TorchFunctionMode):
         self.entered: dict[str, nn.Module] = {}
         self.outputs: dict[fx.Node, Any] = {}
         self._nodes: dict[int, tuple[torch.Tensor, fx.Node]] = {}
+        self._requires_grad: dict[fx.Node, bool] = {}
         self._devices: dict[int, tuple[torch.device, fx.Node]] = {}
         self._paths = {id(tensor): name for name, tensor in _named_tensors(module)}
         self._module_paths = {child: name for name, child in module.named_modules()}
@@ -112,7 +113,13 @@ class ModuleTracer(TorchFunctionMode):
     def placeholder(self, name: str, described: Any) -> Any:
         """A tracked input: a data-free tensor, a symbolic number, or a watched opaque object."""
         node = self.graph.placeholder(name)
+        self._requires_grad[node] = isinstance(described, TensorSpec) and described.requires_grad
         return self.track(self.recording.materialise(described), node)
+
+    def described(self, value: Any) -> Any:
+        """``value``, which the forward returned, by metadata."""
+        with torch._C.DisableTorchFunction():
+            return self.recording.describe(map_structure(value, self.value_of))
 
     # -- values and nodes ------------------------------------------------------------------------------
 
@@ -211,7 +218,7 @@ class ModuleTracer(TorchFunctionMode):
         node = self.graph.get_attr(path)
         node.meta["source"] = user_line()
         node.meta["spec"] = TensorSpec.of(tensor)
-        self._nodes[id(tensor)] = (tensor, node)
+        self._nodes[id(tensor)], self._requires_grad[node] = (tensor, node), tensor.requires_grad
         return node
 
     def as_nodes(self, value: Any) -> Any:
@@ -292,6 +299,8 @@ class ModuleTracer(TorchFunctionMode):
             self.guard(node, tensor.dtype)
 
     def _evaluate(self, func: Any, args: Any, kwargs: Any, node: fx.Node) -> Any:
+        if metadata.is_attribute(func, "requires_grad"):
+            return requires_grad(node.args[0], self._requires_grad, torch.is_grad_enabled())
         real_args, real_kwargs = map_structure(tuple(args), self.value_of), map_structure(kwargs, self.value_of)
         try:
             with self.recording.fake_mode:
@@ -362,8 +371,6 @@ class ModuleTracer(TorchFunctionMode):
         with torch._C.DisableTorchFunction():
             node = self._call_module(path, self.as_nodes(args), self.as_nodes(kwargs))
             node.meta["source"] = user_line()
-            if keeps_statistics(child):
-                node.meta["statistics"] = True
             described = self._recorded_output(child, args, kwargs)
             recorded = described is not None
             value = self.recording.materialise(described) if recorded else self._run_child(child, call, args, kwargs)
@@ -394,7 +401,8 @@ class ModuleTracer(TorchFunctionMode):
         received = comparable(map_structure((args, kwargs), self.value_of))
         for call in calls:
             if comparable((call.args, call.kwargs)) == received:
-                return call.output
+                traced = self.recording.returned.get((child, child.training), ())
+                return next((returned for other, returned in traced if other is call), call.output)
         return None
 
     def _run_child(

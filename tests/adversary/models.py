@@ -21,6 +21,9 @@ def batch(rows: int = 2, length: int = 5, **more: Callable[[], Any]) -> Batch:
     return {"x": x, **{name: make() for name, make in more.items()}}
 
 
+FIRST_CALL = "the first call sets up what later ones use"
+
+
 def _stacked(file: str, name: str, *tags: str) -> Model:
     def build(world: World) -> nn.Module:
         module = world.load(HERE / f"{file}.py")
@@ -73,7 +76,7 @@ _MODES = (
 _EFFECTS = (
     "ListAppend ListAppendTensor DictSet DictSetTensor SetAdd Counter CounterRead CounterUp Buffer BufferReplaced "
     "Average Kept KeptRead GlobalAppend GlobalCount ClassCount Printing Logging Warning_ InPlace Branching Parent "
-    "OwnGenerator Noise Iterating Raising GradSwitch LazyInit TensorHook"
+    "OwnGenerator Noise Iterating Raising GradSwitch TensorHook"
 )
 
 MODELS: dict[str, Model] = {
@@ -83,6 +86,7 @@ MODELS: dict[str, Model] = {
         *(_stacked("layers_parts", name, "parts") for name in _PARTS.split()),
         *(_stacked("layers_modes", name, "modes") for name in _MODES.split()),
         *(_stacked("layers_effects", name, "effects") for name in _EFFECTS.split()),
+        _stacked("layers_effects", "LazyInit", "effects", FIRST_CALL),
         _single("layers_parts", "Headed", _ids, "parts"),
         _single("layers_parts", "Attended", lambda: batch(mask=_mask), "parts", title="Masked"),
         _single("layers_parts", "Attended", batch, "parts", title="Unmasked"),

@@ -243,3 +243,34 @@ def test_an_output_of_another_structure_of_a_pure_child_runs_the_original() -> N
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FallbackWarning)
         same(model, twin, torch.randn(4, 8))
+
+
+@pytest.mark.parametrize("at", [None, "child", "child.linear"])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_child_that_gives_another_structure_is_called_once(at: str | None, training: bool) -> None:
+    torch.manual_seed(0)
+    model = Parent(Deciding(counting=True)).train(training)
+    twin = copy.deepcopy(model)
+    schedule.optimize(model, (torch.randn(4, 8),), cost_guard=False)
+    seen: list[Any] = [[], []]
+    for each, log in zip((model, twin), seen, strict=True):
+        if at is not None:
+            each.get_submodule(at).register_forward_hook(lambda *_, log=log: log.append(1))
+    for second in (True, False, False, True):
+        model.child.second = twin.child.second = second
+        same(model, twin, torch.randn(4, 8))
+    assert len(seen[0]) == len(seen[1])
+
+
+def test_what_a_child_returned_the_first_time_is_part_of_the_graph_of_gradients() -> None:
+    torch.manual_seed(0)
+    model = Parent(Deciding(counting=True))
+    twin = copy.deepcopy(model)
+    schedule.optimize(model, (torch.randn(4, 8),), cost_guard=False)
+    model.child.second = twin.child.second = False
+    x = torch.randn(4, 8)
+    for each in (model, twin):
+        torch.manual_seed(3)
+        each(x).sum().backward()
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)

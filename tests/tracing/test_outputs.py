@@ -71,7 +71,10 @@ def test_another_structure_runs_the_original(flags: dict[str, bool], training: b
         assert alike(model, twin, training)
     state = state_of(model)
     assert state is not None and state.fallbacks == 1
-    assert alike(model, twin, training) and state.fallbacks == 2
+    assert alike(model, twin, training) and state.fallbacks == 1  # a graph for the new structure was made
+    for each in (model, twin):
+        vars(each.child).update(dict.fromkeys(flags, next(iter(flags.values())) is False))
+    assert alike(model, twin, training)
 
 
 def test_a_training_call_reads_no_generator_that_dropout_does_not_draw_from(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,34 +88,64 @@ def test_a_training_call_reads_no_generator_that_dropout_does_not_draw_from(monk
     assert alike(model, twin, training=True)
 
 
-@pytest.mark.unreplayable("the model raises by then")
-def test_once_something_was_written_the_original_cannot_run() -> None:
-    class Cache:
-        def __init__(self) -> None:
-            self.kept: list[Tensor] = []
+class Cache:
+    def __init__(self) -> None:
+        self.kept: list[Tensor] = []
 
-        def update(self, x: Tensor) -> Tensor:
-            self.kept.append(x)
-            return torch.cat(self.kept)
+    def update(self, x: Tensor) -> Tensor:
+        self.kept.append(x)
+        return torch.cat(self.kept)
 
-    class Caching(Child):
-        def forward(self, x: Tensor, cache: Cache) -> tuple[Tensor | None, ...]:
-            return super().forward(cache.update(x))
 
-    class Holder(Parent):
-        def __init__(self) -> None:
-            super().__init__()
-            self.child = Caching()
+class Caching(Child):
+    def forward(self, x: Tensor, cache: Cache) -> tuple[Tensor | None, ...]:
+        return super().forward(cache.update(x))
 
-        def forward(self, x: Tensor, cache: Cache) -> Tensor:
-            first, second = self.child(x, cache)
-            return F.gelu((first if second is None else second) + self.bias)
 
+class Holder(Parent):
+    def __init__(self) -> None:
+        super().__init__()
+        self.child = Caching()
+
+    def forward(self, x: Tensor, cache: Cache) -> Tensor:
+        first, second = self.child(x, cache)
+        return F.gelu((first if second is None else second) + self.bias)
+
+
+def test_a_cache_that_the_child_has_written_to_is_written_to_once() -> None:
+    torch.manual_seed(0)
     model = Holder().eval()
+    twin = copy.deepcopy(model)
     schedule.optimize(model, (torch.randn(3, 4), Cache()), cost_guard=False)
     assert state_of(model) is not None
-    cache = Cache()
-    model(torch.randn(3, 4), cache)
-    model.child.second = False
-    with pytest.raises(schedule.ScheduleError, match=r"output of child(?s:.*)fix: undo"):
-        model(torch.randn(3, 4), cache)
+    ours, theirs, x = Cache(), Cache(), torch.randn(3, 4)
+    for second in (True, False, True):
+        model.child.second = twin.child.second = second
+        torch.testing.assert_close(model(x, ours), twin(x, theirs))
+        torch.testing.assert_close(ours.kept, theirs.kept)
+
+
+class Changing(Parent):
+    """Changes what its first child returned in place, before it calls the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.before(x).mul_(2))
+
+
+@pytest.mark.unreplayable("the model raises by then")
+@pytest.mark.filterwarnings("ignore::schedule.FallbackWarning")
+def test_after_a_change_in_place_of_what_a_call_returned_nothing_is_done_twice() -> None:
+    torch.manual_seed(0)
+    model = Changing().eval()
+    twin = copy.deepcopy(model)
+    schedule.optimize(model, torch.randn(3, 4), cost_guard=False)
+    model.child.second = twin.child.second = False
+    x = torch.randn(3, 4)
+    try:
+        torch.testing.assert_close(model(x), twin(x))
+    except schedule.ScheduleError as error:
+        assert "output of child" in str(error) and "fix: undo" in str(error)

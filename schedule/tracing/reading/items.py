@@ -14,7 +14,7 @@ from schedule.tracing.opaque import _Watched
 from schedule.tracing.reading.attributes import BUILTIN_CONTAINERS, AttributeReads, class_of
 from schedule.tracing.reading.ledger import is_atom, is_plain_content, snapshot
 from schedule.tracing.reading.origin import is_fixed
-from schedule.tracing.reading.sources import SELF, Const, Item, Source, described
+from schedule.tracing.reading.sources import SELF, Const, Item, Query, Source, described
 
 
 class ItemReads(AttributeReads):
@@ -45,12 +45,20 @@ class ItemReads(AttributeReads):
 
     def entry(self, owner: Any, key: Any, source: Source) -> Any:
         """An entry of a dict from outside."""
+        if isinstance(owner, dict) and type(owner).__getitem__ is not dict.__getitem__:  # asked by super()
+            return self._entry_below(owner, self._key(key), source)
         if key in owner:
             return self.read(owner[key], Item(source, self._key(key)))
         self.guard("lacks_item", source, self._key(key))
         if type(owner).__missing__ is not None if hasattr(type(owner), "__missing__") else False:
             raise self.refused(f"the forward asks {described(source)} for an item that it would make")
         return owner[key]
+
+    def _entry_below(self, owner: dict[Any, Any], key: Any, source: Source) -> Any:
+        """An entry as ``dict`` itself holds it, which the class of ``owner`` makes something else of."""
+        self.guard("is", source, owner)
+        below = dict.__getitem__.__get__(owner)
+        return self.read(below(key), Query(below, (key,)))
 
     def _key(self, key: Any) -> Any:
         if not (is_atom(key) or is_fixed(key)):

@@ -7,25 +7,23 @@ the question whether a like module may share it, are calls of that function.
 
 from __future__ import annotations
 
-import copyreg
 import enum
-import importlib
 import math
 import numbers
 import pickle
-import sys
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
 from torch import nn
 
 from schedule.tracing.hooks import acts_now
-from schedule.tracing.reading.sources import SELF, Attr, Const, DictOf, Item, Query, Self, Source, described
-from schedule.tracing.structure import original_class
+from schedule.tracing.reading.sources import SELF, Attr, Const, DictOf, Item, Query, Self, Source, described, root
+from schedule.tracing.structure import member_source, original_class
 
 ATOMS: tuple[type, ...] = (
     *(bool, int, float, complex, str, bytes, type(None), range, type(Ellipsis), type(NotImplemented)),
@@ -215,6 +213,7 @@ _HELPERS = {"_same": same, "_is_of_class": _is_of_class, "_lacks": _lacks, "_cal
 _HELPERS |= {"_computes_in": _computes_in, "_class_lacks": _class_lacks, "_is_untouched": _is_untouched}
 
 
+_SHARED = (types.FunctionType, types.BuiltinFunctionType, type)
 _ABSENT = "(LookupError, AttributeError, TypeError, ValueError)"
 
 
@@ -250,6 +249,17 @@ class Ledger:
             self._traced = _compiled((guard for guard in self.guards if _is_followed(guard)), _FOLLOWED)
         return self._traced
 
+    @cached_property
+    def own(self) -> Ledger:
+        """The guards on what is reached from the module."""
+        guards = tuple(guard for guard in self.guards if guard not in self.shared)
+        return Ledger(guards) if self.shared else self
+
+    @cached_property
+    def shared(self) -> tuple[Guard, ...]:
+        """The guards on what belongs to no module: functions, classes, globals."""
+        return tuple(g for g in self.guards if isinstance(root(g.source), Const) and isinstance(g.expected, _SHARED))
+
     def missed(self, module: nn.Module) -> Guard | None:
         """The first guard that does not hold for ``module``."""
         return next((guard for guard in self.guards if not _compiled((guard,))(module)), None)
@@ -266,7 +276,9 @@ _OF_MODULES = {*vars(nn.Module()), "call_super_init", "dump_patches", "_schedule
 
 def whole(module: nn.Module) -> Ledger:
     """All that a module is made of, as guards: for one whose forward is known and was not followed."""
-    guards = [
+    forward: Any = original_class(module).forward
+    guards = [Guard("is", Attr(Const(original_class(module)), "forward"), forward), *_functions_named(forward)]
+    guards += [
         Guard("tensor", Item(Item(DictOf(SELF), table), name), kind_of(tensor))
         if tensor is not None
         else Guard("none", Item(Item(DictOf(SELF), table), name))
@@ -279,6 +291,24 @@ def whole(module: nn.Module) -> Ledger:
     return Ledger(guards)
 
 
+def _functions_named(function: types.FunctionType) -> list[Guard]:
+    """Guards on the functions of modules that ``function`` names: ``F.linear``, say."""
+    names = function.__code__.co_names
+    modules = [each for name in names if isinstance(each := function.__globals__.get(name), types.ModuleType)]
+    return [
+        Guard("is", Attr(Const(module), name), vars(module)[name])
+        for module in modules
+        for name in names
+        if callable(vars(module).get(name))
+    ]
+
+
+@lru_cache(maxsize=1024)
+def shared_ledger(guards: tuple[Guard, ...]) -> Ledger:
+    """A ledger of guards that many modules have."""
+    return Ledger(guards)
+
+
 def _portable(guard: Guard) -> bool:
     """Whether ``guard`` pickles; what is about code alone (a closure, a local function) need not, as code is loaded."""
     try:
@@ -286,29 +316,6 @@ def _portable(guard: Guard) -> bool:
     except (pickle.PicklingError, AttributeError, TypeError):
         return False
     return True
-
-
-def _packed_const(const: Const) -> Any:
-    value = const.value
-    if isinstance(value, types.ModuleType):
-        return _const_module, (value.__name__,)
-    if isinstance(value, dict):
-        name = value.get("__name__")
-        if isinstance(name, str) and name in sys.modules and vars(sys.modules[name]) is value:
-            return _const_globals, (name,)
-        raise pickle.PicklingError("a dict that is no file's globals")
-    return Const, (value,)
-
-
-def _const_module(name: str) -> Const:
-    return Const(importlib.import_module(name))
-
-
-def _const_globals(name: str) -> Const:
-    return Const(vars(_const_module(name).value))
-
-
-copyreg.pickle(Const, _packed_const)
 
 
 def _is_followed(guard: Guard) -> bool:
@@ -357,7 +364,7 @@ class _Code:
         if isinstance(source, DictOf):
             return f"{base}.__dict__"
         if isinstance(source, Attr):
-            return f"{base}.{source.name}" if source.name.isidentifier() else f"getattr({base}, {source.name!r})"
+            return member_source(base, source.name)
         key = source.key  # type: ignore[union-attr]
         return f"{base}[{key!r}]" if type(key) in (str, int) else f"{base}[{self.constant(key)}]"
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from schedule.tracing.reading.attributes import class_of
 from schedule.tracing.reading.ledger import is_atom
@@ -276,6 +277,21 @@ def _of_dict(ev: Evaluator, source: Source, owner: Any, name: str, key: Any, def
         ev.guard("lacks_item", source, key)
         return default
     return ev.entry(owner, key, source)
+
+
+# -- checkpoints --------------------------------------------------------------------------------------------
+
+
+@_handles(checkpoint)
+def _checkpoint(ev: Evaluator, function: Any, *args: Any, use_reentrant: bool | None = None, **options: Any) -> Any:
+    """Entered where there is nothing to compute again: without gradients, or where a reentrant one gives none."""
+    taken = any(isinstance(each, torch.Tensor) and each.requires_grad for each in args)
+    if taken or (use_reentrant is False and ev.tracer.module.training):
+        raise ev.refused(
+            "the forward checkpoints a part of itself, which a graph would keep in memory",
+            "schedule the modules below, or leave that to `.checkpoint()` of the schedule",
+        )
+    return ev.native(checkpoint, (function, *args), {"use_reentrant": use_reentrant, **options})
 
 
 # -- copies -------------------------------------------------------------------------------------------------

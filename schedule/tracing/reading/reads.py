@@ -167,10 +167,11 @@ class Reads:
         source = self.source_of(child)
         if source is None:
             return
-        for path, parameter in child.named_parameters():
-            if parameter.is_floating_point():
-                self.guard("computes_in", source, (tuple(path.split(".")), parameter.dtype))
-                return
+        with torch._C.DisableTorchFunction():
+            floating = ((path, each.dtype) for path, each in child.named_parameters() if each.is_floating_point())
+            path, dtype = next(floating, (None, None))
+        if path is not None:
+            self.guard("computes_in", source, (tuple(path.split(".")), dtype))
 
     def read_untouched(self, module: nn.Module) -> None:
         """``module``, which is no submodule, is entered: it stays of its class, and no hook on it acts."""

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import copyreg
+import importlib
+import pickle
+import sys
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +63,13 @@ class Query:
 
 Source = Self | Const | DictOf | Item | Attr | Query
 
+
+def root(source: Source) -> Self | Const | Query:
+    """Where ``source`` begins."""
+    while isinstance(source, (DictOf, Item, Attr)):
+        source = source.base
+    return source
+
 SELF = Self()
 
 
@@ -103,3 +115,29 @@ def submodule_path(source: Source) -> str | None:
         parts.insert(0, str(source.key))  # type: ignore[union-attr]
         source = table.base.base
     return ".".join(parts)
+
+
+# -- pickling: what is the same in each process is found again --------------------------------------------
+
+
+def _packed_const(const: Const) -> Any:
+    value = const.value
+    if isinstance(value, types.ModuleType):
+        return _const_module, (value.__name__,)
+    if isinstance(value, dict):
+        name = value.get("__name__")
+        if isinstance(name, str) and name in sys.modules and vars(sys.modules[name]) is value:
+            return _const_globals, (name,)
+        raise pickle.PicklingError("a dict that is no file's globals")
+    return Const, (value,)
+
+
+def _const_module(name: str) -> Const:
+    return Const(importlib.import_module(name))
+
+
+def _const_globals(name: str) -> Const:
+    return Const(vars(_const_module(name).value))
+
+
+copyreg.pickle(Const, _packed_const)

@@ -70,6 +70,21 @@ def _tied(self: Any) -> None:
     self.one = self.other = types.SimpleNamespace()
 
 
+class Cast(nn.Module):
+    """Casts, and says nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to(self.gain.dtype)
+
+
+def _casting(self: Any) -> None:
+    self.cast = Cast()
+
+
 def _in_list(self: Any) -> None:
     self.listed = [nn.Tanh()]
 
@@ -151,8 +166,8 @@ CASES: dict[str, tuple[Callable[[], Model], Callable[[Any], Any]]] = {
         lambda m: setattr(m, "gain", nn.Parameter(torch.ones(8).double())),
     ),
     "computes_in": (
-        lambda: model(_set(), lambda self, x: x * 2 if x.dtype == torch.float32 else x),
-        lambda m: m.fc2.to(torch.bfloat16) and m.fc2.register_forward_pre_hook(lambda _, given: given[0].bfloat16()),
+        lambda: model(_casting, lambda self, x: x * 2 if self.cast(x).dtype == torch.float32 else x),
+        lambda m: m.cast.bfloat16(),
     ),
     "class_lacks": (
         lambda: model(_set(), lambda self, x: x * self.gain, __getattr__=_missing),

@@ -97,7 +97,7 @@ def targets(box: Any) -> Any:
 
 def control(x: Any) -> Any:
     found = []
-    while x and not (x > 5 and x != 7):
+    while x > 0 and not (x > 5 and x != 7):
         x -= 1 if x < 3 else 2
         found.append(x is None or x)
     try:
@@ -105,7 +105,7 @@ def control(x: Any) -> Any:
         with pytest.raises(ZeroDivisionError):
             x / 0
     except AssertionError as error:
-        found.append(str(error))
+        found.append(str(error).partition("\n")[0])  # pytest adds lines
     finally:
         found.append("end")
     match x:
