@@ -275,6 +275,8 @@ def undisturbed(root: nn.Module, *inputs: Any) -> Iterator[Snapshot]:
     Raises:
         NotApplicable: the run changed something that cannot be put back.
     """
+    for sharded in _sharded(root):
+        sharded._get_fsdp_state()._lazy_init()  # else the first forward registers hooks, which are not leftovers
     flags = [(module, module.training) for module in root.modules()]
     generators = generator_states(root)
     with modes_restored(), restored({"self": root, "example inputs": inputs}) as before:
@@ -284,12 +286,11 @@ def undisturbed(root: nn.Module, *inputs: Any) -> Iterator[Snapshot]:
             for module, training in flags:
                 module.training = training
             restore_generators(generators)
-            _reshard(root)
+            for sharded in _sharded(root):
+                sharded.reshard()  # outside a step, `parameters()` are the sharded ones
 
 
-def _reshard(root: nn.Module) -> None:
-    """Give up parameters that ``fully_shard`` gathered: outside a step, ``parameters()`` are the sharded ones."""
+def _sharded(root: nn.Module) -> list[Any]:
+    """The modules in ``root`` whose parameters ``fully_shard`` has sharded, outer ones first."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
-    for module in root.modules() if fsdp is not None else ():
-        if isinstance(module, fsdp.FSDPModule):
-            module.reshard()
+    return [] if fsdp is None else [module for module in root.modules() if isinstance(module, fsdp.FSDPModule)]
