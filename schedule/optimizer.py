@@ -221,8 +221,8 @@ class _Optimization:
             planned.matches.setdefault(rule.name, []).append(Match(node, together, rule))
         taken = {(rule, name) for rule, *names in sites for name in names}
         planned.entries += _entries(node.path, [p for key, p in places.items() if key not in taken])
-        if not planned.matches and (hooked := _hooked(module)):
-            planned.entries += self.skipped(node, hooked)
+        if not planned.matches:
+            planned.entries += self.hooked(node, " ".join(entry.reason for entry in planned.entries))
         return planned
 
     def skipped(self, node: Schedule, error: ScheduleError, where: str = "") -> list[Entry]:
@@ -230,6 +230,16 @@ class _Optimization:
         families = dict.fromkeys(r.family for r in self.rules if r.concerns(self.computed(node.module)))
         why = where + error.why.splitlines()[0]
         return [Entry(family, node.path, "skipped", 1, why, error.where) for family in families]
+
+    def hooked(self, node: Schedule, told: str) -> list[Entry]:
+        """What the rules would have been about, if layers of a module have hooks, of which ``told`` says nothing."""
+        children = [(name, child) for name, child in node.module.named_children() if not any(child.children())]
+        names = [name for name, child in children if is_hooked(child)]
+        if not names or any(name in told for name in names):
+            return []
+        some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+        fix = "register them after the model is scheduled: the original forward runs there then"
+        return self.skipped(node, NotApplicable(f"hooks on {some} would not run in a rewritten operation", fix=fix))
 
     def found(self, graph: fx.Graph, modules: dict[str, nn.Module], explained: bool) -> Findings:
         """What the rules find in ``graph``; like modules share one graph, which is searched once."""
@@ -271,15 +281,6 @@ class _Optimization:
 def _prepare(place: MatchPlace, occurrence: Occurrence) -> tuple[Occurrence, Build]:
     rule: Rule = place[0].rule  # type: ignore[assignment]
     return occurrence, rule.build
-
-
-def _hooked(module: nn.Module) -> NotApplicable | None:
-    """Why nothing is found among the layers of ``module``, if they have hooks."""
-    hooked = [name for name, child in module.named_children() if is_hooked(child) and not any(child.children())]
-    if not hooked:
-        return None
-    some = ", ".join(hooked[:3]) + (", …" if len(hooked) > 3 else "")
-    return NotApplicable(f"hooks on {some} would not run inside of a rewritten operation")
 
 
 def _with_kept_module(place: Place, graph: fx.Graph, modules: Mapping[str, nn.Module]) -> Place:
