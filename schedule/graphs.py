@@ -58,6 +58,7 @@ class Graphs:
         self._outdated = False
         self._batches: list[Any] | None = None
         self._state: Snapshot | None = None
+        self._together = False  # whether what traces write to Python state is looked for after all of them
 
     @property
     def recording(self) -> Recording:
@@ -116,12 +117,28 @@ class Graphs:
         """Trace each of ``modules`` into ``fresh``; remember why one cannot be."""
         for module in modules:
             self.calls(module)  # the root runs before its state is saved
-        with interceptable(self.root), self.recording.as_after_run(), self._state_saved():
+        with interceptable(self.root), self.recording.as_after_run(), self._state_saved() as before:
+            self._trace_each(modules, fresh, together=True)
+            if before.difference() is None:
+                return
+            before.restore()
+            for kept in (fresh, self.recording.traced, self.recording.returned):
+                kept.clear()
+            self._trace_each(modules, fresh, together=False)  # to find which of them writes to what
+
+    def _trace_each(
+        self, modules: Sequence[nn.Module], fresh: dict[nn.Module, Specialisations], together: bool
+    ) -> None:
+        self._together = together
+        try:
             for module in sorted(modules, key=self._depth, reverse=True):  # what a child returns is known by then
+                self._failed.pop(module, None)
                 try:
                     fresh[module] = self.trace(module)
                 except TraceError as error:
                     self._failed[module] = error
+        finally:
+            self._together = False
 
     def _depth(self, module: nn.Module) -> int:
         path = self._path_of(module)
@@ -197,9 +214,9 @@ class Graphs:
                 with modes_restored(), _as_scheduled(module):
                     made = specialise(module, forward, call, recording, training, enter)
             finally:
-                changed = None
-                if id(made) not in known:
-                    changed = before.difference()
+                looked_at = made is None or not (self._together or id(made) in known)
+                changed = before.difference() if looked_at else None
+                if changed is not None:
                     before.restore()
             if changed is not None:
                 recording.traced.clear()  # this graph is among them

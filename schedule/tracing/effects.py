@@ -43,12 +43,21 @@ def first_argument(node: fx.Node) -> tuple[fx.Node, ...]:
 
 
 def _changes_first(node: fx.Node) -> bool:
-    name = _name(node)
-    if node.target in (operator.setitem, setattr) or name == "__setitem__" or name.strip("_") in _AUGMENTED:
+    if node.kwargs or any(argument is True for argument in node.args):  # perhaps inplace=True
+        return bool(_argument(node, "inplace", False)) or _is_in_place(node.op, node.target)
+    return _is_in_place(node.op, node.target)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_in_place(op: str, target: Any) -> bool:
+    """Whether a target changes its first argument, unless it is told not to."""
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    if target in (operator.setitem, setattr) or name == "__setitem__" or name.strip("_") in _AUGMENTED:
         return True
-    if getattr(node.target, "__module__", "") == "_operator":  # or_, and_, not_ and is_ are Python's own words
+    if getattr(target, "__module__", "") == "_operator":  # or_, and_, not_ and is_ are Python's own words
         return False
-    return (name.endswith("_") and not name.endswith("__")) or bool(_argument(node, "inplace", False))
+    default = _parameters(target).get("inplace", (0, False))[1] if op == "call_function" else False
+    return (name.endswith("_") and not name.endswith("__")) or bool(default)
 
 
 def mutates(node: fx.Node) -> bool:

@@ -28,7 +28,7 @@ from schedule.tracing.hooks import is_hooked
 from schedule.tracing.portable import pack_graph, unpack_graph
 from schedule.tracing.reading.ledger import Ledger, whole
 from schedule.tracing.signature import Parameters
-from schedule.tracing.specialisation import Entered, Specialisation, original_class, specialise
+from schedule.tracing.specialisation import Entered, Specialisation, in_mode, original_class, specialise
 from schedule.tracing.specs import TensorSpec
 from schedule.tracing.structure import map_structure
 
@@ -70,9 +70,11 @@ def expand(
     if only is not None:
         return _expanded(specialisation, module, recording, only)
     known = _full.setdefault(specialisation.graph, [])
-    for expansion in known:
-        if _fits(expansion, specialisation.graph, module):
-            return expansion
+    if known:
+        with in_mode(module, specialisation.training):
+            for expansion in known:
+                if _fits(expansion, specialisation.graph, module):
+                    return expansion
     known.append(_expanded(specialisation, module, recording, None))
     return known[-1]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -156,9 +156,11 @@ def _traced_once(
 ) -> Specialisation:
     """A graph of calls of ``module`` alone, which like modules share."""
     known: list[Specialisation] = recording.traced.setdefault(likeness(module, call, forward, training, autocast), [])
-    for made in known:
-        if made.ledger.holds(module):
-            return made
+    if known:
+        with in_mode(module, training):
+            for made in known:
+                if made.ledger.holds(module):
+                    return made
     made = _traced(module, forward, call, recording, training, lambda child, path: False, autocast)
     if not has_constants(made):
         known.append(made)
@@ -202,24 +204,30 @@ def _traced_by(
     builder = SignatureBuilder(tracer.placeholder)
     args, kwargs = builder.build(parameters, call)
     tracer.evaluator.know_arguments((args, kwargs))
-    flags = [(child, child.training) for child in module.modules()]
-    try:
-        for child, _ in flags:
-            child.training = training
-        with environment.entered(), attributes_unchanged(module):
-            result = tracer.run(forward, (module, *args), kwargs)
-            returned = tracer.described(result)
-            written = _written(tracer, result)
-            tracer.evaluator.assignments.write(tracer)
-    finally:
-        for child, flag in flags:
-            child.training = flag
+    with in_mode(module, training), environment.entered(), attributes_unchanged(module):
+        result = tracer.run(forward, (module, *args), kwargs)
+        returned = tracer.described(result)
+        written = _written(tracer, result)
+        tracer.evaluator.assignments.write(tracer)
     tracer.graph.output(written)
     builder.signature.conditions += environment.conditions(builder.signature)
     builder.signature.conditions += parameter_conditions(module, builder.signature)
     builder.signature.conditions += fast_path_conditions(module, forward)
     made = _finished(tracer, builder.signature, training, call, autocast)
     return dataclasses.replace(made, returned=returned)
+
+
+@contextmanager
+def in_mode(module: nn.Module, training: bool) -> Iterator[None]:
+    """Within, ``module`` and all in it are in training, or in evaluation."""
+    flags = [(child, child.training) for child in module.modules()]
+    try:
+        for child, _ in flags:
+            child.training = training
+        yield
+    finally:
+        for child, flag in flags:
+            child.training = flag
 
 
 def _finished(
