@@ -33,12 +33,12 @@ class Declined:
 
 def intact(module: nn.Module, cls: type, training: bool) -> bool:
     """Whether a submodule, whose inside is part of a graph, is still what it was: same class, no hook that acts."""
-    return (
-        type(module) is cls
-        and module.training is training
-        and not acts_now(module)
-        and "forward" not in module.__dict__
-    )
+    own = module.__dict__
+    if type(module) is not cls or own["training"] is not training or "forward" in own:
+        return False
+    before, after = own["_forward_pre_hooks"], own["_forward_hooks"]
+    hooked = before or after or own["_backward_hooks"] or own["_backward_pre_hooks"]
+    return not (hooked and acts_now(module))
 
 
 def generated_select(
@@ -54,7 +54,8 @@ def generated_select(
     namespace: dict[str, Any] = {"torch": torch, "_intact": intact, "_acts_on_all": acts_on_all}
     namespace["_compiling"] = torch.compiler.is_compiling
     parameters = Parameters(forward)
-    lines = [f"def select({parameters.declaration(namespace)}):", "    _own = self.__dict__"]
+    lines = [f"def select({parameters.declaration(namespace)}):"]
+    lines += ["    _own = self.__dict__", "    _followed = _compiling()"]
     for index, specialisation in enumerate(specialisations):
         conditions = _conditions(specialisation, index, namespace, scheduled_class)
         namespace[f"_run_{index}"] = specialisation.function
@@ -103,4 +104,4 @@ def _ledger_condition(ledger: Ledger, path: str, name: str, namespace: dict[str,
         return []
     namespace |= {name: ledger.function, f"{name}_compiled": ledger.under_compiler}
     module = module_source(path)
-    return [f"({name}_compiled({module}) if _compiling() else {name}({module}))"]
+    return [f"({name}_compiled({module}) if _followed else {name}({module}))"]

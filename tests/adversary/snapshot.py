@@ -263,12 +263,14 @@ _BY_TORCH = {"manual_seed", "__init__", "__setstate__"}  # torch.compile itself 
 _TOLERANCES = {torch.float64: 1e-8, torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
 
 
-def differences(ours: Any, theirs: Any, exact: bool = False, path: str = "", tolerance: float = 0.0) -> Iterator[str]:
-    """What differs between two observations, one line each; ``tolerance`` is that of the dtypes if 0."""
+def differences(
+    ours: Any, theirs: Any, exact: bool = False, path: str = "", tolerance: float = 0.0, slack: float = 1.0
+) -> Iterator[str]:
+    """What differs between two observations, one line each; ``tolerance`` is that of the dtypes if 0, times ``slack``."""
     if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
         if ours.facts != theirs.facts:
             yield f"{path}: {_told(ours.facts)}, should be {_told(theirs.facts)}"
-        elif not _close(ours.value, theirs.value, exact, tolerance):
+        elif not _close(ours.value, theirs.value, exact, tolerance, slack):
             yield f"{path}: values differ by {_distance(ours.value, theirs.value)}"
     elif isinstance(ours, dict) and isinstance(theirs, dict):
         for key in [*theirs, *(key for key in ours if key not in theirs)]:
@@ -276,7 +278,7 @@ def differences(ours: Any, theirs: Any, exact: bool = False, path: str = "", tol
                 here = ours if key in ours else theirs
                 yield f"{path}{key}: {'is too much' if key in ours else 'is missing'}: {_told(here[key])}"
             else:
-                yield from differences(ours[key], theirs[key], exact, f"{path}{key}", tolerance)
+                yield from differences(ours[key], theirs[key], exact, f"{path}{key}", tolerance, slack)
     elif isinstance(ours, tuple) and isinstance(theirs, tuple) and len(ours) == len(theirs):
         if not all(map(_equal, ours, theirs)):
             yield f"{path}: {_told(ours)}, should be {_told(theirs)}"
@@ -293,13 +295,13 @@ def _equal(ours: Any, theirs: Any) -> bool:
     return type(ours) is type(theirs) and bool(ours == theirs)
 
 
-def _close(ours: torch.Tensor, theirs: torch.Tensor, exact: bool, tolerance: float) -> bool:
+def _close(ours: torch.Tensor, theirs: torch.Tensor, exact: bool, tolerance: float, slack: float) -> bool:
     if ours.is_meta or theirs.is_meta:
         return ours.is_meta and theirs.is_meta
     if exact or ours.dtype not in _TOLERANCES:
         floating = ours.is_floating_point()
         return torch.equal(torch.nan_to_num(ours), torch.nan_to_num(theirs)) if floating else torch.equal(ours, theirs)
-    tolerance = tolerance or _TOLERANCES[ours.dtype]
+    tolerance = slack * (tolerance or _TOLERANCES[ours.dtype])
     ours, theirs = ours.double(), theirs.double()
     finite = theirs[theirs.isfinite()]
     scale = float(finite.abs().max()) if finite.numel() else 1.0

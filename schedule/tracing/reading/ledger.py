@@ -166,18 +166,9 @@ def _is_tensor(value: Any, kind: tuple[torch.dtype, Any]) -> bool:
     return bool(value.dim() == kind[1] if type(kind[1]) is int else value.shape == kind[1])
 
 
-def _computes_in(module: nn.Module, expected: tuple[tuple[str, ...], torch.dtype]) -> bool:
-    """Whether the parameter at a path in ``module``, or its first one if there is none, has the dtype it had."""
-    (*parts, name), dtype = expected
-    held: Any = module
-    try:
-        for part in parts:
-            held = held.__dict__["_modules"][part]
-        found = held.__dict__["_parameters"][name].dtype
-    except (KeyError, AttributeError):
-        floating = (each.dtype for each in module.parameters() if each.is_floating_point())
-        found = next(floating, dtype)
-    return bool(found is dtype)
+def _first_dtype(module: nn.Module) -> torch.dtype | None:
+    """What a module computes in whose parameters have other names than they had; None without any."""
+    return next((each.dtype for each in module.parameters() if each.is_floating_point()), None)
 
 
 def _class_lacks(value: Any, name: str) -> bool:
@@ -201,7 +192,7 @@ _CONDITIONS: dict[str, str] = {
     "false": "not {0}",
     "calls": "_calls({0}, {1})",
     "tensor": "_is_tensor({0}, {1})",
-    "computes_in": "_computes_in({0}, {1})",
+    "computes_in": "",  # written as statements
     "class_lacks": "_class_lacks({0}, {1})",
     "untouched": "_is_untouched({0}, {1})",
 }
@@ -210,7 +201,7 @@ _FOLLOWED = {
     **{kind: _CONDITIONS[kind] for kind in ("length", "keys", "contains", "lacks_item")},
 }
 _HELPERS = {"_same": same, "_is_of_class": _is_of_class, "_lacks": _lacks, "_calls": _calls, "_is_tensor": _is_tensor}
-_HELPERS |= {"_computes_in": _computes_in, "_class_lacks": _class_lacks, "_is_untouched": _is_untouched}
+_HELPERS |= {"_first_dtype": _first_dtype, "_class_lacks": _class_lacks, "_is_untouched": _is_untouched}
 
 
 _SHARED = (types.FunctionType, types.BuiltinFunctionType, type)
@@ -372,10 +363,24 @@ class _Code:
         """Return False unless ``guard`` holds."""
         value = self.value(guard.source)
         expected = guard.expected
+        if guard.kind == "computes_in":
+            self._add_dtype(value, *expected)
+            return
         other = self.value(expected) if isinstance(expected, Source) else self.constant(expected)
         if guard.kind in ("lacks_item", "contains", "lacks", "class_lacks") and type(expected) is str:
             other = repr(expected)
         self.lines.append(f"        if not ({self._conditions[guard.kind].format(value, other)}): return False")
+
+
+    def _add_dtype(self, module: str, path: tuple[str, ...], dtype: torch.dtype) -> None:
+        *holders, name = path
+        found = module + "".join(f"._modules[{part!r}]" for part in holders) + f"._parameters[{name!r}].dtype"
+        self.lines += [
+            "        try:",
+            f"            if {found} is not {self.constant(dtype)}: return False",
+            "        except (KeyError, AttributeError):",
+            f"            if _first_dtype({module}) is not {self.constant(dtype)}: return False",
+        ]
 
 
 def _compiled(guards: Iterable[Guard], conditions: Mapping[str, str] = _CONDITIONS) -> Callable[[Any], bool]:
