@@ -266,7 +266,7 @@ _TOLERANCES = {torch.float64: 1e-8, torch.float32: 2e-5, torch.bfloat16: 4e-2, t
 def differences(
     ours: Any, theirs: Any, exact: bool = False, path: str = "", tolerance: float = 0.0, slack: float = 1.0
 ) -> Iterator[str]:
-    """What differs between two observations, one line each; ``tolerance`` is that of the dtypes if 0, times ``slack``."""
+    """What differs between two observations, a line each; ``tolerance``, or that of the dtypes, ``slack`` times."""
     if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
         if ours.facts != theirs.facts:
             yield f"{path}: {_told(ours.facts)}, should be {_told(theirs.facts)}"

@@ -97,6 +97,8 @@ class EveryModelScheduled:
         fall_back = ScheduledState.fall_back
 
         def counted(state: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():  # counts here would be guards of what is compiled
+                return fall_back(state, *args, **kwargs)
             before = state.fallbacks
             try:
                 return fall_back(state, *args, **kwargs)
