@@ -23,6 +23,7 @@ from torch.fx._symbolic_trace import _patch_function
 
 from schedule.errors import NotApplicable
 from schedule.tracing.lock import TRACING
+from schedule.tracing.structure import generated_class
 
 STATE = "_schedule_state"
 ORIGINAL = "_schedule_original"
@@ -245,7 +246,7 @@ def put_on(module: nn.Module, state: Any) -> None:
         NotApplicable: its class has another forward than the one that the graphs stand for.
     """
     table, cls = vars(module), type(module)
-    if _position(cls, state.module_class) is None:
+    if generated_class(cls, state.module_class) is None:
         before = table.get(STATE)
         cls = vars(cls).get(ORIGINAL, cls) if before is None else without(cls, before.module_class)
         if cls.forward is not state.module_class.forward:
@@ -267,11 +268,6 @@ def take_off(module: nn.Module) -> None:
         module.__class__ = without(type(module), state.module_class)
 
 
-def _position(cls: type, original: type) -> type | None:
-    """The generated class of ``original`` among the bases of ``cls``."""
-    return next((each for each in cls.__mro__ if vars(each).get(ORIGINAL) is original), None)
-
-
 def without(cls: type, original: type) -> type[Any]:
     """``cls`` with ``original`` in place of its generated class, made anew where another class lies on top.
 
@@ -280,7 +276,7 @@ def without(cls: type, original: type) -> type[Any]:
     """
     if vars(cls).get(ORIGINAL) is original:
         return original
-    if _position(cls, original) is None or not _is_anonymous(cls):
+    if generated_class(cls, original) is None or not _is_anonymous(cls):
         return cls
     bases = tuple(without(base, original) for base in cls.__bases__)
     if bases == cls.__bases__:

@@ -11,12 +11,11 @@ import torch
 from torch import nn
 
 from schedule import recording as recordings
-from schedule.classes import STATE, scheduled_class, wraps_forward
 from schedule.errors import ScheduleError, TraceError
 from schedule.examples import example_inputs
 from schedule.generators import torch_states
 from schedule.recording import Call, Recording, as_call, undisturbed
-from schedule.runtime import ScheduledState, forward_of, state_of, uncounted
+from schedule.runtime import ScheduledState, as_scheduled, forward_of, state_of, uncounted
 from schedule.snapshots import Snapshot, modes_restored
 from schedule.tracing.calls import interceptable, intercepted_calls
 from schedule.tracing.guards import GuardMiss
@@ -211,7 +210,7 @@ class Graphs:
             known = {id(made) for each in recording.traced.values() for made in each}
             made = None
             try:
-                with modes_restored(), _as_scheduled(module):
+                with modes_restored(), as_scheduled(module):
                     made = specialise(module, forward, call, recording, training, enter)
             finally:
                 looked_at = made is None or not (self._together or id(made) in known)
@@ -272,26 +271,6 @@ class Graphs:
             full = other_shapes(self.example_inputs)[:_CHECKED_SHAPES]
             self._batches = [*small_shapes(self.example_inputs), *full]
         return self._batches
-
-
-@contextmanager
-def _as_scheduled(module: nn.Module) -> Iterator[None]:
-    """Within, ``module`` has the class it will run as, where a base of it changes the forward of each subclass.
-
-    transformers' layers do: the outermost class checkpoints, and a graph is what runs inside of that.
-    """
-    cls = type(module)
-    told = any("__init_subclass__" in vars(base) for base in cls.__mro__ if base is not object)
-    if state_of(module) is not None or not told or not wraps_forward(scheduled_class(cls)):
-        yield
-        return
-    vars(module)[STATE] = ScheduledState(cls, (), "")
-    module.__class__ = scheduled_class(cls)
-    try:
-        yield
-    finally:
-        module.__class__ = cls
-        vars(module).pop(STATE)
 
 
 class _Comparison:

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.overrides import _get_current_function_mode_stack
 
-from schedule.classes import STATE, put_on, scheduled_class, take_off
+from schedule.classes import STATE, put_on, scheduled_class, take_off, wraps_forward
 from schedule.dispatch import Declined, Select, Selected, generated_select
 from schedule.tracing.guards import GuardMiss
 from schedule.tracing.hooks import acts_on_all
@@ -324,6 +324,26 @@ def put(module: nn.Module, state: ScheduledState | None) -> None:
         take_off(module)
     else:
         put_on(module, state)
+
+
+@contextmanager
+def as_scheduled(module: nn.Module) -> Iterator[None]:
+    """Within, ``module`` has the class it will run as, where a base of it changes the forward of each subclass.
+
+    transformers' layers do: the outermost class checkpoints, and a graph is what runs inside of that.
+    """
+    cls = type(module)
+    told = any("__init_subclass__" in vars(base) for base in cls.__mro__ if base is not object)
+    if state_of(module) is not None or not told or not wraps_forward(scheduled_class(cls)):
+        yield
+        return
+    vars(module)[STATE] = ScheduledState(cls, (), "")
+    module.__class__ = scheduled_class(cls)
+    try:
+        yield
+    finally:
+        module.__class__ = cls
+        vars(module).pop(STATE)
 
 
 __all__ = [

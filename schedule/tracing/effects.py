@@ -51,7 +51,7 @@ def _changes_first(node: fx.Node) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _is_in_place(op: str, target: Any) -> bool:
     """Whether a target changes its first argument, unless it is told not to."""
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    name = _name(target)
     if target in (operator.setitem, setattr) or name == "__setitem__" or name.strip("_") in _AUGMENTED:
         return True
     if getattr(target, "__module__", "") == "_operator":  # or_, and_, not_ and is_ are Python's own words
@@ -69,7 +69,7 @@ def uses_random(node: fx.Node) -> bool:
     """Whether the node draws random numbers (a dropout that is switched off does not)."""
     if node.op not in ("call_function", "call_method"):
         return False
-    name = _name(node)
+    name = _name(node.target)
     if "dropout" in name:
         return drops(_argument(node, "p", 0.5), _argument(node, "training", True))
     if name == "scaled_dot_product_attention":
@@ -82,8 +82,8 @@ def drops(probability: object, training: object) -> bool:
     return training is not False and not (type(probability) in (int, float, bool) and probability == 0)
 
 
-def _name(node: fx.Node) -> str:
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+def _name(target: Any) -> str:
+    return target if isinstance(target, str) else getattr(target, "__name__", "")
 
 
 def _argument(node: fx.Node, name: str, default: object) -> object:
@@ -149,7 +149,7 @@ def _made_here(value: fx.Node) -> bool:
     if isinstance(value.target, type) and value.meta.get("object"):  # a cache; it takes settings, and gives none away
         parts = [part for part in value.all_input_nodes if part.op != "get_attr" or "spec" in part.meta]
         return all(map(_made_here, parts))
-    name = _name(value)
+    name = _name(value.target)
     if name in _MAKES_NEW and not mutates(value):
         return True
     return all(map(_made_here, value.all_input_nodes))

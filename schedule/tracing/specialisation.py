@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -137,34 +137,25 @@ def specialise(
     Raises:
         TraceError: the forward cannot be turned into a graph; says at which line and why.
     """
-    if enter is not None:
-        made = _traced(module, forward, call, recording, training, enter, autocast)
-    else:
-        made = _traced_once(module, forward, call, recording, training, autocast)
+    known: list[Specialisation] = []
+    if enter is None:
+        known = recording.traced.setdefault(likeness(module, call, forward, training, autocast), [])
+    made = _holding(known, module, training)
+    if made is None:
+        made = _traced(module, forward, call, recording, training, enter or (lambda child, path: False), autocast)
+        if enter is None and not has_constants(made):
+            known.append(made)
     if autocast is None and forward is original_class(module).forward:
         recording.returned[module, training].append((call, made.returned))
     return made
 
 
-def _traced_once(
-    module: nn.Module,
-    forward: Callable[..., Any],
-    call: Call,
-    recording: Recording,
-    training: bool,
-    autocast: torch.dtype | None,
-) -> Specialisation:
-    """A graph of calls of ``module`` alone, which like modules share."""
-    known: list[Specialisation] = recording.traced.setdefault(likeness(module, call, forward, training, autocast), [])
-    if known:
-        with in_mode(module, training):
-            for made in known:
-                if made.ledger.holds(module):
-                    return made
-    made = _traced(module, forward, call, recording, training, lambda child, path: False, autocast)
-    if not has_constants(made):
-        known.append(made)
-    return made
+def _holding(known: Sequence[Specialisation], module: nn.Module, training: bool) -> Specialisation | None:
+    """The graph of a like module that holds for ``module`` too."""
+    if not known:
+        return None
+    with in_mode(module, training):
+        return next((made for made in known if made.ledger.holds(module)), None)
 
 
 def _traced(

@@ -115,8 +115,12 @@ def map_fields(value: Any, function: Callable[[str, Any], Any]) -> Any:
 def original_class(module: torch.nn.Module) -> type[torch.nn.Module]:
     """The user's class of ``module``, also when it is scheduled, and when its class was swapped since."""
     cls, state = type(module), object.__getattribute__(module, "__dict__").get("_schedule_state")
-    scheduled = None if state is None else state.module_class
-    if scheduled is not None and any(vars(each).get("_schedule_original") is scheduled for each in cls.__mro__):
-        found: type[torch.nn.Module] = scheduled
+    if state is not None and generated_class(cls, state.module_class) is not None:
+        found: type[torch.nn.Module] = state.module_class
         return found
     return vars(cls).get("_schedule_original", cls)
+
+
+def generated_class(cls: type, original: type) -> type | None:
+    """The generated class of ``original`` among the bases of ``cls``."""
+    return next((each for each in cls.__mro__ if vars(each).get("_schedule_original") is original), None)

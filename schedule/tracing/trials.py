@@ -36,11 +36,9 @@ def tried(graph: fx.Graph, training: bool, compiled: Callable[[fx.Graph], Run]) 
     """
     run, nodes = compiled(graph), list(graph.nodes)
     last = max((index for index, node in enumerate(nodes) if node.target in (check, check_output)), default=0)
-    return _Trial(run, graph, nodes[:last], training, compiled) if _can_be_noticed(nodes[:last], training) else run
-
-
-def _can_be_noticed(found: list[fx.Node], training: bool) -> bool:
-    return any(node.op == "call_module" or uses_random(node) or changes_given(node) for node in found)
+    found = nodes[:last]
+    noticed = any(node.op == "call_module" or uses_random(node) or changes_given(node) for node in found)
+    return _Trial(run, graph, found, training, compiled) if noticed else run
 
 
 class _Trial:

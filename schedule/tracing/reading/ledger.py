@@ -49,6 +49,12 @@ class Guard:
     source: Source
     expected: Any = None
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether it asks for a function or class, and of no module: many modules have the same guard."""
+        kinds = (types.FunctionType, types.BuiltinFunctionType, type)
+        return isinstance(root(self.source), Const) and isinstance(self.expected, kinds)
+
     def __str__(self) -> str:
         return f"{described(self.source)} {self.kind} {self.expected!r}"
 
@@ -204,7 +210,6 @@ _HELPERS = {"_same": same, "_is_of_class": _is_of_class, "_lacks": _lacks, "_cal
 _HELPERS |= {"_first_dtype": _first_dtype, "_class_lacks": _class_lacks, "_is_untouched": _is_untouched}
 
 
-_SHARED = (types.FunctionType, types.BuiltinFunctionType, type)
 _ABSENT = "(LookupError, AttributeError, TypeError, ValueError)"
 
 
@@ -243,13 +248,12 @@ class Ledger:
     @cached_property
     def own(self) -> Ledger:
         """The guards on what is reached from the module."""
-        guards = tuple(guard for guard in self.guards if guard not in self.shared)
-        return Ledger(guards) if self.shared else self
+        return Ledger(guard for guard in self.guards if not guard.is_shared) if self.shared else self
 
     @cached_property
     def shared(self) -> tuple[Guard, ...]:
         """The guards on what belongs to no module: functions, classes, globals."""
-        return tuple(g for g in self.guards if isinstance(root(g.source), Const) and isinstance(g.expected, _SHARED))
+        return tuple(guard for guard in self.guards if guard.is_shared)
 
     def missed(self, module: nn.Module) -> Guard | None:
         """The first guard that does not hold for ``module``."""
