@@ -23,7 +23,7 @@ from schedule.examples import example_inputs
 from schedule.group import Group
 from schedule.matching import Match, Site
 from schedule.patterns import Occurrence
-from schedule.patterns.ops import MODULES, find_form
+from schedule.patterns.ops import find_form, operation_of
 from schedule.primitives.registry import query
 from schedule.primitives.splicing import Place as MatchPlace
 from schedule.primitives.splicing import splice_in
@@ -172,7 +172,7 @@ class _Optimization:
         inner = [module for module in reached if next(module.children(), None) is not None]
         self.graphs.ensure(inner)
         yield from inner
-        leaves = [m for m in reached if m not in inner and m not in self.opened and type(m) not in MODULES]
+        leaves = [m for m in reached if m not in inner and m not in self.opened and operation_of(type(m)) is None]
         self.graphs.ensure(leaves)
         yield from leaves
 

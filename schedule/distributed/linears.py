@@ -17,6 +17,7 @@ from torch.overrides import _pop_mode_temporarily
 
 from schedule.patterns.normalise import normalise
 from schedule.patterns.values import OpNode
+from schedule.tracing.own_forward import has_own_forward
 
 _UNTRACEABLE = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
@@ -29,7 +30,7 @@ def computes_linear(cls: type[Any], biased: bool) -> bool:
         cls: any class of modules.
         biased: for instances that have a bias.
     """
-    if cls is nn.Linear:
+    if cls is nn.Linear and has_own_forward(cls):
         return True
     if not issubclass(cls, nn.Linear) or cls.__call__ is not nn.Module.__call__:
         return False

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from schedule.distributed.chunks import chunk_bounds
 from schedule.distributed.linears import computes_linear
 from schedule.primitives.trace import is_basic
+from schedule.tracing.own_forward import is_conv1d
 from schedule.tracing.specialisation import original_class
 
 SHARDING = "_schedule_sharding"
@@ -61,9 +62,7 @@ def projection_of(module: nn.Module) -> Projection | None:
     biased = module._parameters.get("bias") is not None
     if isinstance(module, nn.Linear) and computes_linear(cls, biased):  # type: ignore[arg-type]
         return LINEAR
-    if cls.__name__ == "Conv1D" and cls.__module__ == "transformers.pytorch_utils":
-        return CONV1D
-    return None
+    return CONV1D if is_conv1d(cls) else None
 
 
 def stays_call(module: nn.Module) -> bool:

@@ -18,6 +18,7 @@ from schedule.distributed.shapes import Shapes
 from schedule.distributed.values import Dims, Layer, Propagated, Value
 from schedule.patterns.normalise import normalise
 from schedule.patterns.values import OpNode, operands
+from schedule.tracing.own_forward import has_own_forward
 from schedule.tracing.specialisation import original_class
 from schedule.tracing.specs import TensorSpec
 
@@ -218,7 +219,7 @@ class _Propagation(Shapes):
                 self.beside(path, name, given[1])
             return given
         pointwise = cls.__module__ in _POINTWISE_MODULES and not isinstance(module, _NOT_POINTWISE)
-        if pointwise and isinstance(spec, TensorSpec) and not module._parameters:
+        if pointwise and has_own_forward(cls) and isinstance(spec, TensorSpec) and not module._parameters:
             return given
         return self.unknown(node)
 

@@ -15,7 +15,7 @@ from schedule.tracing.opaque import Constant
 from schedule.tracing.regions import REGION_FUNCTIONS
 
 from . import optable  # fills the vocabulary
-from .ops import METHODS, MODULES, PURE, CannotBind, Form, find_form, is_tensor_method
+from .ops import METHODS, MODULES, PURE, CannotBind, Form, find_form, is_tensor_method, operation_of
 from .regions import reads_metadata
 
 _GLOBAL_PREFIXES = ("set_", "_set", "manual_seed", "seed", "use_", "_enter", "_exit")
@@ -58,10 +58,10 @@ BARRIER = Effects(opaque=True, barrier=True)
 
 
 def is_plain_module(module: nn.Module | None) -> TypeGuard[nn.Module]:
-    """Whether calling ``module`` does just what its ``torch.nn`` class says: no hook or own forward."""
+    """Whether calling ``module`` computes just the operation of its class: no hook, no forward in its place."""
     return (
         module is not None
-        and type(module) in MODULES
+        and operation_of(type(module)) is not None
         and "forward" not in module.__dict__
         and not any(getattr(module, hooks) for hooks in _HOOKS)
     )

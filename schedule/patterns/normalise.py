@@ -142,7 +142,7 @@ class Builder:
         if inspect.isfunction(target):
             try:
                 bound = inspect.signature(target).bind(*args, **kwargs)
-            except TypeError:
+            except (TypeError, ValueError):  # ValueError: it says that it wraps a built-in function
                 return {str(i): a for i, a in enumerate(args)} | kwargs
             bound.apply_defaults()
             return dict(bound.arguments)

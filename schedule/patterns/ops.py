@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import inspect
 import operator
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,8 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 from torch import nn
+
+from schedule.tracing.own_forward import functions_called, has_own_forward
 
 REQUIRED = inspect.Parameter.empty
 ALIASES = {"axis": "dim", "self": "input", "x": "input", "keepdims": "keepdim"}
@@ -153,6 +156,13 @@ def _own_names(function: Any, definition: OpDef, signature: str) -> tuple[tuple[
     return tuple(params), variadic, defaults
 
 
+def _is_shipped(function: Any) -> bool:
+    """Whether ``function`` is torch's or Python's own, and was not put in its place before this module was loaded."""
+    if isinstance(function, types.FunctionType):
+        return function.__globals__["__name__"].split(".")[0] == "torch"
+    return isinstance(function, types.BuiltinFunctionType)
+
+
 def register_op(
     name: str,
     signature: str,
@@ -182,7 +192,7 @@ def register_op(
     DEFINITIONS[name] = definition
     spaces = (torch, functional, torch.special, torch._C._nn, operator)
     found = [getattr(space, n) for space in spaces for n in (name, name + "_") if hasattr(space, n)]
-    for function in [*found, *functions]:
+    for function in [*filter(_is_shipped, found), *functions]:
         if callable(function):
             mutating = getattr(function, "__name__", "").endswith(f"{name}_")
             register_form(name, function, mutates=mutating)
@@ -229,6 +239,13 @@ def register_form(
 def register_module(name: str, kind: type[nn.Module], arguments: ModuleArguments) -> None:
     """Let ``kind`` (exactly, no subclass) be the operation ``name`` with these arguments."""
     MODULES[kind] = (name, arguments)
+
+
+def operation_of(cls: type[nn.Module]) -> str | None:
+    """The operation that a ``cls`` computes; None where its forward, or the function it calls, has been replaced."""
+    name = MODULES[cls][0] if cls in MODULES and has_own_forward(cls) else None
+    forms = (find_form("call_function", function) for _, _, function in functions_called(cls.forward))
+    return name if name and all(form is not None and form.definition.name == name for form in forms) else None
 
 
 def declare_pure(function: Callable[..., Any], *, rng: bool = False) -> None:

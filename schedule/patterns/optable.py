@@ -199,7 +199,7 @@ _INPLACE = _attributes("inplace")
 MODULE_ROWS: list[tuple[type[nn.Module], str, ModuleArguments]] = [
     (nn.Identity, "identity", _attributes()),
     (nn.ReLU, "relu", _INPLACE),
-    (nn.ReLU6, "relu6", _INPLACE),
+    (nn.ReLU6, "hardtanh", _attributes("min_val", "max_val", "inplace")),
     (nn.SiLU, "silu", _INPLACE),
     (nn.Mish, "mish", _INPLACE),
     (nn.Hardswish, "hardswish", _INPLACE),

@@ -13,7 +13,8 @@ from schedule.errors import NotApplicable, TraceError
 from schedule.primitives.registry import primitive
 from schedule.rebinding import keep_erased
 from schedule.recording import Recording
-from schedule.tracing.expansion import expand, is_projection
+from schedule.tracing.expansion import expand
+from schedule.tracing.own_forward import is_projection
 from schedule.tracing.specialisation import Specialisation, original_class
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from schedule.errors import NotApplicable, PathError, TraceError
 from schedule.globs import is_glob, matcher
 from schedule.primitives.registry import primitive
 from schedule.runtime import state_of
-from schedule.tracing.expansion import is_conv1d
 from schedule.tracing.hooks import is_hooked
+from schedule.tracing.own_forward import is_conv1d
 
 if TYPE_CHECKING:
     from schedule.tree import Schedule
@@ -124,7 +124,7 @@ def is_basic(module: nn.Module) -> bool:
     """Whether ``module`` stays a call when what calls it is flattened."""
     if isinstance(module, nn.Sequential):
         return False
-    return type(module).__module__.startswith("torch.nn.") or is_conv1d(module)
+    return type(module).__module__.startswith("torch.nn.") or is_conv1d(type(module))
 
 
 def _is_leaf(module: nn.Module, path: str, leaves: Sequence[Any]) -> bool:

@@ -25,6 +25,7 @@ from schedule.errors import TraceError
 from schedule.recording import Call, Recording
 from schedule.tracing.effects import has_effect
 from schedule.tracing.hooks import is_hooked
+from schedule.tracing.own_forward import is_conv1d, is_projection
 from schedule.tracing.portable import pack_graph, unpack_graph
 from schedule.tracing.reading.ledger import Ledger, whole
 from schedule.tracing.signature import Parameters
@@ -121,17 +122,6 @@ def _own_graph(child: nn.Module, training: bool) -> Specialisation | None:
     return None
 
 
-def is_projection(module: nn.Module) -> bool:
-    """Whether ``module`` is a plain Linear, or transformers' Conv1D (a Linear with its weight transposed)."""
-    return type(module) is nn.Linear or is_conv1d(module)
-
-
-def is_conv1d(module: nn.Module) -> bool:
-    """Whether ``module`` is transformers' Conv1D: ``x @ weight + bias``, weight of shape [in, out]."""
-    cls = type(module)
-    return cls.__name__ == "Conv1D" and cls.__module__ == "transformers.pytorch_utils"
-
-
 def _open(
     expansion: Expansion, call: fx.Node, child: nn.Module, specialisation: Specialisation, recording: Recording
 ) -> None:
@@ -166,7 +156,7 @@ def _open(
 def _open_projection(graph: fx.Graph, call: fx.Node, child: Any) -> tuple[list[fx.Node], fx.Node]:
     source = call.args[0] if call.args else next(iter(call.kwargs.values()))
     weight = graph.create_node("get_attr", f"{call.target}.weight", name=f"{call.name}__weight")
-    product_of = torch.matmul if is_conv1d(child) else F.linear
+    product_of = torch.matmul if is_conv1d(type(child)) else F.linear
     product = graph.create_node("call_function", product_of, (source, weight), name=f"{call.name}__product")
     bias = graph.create_node("get_attr", f"{call.target}.bias", name=f"{call.name}__bias")
     made = {weight: TensorSpec.of(child.weight), product: call.meta.get("spec"), bias: TensorSpec.of(child.bias)}

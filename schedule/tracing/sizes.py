@@ -17,6 +17,8 @@ from torch import fx, nn
 from schedule.tracing import metadata
 from schedule.tracing.bounds import sliced_length
 from schedule.tracing.effects import changed
+from schedule.tracing.hooks import is_hooked
+from schedule.tracing.own_forward import has_own_forward, is_projection
 from schedule.tracing.scalars import scalar_of, symbolic
 from schedule.tracing.specs import TensorSpec
 
@@ -39,7 +41,6 @@ _SCALAR_OPERATORS = {
 }  # fmt: skip
 LENGTHENING = ("update", "update_conv_state", "update_recurrent_state")
 _SAME_SHAPE_MODULES = (nn.Dropout, nn.LayerNorm, nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Identity)
-_FEATURE_MODULES = ("Linear", "Conv1D")
 _REDUCTIONS = ("sum", "mean", "amax", "amin", "prod", "var", "norm")
 _MAX_NESTED = 16  # residual streams go on for as many additions as a model has layers
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
@@ -172,12 +173,13 @@ class SizeReader:
     def _through_module(self, node: fx.Node, dim: int, rank: int, value: int) -> Any:
         child = self.tracer.module.get_submodule(str(node.target))
         source = node.args[0] if node.args else next(iter(node.kwargs.values()), None)
-        if type(child).__name__ in _FEATURE_MODULES and dim == rank - 1:
+        if "forward" in vars(child) or is_hooked(child) or not has_own_forward(type(child)):
+            return None
+        if is_projection(child) and dim == rank - 1:
             features = getattr(child, "out_features", None) or getattr(child, "nf", None)
             return features if features == value else None
-        if type(child).__name__ in _FEATURE_MODULES or isinstance(child, _SAME_SHAPE_MODULES):
-            return self._from(source, dim, value)
-        if isinstance(child, nn.Embedding) and dim < rank - 1:
+        looked_up = _computes_as(child, nn.Embedding) and dim < rank - 1
+        if looked_up or is_projection(child) or any(_computes_as(child, cls) for cls in _SAME_SHAPE_MODULES):
             return self._from(source, dim, value)
         return None
 
@@ -313,6 +315,10 @@ def same_shape(node: fx.Node) -> bool:
     if node.op == "call_method":
         return node.target in _SAME_SHAPE_METHODS
     return node.op == "call_function" and getattr(node.target, "__name__", "") in _SAME_SHAPE_FUNCTIONS
+
+
+def _computes_as(child: nn.Module, cls: type[nn.Module]) -> bool:
+    return isinstance(child, cls) and type(child).forward is cls.forward
 
 
 def _rank(node: Any) -> int | None:

@@ -100,6 +100,8 @@ def summary(results: Results) -> str:
     elsewhere = [result for result in traced if not _kinds(result) & {"traced for one shape", "trace never runs"}]
     everyhow = [result for result in elsewhere if not any(kind.startswith("traced for") for kind in _kinds(result))]
     equal = [r for r in built if (r.get("equal") or r.get("trace_equal")) and not wrong(r)]
+    every_rule = [result for result in built if result.get("every_rule")]
+    by_all = [result for result in every_rule if result["every_equal"]]
     followed = [result for result in built if not result.get("untraced")]
     around = [result for result in followed if not result.get("untraced_around")]
     holding = [result for result in built if any(result.get(each) for each in ("rules", *_LEFT))]
@@ -111,7 +113,7 @@ def summary(results: Results) -> str:
         f"innermost module that a rule is about traced in {len(followed)}{_percent(followed, built)}, those around "
         f"them too in {len(around)}{_percent(around, built)}; {len(rewritten)} rewritten, of those with a construct "
         f"{len(everywhere)} everywhere{_percent(everywhere, holding)}; {len(equal)} checked and equal, "
-        f"{sum(map(wrong, built))} wrong."
+        f"{len(by_all)} of {len(every_rule)} rewritten by all rules are equal, {sum(map(wrong, built))} wrong."
     )
 
 

@@ -91,6 +91,8 @@ class Result(Outcome):
         traced: ``whole``, or ``calls`` if modules with parts of their own stayed calls.
         trace_equal: the traced root computed the same everywhere.
         trace_missed: modes, train or eval, in which its recorded call ran the original forward.
+        every_rule: as ``rules``, with ``rules="all"``.
+        every_equal: with all rules it computed the same, at two shapes.
     """
 
     rules: dict[str, int] | None = None
@@ -104,6 +106,8 @@ class Result(Outcome):
     traced: str | None = None
     trace_equal: bool | None = None
     trace_missed: list[str] = field(default_factory=list)
+    every_rule: dict[str, int] | None = None
+    every_equal: bool | None = None
 
 
 OUT_OF_MEMORY = "allocate memory"  # of the limit that `run` sets, as torch says it
@@ -128,9 +132,9 @@ def run(check: Check, name: str, path: Path, seconds: int, memory: int) -> None:
 
 
 def check(name: str, save: Callable[[Outcome], None] = lambda outcome: None) -> Result:
-    """Build, rewrite, compare, undo, trace, compare, as far as that goes."""
+    """Build, rewrite, compare, undo, trace, compare, rewrite by all rules, compare, as far as that goes."""
     result = Result(name)
-    staged(result, (_rewritten, _traced), save)
+    staged(result, (_rewritten, _traced, _rewritten_by_all), save)
     return result
 
 
@@ -218,6 +222,18 @@ def _rewritten(model: nn.Module, batch: Inputs, result: Result) -> None:
     result.undone = all(state_of(module) is None for module in model.modules()) and _same(before, _seen(model, batch))
     if not result.undone:
         result.reasons["WRONG, undo"] = "the model is not what it was"
+
+
+def _rewritten_by_all(model: nn.Module, batch: Inputs, result: Result) -> None:
+    sch = schedule.create_schedule(model, batch)
+    result.every_rule = schedule.optimize(sch, rules="all", cost_guard=False).applied
+    if not sch.history:
+        return
+    result.every_equal = False
+    other = _other(model, batch, *OTHER_SHAPES[0])
+    for each in (batch, other) if other else (batch,):
+        schedule.verify(sch, each, steps=STEPS)
+    result.every_equal = True
 
 
 def _compared(sch: schedule.Schedule, batch: Inputs, result: Result) -> None:

@@ -68,7 +68,18 @@ def test_architectures() -> None:
 
 
 def test_the_page(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    fine = vars(Result("bert", "BertModel", built=True, rules={"bias_gelu": 2}, equal=True, traced="whole"))
+    fine = vars(
+        Result(
+            "bert",
+            "BertModel",
+            built=True,
+            rules={"bias_gelu": 2},
+            equal=True,
+            traced="whole",
+            every_rule={"bias_gelu": 2},
+            every_equal=True,
+        )
+    )
     bad = vars(
         Result(
             "gpt2",
@@ -87,7 +98,7 @@ def test_the_page(tmp_path) -> None:  # type: ignore[no-untyped-def]
         "3 config classes, 2 built: 1 traced whole (50.0 %), 1 of them right at other shapes (50.0 %) and 1 at every "
         "shape that was tried, in both modes (50.0 %); every attention, MLP, norm and other innermost "
         "module that a rule is about traced in 1 (50.0 %), those around them too in 1 (50.0 %); 2 rewritten, of those "
-        "with a construct 1 everywhere (50.0 %); 1 checked and equal, 1 wrong"
+        "with a construct 1 everywhere (50.0 %); 1 checked and equal, 1 of 1 rewritten by all rules are equal, 1 wrong"
     )
     lines = (tmp_path / "page.md").read_text().splitlines()
     rows = [line for line in lines if line.startswith("| ") and not line.startswith("| architecture")]

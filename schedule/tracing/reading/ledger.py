@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from schedule.tracing.hooks import acts_now
+from schedule.tracing.own_forward import functions_called
 from schedule.tracing.reading.sources import SELF, Attr, Const, DictOf, Item, Query, Self, Source, described, root
 from schedule.tracing.structure import member_source, original_class
 
@@ -272,7 +273,8 @@ _OF_MODULES = {*vars(nn.Module()), "call_super_init", "dump_patches", "_schedule
 def whole(module: nn.Module) -> Ledger:
     """All that a module is made of, as guards: for one whose forward is known and was not followed."""
     forward: Any = original_class(module).forward
-    guards = [Guard("is", Attr(Const(original_class(module)), "forward"), forward), *_functions_named(forward)]
+    guards = [Guard("is", Attr(Const(original_class(module)), "forward"), forward)]
+    guards += [Guard("is", Attr(Const(where), name), value) for where, name, value in functions_called(forward)]
     guards += [
         Guard("tensor", Item(Item(DictOf(SELF), table), name), kind_of(tensor))
         if tensor is not None
@@ -284,18 +286,6 @@ def whole(module: nn.Module) -> Ledger:
         if name not in _OF_MODULES and is_plain_content(value):
             guards.append(Guard("content", Item(DictOf(SELF), name), snapshot(value)))
     return Ledger(guards)
-
-
-def _functions_named(function: types.FunctionType) -> list[Guard]:
-    """Guards on the functions of modules that ``function`` names: ``F.linear``, say."""
-    names = function.__code__.co_names
-    modules = [each for name in names if isinstance(each := function.__globals__.get(name), types.ModuleType)]
-    return [
-        Guard("is", Attr(Const(module), name), vars(module)[name])
-        for module in modules
-        for name in names
-        if callable(vars(module).get(name))
-    ]
 
 
 @lru_cache(maxsize=1024)
