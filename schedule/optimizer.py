@@ -36,6 +36,7 @@ from schedule.runtime import state_of
 from schedule.tracing.expansion import expand
 from schedule.tracing.hooks import is_hooked
 from schedule.tracing.specialisation import original_class
+from schedule.tracing.structure import Path
 from schedule.tree import Schedule, create_schedule
 from schedule.wording import counted
 
@@ -140,7 +141,7 @@ class _Optimization:
         self.top, self.nodes, self.rules, self.cost_guard, self.record = top, nodes, rules, cost_guard, record
         self.graphs = top.tree.graphs
         self.opened: set[nn.Module] = set()
-        self._found: dict[fx.Graph, Findings] = {}
+        self._found: dict[tuple[fx.Graph, frozenset[Path]], Findings] = {}
 
     def run(self, strict: bool) -> Report:
         before = len(self.top.history)
@@ -210,7 +211,7 @@ class _Optimization:
         for specialisation in made:
             expansion = expand(specialisation, module, self.graphs.recording)
             self.opened.update(modules[path] for path in expansion.entered)
-            findings = self.found(expansion.graph, modules, explained=specialisation is made[0])
+            findings = self.found(expansion.graph, module, modules, explained=specialisation is made[0])
             for rule, occurrence in findings.chosen:
                 key = (rule.name, *(output.name for output in occurrence.outputs))
                 site = Site(specialisation, occurrence, expansion.origin)
@@ -241,13 +242,14 @@ class _Optimization:
         fix = "register them after the model is scheduled: the original forward runs there then"
         return self.skipped(node, NotApplicable(f"hooks on {some} would not run in a rewritten operation", fix=fix))
 
-    def found(self, graph: fx.Graph, modules: dict[str, nn.Module], explained: bool) -> Findings:
+    def found(self, graph: fx.Graph, module: nn.Module, modules: dict[str, nn.Module], explained: bool) -> Findings:
         """What the rules find in ``graph``; like modules share one graph, which is searched once."""
-        if graph not in self._found:
-            findings = self._found[graph] = find_all(graph, self.rules, modules, self.cost_guard)
+        read = frozenset(self.graphs.recording.read.get(module, ()))
+        if (graph, read) not in self._found:
+            findings = self._found[graph, read] = find_all(graph, self.rules, modules, self.cost_guard, read=read)
             if explained:
                 findings.places += explain(graph, self.rules, modules, findings)
-        return self._found[graph]
+        return self._found[graph, read]
 
     # -- doing it -----------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from schedule.snapshots import Entry, Snapshot, entries_as_after, modes_restored
 from schedule.tracing.calls import intercepted_calls
 from schedule.tracing.data import Seen, depends_on_data, writes_number
 from schedule.tracing.specs import TensorSpec
-from schedule.tracing.structure import leaves, map_structure
+from schedule.tracing.structure import Path, leaves, map_structure, tensors
 
 MAX_SIGNATURES = 4
 _IMMUTABLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, range)
@@ -82,6 +82,8 @@ class Recording:
         calls: first call of each module and one per further signature, in order of appearance.
         computed: the functions of torch that each module called itself, not through its submodules.
         seen: what each module's own calls gave that depend on data, by metadata and numbers only.
+        read: where in the output of each module tensors are that were read once it had returned, or that the root
+            returns; of modules that return several tensors.
         traced: graphs already made in this recording, by what the modules have in common.
         returned: what traced calls return, with the calls, by module and mode; modes may differ.
         grad_enabled: whether forwards are traced with gradients enabled, which they may ask.
@@ -92,6 +94,7 @@ class Recording:
     calls: dict[nn.Module, list[Call]] = field(default_factory=dict)
     computed: dict[nn.Module, set[Any]] = field(default_factory=dict)
     seen: dict[nn.Module, Seen] = field(default_factory=dict)
+    read: dict[nn.Module, set[Path]] = field(default_factory=lambda: defaultdict(set), repr=False)
     traced: dict[Any, list[Any]] = field(default_factory=dict, repr=False)
     returned: dict[tuple[nn.Module, bool], list[tuple[Call, Any]]] = field(
         default_factory=lambda: defaultdict(list), repr=False
@@ -151,6 +154,19 @@ class _WatchingFunctions(TorchFunctionMode):
         self._recording = recording
         self._now: set[Any] = set()
         self._seen = Seen()
+        self._returned: Any = WeakIdKeyDictionary()  # tensor → the modules that returned it, and where
+
+    def returned(self, module: nn.Module, output: Any) -> None:
+        """``module`` has returned ``output``: who reads what of it is noted from now on."""
+        found = [(path, leaf) for path, leaf in leaves(output) if isinstance(leaf, torch.Tensor)]
+        for path, leaf in found if len(found) > 1 else ():
+            self._returned.setdefault(leaf, []).append((module, path))
+
+    def reads(self, values: Any) -> None:
+        """``values`` are read outside of the modules that returned them."""
+        for tensor in tensors(values) if self._returned else ():
+            for module, path in self._returned.get(tensor, ()):
+                self._recording.read[module].add(path)
 
     @contextmanager
     def inside(self, module: nn.Module) -> Iterator[None]:
@@ -166,6 +182,7 @@ class _WatchingFunctions(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._now.add(func)
         kwargs = kwargs or {}
+        self.reads((args, kwargs))
         result = _computed(func, args, kwargs)
         if writes_number(func, args):
             self._seen.add(torch.Tensor.item, args[0].item())
@@ -235,17 +252,20 @@ def record(root: nn.Module, example_inputs: Any) -> Recording:
     watching = _WatchingFunctions(recording)
 
     def keep(module: nn.Module, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        received = recording.describe(args), recording.describe(kwargs)
+        with torch._C.DisableTorchFunction():  # describing reads shapes, which is no reading of the model's
+            received = recording.describe(args), recording.describe(kwargs)
         with watching.inside(module):
             output = call(*args, **kwargs)
-        recording.add(module, *received, recording.describe(output))
+        with torch._C.DisableTorchFunction():
+            recording.add(module, *received, recording.describe(output))
+        watching.returned(module, output)
         return output
 
     with undisturbed(root, args, kwargs) as before, torch.no_grad(), intercepted_calls(root, keep):
         root.eval()
         try:
             with watching:
-                root(*args, **kwargs)
+                watching.reads(root(*args, **kwargs))
             recording.set_by_run = before.changed_entries()
         except ScheduleError:
             raise

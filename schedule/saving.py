@@ -65,19 +65,35 @@ def refuse_saving(
     changed = changed_later(region, ends, hazards)
     if not changed:
         return
-    before = _saved(sorted(region), {value: value for value in changed}, hazards.modules)
-    after = _saved(made, {value: ends.get(value, value) for value in changed}, hazards.modules)
-    for value, change in changed.items():
-        if (before is None or value not in before) and (after is None or value in after):
-            raise MatchError(
-                f"the replacement would keep {value.name} for the backward pass, and {change.name} changes it in place",
-                node=change,
-                fix="use the operation that is not in place",
-            )
+    before, after = {value: value for value in changed}, {value: ends.get(value, value) for value in changed}
+    inputs = {each for node in (*region, *made) for each in node.all_input_nodes if each not in region}
+    given = {_origin(node) for node in inputs.difference(made)}.union(
+        _origin(node) for node in (*region, *made) if node.op == "get_attr"
+    )
+    for differentiated in (given, *({each} for each in given)):  # what an op saves depends on what asks for a gradient
+        was = _saved(sorted(region), before, differentiated, hazards.modules)
+        now = _saved(made, after, differentiated, hazards.modules)
+        for value, change in changed.items():
+            if (was is None or value not in was) and (now is None or value in now):
+                raise MatchError(
+                    f"the replacement would keep {value.name} for the backward pass, and {change.name} changes it in "
+                    "place",
+                    node=change,
+                    fix="use the operation that is not in place",
+                )
 
 
-def _saved(nodes: Sequence[fx.Node], wanted: Mapping[fx.Node, fx.Node | None], modules: Modules) -> set[fx.Node] | None:
-    """The keys of ``wanted`` whose values autograd saves when ``nodes`` run; None where they cannot be run."""
+def _saved(
+    nodes: Sequence[fx.Node],
+    wanted: Mapping[fx.Node, fx.Node | None],
+    differentiated: Collection[fx.Node | str],
+    modules: Modules,
+) -> set[fx.Node] | None:
+    """The keys of ``wanted`` whose values autograd saves when ``nodes`` run; None where they cannot be run.
+
+    Args:
+        differentiated: the inputs that require a gradient; parameters by their paths.
+    """
     values: dict[fx.Node, Any] = {}
     kept: list[torch.Tensor] = []  # alive until the end, so that no two have one address
 
@@ -94,7 +110,7 @@ def _saved(nodes: Sequence[fx.Node], wanted: Mapping[fx.Node, fx.Node | None], m
             for each in surroundings:
                 stack.enter_context(each)
             for node in nodes:
-                values[node] = _run(node, values, modules)
+                values[node] = _run(node, values, differentiated, modules)
     except Exception:  # a function of the user may raise anything on tensors that are all zeros
         return None
     storages = {tensor.untyped_storage()._cdata for tensor in kept}
@@ -103,27 +119,32 @@ def _saved(nodes: Sequence[fx.Node], wanted: Mapping[fx.Node, fx.Node | None], m
     return {key for key, tensor in tensors.items() if tensor.untyped_storage()._cdata in storages}
 
 
-def _run(node: fx.Node, values: dict[fx.Node, Any], modules: Modules) -> Any:
+def _run(node: fx.Node, values: dict[fx.Node, Any], differentiated: Collection[fx.Node | str], modules: Modules) -> Any:
     if node.op == "get_attr":
-        return _like(node)
-    args: Any = fx.node.map_arg(node.args, lambda given: _value(given, values))
-    kwargs: Any = fx.node.map_arg(node.kwargs, lambda given: _value(given, values))
+        return _like(node, _origin(node) in differentiated)
+
+    def value(given: fx.Node) -> Any:
+        if given not in values:
+            values[given] = _like(given, _origin(given) in differentiated)
+        return values[given]
+
+    args: Any = fx.node.map_arg(node.args, value)
+    kwargs: Any = fx.node.map_arg(node.kwargs, value)
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
     function: Any = (modules or {})[str(node.target)] if node.op == "call_module" else node.target
     return function(*args, **kwargs)
 
 
-def _value(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
-    if node not in values:
-        values[node] = _like(node)
-    return values[node]
+def _origin(node: fx.Node) -> fx.Node | str:
+    """What a value is, whichever node reads it: a parameter is its path."""
+    return str(node.target) if node.op == "get_attr" else node
 
 
-def _like(node: fx.Node) -> Any:
+def _like(node: fx.Node, differentiated: bool) -> Any:
     """A value as it looked in the recorded run, of zeros if it is a tensor: one that may be changed in place."""
     spec = node.meta["spec"]
     if not isinstance(spec, TensorSpec):
         return spec
     zeros = torch.zeros(spec.shape, dtype=spec.dtype, device=spec.device)
-    return zeros.requires_grad_().clone() if spec.dtype.is_floating_point else zeros
+    return zeros.requires_grad_().clone() if differentiated and spec.dtype.is_floating_point else zeros

@@ -14,6 +14,7 @@ from schedule.patterns.hazards import Hazards
 from schedule.rewriting import check, rewrite
 from schedule.rules.rule import Rule
 from schedule.saving import changed_later
+from schedule.tracing.structure import Path, leaves
 
 Modules = Mapping[str, nn.Module]
 
@@ -53,7 +54,12 @@ class Findings:
 
 
 def find_all(
-    graph: fx.Graph, rules: Iterable[Rule], modules: Modules, cost_guard: bool, settled: Collection[str] = ()
+    graph: fx.Graph,
+    rules: Iterable[Rule],
+    modules: Modules,
+    cost_guard: bool,
+    settled: Collection[str] = (),
+    read: Collection[Path] = (),
 ) -> Findings:
     """Every occurrence of every rule in ``graph``; overlaps go to the rule of highest rank, then to the largest.
 
@@ -63,6 +69,7 @@ def find_all(
         modules: path → module, for the calls in the graph.
         cost_guard: leave alone what would not pay.
         settled: families of rules of which that is not asked.
+        read: where in the output of the graph tensors are that are read outside.
     """
     findings = Findings()
     normal = normalise(graph, modules)
@@ -75,7 +82,7 @@ def find_all(
             result = search(graph, pattern, modules)
             findings.searched.append((rule, result))
             for occurrence in filter(rule.about, result.occurrences):
-                place = _rejected(graph, rule, occurrence, modules)
+                place = _rejected(graph, rule, occurrence, modules, read)
                 if place is not None:
                     findings.places.append(place)
                 else:
@@ -107,13 +114,27 @@ def _choose(candidates: Mapping[Occurrence, Rule], guarded: Collection[Rule], fi
     findings.chosen.sort(key=lambda chosen: chosen[1].order)
 
 
-def _rejected(graph: fx.Graph, rule: Rule, occurrence: Occurrence, modules: Modules) -> Place | None:
+def _rejected(
+    graph: fx.Graph, rule: Rule, occurrence: Occurrence, modules: Modules, read: Collection[Path]
+) -> Place | None:
     """Why ``rule`` does not take ``occurrence``, whatever its size; None if it does."""
     futile = rule.futile(occurrence)
     if futile:
         return _place(rule, occurrence, futile, "declined")
-    objection = rule.objection(occurrence) or _unsafe(graph, rule, occurrence, modules)
+    objection = rule.objection(occurrence) or _missed(graph, rule, occurrence, read)
+    objection = objection or _unsafe(graph, rule, occurrence, modules)
     return _place(rule, occurrence, objection, "skipped") if objection else None
+
+
+def _missed(graph: fx.Graph, rule: Rule, occurrence: Occurrence, read: Collection[Path]) -> str:
+    """Which output of ``occurrence`` is read outside of the graph and would not be computed any more; "" if none."""
+    discarded = [occurrence.outputs[number] for number in rule.discards if number < len(occurrence.outputs)]
+    if not read or not discarded:
+        return ""
+    (returned,) = next(node for node in reversed(graph.nodes) if node.op == "output").args
+    places = {leaf: path for path, leaf in leaves(returned) if isinstance(leaf, fx.Node)}
+    lost = [node.name for node in discarded if places.get(node) is None or places[node] in read]
+    return f"{lost[0]}, which it would not compute, is read outside of the module" if lost else ""
 
 
 def _unsafe(graph: fx.Graph, rule: Rule, occurrence: Occurrence, modules: Modules) -> str:

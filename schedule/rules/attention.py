@@ -6,10 +6,11 @@
              return weights @ v, weights
     after:   return attention(q, k, v, attn_mask=mask, dropout_p=0.1, scale=0.125), WEIGHTS_NOT_KEPT
 
-The weights ``[batch, heads, queries, keys]`` are never there. Where the module itself reads them, it is left alone.
-Where it returns them, a stand-in takes their place that raises NotApplicable as soon as somebody looks into it, which
-``output_attentions=True`` may come to. A call unlike the recorded ones runs such a module as it was written: no graph
-is made for it, since that would return less than the module does.
+The weights ``[batch, heads, queries, keys]`` are never there. Where the module itself reads them, or where the recorded
+run of the model reads or returns them, it is left alone. Where it returns them and nobody looks, a stand-in takes their
+place that raises NotApplicable as soon as somebody looks into it, which ``output_attentions=True`` may come to. A call
+unlike the recorded ones runs such a module as it was written: no graph is made for it, since that would return less
+than the module does.
 
 The results agree within rounding, not bit by bit: torch's kernels sum in another order and softmax 16-bit scores in
 float32 throughout. On the CPU dropout draws the numbers that eager torch draws; CUDA's kernels draw others. Rows that
@@ -354,6 +355,7 @@ SDPA_WITHOUT_WEIGHTS = register_rule(
         summary="attention(q, k, v, mask, p, scale=scale); weights that are returned are not kept",
         objection=_objection,
         thrift=_thrift,
+        discards=(1,),
         rank=1,  # before its softmax
         sets=("attention",),
     )

@@ -79,6 +79,7 @@ class Rule:
         objection: why an occurrence cannot be rewritten though it looks alike.
         futile: why nothing would be gained, whatever its size.
         thrift: why an occurrence would not pay; not asked with ``cost_guard=False``.
+        discards: the outputs of an occurrence, by number, that the replacement does not compute.
         bystanders: ``(pattern, reason)`` for code that is left alone on purpose; a reason may look at the occurrence.
         rank: of overlapping occurrences the one of higher rank is taken, if it pays; among equals, the larger one.
         sets: the ones of :data:`SETS` that it belongs to; a rule of none is asked for by name, and not in ``"all"``.
@@ -96,6 +97,7 @@ class Rule:
     objection: Judge = no_objection
     futile: Judge = no_objection
     thrift: Judge = no_objection
+    discards: tuple[int, ...] = ()
     bystanders: tuple[tuple[Any, str | Judge], ...] = ()
     rank: int = 0
     sets: tuple[str, ...] = ("default", "memory")

@@ -40,12 +40,25 @@ def attended(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return out
 
 
+def attended_with_a_mask(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    q, mask = x.view(2, 2, 4, 8), torch.zeros(2, 1, 4, 4, device=x.device)
+    out = torch.softmax(q @ q.transpose(-1, -2) / 2 + mask, -1) @ q
+    out += b
+    return out
+
+
 def tensors() -> list[Tensor]:
     torch.manual_seed(0)
     return [torch.randn(16, 8), torch.randn(8, 8), torch.randn(8)]
 
 
-FORMS = [(activated, "all"), (through_a_view, "all"), (input_of_the_module, "all"), (attended, "attention")]
+FORMS = [
+    (activated, "all"),
+    (through_a_view, "all"),
+    (input_of_the_module, "all"),
+    (attended, "attention"),
+    (attended_with_a_mask, "all"),
+]
 
 
 @pytest.mark.parametrize(("form", "rules"), FORMS)

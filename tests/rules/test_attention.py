@@ -106,19 +106,48 @@ def tensors(tokens: int = 6) -> list[Tensor]:
     return [torch.randn(2, 3, tokens, 8, requires_grad=True) for _ in range(3)]
 
 
-@pytest.mark.parametrize(("returns", "rule"), [("", "sdpa"), ("weights", "sdpa_without_weights"), ("mean", None)])
+class Around(nn.Module):
+    """What calls an attention, and what it does with the weights."""
+
+    def __init__(self, reads: str = "") -> None:
+        super().__init__()
+        self.attention, self.reads = Attention("weights"), reads
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Any:
+        out, weights = self.attention(q, k, v, mask)
+        if self.reads == "shape":
+            return out * weights.shape[-1]
+        if self.reads == "entropy":
+            return out, {"entropy": (weights * weights.log()).sum()}
+        return (out, [weights]) if self.reads == "returned" else out
+
+
+@pytest.mark.parametrize(("returns", "rule"), [("", "sdpa"), ("weights", None), ("mean", None)])
 def test_weights_that_are_read_stay(returns: str, rule: str | None) -> None:
     module, given = Attention(returns), (*tensors(), torch.zeros(2, 1, 6, 6))
     report = schedule.optimize(module, given, rules="attention", cost_guard=False)
     assert report.applied == ({rule: 1} if rule else {})
 
 
-def test_weights_that_are_returned_say_that_they_were_not_kept() -> None:
-    module, given = Attention("weights"), (*tensors(), torch.zeros(2, 1, 6, 6))
-    expected, _ = module(*given)
-    schedule.optimize(module, given, rules="attention", cost_guard=False)
-    out, weights = module(*given)
-    torch.testing.assert_close(out, expected)
+@pytest.mark.parametrize("reads", ["shape", "entropy", "returned"])
+def test_weights_that_a_module_around_reads_or_the_root_returns_stay(reads: str) -> None:
+    module, given = Around(reads), (*tensors(), torch.zeros(2, 1, 6, 6))
+    expected = module(*given)
+    report = schedule.optimize(module, given, rules="attention", cost_guard=False)
+    (left,) = [entry for entry in report.entries if entry.rule == "sdpa_without_weights"]
+    assert not report.applied and left.path == "attention" and "is read outside of the module" in left.reason
+    torch.testing.assert_close(module(*given), expected)
+    assert schedule.optimize(module, given, rules="all", cost_guard=False).applied == {"attention_softmax": 1}
+    torch.testing.assert_close(module(*given), expected)
+
+
+def test_weights_that_nobody_reads_say_that_they_were_not_kept() -> None:
+    module, given = Around(), (*tensors(), torch.zeros(2, 1, 6, 6))
+    expected = module(*given)
+    report = schedule.optimize(module, given, rules="attention", cost_guard=False)
+    assert report.applied == {"sdpa_without_weights": 1}
+    torch.testing.assert_close(module(*given), expected)
+    _, weights = module.attention(*given)
     assert isinstance(pickle.loads(pickle.dumps(copy.deepcopy(weights))), WeightsNotKept)
     uses: list[Callable[[], Any]] = [lambda: weights.shape, lambda: weights[0], lambda: torch.sum(weights)]
     for use in uses:
