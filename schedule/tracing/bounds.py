@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import fx, nn
 
+from schedule.tracing.dims import LENGTHENING, kept, permuted, same_shape, size_read
 from schedule.tracing.scalars import scalar_of
-
-if TYPE_CHECKING:
-    from schedule.tracing.sizes import SizeReader
+from schedule.tracing.trace import Trace
 
 
-def sliced_length(sizes: SizeReader, source: fx.Node, dim: int, part: slice) -> Any:
+class Sizes(Protocol):
+    """What reads sizes: for ``tracer``."""
+
+    tracer: Trace
+
+    def size(self, node: fx.Node, dim: int, value: int) -> Any:
+        """Size ``dim`` of ``node``."""
+
+
+def sliced_length(sizes: Sizes, source: fx.Node, dim: int, part: slice) -> Any:
     """The node that is the length of ``part`` of ``source`` along ``dim``; None if that cannot be told."""
     if part.step is not None:
         return None
@@ -25,10 +33,8 @@ def sliced_length(sizes: SizeReader, source: fx.Node, dim: int, part: slice) -> 
     return length if isinstance(length, fx.Node) and _at_least(sizes, source, dim, length) else None
 
 
-def _at_least(sizes: SizeReader, node: Any, dim: int, length: fx.Node) -> bool:
+def _at_least(sizes: Sizes, node: Any, dim: int, length: fx.Node) -> bool:
     """Whether size ``dim`` of ``node`` is ``length`` or more, whatever the inputs are."""
-    from schedule.tracing.sizes import LENGTHENING, kept, permuted, same_shape, size_read
-
     spec = node.meta.get("spec")
     rank = len(spec.shape)
     known = scalar_of(sizes.size(node, dim, spec.shape[dim]))
@@ -58,7 +64,7 @@ def _source(node: fx.Node) -> Any:
     return source if isinstance(source, fx.Node) and node.op != "get_attr" else None
 
 
-def _is_padded_convolution(sizes: SizeReader, node: fx.Node, name: str) -> bool:
+def _is_padded_convolution(sizes: Sizes, node: fx.Node, name: str) -> bool:
     """Whether the node is a convolution in one dimension, of settings of its own, which gives as much as it takes."""
     if node.op == "call_module":
         child: Any = sizes.tracer.module.get_submodule(str(node.target))

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import fx
 
 from schedule.errors import TraceError
 from schedule.tracing.source import user_line
-
-if TYPE_CHECKING:
-    from schedule.tracing.tracer import ModuleTracer
+from schedule.tracing.trace import Trace
 
 
 class TrackedDict(dict[Any, Any]):
     """A dict read from an object such as a cache: ``cache.is_updated[3] = True`` becomes a node of the graph."""
 
-    def __init__(self, tracer: ModuleTracer, node: fx.Node, items: dict[Any, Any]) -> None:
+    def __init__(self, tracer: Trace, node: fx.Node, items: dict[Any, Any]) -> None:
         super().__init__(items)
         self._tracer, self.node = tracer, node
         node.meta["object"] = True

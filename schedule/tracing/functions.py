@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -19,9 +19,7 @@ from schedule.errors import TraceError
 from schedule.tracing.derivatives import entered, is_derivative
 from schedule.tracing.source import user_line
 from schedule.tracing.structure import leaves, map_structure
-
-if TYPE_CHECKING:
-    from schedule.tracing.tracer import ModuleTracer
+from schedule.tracing.trace import Trace
 
 
 class Applied:
@@ -56,7 +54,7 @@ def _scripted(module: str, name: str) -> Applied:
 class FunctionTracker:
     """Writes autograd functions and scripted ones as nodes of one trace. Checkpoints are entered."""
 
-    def __init__(self, tracer: ModuleTracer) -> None:
+    def __init__(self, tracer: Trace) -> None:
         self.tracer = tracer
 
     def apply(self, cls: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -81,13 +79,13 @@ class FunctionTracker:
             return _written(self.tracer, Applied(function), function, args, kwargs)
 
 
-def writes(tracer: ModuleTracer) -> bool:
+def writes(tracer: Trace) -> bool:
     """Whether ``tracer`` is not just finding out what a call computes."""
     return not torch._C._is_torch_function_all_disabled() and tracer in _get_current_function_mode_stack()
 
 
 def _written(
-    tracer: ModuleTracer, target: Applied, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    tracer: Trace, target: Applied, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     if any(isinstance(leaf, nn.Module) or callable(leaf) for _, leaf in leaves((args, kwargs))):
         raise _refused(f"the function {target.__name__} is given a function or module to call")

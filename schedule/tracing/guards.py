@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
 
 from schedule.errors import TraceError
+from schedule.tracing.dims import size_read
 from schedule.tracing.effects import has_effect, is_pure_query
 from schedule.tracing.replaying import Made
 from schedule.tracing.restoring import can_be_undone
 from schedule.tracing.scalars import scalar_of
-from schedule.tracing.sizes import size_read
 from schedule.tracing.structure import literal, member_source
-
-if TYPE_CHECKING:
-    from schedule.tracing.tracer import ModuleTracer
+from schedule.tracing.tracer import ModuleTracer
 
 _INFIX = {
     operator.add: "+",

@@ -11,7 +11,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from types import CodeType, FrameType, FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
@@ -24,9 +24,7 @@ from schedule.tracing.functions import writes
 from schedule.tracing.reading.instrument import original_code
 from schedule.tracing.specs import TensorSpec
 from schedule.tracing.structure import leaves
-
-if TYPE_CHECKING:
-    from schedule.tracing.tracer import ModuleTracer
+from schedule.tracing.trace import Trace
 
 Place = CodeType
 """A function, by its code."""
@@ -37,6 +35,25 @@ _NUMBERS = (bool, int, float, str, type(None), torch.SymInt, torch.SymFloat, tor
 def indices_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """``function(*args, **kwargs)``: what a call of a function of indices is in a graph."""
     return function(*args, **kwargs)
+
+
+class Following(Protocol):
+    """What follows the functions that a forward calls."""
+
+    @property
+    def assigned(self) -> int:
+        """How many attributes were assigned so far."""
+
+    def call_function(self, function: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``function(*args, **kwargs)``, its code followed."""
+
+
+class Followed(Trace, Protocol):
+    """A trace of code that is followed."""
+
+    @property
+    def evaluator(self) -> Following:
+        """What follows it."""
 
 
 class IndexFunctions:
@@ -52,7 +69,7 @@ class IndexFunctions:
         refused: whether one of those that are known does more than a call of the graph may.
     """
 
-    def __init__(self, tracer: ModuleTracer, known: frozenset[Place]) -> None:
+    def __init__(self, tracer: Followed, known: frozenset[Place]) -> None:
         self.tracer, self.known = tracer, known
         self.outermost: set[Place] = set()
         self.innermost: set[Place] = set()
@@ -111,7 +128,7 @@ class IndexFunctions:
 
     def _is_watched(self, module: nn.Module) -> bool:
         """Whether what ``module`` assigns to its attributes is seen."""
-        path = self.tracer._module_paths.get(module)
+        path = self.tracer.path_of(module)
         return path is not None and ("." not in path or path in self.tracer.entered)
 
     def _target(self, function: FunctionType, module: nn.Module | None) -> Callable[[], Any]:
@@ -120,7 +137,7 @@ class IndexFunctions:
             named = vars(sys.modules.get(function.__module__, sys)).get(function.__name__)
             found = named if named is not None and inspect.unwrap(named) is function else function
             return lambda: self.tracer.node_of(found)
-        path = self.tracer._module_paths[module]
+        path = self.tracer.path_of(module)
         return lambda: self.tracer.graph.get_attr(f"{path}.{function.__name__}" if path else function.__name__)
 
     def _call(
@@ -151,7 +168,7 @@ class IndexFunctions:
         """What is in the containers of ``value``, how often its tensors were written to, and attributes assigned."""
         with torch._C.DisableTorchFunction():
             held = [(path, id(x), x._version if isinstance(x, torch.Tensor) else 0) for path, x in leaves(value)]
-        return [held, self.tracer.evaluator.assignments.count]
+        return [held, self.tracer.evaluator.assigned]
 
     def remove_replaced(self) -> None:
         """Remove the steps of the functions that are calls, but for sizes of their arguments that others use too.

@@ -10,7 +10,7 @@ import operator
 import sys
 import types
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -22,9 +22,7 @@ from schedule.tracing.restoring import versions
 from schedule.tracing.scalars import scalar_of
 from schedule.tracing.source import user_line
 from schedule.tracing.structure import map_structure
-
-if TYPE_CHECKING:
-    from schedule.tracing.tracer import ModuleTracer
+from schedule.tracing.trace import Trace
 
 _SPECIAL: dict[str, Callable[..., Any]] = {
     "__len__": len,
@@ -113,7 +111,7 @@ def _watched_class(cls: type) -> Any:
 class OpaqueTracker:
     """Watches the opaque objects of one trace."""
 
-    def __init__(self, tracer: ModuleTracer) -> None:
+    def __init__(self, tracer: Trace) -> None:
         self.tracer = tracer
         self._constants: dict[int, tuple[Any, fx.Node]] = {}
 

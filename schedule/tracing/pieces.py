@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from schedule.tracing.tracer import ModuleTracer
 
 _UNBINDING, _CHUNKING = ("unbind", "__iter__"), ("chunk", "unsafe_chunk")
 _SPLITTING = ("split", "unsafe_split")
 
 
-def guard_number(tracer: ModuleTracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def guard_number(
+    shape: Callable[[torch.Tensor], Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
     """From here on the graph holds where ``x.unbind()``, ``x.split(n)`` or ``x.chunk(n)`` gives so many tensors."""
     name = getattr(func, "__name__", "")
     if name not in (*_UNBINDING, *_CHUNKING, *_SPLITTING):
@@ -25,7 +25,7 @@ def guard_number(tracer: ModuleTracer, func: Any, args: tuple[Any, ...], kwargs:
         given = rest.pop(0) if rest else next(kwargs[key] for key in names if key in kwargs)
     dim = rest[0] if rest else kwargs.get("dim", 0)
     if isinstance(given, (int, torch.SymInt)) or name in _UNBINDING:
-        int(_number(name, tracer.sizes.shape(tensor)[dim], given))
+        int(_number(name, shape(tensor)[dim], given))
 
 
 def _number(name: str, size: Any, given: Any) -> Any:

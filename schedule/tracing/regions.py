@@ -9,13 +9,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
 
-if TYPE_CHECKING:
-    from schedule.tracing.tracer import ModuleTracer
+from schedule.tracing.trace import Trace
 
 
 class _Open(threading.local):
@@ -88,7 +87,7 @@ def closing(run: Callable[..., Any]) -> Callable[..., Any]:
 class RegionTracker:
     """Writes grad-mode and autocast blocks into the graph of ``tracer``."""
 
-    def __init__(self, tracer: ModuleTracer) -> None:
+    def __init__(self, tracer: Trace) -> None:
         self.tracer = tracer
         self._grad: list[tuple[fx.Node, bool]] = []
         self._autocast: dict[int, fx.Node] = {}

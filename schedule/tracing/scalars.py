@@ -12,13 +12,12 @@ import math
 import operator
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
 
-if TYPE_CHECKING:
-    from schedule.tracing.tracer import ModuleTracer
+from schedule.tracing.trace import Trace
 
 Number = int | float | bool
 _HASH = torch.SymInt.__hash__.__code__
@@ -34,7 +33,7 @@ class ScalarNode:
         value: the number seen in the recorded run.
     """
 
-    def __init__(self, tracer: ModuleTracer, node: fx.Node | Number, value: Number) -> None:
+    def __init__(self, tracer: Trace, node: fx.Node | Number, value: Number) -> None:
         self.tracer, self.node, self.value = tracer, node, value
 
     def is_int(self) -> bool:
@@ -153,7 +152,7 @@ for _name, _function in _OPERATIONS.items():
     setattr(ScalarNode, _name, _operation(_function))
 
 
-def symbolic(tracer: ModuleTracer, node: fx.Node, value: Number) -> Any:
+def symbolic(tracer: Trace, node: fx.Node, value: Number) -> Any:
     """``value`` as a SymInt, SymFloat or SymBool which remembers that ``node`` computes it."""
     scalar = ScalarNode(tracer, node, value)
     if isinstance(value, bool):

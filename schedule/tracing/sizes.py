@@ -9,37 +9,31 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx, nn
 
 from schedule.tracing import metadata
 from schedule.tracing.bounds import sliced_length
+from schedule.tracing.dims import (
+    ADDED,
+    LENGTHENING,
+    SAME_SHAPE_FUNCTIONS,
+    SAME_SHAPE_METHODS,
+    SCALAR_OPERATORS,
+    kept,
+    permuted,
+    same_shape,
+    size_read,
+)
 from schedule.tracing.effects import changed
 from schedule.tracing.hooks import is_hooked
 from schedule.tracing.own_forward import has_own_forward, is_projection
 from schedule.tracing.scalars import scalar_of, symbolic
 from schedule.tracing.specs import TensorSpec
+from schedule.tracing.trace import Trace
 
-if TYPE_CHECKING:
-    from schedule.tracing.tracer import ModuleTracer
-
-_SAME_SHAPE_METHODS = {
-    "to", "type", "float", "half", "bfloat16", "double", "contiguous", "clone", "detach", "softmax", "relu",
-    "sigmoid", "tanh", "exp", "sqrt", "rsqrt", "abs", "masked_fill", "masked_fill_", "bool", "long", "int",
-    "type_as", "log_softmax", "square", "gelu", "silu", "clamp", "cos", "sin", "cumsum", "requires_grad_",
-}  # fmt: skip
-_SAME_SHAPE_FUNCTIONS = {
-    "softmax", "dropout", "gelu", "relu", "silu", "tanh", "sigmoid", "layer_norm", "rms_norm", "log_softmax",
-    "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "neg", "invert", "rsqrt",
-    "sqrt", "exp", "cumsum", "logical_not", "clamp", "mish", "hardswish", "leaky_relu", "elu", "softplus",
-}  # fmt: skip
-_SCALAR_OPERATORS = {
-    operator.add, operator.sub, operator.mul, operator.truediv, operator.pow, operator.gt, operator.lt,
-    operator.ge, operator.le, operator.eq, operator.ne,
-}  # fmt: skip
-LENGTHENING = ("update", "update_conv_state", "update_recurrent_state")
 _SAME_SHAPE_MODULES = (nn.Dropout, nn.LayerNorm, nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Identity)
 _REDUCTIONS = ("sum", "mean", "amax", "amin", "prod", "var", "norm")
 _MAX_NESTED = 16  # residual streams go on for as many additions as a model has layers
@@ -49,7 +43,7 @@ _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
 class SizeReader:
     """Answers ``x.shape``, ``x.size(…)``, ``x.numel()`` and ``len(x)`` for ``tracer``."""
 
-    def __init__(self, tracer: ModuleTracer) -> None:
+    def __init__(self, tracer: Trace) -> None:
         self.tracer = tracer
         self._sizes: dict[tuple[fx.Node, int], Any] = {}
         self._shapes: dict[fx.Node, fx.Node] = {}
@@ -135,7 +129,7 @@ class SizeReader:
             return self._through_reduction(node, dim, rank, value)
         if same_shape(node):
             return self._from(source, dim, value)
-        return self._through_broadcast(node, dim, rank) if node.target in _SCALAR_OPERATORS else None
+        return self._through_broadcast(node, dim, rank) if node.target in SCALAR_OPERATORS else None
 
     def _through_reduction(self, node: fx.Node, dim: int, rank: int, value: int) -> Any:
         """``x.sum(dim=-1, keepdim=True)`` leaves the other dimensions as they are."""
@@ -217,7 +211,7 @@ class SizeReader:
             rank = len(node.meta["spec"].shape)
             source_dim = dim if name == "contiguous" else permuted(name, node.args[1:], dim, rank)
             return self.assumed(source, source_dim, value)
-        if node.target in _SCALAR_OPERATORS:
+        if node.target in SCALAR_OPERATORS:
             return self._broadcast(node, dim, value)
         if name in ("cat", "concat"):
             along = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
@@ -225,7 +219,7 @@ class SizeReader:
             return self.assumed(source[0], dim, value) if same else None
         if node.target is operator.getitem and _leading_slices(node, dim):
             return self.assumed(source, dim, value)
-        if name in _SAME_SHAPE_METHODS or name in _SAME_SHAPE_FUNCTIONS:
+        if name in SAME_SHAPE_METHODS or name in SAME_SHAPE_FUNCTIONS:
             return self.assumed(source, dim, value)
         return None
 
@@ -292,7 +286,7 @@ class SizeReader:
         if isinstance(parent, fx.Node) and _rank(parent) is not None:
             dims = kept(node.args[1], _rank(parent) or 0)
             at = dims[dim] if dims is not None and dim < len(dims) else None
-            if at == _ADDED:
+            if at == ADDED:
                 return 1
             return self._through_slice(node, parent, dim, value) if at is None else self._from(parent, at, value)
         if not isinstance(parent, fx.Node) or parent.target not in ("split", "chunk", torch.split, torch.chunk):
@@ -307,16 +301,6 @@ class SizeReader:
         return self._from(parent.args[0], dim, value)
 
 
-def same_shape(node: fx.Node) -> bool:
-    """Whether the node gives a tensor of the shape of its first argument, as its name says."""
-    if node.target in _SCALAR_OPERATORS:
-        other = node.args[1]
-        return not (isinstance(other, fx.Node) and hasattr(other.meta.get("spec"), "shape"))
-    if node.op == "call_method":
-        return node.target in _SAME_SHAPE_METHODS
-    return node.op == "call_function" and getattr(node.target, "__name__", "") in _SAME_SHAPE_FUNCTIONS
-
-
 def _computes_as(child: nn.Module, cls: type[nn.Module]) -> bool:
     return isinstance(child, cls) and type(child).forward is cls.forward
 
@@ -324,48 +308,6 @@ def _computes_as(child: nn.Module, cls: type[nn.Module]) -> bool:
 def _rank(node: Any) -> int | None:
     spec = node.meta.get("spec") if isinstance(node, fx.Node) else None
     return getattr(spec, "ndim", None)
-
-
-def permuted(name: str, arguments: tuple[Any, ...], dim: int, rank: int) -> int:
-    """Which dim of the source becomes ``dim``."""
-    if name == "permute":
-        order = arguments[0] if isinstance(arguments[0], (tuple, list)) else arguments
-        return order[dim] % rank
-    first, second = (d % rank for d in arguments[:2])
-    return {first: second, second: first}.get(dim, dim)
-
-
-def size_read(node: Any) -> tuple[fx.Node, int] | None:
-    """``(x, i)`` if ``node`` is ``x.shape[i]``."""
-    if not isinstance(node, fx.Node) or node.target is not operator.getitem:
-        return None
-    shape = node.args[0]
-    if isinstance(shape, fx.Node) and shape.target is getattr and shape.args[1] == "shape":
-        return shape.args[0], node.args[1]  # type: ignore[return-value]
-    return None
-
-
-_ADDED = -1
-
-
-def kept(index: Any, rank: int) -> list[int | None] | None:
-    """Which dim of ``x`` each dim of ``x[index]`` is: :data:`_ADDED` for a new one, None for a part of one."""
-    items = list(index) if isinstance(index, tuple) else [index]
-    if any(not (item is None or item is Ellipsis or isinstance(item, (int, slice))) for item in items):
-        return None  # a tensor, or a number of the graph
-    used = sum(isinstance(item, (int, slice)) for item in items)
-    at = items.index(Ellipsis) if Ellipsis in items else len(items)
-    items[at : at + 1] = [slice(None)] * (rank - used)
-    dims: list[int | None] = []
-    dim = 0
-    for item in items:
-        if item is None:
-            dims.append(_ADDED)
-            continue
-        if isinstance(item, slice):
-            dims.append(dim if item == slice(None) else None)
-        dim += 1
-    return dims
 
 
 def _leading_slices(node: fx.Node, dim: int) -> bool:

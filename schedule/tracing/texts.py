@@ -7,17 +7,23 @@ then a size in a text is a size that Python has asked for.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import fx
 
 from schedule.errors import TraceError
 from schedule.tracing.structure import leaves
 
-if TYPE_CHECKING:
-    from schedule.tracing.scalars import ScalarNode
-
 _MARK = "\u2060"  # a word joiner: no key, no name and no number contains one
+
+
+class Scalar(Protocol):
+    """A number that Python may ask for, which binds the graph to it."""
+
+    value: int | float | bool
+
+    def known(self) -> Any:
+        """The number itself, for Python to use."""
 
 
 class Texts:
@@ -31,7 +37,7 @@ class Texts:
     def __init__(self, exact: bool) -> None:
         self.exact, self.written = exact, False
 
-    def of(self, scalar: ScalarNode) -> str:
+    def of(self, scalar: Scalar) -> str:
         """``scalar`` as text."""
         if self.exact:
             return str(scalar.known())

@@ -32,6 +32,7 @@ from schedule.tracing.memory import Memory
 from schedule.tracing.opaque import OpaqueTracker, untracked
 from schedule.tracing.pieces import guard_number
 from schedule.tracing.reading.evaluator import Evaluator
+from schedule.tracing.reading.natives import HANDLERS
 from schedule.tracing.reading.sources import module_path
 from schedule.tracing.regions import RegionTracker
 from schedule.tracing.scalars import scalar_of, symbolic
@@ -44,7 +45,6 @@ from schedule.tracing.structure import is_plain_dataclass, is_plain_mapping, map
 from schedule.tracing.texts import Texts
 
 EnterChild = Callable[[nn.Module, str], bool]
-
 
 
 class ModuleTracer(TorchFunctionMode):
@@ -92,7 +92,7 @@ class ModuleTracer(TorchFunctionMode):
         self.opaque = OpaqueTracker(self)
         self.regions = RegionTracker(self)
         self.functions = FunctionTracker(self)
-        self.evaluator = Evaluator(self)
+        self.evaluator = Evaluator(self, HANDLERS)
 
     # -- running ---------------------------------------------------------------------------------------
 
@@ -192,6 +192,10 @@ class ModuleTracer(TorchFunctionMode):
             return self._devices[id(leaf)][1]
         return self._attribute(leaf) or self.opaque.node_of(leaf)
 
+    def path_of(self, module: nn.Module) -> str | None:
+        """Where ``module`` is in the traced one; None if it is not part of it."""
+        return self._module_paths.get(module)
+
     def _attribute(self, value: Any) -> fx.Node | None:
         """An object that the forward found in an attribute of a module."""
         held = module_path(self.evaluator.found_at(value))
@@ -270,7 +274,7 @@ class ModuleTracer(TorchFunctionMode):
             node.meta["spec"] = value
             self.guard(node, value)
             return value
-        guard_number(self, func, args, kwargs)
+        guard_number(self.sizes.shape, func, args, kwargs)
         mutated = metadata.mutated_tensor(func, args, kwargs)
         if mutated is not None:
             return self._track_mutation(mutated, value, node)

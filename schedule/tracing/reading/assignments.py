@@ -6,19 +6,17 @@ Nothing is changed where the graph finds on its way that it does not hold.
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from schedule.tracing.reading.ledger import is_atom, same
+from schedule.tracing.reading.reads import Reads
 from schedule.tracing.reading.sources import DictOf, Item, Source, described, submodule_path
 from schedule.tracing.scalars import scalar_of
 from schedule.tracing.structure import leaves
-
-if TYPE_CHECKING:
-    from schedule.tracing.reading.evaluator import Evaluator
-    from schedule.tracing.tracer import ModuleTracer
+from schedule.tracing.trace import Trace
 
 _TABLES = ("_buffers", "_parameters", "_modules")
 _NOTHING = object()
@@ -32,7 +30,7 @@ class Assignments:
         count: how many there were, also of what was there already.
     """
 
-    def __init__(self, evaluator: Evaluator) -> None:
+    def __init__(self, evaluator: Reads) -> None:
         self._evaluator = evaluator
         self._values: dict[tuple[str, str], Any] = {}
         self._tables: dict[tuple[str, str], str] = {}
@@ -72,7 +70,7 @@ class Assignments:
             raise evaluator.refused(f"the forward assigns an object to attribute {name!r} of a {kind}", _FIX)
         self._values[path, name], self._tables[path, name] = value, table  # type: ignore[index]
 
-    def write(self, tracer: ModuleTracer) -> None:
+    def write(self, tracer: Trace) -> None:
         """Add the assignments to the graph, which is complete but for its output."""
         with torch._C.DisableTorchFunction():
             for (path, name), value in self._values.items():

@@ -5,21 +5,19 @@ from __future__ import annotations
 import functools
 import types
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from schedule.tracing.containers import TrackedDict
 from schedule.tracing.opaque import _Watched
+from schedule.tracing.reading.assignments import Assignments
 from schedule.tracing.reading.ledger import is_atom
 from schedule.tracing.reading.origin import is_fixed, is_native_class
 from schedule.tracing.reading.reads import Reads
 from schedule.tracing.reading.sources import SELF, Attr, Const, DictOf, Item, Source
 from schedule.tracing.structure import original_class
-
-if TYPE_CHECKING:
-    from schedule.tracing.reading.assignments import Assignments
 
 TABLES = ("_parameters", "_buffers", "_modules")
 BUILTIN_CONTAINERS = (list, tuple, dict, set, frozenset, deque, types.MappingProxyType)

@@ -9,7 +9,8 @@ import logging
 import random
 import types
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,7 +19,9 @@ from torch.jit import ScriptFunction
 
 from schedule.tracing.calls import unwatched
 from schedule.tracing.opaque import _Watched, is_opaque_class
-from schedule.tracing.reading import masks, natives
+from schedule.tracing.reading import masks
+from schedule.tracing.reading.container_methods import container_method
+from schedule.tracing.reading.following import Followed, Handler
 from schedule.tracing.reading.instrument import NoSource, instrumented, is_instrumented
 from schedule.tracing.reading.items import ItemReads
 from schedule.tracing.reading.ledger import is_atom, is_plain_content, snapshot
@@ -26,9 +29,6 @@ from schedule.tracing.reading.origin import is_fixed, is_native, is_native_class
 from schedule.tracing.reading.sources import Attr, Const, described
 from schedule.tracing.regions import TrackedAutocast
 from schedule.tracing.structure import leaves
-
-if TYPE_CHECKING:
-    from schedule.tracing.tracer import ModuleTracer
 
 _COMPILERS = {"is_compiling", "is_dynamo_compiling", "is_tracing", "is_scripting", "_get_tracing_state", "is_exporting"}
 _ASKED_AGAIN = ("torch", "os", "posix", "time", "_contextvars", "datetime", "threading", "_thread", "socket", "uuid")
@@ -39,8 +39,11 @@ _WITHOUT_READING = ("inspect", "typing", "warnings", "logging", "weakref", "type
 class Calling(ItemReads):
     """The part of the evaluator that calls."""
 
-    def __init__(self, tracer: ModuleTracer) -> None:
+    here: Callable[[types.FunctionType], Any]
+
+    def __init__(self, tracer: Followed, handlers: Mapping[Any, Handler]) -> None:
         super().__init__(tracer)
+        self._handlers = handlers
         self._copies: dict[int, tuple[types.FunctionType, types.FunctionType]] = {}
         self._native: dict[types.CodeType, bool] = {}
 
@@ -48,7 +51,7 @@ class Calling(ItemReads):
         """``function(*args, **kwargs)``, its code followed if it is the user's."""
         kind = type(function)
         if kind in _CODE or isinstance(function, type):
-            handler = natives.HANDLERS.get(function)
+            handler = self._handlers.get(function)
             if handler is not None and self.on:
                 return handler(self, *args, **kwargs)
         if kind is types.MethodType:
@@ -121,10 +124,8 @@ class Calling(ItemReads):
         Raises:
             NoSource: it cannot be made.
         """
-        from schedule.tracing.reading.evaluator import Here
-
         if id(function) not in self._copies:
-            copy = instrumented(function, Here(self, function))  # type: ignore[arg-type]
+            copy = instrumented(function, self.here(function))
             self._copies[id(function)] = (function, copy)
             self.guard("is", Attr(Const(function), "__code__"), function.__code__)
             for name in ("__defaults__", "__kwdefaults__"):
@@ -191,7 +192,7 @@ class Calling(ItemReads):
             return answer
         if isinstance(owner, (list, dict, set, frozenset, tuple, deque, types.MappingProxyType)):
             if self.source_of(owner) is not None or (self.on and self.is_given(owner)):
-                return natives.container_method(self, owner, name, args, kwargs)  # type: ignore[arg-type]
+                return container_method(self, owner, name, args, kwargs)
             return function(*map(self.bridged, args), **{key: self.bridged(value) for key, value in kwargs.items()})
         return self.native(function, args, kwargs)
 

@@ -12,27 +12,34 @@ import operator
 import sys
 import types
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
 from schedule.tracing.reading.assignments import Assignments
 from schedule.tracing.reading.calling import Calling
+from schedule.tracing.reading.following import Followed, Handler
 from schedule.tracing.reading.ledger import is_atom
 from schedule.tracing.reading.sources import Attr, Const, DictOf, Item
 from schedule.tracing.structure import original_class
-
-if TYPE_CHECKING:
-    from schedule.tracing.tracer import ModuleTracer
 
 
 class Evaluator(Calling):
     """The operations that instrumented code calls, for one trace."""
 
-    def __init__(self, tracer: ModuleTracer) -> None:
-        super().__init__(tracer)
+    def __init__(self, tracer: Followed, handlers: Mapping[Any, Handler]) -> None:
+        super().__init__(tracer, handlers)
         self.assignments = Assignments(self)
+
+    @property
+    def assigned(self) -> int:
+        """How many attributes were assigned so far."""
+        return self.assignments.count
+
+    def here(self, function: types.FunctionType) -> Here:
+        """What the instrumented code of ``function`` calls."""
+        return Here(self, function)
 
     def run(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call the forward that is traced; one of this package's own is not followed."""

@@ -123,5 +123,3 @@ def _lambda(code: types.CodeType, lines: list[str]) -> ast.FunctionDef:
 def _function(name: str, arguments: ast.arguments, body: list[ast.stmt]) -> ast.FunctionDef:
     later: dict[str, Any] = {"type_params": []} if "type_params" in ast.FunctionDef._fields else {}  # Python 3.12
     return ast.FunctionDef(name=name, args=arguments, body=body, decorator_list=[], **later)
-
-

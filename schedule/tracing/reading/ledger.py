@@ -365,7 +365,6 @@ class _Code:
             other = repr(expected)
         self.lines.append(f"        if not ({self._conditions[guard.kind].format(value, other)}): return False")
 
-
     def _add_dtype(self, module: str, path: tuple[str, ...], dtype: torch.dtype) -> None:
         *holders, name = path
         found = module + "".join(f"._modules[{part!r}]" for part in holders) + f"._parameters[{name!r}].dtype"

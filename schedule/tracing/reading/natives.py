@@ -5,10 +5,9 @@ from __future__ import annotations
 import copy
 import functools
 import operator
-import types
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,14 +15,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from schedule.tracing.reading.attributes import class_of
+from schedule.tracing.reading.evaluator import Evaluator
+from schedule.tracing.reading.following import Handler
 from schedule.tracing.reading.ledger import is_atom
 from schedule.tracing.reading.origin import is_fixed
-from schedule.tracing.reading.sources import DictOf, Item, Source, described
+from schedule.tracing.reading.sources import DictOf, Item, described
 
-if TYPE_CHECKING:
-    from schedule.tracing.reading.evaluator import Evaluator
-
-Handler = Callable[..., Any]
 HANDLERS: dict[Any, Handler] = {}
 _NOTHING = object()
 
@@ -240,45 +237,6 @@ def _setitem(ev: Evaluator, owner: Any, key: Any, value: Any) -> None:
     ev.set_item(owner, key, value)
 
 
-_READ_ONLY = {"get", "keys", "values", "items", "copy", "index", "count", "union", "intersection", "difference"}
-_READ_ONLY |= {"issubset", "issuperset", "isdisjoint", "symmetric_difference"}
-_READ_ONLY |= {"__len__", "__getitem__", "__contains__", "__iter__", "__eq__", "__ne__", "__or__", "__add__"}
-
-
-def container_method(ev: Evaluator, owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A method of a list, dict, set or the like from outside: it reads a part, or changes it and is refused."""
-    source = ev.source_of(owner)
-    if name not in _READ_ONLY:
-        if name == "setdefault" and args[0] in owner:
-            return ev.item(owner, args[0])
-        ev.refuse_write(owner, f"calls {name}() of")
-    if source is None:  # an argument, whose items the signature tells
-        return getattr(owner, name)(*args, **kwargs)
-    if name == "__len__":
-        ev.guard("length", source, len(owner))
-        return len(owner)
-    if isinstance(owner, (dict, types.MappingProxyType)):
-        if name in ("get", "__getitem__", "__contains__"):
-            return _of_dict(ev, source, owner, name, *args)
-        if name == "__iter__":
-            return iter(ev.keys(owner, source))
-        return getattr({key: ev.entry(owner, key, source) for key in ev.keys(owner, source)}, name)(*args, **kwargs)
-    if name == "copy" and isinstance(owner, list):
-        return list(ev.items(owner, source))
-    return getattr(ev.operand(owner), name)(*map(ev.operand, args), **kwargs)
-
-
-def _of_dict(ev: Evaluator, source: Source, owner: Any, name: str, key: Any, default: Any = None) -> Any:
-    found = key in owner
-    if name == "__contains__":
-        ev.guard("contains" if found else "lacks_item", source, key)
-        return found
-    if name == "get" and not found:
-        ev.guard("lacks_item", source, key)
-        return default
-    return ev.entry(owner, key, source)
-
-
 # -- checkpoints --------------------------------------------------------------------------------------------
 
 
@@ -378,4 +336,3 @@ def _to(ev: Evaluator, module: nn.Module, *args: Any, **kwargs: Any) -> nn.Modul
 @_handles(nn.Module.__call__, nn.Module._call_impl, nn.Module._wrapped_call_impl)
 def _call_module(ev: Evaluator, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return ev.tracer.call_forward(module, args, kwargs)
-

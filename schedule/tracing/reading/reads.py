@@ -5,12 +5,13 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from schedule.errors import TraceError
+from schedule.tracing.reading.following import Followed
 from schedule.tracing.reading.ledger import Guard, Ledger, is_array, is_atom, kind_of, snapshot
 from schedule.tracing.reading.origin import is_fixed
 from schedule.tracing.reading.sources import (
@@ -26,9 +27,6 @@ from schedule.tracing.reading.sources import (
 from schedule.tracing.source import user_line
 from schedule.tracing.structure import leaves
 
-if TYPE_CHECKING:
-    from schedule.tracing.tracer import ModuleTracer
-
 
 class Reads:
     """What one trace has read so far.
@@ -41,7 +39,7 @@ class Reads:
     call: Callable[..., Any]
     is_native: Callable[[types.FunctionType], bool]
 
-    def __init__(self, tracer: ModuleTracer) -> None:
+    def __init__(self, tracer: Followed) -> None:
         self.tracer = tracer
         self.on = True
         self._guards: dict[Any, Guard] = {}

@@ -70,6 +70,7 @@ def root(source: Source) -> Self | Const | Query:
         source = source.base
     return source
 
+
 SELF = Self()
 
 
