@@ -34,7 +34,7 @@ from torch import nn
 import schedule
 from benchmarks.timing import write_json
 from schedule.tuning import TrainingStep, Trial, Tuning, Watch
-from schedule.tuning.result import labelled
+from schedule.tuning.trial import labelled
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "tuning_gpt2_cpu.json"

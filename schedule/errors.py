@@ -16,9 +16,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from torch import fx
+
+from schedule.graph_text import graph_lines
+
 if TYPE_CHECKING:
     from rich.text import Text
-    from torch import fx
 
 AROUND = 2
 """How many nodes an excerpt shows before and after the one it is about."""
@@ -43,8 +46,6 @@ class Excerpt:
     @staticmethod
     def of(node: fx.Node) -> Excerpt:
         """The excerpt around ``node``."""
-        from schedule.show import graph_lines  # it needs rich and torch, this module nothing
-
         nodes = [node]
         for _ in range(AROUND):
             nodes = [*_neighbour(nodes[0].prev), *nodes, *_neighbour(nodes[-1].next)]

@@ -10,11 +10,11 @@ from torch import fx, nn
 
 from schedule import patterns, rules
 from schedule.errors import MatchError, TraceError, did_you_mean
+from schedule.graph_text import graph_lines
 from schedule.patterns import NearMiss, Occurrence, Pattern, SearchResult
 from schedule.patterns.nodes import CallNode
 from schedule.recording import Recording
 from schedule.rules import Rule
-from schedule.show import graph_lines
 from schedule.tracing.expansion import expand
 from schedule.tracing.specialisation import Specialisation
 from schedule.wording import counted

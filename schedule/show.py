@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree as Branches
-from torch import fx
 
 from schedule.tracing.specialisation import original_class
-from schedule.tracing.specs import TensorSpec
 from schedule.wording import counted
 
 if TYPE_CHECKING:
@@ -63,29 +61,3 @@ def _line(node: Schedule, name: str, done: dict[str, list[str]]) -> Text:
     if state is not None and state.fallbacks:
         text.append(f"  ({counted(state.fallbacks, 'call')} fell back)", style="yellow")
     return text
-
-
-def graph_lines(nodes: list[fx.Node]) -> list[str]:
-    """One line a node: name, call, shape."""
-    lines = []
-    for node in nodes:
-        spec = node.meta.get("spec")
-        shape = (
-            f"  # {str(spec.dtype).removeprefix('torch.')}{list(spec.shape)}" if isinstance(spec, TensorSpec) else ""
-        )
-        lines.append(f"{_assignment(node)}{shape}")
-    return lines
-
-
-def _assignment(node: fx.Node) -> str:
-    if node.op == "placeholder":
-        return f"{node.name}: an input"
-    if node.op == "get_attr":
-        return f"{node.name} = self.{node.target}"
-    if node.op == "output":
-        return f"return {node.args[0]}"
-    parts = [*map(str, node.args), *(f"{key}={value}" for key, value in node.kwargs.items())]
-    if node.op == "call_method":
-        return f"{node.name} = {parts[0]}.{node.target}({', '.join(parts[1:])})"
-    name = f"self.{node.target}" if node.op == "call_module" else getattr(node.target, "__name__", str(node.target))
-    return f"{node.name} = {name}({', '.join(parts)})"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -17,9 +17,6 @@ from torch.distributed.distributed_c10d import GroupName, _resolve_process_group
 
 from schedule.distributed.exchange import exchanged_texts
 from schedule.errors import ShardError
-
-if TYPE_CHECKING:
-    from schedule.distributed.mesh import TensorParallel
 
 LIMIT_VARIABLE = "SCHEDULE_AGREEMENT_SECONDS"
 _LIMIT = 120.0
@@ -44,11 +41,6 @@ class Noted:
         lines = _done.get(self.group, [])
         if self.line in lines:
             del lines[len(lines) - 1 - lines[::-1].index(self.line)]
-
-
-def noted(tp: TensorParallel, line: str) -> list[Noted]:
-    """The edit that notes ``line``; none for simulated ranks, which one process schedules."""
-    return [] if tp.mesh is None else [Noted(tp.group, line)]
 
 
 def agree(group: str) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from schedule.distributed.agreement import Noted
 from schedule.distributed.groups import SimulatedRanks
 from schedule.errors import ShardError
 
@@ -33,6 +34,10 @@ class TensorParallel:
     group: str
     size: int
     rank: int
+
+    def noted(self, line: str) -> list[Noted]:
+        """The edit that notes ``line`` for the other ranks; none for simulated ranks, which one process schedules."""
+        return [] if self.mesh is None else [Noted(self.group, line)]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from schedule.distributed.factors import Factor, factors, has, leads, take
-from schedule.distributed.plan import SyncStep
+from schedule.distributed.plan_steps import SyncStep
 from schedule.distributed.propagation import propagate
 from schedule.distributed.values import Propagated
 from schedule.patterns.values import OpNode, operands

@@ -5,33 +5,36 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from schedule.distributed.plan import Group, Plan, ShardStep, SyncStep
+from schedule.distributed.plan_steps import Group, ShardStep, SyncStep, moved
 
 _COLUMNS = ("group", "size", "columns", "rows", "forward", "backward", "bytes a step")
 _BACKWARD = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather", "scatter": "all_gather"}
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
-def plan_table(plan: Plan) -> Table:
+def plan_table(ranks: int, groups: Sequence[Group], boundaries: Sequence[SyncStep], nbytes: int) -> Table:
     """What is shared out, with which collectives, and what each rank sends a step.
 
     Groups that differ only in the number of their layer are one row: their ``size``, modules and collectives are those
     of each, their bytes say how often.
+
+    Args:
+        ranks: as the others, of the plan.
+        groups: what is shared out together.
+        boundaries: collectives between the groups.
+        nbytes: of all steps.
     """
-    from schedule.distributed.plan import moved
 
     def sent(steps: Iterable[ShardStep | SyncStep]) -> int:
-        return sum(moved(step, plan.ranks) for step in steps)
+        return sum(moved(step, ranks) for step in steps)
 
-    table = Table(title=f"Tensor parallel over {plan.ranks} ranks", title_justify="left")
+    table = Table(title=f"Tensor parallel over {ranks} ranks", title_justify="left")
     for column in _COLUMNS:
         table.add_column(column, justify="right" if column in ("size", "bytes a step") else "left", overflow="fold")
-    for alike in _alike(plan.groups):
+    for alike in _alike(groups):
         group = alike[0]
         summed = [step for step in group.syncs if step.mode == "fwd_post" and step.op != "all_gather"]
         rows = dict.fromkeys(step.path for step in summed)
@@ -46,11 +49,11 @@ def plan_table(plan: Plan) -> Table:
             _counted([*group.syncs, *_summed(group)], forward=False),
             f"{times}{sent([*group.shards, *group.syncs]):,}",
         )
-    if plan.boundaries:
-        counted = (_counted(plan.boundaries, forward) for forward in (True, False))
-        table.add_row("between them", "", "", "", *counted, f"{sent(plan.boundaries):,}")
+    if boundaries:
+        counted = (_counted(boundaries, forward) for forward in (True, False))
+        table.add_row("between them", "", "", "", *counted, f"{sent(boundaries):,}")
     table.add_section()
-    table.add_row("all", "", "", "", "", "", f"{plan.bytes_moved():,}")
+    table.add_row("all", "", "", "", "", "", f"{nbytes:,}")
     return table
 
 
@@ -104,8 +107,6 @@ def _short(paths: Iterable[str], name: str) -> str:
 
 def _summed(group: Group) -> Iterator[SyncStep]:
     """The sums of the gradients of parameters that stay whole."""
-    from schedule.distributed.plan import SyncStep
-
     for step in group.shards:
         if step.replicas > 1 or step.common:
             yield SyncStep(step.path, "bwd_post", "all_reduce", argument=step.name)

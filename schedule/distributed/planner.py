@@ -23,7 +23,8 @@ from schedule.distributed.gradients import differentiable, parameters_of, users_
 from schedule.distributed.modules import COLUMN, OWN, ROW, projection_of, role_of, stays_call
 from schedule.distributed.owned import holds, synchronised
 from schedule.distributed.partial import NoPlace, PartialGradients
-from schedule.distributed.plan import FEATURES, HEADS, Group, Plan, ShardStep, SyncStep, common_path
+from schedule.distributed.plan import Plan, common_path
+from schedule.distributed.plan_steps import FEATURES, HEADS, Group, ShardStep, SyncStep
 from schedule.distributed.propagation import propagate
 from schedule.distributed.state import Sharded
 from schedule.distributed.values import Layer, Propagated, nbytes

@@ -21,7 +21,8 @@ from schedule.distributed.factors import Factor, factors
 from schedule.distributed.gradients import differentiable, parameters_of, users_of
 from schedule.distributed.modules import projection_of, stays_call
 from schedule.distributed.owned import holds
-from schedule.distributed.plan import Group, Plan, SyncStep
+from schedule.distributed.plan import Plan
+from schedule.distributed.plan_steps import Group, SyncStep
 from schedule.distributed.propagation import propagate
 from schedule.distributed.state import Sharded
 from schedule.distributed.units import NotSequential, Unit, summed_outside, units_of, whole_units, without_units

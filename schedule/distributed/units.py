@@ -15,7 +15,7 @@ from typing import Any
 from torch import fx, nn
 
 from schedule.distributed.modules import projection_of
-from schedule.distributed.plan import Group, ShardStep, SyncStep
+from schedule.distributed.plan_steps import Group, ShardStep, SyncStep
 from schedule.distributed.state import Sharded
 from schedule.errors import TraceError
 from schedule.recording import Call

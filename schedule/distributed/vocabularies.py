@@ -8,7 +8,7 @@ from torch import nn
 
 from schedule.distributed.gradients import Users
 from schedule.distributed.modules import role_of
-from schedule.distributed.plan import VOCABULARY, Group, ShardStep, SyncStep
+from schedule.distributed.plan_steps import VOCABULARY, Group, ShardStep, SyncStep
 from schedule.distributed.values import Layer, Propagated, nbytes
 from schedule.patterns.values import OpNode
 from schedule.tracing.specs import TensorSpec

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import fx, nn
 
+from schedule.graph_text import graph_lines
 from schedule.pictures.paths import ranged
-from schedule.show import graph_lines
 from schedule.tracing.guards import check
 from schedule.tracing.outputs import check_output
 from schedule.tracing.regions import REGION_FUNCTIONS

@@ -139,7 +139,6 @@ def refuse_opened(sch: Schedule, state: Sharded, changes_shapes: bool) -> None:
 
 
 def _edits(sch: Schedule, state: Sharded, name: str, split: Split) -> list[Edit]:
-    from schedule.distributed.agreement import noted
     from schedule.distributed.edits import ConvertOnLoad, ForgetRun, FreeWhole, ShardParameter
     from schedule.distributed.modules import SHARDING, sharding_of
     from schedule.distributed.parameters import ShardedTensor
@@ -148,7 +147,7 @@ def _edits(sch: Schedule, state: Sharded, name: str, split: Split) -> list[Edit]
     whole = _tensor(sch.module, name)
     places = _places(sch, whole, name)
     tensor = ShardedTensor(whole, places, state.tp, split.axis, split.parts)
-    edits: list[Edit] = [*noted(state.tp, f"{sch.path}.shard({name!r}, {split})")]
+    edits: list[Edit] = [*state.tp.noted(f"{sch.path}.shard({name!r}, {split})")]
     edits.append(ForgetRun(sch.tree, [place for place, _ in places]))
     if not split.stays_whole:
         edits.append(ShardParameter(tensor))

@@ -162,7 +162,6 @@ def _sync_boundary(sch: Schedule, state: Sharded, mode: str, wanted: Sync) -> No
 
 
 def _commit(sch: Schedule, state: Sharded, mode: str, wanted: Sync, sharding: ModuleSharding) -> None:
-    from schedule.distributed.agreement import noted
     from schedule.distributed.edits import ForgetRun
     from schedule.distributed.modules import SHARDING, sync_key
 
@@ -170,7 +169,7 @@ def _commit(sch: Schedule, state: Sharded, mode: str, wanted: Sync, sharding: Mo
     asked = f"{sch.path}.sync({sync_key(mode, wanted.argument)!r}, {wanted}, axis={wanted.axis})"
     sch.commit(
         [
-            *noted(state.tp, asked),
+            *state.tp.noted(asked),
             ForgetRun(sch.tree, [module]),
             SetItem(lambda: vars(module), SHARDING, after),
             reforward(sch, module, after, state),

@@ -12,9 +12,10 @@ from schedule import history
 from schedule.errors import RecipeError, ScheduleError
 from schedule.matching import Found, Match, Wanted
 from schedule.recipes.describing import Chosen, Refused, Undescribable, described
-from schedule.recipes.recipe import Call, Find, Recipe, Step, Undo
+from schedule.recipes.recipe import Recipe
 from schedule.recipes.recording import Recorded, placed, selected
 from schedule.recipes.rolling import renamed, rolled
+from schedule.recipes.steps import Call, Find, Step, Undo
 from schedule.recipes.values import changed, inner
 
 if TYPE_CHECKING:

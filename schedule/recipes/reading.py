@@ -14,7 +14,7 @@ import torch
 
 from schedule.errors import RecipeError, ShardError
 from schedule.primitives.registry import registered
-from schedule.recipes.recipe import VERSION, Call, Find, Recipe, Step, Undo, finds_used
+from schedule.recipes.steps import VERSION, Call, Find, Step, Undo, finds_used
 from schedule.recipes.values import Items, Joined, Made, ModuleCall, Picked, Reference, SharingPlan, Table, Torch, Value
 
 _DEEPEST = 40
@@ -25,19 +25,22 @@ _ASKING = ("find", "find_parallel", "shard_plan")
 _WHICH = ("all", "parallel", "each", "these", "one")
 
 
-def read(text: str) -> Recipe:
-    """See :meth:`Recipe.from_json`."""
+def parsed(text: str) -> Any:
+    """What is in a JSON text, as :meth:`Recipe.from_json` takes it.
+
+    Raises:
+        RecipeError: it is no JSON, or has a key twice, or a number that is none.
+    """
     if not isinstance(text, (str, bytes, bytearray)):
         raise _wrong("the recipe", "JSON text", text)
     try:
-        data = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_without_twins)
+        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_without_twins)
     except (ValueError, RecursionError) as error:
         raise RecipeError(f"it is no JSON: {error}", asked="read the recipe", fix="give what to_json() wrote") from None
-    return from_data(data)
 
 
-def from_data(data: Any) -> Recipe:
-    """A recipe from what JSON is parsed to.
+def steps_of(data: Any) -> tuple[str, tuple[Step, ...], dict[str, str]]:
+    """The architecture, the steps and the versions of a recipe, from what JSON is parsed to.
 
     Raises:
         RecipeError: as for :meth:`Recipe.from_json`.
@@ -68,7 +71,7 @@ def from_data(data: Any) -> Recipe:
                 raise _error(f"two finds are called {step.name}", f"steps[{number}].find", "give each its own name")
             known.add(step.name)
         steps.append(step)
-    return Recipe(architecture, tuple(steps), versions)
+    return architecture, tuple(steps), versions
 
 
 # -- steps ----------------------------------------------------------------------------------------------------

@@ -8,89 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from schedule.recipes.values import Picked, Reference, Value, inner, source, to_json
-
-VERSION = 1
-"""Of the JSON; a larger one is refused."""
-
-
-@dataclass(frozen=True)
-class Find:
-    """A search whose matches later steps use.
-
-    Attributes:
-        name: by which they do.
-        at: the modules: one glob, or paths; "" is the root.
-        pattern: what is looked for.
-        counts: how many matches each module has: one number for all, or one for each.
-    """
-
-    name: str
-    at: tuple[str, ...]
-    pattern: Value
-    counts: int | tuple[int, ...]
-
-    def json(self) -> dict[str, Any]:
-        """As JSON."""
-        counts = list(self.counts) if isinstance(self.counts, tuple) else self.counts
-        return {"find": self.name, "at": list(self.at), "pattern": to_json(self.pattern), "counts": counts}
-
-    def __str__(self) -> str:
-        return f"{self.name} = find({_text(self.pattern)}) in {_places(self.at)}: {_counted(self.counts)}"
-
-
-@dataclass(frozen=True)
-class Call:
-    """A primitive applied.
-
-    Attributes:
-        primitive: its name.
-        at: as of a find.
-        arguments: (name of the parameter, value).
-        rules: of ``optimize``: the rules that found something; each is one undoable step.
-    """
-
-    primitive: str
-    at: tuple[str, ...]
-    arguments: tuple[tuple[str, Value], ...] = ()
-    rules: tuple[str, ...] | None = None
-
-    def json(self) -> dict[str, Any]:
-        """As JSON."""
-        arguments = {name: to_json(value) for name, value in self.arguments}
-        found: dict[str, Any] = {"call": self.primitive, "at": list(self.at), "arguments": arguments}
-        return found | ({"rules": list(self.rules)} if self.rules is not None else {})
-
-    @property
-    def places(self) -> int:
-        """How many steps of the history it makes."""
-        return 1 if self.rules is None else len(self.rules)
-
-    def __str__(self) -> str:
-        given = ", ".join(f"{name}={_text(value)}" for name, value in self.arguments)
-        applied = f": {', '.join(self.rules)}" if self.rules is not None else ""
-        return f"{self.primitive}({given}) on {_places(self.at)}{applied}"
-
-
-@dataclass(frozen=True)
-class Undo:
-    """Steps of the history taken back.
-
-    Attributes:
-        times: how many.
-    """
-
-    times: int = 1
-
-    def json(self) -> dict[str, Any]:
-        """As JSON."""
-        return {"undo": self.times}
-
-    def __str__(self) -> str:
-        return "undo" if self.times == 1 else f"undo {self.times} times"
-
-
-Step = Find | Call | Undo
+from schedule.recipes.reading import parsed, steps_of
+from schedule.recipes.script import script
+from schedule.recipes.steps import VERSION, Call, Find, Step, Undo, finds_used
+from schedule.recipes.values import Reference, Value, inner
 
 
 @dataclass(frozen=True)
@@ -127,15 +48,11 @@ class Recipe:
             RecipeError: it is no recipe, is of a newer version, or has an unknown primitive or a wrong field; says
                 where.
         """
-        from schedule.recipes.reading import read
-
-        return read(text)
+        return from_data(parsed(text))
 
     def to_python(self) -> str:
         """The recipe as the text of a Python module with a function ``apply(sch)``."""
-        from schedule.recipes.script import script
-
-        return script(self)
+        return script(self.architecture, self.steps, self.made_with)
 
     @property
     def references(self) -> tuple[str, ...]:
@@ -172,11 +89,13 @@ class Recipe:
         return "\n".join([head, *(f"{number:4}  {step}" for number, step in enumerate(self.steps, 1))])
 
 
-def finds_used(step: Step) -> list[str]:
-    """The names of the finds whose matches ``step`` uses."""
-    if not isinstance(step, Call):
-        return []
-    return [value.find for _, given in step.arguments for value in inner(given) if isinstance(value, Picked)]
+def from_data(data: Any) -> Recipe:
+    """A recipe from what JSON is parsed to.
+
+    Raises:
+        RecipeError: as for :meth:`Recipe.from_json`.
+    """
+    return Recipe(*steps_of(data))
 
 
 def _undos_joined(steps: Sequence[Step]) -> list[Step]:
@@ -223,15 +142,3 @@ def _without_overwritten(steps: list[Step]) -> list[Step]:
             later.add(key)
         kept.append(step)
     return kept[::-1]
-
-
-def _places(at: tuple[str, ...]) -> str:
-    return ", ".join(path or "the root" for path in at)
-
-
-def _counted(counts: int | tuple[int, ...]) -> str:
-    return f"{counts} in each" if isinstance(counts, int) else ", ".join(map(str, counts))
-
-
-def _text(value: Value) -> str:
-    return source(value, set())

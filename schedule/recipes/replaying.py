@@ -14,7 +14,8 @@ from schedule.group import Group
 from schedule.matching import Match, find_in
 from schedule.primitives.registry import registered
 from schedule.recipes.building import original_name
-from schedule.recipes.recipe import Call, Find, Recipe, Step, Undo
+from schedule.recipes.recipe import Recipe
+from schedule.recipes.steps import Call, Find, Step, Undo
 from schedule.recipes.values import live
 from schedule.rules import select_rules
 from schedule.tracing.specialisation import original_class

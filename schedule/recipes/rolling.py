@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from schedule.recipes.recipe import Call, Find, Step
+from schedule.recipes.steps import Call, Find, Step
 from schedule.recipes.values import Arguments, Joined, Made, Picked, changed, inner
 
 Select = Callable[[str], list[str]]

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from schedule.globs import is_glob
 from schedule.primitives.registry import registered
-from schedule.recipes.recipe import Call, Find, Recipe, Step
+from schedule.recipes.steps import Call, Find, Step
 from schedule.recipes.values import source
 
 
-def script(recipe: Recipe) -> str:
-    """The text of a module with a function ``apply(sch)`` that does what the recipe says."""
-    modules: set[str] = {_module_of(step) for step in recipe.steps if isinstance(step, Call)}
-    lines = [line for step in recipe.steps for line in _lines(step, modules)] or ["pass"]
-    made = ", ".join(f"{name} {version}" for name, version in recipe.made_with.items())
-    title = f"A schedule for {recipe.architecture or 'any model'}" + (f", recorded with {made}" if made else "")
+def script(architecture: str, steps: Sequence[Step], made_with: Mapping[str, str]) -> str:
+    """The text of a module with a function ``apply(sch)`` that does what a recipe says.
+
+    Args:
+        architecture: as the others, of the recipe.
+    """
+    modules: set[str] = {_module_of(step) for step in steps if isinstance(step, Call)}
+    lines = [line for step in steps for line in _lines(step, modules)] or ["pass"]
+    made = ", ".join(f"{name} {version}" for name, version in made_with.items())
+    title = f"A schedule for {architecture or 'any model'}" + (f", recorded with {made}" if made else "")
     imports = sorted({"schedule", *modules} - {""})
     return "\n".join(
         [

@@ -2,8 +2,9 @@
 
 from schedule.tuning.cost_model import Machine, ModelledStep, Network, Shape
 from schedule.tuning.measuring import Measured, TrainingStep, Watch
-from schedule.tuning.result import Trial, Tuning
+from schedule.tuning.result import Tuning
 from schedule.tuning.space import Choice, Number, choice, number, splits
+from schedule.tuning.trial import Trial
 from schedule.tuning.tuner import tune
 
 __all__ = [

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schedule.errors import NotApplicable
-from schedule.tuning.result import STATUSES, Trial, Tuning, pareto
+from schedule.tuning.trial import STATUSES, Trial, pareto
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,26 +18,41 @@ _COLOURS = {"measured": "#2a6fbb", "pruned": "#9db8d6", "over the bound": "#c9c9
 _INK, _BEST, _BOUND = "#333333", "#e07b00", "#b03a3a"
 
 
-def plot(tuning: Tuning, path: str | Path | None, marks: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """See :meth:`Tuning.plot`."""
+def plot(
+    trials: Sequence[Trial],
+    best: Trial | None,
+    bound: int | None,
+    title: str,
+    path: str | Path | None,
+    marks: Mapping[str, Mapping[str, Any]],
+) -> Figure:
+    """Draw ``trials``; see :meth:`schedule.tuning.Tuning.plot`.
+
+    Args:
+        best: the one to mark with a star, if any.
+        bound: bytes that a step may need.
+        title: above the picture.
+        path: where to save it, if anywhere.
+        marks: label → knobs of a trial to mark.
+    """
     if importlib.util.find_spec("matplotlib") is None:
         raise NotApplicable("a picture needs matplotlib, which is not installed", fix="pip install 'fxschedule[tune]'")
     from matplotlib.figure import Figure
 
-    placed = [trial for trial in tuning.trials if trial.time is not None and trial.memory is not None]
+    placed = [trial for trial in trials if trial.time is not None and trial.memory is not None]
     if not placed:
         raise NotApplicable("no trial has both a time and a memory", fix="a cost that returns (time, bytes)")
     figure = Figure(figsize=(8, 4.8), layout="constrained")
     axes = figure.add_subplot()
     unit, name = _unit(max(trial.memory or 0 for trial in placed))
-    _points(axes, tuning, placed, unit)
-    _front(axes, tuning, placed, unit)
-    if tuning.bound is not None:
-        _bound(axes, tuning.bound / unit)
-    _marks(axes, tuning, placed, marks, unit)
+    _points(axes, placed, unit)
+    _front(axes, placed, unit)
+    if bound is not None:
+        _bound(axes, bound / unit)
+    _marks(axes, best, placed, marks, unit)
     axes.set_xlabel(f"peak memory of a step ({name})")
     axes.set_ylabel("time of a step")
-    axes.set_title(f"{tuning.of}: {tuning.summary()}", loc="left", fontsize=10, color=_INK)
+    axes.set_title(title, loc="left", fontsize=10, color=_INK)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="#eeeeee", zorder=0)
     axes.legend(loc="upper right", frameon=False, fontsize=9)
@@ -57,7 +72,7 @@ def _unit(most: float) -> tuple[float, str]:
     return next((unit, name) for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes")) if most >= unit)
 
 
-def _points(axes: Axes, tuning: Tuning, placed: Sequence[Trial], unit: float) -> None:
+def _points(axes: Axes, placed: Sequence[Trial], unit: float) -> None:
     for status in STATUSES:
         own = [trial for trial in placed if trial.status == status]
         if own:
@@ -65,7 +80,7 @@ def _points(axes: Axes, tuning: Tuning, placed: Sequence[Trial], unit: float) ->
             axes.scatter(x, y, s=30, color=_COLOURS[status], label=status, zorder=3, linewidths=0)
 
 
-def _front(axes: Axes, tuning: Tuning, placed: Sequence[Trial], unit: float) -> None:
+def _front(axes: Axes, placed: Sequence[Trial], unit: float) -> None:
     """What no trial beats in both, as steps: faster needs more memory."""
     front = pareto(placed)
     x, y = _places(front, unit)
@@ -83,13 +98,11 @@ def _bound(axes: Axes, bound: float) -> None:
 
 
 def _marks(
-    axes: Axes, tuning: Tuning, placed: Sequence[Trial], marks: Mapping[str, Mapping[str, Any]], unit: float
+    axes: Axes, best: Trial | None, placed: Sequence[Trial], marks: Mapping[str, Mapping[str, Any]], unit: float
 ) -> None:
-    if tuning.select("measured"):
-        best = tuning.best
-        if best in placed:
-            x, y = _places([best], unit)
-            axes.scatter(x, y, s=190, marker="*", color=_BEST, zorder=5, label=f"best: {best.label}")
+    if best is not None and best in placed:
+        x, y = _places([best], unit)
+        axes.scatter(x, y, s=190, marker="*", color=_BEST, zorder=5, label=f"best: {best.label}")
     for label, knobs in marks.items():
         found = next((trial for trial in placed if trial.knobs == knobs), None)
         if found is not None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
@@ -17,48 +17,13 @@ from schedule.errors import NotApplicable, RecipeError
 from schedule.recipes.recipe import Recipe
 from schedule.show import printed
 from schedule.tree import Schedule
-from schedule.tuning.space import Knobs, text_of
+from schedule.tuning.plotting import plot
+from schedule.tuning.space import Knobs
+from schedule.tuning.trial import STATUSES, Status, Trial, pareto
 from schedule.wording import size_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-Status = Literal["measured", "over the bound", "pruned", "failed"]
-STATUSES: tuple[Status, ...] = ("measured", "pruned", "over the bound", "failed")
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One point of the space.
-
-    Attributes:
-        number: in the order of the search.
-        knobs: name → value; None for those that did not matter.
-        status: ``measured``; ``over the bound``, which is timed once; ``pruned``, when others were faster; ``failed``.
-        time: of a step; of one that was not measured to the end, as it looked then. None if it was not timed.
-        memory: bytes; None if it was not measured.
-        reason: why it was not measured to the end, "" if it was.
-        recipe: the steps as data; None if there are none or they cannot be written down.
-    """
-
-    number: int
-    knobs: Knobs
-    status: Status
-    time: float | None = None
-    memory: int | None = None
-    reason: str = ""
-    recipe: Recipe | None = field(default=None, repr=False)
-
-    @property
-    def label(self) -> str:
-        """The knobs that mattered, on one line."""
-        return labelled(self.knobs)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
-        plain = {name: _plain(value) for name, value in self.knobs.items()}
-        told = {"number": self.number, "knobs": plain, "status": self.status, "time": self.time}
-        return {**told, "memory": self.memory, "reason": self.reason}
 
 
 @dataclass(frozen=True)
@@ -195,9 +160,8 @@ class Tuning:
         Raises:
             NotApplicable: matplotlib is missing, or no trial has both a time and a memory.
         """
-        from schedule.tuning.plotting import plot
-
-        return plot(self, path, marks or {})
+        best = self.best if self.select("measured") else None
+        return plot(self.trials, best, self.bound, f"{self.of}: {self.summary()}", path, marks or {})
 
     def summary(self) -> str:
         """What came of it, on one line."""
@@ -232,31 +196,6 @@ class Tuning:
         from schedule.templating import rendered
 
         return str(rendered("tuning.html", of=self.of, summary=self.summary(), rows=self.rows()))
-
-
-def pareto(trials: Iterable[Trial]) -> list[Trial]:
-    """Those with a time and a memory that no other beats in both, by memory."""
-    front: list[Trial] = []
-    placed = [trial for trial in trials if trial.time is not None and trial.memory is not None]
-    for trial in sorted(placed, key=lambda t: (t.memory, t.time)):
-        if not front or (trial.time or 0.0) < (front[-1].time or 0.0):
-            front.append(trial)
-    return front
-
-
-def labelled(knobs: Knobs) -> str:
-    """Knobs on one line, without those that do not matter."""
-    return ", ".join(f"{name}={_shown(value)}" for name, value in knobs.items() if value is not None)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return value if isinstance(value, str) else text_of(value)
-
-
-def _plain(value: Any) -> Any:
-    return value if value is None or isinstance(value, bool | int | float | str) else text_of(value)
 
 
 def _row(trial: Trial, best: bool) -> Row:

@@ -18,9 +18,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from schedule.errors import NotApplicable
 from schedule.recipes.recipe import Recipe
-from schedule.tuning.result import Trial
 from schedule.tuning.space import Choice, Knob, Knobs, Space
 from schedule.tuning.surrogate import promising
+from schedule.tuning.trial import Trial
 
 Sampler = Callable[[int], BaseSampler]
 

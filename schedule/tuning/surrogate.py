@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from schedule.tuning.result import Trial
 from schedule.tuning.space import Choice, Knob, Knobs, Space
+from schedule.tuning.trial import Trial
 
 Array = NDArray[np.float64]
 

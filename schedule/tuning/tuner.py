@@ -22,8 +22,9 @@ from schedule.recipes.building import original_name
 from schedule.recipes.recipe import Recipe
 from schedule.tree import Schedule, create_schedule
 from schedule.tuning.measuring import Ended, Measured, TrainingStep, Watch
-from schedule.tuning.result import Status, Trial, Tuning, labelled
+from schedule.tuning.result import Tuning
 from schedule.tuning.space import Knobs, Space, text_of
+from schedule.tuning.trial import Status, Trial, labelled
 from schedule.verify.guilty import undone
 from schedule.verify.values import shapes_of
 from schedule.wording import size_text

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import schedule
-from schedule.distributed.plan import Plan, moved
+from schedule.distributed.plan import Plan
+from schedule.distributed.plan_steps import moved
 from schedule.distributed.simulate import simulate
 from schedule.errors import NotApplicable, ShardError
 from tests.distributed.blocks import Gated, Mlp

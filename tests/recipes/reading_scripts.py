@@ -11,7 +11,7 @@ from torch import fx, nn
 import schedule
 from schedule import Recipe, call_module
 from schedule.globs import is_glob
-from schedule.recipes.recipe import Call, Find, Step, Undo
+from schedule.recipes.steps import Call, Find, Step, Undo
 from schedule.recipes.values import live
 
 IN_A_GLOB = 2

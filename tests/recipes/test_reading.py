@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from schedule import Recipe, RecipeError
-from schedule.recipes.reading import from_data
-from schedule.recipes.recipe import Call, Find, Undo
+from schedule.recipes.recipe import from_data
+from schedule.recipes.steps import Call, Find, Undo
 from schedule.recipes.values import Items, Joined, Made, ModuleCall, Picked, Reference, Table, Torch
 
 MATCHES = {"matches": "m1", "which": "all"}

@@ -12,7 +12,7 @@ from torch import nn
 import schedule
 from schedule import Match, Recipe, RecipeError, Schedule
 from schedule.recipes.describing import described
-from schedule.recipes.recipe import Call, Find, Undo
+from schedule.recipes.steps import Call, Find, Undo
 from tests.fingerprint import fingerprint
 from tests.recipes.helpers import (
     gelu_of_sum,

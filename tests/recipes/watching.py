@@ -16,7 +16,7 @@ from schedule import Recipe, RecipeError
 from schedule.history import History, Step
 from schedule.primitives.registry import registered
 from schedule.recipes.building import recipe_of
-from schedule.recipes.recipe import Call
+from schedule.recipes.steps import Call
 from schedule.tree import Tree
 from tests.recipes.checking import check_replay, check_text
 

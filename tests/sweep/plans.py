@@ -17,7 +17,8 @@ from torch import nn
 
 import schedule
 from schedule.distributed.modules import ROW, projection_of, role_of
-from schedule.distributed.plan import HEADS, VOCABULARY, Group, Plan, common_path
+from schedule.distributed.plan import Plan, common_path
+from schedule.distributed.plan_steps import HEADS, VOCABULARY, Group
 from schedule.distributed.simulate import simulate
 from schedule.examples.inputs import Inputs
 from schedule.recording import record

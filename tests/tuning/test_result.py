@@ -14,7 +14,7 @@ import torch
 import schedule
 from schedule import NotApplicable, RecipeError
 from schedule.tuning import Trial, Tuning
-from schedule.tuning.result import pareto
+from schedule.tuning.trial import pareto
 from tests.small import ids, small
 from tests.test_report import Page
 from tests.tuning.synthetic import tuned
