@@ -20,10 +20,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 import fused
-from schedule.copying import copied
 from schedule.dispatch import Declined
 from schedule.errors import NotApplicable, ScheduleError, TraceError
-from schedule.generators import generator_states, restore_generators
+from schedule.examples.shapes import other_shapes
 from schedule.graphs import difference
 from schedule.recording import Call, Recording
 from schedule.runtime import Adaptation, ScheduledState, state_of
@@ -43,7 +42,8 @@ from schedule.tracing.signature import Parameters, Signature, SignatureBuilder
 from schedule.tracing.specialisation import Specialisation, original_class, specialise
 from schedule.tracing.structure import map_structure
 from schedule.tracing.unchanged import state_unchanged
-from schedule.verify.shapes import other_shapes
+from schedule.util.copying import copied
+from schedule.util.generators import generator_states, restore_generators
 
 if TYPE_CHECKING:
     from schedule.tree import Schedule

@@ -18,11 +18,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fused.backends import Op
-from schedule.generators import seed_all
 from schedule.runtime import uncounted
+from schedule.util.generators import seed_all
+from schedule.util.named_values import call
 from schedule.verify.observe import loss_of
 from schedule.verify.preserve import preserved
-from schedule.verify.values import call
 
 
 @dataclass(frozen=True)

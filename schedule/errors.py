@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from schedule.graph_text import graph_lines
+from schedule.util.graph_text import graph_lines
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -13,7 +13,7 @@ from torch import nn
 from schedule import recording as recordings
 from schedule.errors import ScheduleError, TraceError
 from schedule.examples import example_inputs
-from schedule.generators import torch_states
+from schedule.examples.shapes import other_shapes, small_shapes
 from schedule.recording import Call, Recording, as_call, undisturbed
 from schedule.runtime import ScheduledState, as_scheduled, forward_of, state_of, uncounted
 from schedule.snapshots import Snapshot, modes_restored
@@ -23,7 +23,7 @@ from schedule.tracing.hooks import is_hooked, nothing_collected
 from schedule.tracing.specialisation import Specialisation, original_class, specialise
 from schedule.tracing.structure import map_structure, tensors
 from schedule.tracing.unchanged import written
-from schedule.verify.shapes import other_shapes, small_shapes
+from schedule.util.generators import torch_states
 from schedule.wrapping import unwrapped, wrapped
 
 Specialisations = tuple[Specialisation, ...]

@@ -13,7 +13,7 @@ from schedule.matching import Match, find_in, find_parallel_in
 from schedule.primitives.checkpoint import checked_every, within_budget
 from schedule.primitives.registry import call_text, registered
 from schedule.primitives.splicing import refuse_none
-from schedule.wording import counted
+from schedule.util.wording import counted
 
 if TYPE_CHECKING:
     from schedule.tree import Schedule

@@ -13,7 +13,7 @@ from schedule.runtime import state_of
 from schedule.show import what_was_done
 from schedule.templating import rendered
 from schedule.tracing.specialisation import original_class
-from schedule.wording import counted
+from schedule.util.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

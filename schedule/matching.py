@@ -10,14 +10,14 @@ from torch import fx, nn
 
 from schedule import patterns, rules
 from schedule.errors import MatchError, TraceError, did_you_mean
-from schedule.graph_text import graph_lines
 from schedule.patterns import NearMiss, Occurrence, Pattern, SearchResult
 from schedule.patterns.nodes import CallNode
 from schedule.recording import Recording
 from schedule.rules import Rule
 from schedule.tracing.expansion import expand
 from schedule.tracing.specialisation import Specialisation
-from schedule.wording import counted
+from schedule.util.graph_text import graph_lines
+from schedule.util.wording import counted
 
 if TYPE_CHECKING:
     from schedule.tree import Schedule

@@ -38,7 +38,7 @@ from schedule.tracing.hooks import is_hooked
 from schedule.tracing.specialisation import original_class
 from schedule.tracing.structure import Path
 from schedule.tree import Schedule, create_schedule
-from schedule.wording import counted
+from schedule.util.wording import counted
 
 Rules = str | Iterable[str | Rule]
 

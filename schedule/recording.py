@@ -24,12 +24,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fused.linear import linear
 from schedule.errors import NotApplicable, ScheduleError
-from schedule.generators import generator_states, restore_generators
 from schedule.snapshots import Entry, Snapshot, entries_as_after, modes_restored, restored
 from schedule.tracing.calls import intercepted_calls
 from schedule.tracing.data import Seen, depends_on_data, writes_number
 from schedule.tracing.specs import TensorSpec
 from schedule.tracing.structure import Path, leaves, map_structure, tensors
+from schedule.util.generators import generator_states, restore_generators
 
 MAX_SIGNATURES = 4
 _IMMUTABLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, range)

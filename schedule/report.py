@@ -16,10 +16,10 @@ from rich.text import Text
 
 from schedule.costs import Cost, TimeRatio
 from schedule.errors import NotApplicable
-from schedule.files import refuse_unwritable, write
 from schedule.runtime import Adaptation, state_of
 from schedule.show import printed
-from schedule.wording import size_text
+from schedule.util.files import refuse_unwritable, write
+from schedule.util.wording import size_text
 
 if TYPE_CHECKING:
     from torch import nn

@@ -24,7 +24,7 @@ from schedule.patterns.hazards import Hazards, check_region, plan_hoist
 from schedule.patterns.occurrence import Occurrence
 from schedule.patterns.values import Attr
 from schedule.saving import refuse_saving
-from schedule.wording import counted
+from schedule.util.wording import counted
 
 __all__ = ["check", "copy_graph", "erased", "merge", "rewrite", "sift", "splice", "split_linear"]
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from rich.tree import Tree as Branches
 
 from schedule.tracing.specialisation import original_class
-from schedule.wording import counted
+from schedule.util.wording import counted
 
 if TYPE_CHECKING:
     from schedule.tree import Schedule

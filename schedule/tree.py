@@ -11,8 +11,6 @@ from torch import fx, nn
 
 from schedule import primitives
 from schedule.errors import NotApplicable, PathError, ScheduleError, did_you_mean
-from schedule.files import refuse_unwritable
-from schedule.globs import is_glob, select
 from schedule.graphs import Graphs
 from schedule.group import Group
 from schedule.history import Edit, History, Step
@@ -23,6 +21,8 @@ from schedule.recipes.recipe import Recipe
 from schedule.recipes.recording import recorded
 from schedule.show import printed, rendered_tree
 from schedule.tracing.specialisation import Specialisation, original_class
+from schedule.util.files import refuse_unwritable
+from schedule.util.globs import is_glob, select
 
 if TYPE_CHECKING:
     from schedule.pictures.page import Page

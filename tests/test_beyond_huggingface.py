@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fused
 import schedule
 from schedule.runtime import FallbackWarning, state_of
-from schedule.verify.values import call
+from schedule.util.named_values import call
 from tests import beyond
 
 Tensor = torch.Tensor

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from schedule.copying import copied
-from schedule.generators import generator_states, restore_generators
 from schedule.tracing.structure import leaves, map_structure
+from schedule.util.copying import copied
+from schedule.util.generators import generator_states, restore_generators
 
 
 class Recomputed:

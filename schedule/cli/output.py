@@ -14,8 +14,8 @@ from typing import Any, ParamSpec
 import typer
 from rich.console import Console
 
-from schedule import files
 from schedule.errors import NotApplicable, PathError, ScheduleError, VerificationError
+from schedule.util import files
 
 P = ParamSpec("P")
 

@@ -11,12 +11,12 @@ import typer
 from schedule.cli.output import Code, CommandError
 from schedule.comparing import costs_since, ratio_since
 from schedule.errors import RecipeError
-from schedule.files import write
 from schedule.recipes.files import load_recipe
 from schedule.recipes.recipe import Recipe
 from schedule.recipes.replaying import replay
 from schedule.report import Entry, Report
 from schedule.tree import Schedule
+from schedule.util.files import write
 
 In = Annotated[
     Path | None,

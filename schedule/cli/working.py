@@ -23,13 +23,13 @@ from schedule.cli.output import Code, command, emit, refuse_unwritable, stage, s
 from schedule.comparing import trains
 from schedule.costs import TimeRatio, measure, step_seconds
 from schedule.errors import VerificationError
-from schedule.files import write
+from schedule.examples.shapes import cut
 from schedule.optimizer import optimize as apply_rules
 from schedule.report import Report
 from schedule.runtime import uncounted
 from schedule.tree import Schedule
-from schedule.verify.shapes import cut
-from schedule.wording import counted
+from schedule.util.files import write
+from schedule.util.wording import counted
 
 VERIFIED = (2, 64)
 """Rows and tokens that a verification takes at most, of a model of any width: enough for compiled ops to run."""

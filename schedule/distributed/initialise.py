@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from schedule.distributed.slots import Slot
 from schedule.errors import NotApplicable
-from schedule.generators import generator_states, restore_generators
+from schedule.util.generators import generator_states, restore_generators
 
 Initialise = Callable[[nn.Module], Any]
 

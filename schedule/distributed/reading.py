@@ -17,7 +17,7 @@ from schedule.distributed.initialise import initialise, without_data
 from schedule.distributed.pieces import Pieces
 from schedule.distributed.slots import Slot
 from schedule.errors import NotApplicable
-from schedule.generators import generator_states, restore_generators
+from schedule.util.generators import generator_states, restore_generators
 
 Read = Callable[[Slot, str], Tensor]
 

@@ -21,7 +21,7 @@ from schedule.errors import ScheduleError, ShardError
 from schedule.recording import as_call
 from schedule.tracing.structure import tensors
 from schedule.tree import Schedule, create_schedule
-from schedule.verify.values import limit_of
+from schedule.util.named_values import limit_of
 
 LIMIT = 60.0
 

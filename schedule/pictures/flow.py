@@ -14,14 +14,14 @@ from typing import Any, Literal
 import torch
 from torch import fx, nn
 
-from schedule.graph_text import graph_lines
 from schedule.pictures.paths import ranged
 from schedule.tracing.guards import check
 from schedule.tracing.outputs import check_output
 from schedule.tracing.regions import REGION_FUNCTIONS
 from schedule.tracing.specialisation import original_class
 from schedule.tracing.specs import TensorSpec
-from schedule.wording import counted, size_text
+from schedule.util.graph_text import graph_lines
+from schedule.util.wording import counted, size_text
 
 Kind = Literal["input", "output", "call", "op"]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from schedule.distributed.modules import ModuleSharding, Split, sharding_of
 from schedule.pictures.paths import ranged
 from schedule.primitives.cut_pipeline_stage import cuts_of
-from schedule.wording import size_text
+from schedule.util.wording import size_text
 
 if TYPE_CHECKING:
     from schedule.recording import Recording

@@ -10,8 +10,8 @@ from schedule.activations.saved import SavedBytes, measure_saved
 from schedule.comparing import refuse_shared_out, trains
 from schedule.costs import training
 from schedule.errors import NotApplicable
+from schedule.util.wording import size_text
 from schedule.verify.guilty import undone
-from schedule.wording import size_text
 
 if TYPE_CHECKING:
     from schedule.tree import Schedule

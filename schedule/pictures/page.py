@@ -12,12 +12,12 @@ from markupsafe import Markup
 
 from schedule.distributed.modules import is_sharded
 from schedule.distributed.state import sharded_state
-from schedule.files import write
 from schedule.pictures.grids import sharding, stages
 from schedule.pictures.memory import Bar, Memory, memory_of
 from schedule.pictures.modules import Branch, Pictures, tree_of
 from schedule.pictures.paths import ranged
 from schedule.templating import rendered
+from schedule.util.files import write
 
 if TYPE_CHECKING:
     from schedule.costs import TimeRatio

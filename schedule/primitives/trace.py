@@ -10,11 +10,11 @@ from torch import nn
 from schedule import history
 from schedule.edits import SetTrace
 from schedule.errors import NotApplicable, PathError, TraceError
-from schedule.globs import is_glob, matcher
 from schedule.primitives.registry import primitive
 from schedule.runtime import state_of
 from schedule.tracing.hooks import is_hooked
 from schedule.tracing.own_forward import is_conv1d
+from schedule.util.globs import is_glob, matcher
 
 if TYPE_CHECKING:
     from schedule.tree import Schedule

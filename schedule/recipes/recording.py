@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from schedule.globs import is_glob, select
 from schedule.matching import Match
 from schedule.primitives.registry import registered
 from schedule.recipes.describing import arguments_described
+from schedule.util.globs import is_glob, select
 
 if TYPE_CHECKING:
     from schedule.tree import Tree

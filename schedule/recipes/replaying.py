@@ -9,7 +9,6 @@ from typing import Any
 from torch import nn
 
 from schedule.errors import RecipeError, ScheduleError
-from schedule.globs import is_glob
 from schedule.group import Group
 from schedule.matching import Match, find_in
 from schedule.primitives.registry import registered
@@ -20,7 +19,8 @@ from schedule.recipes.values import live
 from schedule.rules import select_rules
 from schedule.tracing.specialisation import original_class
 from schedule.tree import Schedule, create_schedule
-from schedule.wording import counted
+from schedule.util.globs import is_glob
+from schedule.util.wording import counted
 
 _FIX = "edit this step of the recipe; nothing was changed"
 

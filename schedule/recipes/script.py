@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from schedule.globs import is_glob
 from schedule.primitives.registry import registered
 from schedule.recipes.steps import Call, Find, Step
 from schedule.recipes.values import source
+from schedule.util.globs import is_glob
 
 
 def script(architecture: str, steps: Sequence[Step], made_with: Mapping[str, str]) -> str:

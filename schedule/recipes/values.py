@@ -18,7 +18,7 @@ import torch
 from schedule.errors import RecipeError
 from schedule.matching import Match, parallel
 from schedule.patterns import call_module
-from schedule.wording import counted
+from schedule.util.wording import counted
 
 Value = Any
 """None, a boolean, an integer, a float, a string, or a :class:`Kind`."""

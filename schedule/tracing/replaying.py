@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from schedule.generators import torch_states
 from schedule.tracing.calls import intercepted_calls
 from schedule.tracing.restoring import Restore, restoring
+from schedule.util.generators import torch_states
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ from torch import fx, nn
 from torch.utils.hooks import RemovableHandle
 
 from schedule.errors import ScheduleError
-from schedule.generators import torch_states
 from schedule.tracing.effects import has_effect, uses_random
 from schedule.tracing.guards import GuardMiss, check
 from schedule.tracing.outputs import check_output
 from schedule.tracing.purity import is_repeatable
 from schedule.tracing.replaying import Attempt, attempting, keeping
 from schedule.tracing.restoring import changes_given, restoring
+from schedule.util.generators import torch_states
 
 Run = Callable[..., Any]
 

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 from schedule.costs import step_peak, step_seconds
 from schedule.errors import NotApplicable
 from schedule.tree import Schedule
-from schedule.verify.values import named_tensors
+from schedule.util.named_values import named_tensors
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from schedule.tree import Schedule
 from schedule.tuning.plotting import plot
 from schedule.tuning.space import Knobs
 from schedule.tuning.trial import STATUSES, Status, Trial, pareto
-from schedule.wording import size_text
+from schedule.util.wording import size_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

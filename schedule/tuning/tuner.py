@@ -25,9 +25,9 @@ from schedule.tuning.measuring import Ended, Measured, TrainingStep, Watch
 from schedule.tuning.result import Tuning
 from schedule.tuning.space import Knobs, Space, text_of
 from schedule.tuning.trial import Status, Trial, labelled
+from schedule.util.named_values import shapes_of
+from schedule.util.wording import size_text
 from schedule.verify.guilty import undone
-from schedule.verify.values import shapes_of
-from schedule.wording import size_text
 
 if TYPE_CHECKING:
     from schedule.tuning.study import Asked, Sampler, Study

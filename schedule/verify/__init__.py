@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from schedule.examples.shapes import other_shapes
 from schedule.verify.equivalence import equivalent
 from schedule.verify.report import CaseResult, Deviation, EquivalenceReport
 from schedule.verify.scheduled import Verification, verify
-from schedule.verify.shapes import other_shapes
 from schedule.verify.tolerances import TOLERANCES, Tolerance
 
 __all__ = [

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from schedule.util.named_values import Plain, limit_of
 from schedule.verify.observe import Observation, rms
 from schedule.verify.report import Deviation, missing
 from schedule.verify.tolerances import Tolerance
-from schedule.verify.values import Plain, limit_of
 
 _SPREAD = 0.25
 """Rounding is spread evenly: over many elements its RMS is a fourth of its largest and less. What is wrong

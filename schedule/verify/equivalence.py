@@ -10,13 +10,13 @@ from typing import Any, get_args
 from torch import nn
 
 from schedule.errors import ScheduleError, VerificationError
+from schedule.examples.shapes import other_shapes
+from schedule.util.named_values import shapes_of
+from schedule.util.wording import counted
 from schedule.verify.compare import TRAINED, compare
 from schedule.verify.observe import Case, Mode, Observation, OptimizerFactory, Weights, observe
 from schedule.verify.report import CaseResult, Deviation, EquivalenceReport, missing
-from schedule.verify.shapes import other_shapes
 from schedule.verify.tolerances import Tolerance, tolerance_for
-from schedule.verify.values import shapes_of
-from schedule.wording import counted
 
 REFUSALS: tuple[type[Exception], ...] = (
     RuntimeError,

@@ -10,11 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from schedule.generators import generator_states, seed_all
-from schedule.verify.preserve import preserved
-from schedule.verify.stirring import nudge, stir
-from schedule.verify.tolerances import Tolerance
-from schedule.verify.values import (
+from schedule.util.generators import generator_states, seed_all
+from schedule.util.named_values import (
     Plain,
     call,
     container_types,
@@ -24,6 +21,9 @@ from schedule.verify.values import (
     named_tensors,
     named_values,
 )
+from schedule.verify.preserve import preserved
+from schedule.verify.stirring import nudge, stir
+from schedule.verify.tolerances import Tolerance
 
 Mode = Literal["train", "eval"]
 Weights = Literal["own", "stirred"]

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from schedule.generators import generator_states, restore_generators
 from schedule.runtime import state_of
 from schedule.snapshots import Snapshot, modes_restored
+from schedule.util.generators import generator_states, restore_generators
 
 
 @contextmanager

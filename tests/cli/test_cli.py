@@ -18,11 +18,11 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 import schedule
-from schedule import files
 from schedule.cli import app, main, output, working
 from schedule.errors import VerificationError
-from schedule.files import write
 from schedule.rules import list_rules
+from schedule.util import files
+from schedule.util.files import write
 from tests.cli.models import make
 from tests.small import bias_gelu
 

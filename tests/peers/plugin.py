@@ -110,9 +110,9 @@ class EveryModelScheduled:
     def schedule(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Schedule ``model`` for calls like this one; whatever refuses it leaves it as it was."""
         import schedule
-        from schedule.copying import copied
         from schedule.errors import ScheduleError
         from schedule.runtime import is_only_traced
+        from schedule.util.copying import copied
 
         data_free = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
         if is_only_traced(args, kwargs) or data_free:

@@ -10,9 +10,9 @@ from torch import fx, nn
 
 import schedule
 from schedule import Recipe, call_module
-from schedule.globs import is_glob
 from schedule.recipes.steps import Call, Find, Step, Undo
 from schedule.recipes.values import live
+from schedule.util.globs import is_glob
 
 IN_A_GLOB = 2
 """How many modules a glob stands for."""

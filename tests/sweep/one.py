@@ -25,13 +25,13 @@ import fused
 import schedule
 from schedule.errors import ScheduleError, TraceError, VerificationError
 from schedule.examples.inputs import REFUSALS, Inputs
-from schedule.generators import seed_all
 from schedule.report import Entry
 from schedule.runtime import install, state_of
+from schedule.util.generators import seed_all
+from schedule.util.named_values import call, named_tensors, named_values
 from schedule.verify.equivalence import equivalent
 from schedule.verify.preserve import preserved
 from schedule.verify.report import EquivalenceReport
-from schedule.verify.values import call, named_tensors, named_values
 from tests.sweep.models import Built, NotBuilt, build
 from tests.sweep.parts import inputs_for
 from tests.sweep.rounding import is_rounding

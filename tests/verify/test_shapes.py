@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from schedule.examples.shapes import cut, small_shapes
 from schedule.verify import other_shapes
-from schedule.verify.shapes import cut, small_shapes
 
 
 def shapes(batch: dict[str, torch.Tensor]) -> dict[str, list[int]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from schedule.verify.values import named_tensors, named_values
+from schedule.util.named_values import named_tensors, named_values
 
 # Their sizes belong to the architecture (image size, mel bins, axes of a grid), so only the number of rows varies.
 _ROWS_ONLY = (

@@ -10,8 +10,8 @@ from torch import nn
 from transformers import DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from schedule.util.named_values import call, container_types, copied, full, named_tensors, named_values, shapes_of
 from schedule.verify.observe import loss_of
-from schedule.verify.values import call, container_types, copied, full, named_tensors, named_values, shapes_of
 
 
 @dataclass

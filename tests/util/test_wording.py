@@ -6,7 +6,7 @@ import pytest
 
 import schedule
 from schedule.primitives.registry import call_text
-from schedule.wording import counted, size_text
+from schedule.util.wording import counted, size_text
 from tests.small import bias_gelu, ids, small
 
 

@@ -1,0 +1,1 @@
+"""What every other part may use: files, random states, texts, walks of nested values."""
