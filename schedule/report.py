@@ -17,8 +17,8 @@ from rich.text import Text
 from schedule.costs import Cost, TimeRatio
 from schedule.errors import NotApplicable
 from schedule.runtime import Adaptation, state_of
-from schedule.show import printed
 from schedule.util.files import refuse_unwritable, write
+from schedule.util.printing import printed
 from schedule.util.wording import size_text
 
 if TYPE_CHECKING:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree as Branches
 
@@ -15,13 +13,6 @@ from schedule.util.wording import counted
 
 if TYPE_CHECKING:
     from schedule.tree import Schedule
-
-
-def printed(renderable: Any, width: int = 110) -> str:
-    """``renderable`` as plain text, in notebooks too, where rich would show it instead."""
-    buffer = io.StringIO()
-    Console(file=buffer, width=width, highlight=False, color_system=None, force_jupyter=False).print(renderable)
-    return buffer.getvalue()
 
 
 def rendered_tree(sch: Schedule, depth: int | None = None) -> Branches:

@@ -19,10 +19,11 @@ from schedule.primitives.registry import registered, reserve
 from schedule.recipes.building import recipe_of
 from schedule.recipes.recipe import Recipe
 from schedule.recipes.recording import recorded
-from schedule.show import printed, rendered_tree
+from schedule.show import rendered_tree
 from schedule.tracing.specialisation import Specialisation, original_class
 from schedule.util.files import refuse_unwritable
 from schedule.util.globs import is_glob, select
+from schedule.util.printing import printed
 
 if TYPE_CHECKING:
     from schedule.pictures.page import Page

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from schedule.distributed.chunks import chunk_bounds
 from schedule.distributed.linears import computes_linear
-from schedule.primitives.trace import is_basic
-from schedule.tracing.own_forward import is_conv1d
+from schedule.tracing.own_forward import is_basic, is_conv1d
 from schedule.tracing.specialisation import original_class
 
 SHARDING = "_schedule_sharding"

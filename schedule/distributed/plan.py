@@ -14,7 +14,7 @@ from schedule.distributed.plan_steps import VOCABULARY, Group, ShardStep, SyncSt
 from schedule.distributed.plan_table import plan_table
 from schedule.distributed.state import sharded_state
 from schedule.errors import ShardError
-from schedule.show import printed
+from schedule.util.printing import printed
 
 if TYPE_CHECKING:
     from schedule.tree import Schedule

@@ -14,10 +14,10 @@ from schedule.errors import TraceError
 from schedule.pictures.drawing import Change, Palette, Picture, Side, picture
 from schedule.pictures.flow import Flow, flow_of
 from schedule.pictures.pairs import Pair, pair_of
-from schedule.primitives.trace import is_basic
 from schedule.recording import Recording
 from schedule.runtime import state_of
 from schedule.show import what_was_done
+from schedule.tracing.own_forward import is_basic
 from schedule.tracing.specialisation import original_class
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from schedule.errors import NotApplicable, PathError, TraceError
 from schedule.primitives.registry import primitive
 from schedule.runtime import state_of
 from schedule.tracing.hooks import is_hooked
-from schedule.tracing.own_forward import is_conv1d
+from schedule.tracing.own_forward import is_basic
 from schedule.util.globs import is_glob, matcher
 
 if TYPE_CHECKING:
@@ -118,13 +118,6 @@ def _refuse_hooked(child: nn.Module, path: str) -> None:
             f"{path} has a hook, which would be swallowed if its inside became part of this graph",
             fix=f"keep it a call with leaves=({path!r},), or remove the hook",
         )
-
-
-def is_basic(module: nn.Module) -> bool:
-    """Whether ``module`` stays a call when what calls it is flattened."""
-    if isinstance(module, nn.Sequential):
-        return False
-    return type(module).__module__.startswith("torch.nn.") or is_conv1d(type(module))
 
 
 def _is_leaf(module: nn.Module, path: str, leaves: Sequence[Any]) -> bool:

@@ -55,3 +55,10 @@ def is_projection(module: nn.Module) -> bool:
 def is_conv1d(cls: type[nn.Module]) -> bool:
     """Whether ``cls`` is transformers' Conv1D: ``x @ weight + bias``, weight of shape [in, out]."""
     return cls.__name__ == "Conv1D" and cls.__module__ == "transformers.pytorch_utils" and has_own_forward(cls)
+
+
+def is_basic(module: nn.Module) -> bool:
+    """Whether ``module`` stays a call when what calls it is flattened."""
+    if isinstance(module, nn.Sequential):
+        return False
+    return type(module).__module__.startswith("torch.nn.") or is_conv1d(type(module))

@@ -15,11 +15,11 @@ from torch import nn
 
 from schedule.errors import NotApplicable, RecipeError
 from schedule.recipes.recipe import Recipe
-from schedule.show import printed
 from schedule.tree import Schedule
 from schedule.tuning.plotting import plot
 from schedule.tuning.space import Knobs
 from schedule.tuning.trial import STATUSES, Status, Trial, pareto
+from schedule.util.printing import printed
 from schedule.util.wording import size_text
 
 if TYPE_CHECKING:
