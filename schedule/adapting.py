@@ -46,7 +46,7 @@ from schedule.util.copying import copied
 from schedule.util.generators import generator_states, restore_generators
 
 if TYPE_CHECKING:
-    from schedule.tree import Schedule
+    from schedule.node import Node
 
 Rewritten = tuple[Specialisation, dict[str, int]]
 """A graph, and what was rewritten in it, in how many places."""
@@ -174,7 +174,7 @@ class Adapter:
         return tuple(made), f"{_kind(call, autocast)}: {done}"
 
 
-def adapter_for(node: Schedule, rewrites: Sequence[Rewrite]) -> Adapter | None:
+def adapter_for(node: Node, rewrites: Sequence[Rewrite]) -> Adapter | None:
     """The adapter of a module once ``rewrites`` are made in its graphs."""
     state = state_of(node.module)
     if state is None:

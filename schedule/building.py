@@ -13,18 +13,18 @@ from schedule.errors import NotApplicable, ScheduleError, located
 
 if TYPE_CHECKING:
     from schedule.distributed.pipeline import Pipeline, PipelinedModel
-    from schedule.tree import Schedule
+    from schedule.node import Node
 
 Weights = Callable[[nn.Module], Any] | str | os.PathLike[str]
 
 
 @overload
 def build(
-    sch: Schedule, init_weights: Weights | None = None, device: torch.device | str | None = None, pipeline: None = None
+    sch: Node, init_weights: Weights | None = None, device: torch.device | str | None = None, pipeline: None = None
 ) -> nn.Module: ...
 @overload
 def build(
-    sch: Schedule,
+    sch: Node,
     init_weights: Weights | None = None,
     device: torch.device | str | None = None,
     *,
@@ -33,7 +33,7 @@ def build(
 
 
 def build(
-    sch: Schedule,
+    sch: Node,
     init_weights: Weights | None = None,
     device: torch.device | str | None = None,
     pipeline: Pipeline | None = None,
@@ -76,7 +76,7 @@ def build(
         return root if stages is None else stages
 
 
-def _stages(sch: Schedule, pipeline: Pipeline, device: torch.device) -> PipelinedModel:
+def _stages(sch: Node, pipeline: Pipeline, device: torch.device) -> PipelinedModel:
     from schedule.distributed.pipeline import PipelinedModel
 
     return PipelinedModel(sch, pipeline, device)
@@ -108,14 +108,14 @@ def materialise(root: nn.Module, init_weights: Weights | None, device: torch.dev
         )
 
 
-def _device_of(sch: Schedule) -> torch.device:
+def _device_of(sch: Node) -> torch.device:
     kind = getattr(sch.mesh, "device_type", None) or torch.get_default_device().type
     if kind == "cuda":
         return torch.device(kind, torch.cuda.current_device())
     return torch.device("cpu" if kind == "meta" else kind)
 
 
-def _undoable(sch: Schedule, device: torch.device) -> None:
+def _undoable(sch: Node, device: torch.device) -> None:
     """Shards made on the meta device can be undone: the whole tensors that they came from get a place for data."""
     for step in sch.history:
         for edit in step.edits:

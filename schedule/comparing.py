@@ -12,10 +12,10 @@ from schedule.errors import NotApplicable, ScheduleError
 from schedule.verify.guilty import undone
 
 if TYPE_CHECKING:
-    from schedule.tree import Schedule
+    from schedule.node import Node
 
 
-def costs_since(top: Schedule, batch: Any, steps_before: int) -> dict[str, Cost]:
+def costs_since(top: Node, batch: Any, steps_before: int) -> dict[str, Cost]:
     """What a training step costs before and after the steps from ``steps_before`` on.
 
     Raises:
@@ -32,7 +32,7 @@ def costs_since(top: Schedule, batch: Any, steps_before: int) -> dict[str, Cost]
     return {"before": before, "after": after}
 
 
-def ratio_since(top: Schedule, batch: Any, steps_before: int, rounds: int) -> TimeRatio:
+def ratio_since(top: Node, batch: Any, steps_before: int, rounds: int) -> TimeRatio:
     """Time of a training step over that without the steps from ``steps_before`` on; all ranks call it together.
 
     Raises:
@@ -63,7 +63,7 @@ def trains() -> Iterator[None]:
         ) from error
 
 
-def refuse_shared_out(top: Schedule) -> None:
+def refuse_shared_out(top: Node) -> None:
     """A report is read on one rank, and a step there would wait for the others for ever."""
     if is_sharded(top.module):
         raise NotApplicable(
@@ -73,7 +73,7 @@ def refuse_shared_out(top: Schedule) -> None:
         )
 
 
-def _refuse_without_data(top: Schedule) -> None:
+def _refuse_without_data(top: Node) -> None:
     if any(parameter.is_meta for parameter in top.module.parameters()):
         raise NotApplicable(
             "a model on the meta device does not run, so there is nothing to measure",

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from schedule.errors import NotApplicable
-from schedule.runtime import Adapter, ScheduledState, install, put, state_of
+from schedule.node import Tree
+from schedule.runtime import Adapter, ScheduledState, forward_of, install, put, state_of
 from schedule.tracing.specialisation import Specialisation, original_class
-
-if TYPE_CHECKING:
-    from schedule.tree import Tree
+from schedule.wrapping import Around, WrappedForward, wrapped
 
 _ABSENT = object()
 _HOOK_TABLES = (
@@ -89,6 +88,21 @@ class SetSpecialisations(SetState):
     def install(self) -> None:
         """Install the new graphs."""
         install(self.module, self.specialisations, self.name, adapter=self.adapter)
+
+
+class WrapCalls(SetState):
+    """The edit that puts something around what a module runs."""
+
+    def __init__(self, tree: Tree, module: nn.Module, around: Around, name: str) -> None:
+        super().__init__(module)
+        self.around, self.name = around, name
+        self.graphs = tree.graphs.current(module) or ()
+
+    def install(self) -> None:
+        """Put it around."""
+        made = [wrapped(each, [self.around]) for each in self.graphs]
+        adapter = None if self._before is None else self._before.adapter
+        install(self.module, made, self.name, WrappedForward(forward_of(self.module), self.around), adapter)
 
 
 class SetTrace:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
 from schedule import primitives
 from schedule.errors import MatchError, PathError, located
-from schedule.matching import Match, find_in, find_parallel_in
+from schedule.matching import Match, find_in, find_parallel_in, holds
 from schedule.primitives.checkpoint import checked_every, within_budget
 from schedule.primitives.registry import call_text, registered
 from schedule.primitives.splicing import refuse_none
@@ -59,7 +59,7 @@ def _shared_out(group: Group, bound: Any) -> Iterator[tuple[Schedule, tuple[Any,
     refuse_none(matches)
     remaining = list(matches)
     for member in list(group):
-        inside = [m for m in remaining if member.holds(_first(m))]
+        inside = [m for m in remaining if holds(member, _first(m))]
         remaining = [m for m in remaining if m not in inside]
         if inside:
             bound.arguments["matches"] = inside

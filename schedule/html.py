@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedule.matching import Match
-    from schedule.tree import Schedule
+    from schedule.node import Node
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Branch:
         return bool(self.done) or any(child.changed for child in self.children)
 
 
-def tree(sch: Schedule) -> str:
+def tree(sch: Node) -> str:
     """The modules under ``sch`` with what was done to each; open where anything was."""
     done = what_was_done(sch)
     branches: dict[str, Branch] = {}
@@ -99,7 +99,7 @@ def fragment(report: Report) -> str:
     return str(rendered("report.html", **_values(report)))
 
 
-def schedule_page(sch: Schedule) -> Page:
+def schedule_page(sch: Node) -> Page:
     """The pictures of a schedule, and what the default rules leave alone in it as it is now."""
     entries = [] if is_sharded(sch.tree.root) else survey(sch)
     name = original_class(sch.module).__name__

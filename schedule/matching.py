@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from torch import fx, nn
 
 from schedule import patterns, rules
 from schedule.errors import MatchError, TraceError, did_you_mean
+from schedule.node import Node
 from schedule.patterns import NearMiss, Occurrence, Pattern, SearchResult
 from schedule.patterns.nodes import CallNode
 from schedule.recording import Recording
@@ -18,9 +19,6 @@ from schedule.tracing.expansion import expand
 from schedule.tracing.specialisation import Specialisation
 from schedule.util.graph_text import graph_lines
 from schedule.util.wording import counted
-
-if TYPE_CHECKING:
-    from schedule.tree import Schedule
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +76,7 @@ class Match:
     """
 
     def __init__(
-        self, schedule: Schedule, sites: Sequence[Site], rule: Rule | None = None, search: Search | None = None
+        self, schedule: Node, sites: Sequence[Site], rule: Rule | None = None, search: Search | None = None
     ) -> None:
         self.schedule, self.sites, self.rule, self.search = schedule, tuple(sites), rule, search
 
@@ -154,10 +152,15 @@ def _value(value: Any) -> str:
     return f"self.{path}" if path else str(value)
 
 
+def holds(node: Node, match: Match) -> bool:
+    """Whether ``match`` is in the module of ``node`` or below."""
+    return match.schedule.tree is node.tree and f"{match.path}.".startswith(f"{node.path}." if node.path else "")
+
+
 # -- finding ------------------------------------------------------------------------------------------------
 
 
-def find_in(members: Sequence[Schedule], pattern: Any, expect: int | None) -> list[Match]:
+def find_in(members: Sequence[Node], pattern: Any, expect: int | None) -> list[Match]:
     """Every match of ``pattern`` in the graphs of ``members``, in order.
 
     Raises:
@@ -228,7 +231,7 @@ class Found:
         searches: one for each module.
     """
 
-    def __init__(self, members: Sequence[Schedule], wanted: Wanted) -> None:
+    def __init__(self, members: Sequence[Node], wanted: Wanted) -> None:
         self.wanted, self.paths = wanted, [member.path for member in members]
         self.after = members[0].tree.history.steps
         self.searches = [Search(member, wanted, self) for member in members]
@@ -242,7 +245,7 @@ class Found:
 class Search:
     """One search of one module's graphs; ``found`` is what it is a part of."""
 
-    def __init__(self, member: Schedule, wanted: Wanted, found: Found) -> None:
+    def __init__(self, member: Node, wanted: Wanted, found: Found) -> None:
         self.member, self.wanted, self.found = member, wanted, found
         self.results: list[SearchResult] = []
         sites = []
@@ -319,7 +322,7 @@ def _unexpected(searches: Sequence[Search], wanted: Wanted, expect: int, found: 
     )
 
 
-def find_parallel_in(members: Sequence[Schedule], pattern: Any, expect: int | None) -> list[list[Match]]:
+def find_parallel_in(members: Sequence[Node], pattern: Any, expect: int | None) -> list[list[Match]]:
     """Matches that read one value under one input's name, together; single ones are left out.
 
     Raises:

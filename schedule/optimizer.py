@@ -22,6 +22,7 @@ from schedule.errors import MatchError, NotApplicable, ScheduleError
 from schedule.examples import example_inputs
 from schedule.group import Group
 from schedule.matching import Match, Site
+from schedule.node import Node
 from schedule.patterns import Occurrence
 from schedule.patterns.ops import find_form, operation_of
 from schedule.primitives.registry import query
@@ -37,14 +38,14 @@ from schedule.tracing.expansion import expand
 from schedule.tracing.hooks import is_hooked
 from schedule.tracing.specialisation import original_class
 from schedule.tracing.structure import Path
-from schedule.tree import Schedule, create_schedule
+from schedule.tree import create_schedule
 from schedule.util.wording import counted
 
 Rules = str | Iterable[str | Rule]
 
 
 def optimize(
-    model: nn.Module | Schedule | Group,
+    model: nn.Module | Node | Group,
     batch: Any = None,
     *,
     rules: Rules = "default",
@@ -80,7 +81,7 @@ def optimize(
 
 def optimize_by(
     selected: Sequence[Rule],
-    model: nn.Module | Schedule | Group,
+    model: nn.Module | Node | Group,
     batch: Any = None,
     *,
     rules: Rules = "default",
@@ -89,10 +90,12 @@ def optimize_by(
 ) -> Report:
     """As :func:`optimize`, with the rules that ``rules`` stood for where it was first called."""
     glob = ""
+    nodes: list[Node]
+    top: Node
     if isinstance(model, Group):
         nodes, glob = list(model), model.glob
         top = nodes[0].root
-    elif isinstance(model, Schedule):
+    elif isinstance(model, Node):
         nodes, top = [model], model.root
     else:
         top = create_schedule(model, batch)
@@ -107,7 +110,7 @@ def optimize_by(
 
 def _method() -> None:
     @query
-    def optimize(sch: Schedule, rules: Rules = "default", strict: bool = False, cost_guard: bool = True) -> Report:
+    def optimize(sch: Node, rules: Rules = "default", strict: bool = False, cost_guard: bool = True) -> Report:
         """As :func:`schedule.optimize`, for this module and all below."""
         return _optimize(sch, rules=rules, strict=strict, cost_guard=cost_guard)
 
@@ -120,7 +123,7 @@ _method()  # sch.optimize(...)
 class _Planned:
     """What is to be done in one module, and what is not."""
 
-    node: Schedule
+    node: Node
     matches: dict[str, list[Match]] = field(default_factory=dict)
     entries: list[Entry] = field(default_factory=list)
     adapter: Adapter | None = None  # as it was before
@@ -136,7 +139,7 @@ class _Planned:
 
 class _Optimization:
     def __init__(
-        self, top: Schedule, nodes: Sequence[Schedule], rules: Sequence[Rule], cost_guard: bool, record: Any
+        self, top: Node, nodes: Sequence[Node], rules: Sequence[Rule], cost_guard: bool, record: Any
     ) -> None:
         self.top, self.nodes, self.rules, self.cost_guard, self.record = top, nodes, rules, cost_guard, record
         self.graphs = top.tree.graphs
@@ -226,13 +229,13 @@ class _Optimization:
             planned.entries += self.hooked(node, " ".join(entry.reason for entry in planned.entries))
         return planned
 
-    def skipped(self, node: Schedule, error: ScheduleError, where: str = "") -> list[Entry]:
+    def skipped(self, node: Node, error: ScheduleError, where: str = "") -> list[Entry]:
         """What the rules would have been about in a module that cannot be traced."""
         families = dict.fromkeys(r.family for r in self.rules if r.concerns(self.computed(node.module)))
         why = where + error.why.splitlines()[0]
         return [Entry(family, node.path, "skipped", 1, why, error.where) for family in families]
 
-    def hooked(self, node: Schedule, told: str) -> list[Entry]:
+    def hooked(self, node: Node, told: str) -> list[Entry]:
         """What the rules would have been about, if layers of a module have hooks, of which ``told`` says nothing."""
         children = [(name, child) for name, child in node.module.named_children() if not any(child.children())]
         names = [name for name, child in children if is_hooked(child)]
@@ -323,7 +326,7 @@ def _refuse_leftovers(planned: Sequence[_Planned]) -> None:
         )
 
 
-def survey(sch: Schedule, rules: Rules = "default", cost_guard: bool = True) -> list[Entry]:
+def survey(sch: Node, rules: Rules = "default", cost_guard: bool = True) -> list[Entry]:
     """What the rules would leave alone in ``sch`` and below as it is now, and why; changes nothing."""
     looking = _Optimization(sch.root, [sch], select_rules(rules), cost_guard, None)
     with collector_paused():

@@ -24,7 +24,7 @@ from schedule.util.wording import size_text
 if TYPE_CHECKING:
     from torch import nn
 
-    from schedule.tree import Schedule
+    from schedule.node import Node
 
 Status = Literal["applied", "skipped", "declined", "near miss"]
 STATUSES: tuple[Status, ...] = ("applied", "skipped", "declined", "near miss")
@@ -70,7 +70,7 @@ class Report:
     model: nn.Module
     costs: Callable[[], dict[str, Cost]] = dict
     time_ratio: Callable[[int], TimeRatio] | None = None
-    schedule: Schedule | None = None
+    schedule: Node | None = None
     timing: TimeRatio | None = field(default=None, init=False)
     unmeasured: str = field(default="", init=False)
     _measured: dict[str, Cost] | None = field(default=None, init=False)

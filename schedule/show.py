@@ -12,10 +12,10 @@ from schedule.tracing.specialisation import original_class
 from schedule.util.wording import counted
 
 if TYPE_CHECKING:
-    from schedule.tree import Schedule
+    from schedule.node import Node
 
 
-def rendered_tree(sch: Schedule, depth: int | None = None) -> Branches:
+def rendered_tree(sch: Node, depth: int | None = None) -> Branches:
     """The modules under ``sch`` with what was done to each."""
     done = what_was_done(sch)
     top = Branches(_line(sch, sch.path, done))
@@ -28,7 +28,7 @@ def rendered_tree(sch: Schedule, depth: int | None = None) -> Branches:
     return top
 
 
-def what_was_done(sch: Schedule) -> dict[str, list[str]]:
+def what_was_done(sch: Node) -> dict[str, list[str]]:
     """Path → what the applied steps did there, such as ``fuse(bias_gelu)``."""
     done: dict[str, list[str]] = {}
     for step in sch.history:
@@ -44,7 +44,7 @@ def short(description: str) -> str:
     return re.sub(r" (on|in \d+ places of) .*", "", description, flags=re.DOTALL)
 
 
-def _line(node: Schedule, name: str, done: dict[str, list[str]]) -> Text:
+def _line(node: Node, name: str, done: dict[str, list[str]]) -> Text:
     text = Text(name or "(root)", style="bold").append(f": {original_class(node.module).__name__}", style="default")
     for what in done.get(node.path, ()):
         text.append(f"  ← {what}", style="green")

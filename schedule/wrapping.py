@@ -10,16 +10,12 @@ import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from torch import nn
 
-from schedule.edits import SetState
-from schedule.runtime import forward_of, install
+from schedule.runtime import forward_of
 from schedule.tracing.specialisation import Specialisation
-
-if TYPE_CHECKING:
-    from schedule.tree import Tree
 
 Run = Callable[..., Any]
 
@@ -88,18 +84,3 @@ def rewrapped(forward: Run, arounds: Iterable[Around]) -> Run:
 def arounds_of(module: nn.Module) -> tuple[Around, ...]:
     """What is around the calls of ``module``, innermost first."""
     return unwrapped(forward_of(module))[1]
-
-
-class WrapCalls(SetState):
-    """The edit that puts something around what a module runs."""
-
-    def __init__(self, tree: Tree, module: nn.Module, around: Around, name: str) -> None:
-        super().__init__(module)
-        self.around, self.name = around, name
-        self.graphs = tree.graphs.current(module) or ()
-
-    def install(self) -> None:
-        """Put it around."""
-        made = [wrapped(each, [self.around]) for each in self.graphs]
-        adapter = None if self._before is None else self._before.adapter
-        install(self.module, made, self.name, WrappedForward(forward_of(self.module), self.around), adapter)

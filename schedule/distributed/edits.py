@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 from schedule.distributed.parameters import LoadWhole, ShardedTensor
 
 if TYPE_CHECKING:
-    from schedule.tree import Tree
+    from schedule.node import Tree
 
 
 class ShardParameter:

@@ -21,13 +21,12 @@ from schedule.distributed.splitting import held, on_device, split
 from schedule.distributed.stages import Modes, SendingStage, Stage, place_all
 from schedule.distributed.tied import TiedGradients
 from schedule.errors import NotApplicable, ShardError
-from schedule.primitives.cut_pipeline_stage import cuts_of
 from schedule.runtime import state_of
 from schedule.tracing.hooks import is_hooked
 from schedule.tracing.specialisation import original_class
 
 if TYPE_CHECKING:
-    from schedule.tree import Schedule
+    from schedule.node import Node
 
 PIPELINE = "pp"
 
@@ -109,7 +108,7 @@ class PipelinedModel(nn.Module):
         optimizer.step()
     """
 
-    def __init__(self, sch: Schedule, pipeline: Pipeline, device: torch.device) -> None:
+    def __init__(self, sch: Node, pipeline: Pipeline, device: torch.device) -> None:
         super().__init__()
         self._whole, self._settings = [sch.root.module], pipeline
         self._ranks, self._modes = PipelineRanks.of(sch.mesh), _split(sch, device)
@@ -223,10 +222,10 @@ class PipelinedModel(nn.Module):
         return loss / self._settings.microbatches
 
 
-def _split(sch: Schedule, device: torch.device) -> Modes:
+def _split(sch: Node, device: torch.device) -> Modes:
     """The whole forward and its stages, in each mode that can be traced."""
     root, tree = sch.root, sch.tree
-    cuts = [tree.path_of(module) for module in cuts_of(tree)]
+    cuts = [tree.path_of(module) for module in tree.stage_ends]
     if not cuts:
         raise NotApplicable("no stage was cut", fix='sch["h.5"].cut_pipeline_stage() first')
     if state_of(root.module) is not None:

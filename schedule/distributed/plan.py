@@ -12,12 +12,11 @@ from rich.table import Table
 from schedule.distributed.modules import LEFT
 from schedule.distributed.plan_steps import VOCABULARY, Group, ShardStep, SyncStep, moved
 from schedule.distributed.plan_table import plan_table
-from schedule.distributed.state import sharded_state
 from schedule.errors import ShardError
 from schedule.util.printing import printed
 
 if TYPE_CHECKING:
-    from schedule.tree import Schedule
+    pass
 
 
 @dataclass
@@ -120,20 +119,3 @@ def with_parallel_loss(plan: Plan) -> Plan:
             fix="leave out parallel_loss",
         )
     return replace(plan, groups=groups)
-
-
-def apply(sch: Schedule, plan: Plan) -> None:
-    """Shard and synchronise as ``plan`` says."""
-    state = sharded_state(sch.tree)
-    whole = [("fwd_post", "all_gather"), ("fwd_post", LEFT)]
-    state.gathered = frozenset(step.path for step in plan.syncs if (step.mode, step.op) in whole)
-    for group in plan.groups:
-        for step in group.shards:
-            _at(sch, step.path).shard(step.name, step.axis, step.parts, step.replicas, step.common)
-    for sync in plan.syncs:
-        _at(sch, sync.path).sync(sync.mode, sync.op, sync.axis, sync.argument)
-
-
-def _at(sch: Schedule, path: str) -> Schedule:
-    node: Schedule = sch[path] if path else sch
-    return node

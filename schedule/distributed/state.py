@@ -17,7 +17,7 @@ from schedule.tracing.specialisation import Specialisation
 from schedule.tracing.specs import TensorSpec
 
 if TYPE_CHECKING:
-    from schedule.tree import Tree
+    from schedule.node import Tree
 
 _states: weakref.WeakKeyDictionary[Tree, Sharded] = weakref.WeakKeyDictionary()
 

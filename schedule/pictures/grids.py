@@ -10,12 +10,11 @@ from torch import Tensor, nn
 
 from schedule.distributed.modules import ModuleSharding, Split, sharding_of
 from schedule.pictures.paths import ranged
-from schedule.primitives.cut_pipeline_stage import cuts_of
 from schedule.util.wording import size_text
 
 if TYPE_CHECKING:
+    from schedule.node import Node
     from schedule.recording import Recording
-    from schedule.tree import Schedule
 
 MOST_RANKS = 16
 
@@ -40,12 +39,12 @@ class Stage:
         return size_text(self.nbytes)
 
 
-def stages(sch: Schedule, recording: Recording | None) -> list[Stage]:
+def stages(sch: Node, recording: Recording | None) -> list[Stage]:
     """The stages that the cuts of ``sch`` make, by the order in which modules are done; none if nothing was cut.
 
     What has no parameters is computed wherever it is needed, and belongs to no stage.
     """
-    cuts = cuts_of(sch.tree)
+    cuts = sch.tree.stage_ends
     if not cuts:
         return []
     root = sch.tree.root
@@ -142,7 +141,7 @@ class Sharding:
         return min(self.ranks, MOST_RANKS)
 
 
-def sharding(sch: Schedule) -> Sharding | None:
+def sharding(sch: Node) -> Sharding | None:
     """How the model of ``sch`` is shared out; None if it is not."""
     rows: dict[tuple[object, ...], ShardRow] = {}
     ranks, shared = 0, dict[Tensor, int]()

@@ -14,7 +14,7 @@ from schedule.util.wording import size_text
 from schedule.verify.guilty import undone
 
 if TYPE_CHECKING:
-    from schedule.tree import Schedule
+    from schedule.node import Node
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _together(saved: SavedBytes, paths: Iterable[str]) -> int:
     return sum(storages.values())
 
 
-def memory_of(sch: Schedule) -> Memory:
+def memory_of(sch: Node) -> Memory:
     """Run the model of ``sch`` forward as in training, with its steps and without; it stays as it was."""
     top = sch.root
     try:
@@ -87,6 +87,6 @@ def memory_of(sch: Schedule) -> Memory:
         return Memory(None, None, error.why)
 
 
-def _measured(top: Schedule) -> SavedBytes:
+def _measured(top: Node) -> SavedBytes:
     with training(top.module):
         return measure_saved(top.module, top.tree.graphs.example_inputs)

@@ -21,8 +21,8 @@ from schedule.tracing.own_forward import is_basic
 from schedule.tracing.specialisation import original_class
 
 if TYPE_CHECKING:
+    from schedule.node import Node
     from schedule.report import Entry
-    from schedule.tree import Schedule
 
 _NO_MARK = ("optimize(", "fuse(", "replace(", "decompose(", "trace(", "trace_until(", "annotate(")
 
@@ -79,7 +79,7 @@ class Pictures:
         made: in the order of the numbers that :meth:`of` gives.
     """
 
-    def __init__(self, top: Schedule, recording: Recording | None) -> None:
+    def __init__(self, top: Node, recording: Recording | None) -> None:
         self.made: list[Picture] = []
         self._top, self._recording, self._palette = top, recording, Palette()
         self._known: dict[tuple[Any, ...], int] = {}
@@ -91,7 +91,7 @@ class Pictures:
             wanted = [m for m in top.module.modules() if m in recording.calls and not is_basic(m) and not state_of(m)]
             self._failed = top.tree.graphs.ensure(wanted)
 
-    def of(self, node: Schedule) -> tuple[int | None, str]:
+    def of(self, node: Node) -> tuple[int | None, str]:
         """The number of a module's picture; None if it has none, and why."""
         failed = self._failed.get(node.module)
         if failed is not None:
@@ -124,7 +124,7 @@ class Pictures:
             self._looked[path] = tuple(done)
         return self._looked[path]
 
-    def _calls(self, node: Schedule, boxes: Iterable[Any]) -> dict[str, str]:
+    def _calls(self, node: Node, boxes: Iterable[Any]) -> dict[str, str]:
         """Path of a called module → the primitive that was applied to it as a whole."""
         found = {}
         for path in dict.fromkeys(box.path for box in boxes if box.path):
@@ -144,7 +144,7 @@ def _role(module: nn.Module) -> str:
     return f"shard: {role}-parallel" if role in ("column", "row") else "shard" if role else "sync"
 
 
-def _as_planned(node: Schedule) -> Pair | None:
+def _as_planned(node: Node) -> Pair | None:
     """The forward of a module that calls sharded ones, as it was before they were sharded."""
     made = sharded_state(node.tree).whole_forward(node.module)
     return None if isinstance(made, TraceError) else Pair(made.graph, caption="as it was before it was shared out")
@@ -159,7 +159,7 @@ def _sides(pair: Pair, before: Flow | None, after: Flow, calls: Mapping[str, str
     return Side("before", before, changes(pair.old), calls), Side("after", after, changes(pair.new), calls)
 
 
-def tree_of(sch: Schedule, pictures: Pictures, entries: Sequence[Entry]) -> Branch:
+def tree_of(sch: Node, pictures: Pictures, entries: Sequence[Entry]) -> Branch:
     """The modules under ``sch``, those alike that follow one another as one."""
     done = what_was_done(sch)
     missed: dict[str, dict[tuple[str, str, str], None]] = {}

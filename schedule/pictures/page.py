@@ -21,9 +21,9 @@ from schedule.util.files import write
 
 if TYPE_CHECKING:
     from schedule.costs import TimeRatio
+    from schedule.node import Node
     from schedule.recording import Recording
     from schedule.report import Entry
-    from schedule.tree import Schedule
 
 _SMALLEST_BAR, _OPEN_ROWS = 0.02, 40
 
@@ -77,7 +77,7 @@ class _Shown:
             yield from child.all()
 
 
-def section(sch: Schedule, entries: Sequence[Entry], timing: TimeRatio | None = None) -> Markup:
+def section(sch: Node, entries: Sequence[Entry], timing: TimeRatio | None = None) -> Markup:
     """The pictures of ``sch`` as part of a page.
 
     Args:
@@ -110,7 +110,7 @@ def section(sch: Schedule, entries: Sequence[Entry], timing: TimeRatio | None = 
     )
 
 
-def recording_of(sch: Schedule) -> Recording | None:
+def recording_of(sch: Node) -> Recording | None:
     """The recorded run of the model, made now if need be; of a sharded one, that of before it was sharded, if any.
 
     Recording anew would take all ranks.

@@ -17,7 +17,7 @@ from schedule.tracing.expansion import expand
 from schedule.tracing.specialisation import Specialisation
 
 if TYPE_CHECKING:
-    from schedule.tree import Schedule
+    from schedule.node import Node
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Pair:
     caption: str = "graph"
 
 
-def pair_of(node: Schedule, recording: Recording | None) -> Pair | None:
+def pair_of(node: Node, recording: Recording | None) -> Pair | None:
     """The graphs of a module; None if it was neither rewritten nor traced.
 
     Args:
@@ -59,7 +59,7 @@ def pair_of(node: Schedule, recording: Recording | None) -> Pair | None:
     return Pair(made.graph) if was is None else _compared(was, made, node, recording)
 
 
-def _originals(node: Schedule) -> Specialisations:
+def _originals(node: Node) -> Specialisations:
     graphs = node.tree.graphs
     found = graphs.original(node.module)
     if found is not None:
@@ -75,7 +75,7 @@ def _like(made: Specialisation, originals: Iterable[Specialisation]) -> Speciali
     return next((each for each in originals if (each.training, each.call.key()) == key), None)
 
 
-def _compared(was: Specialisation, made: Specialisation, node: Schedule, recording: Recording) -> Pair:
+def _compared(was: Specialisation, made: Specialisation, node: Node, recording: Recording) -> Pair:
     gone, here = erased(made.graph), {each.name: each for each in made.graph.nodes}
     calls = [each.name for each in was.graph.nodes if each.op == "call_module"]
     opened = [name for name in calls if name not in here and name not in gone]

@@ -12,11 +12,11 @@ from schedule.history import Edit
 from schedule.primitives.registry import primitive
 
 if TYPE_CHECKING:
-    from schedule.tree import Schedule, Tree
+    from schedule.node import NodeT, Tree
 
 
 @primitive
-def annotate(sch: Schedule, name: str, key: str, value: Any) -> Schedule:
+def annotate(sch: NodeT, name: str, key: str, value: Any) -> NodeT:
     """Put a tag on a parameter or buffer, as an attribute of it, for optimizers and later primitives to read.
 
     ::
@@ -34,7 +34,7 @@ def annotate(sch: Schedule, name: str, key: str, value: Any) -> Schedule:
         NotApplicable: there is no such parameter, or tensors have an attribute ``key`` themselves.
     """
     owner_path, _, own_name = name.rpartition(".")
-    tensor = getattr(sch[owner_path].module if owner_path else sch.module, own_name, None)
+    tensor = getattr(sch.at(owner_path).module if owner_path else sch.module, own_name, None)
     if not isinstance(tensor, torch.Tensor):
         names = [n for n, _ in sch.module.named_parameters()]
         near = did_you_mean(name, names)

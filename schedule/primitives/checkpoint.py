@@ -11,6 +11,7 @@ from schedule import history
 from schedule.activations import Recomputed, measure_saved
 from schedule.activations.budget import OutOfBudget, choose
 from schedule.adapting import Adapter, adapter_for
+from schedule.edits import WrapCalls
 from schedule.errors import NotApplicable
 from schedule.matching import Match, Site
 from schedule.patterns import Occurrence
@@ -19,16 +20,14 @@ from schedule.primitives.registry import primitive
 from schedule.primitives.splicing import Place, splice_in
 from schedule.repeating import ByPattern, Item, Prepare, of_searches
 from schedule.rewriting import Build
-from schedule.wrapping import WrapCalls, arounds_of
+from schedule.wrapping import arounds_of
 
 if TYPE_CHECKING:
-    from schedule.tree import Schedule
+    from schedule.node import Node, NodeT
 
 
 @primitive
-def checkpoint(
-    sch: Schedule, matches: Sequence[Match] | None = None, every: int = 1, budget: int | None = None
-) -> Schedule:
+def checkpoint(sch: NodeT, matches: Sequence[Match] | None = None, every: int = 1, budget: int | None = None) -> NodeT:
     """What is inside keeps its inputs only, and is computed again when the backward pass needs the rest.
 
     ::
@@ -71,8 +70,8 @@ def checked_every(every: Any) -> int:
 
 
 def within_budget(
-    members: Sequence[Schedule], matches: Sequence[Match] | None, every: int, budget: int
-) -> Sequence[Schedule]:
+    members: Sequence[NodeT], matches: Sequence[Match] | None, every: int, budget: int
+) -> Sequence[NodeT]:
     """Checkpoint, of the modules that are or are in ``members``, those whose recomputation takes the least work."""
     if matches is not None or every != 1:
         raise NotApplicable("a budget chooses by itself", fix="give the budget alone")
@@ -96,13 +95,13 @@ def within_budget(
     return members
 
 
-def _can_be(node: Schedule) -> bool:
+def _can_be(node: Node) -> bool:
     if any(isinstance(around, Recomputed) for around in arounds_of(node.module)):
         return False
     return not isinstance(node.module, (nn.ModuleList, nn.ModuleDict)) and node.tree.holder(node.path) is None
 
 
-def _checkpoint_module(sch: Schedule) -> None:
+def _checkpoint_module(sch: Node) -> None:
     sch.refuse_inside_other_graph()
     if isinstance(sch.module, (nn.ModuleList, nn.ModuleDict)):
         raise NotApplicable(f"a {type(sch.module).__name__} is never called", fix=f'sch["{sch.path}.*"].checkpoint()')
@@ -121,11 +120,11 @@ class RecomputedRegion(Region):
         return Recomputed()(super().__call__, inputs, {})
 
 
-def _checkpoint_matches(sch: Schedule, matches: Sequence[Match]) -> None:
+def _checkpoint_matches(sch: Node, matches: Sequence[Match]) -> None:
     def prepare(place: Place, occurrence: Occurrence) -> tuple[Occurrence, Build]:
         return region_of(occurrence, f"recomputed_{place[0].name}", RecomputedRegion)
 
-    def repeat(node: Schedule, _: Sequence[Place]) -> Adapter | None:
+    def repeat(node: Node, _: Sequence[Place]) -> Adapter | None:
         own = [[match] for match in matches if match.schedule is node]
         return adapter_for(node, of_searches(own, lambda wanted, sizes: CheckpointAgain(wanted)))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -12,18 +11,11 @@ from schedule.errors import NotApplicable
 from schedule.primitives.registry import primitive
 
 if TYPE_CHECKING:
-    from schedule.tree import Schedule, Tree
-
-_cuts: weakref.WeakKeyDictionary[Tree, dict[nn.Module, bool]] = weakref.WeakKeyDictionary()
-
-
-def cuts_of(tree: Tree) -> dict[nn.Module, bool]:
-    """The modules after which a stage ends, in the order in which they were named."""
-    return _cuts.setdefault(tree, {})
+    from schedule.node import NodeT
 
 
 @primitive
-def cut_pipeline_stage(sch: Schedule) -> Schedule:
+def cut_pipeline_stage(sch: NodeT) -> NodeT:
     """A stage of the pipeline ends after this module; ``schedule.build(sch, pipeline=…)`` makes the stages.
 
     ::
@@ -41,7 +33,7 @@ def cut_pipeline_stage(sch: Schedule) -> Schedule:
     if isinstance(sch.module, (nn.ModuleList, nn.ModuleDict)):
         raise NotApplicable(f"a {type(sch.module).__name__} is never called", fix=f'cut after sch["{sch.path}.0"], say')
     sch.refuse_inside_other_graph()
-    cuts = cuts_of(sch.tree)
+    cuts = sch.tree.stage_ends
     if sch.module in cuts:
         raise NotApplicable(f"a stage ends after {sch.label} already", fix="undo that step first")
     sch.commit([SetItem(lambda: cuts, sch.module, True)])

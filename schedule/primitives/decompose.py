@@ -18,11 +18,11 @@ from schedule.tracing.own_forward import is_projection
 from schedule.tracing.specialisation import Specialisation, original_class
 
 if TYPE_CHECKING:
-    from schedule.tree import Schedule
+    from schedule.node import Node, NodeT
 
 
 @primitive
-def decompose(sch: Schedule) -> Schedule:
+def decompose(sch: NodeT) -> NodeT:
     """A linear layer becomes a matrix product and the addition of its bias, in the graph of the module above.
 
     ::
@@ -60,7 +60,7 @@ def _refuse_other(layer: nn.Module) -> None:
         raise NotApplicable(f"this {kind} has a hook, which would be swallowed", fix="remove the hook first")
 
 
-def _caller(sch: Schedule) -> tuple[Schedule, str]:
+def _caller(sch: Node) -> tuple[Node, str]:
     """The nearest module above whose graph calls this one, and the path from there."""
     tree = sch.tree
     for ancestor, path in tree.ancestors(sch.path):

@@ -8,11 +8,11 @@ from schedule.matching import Match, find_in, find_parallel_in
 from schedule.primitives.registry import query
 
 if TYPE_CHECKING:
-    from schedule.tree import Schedule
+    from schedule.node import Node
 
 
 @query
-def find(sch: Schedule, pattern: Any, expect: int | None = None) -> list[Match]:
+def find(sch: Node, pattern: Any, expect: int | None = None) -> list[Match]:
     """Every place in this module's graph where ``pattern`` occurs, the larger of overlapping ones.
 
     Changes nothing.
@@ -39,7 +39,7 @@ def find(sch: Schedule, pattern: Any, expect: int | None = None) -> list[Match]:
 
 
 @query
-def find_parallel(sch: Schedule, pattern: Any, expect: int | None = None) -> list[list[Match]]:
+def find_parallel(sch: Node, pattern: Any, expect: int | None = None) -> list[list[Match]]:
     """Matches of ``pattern`` that read one value, in groups: the Q, K and V projections of an attention.
 
     ::

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from schedule.edits import WrapCalls
 from schedule.errors import ShardError
 from schedule.primitives.registry import primitive
-from schedule.wrapping import WrapCalls, arounds_of
+from schedule.wrapping import arounds_of
 
 if TYPE_CHECKING:
-    from schedule.tree import Schedule
+    from schedule.node import NodeT
 
 
 @primitive
-def fork_rng(sch: Schedule) -> Schedule:
+def fork_rng(sch: NodeT) -> NodeT:
     """Inside this module each tensor-parallel rank draws random numbers of its own.
 
     ::

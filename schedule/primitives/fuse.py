@@ -21,13 +21,13 @@ from schedule.rewriting import Build
 from schedule.rules import Rule
 
 if TYPE_CHECKING:
-    from schedule.tree import Schedule
+    from schedule.node import Node, NodeT
 
 Compiler = Literal["auto", "inductor"]
 
 
 @primitive
-def fuse(sch: Schedule, matches: Sequence[Match], compiler: Compiler | None = "auto") -> Schedule:
+def fuse(sch: NodeT, matches: Sequence[Match], compiler: Compiler | None = "auto") -> NodeT:
     """Each match becomes one call: of the fused op a rule has for it, or of the same operations compiled.
 
     ::
@@ -65,7 +65,7 @@ def fuse(sch: Schedule, matches: Sequence[Match], compiler: Compiler | None = "a
             return occurrence, rule.build
         return region_of(occurrence, place[0].name, Region if compiler is None else CompiledRegion)
 
-    def repeat(node: Schedule, _: Sequence[Place]) -> Adapter | None:
+    def repeat(node: Node, _: Sequence[Place]) -> Adapter | None:
         own = [[match] for match in matches if match.schedule is node]
         return adapter_for(node, of_searches(own, lambda wanted, sizes: FuseAgain(wanted, compiler)))
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from schedule.errors import NotApplicable, ShardError, TraceError
 from schedule.primitives.registry import primitive, query
+from schedule.primitives.shard import shard
+from schedule.primitives.sync import sync
 from schedule.runtime import forward_of, state_of
 from schedule.tracing.specialisation import Specialisation, specialise
 
@@ -14,12 +16,12 @@ if TYPE_CHECKING:
 
     from schedule.distributed.mesh import TensorParallel
     from schedule.distributed.plan import Plan
-    from schedule.tree import Schedule
+    from schedule.node import Node
 
 
 @query
 def shard_plan(
-    sch: Schedule, mesh: Any = None, vocabulary: bool = True, sequence: bool = False, parallel_loss: bool = False
+    sch: Node, mesh: Any = None, vocabulary: bool = True, sequence: bool = False, parallel_loss: bool = False
 ) -> Plan:
     """Find what of this model can be shared out over the tensor-parallel ranks, from its traced graph alone.
 
@@ -70,7 +72,7 @@ def shard_plan(
 
 
 @primitive
-def apply_plan(sch: Schedule, plan: Plan) -> None:
+def apply_plan(sch: Node, plan: Plan) -> None:
     """Shard and synchronise as ``plan`` says, all of it or nothing.
 
     Args:
@@ -80,22 +82,40 @@ def apply_plan(sch: Schedule, plan: Plan) -> None:
     Raises:
         ShardError: the plan is for another number of ranks, or one of its steps cannot be made.
     """
-    from schedule.distributed.plan import apply
     from schedule.distributed.state import sharded_state
 
     _refuse_inner(sch)
     size = sharded_state(sch.tree).tp.size
     if plan.ranks != size:
         raise ShardError(f"the plan is for {plan.ranks} ranks and the mesh has {size}", fix="make a plan for this mesh")
-    apply(sch, plan)
+    _apply(sch, plan)
 
 
-def _refuse_inner(sch: Schedule) -> None:
+def _apply(sch: Node, plan: Plan) -> None:
+    """Shard and synchronise as ``plan`` says."""
+    from schedule.distributed.modules import LEFT
+    from schedule.distributed.state import sharded_state
+
+    state = sharded_state(sch.tree)
+    whole = [("fwd_post", "all_gather"), ("fwd_post", LEFT)]
+    state.gathered = frozenset(step.path for step in plan.syncs if (step.mode, step.op) in whole)
+    for group in plan.groups:
+        for step in group.shards:
+            shard(_at(sch, step.path), step.name, step.axis, step.parts, step.replicas, step.common)
+    for each in plan.syncs:
+        sync(_at(sch, each.path), each.mode, each.op, each.axis, each.argument)
+
+
+def _at(sch: Node, path: str) -> Node:
+    return sch.at(path) if path else sch
+
+
+def _refuse_inner(sch: Node) -> None:
     if sch.path:
         raise NotApplicable("a plan is for a whole model", fix="use the root schedule")
 
 
-def _ranks(sch: Schedule, mesh: Any) -> TensorParallel:
+def _ranks(sch: Node, mesh: Any) -> TensorParallel:
     from schedule.distributed.mesh import TensorParallel, checked_mesh, tensor_parallel
 
     if isinstance(mesh, int) and not isinstance(mesh, bool):
@@ -109,7 +129,7 @@ def _ranks(sch: Schedule, mesh: Any) -> TensorParallel:
     return tensor_parallel(sch.tree.mesh)
 
 
-def _flattened(sch: Schedule) -> Specialisation:
+def _flattened(sch: Node) -> Specialisation:
     """The root's graph with the inside of everything but basic layers, in training or else in evaluation."""
     from schedule.distributed.modules import stays_call
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from schedule.errors import ScheduleError, located
 
 if TYPE_CHECKING:
-    from schedule.tree import Schedule
+    from schedule.node import NodeT
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -19,14 +19,14 @@ _primitives: dict[str, Callable[..., Any]] = {}
 _reserved: set[str] = set()
 
 
-def primitive(function: Callable[Concatenate[Schedule, P], R]) -> Callable[Concatenate[Schedule, P], R]:
+def primitive(function: Callable[Concatenate[NodeT, P], R]) -> Callable[Concatenate[NodeT, P], R]:
     """Register ``function(sch, ...)`` as a primitive; from then on also a method of schedules and groups.
 
     The function checks first and changes the model through other primitives, or through ``sch.commit(edits)``.
     If it raises, all it did is reverted; if not, it is one step of ``sch.history``, whatever it called::
 
         @schedule.primitive
-        def no_dropout(sch: Schedule) -> None:
+        def no_dropout(sch: Node) -> None:
             \"\"\"Every dropout becomes an identity.\"\"\"
             sch.replace_all(nn.Dropout, lambda path, module: nn.Identity())
 
@@ -38,7 +38,7 @@ def primitive(function: Callable[Concatenate[Schedule, P], R]) -> Callable[Conca
     signature = inspect.signature(function)
 
     @functools.wraps(function)
-    def method(sch: Schedule, *args: P.args, **kwargs: P.kwargs) -> R:
+    def method(sch: NodeT, *args: P.args, **kwargs: P.kwargs) -> R:
         arguments = _bound(signature, sch, args, kwargs)
         asked = call_text(function, arguments)
         with (
@@ -50,12 +50,12 @@ def primitive(function: Callable[Concatenate[Schedule, P], R]) -> Callable[Conca
     return _registered(function, method)
 
 
-def query(function: Callable[Concatenate[Schedule, P], R]) -> Callable[Concatenate[Schedule, P], R]:
+def query(function: Callable[Concatenate[NodeT, P], R]) -> Callable[Concatenate[NodeT, P], R]:
     """Like :func:`primitive`, for what only asks: no step, nothing to undo."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
-    def method(sch: Schedule, *args: P.args, **kwargs: P.kwargs) -> R:
+    def method(sch: NodeT, *args: P.args, **kwargs: P.kwargs) -> R:
         with located(call_text(function, _bound(signature, sch, args, kwargs)), sch.label):
             return function(sch, *args, **kwargs)
 
@@ -67,7 +67,18 @@ def _registered(function: Callable[..., Any], method: Callable[..., R]) -> Calla
     if name in _primitives or name in _reserved:
         raise ScheduleError(f"there is a primitive or a method {name!r} already", fix="give the function another name")
     _primitives[name] = method
+    method.__signature__ = _as_users_read_it(inspect.signature(function))  # type: ignore[attr-defined]
     return method
+
+
+def _as_users_read_it(signature: inspect.Signature) -> inspect.Signature:
+    """What ``help`` says of a primitive: it is a method of schedules, which is what users have of nodes."""
+
+    def named(annotation: Any) -> Any:
+        return "Schedule" if annotation in ("Node", "NodeT") else annotation
+
+    parameters = [each.replace(annotation=named(each.annotation)) for each in signature.parameters.values()]
+    return signature.replace(parameters=parameters, return_annotation=named(signature.return_annotation))
 
 
 def reserve(names: Iterable[str]) -> None:

@@ -23,7 +23,7 @@ from schedule.repeating import ByPattern, Item, Prepare, of_searches
 from schedule.rewriting import Build
 
 if TYPE_CHECKING:
-    from schedule.tree import Schedule
+    from schedule.node import Node
 
 Make = Callable[[str, nn.Module], nn.Module]
 Which = type[nn.Module] | tuple[type[nn.Module], ...] | Callable[[str, nn.Module], bool]
@@ -31,10 +31,10 @@ Which = type[nn.Module] | tuple[type[nn.Module], ...] | Callable[[str, nn.Module
 
 @primitive
 def replace(
-    sch: Schedule,
+    sch: Node,
     new: nn.Module | Callable[..., Any],
     matches: Sequence[Match | Sequence[Match]] | None = None,
-) -> Schedule:
+) -> Node:
     """Another module in this one's place; or, given matches, one call of ``new`` in place of each.
 
     The whole module::
@@ -77,7 +77,7 @@ def replace(
 
 
 @primitive
-def replace_all(sch: Schedule, which: Which, make: Make) -> list[str]:
+def replace_all(sch: Node, which: Which, make: Make) -> list[str]:
     """Every module below this one of a type, or for which ``which(path, module)`` holds, becomes another.
 
     ::
@@ -133,7 +133,7 @@ def _kind(which: Which) -> str:
 # -- whole modules ------------------------------------------------------------------------------------------
 
 
-def _replace_module(sch: Schedule, new: Any) -> None:
+def _replace_module(sch: Node, new: Any) -> None:
     if not isinstance(new, nn.Module):
         raise NotApplicable(
             f"a module is replaced by a module, not by {type(new).__name__}",
@@ -155,7 +155,7 @@ def _replace_module(sch: Schedule, new: Any) -> None:
     sch.commit(edits)
 
 
-def _refuse_state_below(sch: Schedule, new: nn.Module) -> None:
+def _refuse_state_below(sch: Node, new: nn.Module) -> None:
     """A part of the old module that goes on living in the new one would have two places in one tree."""
     inside = set(sch.module.modules())
     if any(module in inside for module in new.modules()):
@@ -164,7 +164,7 @@ def _refuse_state_below(sch: Schedule, new: nn.Module) -> None:
             raise NotApplicable("the replacement holds a module that holds it", fix="give a module of its own")
 
 
-def _ties_kept(sch: Schedule, old: nn.Module, new: nn.Module) -> list[Edit]:
+def _ties_kept(sch: Node, old: nn.Module, new: nn.Module) -> list[Edit]:
     """Parameters that others share with the old module, handed on to the new one where it has one like it."""
     inside = set(old.modules())
     shared = {
@@ -271,13 +271,13 @@ class _Replacement:
         """What the graph of ``parent`` calls: the function, or the name of the child."""
         return self.child_name(parent) if self.is_module else self.target
 
-    def repeat(self, node: Schedule, places: Sequence[Place]) -> Adapter | None:
+    def repeat(self, node: Node, places: Sequence[Place]) -> Adapter | None:
         """How to do it again in further graphs of a module."""
         callee = self.callee(node.module)
         again = of_searches(places, lambda wanted, sizes: ReplaceAgain(wanted, sizes, callee, self.name))
         return adapter_for(node, again)
 
-    def add_to(self, sch: Schedule) -> None:
+    def add_to(self, sch: Node) -> None:
         """Make a module a child of every module whose graph calls it."""
         if not self.is_module:
             return

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from schedule.distributed.modules import ModuleSharding, Split
     from schedule.distributed.state import Sharded
     from schedule.history import Edit
-    from schedule.tree import Schedule
+    from schedule.node import Node
 
 
 @primitive
-def shard(sch: Schedule, name: str, axis: int, parts: int = 1, replicas: int = 1, common: int = 0) -> None:
+def shard(sch: Node, name: str, axis: int, parts: int = 1, replicas: int = 1, common: int = 0) -> None:
     """Share a parameter or buffer out over the tensor-parallel ranks.
 
     ::
@@ -60,7 +60,7 @@ def shard(sch: Schedule, name: str, axis: int, parts: int = 1, replicas: int = 1
     sch.commit(_edits(sch, state, name, split))
 
 
-def _checked(sch: Schedule, state: Sharded, name: str, asked: Split) -> Split:
+def _checked(sch: Node, state: Sharded, name: str, asked: Split) -> Split:
     """The split that is asked for, of the size that there is, if it can be made."""
     from schedule.distributed.conflicts import check_split
     from schedule.distributed.modules import sharding_of
@@ -103,13 +103,13 @@ def _tensor(module: nn.Module, name: str) -> Tensor:
     return tensor
 
 
-def _places(sch: Schedule, tensor: Tensor, name: str) -> list[tuple[nn.Module, str]]:
+def _places(sch: Node, tensor: Tensor, name: str) -> list[tuple[nn.Module, str]]:
     from schedule.distributed.parameters import owners
 
     return owners(sch.tree.root, tensor) or [(sch.module, name)]
 
 
-def refuse_rewritten(sch: Schedule, module: nn.Module) -> None:
+def refuse_rewritten(sch: Node, module: nn.Module) -> None:
     """Refuse a module whose own graph another primitive has changed."""
     from schedule.distributed.forwards import sharded_specialisations
     from schedule.distributed.modules import projection_of, sharding_of
@@ -124,7 +124,7 @@ def refuse_rewritten(sch: Schedule, module: nn.Module) -> None:
         raise ShardError(f"{sch.tree.path_of(module)} was rewritten before", fix="shard and sync first, then fuse")
 
 
-def refuse_opened(sch: Schedule, state: Sharded, changes_shapes: bool) -> None:
+def refuse_opened(sch: Node, state: Sharded, changes_shapes: bool) -> None:
     """Refuse where a graph that runs holds the inside of the module, or sizes that would change."""
     try:
         sch.refuse_inside_other_graph()
@@ -138,7 +138,7 @@ def refuse_opened(sch: Schedule, state: Sharded, changes_shapes: bool) -> None:
         )
 
 
-def _edits(sch: Schedule, state: Sharded, name: str, split: Split) -> list[Edit]:
+def _edits(sch: Node, state: Sharded, name: str, split: Split) -> list[Edit]:
     from schedule.distributed.edits import ConvertOnLoad, ForgetRun, FreeWhole, ShardParameter
     from schedule.distributed.modules import SHARDING, sharding_of
     from schedule.distributed.parameters import ShardedTensor
@@ -169,7 +169,7 @@ def _features(module: nn.Module, name: str, sharding: ModuleSharding, state: Sha
     return [SetItem(_vars(module), attribute, number) for attribute, number in found.items()]
 
 
-def _followers(sch: Schedule, module: nn.Module, name: str, sharding: ModuleSharding, state: Sharded) -> list[Edit]:
+def _followers(sch: Node, module: nn.Module, name: str, sharding: ModuleSharding, state: Sharded) -> list[Edit]:
     """Sizes that the calling module keeps."""
     from schedule.distributed.modules import COLUMN
 
@@ -186,7 +186,7 @@ def _vars(module: nn.Module):  # type: ignore[no-untyped-def]
     return lambda: vars(module)
 
 
-def reforward(sch: Schedule, module: nn.Module, sharding: ModuleSharding, state: Sharded) -> Edit:
+def reforward(sch: Node, module: nn.Module, sharding: ModuleSharding, state: Sharded) -> Edit:
     """The edit that makes ``module`` run as ``sharding`` says."""
     from schedule.distributed.callers import WrapForward
     from schedule.distributed.modules import projection_of
@@ -200,7 +200,7 @@ def reforward(sch: Schedule, module: nn.Module, sharding: ModuleSharding, state:
 class Reforward:
     """A sharded module gets the forward that its sharding asks for."""
 
-    def __init__(self, sch: Schedule, module: nn.Module, sharding: ModuleSharding, state: Sharded) -> None:
+    def __init__(self, sch: Node, module: nn.Module, sharding: ModuleSharding, state: Sharded) -> None:
         self.module, self.sharding = module, sharding
         self.path, self.like = sch.tree.path_of(module), state.received(module)
         self._set: SetSpecialisations | None = None

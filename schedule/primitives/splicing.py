@@ -12,7 +12,7 @@ from schedule import history
 from schedule.adapting import Adapter
 from schedule.edits import SetSpecialisations
 from schedule.errors import MatchError, NotApplicable
-from schedule.matching import Match, Site
+from schedule.matching import Match, Site, holds
 from schedule.patterns import Occurrence
 from schedule.rebinding import StaleMatch, blamed, keep_erased, rebound
 from schedule.recording import Recording
@@ -22,7 +22,7 @@ from schedule.tracing.reading.ledger import whole
 from schedule.tracing.specialisation import Entered, Specialisation, original_class
 
 if TYPE_CHECKING:
-    from schedule.tree import Schedule
+    from schedule.node import Node
 
 P = TypeVar("P")
 
@@ -33,11 +33,11 @@ Prepare = Callable[[Place, Occurrence], tuple[Occurrence, Build]]
 """The occurrence to replace, perhaps with other inputs, and what inserts the replacement."""
 
 
-Repeat = Callable[["Schedule", Sequence[Place]], Adapter | None]
+Repeat = Callable[["Node", Sequence[Place]], Adapter | None]
 """What does the same in further graphs of a module, given its places."""
 
 
-def splice_in(sch: Schedule, places: Sequence[Place], prepare: Prepare, repeat: Repeat) -> None:
+def splice_in(sch: Node, places: Sequence[Place], prepare: Prepare, repeat: Repeat) -> None:
     """Replace every place in all of its graphs and commit; changes nothing if one of them cannot be.
 
     Raises:
@@ -45,7 +45,7 @@ def splice_in(sch: Schedule, places: Sequence[Place], prepare: Prepare, repeat: 
         NotApplicable: no matches; or the module is in the middle of another's graph.
     """
     refuse_foreign(sch, places)
-    by_module: dict[Schedule, list[Place]] = {}
+    by_module: dict[Node, list[Place]] = {}
     for place in places:
         by_module.setdefault(place[0].schedule, []).append(place)
     planned = []
@@ -63,7 +63,7 @@ def refuse_none(matches: Sequence[Any]) -> None:
         raise NotApplicable("no matches were given", fix="give what find() returned; find(..., expect=n) makes sure")
 
 
-def refuse_foreign(sch: Schedule, places: Sequence[Place]) -> None:
+def refuse_foreign(sch: Node, places: Sequence[Place]) -> None:
     """Raise unless there are places, and all are of this model and under ``sch``."""
     refuse_none(places)
     for match in (match for place in places for match in place):
@@ -75,14 +75,14 @@ def refuse_foreign(sch: Schedule, places: Sequence[Place]) -> None:
                 f"the match of {match.name} in {match.schedule.label} is from another model (a {root})",
                 fix="find it in this schedule",
             )
-        if not sch.holds(match):
+        if not holds(sch, match):
             raise MatchError(
                 f"the match of {match.name} is in {match.schedule.label}, not in {sch.label}",
                 fix=f"call the primitive on {match.schedule.label}, or on a module above both",
             )
 
 
-def _rewritten(node: Schedule, places: Sequence[Place], prepare: Prepare) -> list[Specialisation]:
+def _rewritten(node: Node, places: Sequence[Place], prepare: Prepare) -> list[Specialisation]:
     """All graphs of one module, those with matches in them rewritten."""
     current = list(node.specialisations)
     pending, recording = node.tree.history.pending, node.tree.graphs.recording

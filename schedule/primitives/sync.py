@@ -16,12 +16,12 @@ from schedule.primitives.shard import reforward, refuse_opened, refuse_rewritten
 if TYPE_CHECKING:
     from schedule.distributed.modules import ModuleSharding, Sync
     from schedule.distributed.state import Sharded
-    from schedule.tree import Schedule
+    from schedule.node import Node
 
 
 @primitive
 def sync(
-    sch: Schedule,
+    sch: Node,
     mode: str,
     op_or_fn: str | Callable[[Tensor], Tensor],
     axis: int | None = None,
@@ -90,7 +90,7 @@ def _wanted(state: Sharded, op: str | Callable[[Tensor], Tensor], axis: int | No
     return Sync(op, axis, argument)
 
 
-def _sync_projection(sch: Schedule, state: Sharded, mode: str, wanted: Sync) -> None:
+def _sync_projection(sch: Node, state: Sharded, mode: str, wanted: Sync) -> None:
     from schedule.distributed.conflicts import check_sync
     from schedule.distributed.modules import sharding_of
 
@@ -107,7 +107,7 @@ def _sync_projection(sch: Schedule, state: Sharded, mode: str, wanted: Sync) -> 
     _commit(sch, state, mode, wanted, sharding)
 
 
-def _sync_layer(sch: Schedule, state: Sharded, mode: str, wanted: Sync) -> None:
+def _sync_layer(sch: Node, state: Sharded, mode: str, wanted: Sync) -> None:
     """A convolution, an embedding, a batch norm."""
     from schedule.distributed.conflicts import check_sync
     from schedule.distributed.modules import sharding_of
@@ -119,7 +119,7 @@ def _sync_layer(sch: Schedule, state: Sharded, mode: str, wanted: Sync) -> None:
         _commit(sch, state, mode, wanted, sharding)
 
 
-def _sync_output_gradient(sch: Schedule, state: Sharded, wanted: Sync) -> None:
+def _sync_output_gradient(sch: Node, state: Sharded, wanted: Sync) -> None:
     from schedule.distributed.conflicts import check_output_gradient
     from schedule.distributed.modules import ModuleSharding, sharding_of
 
@@ -131,7 +131,7 @@ def _sync_output_gradient(sch: Schedule, state: Sharded, wanted: Sync) -> None:
     _commit(sch, state, "bwd_pre", wanted, sharding or ModuleSharding(state.tp.group, state.tp.size))
 
 
-def _sync_boundary(sch: Schedule, state: Sharded, mode: str, wanted: Sync) -> None:
+def _sync_boundary(sch: Node, state: Sharded, mode: str, wanted: Sync) -> None:
     """The inputs, the output, or a whole parameter, of a module that is no sharded layer."""
     from schedule.distributed.callers import check_columns, shared_inputs
     from schedule.distributed.conflicts import check_boundary
@@ -161,7 +161,7 @@ def _sync_boundary(sch: Schedule, state: Sharded, mode: str, wanted: Sync) -> No
         _commit(sch, state, mode, replace(wanted, argument=name), sharding_of(module) or sharding)
 
 
-def _commit(sch: Schedule, state: Sharded, mode: str, wanted: Sync, sharding: ModuleSharding) -> None:
+def _commit(sch: Node, state: Sharded, mode: str, wanted: Sync, sharding: ModuleSharding) -> None:
     from schedule.distributed.edits import ForgetRun
     from schedule.distributed.modules import SHARDING, sync_key
 

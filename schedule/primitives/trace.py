@@ -17,13 +17,13 @@ from schedule.tracing.own_forward import is_basic
 from schedule.util.globs import is_glob, matcher
 
 if TYPE_CHECKING:
-    from schedule.tree import Schedule
+    from schedule.node import Node, NodeT
 
 Leaf = type[nn.Module] | str | Callable[[str, nn.Module], bool]
 
 
 @primitive
-def trace(sch: Schedule, flatten: bool = False, leaves: Sequence[Leaf] = (), recursive: bool = True) -> Schedule:
+def trace(sch: NodeT, flatten: bool = False, leaves: Sequence[Leaf] = (), recursive: bool = True) -> NodeT:
     """Turn this module's forward into FX graphs, for every recorded signature, in training and not.
 
     ::
@@ -58,7 +58,7 @@ def trace(sch: Schedule, flatten: bool = False, leaves: Sequence[Leaf] = (), rec
 
 
 @primitive
-def trace_until(sch: Schedule, paths: str | Sequence[str]) -> Schedule:
+def trace_until(sch: NodeT, paths: str | Sequence[str]) -> NodeT:
     """Trace this module down to the named submodules: what is above them is flattened, they stay calls.
 
     ::
@@ -74,9 +74,8 @@ def trace_until(sch: Schedule, paths: str | Sequence[str]) -> Schedule:
         TraceError: as for :meth:`trace`.
     """
     wanted = [paths] if isinstance(paths, str) else list(paths)
-    found = [sch[path] for path in wanted]
     own = f"{sch.path}." if sch.path else ""
-    targets = [node.path.removeprefix(own) for each in found for node in ([each] if hasattr(each, "tree") else each)]
+    targets = [node.path.removeprefix(own) for path in wanted for node in sch.select(path)]
     above = {".".join(parts[:depth]) for parts in (t.split(".") for t in targets) for depth in range(1, len(parts))}
     above -= set(targets)
 
@@ -87,7 +86,7 @@ def trace_until(sch: Schedule, paths: str | Sequence[str]) -> Schedule:
     return sch
 
 
-def _keep(sch: Schedule, enter: Callable[[nn.Module, str], bool]) -> None:
+def _keep(sch: Node, enter: Callable[[nn.Module, str], bool]) -> None:
     sch.refuse_inside_other_graph()
     module, graphs = sch.module, sch.tree.graphs
     if state_of(module) is not None:
@@ -133,7 +132,7 @@ def _is_leaf(module: nn.Module, path: str, leaves: Sequence[Any]) -> bool:
     return False
 
 
-def _refuse_unknown_leaves(sch: Schedule, leaves: Sequence[Any]) -> None:
+def _refuse_unknown_leaves(sch: Node, leaves: Sequence[Any]) -> None:
     for leaf in leaves:
         if isinstance(leaf, str):
             if leaf not in sch:

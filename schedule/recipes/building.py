@@ -19,7 +19,7 @@ from schedule.recipes.steps import Call, Find, Step, Undo
 from schedule.recipes.values import changed, inner
 
 if TYPE_CHECKING:
-    from schedule.tree import Tree
+    from schedule.node import Tree
 
 
 def recipe_of(tree: Tree, singly: bool = False) -> Recipe:

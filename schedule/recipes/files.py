@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from schedule.errors import RecipeError
+from schedule.recipes.building import recipe_of
 from schedule.recipes.recipe import Recipe
 from schedule.recipes.replaying import replay
 
 if TYPE_CHECKING:
+    from schedule.node import Node
     from schedule.tree import Schedule
 
 NAME = "schedule_recipe.json"
 
 
-def save_recipe(sch: Schedule, folder: str | os.PathLike[str]) -> Path:
+def save_recipe(sch: Node, folder: str | os.PathLike[str]) -> Path:
     """Write the recipe of ``sch`` into the folder that ``model.save_pretrained`` wrote; returns the file's path.
 
     The file is there as a whole or not at all.
@@ -26,7 +28,7 @@ def save_recipe(sch: Schedule, folder: str | os.PathLike[str]) -> Path:
     Raises:
         RecipeError: something in it cannot be written down; or the folder cannot be written to.
     """
-    text, path = sch.recipe().to_json(), Path(folder) / NAME
+    text, path = recipe_of(sch.tree).to_json(), Path(folder) / NAME
     part = path.with_suffix(f".{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from schedule.recipes.describing import arguments_described
 from schedule.util.globs import is_glob, select
 
 if TYPE_CHECKING:
-    from schedule.tree import Tree
+    from schedule.node import Tree
 
 
 @dataclass(eq=False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from schedule.errors import NotApplicable
-from schedule.tree import Schedule
+from schedule.node import Node
 from schedule.tuning.measuring import Measured
 
 BYTES = 2
@@ -213,7 +213,7 @@ class ModelledStep:
         self.machine = machine or Machine()
 
     def __call__(
-        self, sch: Schedule, split: tuple[int, int] = (1, 1), micro_batch: int = 1, recomputed: bool = False
+        self, sch: Node, split: tuple[int, int] = (1, 1), micro_batch: int = 1, recomputed: bool = False
     ) -> Measured:
         """Work it out.
 

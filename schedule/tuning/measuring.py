@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 
 from schedule.costs import step_peak, step_seconds
 from schedule.errors import NotApplicable
-from schedule.tree import Schedule
+from schedule.node import Node
 from schedule.util.named_values import named_tensors
 
 
@@ -105,7 +105,7 @@ class TrainingStep:
         self.rounds, self.clock = rounds, clock
         self._reference: list[Any] = []
 
-    def __call__(self, sch: Schedule, watch: Watch, micro_batch: int | None = None, compiled: bool = False) -> Measured:
+    def __call__(self, sch: Node, watch: Watch, micro_batch: int | None = None, compiled: bool = False) -> Measured:
         """Measure.
 
         Args:

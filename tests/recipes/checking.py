@@ -16,10 +16,10 @@ import schedule
 from schedule import Recipe
 from schedule.distributed.mesh import SimulatedMesh
 from schedule.graphs import as_call
+from schedule.node import Tree
 from schedule.runtime import state_of
 from schedule.tracing.attributes import is_settings
 from schedule.tracing.structure import tensors
-from schedule.tree import Tree
 from schedule.util.generators import seed_all
 from tests.recipes.reading_scripts import check_script
 

@@ -14,10 +14,10 @@ from torch import nn
 
 from schedule import Recipe, RecipeError
 from schedule.history import History, Step
+from schedule.node import Tree
 from schedule.primitives.registry import registered
 from schedule.recipes.building import recipe_of
 from schedule.recipes.steps import Call
-from schedule.tree import Tree
 from tests.recipes.checking import check_replay, check_text
 
 REPLAY = os.environ.get("REPLAY_RECIPES") == "1"
@@ -76,8 +76,8 @@ def watched(copies: bool) -> Iterator[list[Watched]]:
     made: list[Watched] = []
     init, undo = Tree.__init__, History.undo
 
-    def watched_init(tree: Tree, root: nn.Module, example_inputs: Any, mesh: Any = None) -> None:
-        init(tree, root, example_inputs, mesh)
+    def watched_init(tree: Tree, root: nn.Module, *rest: Any) -> None:
+        init(tree, root, *rest)
         made.append(Watched(tree, _copied(root) if copies else "none was asked for"))
 
     def watched_undo(history: History) -> Step:
