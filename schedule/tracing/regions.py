@@ -1,4 +1,4 @@
-"""``no_grad``, ``enable_grad`` and ``autocast`` blocks, as pairs of nodes.
+"""``no_grad``, ``enable_grad``, ``autocast`` and ``sdpa_kernel`` blocks, as pairs of nodes.
 
 In a graph a block reads ``token = begin_…(…); …; end_region(token)``. What was begun and not ended when an
 exception passes is ended by :func:`closing`, which is around the functions of graphs that have regions.
@@ -6,13 +6,15 @@ exception passes is ended by :func:`closing`, which is around the functions of g
 
 from __future__ import annotations
 
+import inspect
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, _GeneratorContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from schedule.tracing.trace import Trace
 
@@ -41,6 +43,13 @@ def begin_autocast(
     return _opened(block)
 
 
+def begin_sdpa_kernel(backends: Sequence[int], set_priority: bool) -> AbstractContextManager[Any]:
+    """Enter ``torch.nn.attention.sdpa_kernel``; the result goes to :func:`end_region`."""
+    block = sdpa_kernel([SDPBackend(number) for number in backends], set_priority)
+    block.__enter__()
+    return _opened(block)
+
+
 def end_region(block: AbstractContextManager[Any]) -> None:
     """Leave a block that a ``begin_…`` function entered."""
     _open.stack.remove(block)
@@ -60,7 +69,7 @@ class _GradMode(AbstractContextManager[Any]):
         torch._C._set_grad_enabled(self.previous)
 
 
-REGION_FUNCTIONS = frozenset({begin_grad_mode, begin_autocast, end_region})
+REGION_FUNCTIONS = frozenset({begin_grad_mode, begin_autocast, begin_sdpa_kernel, end_region})
 
 
 @contextmanager
@@ -85,7 +94,7 @@ def closing(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class RegionTracker:
-    """Writes grad-mode and autocast blocks into the graph of ``tracer``."""
+    """Writes grad-mode, autocast and attention-kernel blocks into the graph of ``tracer``."""
 
     def __init__(self, tracer: Trace) -> None:
         self.tracer = tracer
@@ -134,3 +143,24 @@ class TrackedAutocast(AbstractContextManager[Any]):
     def __exit__(self, *error: Any) -> Any:
         self._regions.left(self._block)
         return self._block.__exit__(*error)
+
+
+class TrackedSdpaKernel(AbstractContextManager[None]):
+    """An ``sdpa_kernel`` block that is written into the graph; not entered, as that is for the whole process."""
+
+    def __init__(self, tracer: Trace, block: Any) -> None:
+        given = inspect.signature(sdpa_kernel).bind(*block.args, **block.kwds).arguments
+        backends = given["backends"]
+        numbers = [int(each) for each in (backends if isinstance(backends, (list, tuple)) else [backends])]
+        self._tracer, self._arguments = tracer, (numbers, given.get("set_priority", False))
+
+    @staticmethod
+    def is_one(value: Any) -> bool:
+        """Whether ``value`` is what ``sdpa_kernel`` returns."""
+        return isinstance(value, _GeneratorContextManager) and value.func is inspect.unwrap(sdpa_kernel)
+
+    def __enter__(self) -> None:
+        self._node = self._tracer.emit(begin_sdpa_kernel, self._arguments)
+
+    def __exit__(self, *error: object) -> None:
+        self._tracer.emit(end_region, (self._node,))

@@ -27,8 +27,8 @@ from schedule.tracing.reading.items import ItemReads
 from schedule.tracing.reading.ledger import is_atom, is_plain_content, snapshot
 from schedule.tracing.reading.origin import is_fixed, is_native, is_native_class
 from schedule.tracing.reading.sources import Attr, Const, described
-from schedule.tracing.regions import TrackedAutocast
-from schedule.tracing.structure import leaves
+from schedule.tracing.regions import TrackedAutocast, TrackedSdpaKernel
+from schedule.tracing.structure import leaves, tensors
 
 _COMPILERS = {"is_compiling", "is_dynamo_compiling", "is_tracing", "is_scripting", "_get_tracing_state", "is_exporting"}
 _ASKED_AGAIN = ("torch", "os", "posix", "time", "_contextvars", "datetime", "threading", "_thread", "socket", "uuid")
@@ -63,8 +63,7 @@ class Calling(ItemReads):
         if kind is functools.partial:
             return self._call_partial(function, args, kwargs)
         if kind is functools._lru_cache_wrapper:
-            plain = all(map(is_atom, (*args, *kwargs.values())))
-            return function(*args, **kwargs) if plain else self.call(function.__wrapped__, *args, **kwargs)
+            return self._call_cached(function, args, kwargs)
         if isinstance(function, type):
             return self._instantiate(function, args, kwargs)
         if kind in _BUILTIN:
@@ -88,6 +87,14 @@ class Calling(ItemReads):
         if self.on and not once and isinstance(level, int) and logger.isEnabledFor(level):
             raise self.refused("the forward writes a log message, which a graph would not do at each call", _QUIET)
         return method(*args, **kwargs)
+
+    def _call_cached(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A function behind ``lru_cache``: what it keeps, unless that are tensors, which the graph computes anew."""
+        if all(map(is_atom, (*args, *kwargs.values()))):
+            kept = function(*args, **kwargs)
+            if next(tensors(kept), None) is None:
+                return kept
+        return self.call(function.__wrapped__, *args, **kwargs)
 
     def _call_partial(self, partial: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         source = self.source_of(partial)
@@ -293,6 +300,8 @@ class Calling(ItemReads):
             return contextlib.nullcontext()
         if isinstance(value, torch.autocast) and self.on:
             return TrackedAutocast(self.tracer.regions, value)
+        if TrackedSdpaKernel.is_one(value) and self.on:
+            return TrackedSdpaKernel(self.tracer, value)
         cls = type(value)
         enter = getattr(cls, "__enter__", None)
         if self.on and isinstance(enter, types.FunctionType) and not self.is_native(enter):

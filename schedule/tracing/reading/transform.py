@@ -50,6 +50,13 @@ def _bound(tree: ast.AST) -> set[str]:
     return found
 
 
+def _line(node: Any) -> int:
+    """The line that a frame is at while it computes ``node``: of ``x.view(…)``, the one that ``view`` is on."""
+    named = node.func if isinstance(node, ast.Call) else node
+    line: int = (named.end_lineno if isinstance(named, ast.Attribute) else None) or node.lineno
+    return line
+
+
 class Transformer(ast.NodeTransformer):
     """Instruments one definition, and what is defined in it."""
 
@@ -82,6 +89,8 @@ class Transformer(ast.NodeTransformer):
             return ast.copy_location(node, at)
 
         function = located(ast.Attribute(located(ast.Name(HERE, ast.Load())), method, ast.Load()))
+        function.lineno = function.end_lineno = _line(at)
+        function.end_col_offset = function.col_offset
         filled = [located(each) if isinstance(each, ast.Constant) else each for each in arguments]
         return located(ast.Call(function, filled, list(keywords)))
 
