@@ -26,7 +26,7 @@ def primitive(function: Callable[Concatenate[NodeT, P], R]) -> Callable[Concaten
     If it raises, all it did is reverted; if not, it is one step of ``sch.history``, whatever it called::
 
         @schedule.primitive
-        def no_dropout(sch: Node) -> None:
+        def no_dropout(sch: Schedule) -> None:
             \"\"\"Every dropout becomes an identity.\"\"\"
             sch.replace_all(nn.Dropout, lambda path, module: nn.Identity())
 
