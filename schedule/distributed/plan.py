@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
 
@@ -14,9 +14,6 @@ from schedule.distributed.plan_steps import VOCABULARY, Group, ShardStep, SyncSt
 from schedule.distributed.plan_table import plan_table
 from schedule.errors import ShardError
 from schedule.util.printing import printed
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass

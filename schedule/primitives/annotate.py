@@ -34,7 +34,7 @@ def annotate(sch: NodeT, name: str, key: str, value: Any) -> NodeT:
         NotApplicable: there is no such parameter, or tensors have an attribute ``key`` themselves.
     """
     owner_path, _, own_name = name.rpartition(".")
-    tensor = getattr(sch.at(owner_path).module if owner_path else sch.module, own_name, None)
+    tensor = getattr(sch.at(owner_path).module, own_name, None)
     if not isinstance(tensor, torch.Tensor):
         names = [n for n, _ in sch.module.named_parameters()]
         near = did_you_mean(name, names)

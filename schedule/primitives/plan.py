@@ -101,13 +101,9 @@ def _apply(sch: Node, plan: Plan) -> None:
     state.gathered = frozenset(step.path for step in plan.syncs if (step.mode, step.op) in whole)
     for group in plan.groups:
         for step in group.shards:
-            shard(_at(sch, step.path), step.name, step.axis, step.parts, step.replicas, step.common)
+            shard(sch.at(step.path), step.name, step.axis, step.parts, step.replicas, step.common)
     for each in plan.syncs:
-        sync(_at(sch, each.path), each.mode, each.op, each.axis, each.argument)
-
-
-def _at(sch: Node, path: str) -> Node:
-    return sch.at(path) if path else sch
+        sync(sch.at(each.path), each.mode, each.op, each.axis, each.argument)
 
 
 def _refuse_inner(sch: Node) -> None:

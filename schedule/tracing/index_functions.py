@@ -48,14 +48,6 @@ class Following(Protocol):
         """``function(*args, **kwargs)``, its code followed."""
 
 
-class Followed(Trace, Protocol):
-    """A trace of code that is followed."""
-
-    @property
-    def evaluator(self) -> Following:
-        """What follows it."""
-
-
 class IndexFunctions:
     """Those of one trace.
 
@@ -69,7 +61,7 @@ class IndexFunctions:
         refused: whether one of those that are known does more than a call of the graph may.
     """
 
-    def __init__(self, tracer: Followed, known: frozenset[Place]) -> None:
+    def __init__(self, tracer: Trace, known: frozenset[Place]) -> None:
         self.tracer, self.known = tracer, known
         self.outermost: set[Place] = set()
         self.innermost: set[Place] = set()
@@ -115,7 +107,7 @@ class IndexFunctions:
     # -- calling them ----------------------------------------------------------------------------------------
 
     def handles(
-        self, function: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, following: Following, function: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Callable[[], Any] | None:
         """The call of a function that is to be one of the graph; None if it is not."""
         if self._inside or function.__code__ not in self.known or not writes(self.tracer):
@@ -124,7 +116,7 @@ class IndexFunctions:
         given = args if module is None else args[1:]
         if (module is not None and not self._is_watched(module)) or not _are_indices((given, kwargs)):
             return None
-        return lambda: self._call(self._target(function, module), function, args, given, kwargs)
+        return lambda: self._call(following, self._target(function, module), function, args, given, kwargs)
 
     def _is_watched(self, module: nn.Module) -> bool:
         """Whether what ``module`` assigns to its attributes is seen."""
@@ -141,17 +133,23 @@ class IndexFunctions:
         return lambda: self.tracer.graph.get_attr(f"{path}.{function.__name__}" if path else function.__name__)
 
     def _call(
-        self, target: Callable[[], Any], function: Any, args: tuple[Any, ...], given: tuple[Any, ...], kwargs: Any
+        self,
+        following: Following,
+        target: Callable[[], Any],
+        function: Any,
+        args: tuple[Any, ...],
+        given: tuple[Any, ...],
+        kwargs: Any,
     ) -> Any:
         tracer = self.tracer
-        guards, last, before = dict(tracer.guards), _last(tracer.graph), self._state((given, kwargs))
+        guards, last, before = dict(tracer.guards), _last(tracer.graph), self._state(following, (given, kwargs))
         self._inside = True
         try:
-            value = tracer.evaluator.call_function(function, args, kwargs)
+            value = following.call_function(function, args, kwargs)
         finally:
             self._inside = False
         steps = _after(last, tracer.graph)
-        changed = before != self._state((given, kwargs))
+        changed = before != self._state(following, (given, kwargs))
         if changed or not _are_results(value) or not all(map(_is_quiet, steps)):
             self.refused = True
             return value
@@ -164,11 +162,11 @@ class IndexFunctions:
             value = tracer.outputs[node] = tracer.track(value, node)
         return value
 
-    def _state(self, value: Any) -> list[Any]:
+    def _state(self, following: Following, value: Any) -> list[Any]:
         """What is in the containers of ``value``, how often its tensors were written to, and attributes assigned."""
         with torch._C.DisableTorchFunction():
             held = [(path, id(x), x._version if isinstance(x, torch.Tensor) else 0) for path, x in leaves(value)]
-        return [held, self.tracer.evaluator.assigned]
+        return [held, following.assigned]
 
     def remove_replaced(self) -> None:
         """Remove the steps of the functions that are calls, but for sizes of their arguments that others use too.

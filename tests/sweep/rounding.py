@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import schedule
-from schedule.errors import VerificationError
-from schedule.examples.inputs import Inputs
+from schedule.errors import NotApplicable, ScheduleError
+from schedule.examples.inputs import REFUSALS, Inputs
 from schedule.tracing.structure import map_structure
 from schedule.verify.tolerances import TOLERANCES, Tolerance
 
@@ -44,13 +44,16 @@ def is_rounding(build: Callable[[int], nn.Module], batches: Sequence[Inputs], st
 
 
 def _agrees(model: nn.Module, batches: Sequence[Inputs], steps: int, rules: Any, tolerance: Tolerance) -> bool | None:
-    """Whether the model computes the same when it is rewritten; None if nothing is."""
+    """Whether the model computes the same when it is rewritten; None if nothing is, or it refuses these inputs."""
     sch = schedule.create_schedule(model, batches[0])
-    if not schedule.optimize(sch, rules=rules, cost_guard=False).applied:
+    try:
+        if not schedule.optimize(sch, rules=rules, cost_guard=False).applied:
+            return None
+    except NotApplicable:
         return None
     try:
         return all(schedule.verify(sch, batch, steps=steps, tolerance=tolerance).report.equal for batch in batches)
-    except VerificationError:
+    except (ScheduleError, *REFUSALS):
         return False
 
 

@@ -30,6 +30,11 @@ class AttributeReads(Reads):
 
     assignments: Assignments
 
+    @property
+    def assigned(self) -> int:
+        """How many attributes were assigned so far."""
+        return self.assignments.count
+
     def attr(self, owner: Any, name: str) -> Any:
         """``owner.name``."""
         cls = type(owner)

@@ -115,7 +115,7 @@ class Calling(ItemReads):
             return mask
         if is_instrumented(function):
             return function(*args, **kwargs)
-        if self.on and (known := self.tracer.index_functions.handles(function, args, kwargs)) is not None:
+        if self.on and (known := self.tracer.index_functions.handles(self, function, args, kwargs)) is not None:
             return known()
         if self.is_native(function) and not self._reads_state(function, args, kwargs):
             return self.native(function, args, kwargs)

@@ -32,11 +32,6 @@ class Evaluator(Calling):
         super().__init__(tracer, handlers)
         self.assignments = Assignments(self)
 
-    @property
-    def assigned(self) -> int:
-        """How many attributes were assigned so far."""
-        return self.assignments.count
-
     def here(self, function: types.FunctionType) -> Here:
         """What the instrumented code of ``function`` calls."""
         return Here(self, function)
