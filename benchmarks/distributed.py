@@ -35,9 +35,9 @@ from torch import nn
 
 import schedule
 from benchmarks.timing import interleaved, write_json
+from schedule.api.simulate import planned
 from schedule.distributed.groups import Collective
 from schedule.distributed.plan import Plan
-from schedule.distributed.simulate import planned
 
 LAYERS, WIDTH, ROWS, LENGTH = 2, 256, 2, 64
 TIMED_WIDTH, TIMED_LENGTH = 512, 256

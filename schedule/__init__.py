@@ -9,6 +9,10 @@ with schedule.verify(sch, batch):
     model = schedule.build(sch)
 """
 
+from schedule.api.optimize import optimize
+from schedule.api.replay import load_recipe, replay
+from schedule.api.schedule import Schedule, create_schedule
+from schedule.api.tune import tune
 from schedule.building import build
 from schedule.composing import Attempt, attempt, first_of, for_each, repeat
 from schedule.errors import (
@@ -23,17 +27,14 @@ from schedule.errors import (
 )
 from schedule.group import Group
 from schedule.matching import Match
-from schedule.optimizer import optimize
 from schedule.patterns import any_of, call_module, optional, scalar, tensor
 from schedule.primitives import list_primitives, primitive
-from schedule.recipes.files import load_recipe, save_recipe
+from schedule.recipes.files import save_recipe
 from schedule.recipes.recipe import Recipe
-from schedule.recipes.replaying import replay
 from schedule.report import Report
 from schedule.rules import Rule, list_rules, register_rule
 from schedule.runtime import FallbackWarning
-from schedule.tree import Schedule, create_schedule
-from schedule.tuning import Tuning, choice, number, splits, tune
+from schedule.tuning import Tuning, choice, number, splits
 from schedule.verify import equivalent, verify
 
 __all__ = [

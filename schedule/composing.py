@@ -24,11 +24,12 @@ from schedule.errors import NotApplicable, ScheduleError, located
 from schedule.group import Group
 from schedule.history import Edit, History
 from schedule.matching import Match
-from schedule.tree import Schedule, Tree
+from schedule.node import Node, Tree
+from schedule.primitives import find
 
 P = ParamSpec("P")
 R = TypeVar("R")
-T = TypeVar("T", bound="Schedule | Group | Match")
+T = TypeVar("T", bound="Node | Group[Any] | Match")
 
 ENDLESS = 10_000
 """How often :func:`repeat` runs a function that always changes something before it takes it for endless."""
@@ -196,15 +197,14 @@ def for_each(where: Any, fn: Callable[..., R]) -> Callable[..., list[R]]:
     return each
 
 
-def _items(where: Any, sch: Schedule | Group) -> Iterator[Schedule | Match]:
+def _items(where: Any, sch: Node | Group[Any]) -> Iterator[Node | Match]:
     if isinstance(where, str):
-        found = sch[where]
-        yield from found if isinstance(found, Group) else [found]
+        yield from sch[where] if isinstance(sch, Group) else sch.select(where)
         return
     if isinstance(where, (Group, list, tuple)):
         chosen: Iterable[Any] = where
         for item in chosen:
-            if not isinstance(item, (Schedule, Match)):
+            if not isinstance(item, (Node, Match)):
                 raise ScheduleError(
                     f"a {type(item).__name__} is neither a schedule nor a match",
                     fix="give what sch[…] or find() returned",
@@ -215,19 +215,19 @@ def _items(where: Any, sch: Schedule | Group) -> Iterator[Schedule | Match]:
                 )
             yield item
         return
-    matches = sch.find(where)
+    matches = sch.find(where) if isinstance(sch, Group) else find(sch, where)
     if not matches:
         raise NotApplicable("the pattern occurs nowhere here", fix="find(pattern, expect=n) tells what comes nearest")
     yield from matches
 
 
 def _history_of(target: Any, usage: str) -> History:
-    if not isinstance(target, (Schedule, Group, Match)):
+    if not isinstance(target, (Node, Group, Match)):
         raise ScheduleError(f"a {type(target).__name__} is no schedule, group or match", fix=usage)
     return _tree_of(target).history
 
 
-def _tree_of(target: Schedule | Group | Match) -> Tree:
+def _tree_of(target: Node | Group[Any] | Match) -> Tree:
     if isinstance(target, Match):
         return target.schedule.tree
     return target[0].tree if isinstance(target, Group) else target.tree

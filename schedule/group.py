@@ -5,27 +5,25 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from schedule import primitives
 from schedule.errors import MatchError, PathError, located
 from schedule.matching import Match, find_in, find_parallel_in, holds
+from schedule.node import Node, NodeT
 from schedule.primitives.checkpoint import checked_every, within_budget
 from schedule.primitives.registry import call_text, registered
 from schedule.primitives.splicing import refuse_none
 from schedule.util.wording import counted
 
-if TYPE_CHECKING:
-    from schedule.tree import Schedule
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def broadcast(method: Callable[Concatenate[Schedule, P], R]) -> Callable[Concatenate[Group, P], list[R]]:
+def broadcast(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Group[Any], P], list[R]]:
     """The primitive for groups: one step over all members; each gets the matches that are in it."""
 
-    def on_all(group: Group, *args: P.args, **kwargs: P.kwargs) -> list[R]:
+    def on_all(group: Group[Any], *args: P.args, **kwargs: P.kwargs) -> list[R]:
         bound = inspect.signature(method).bind(group[0], *args, **kwargs)
         arguments = dict(list(bound.arguments.items())[1:])
         with one_step(group, method, arguments):
@@ -37,7 +35,7 @@ def broadcast(method: Callable[Concatenate[Schedule, P], R]) -> Callable[Concate
 
 
 @contextmanager
-def one_step(group: Group, method: Callable[..., Any], arguments: dict[str, Any]) -> Iterator[None]:
+def one_step(group: Group[Any], method: Callable[..., Any], arguments: dict[str, Any]) -> Iterator[None]:
     """Within, all that is done to members is one step of the schedule."""
     asked, name = call_text(method, arguments), method.__name__
     paths, history = [member.path for member in group], group[0].tree.history
@@ -48,7 +46,7 @@ def one_step(group: Group, method: Callable[..., Any], arguments: dict[str, Any]
         yield
 
 
-def _shared_out(group: Group, bound: Any) -> Iterator[tuple[Schedule, tuple[Any, Any]]]:
+def _shared_out(group: Group[NodeT], bound: Any) -> Iterator[tuple[NodeT, tuple[Any, Any]]]:
     """(member, arguments) for each member; matches go to the member they are in."""
     matches = bound.arguments.get("matches")
     if not isinstance(matches, (list, tuple)):
@@ -83,10 +81,10 @@ def _asked(method: Callable[..., Any], pattern: Any, expect: int | None) -> str:
 _checkpoint = broadcast(primitives.checkpoint)
 
 
-class Group:
+class Group(Generic[NodeT]):
     """Schedules in the order of the model, such as all MLPs; made by a glob."""
 
-    def __init__(self, members: Sequence[Schedule], label: str) -> None:
+    def __init__(self, members: Sequence[NodeT], label: str) -> None:
         self._members, self._label = list(members), label
 
     @property
@@ -107,28 +105,25 @@ class Group:
     def __len__(self) -> int:
         return len(self._members)
 
-    def __iter__(self) -> Iterator[Schedule]:
+    def __iter__(self) -> Iterator[NodeT]:
         return iter(self._members)
 
     @overload
-    def __getitem__(self, key: int) -> Schedule: ...
+    def __getitem__(self, key: int) -> NodeT: ...
     @overload
-    def __getitem__(self, key: slice | str) -> Group: ...
+    def __getitem__(self, key: slice | str) -> Group[NodeT]: ...
 
-    def __getitem__(self, key: int | slice | str) -> Schedule | Group:
+    def __getitem__(self, key: int | slice | str) -> NodeT | Group[NodeT]:
         """A member by index, some by slice, or the group of what each has at a path or glob."""
         if isinstance(key, int):
             return self._members[key]
         label = f"{self._label}.{key}" if isinstance(key, str) else f"{self._label}[{key.start}:{key.stop}]"
         if isinstance(key, slice):
             return self._nonempty(self._members[key], label)
-        found: dict[Schedule, None] = {}
-        for member in self._members:
-            inner = member[key]
-            found |= dict.fromkeys(inner if isinstance(inner, Group) else [inner])
+        found = dict.fromkeys(inner for member in self._members for inner in member.select(key))
         return Group(list(found), label)
 
-    def _nonempty(self, members: list[Schedule], label: str) -> Group:
+    def _nonempty(self, members: list[NodeT], label: str) -> Group[NodeT]:
         if not members:
             why = f"{label} is empty: the group has {counted(len(self), 'member')}"
             raise PathError(why, fix=f"slice within 0:{len(self)}")
@@ -157,7 +152,7 @@ class Group:
 
     def checkpoint(
         self, matches: Sequence[Match] | None = None, every: int = 1, budget: int | None = None
-    ) -> Sequence[Schedule]:
+    ) -> Sequence[Node]:
         """Compute again what is inside; see :meth:`Schedule.checkpoint`.
 
         Args:
@@ -174,7 +169,7 @@ class Group:
                 return within_budget(self._members, matches, every, budget)
             if matches is not None:
                 return _checkpoint(self, matches=matches[:: checked_every(every)])
-            return [member.checkpoint() for member in self._members[:: checked_every(every)]]
+            return [primitives.checkpoint(member) for member in self._members[:: checked_every(every)]]
 
     trace = broadcast(primitives.trace)
     trace_until = broadcast(primitives.trace_until)

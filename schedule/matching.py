@@ -18,6 +18,7 @@ from schedule.rules import Rule
 from schedule.tracing.expansion import expand
 from schedule.tracing.specialisation import Specialisation
 from schedule.util.graph_text import graph_lines
+from schedule.util.templating import rendered
 from schedule.util.wording import counted
 
 
@@ -137,9 +138,10 @@ class Match:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        from schedule.html import match  # jinja2 is loaded when first needed
-
-        return match(self)
+        head, *rest = str(self).splitlines()
+        lines = [line for line in rest if line.startswith("    ")]
+        others = [line.strip() for line in rest if line not in lines]
+        return str(rendered("match.html", head=head, lines=[line.strip() for line in lines], rest=others))
 
     def __repr__(self) -> str:
         return f"Match({self.name} in {self.schedule.label}: {', '.join(n.name for n in self.nodes)})"

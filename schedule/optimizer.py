@@ -18,6 +18,7 @@ from schedule.adapting import Adapter, adapter_for
 from schedule.comparing import costs_since, ratio_since
 from schedule.costs import collector_paused
 from schedule.edits import SetSpecialisations
+from schedule.entries import Entry
 from schedule.errors import MatchError, NotApplicable, ScheduleError
 from schedule.examples import example_inputs
 from schedule.group import Group
@@ -29,7 +30,7 @@ from schedule.primitives.registry import query
 from schedule.primitives.splicing import Place as MatchPlace
 from schedule.primitives.splicing import splice_in
 from schedule.repeating import ByRules
-from schedule.report import Entry, Report
+from schedule.report import Report
 from schedule.rewriting import Build
 from schedule.rules import Rule, select_rules
 from schedule.rules.applying import Findings, Place, explain, find_all
@@ -38,85 +39,37 @@ from schedule.tracing.expansion import expand
 from schedule.tracing.hooks import is_hooked
 from schedule.tracing.specialisation import original_class
 from schedule.tracing.structure import Path
-from schedule.tree import create_schedule
 from schedule.util.wording import counted
 
 Rules = str | Iterable[str | Rule]
 
 
-def optimize(
-    model: nn.Module | Node | Group,
-    batch: Any = None,
-    *,
-    rules: Rules = "default",
-    strict: bool = False,
-    cost_guard: bool = True,
-) -> Report:
-    """Apply every rewrite rule wherever it fits, and report where it did, where not, and why.
-
-    ::
-
-        report = schedule.optimize(model, batch)      # model is the same object, faster and smaller
-        print(report)
-
-    Running it again changes nothing more. Each rule that found something is one step of the schedule's history.
-    A module that cannot be traced is left alone, and the report says why.
-
-    Args:
-        model: a model, or a schedule or group of schedules: then only those modules and all below.
-        batch: what the model is called with, of the sizes it will run at; not needed for a schedule that has one.
-            Made from the model if there is none (:mod:`schedule.examples`).
-        rules: a set (``"default"``, ``"memory"``, ``"attention"``, ``"all"``), the name of a rule or family, or a list
-            of names and rules.
-        strict: raise, and change nothing, if anything that looks like a rule's construct cannot be rewritten.
-        cost_guard: leave alone what would not pay, by the sizes in the recorded run (:mod:`schedule.rules.thresholds`).
-
-    Raises:
-        NotApplicable: the model refuses the batch, or none was given and none can be made from it.
-        MatchError: no such rule; or, with ``strict``, what could not be rewritten.
-    """
+@query
+def optimize(sch: Node, rules: Rules = "default", strict: bool = False, cost_guard: bool = True) -> Report:
+    """As :func:`schedule.optimize`, for this module and all below."""
     rules = rules if isinstance(rules, str) else list(rules)
-    return optimize_by(select_rules(rules), model, batch, rules=rules, strict=strict, cost_guard=cost_guard)
+    return optimize_by(select_rules(rules), sch, rules=rules, strict=strict, cost_guard=cost_guard)
 
 
 def optimize_by(
     selected: Sequence[Rule],
-    model: nn.Module | Node | Group,
+    target: Node | Group[Any],
     batch: Any = None,
     *,
     rules: Rules = "default",
     strict: bool = False,
     cost_guard: bool = True,
 ) -> Report:
-    """As :func:`optimize`, with the rules that ``rules`` stood for where it was first called."""
-    glob = ""
-    nodes: list[Node]
-    top: Node
-    if isinstance(model, Group):
-        nodes, glob = list(model), model.glob
-        top = nodes[0].root
-    elif isinstance(model, Node):
-        nodes, top = [model], model.root
-    else:
-        top = create_schedule(model, batch)
-        nodes = [top]
+    """Apply the rules that ``rules`` stood for where it was first given; see :func:`schedule.optimize`."""
+    nodes: list[Node] = list(target) if isinstance(target, Group) else [target]
+    glob = target.glob if isinstance(target, Group) else ""
+    top = nodes[0].root
     graphs = top.tree.graphs
     if graphs.example_inputs is None:
         graphs.example_inputs = example_inputs(top.module) if batch is None else batch
     given = {"rules": rules, "cost_guard": cost_guard}
     record = top.tree.history.record("optimize", [node.path for node in nodes], glob, given)
     return _Optimization(top, nodes, selected, cost_guard, record).run(strict)
-
-
-def _method() -> None:
-    @query
-    def optimize(sch: Node, rules: Rules = "default", strict: bool = False, cost_guard: bool = True) -> Report:
-        """As :func:`schedule.optimize`, for this module and all below."""
-        return _optimize(sch, rules=rules, strict=strict, cost_guard=cost_guard)
-
-
-_optimize = optimize
-_method()  # sch.optimize(...)
 
 
 @dataclass

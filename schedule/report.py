@@ -3,53 +3,30 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from schedule.costs import Cost, TimeRatio
+from schedule.entries import STATUSES, Entry, Status, grouped, paths_of, rows_of
 from schedule.errors import NotApplicable
+from schedule.pictures.page import section
 from schedule.runtime import Adaptation, state_of
 from schedule.util.files import refuse_unwritable, write
 from schedule.util.printing import printed
-from schedule.util.wording import size_text
+from schedule.util.templating import rendered
+from schedule.util.wording import counted, size_text
 
 if TYPE_CHECKING:
     from torch import nn
 
     from schedule.node import Node
-
-Status = Literal["applied", "skipped", "declined", "near miss"]
-STATUSES: tuple[Status, ...] = ("applied", "skipped", "declined", "near miss")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One rule in one module.
-
-    Attributes:
-        rule: its name; that of its family where a module could not be looked into at all.
-        path: the module; "" is the root.
-        status: ``applied``; ``skipped`` if it cannot be; ``declined`` if it would not pay; ``near miss``.
-        count: in how many places.
-        reason: why not, "" if applied.
-        source: ``file:line`` of the user's code, "" if unknown.
-    """
-
-    rule: str
-    path: str
-    status: Status
-    count: int = 1
-    reason: str = ""
-    source: str = ""
-
 
 @dataclass(repr=False)
 class Report:
@@ -171,19 +148,27 @@ class Report:
         Raises:
             NotApplicable: ``path`` cannot be written; found out before anything is drawn.
         """
-        from schedule.html import page  # jinja2 is loaded when first needed
-
         if path is not None:
             refuse_unwritable(Path(path), "report")
-        text = page(self)
+        pictures = "" if self.schedule is None else section(self.schedule, self.entries, self.timing)
+        text = str(rendered("page.html", pictures=pictures, **self._values()))
         if path is not None:
             write(Path(path), text)
         return text
 
     def _repr_html_(self) -> str:
-        from schedule.html import fragment
+        return str(rendered("report.html", **self._values()))
 
-        return fragment(self)
+    def _values(self) -> dict[str, Any]:
+        """What the templates need."""
+        return {
+            "model": type(self.model).__name__,
+            "counts": {status: count for status in STATUSES if (count := self.count(status=status))},
+            "rewritten": _rewritten(self.select(status="applied")),
+            "figures": self.figures(),
+            "calls": self.calls(),
+            "rules": rows_of(self.entries),
+        }
 
     def __rich__(self) -> RenderableType:
         table = Table(title=Text(f"schedule.optimize: {type(self.model).__name__}"), title_justify="left")
@@ -235,27 +220,16 @@ class Report:
         return f"Report({type(self.model).__name__}: {', '.join(counts) or 'nothing found'})"
 
 
-def grouped(entries: Iterable[Entry]) -> dict[tuple[str, str, str], list[Entry]]:
-    """Entries alike in rule, status and reason together, applied ones first."""
-    groups: dict[tuple[str, str, str], list[Entry]] = {}
-    for entry in entries:
-        groups.setdefault((entry.rule, entry.status, entry.reason), []).append(entry)
-    order = {status: place for place, status in enumerate(STATUSES)}
-    return dict(sorted(groups.items(), key=lambda item: order[item[0][1]]))  # type: ignore[index]
+def _rewritten(applied: Sequence[Entry]) -> str:
+    places = sum(entry.count for entry in applied)
+    modules = counted(len({entry.path for entry in applied}), "module")
+    return f"{counted(places, 'place')} of {modules} {'was' if places == 1 else 'were'} rewritten"
 
 
 def _by_text(table: dict[str, list[str]]) -> list[str]:
     """Equal texts together, with the modules they are about."""
     texts = dict.fromkeys(text for of_path in table.values() for text in of_path)
     return [f"{text} in {paths_of(path for path, own in table.items() if text in own)}" for text in texts]
-
-
-def paths_of(paths: Iterable[str]) -> str:
-    """Paths that differ by numbers only become one: ``h.*.mlp (12)``."""
-    alike: dict[str, list[str]] = {}
-    for path in dict.fromkeys(paths):
-        alike.setdefault(re.sub(r"(?<![^.])\d+(?![^.])", "*", path), []).append(path or "the root")
-    return ", ".join(own[0] if len(own) == 1 else f"{path} ({len(own)})" for path, own in alike.items())
 
 
 def _ratio(after: int, before: int) -> str:

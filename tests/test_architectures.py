@@ -17,10 +17,10 @@ from torch import nn
 
 import fused
 import schedule
-from schedule.optimizer import optimize
+from schedule.api.optimize import optimize
+from schedule.api.schedule import Schedule
 from schedule.report import Report
 from schedule.runtime import install, state_of
-from schedule.tree import Schedule
 from tests.zoo import ARCHITECTURES, batch, build
 
 pytestmark = pytest.mark.filterwarnings("ignore")

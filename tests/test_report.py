@@ -17,7 +17,8 @@ import fused
 import schedule
 from schedule.comparing import costs_since
 from schedule.costs import TimeRatio
-from schedule.report import Entry, Report
+from schedule.entries import Entry
+from schedule.report import Report
 from tests.pictures.models import mesh
 
 _VOID = {"meta", "br"}

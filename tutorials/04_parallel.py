@@ -28,7 +28,7 @@ import torch
 from train_distributed import batch_of, llama
 
 import schedule
-from schedule.distributed.simulate import simulate
+from schedule.api.simulate import simulate
 
 STEPS = 15
 torch.manual_seed(0)

@@ -25,8 +25,8 @@ from torch import nn
 
 import fused
 import schedule
+from schedule.api.simulate import simulate
 from schedule.costs import measure
-from schedule.distributed.simulate import simulate
 
 hf.logging.set_verbosity_error()
 hf.set_seed(0)

@@ -25,9 +25,9 @@ from torch.distributed.fsdp import fully_shard
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import schedule
+from schedule.api.schedule import Schedule
 from schedule.distributed.checkpointing import save_sharded
 from schedule.distributed.pipeline import Pipeline
-from schedule.tree import Schedule
 
 TEXT = b"To be, or not to be, that is the question: whether 'tis nobler in the mind to suffer the slings and arrows. "
 

@@ -9,12 +9,13 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from schedule.api.optimize import optimize
+from schedule.api.schedule import Schedule
+from schedule.entries import Entry, grouped, paths_of
 from schedule.errors import MatchError, ScheduleError
 from schedule.matching import Match
-from schedule.optimizer import optimize
-from schedule.report import Entry, Report, grouped, paths_of
+from schedule.report import Report
 from schedule.rules import Rule
-from schedule.tree import Schedule
 
 
 @dataclass(frozen=True)

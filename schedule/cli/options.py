@@ -9,12 +9,12 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from schedule.api.schedule import Schedule, create_schedule
 from schedule.cli.models import Loaded, Wanted
 from schedule.cli.output import Code, CommandError, stage
 from schedule.errors import MatchError
 from schedule.examples import example_inputs
 from schedule.rules import Rule, select_rules
-from schedule.tree import Schedule, create_schedule
 
 Name = Annotated[
     str,

@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
+from schedule.api.replay import load_recipe, replay
+from schedule.api.schedule import Schedule
 from schedule.cli.output import Code, CommandError
 from schedule.comparing import costs_since, ratio_since
+from schedule.entries import Entry
 from schedule.errors import RecipeError
-from schedule.recipes.files import load_recipe
 from schedule.recipes.recipe import Recipe
-from schedule.recipes.replaying import replay
-from schedule.report import Entry, Report
-from schedule.tree import Schedule
+from schedule.report import Report
 from schedule.util.files import write
 
 In = Annotated[

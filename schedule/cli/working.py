@@ -17,6 +17,8 @@ from torch import nn
 
 from fused.backends.availability import why_unavailable
 from schedule import verify as check
+from schedule.api.optimize import optimize as apply_rules
+from schedule.api.schedule import Schedule
 from schedule.cli import options, recipes
 from schedule.cli.models import Wanted
 from schedule.cli.output import Code, command, emit, refuse_unwritable, stage, stderr, stdout
@@ -24,10 +26,8 @@ from schedule.comparing import trains
 from schedule.costs import TimeRatio, measure, step_seconds
 from schedule.errors import VerificationError
 from schedule.examples.shapes import cut
-from schedule.optimizer import optimize as apply_rules
 from schedule.report import Report
 from schedule.runtime import uncounted
-from schedule.tree import Schedule
 from schedule.util.files import write
 from schedule.util.wording import counted
 

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from schedule.optimizer import Rules, optimize
+from schedule.api.optimize import optimize
+from schedule.api.schedule import Schedule, create_schedule
+from schedule.optimizer import Rules
 from schedule.report import Report
 from schedule.tracing.structure import map_structure
-from schedule.tree import Schedule, create_schedule
 from schedule.util.generators import generator_states, restore_generators
 from schedule.verify import verify
 

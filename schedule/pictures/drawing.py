@@ -11,7 +11,7 @@ from markupsafe import Markup
 from schedule.pictures.flow import Flow, Node
 from schedule.pictures.graphviz import lay_out
 from schedule.pictures.layout import Box, Layout, Point
-from schedule.templating import rendered
+from schedule.util.templating import rendered
 
 COLOURS = 8
 

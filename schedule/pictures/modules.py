@@ -21,8 +21,8 @@ from schedule.tracing.own_forward import is_basic
 from schedule.tracing.specialisation import original_class
 
 if TYPE_CHECKING:
+    from schedule.entries import Entry
     from schedule.node import Node
-    from schedule.report import Entry
 
 _NO_MARK = ("optimize(", "fuse(", "replace(", "decompose(", "trace(", "trace_until(", "annotate(")
 

@@ -16,14 +16,14 @@ from schedule.pictures.grids import sharding, stages
 from schedule.pictures.memory import Bar, Memory, memory_of
 from schedule.pictures.modules import Branch, Pictures, tree_of
 from schedule.pictures.paths import ranged
-from schedule.templating import rendered
 from schedule.util.files import write
+from schedule.util.templating import rendered
 
 if TYPE_CHECKING:
     from schedule.costs import TimeRatio
+    from schedule.entries import Entry
     from schedule.node import Node
     from schedule.recording import Recording
-    from schedule.report import Entry
 
 _SMALLEST_BAR, _OPEN_ROWS = 0.02, 40
 

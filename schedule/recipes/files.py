@@ -6,16 +6,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch import nn
-
 from schedule.errors import RecipeError
 from schedule.recipes.building import recipe_of
 from schedule.recipes.recipe import Recipe
-from schedule.recipes.replaying import replay
 
 if TYPE_CHECKING:
     from schedule.node import Node
-    from schedule.tree import Schedule
 
 NAME = "schedule_recipe.json"
 
@@ -39,20 +35,11 @@ def save_recipe(sch: Node, folder: str | os.PathLike[str]) -> Path:
     return path
 
 
-def load_recipe(folder: str | os.PathLike[str], model: nn.Module | Schedule | None = None) -> Recipe:
-    """Read what :func:`save_recipe` wrote, and replay it on ``model`` if one is given.
-
-    ::
-
-        model = AutoModelForCausalLM.from_pretrained(folder)
-        schedule.load_recipe(folder, model)
-
-    Args:
-        folder: with the file, or the file itself.
-        model: as for :func:`schedule.replay`.
+def read_recipe(folder: str | os.PathLike[str]) -> Recipe:
+    """What :func:`save_recipe` wrote; see :func:`schedule.load_recipe`.
 
     Raises:
-        RecipeError: there is no such file, it is no recipe, or it does not fit the model.
+        RecipeError: there is no such file, or it is no recipe.
     """
     path = Path(folder)
     path = path / NAME if path.is_dir() else path
@@ -60,7 +47,4 @@ def load_recipe(folder: str | os.PathLike[str], model: nn.Module | Schedule | No
         text = path.read_bytes()
     except OSError as error:
         raise RecipeError(f"{path} cannot be read: {error.strerror}", fix=f"give a folder with {NAME}") from error
-    recipe = Recipe.from_json(text.decode(errors="replace"))
-    if model is not None:
-        replay(model, recipe)
-    return recipe
+    return Recipe.from_json(text.decode(errors="replace"))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
-
-from torch import nn
 
 from schedule.errors import RecipeError, ScheduleError
 from schedule.group import Group
 from schedule.matching import Match, find_in
+from schedule.node import Node
+from schedule.optimizer import optimize_by
 from schedule.primitives.registry import registered
 from schedule.recipes.building import original_name
 from schedule.recipes.recipe import Recipe
@@ -18,7 +19,6 @@ from schedule.recipes.steps import Call, Find, Step, Undo
 from schedule.recipes.values import live
 from schedule.rules import select_rules
 from schedule.tracing.specialisation import original_class
-from schedule.tree import Schedule, create_schedule
 from schedule.util.globs import is_glob
 from schedule.util.wording import counted
 
@@ -27,26 +27,13 @@ _FIX = "edit this step of the recipe; nothing was changed"
 Finds = dict[str, list[list[Match]]]
 
 
-def replay(model: nn.Module | Schedule, recipe: Recipe, example_inputs: Any = None) -> Schedule:
-    """Do what ``recipe`` says to another model: a new instance, one with more layers, one of another release.
-
-    ::
-
-        recipe = sch.recipe()
-        sch = schedule.replay(other, recipe)       # same steps, same history, same results
-
-    Calls the functions that the recipe refers to (``recipe.references``): replay what you trust.
-
-    Args:
-        model: a model, or a schedule of it, which has a mesh if the recipe shards.
-        recipe: from :meth:`Schedule.recipe` or :meth:`Recipe.from_json`.
-        example_inputs: of a model, as for :func:`create_schedule`.
+def replay_on(sch: Node, recipe: Recipe) -> None:
+    """Do what ``recipe`` says to the model of ``sch``; see :func:`schedule.replay`.
 
     Raises:
-        RecipeError: the recipe is for another architecture, or a step does not go as it went: says which, and what
-            comes nearest. The model is as it was then.
+        RecipeError: it is for another architecture, or a step does not go as it went; the model is as it was then.
     """
-    sch = model.root if isinstance(model, Schedule) else create_schedule(model, example_inputs)
+    sch = sch.root
     kinds = [kind.__name__ for kind in original_class(sch.module).__mro__]
     if recipe.architecture and recipe.architecture not in kinds:
         raise RecipeError(
@@ -63,10 +50,9 @@ def replay(model: nn.Module | Schedule, recipe: Recipe, example_inputs: Any = No
                 _again(sch, step, finds, start)
             except (ScheduleError, TypeError, ValueError, AttributeError, KeyError) as error:
                 raise _diverged(recipe, number, step, error) from error
-    return sch
 
 
-def _again(sch: Schedule, step: Step, finds: Finds, start: int) -> None:
+def _again(sch: Node, step: Step, finds: Finds, start: int) -> None:
     if isinstance(step, Find):
         finds[step.name] = _found(sch, step)
     elif isinstance(step, Call):
@@ -75,7 +61,7 @@ def _again(sch: Schedule, step: Step, finds: Finds, start: int) -> None:
         _undone(sch, step, start)
 
 
-def _found(sch: Schedule, step: Find) -> list[list[Match]]:
+def _found(sch: Node, step: Find) -> list[list[Match]]:
     members = list(_members(sch, step.at))
     counts = step.counts if isinstance(step.counts, tuple) else (step.counts,) * len(members)
     found = find_in(members, live(step.pattern, {}), sum(counts))
@@ -90,25 +76,19 @@ def _found(sch: Schedule, step: Find) -> list[list[Match]]:
     return own
 
 
-def _members(sch: Schedule, at: Sequence[str]) -> Group | list[Schedule]:
+def _members(sch: Node, at: Sequence[str]) -> Group[Node] | list[Node]:
     if len(at) == 1:
-        return sch[at[0]] if is_glob(at[0]) else [_node(sch, at[0])]
-    return Group([_node(sch, path) for path in at], ", ".join(at))
+        found = sch.select(at[0])
+        return Group(found, at[0]) if is_glob(at[0]) else found
+    return Group([sch.at(path) for path in at], ", ".join(at))
 
 
-def _node(sch: Schedule, path: str) -> Schedule:
-    node: Schedule = sch[path] if path else sch
-    return node
-
-
-def _called(sch: Schedule, step: Call, finds: Finds) -> None:
+def _called(sch: Node, step: Call, finds: Finds) -> None:
     members = _members(sch, step.at)
     target = members if isinstance(members, Group) else members[0]
     arguments = {name: live(value, finds) for name, value in step.arguments}
     before = len(sch.history)
     if step.primitive == "optimize":
-        from schedule.optimizer import optimize_by
-
         selected = select_rules(arguments.get("rules", "default"), step.rules)
         report = optimize_by(selected, target, **arguments)
         made = [made.arguments["rules"][0] for made in sch.history[before:]]
@@ -117,7 +97,8 @@ def _called(sch: Schedule, step: Call, finds: Finds) -> None:
     else:
         method = registered()[step.primitive]
         inspect.signature(method).bind(None, **arguments)
-        getattr(target, step.primitive)(**arguments)
+        on_target = getattr(target, step.primitive) if isinstance(target, Group) else partial(method, target)
+        on_target(**arguments)
 
 
 def _other_rules(wanted: Sequence[str], made: Sequence[str], report: Any) -> RecipeError:
@@ -133,7 +114,7 @@ def _other_rules(wanted: Sequence[str], made: Sequence[str], report: Any) -> Rec
     )
 
 
-def _undone(sch: Schedule, step: Undo, start: int) -> None:
+def _undone(sch: Node, step: Undo, start: int) -> None:
     made = len(sch.history) - start
     if step.times > made:
         raise RecipeError(f"only {counted(made, 'step')} of this recipe to undo", fix="take the undo out")

@@ -5,7 +5,6 @@ from schedule.tuning.measuring import Measured, TrainingStep, Watch
 from schedule.tuning.result import Tuning
 from schedule.tuning.space import Choice, Number, choice, number, splits
 from schedule.tuning.trial import Trial
-from schedule.tuning.tuner import tune
 
 __all__ = [
     "Choice",
@@ -22,5 +21,4 @@ __all__ = [
     "choice",
     "number",
     "splits",
-    "tune",
 ]

@@ -14,16 +14,20 @@ from rich.text import Text
 from torch import nn
 
 from schedule.errors import NotApplicable, RecipeError
+from schedule.node import Node
 from schedule.recipes.recipe import Recipe
-from schedule.tree import Schedule
 from schedule.tuning.plotting import plot
 from schedule.tuning.space import Knobs
 from schedule.tuning.trial import STATUSES, Status, Trial, pareto
 from schedule.util.printing import printed
+from schedule.util.templating import rendered
 from schedule.util.wording import size_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+Create = Callable[[nn.Module, Any], Any]
+"""Makes the schedule of a model and its example inputs."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +57,15 @@ class Tuning:
         of: what was tuned.
         plan: the schedule function, bound so that it takes a schedule and the knobs.
         stopped: whether the search was interrupted.
+        create: makes the schedule of a model and its example inputs.
     """
 
     trials: Sequence[Trial]
     bound: int | None = None
     of: str = ""
-    plan: Callable[[Schedule, Knobs], Any] | None = None
+    plan: Callable[[Any, Knobs], Any] | None = None
     stopped: bool = False
+    create: Create | None = None
 
     def select(self, status: Status) -> list[Trial]:
         """The trials that ended so."""
@@ -115,7 +121,7 @@ class Tuning:
             )
         return best.recipe
 
-    def apply(self, model: nn.Module | Schedule, example_inputs: Any = None) -> Schedule:
+    def apply(self, model: nn.Module | Node, example_inputs: Any = None) -> Any:
         """Schedule ``model`` by the plan with the best knobs; those of the step (``micro_batch``) are the caller's.
 
         Args:
@@ -126,12 +132,10 @@ class Tuning:
             NotApplicable: as for :attr:`best`.
             ScheduleError: the plan does not go on this model.
         """
-        from schedule.tree import create_schedule
-
-        sch = model.root if isinstance(model, Schedule) else create_schedule(model, example_inputs)
         best = self.best
-        if self.plan is None:
+        if self.plan is None or self.create is None:
             raise NotApplicable("this result has no plan", fix="schedule.replay(model, tuning.recipe)")
+        sch = model.root if isinstance(model, Node) else self.create(model, example_inputs)
         self.plan(sch, best.knobs)
         return sch
 
@@ -193,8 +197,6 @@ class Tuning:
         return f"Tuning({self.of}: {self.summary()})"
 
     def _repr_html_(self) -> str:
-        from schedule.templating import rendered
-
         return str(rendered("tuning.html", of=self.of, summary=self.summary(), rows=self.rows()))
 
 

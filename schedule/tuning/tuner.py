@@ -1,11 +1,11 @@
-"""``tune``: try the values of a schedule function's knobs, measure each, keep the best."""
+"""Try the values of a schedule function's knobs, measure each, keep the best."""
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from torch import nn
 
 from schedule.errors import NotApplicable, RecipeError, ScheduleError
-from schedule.examples import example_inputs
-from schedule.recipes.building import original_name
+from schedule.node import Node
+from schedule.recipes.building import original_name, recipe_of
 from schedule.recipes.recipe import Recipe
-from schedule.tree import Schedule, create_schedule
-from schedule.tuning.measuring import Ended, Measured, TrainingStep, Watch
-from schedule.tuning.result import Tuning
+from schedule.tuning.measuring import Ended, Measured, Watch
+from schedule.tuning.result import Create, Tuning
 from schedule.tuning.space import Knobs, Space, text_of
 from schedule.tuning.trial import Status, Trial, labelled
 from schedule.util.named_values import shapes_of
@@ -49,80 +47,12 @@ FAILURES = (
 """What a trial may raise; it is recorded, and the search goes on."""
 
 
-def tune(
-    model: nn.Module | Schedule,
-    plan: Plan,
-    space: Mapping[str, Any],
-    batch: Any = None,
-    *,
-    memory: int | None = None,
-    trials: int = 30,
-    cost: Cost | None = None,
-    storage: str | Path | None = None,
-    name: str = "",
-    seed: int = 0,
-    sampler: Sampler | None = None,
-    progress: bool = True,
-) -> Tuning:
-    """Search for the knobs of a schedule function that make a step fastest within a memory bound.
-
-    ::
-
-        def plan(sch, rules, every):
-            if rules:
-                sch.optimize(rules=rules)
-            if every:
-                sch["transformer.h.*"].checkpoint(every=every)
-
-        space = {"rules": [None, "default", "memory"], "every": [0, 4, 3, 2, 1], "micro_batch": [1, 2, 4, 8]}
-        tuning = schedule.tune(model, plan, space, batch, memory=200_000_000)
-        tuning.apply(model)
-
-    Each trial applies ``plan`` to the model, measures, and takes all of it back to the bit, whatever happened. A trial
-    that raises is recorded with its reason, one over the bound is timed once, one that others have outpaced ends early,
-    and no point is measured twice. Ctrl-C ends the search with what was found so far.
-
-    Args:
-        model: what is tuned, or a schedule of it, whose steps stay.
-        plan: takes a schedule and knobs by name.
-        space: knob → list of values, :func:`choice`, :func:`number` or :func:`splits`. Each is a parameter of ``plan``,
-            of ``cost``, or of both.
-        batch: as for :func:`create_schedule`, of the sizes that the model will run at.
-        memory: bytes that a step may need, as ``cost`` measures them; None for no bound.
-        trials: how many in all, with those that ``storage`` has already.
-        cost: takes the schedule and, if it has such parameters, knobs by name and ``watch``
-            (:class:`~schedule.tuning.Watch`); returns a time, ``(time, bytes)`` or :class:`~schedule.tuning.Measured`.
-            By default :class:`~schedule.tuning.TrainingStep`, with knobs ``micro_batch`` and ``compiled``.
-        storage: a file that keeps the trials, so that the search goes on there when it is called again: a journal, or
-            a database of SQLite if it ends in ``.db``; or optuna's URL of a database.
-        name: of the search in ``storage``; by default of the model and the plan.
-        seed: the same seed and the same costs give the same trials.
-        sampler: makes one of optuna's from a seed (``TPESampler``); else :mod:`schedule.tuning.surrogate` searches.
-        progress: shows a bar, in a terminal.
-
-    Raises:
-        NotApplicable: optuna is missing, the space is empty or wrong, nobody takes a knob, the storage is of another
-            search, or there is a bound and ``cost`` measures no memory.
-    """
-    _refuse_without_optuna()
-    tuner = _Tuner(_scheduled(model, batch), plan, Space(space), cost or TrainingStep(), _checked(memory, trials))
-    return tuner.search(tuner.study(storage, name, seed, sampler), trials, progress)
-
-
-def _scheduled(model: nn.Module | Schedule, batch: Any) -> Schedule:
-    """A schedule of ``model`` with inputs to measure it on: ``batch``, or an example."""
-    sch = model if isinstance(model, Schedule) else create_schedule(model, batch)
-    if batch is not None or sch.tree.graphs.example_inputs is None:
-        sch.tree.graphs.example_inputs = example_inputs(sch.tree.root) if batch is None else batch
-    return sch
-
-
-def _refuse_without_optuna() -> None:
+def refuse_without_optuna() -> None:
     if importlib.util.find_spec("optuna") is None:
         raise NotApplicable("tuning needs optuna, which is not installed", fix="pip install 'fxschedule[tune]'")
 
 
-def _checked(memory: int | None, trials: int) -> int | None:
+def checked_bound(memory: int | None, trials: int) -> int | None:
     for what, value in (("memory", 1 if memory is None else memory), ("trials", trials)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise NotApplicable(
@@ -131,11 +61,22 @@ def _checked(memory: int | None, trials: int) -> int | None:
     return memory
 
 
-class _Tuner:
-    """One search: a model, what is done to it, and what it costs."""
+class Tuner:
+    """One search: a model, what is done to it, and what it costs.
 
-    def __init__(self, sch: Schedule, plan: Plan, space: Space, cost: Cost, bound: int | None) -> None:
-        self.sch, self.plan, self.space, self.cost, self.bound = sch, plan, space, cost, bound
+    Args:
+        sch: the schedule of the model, with the inputs to measure it on.
+        plan: takes a schedule and knobs by name.
+        space: the knobs.
+        cost: as for :func:`schedule.tune`.
+        bound: bytes that a step may need; None for no bound.
+        create: makes the schedule of a model, for :meth:`Tuning.apply`.
+    """
+
+    def __init__(
+        self, sch: Node, plan: Plan, space: Space, cost: Cost, bound: int | None, create: Create
+    ) -> None:
+        self.sch, self.plan, self.space, self.cost, self.bound, self.create = sch, plan, space, cost, bound, create
         taken = _parameters(plan) | _parameters(cost)
         for knob in space.knobs:
             if knob == "watch" or (knob not in taken and "**" not in taken):
@@ -169,7 +110,7 @@ class _Tuner:
         return self.result(study, stopped)
 
     def result(self, study: Study, stopped: bool = False) -> Tuning:
-        return Tuning(study.trials, self.bound, self.title, partial(_called, self.plan), stopped)
+        return Tuning(study.trials, self.bound, self.title, partial(_called, self.plan), stopped, self.create)
 
     def tried(self, study: Study, asked: Asked) -> None:
         """One trial, from the point to what is kept of it."""
@@ -221,7 +162,7 @@ class _Tuner:
 
     def recipe(self) -> Recipe | None:
         try:
-            return self.sch.recipe()
+            return recipe_of(self.sch.tree)
         except RecipeError:
             return None
 
@@ -279,7 +220,7 @@ def _parameters(function: Callable[..., Any]) -> set[str]:
     return {"**" if p.kind is p.VAR_KEYWORD else p.name for p in parameters}
 
 
-def _called(function: Callable[..., Any], sch: Schedule, knobs: Knobs) -> Any:
+def _called(function: Callable[..., Any], sch: Node, knobs: Knobs) -> Any:
     taken = _parameters(function)
     return function(sch, **{name: value for name, value in knobs.items() if name in taken or "**" in taken})
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import schedule
-from schedule.distributed.simulate import simulate
+from schedule.api.simulate import simulate
 from schedule.errors import ShardError
 from tests.distributed.constructs import Around, Attention, ReadsWhole, X, planned, sharded
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import schedule
+from schedule.api.simulate import simulate
 from schedule.distributed.plan import Plan
 from schedule.distributed.plan_steps import moved
-from schedule.distributed.simulate import simulate
 from schedule.errors import NotApplicable, ShardError
 from tests.distributed.blocks import Gated, Mlp
 from tests.zoo import batch, build

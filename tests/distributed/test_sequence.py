@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import schedule
-from schedule.distributed.simulate import planned, simulate
+from schedule.api.simulate import planned, simulate
 from schedule.errors import ShardError
 from tests.distributed.constructs import ReadsWhole
 from tests.zoo import batch, build

@@ -9,10 +9,10 @@ import transformers
 from torch import nn
 
 import schedule
+from schedule.api.schedule import Schedule
 from schedule.distributed.groups import SimulatedRanks
 from schedule.distributed.mesh import SimulatedMesh
 from schedule.report import Report
-from schedule.tree import Schedule
 
 IDS = torch.arange(32).reshape(2, 16)
 

@@ -309,7 +309,7 @@ def test_a_path_that_cannot_be_written_is_refused_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = schedule.optimize(small(), ids())
-    monkeypatch.setattr("schedule.html.section", lambda *_: pytest.fail("it was drawn"))
+    monkeypatch.setattr("schedule.report.section", lambda *_: pytest.fail("it was drawn"))
     for path in (tmp_path / "none" / "out.html", tmp_path):
         for write in (report.to_html, report.schedule.show_graph):  # type: ignore[union-attr]
             with pytest.raises(schedule.NotApplicable, match=r"cannot be written|is a folder") as caught:

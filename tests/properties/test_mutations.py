@@ -84,7 +84,7 @@ def test_a_primitive_that_fails_half_way_is_caught(monkeypatch: pytest.MonkeyPat
             parameter.requires_grad_(False)
         return right(sch, name, key, value)
 
-    monkeypatch.setattr("schedule.tree.Schedule.annotate", careless)
+    monkeypatch.setattr("schedule.api.schedule.Schedule.annotate", careless)
     with pytest.raises(AssertionError):
         found_wrong(steps_of(actions.annotate))
 

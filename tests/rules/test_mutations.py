@@ -13,7 +13,7 @@ from torch import fx
 
 import fused
 import schedule
-from schedule.optimizer import optimize
+from schedule.api.optimize import optimize
 from schedule.rules import Rule, prove, select_rules
 from schedule.rules.attention_softmax import ATTENTION_SOFTMAX
 from schedule.rules.bias_activation import GELU_TANH

@@ -23,9 +23,9 @@ from torch import nn
 
 import fused
 import schedule
+from schedule.entries import Entry
 from schedule.errors import ScheduleError, TraceError, VerificationError
 from schedule.examples.inputs import REFUSALS, Inputs
-from schedule.report import Entry
 from schedule.runtime import install, state_of
 from schedule.util.generators import seed_all
 from schedule.util.named_values import call, named_tensors, named_values

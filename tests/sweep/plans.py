@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from torch import nn
 
 import schedule
+from schedule.api.simulate import simulate
 from schedule.distributed.modules import ROW, projection_of, role_of
 from schedule.distributed.plan import Plan, common_path
 from schedule.distributed.plan_steps import HEADS, VOCABULARY, Group
-from schedule.distributed.simulate import simulate
 from schedule.examples.inputs import Inputs
 from schedule.recording import record
 from tests.sweep.models import NotBuilt, model_class

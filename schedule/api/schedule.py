@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from schedule import primitives
+from schedule.distributed.modules import is_sharded
 from schedule.errors import NotApplicable, ScheduleError
 from schedule.group import Group
+from schedule.html import schedule_page, tree_html
 from schedule.node import Node, Tree
+from schedule.optimizer import optimize, survey
+from schedule.pictures.page import Page
 from schedule.primitives.registry import registered, reserve
 from schedule.recipes.building import recipe_of
 from schedule.recipes.recipe import Recipe
@@ -20,9 +24,6 @@ from schedule.show import rendered_tree
 from schedule.util.files import refuse_unwritable
 from schedule.util.globs import is_glob
 from schedule.util.printing import printed
-
-if TYPE_CHECKING:
-    from schedule.pictures.page import Page
 
 
 class Schedule(Node):
@@ -87,19 +88,15 @@ class Schedule(Node):
         Raises:
             NotApplicable: ``path`` cannot be written, found out before any work; or the model refuses its inputs.
         """
-        from schedule.html import schedule_page  # jinja2 is loaded when first needed
-
         if path is not None:
             refuse_unwritable(Path(path), "page")
-        page = schedule_page(self)
+        page = schedule_page(self, [] if is_sharded(self.tree.root) else survey(self))
         if path is not None:
             page.save(path)
         return page
 
     def _repr_html_(self) -> str:
-        from schedule.html import tree  # jinja2 is loaded when first needed
-
-        return tree(self)
+        return tree_html(self)
 
     # -- primitives --------------------------------------------------------------------------------------
 
@@ -119,6 +116,7 @@ class Schedule(Node):
     sync = primitives.sync
     shard_plan = primitives.shard_plan
     apply_plan = primitives.apply_plan
+    optimize = optimize
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """A primitive that a user registered."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from schedule.api.schedule import Schedule, create_schedule
 from schedule.distributed.chunks import part_of
 from schedule.distributed.groups import Collective, SimulatedRanks
 from schedule.distributed.mesh import SimulatedMesh
@@ -20,7 +21,6 @@ from schedule.distributed.plan import Plan
 from schedule.errors import ScheduleError, ShardError
 from schedule.recording import as_call
 from schedule.tracing.structure import tensors
-from schedule.tree import Schedule, create_schedule
 from schedule.util.named_values import limit_of
 
 LIMIT = 60.0
