@@ -19,7 +19,7 @@ export TOKENIZERS_PARALLELISM := false
 help:
 	@echo "make demo    schedule, verify and train GPT-2, BERT and Llama beside their untouched twins"
 	@echo "make test    lint, then the tests that CI runs"
-	@echo "make lint    ruff and mypy"
+	@echo "make lint    ruff, the floors of imports, mypy"
 	@echo "make docs    the site, into build/site; fails on any warning"
 	@echo "make sweep   the long tests, all others with every schedule replayed, every architecture: docs/coverage.md"
 	@echo "make bench   dispatch, matching and scheduling times"
@@ -43,6 +43,7 @@ test: lint
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports
 	$(BIN)/mypy
 
 docs: $(INSTALLED)

@@ -24,7 +24,7 @@ from torch import nn
 
 import schedule
 from benchmarks.timing import write_json
-from schedule.runtime import state_of
+from schedule.runtime.scheduled import state_of
 
 
 def _gpt2(layers: int) -> Any:

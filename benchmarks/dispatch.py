@@ -19,11 +19,11 @@ from rich.table import Table
 from torch import nn
 
 from benchmarks.timing import interleaved, write_json
-from schedule.recording import record
-from schedule.runtime import install
-from schedule.tracing.specialisation import Specialisation, specialise
-from schedule.tracing.specs import TensorSpec
-from schedule.tracing.structure import map_structure
+from schedule.capture.recording.recording import record
+from schedule.capture.recording.specs import TensorSpec
+from schedule.capture.recording.structure import map_structure
+from schedule.capture.tracing.specialization import Specialisation, specialise
+from schedule.runtime.scheduled import install
 
 LIMIT = 15e-6
 

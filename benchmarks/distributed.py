@@ -36,8 +36,8 @@ from torch import nn
 import schedule
 from benchmarks.timing import interleaved, write_json
 from schedule.api.simulate import planned
-from schedule.distributed.groups import Collective
-from schedule.distributed.plan import Plan
+from schedule.distributed.communication.groups import Collective
+from schedule.distributed.planning.plan import Plan
 
 LAYERS, WIDTH, ROWS, LENGTH = 2, 256, 2, 64
 TIMED_WIDTH, TIMED_LENGTH = 512, 256

@@ -35,7 +35,7 @@ from torch import nn
 import schedule
 from benchmarks.ops import synchronised
 from benchmarks.timing import Timing, interleaved, write_json
-from schedule.costs import measure, peak_bytes
+from schedule.report.costs import measure, peak_bytes
 
 RESULTS = Path(__file__).parent / "results"
 FIRST_STEPS = ("first step", "deeper", "cold")

@@ -24,7 +24,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from benchmarks.op_table import TABLE, Function, Row, Tensor, nbytes
 from benchmarks.timing import Timing, interleaved, write_json
-from schedule.costs import peak_bytes
+from schedule.report.costs import peak_bytes
 
 RESULTS = Path(__file__).parent / "results"
 

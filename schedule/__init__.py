@@ -9,13 +9,26 @@ with schedule.verify(sch, batch):
     model = schedule.build(sch)
 """
 
+from importlib import import_module
+from types import ModuleType
+
+from schedule.api.build import build
 from schedule.api.optimize import optimize
 from schedule.api.replay import load_recipe, replay
 from schedule.api.schedule import Schedule, create_schedule
 from schedule.api.tune import tune
-from schedule.building import build
-from schedule.composing import Attempt, attempt, first_of, for_each, repeat
-from schedule.errors import (
+from schedule.core.matching import Match
+from schedule.patterns import any_of, call_module, optional, scalar, tensor
+from schedule.primitives import list_primitives, primitive
+from schedule.primitives.composing import Attempt, attempt, first_of, for_each, repeat
+from schedule.primitives.group import Group
+from schedule.recipes.files import save_recipe
+from schedule.recipes.recipe import Recipe
+from schedule.report.report import Report
+from schedule.rules import Rule, list_rules, register_rule
+from schedule.runtime.scheduled import FallbackWarning
+from schedule.tuning import Tuning, choice, number, splits
+from schedule.util.errors import (
     MatchError,
     NotApplicable,
     PathError,
@@ -25,16 +38,7 @@ from schedule.errors import (
     TraceError,
     VerificationError,
 )
-from schedule.group import Group
-from schedule.matching import Match
-from schedule.patterns import any_of, call_module, optional, scalar, tensor
-from schedule.primitives import list_primitives, primitive
-from schedule.recipes.files import save_recipe
-from schedule.recipes.recipe import Recipe
-from schedule.report import Report
-from schedule.rules import Rule, list_rules, register_rule
-from schedule.runtime import FallbackWarning
-from schedule.tuning import Tuning, choice, number, splits
+from schedule.util.moved import keep_old_names, new_name
 from schedule.verify import equivalent, verify
 
 __all__ = [
@@ -81,3 +85,12 @@ __all__ = [
     "tune",
     "verify",
 ]
+
+keep_old_names()
+
+
+def __getattr__(name: str) -> ModuleType:
+    """A module that has moved, by its old name."""
+    if new_name(f"{__name__}.{name}") is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module(f"{__name__}.{name}")

@@ -14,31 +14,31 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from schedule.adapting import Adapter, adapter_for
-from schedule.comparing import costs_since, ratio_since
-from schedule.costs import collector_paused
-from schedule.edits import SetSpecialisations
-from schedule.entries import Entry
-from schedule.errors import MatchError, NotApplicable, ScheduleError
-from schedule.examples import example_inputs
-from schedule.group import Group
-from schedule.matching import Match, Site
-from schedule.node import Node
+from schedule.capture.examples import example_inputs
+from schedule.capture.recording.structure import Path
+from schedule.capture.tracing.expansion import expand
+from schedule.capture.tracing.hooks import is_hooked
+from schedule.capture.tracing.specialization import original_class
+from schedule.core.adapting import Adapter, adapter_for
+from schedule.core.edits import SetSpecialisations
+from schedule.core.matching import Match, Site
+from schedule.core.node import Node
 from schedule.patterns import Occurrence
 from schedule.patterns.ops import find_form, operation_of
+from schedule.patterns.rewriting import Build
+from schedule.primitives.group import Group
 from schedule.primitives.registry import query
+from schedule.primitives.repeating import ByRules
 from schedule.primitives.splicing import Place as MatchPlace
 from schedule.primitives.splicing import splice_in
-from schedule.repeating import ByRules
-from schedule.report import Report
-from schedule.rewriting import Build
+from schedule.report.comparing import costs_since, ratio_since
+from schedule.report.costs import collector_paused
+from schedule.report.entries import Entry
+from schedule.report.report import Report
 from schedule.rules import Rule, select_rules
 from schedule.rules.applying import Findings, Place, explain, find_all
-from schedule.runtime import state_of
-from schedule.tracing.expansion import expand
-from schedule.tracing.hooks import is_hooked
-from schedule.tracing.specialisation import original_class
-from schedule.tracing.structure import Path
+from schedule.runtime.scheduled import state_of
+from schedule.util.errors import MatchError, NotApplicable, ScheduleError
 from schedule.util.wording import counted
 
 Rules = str | Iterable[str | Rule]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from schedule import Schedule
-from schedule.runtime import state_of
+from schedule.runtime.scheduled import state_of
 
 _HOOKS = (
     "_forward_hooks",

@@ -19,8 +19,8 @@ import fused
 import schedule
 from schedule.api.optimize import optimize
 from schedule.api.schedule import Schedule
-from schedule.report import Report
-from schedule.runtime import install, state_of
+from schedule.report.report import Report
+from schedule.runtime.scheduled import install, state_of
 from tests.zoo import ARCHITECTURES, batch, build
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fused
 import schedule
-from schedule.runtime import FallbackWarning, state_of
+from schedule.runtime.scheduled import FallbackWarning, state_of
 from schedule.util.named_values import call
 from tests import beyond
 
@@ -144,7 +144,7 @@ def test_a_causal_mask_is_the_buffer_that_the_model_has() -> None:
     assert not torch.allclose(before, after)
     with torch.no_grad():
         for module in twin.modules():
-            schedule.runtime.install(module, ())
+            schedule.runtime.scheduled.install(module, ())
     assert not any(state_of(module) for module in twin.modules())
     torch.testing.assert_close(after, twin(**batch)[0], rtol=1e-5, atol=1e-5)
     assert model.lm_head.weight is model.transformer.wte.weight

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import schedule
+from tests.report.test_report import Page
 from tests.small import bias_gelu, ids, small
-from tests.test_report import Page
 
 
 def shown(page: Page) -> str:

@@ -14,7 +14,7 @@ from torch import fx, nn
 import fused
 import schedule
 from schedule.rules import Rule, list_rules, register_rule, unregister_rule
-from schedule.runtime import state_of
+from schedule.runtime.scheduled import state_of
 from tests.zoo import batch, build
 
 
@@ -345,7 +345,7 @@ def test_costs_are_counted_and_leave_the_model_alone() -> None:
 
 
 def test_saved_bytes_of_one_activation_by_hand() -> None:
-    from schedule.costs import measure
+    from schedule.report.costs import measure
 
     saved = measure(MLP(nn.ReLU()), X).saved_bytes
     x, relu = X.nbytes, 3 * 16 * 4

@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import fused
 import schedule
-from schedule.report import Report
-from schedule.runtime import state_of
+from schedule.report.report import Report
+from schedule.runtime.scheduled import state_of
 
 Tensor = torch.Tensor
 X = torch.linspace(-2, 2, 24).reshape(3, 8)

@@ -10,7 +10,7 @@ import jupytext
 import nbformat
 import pytest
 
-from tests.test_report import Page
+from tests.report.test_report import Page
 from tutorials.render import executed, sources
 
 SOURCES = sources()

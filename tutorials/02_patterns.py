@@ -22,7 +22,7 @@ import transformers as hf
 
 import schedule
 from schedule import optional, scalar
-from schedule.costs import measure
+from schedule.report.costs import measure
 
 hf.logging.set_verbosity_error()
 torch.manual_seed(0)

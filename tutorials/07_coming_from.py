@@ -26,7 +26,7 @@ from torch import nn
 import fused
 import schedule
 from schedule.api.simulate import simulate
-from schedule.costs import measure
+from schedule.report.costs import measure
 
 hf.logging.set_verbosity_error()
 hf.set_seed(0)

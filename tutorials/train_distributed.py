@@ -26,7 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import schedule
 from schedule.api.schedule import Schedule
-from schedule.distributed.checkpointing import save_sharded
+from schedule.distributed.checkpoint import save_sharded
 from schedule.distributed.pipeline import Pipeline
 
 TEXT = b"To be, or not to be, that is the question: whether 'tis nobler in the mind to suffer the slings and arrows. "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-GOLDEN = Path(__file__).resolve().parents[2] / "tests" / "errors"
+GOLDEN = Path(__file__).resolve().parents[2] / "tests" / "util" / "errors"
 
 
 def error_reference() -> str:

@@ -7,9 +7,9 @@ from typing import Any
 from torch import nn
 
 from schedule.api.schedule import Schedule, create_schedule
-from schedule.group import Group
 from schedule.optimizer import Rules, optimize_by
-from schedule.report import Report
+from schedule.primitives.group import Group
+from schedule.report.report import Report
 from schedule.rules import select_rules
 
 
@@ -34,7 +34,7 @@ def optimize(
     Args:
         model: a model, or a schedule or group of schedules: then only those modules and all below.
         batch: what the model is called with, of the sizes it will run at; not needed for a schedule that has one.
-            Made from the model if there is none (:mod:`schedule.examples`).
+            Made from the model if there is none (:mod:`schedule.capture.examples`).
         rules: a set (``"default"``, ``"memory"``, ``"attention"``, ``"all"``), the name of a rule or family, or a list
             of names and rules.
         strict: raise, and change nothing, if anything that looks like a rule's construct cannot be rewritten.

@@ -9,18 +9,18 @@ from typing import Any
 from torch import nn
 
 from schedule import primitives
-from schedule.distributed.modules import is_sharded
-from schedule.errors import NotApplicable, ScheduleError
-from schedule.group import Group
-from schedule.html import schedule_page, tree_html
-from schedule.node import Node, Tree
+from schedule.core.node import Node, Tree
+from schedule.distributed.tensor_parallel.modules import is_sharded
 from schedule.optimizer import optimize, survey
-from schedule.pictures.page import Page
+from schedule.primitives.group import Group
 from schedule.primitives.registry import registered, reserve
 from schedule.recipes.building import recipe_of
 from schedule.recipes.recipe import Recipe
 from schedule.recipes.recording import recorded
-from schedule.show import rendered_tree
+from schedule.report.pages import schedule_page, tree_html
+from schedule.report.pictures.page import Page
+from schedule.report.tree_text import rendered_tree
+from schedule.util.errors import NotApplicable, ScheduleError
 from schedule.util.files import refuse_unwritable
 from schedule.util.globs import is_glob
 from schedule.util.printing import printed
@@ -138,8 +138,8 @@ def create_schedule(model: nn.Module, example_inputs: Any = None, mesh: Any = No
     Args:
         model: any module; one that was scheduled before goes on from there.
         example_inputs: what it is called with: a dict of keyword arguments, a tuple of positional ones, or
-            one tensor. Made from the model by :func:`~schedule.examples.example_inputs` when something is traced,
-            if not given. Sizes are not baked in.
+            one tensor. If not given, made from the model (:mod:`schedule.capture.examples`) when something is traced.
+            Sizes are not baked in.
         mesh: a ``DeviceMesh`` for ``shard`` and ``sync``.
 
     Raises:

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from schedule.api.schedule import Schedule, create_schedule
-from schedule.distributed.chunks import part_of
-from schedule.distributed.groups import Collective, SimulatedRanks
-from schedule.distributed.mesh import SimulatedMesh
-from schedule.distributed.modules import sharding_of
-from schedule.distributed.plan import Plan
-from schedule.errors import ScheduleError, ShardError
-from schedule.recording import as_call
-from schedule.tracing.structure import tensors
+from schedule.capture.recording.recording import as_call
+from schedule.capture.recording.structure import tensors
+from schedule.distributed.communication.chunks import part_of
+from schedule.distributed.communication.groups import Collective, SimulatedRanks
+from schedule.distributed.communication.mesh import SimulatedMesh
+from schedule.distributed.planning.plan import Plan
+from schedule.distributed.tensor_parallel.modules import sharding_of
+from schedule.util.errors import ScheduleError, ShardError
 from schedule.util.named_values import limit_of
 
 LIMIT = 60.0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from schedule.api.schedule import Schedule, create_schedule
-from schedule.examples import example_inputs
+from schedule.capture.examples import example_inputs
 from schedule.tuning.measuring import TrainingStep
 from schedule.tuning.result import Tuning
 from schedule.tuning.space import Space

@@ -11,11 +11,11 @@ from rich.text import Text
 
 from schedule.api.optimize import optimize
 from schedule.api.schedule import Schedule
-from schedule.entries import Entry, grouped, paths_of
-from schedule.errors import MatchError, ScheduleError
-from schedule.matching import Match
-from schedule.report import Report
+from schedule.core.matching import Match
+from schedule.report.entries import Entry, grouped, paths_of
+from schedule.report.report import Report
 from schedule.rules import Rule
+from schedule.util.errors import MatchError, ScheduleError
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ from rich.text import Text
 
 import fused
 from fused.backends.availability import why_unavailable
+from schedule.capture.tracing.specialization import original_class
 from schedule.cli import options
 from schedule.cli.explaining import Verdict, verdict
 from schedule.cli.models import Wanted
 from schedule.cli.output import Code, command, emit, refuse_unwritable, stage, stdout
 from schedule.primitives import list_primitives
+from schedule.report.tree_text import rendered_tree
 from schedule.rules import list_rules
-from schedule.show import rendered_tree
-from schedule.tracing.specialisation import original_class
 from schedule.util.graph_text import graph_lines
 
 Depth = Annotated[int | None, typer.Option("--depth", min=1, help="Levels of the tree; all if not given.")]

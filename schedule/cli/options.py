@@ -10,11 +10,11 @@ import torch
 import typer
 
 from schedule.api.schedule import Schedule, create_schedule
+from schedule.capture.examples import example_inputs
 from schedule.cli.models import Loaded, Wanted
 from schedule.cli.output import Code, CommandError, stage
-from schedule.errors import MatchError
-from schedule.examples import example_inputs
 from schedule.rules import Rule, select_rules
+from schedule.util.errors import MatchError
 
 Name = Annotated[
     str,

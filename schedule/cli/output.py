@@ -14,8 +14,8 @@ from typing import Any, ParamSpec
 import typer
 from rich.console import Console
 
-from schedule.errors import NotApplicable, PathError, ScheduleError, VerificationError
 from schedule.util import files
+from schedule.util.errors import NotApplicable, PathError, ScheduleError, VerificationError
 
 P = ParamSpec("P")
 

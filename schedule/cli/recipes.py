@@ -11,11 +11,11 @@ import typer
 from schedule.api.replay import load_recipe, replay
 from schedule.api.schedule import Schedule
 from schedule.cli.output import Code, CommandError
-from schedule.comparing import costs_since, ratio_since
-from schedule.entries import Entry
-from schedule.errors import RecipeError
 from schedule.recipes.recipe import Recipe
-from schedule.report import Report
+from schedule.report.comparing import costs_since, ratio_since
+from schedule.report.entries import Entry
+from schedule.report.report import Report
+from schedule.util.errors import RecipeError
 from schedule.util.files import write
 
 In = Annotated[

@@ -19,15 +19,15 @@ from fused.backends.availability import why_unavailable
 from schedule import verify as check
 from schedule.api.optimize import optimize as apply_rules
 from schedule.api.schedule import Schedule
+from schedule.capture.examples.shapes import cut
 from schedule.cli import options, recipes
 from schedule.cli.models import Wanted
 from schedule.cli.output import Code, command, emit, refuse_unwritable, stage, stderr, stdout
-from schedule.comparing import trains
-from schedule.costs import TimeRatio, measure, step_seconds
-from schedule.errors import VerificationError
-from schedule.examples.shapes import cut
-from schedule.report import Report
-from schedule.runtime import uncounted
+from schedule.report.comparing import trains
+from schedule.report.costs import TimeRatio, measure, step_seconds
+from schedule.report.report import Report
+from schedule.runtime.scheduled import uncounted
+from schedule.util.errors import VerificationError
 from schedule.util.files import write
 from schedule.util.wording import counted
 

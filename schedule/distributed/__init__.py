@@ -1,6 +1,6 @@
 """Past one device: the mesh, sharded parameters, differentiable collectives, what follows a shard."""
 
-from schedule.distributed.collectives import (
+from schedule.distributed.communication.collectives import (
     copy_to_tensor_parallel,
     gather_from_sequence_parallel,
     gather_from_tensor_parallel,
@@ -8,10 +8,10 @@ from schedule.distributed.collectives import (
     reduce_scatter_to_sequence_parallel,
     scatter_to_tensor_parallel,
 )
-from schedule.distributed.conflicts import missing_syncs
-from schedule.distributed.mesh import TensorParallel, checked_mesh, tensor_parallel
-from schedule.distributed.parameters import full_tensor
-from schedule.distributed.training import clip_grad_norm_, mixed_parameters
+from schedule.distributed.communication.mesh import TensorParallel, checked_mesh, tensor_parallel
+from schedule.distributed.tensor_parallel.conflicts import missing_syncs
+from schedule.distributed.tensor_parallel.parameters import full_tensor
+from schedule.distributed.tensor_parallel.training import clip_grad_norm_, mixed_parameters
 
 __all__ = [
     "TensorParallel",

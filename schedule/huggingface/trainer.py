@@ -9,9 +9,9 @@ from transformers import TrainerCallback
 
 from schedule.api.optimize import optimize
 from schedule.api.schedule import Schedule, create_schedule
+from schedule.capture.recording.structure import map_structure
 from schedule.optimizer import Rules
-from schedule.report import Report
-from schedule.tracing.structure import map_structure
+from schedule.report.report import Report
 from schedule.util.generators import generator_states, restore_generators
 from schedule.verify import verify
 

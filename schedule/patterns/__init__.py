@@ -6,15 +6,15 @@ found.occurrences[0].inputs        # {"x": <fx node>, "b": <fx node>}
 print(found.near_misses[0])        # where it nearly matched, what was expected, what is there
 """
 
-from .compiling import Pattern, compile_pattern
-from .effects import Effects, effects
-from .equality import difference, graphs_equal
-from .language import any_of, call_module, optional, scalar, tensor
-from .matcher import search
-from .normalise import normalise
-from .occurrence import NearMiss, Occurrence, SearchResult, resolve
-from .ops import declare_pure, register_form, register_module, register_op
-from .values import Attr, NormalGraph, OpNode
+from schedule.patterns.compiling import Pattern, compile_pattern
+from schedule.patterns.effects import Effects, effects
+from schedule.patterns.equality import difference, graphs_equal
+from schedule.patterns.language import any_of, call_module, optional, scalar, tensor
+from schedule.patterns.matcher import search
+from schedule.patterns.normalize import normalise
+from schedule.patterns.occurrence import NearMiss, Occurrence, SearchResult, resolve
+from schedule.patterns.ops import declare_pure, register_form, register_module, register_op
+from schedule.patterns.values import Attr, NormalGraph, OpNode
 
 __all__ = [
     "Attr",

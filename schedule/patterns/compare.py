@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from schedule.tracing.specs import TensorSpec
-
-from .nodes import CallNode, ChoiceNode, InputNode, ScalarNode
-from .values import OpNode, operands
+from schedule.capture.recording.specs import TensorSpec
+from schedule.patterns.nodes import CallNode, ChoiceNode, InputNode, ScalarNode
+from schedule.patterns.values import OpNode, operands
 
 
 def same_constant(expected: Any, found: Any) -> bool:

@@ -9,12 +9,11 @@ from typing import Any
 import networkx as nx
 from torch import fx, nn
 
-from schedule.errors import MatchError
-
-from .language import Tracer, call_module, mark_choice, mark_input, mark_module, mark_scalar, recording
-from .nodes import MISSING, CallNode, ChoiceNode, InputNode, ScalarNode, Which
-from .normalise import Builder
-from .values import OpNode, map_operands, operands
+from schedule.patterns.language import Tracer, call_module, mark_choice, mark_input, mark_module, mark_scalar, recording
+from schedule.patterns.nodes import MISSING, CallNode, ChoiceNode, InputNode, ScalarNode, Which
+from schedule.patterns.normalize import Builder
+from schedule.patterns.values import OpNode, map_operands, operands
+from schedule.util.errors import MatchError
 
 
 @dataclass(frozen=True, eq=False)

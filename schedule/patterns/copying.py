@@ -11,9 +11,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import fx
 
-from schedule.errors import MatchError
-
-from .occurrence import Occurrence
+from schedule.patterns.occurrence import Occurrence
+from schedule.util.errors import MatchError
 
 _ERASED = "_schedule_erased"
 

@@ -10,13 +10,12 @@ from typing import Any, TypeGuard
 import torch
 from torch import fx, nn
 
-from schedule.tracing.effects import changed, drops, first_argument, is_pure_query, uses_random
-from schedule.tracing.opaque import Constant
-from schedule.tracing.regions import REGION_FUNCTIONS
-
-from . import optable  # fills the vocabulary
-from .ops import METHODS, MODULES, PURE, CannotBind, Form, find_form, is_tensor_method, operation_of
-from .regions import reads_metadata
+from schedule.capture.tracing.effects import changed, drops, first_argument, is_pure_query, uses_random
+from schedule.capture.tracing.opaque import Constant
+from schedule.capture.tracing.regions import REGION_FUNCTIONS
+from schedule.patterns import optable  # fills the vocabulary
+from schedule.patterns.ops import METHODS, MODULES, PURE, CannotBind, Form, find_form, is_tensor_method, operation_of
+from schedule.patterns.regions import reads_metadata
 
 _GLOBAL_PREFIXES = ("set_", "_set", "manual_seed", "seed", "use_", "_enter", "_exit")
 _PURE_MODULES = frozenset(

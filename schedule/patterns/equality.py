@@ -10,9 +10,9 @@ import networkx as nx
 from networkx.algorithms.isomorphism import DiGraphMatcher
 from torch import fx, nn
 
-from .compare import describe
-from .normalise import normalise
-from .values import Attr, OpNode, operands
+from schedule.patterns.compare import describe
+from schedule.patterns.normalize import normalise
+from schedule.patterns.values import Attr, OpNode, operands
 
 
 def graphs_equal(

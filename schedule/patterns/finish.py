@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from schedule.tracing.specs import TensorSpec
-
-from .compiling import Pattern
-from .nodes import MISSING, CallNode, ChoiceNode
-from .occurrence import Occurrence
-from .regions import absorb, detour, escape
-from .unify import Unifier
-from .values import OpNode, operands
+from schedule.capture.recording.specs import TensorSpec
+from schedule.patterns.compiling import Pattern
+from schedule.patterns.nodes import MISSING, CallNode, ChoiceNode
+from schedule.patterns.occurrence import Occurrence
+from schedule.patterns.regions import absorb, detour, escape
+from schedule.patterns.unify import Unifier
+from schedule.patterns.values import OpNode, operands
 
 Reason = tuple[OpNode, Callable[[], str], Callable[[], str]]
 

@@ -7,10 +7,9 @@ from typing import Any
 
 from torch import fx, nn
 
-from schedule.errors import MatchError
-
-from .effects import Effects, effects, memory_of
-from .regions import detour, escape
+from schedule.patterns.effects import Effects, effects, memory_of
+from schedule.patterns.regions import detour, escape
+from schedule.util.errors import MatchError
 
 Modules = Mapping[str, nn.Module] | None
 

@@ -25,10 +25,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from schedule.errors import MatchError
-from schedule.tracing.specs import TensorSpec
-
-from .nodes import InputNode, ScalarNode, Which
+from schedule.capture.recording.specs import TensorSpec
+from schedule.patterns.nodes import InputNode, ScalarNode, Which
+from schedule.util.errors import MatchError
 
 
 def mark_input(name: str) -> None: ...

@@ -12,13 +12,13 @@ from typing import Any
 
 from torch import fx, nn
 
-from .compare import describe
-from .compiling import Pattern, compile_pattern
-from .finish import Complete, finish
-from .normalise import normalise
-from .occurrence import NearMiss, Occurrence, SearchResult, disjoint
-from .unify import Unifier
-from .values import NormalGraph, OpNode
+from schedule.patterns.compare import describe
+from schedule.patterns.compiling import Pattern, compile_pattern
+from schedule.patterns.finish import Complete, finish
+from schedule.patterns.normalize import normalise
+from schedule.patterns.occurrence import NearMiss, Occurrence, SearchResult, disjoint
+from schedule.patterns.unify import Unifier
+from schedule.patterns.values import NormalGraph, OpNode
 
 MAX_NEAR_MISSES = 5
 

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from schedule.tracing.specs import TensorSpec
-
-from .values import OpNode, is_number, operands
+from schedule.capture.recording.specs import TensorSpec
+from schedule.patterns.values import OpNode, is_number, operands
 
 MISSING = inspect.Parameter.empty
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol, TypeVar
 
 from torch import fx
 
-from .compiling import Pattern
-from .values import OpNode
+from schedule.patterns.compiling import Pattern
+from schedule.patterns.values import OpNode
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
-from schedule.tracing.own_forward import functions_called, has_own_forward
+from schedule.capture.tracing.own_forward import functions_called, has_own_forward
 
 REQUIRED = inspect.Parameter.empty
 ALIASES = {"axis": "dim", "self": "input", "x": "input", "keepdims": "keepdim"}

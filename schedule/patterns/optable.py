@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
-from .ops import ModuleArguments, register_form, register_module, register_op
-from .values import Attr
+from schedule.patterns.ops import ModuleArguments, register_form, register_module, register_op
+from schedule.patterns.values import Attr
 
 
 def _words(text: str) -> list[str]:

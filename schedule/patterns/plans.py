@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .compare import same_kind_matters
-from .nodes import ChoiceNode
-from .occurrence import NearMiss
-from .values import OpNode, is_constant, is_number
+from schedule.patterns.compare import same_kind_matters
+from schedule.patterns.nodes import ChoiceNode
+from schedule.patterns.occurrence import NearMiss
+from schedule.patterns.values import OpNode, is_constant, is_number
 
 Pair = tuple[Any, Any]
 

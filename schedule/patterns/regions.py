@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from schedule.tracing.specs import TensorSpec
+from schedule.capture.recording.specs import TensorSpec
 
 _READS = ("size", "dim", "ndimension", "numel", "__len__", "shape", "ndim", "is_floating_point")
 

@@ -9,11 +9,18 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
-from .compare import congruent, describe, same_constant, same_dims, same_kind_matters, same_swapped_dims
-from .compiling import Pattern
-from .nodes import CallNode, ChoiceNode, InputNode, ScalarNode
-from .plans import Failure, Option, Pair, Plan, Point, nested_pairs, other_kind, outwards
-from .values import NormalGraph, OpNode, is_constant, operands
+from schedule.patterns.compare import (
+    congruent,
+    describe,
+    same_constant,
+    same_dims,
+    same_kind_matters,
+    same_swapped_dims,
+)
+from schedule.patterns.compiling import Pattern
+from schedule.patterns.nodes import CallNode, ChoiceNode, InputNode, ScalarNode
+from schedule.patterns.plans import Failure, Option, Pair, Plan, Point, nested_pairs, other_kind, outwards
+from schedule.patterns.values import NormalGraph, OpNode, is_constant, operands
 
 BUDGET = 20_000
 """Comparisons one anchor may cost; beyond it the anchor is reported as a near miss, not followed further."""

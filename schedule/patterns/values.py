@@ -9,9 +9,8 @@ import networkx as nx
 import torch
 from torch import fx, nn
 
-from schedule.tracing.specs import TensorSpec
-
-from .ops import OpDef
+from schedule.capture.recording.specs import TensorSpec
+from schedule.patterns.ops import OpDef
 
 
 class Attr:

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from schedule.edits import SetItem
-from schedule.errors import NotApplicable, did_you_mean
-from schedule.history import Edit
+from schedule.core.edits import SetItem
+from schedule.core.history import Edit
 from schedule.primitives.registry import primitive
+from schedule.util.errors import NotApplicable, did_you_mean
 
 if TYPE_CHECKING:
-    from schedule.node import NodeT, Tree
+    from schedule.core.node import NodeT, Tree
 
 
 @primitive

@@ -11,11 +11,11 @@ import torch
 from torch import fx
 
 from fused.backends import availability
-from schedule.errors import NotApplicable
+from schedule.capture.tracing.portable import pack_graph, unpack_graph
+from schedule.capture.tracing.specialization import compiled
 from schedule.patterns import Occurrence
-from schedule.rewriting import Build
-from schedule.tracing.portable import pack_graph, unpack_graph
-from schedule.tracing.specialisation import compiled
+from schedule.patterns.rewriting import Build
+from schedule.util.errors import NotApplicable
 
 _OPTIONS: dict[str, Any] = {"fallback_random": True}  # dropout draws the same numbers as uncompiled
 

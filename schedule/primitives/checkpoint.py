@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from schedule import history
-from schedule.activations import Recomputed, measure_saved
-from schedule.activations.budget import OutOfBudget, choose
-from schedule.adapting import Adapter, adapter_for
-from schedule.edits import WrapCalls
-from schedule.errors import NotApplicable
-from schedule.matching import Match, Site
+from schedule.core import history
+from schedule.core.adapting import Adapter, adapter_for
+from schedule.core.edits import WrapCalls
+from schedule.core.matching import Match, Site
+from schedule.core.wrapping import arounds_of
 from schedule.patterns import Occurrence
+from schedule.patterns.rewriting import Build
+from schedule.primitives.activations import Recomputed, measure_saved
+from schedule.primitives.activations.budget import OutOfBudget, choose
 from schedule.primitives.callees import Region, region_of
 from schedule.primitives.registry import primitive
+from schedule.primitives.repeating import ByPattern, Item, Prepare, of_searches
 from schedule.primitives.splicing import Place, splice_in
-from schedule.repeating import ByPattern, Item, Prepare, of_searches
-from schedule.rewriting import Build
-from schedule.wrapping import arounds_of
+from schedule.util.errors import NotApplicable
 
 if TYPE_CHECKING:
-    from schedule.node import Node, NodeT
+    from schedule.core.node import Node, NodeT
 
 
 @primitive

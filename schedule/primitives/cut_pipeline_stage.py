@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from schedule.edits import SetItem
-from schedule.errors import NotApplicable
+from schedule.core.edits import SetItem
 from schedule.primitives.registry import primitive
+from schedule.util.errors import NotApplicable
 
 if TYPE_CHECKING:
-    from schedule.node import NodeT
+    from schedule.core.node import NodeT
 
 
 @primitive

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from schedule.adapting import Rewritten, adapter_for
-from schedule.edits import SetSpecialisations
-from schedule.errors import NotApplicable, TraceError
+from schedule.capture.recording.recording import Recording
+from schedule.capture.tracing.expansion import expand
+from schedule.capture.tracing.own_forward import is_projection
+from schedule.capture.tracing.specialization import Specialisation, original_class
+from schedule.core.adapting import Rewritten, adapter_for
+from schedule.core.edits import SetSpecialisations
+from schedule.core.rebinding import keep_erased
 from schedule.primitives.registry import primitive
-from schedule.rebinding import keep_erased
-from schedule.recording import Recording
-from schedule.tracing.expansion import expand
-from schedule.tracing.own_forward import is_projection
-from schedule.tracing.specialisation import Specialisation, original_class
+from schedule.util.errors import NotApplicable, TraceError
 
 if TYPE_CHECKING:
-    from schedule.node import Node, NodeT
+    from schedule.core.node import Node, NodeT
 
 
 @primitive

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from schedule.matching import Match, find_in, find_parallel_in
+from schedule.core.matching import Match, find_in, find_parallel_in
 from schedule.primitives.registry import query
 
 if TYPE_CHECKING:
-    from schedule.node import Node
+    from schedule.core.node import Node
 
 
 @query

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedule.edits import WrapCalls
-from schedule.errors import ShardError
+from schedule.core.edits import WrapCalls
+from schedule.core.wrapping import arounds_of
 from schedule.primitives.registry import primitive
-from schedule.wrapping import arounds_of
+from schedule.util.errors import ShardError
 
 if TYPE_CHECKING:
-    from schedule.node import NodeT
+    from schedule.core.node import NodeT
 
 
 @primitive
@@ -30,8 +30,8 @@ def fork_rng(sch: NodeT) -> NodeT:
         ShardError: no mesh or process group; forked already.
         NotApplicable: the module is in the middle of another's graph.
     """
-    from schedule.distributed.mesh import tensor_parallel
-    from schedule.distributed.rng import OwnRandomNumbers
+    from schedule.distributed.communication.mesh import tensor_parallel
+    from schedule.distributed.communication.rng import OwnRandomNumbers
 
     tp = tensor_parallel(sch.tree.mesh)
     sch.refuse_inside_other_graph()

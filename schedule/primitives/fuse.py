@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import nn
 
 from schedule import rules
-from schedule.adapting import Adapter, adapter_for
-from schedule.errors import NotApplicable
-from schedule.matching import Match, Site, Wanted
+from schedule.core.adapting import Adapter, adapter_for
+from schedule.core.matching import Match, Site, Wanted
 from schedule.patterns import Occurrence
+from schedule.patterns.rewriting import Build
 from schedule.primitives.callees import CompiledRegion, Region, region_of
 from schedule.primitives.registry import primitive
+from schedule.primitives.repeating import ByPattern, Item, Prepare, of_searches
 from schedule.primitives.splicing import Place, refuse_foreign, splice_in
-from schedule.repeating import ByPattern, Item, Prepare, of_searches
-from schedule.rewriting import Build
 from schedule.rules import Rule
+from schedule.util.errors import NotApplicable
 
 if TYPE_CHECKING:
-    from schedule.node import Node, NodeT
+    from schedule.core.node import Node, NodeT
 
 Compiler = Literal["auto", "inductor"]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from schedule.errors import NotApplicable
-from schedule.recording import Call
-from schedule.tracing.specialisation import original_class
+from schedule.capture.recording.recording import Call
+from schedule.capture.tracing.specialization import original_class
+from schedule.util.errors import NotApplicable
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 

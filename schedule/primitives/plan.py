@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from schedule.errors import NotApplicable, ShardError, TraceError
+from schedule.capture.tracing.specialization import Specialisation, specialise
 from schedule.primitives.registry import primitive, query
 from schedule.primitives.shard import shard
 from schedule.primitives.sync import sync
-from schedule.runtime import forward_of, state_of
-from schedule.tracing.specialisation import Specialisation, specialise
+from schedule.runtime.scheduled import forward_of, state_of
+from schedule.util.errors import NotApplicable, ShardError, TraceError
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from schedule.distributed.mesh import TensorParallel
-    from schedule.distributed.plan import Plan
-    from schedule.node import Node
+    from schedule.core.node import Node
+    from schedule.distributed.communication.mesh import TensorParallel
+    from schedule.distributed.planning.plan import Plan
 
 
 @query
@@ -50,10 +50,10 @@ def shard_plan(
         TraceError: the model cannot be traced.
         NotApplicable: it is sharded or rewritten already.
     """
-    from schedule.distributed.plan import with_parallel_loss
-    from schedule.distributed.planner import find_plan
-    from schedule.distributed.sequence import with_sequence_parallel
-    from schedule.distributed.state import Sharded
+    from schedule.distributed.planning.plan import with_parallel_loss
+    from schedule.distributed.planning.planner import find_plan
+    from schedule.distributed.planning.sequence import with_sequence_parallel
+    from schedule.distributed.tensor_parallel.state import Sharded
 
     _refuse_inner(sch)
     touched = [module for module in sch.module.modules() if state_of(module) is not None]
@@ -82,7 +82,7 @@ def apply_plan(sch: Node, plan: Plan) -> None:
     Raises:
         ShardError: the plan is for another number of ranks, or one of its steps cannot be made.
     """
-    from schedule.distributed.state import sharded_state
+    from schedule.distributed.tensor_parallel.state import sharded_state
 
     _refuse_inner(sch)
     size = sharded_state(sch.tree).tp.size
@@ -93,8 +93,8 @@ def apply_plan(sch: Node, plan: Plan) -> None:
 
 def _apply(sch: Node, plan: Plan) -> None:
     """Shard and synchronise as ``plan`` says."""
-    from schedule.distributed.modules import LEFT
-    from schedule.distributed.state import sharded_state
+    from schedule.distributed.tensor_parallel.modules import LEFT
+    from schedule.distributed.tensor_parallel.state import sharded_state
 
     state = sharded_state(sch.tree)
     whole = [("fwd_post", "all_gather"), ("fwd_post", LEFT)]
@@ -112,7 +112,7 @@ def _refuse_inner(sch: Node) -> None:
 
 
 def _ranks(sch: Node, mesh: Any) -> TensorParallel:
-    from schedule.distributed.mesh import TensorParallel, checked_mesh, tensor_parallel
+    from schedule.distributed.communication.mesh import TensorParallel, checked_mesh, tensor_parallel
 
     if isinstance(mesh, int) and not isinstance(mesh, bool):
         if mesh < 1:
@@ -127,7 +127,7 @@ def _ranks(sch: Node, mesh: Any) -> TensorParallel:
 
 def _flattened(sch: Node) -> Specialisation:
     """The root's graph with the inside of everything but basic layers, in training or else in evaluation."""
-    from schedule.distributed.modules import stays_call
+    from schedule.distributed.tensor_parallel.modules import stays_call
 
     graphs, module = sch.tree.graphs, sch.module
     call = graphs.calls(module)[0]

@@ -7,10 +7,10 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from schedule.errors import ScheduleError, located
+from schedule.util.errors import ScheduleError, located
 
 if TYPE_CHECKING:
-    from schedule.node import NodeT
+    from schedule.core.node import NodeT
 
 P = ParamSpec("P")
 R = TypeVar("R")

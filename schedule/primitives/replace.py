@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx, nn
 
-from schedule import history
-from schedule.adapting import Adapter, adapter_for
-from schedule.edits import AddModule, SetItem, SwapModule
-from schedule.errors import MatchError, NotApplicable
-from schedule.history import Edit
-from schedule.matching import Match, Site, Wanted
+from schedule.core import history
+from schedule.core.adapting import Adapter, adapter_for
+from schedule.core.edits import AddModule, SetItem, SwapModule
+from schedule.core.history import Edit
+from schedule.core.matching import Match, Site, Wanted
 from schedule.patterns import Occurrence
+from schedule.patterns.rewriting import Build
 from schedule.primitives.annotate import tags_carried
 from schedule.primitives.callees import Named
 from schedule.primitives.interface import call_arguments, refuse_other_interface
 from schedule.primitives.registry import primitive
+from schedule.primitives.repeating import ByPattern, Item, Prepare, of_searches
 from schedule.primitives.splicing import Place, splice_in
-from schedule.repeating import ByPattern, Item, Prepare, of_searches
-from schedule.rewriting import Build
+from schedule.util.errors import MatchError, NotApplicable
 
 if TYPE_CHECKING:
-    from schedule.node import Node
+    from schedule.core.node import Node
 
 Make = Callable[[str, nn.Module], nn.Module]
 Which = type[nn.Module] | tuple[type[nn.Module], ...] | Callable[[str, nn.Module], bool]

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from schedule.edits import SetItem, SetSpecialisations
-from schedule.errors import NotApplicable, ShardError
+from schedule.core.edits import SetItem, SetSpecialisations
 from schedule.primitives.registry import primitive
-from schedule.runtime import state_of
+from schedule.runtime.scheduled import state_of
+from schedule.util.errors import NotApplicable, ShardError
 
 if TYPE_CHECKING:
-    from schedule.distributed.modules import ModuleSharding, Split
-    from schedule.distributed.state import Sharded
-    from schedule.history import Edit
-    from schedule.node import Node
+    from schedule.core.history import Edit
+    from schedule.core.node import Node
+    from schedule.distributed.tensor_parallel.modules import ModuleSharding, Split
+    from schedule.distributed.tensor_parallel.state import Sharded
 
 
 @primitive
@@ -50,8 +50,8 @@ def shard(sch: Node, name: str, axis: int, parts: int = 1, replicas: int = 1, co
         ShardError: no mesh, no such parameter or axis, sharded already, tied to a module that cannot be sharded,
             heads that the ranks cannot share; or another shard or sync contradicts it.
     """
-    from schedule.distributed.modules import Split
-    from schedule.distributed.state import sharded_state
+    from schedule.distributed.tensor_parallel.modules import Split
+    from schedule.distributed.tensor_parallel.state import sharded_state
 
     state = sharded_state(sch.tree)
     state.remember_whole(sch.module)
@@ -62,9 +62,9 @@ def shard(sch: Node, name: str, axis: int, parts: int = 1, replicas: int = 1, co
 
 def _checked(sch: Node, state: Sharded, name: str, asked: Split) -> Split:
     """The split that is asked for, of the size that there is, if it can be made."""
-    from schedule.distributed.conflicts import check_split
-    from schedule.distributed.modules import sharding_of
-    from schedule.distributed.state import fresh_sharding
+    from schedule.distributed.tensor_parallel.conflicts import check_split
+    from schedule.distributed.tensor_parallel.modules import sharding_of
+    from schedule.distributed.tensor_parallel.state import fresh_sharding
 
     module, axis = sch.module, asked.axis
     tensor, sharding = _tensor(module, name), sharding_of(module)
@@ -104,15 +104,15 @@ def _tensor(module: nn.Module, name: str) -> Tensor:
 
 
 def _places(sch: Node, tensor: Tensor, name: str) -> list[tuple[nn.Module, str]]:
-    from schedule.distributed.parameters import owners
+    from schedule.distributed.tensor_parallel.parameters import owners
 
     return owners(sch.tree.root, tensor) or [(sch.module, name)]
 
 
 def refuse_rewritten(sch: Node, module: nn.Module) -> None:
     """Refuse a module whose own graph another primitive has changed."""
-    from schedule.distributed.forwards import sharded_specialisations
-    from schedule.distributed.modules import projection_of, sharding_of
+    from schedule.distributed.tensor_parallel.forwards import sharded_specialisations
+    from schedule.distributed.tensor_parallel.modules import projection_of, sharding_of
 
     state, sharding = state_of(module), sharding_of(module)
     if state is None:
@@ -139,10 +139,10 @@ def refuse_opened(sch: Node, state: Sharded, changes_shapes: bool) -> None:
 
 
 def _edits(sch: Node, state: Sharded, name: str, split: Split) -> list[Edit]:
-    from schedule.distributed.edits import ConvertOnLoad, ForgetRun, FreeWhole, ShardParameter
-    from schedule.distributed.modules import SHARDING, sharding_of
-    from schedule.distributed.parameters import ShardedTensor
-    from schedule.distributed.state import fresh_sharding
+    from schedule.distributed.tensor_parallel.edits import ConvertOnLoad, ForgetRun, FreeWhole, ShardParameter
+    from schedule.distributed.tensor_parallel.modules import SHARDING, sharding_of
+    from schedule.distributed.tensor_parallel.parameters import ShardedTensor
+    from schedule.distributed.tensor_parallel.state import fresh_sharding
 
     whole = _tensor(sch.module, name)
     places = _places(sch, whole, name)
@@ -163,7 +163,7 @@ def _edits(sch: Node, state: Sharded, name: str, split: Split) -> list[Edit]:
 
 def _features(module: nn.Module, name: str, sharding: ModuleSharding, state: Sharded) -> list[Edit]:
     """The module's own numbers of features."""
-    from schedule.distributed.modules import own_features
+    from schedule.distributed.tensor_parallel.modules import own_features
 
     found = own_features(module, name, sharding.splits[name], state.tp.size, state.tp.rank)
     return [SetItem(_vars(module), attribute, number) for attribute, number in found.items()]
@@ -171,7 +171,7 @@ def _features(module: nn.Module, name: str, sharding: ModuleSharding, state: Sha
 
 def _followers(sch: Node, module: nn.Module, name: str, sharding: ModuleSharding, state: Sharded) -> list[Edit]:
     """Sizes that the calling module keeps."""
-    from schedule.distributed.modules import COLUMN
+    from schedule.distributed.tensor_parallel.modules import COLUMN
 
     if name != "weight" or sharding.role(module) != COLUMN:
         return []
@@ -188,9 +188,9 @@ def _vars(module: nn.Module):  # type: ignore[no-untyped-def]
 
 def reforward(sch: Node, module: nn.Module, sharding: ModuleSharding, state: Sharded) -> Edit:
     """The edit that makes ``module`` run as ``sharding`` says."""
-    from schedule.distributed.callers import WrapForward
-    from schedule.distributed.modules import projection_of
-    from schedule.distributed.wrapped import ShardedForward
+    from schedule.distributed.tensor_parallel.callers import WrapForward
+    from schedule.distributed.tensor_parallel.modules import projection_of
+    from schedule.distributed.tensor_parallel.wrapped import ShardedForward
 
     if projection_of(module) is not None:
         return Reforward(sch, module, sharding, state)
@@ -207,7 +207,7 @@ class Reforward:
 
     def apply(self) -> None:
         """Write the graph, once the parameters are sharded, and install it."""
-        from schedule.distributed.forwards import sharded_specialisations
+        from schedule.distributed.tensor_parallel.forwards import sharded_specialisations
 
         if self._set is None:
             made = sharded_specialisations(self.module, self.sharding, self.like)

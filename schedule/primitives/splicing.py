@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import fx, nn
 
-from schedule import history
-from schedule.adapting import Adapter
-from schedule.edits import SetSpecialisations
-from schedule.errors import MatchError, NotApplicable
-from schedule.matching import Match, Site, holds
+from schedule.capture.recording.recording import Recording
+from schedule.capture.tracing.expansion import expand
+from schedule.capture.tracing.reading.ledger import whole
+from schedule.capture.tracing.specialization import Entered, Specialisation, original_class
+from schedule.core import history
+from schedule.core.adapting import Adapter
+from schedule.core.edits import SetSpecialisations
+from schedule.core.matching import Match, Site, holds
+from schedule.core.rebinding import StaleMatch, blamed, keep_erased, rebound
 from schedule.patterns import Occurrence
-from schedule.rebinding import StaleMatch, blamed, keep_erased, rebound
-from schedule.recording import Recording
-from schedule.rewriting import Build, merge, rewrite
-from schedule.tracing.expansion import expand
-from schedule.tracing.reading.ledger import whole
-from schedule.tracing.specialisation import Entered, Specialisation, original_class
+from schedule.patterns.rewriting import Build, merge, rewrite
+from schedule.util.errors import MatchError, NotApplicable
 
 if TYPE_CHECKING:
-    from schedule.node import Node
+    from schedule.core.node import Node
 
 P = TypeVar("P")
 

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from schedule import history
-from schedule.edits import SetTrace
-from schedule.errors import NotApplicable, PathError, TraceError
+from schedule.capture.tracing.hooks import is_hooked
+from schedule.capture.tracing.own_forward import is_basic
+from schedule.core import history
+from schedule.core.edits import SetTrace
 from schedule.primitives.registry import primitive
-from schedule.runtime import state_of
-from schedule.tracing.hooks import is_hooked
-from schedule.tracing.own_forward import is_basic
+from schedule.runtime.scheduled import state_of
+from schedule.util.errors import NotApplicable, PathError, TraceError
 from schedule.util.globs import is_glob, matcher
 
 if TYPE_CHECKING:
-    from schedule.node import Node, NodeT
+    from schedule.core.node import Node, NodeT
 
 Leaf = type[nn.Module] | str | Callable[[str, nn.Module], bool]
 

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from schedule import history
-from schedule.errors import RecipeError, ScheduleError
-from schedule.matching import Found, Match, Wanted
+from schedule.core import history
+from schedule.core.matching import Found, Match, Wanted
 from schedule.recipes.describing import Chosen, Refused, Undescribable, described
 from schedule.recipes.recipe import Recipe
 from schedule.recipes.recording import Recorded, placed, selected
 from schedule.recipes.rolling import renamed, rolled
 from schedule.recipes.steps import Call, Find, Step, Undo
 from schedule.recipes.values import changed, inner
+from schedule.util.errors import RecipeError, ScheduleError
 
 if TYPE_CHECKING:
-    from schedule.node import Tree
+    from schedule.core.node import Tree
 
 
 def recipe_of(tree: Tree, singly: bool = False) -> Recipe:
@@ -41,7 +41,7 @@ def recipe_of(tree: Tree, singly: bool = False) -> Recipe:
 
 def original_name(module: nn.Module) -> str:
     """The name of the class that a module had before it was scheduled."""
-    from schedule.tracing.specialisation import original_class
+    from schedule.capture.tracing.specialization import original_class
 
     return original_class(module).__name__
 

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from schedule.matching import Found, Match, parallel
+from schedule.capture.tracing.specialization import original_class
+from schedule.core.matching import Found, Match, parallel
 from schedule.patterns import Pattern, call_module
 from schedule.recipes.values import Items, Joined, Made, ModuleCall, Picked, Reference, SharingPlan, Table, Torch, Value
 from schedule.rules import Rule
 from schedule.rules.registry import RULES
-from schedule.tracing.specialisation import original_class
 
 
 class Undescribable(Exception):
@@ -78,7 +78,7 @@ def described(value: Any) -> Value:
         return _rule_name(value)
     if isinstance(value, nn.Module):
         return _made(value)
-    if type(value).__name__ == "Plan" and type(value).__module__ == "schedule.distributed.plan":
+    if type(value).__name__ == "Plan" and type(value).__module__ == "schedule.distributed.planning.plan":
         return SharingPlan(value.to_json())
     if callable(value):
         return reference_to(value)

@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schedule.errors import RecipeError
 from schedule.recipes.building import recipe_of
 from schedule.recipes.recipe import Recipe
+from schedule.util.errors import RecipeError
 
 if TYPE_CHECKING:
-    from schedule.node import Node
+    from schedule.core.node import Node
 
 NAME = "schedule_recipe.json"
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from schedule.errors import RecipeError, ShardError
 from schedule.primitives.registry import registered
 from schedule.recipes.steps import VERSION, Call, Find, Step, Undo, finds_used
 from schedule.recipes.values import Items, Joined, Made, ModuleCall, Picked, Reference, SharingPlan, Table, Torch, Value
+from schedule.util.errors import RecipeError, ShardError
 
 _DEEPEST = 40
 _REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -221,7 +221,7 @@ def _make(data: Any, where: str, depth: int) -> Made:
 
 
 def _plan(data: Any, where: str, depth: int) -> SharingPlan:
-    from schedule.distributed.plan import Plan
+    from schedule.distributed.planning.plan import Plan
 
     plan = _object(_object(data, where, required=("plan",))["plan"], where)
     try:

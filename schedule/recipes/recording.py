@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from schedule.matching import Match
+from schedule.core.matching import Match
 from schedule.primitives.registry import registered
 from schedule.recipes.describing import arguments_described
 from schedule.util.globs import is_glob, select
 
 if TYPE_CHECKING:
-    from schedule.node import Tree
+    from schedule.core.node import Tree
 
 
 @dataclass(eq=False)

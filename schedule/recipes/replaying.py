@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from schedule.errors import RecipeError, ScheduleError
-from schedule.group import Group
-from schedule.matching import Match, find_in
-from schedule.node import Node
+from schedule.capture.tracing.specialization import original_class
+from schedule.core.matching import Match, find_in
+from schedule.core.node import Node
 from schedule.optimizer import optimize_by
+from schedule.primitives.group import Group
 from schedule.primitives.registry import registered
 from schedule.recipes.building import original_name
 from schedule.recipes.recipe import Recipe
 from schedule.recipes.steps import Call, Find, Step, Undo
 from schedule.recipes.values import live
 from schedule.rules import select_rules
-from schedule.tracing.specialisation import original_class
+from schedule.util.errors import RecipeError, ScheduleError
 from schedule.util.globs import is_glob
 from schedule.util.wording import counted
 

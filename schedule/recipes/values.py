@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 import torch
 
-from schedule.errors import RecipeError
-from schedule.matching import Match, parallel
+from schedule.core.matching import Match, parallel
 from schedule.patterns import call_module
+from schedule.util.errors import RecipeError
 from schedule.util.wording import counted
 
 Value = Any
@@ -196,14 +196,14 @@ class SharingPlan:
 
     def live(self, finds: Finds) -> Any:
         """The plan."""
-        from schedule.distributed.plan import Plan
+        from schedule.distributed.planning.plan import Plan
 
         return Plan.from_json(self.text)
 
     def source(self, modules: set[str]) -> str:
         """Read from its JSON."""
-        modules.add("schedule.distributed.plan")
-        return f"schedule.distributed.plan.Plan.from_json({self.text!r})"
+        modules.add("schedule.distributed.planning.plan")
+        return f"schedule.distributed.planning.plan.Plan.from_json({self.text!r})"
 
 
 @dataclass(frozen=True)

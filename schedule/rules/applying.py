@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import fx, nn
 
-from schedule.errors import MatchError
+from schedule.capture.recording.structure import Path, leaves
 from schedule.patterns import Occurrence, SearchResult, normalise, resolve, search
 from schedule.patterns.hazards import Hazards
-from schedule.rewriting import check, rewrite
+from schedule.patterns.rewriting import check, rewrite
+from schedule.patterns.saving import changed_later
 from schedule.rules.rule import Rule
-from schedule.saving import changed_later
-from schedule.tracing.structure import Path, leaves
+from schedule.util.errors import MatchError
 
 Modules = Mapping[str, nn.Module]
 

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from fused.attention import attention as attention_op
-from schedule.errors import NotApplicable
+from schedule.capture.recording.specs import TensorSpec
 from schedule.patterns import Occurrence, any_of, optional, scalar, tensor
 from schedule.rules.attention_inputs import (
     FILLS,
@@ -44,7 +44,7 @@ from schedule.rules.casts import FLOATS, Dtypes, Value, cast
 from schedule.rules.registry import register_rule
 from schedule.rules.rule import Proof, Rule, spec_of
 from schedule.rules.thresholds import small
-from schedule.tracing.specs import TensorSpec
+from schedule.util.errors import NotApplicable
 
 FAMILY = "attention"
 

@@ -23,13 +23,13 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 import fused
+from schedule.capture.recording.specs import TensorSpec
 from schedule.patterns import Occurrence, any_of, optional, scalar, tensor
 from schedule.patterns.ops import find_form
 from schedule.rules.casts import FLOATS, Dtypes, Value, cast, cast_node
 from schedule.rules.registry import register_rule
 from schedule.rules.rule import Proof, Rule, spec_of
 from schedule.rules.thresholds import small
-from schedule.tracing.specs import TensorSpec
 
 FAMILY = "attention_softmax"
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from schedule.errors import MatchError
+from schedule.capture.recording.specs import TensorSpec
 from schedule.patterns import Occurrence, any_of, optional, scalar, tensor
 from schedule.rules.rule import spec_of
-from schedule.tracing.specs import TensorSpec
+from schedule.util.errors import MatchError
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

@@ -23,12 +23,12 @@ from torch import Tensor, fx
 import fused
 from fused.backends import onednn
 from fused.linear import LEAST_PRODUCTS
+from schedule.capture.recording.specs import TensorSpec
 from schedule.patterns import Occurrence, tensor
 from schedule.patterns.ops import register_form
 from schedule.rules.casts import Value, floating
 from schedule.rules.registry import register_rule
 from schedule.rules.rule import Proof, Rule, spec_of
-from schedule.tracing.specs import TensorSpec
 
 FAMILY = "linear"
 

@@ -31,13 +31,13 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 import fused
+from schedule.capture.recording.specs import TensorSpec
 from schedule.patterns import Occurrence, tensor
 from schedule.rules import cross_entropy as plain
 from schedule.rules.casts import FLOATS, Value
 from schedule.rules.loss_patterns import loss_objection, loss_options, row_losses, rows_of
 from schedule.rules.registry import register_rule
 from schedule.rules.rule import Form, Proof, Rule, spec_of
-from schedule.tracing.specs import TensorSpec
 
 # -- patterns -----------------------------------------------------------------------------------------------
 

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
+from schedule.capture.recording.specs import TensorSpec
 from schedule.patterns import Occurrence, any_of, optional, scalar, tensor
 from schedule.rules.casts import FLOATS, Dtypes, Value, cast
 from schedule.rules.rule import spec_of
-from schedule.tracing.specs import TensorSpec
 
 REDUCTIONS = ("mean", "sum", "none")
 _CLASSES_SECOND = 1  # of the ways to have rows

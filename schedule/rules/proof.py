@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import fused
-from schedule.recording import Call, record
+from schedule.capture.recording.recording import Call, record
+from schedule.capture.tracing.expansion import expand
+from schedule.capture.tracing.specialization import compiled, specialise
 from schedule.rules.applying import find_all, rewritten
 from schedule.rules.rule import Form, Proof, Rule
-from schedule.tracing.expansion import expand
-from schedule.tracing.specialisation import compiled, specialise
 
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 SLACK = 1.1

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from schedule.capture.tracing.specialization import original_class
 from schedule.patterns import Occurrence, any_of, call_module, optional, tensor
 from schedule.patterns.values import Attr
 from schedule.rules.casts import Value, floating
@@ -27,7 +28,6 @@ from schedule.rules.merged_linear import merged_linear
 from schedule.rules.registry import register_rule
 from schedule.rules.rule import Proof, Rule, spec_of
 from schedule.rules.thresholds import small
-from schedule.tracing.specialisation import original_class
 
 COUNTS = (4, 3, 2)
 

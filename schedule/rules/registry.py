@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, overload
 
-from schedule.errors import MatchError, did_you_mean
 from schedule.patterns import Occurrence, search
 from schedule.rules.rule import SETS, Build, Rule
+from schedule.util.errors import MatchError, did_you_mean
 
 RULES: dict[str, Rule] = {}
 

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, fx
 
 import fused
+from schedule.capture.recording.specs import TensorSpec
 from schedule.patterns import Occurrence, any_of, scalar
 from schedule.patterns.ops import find_form
 from schedule.rules.casts import Dtypes, Value, cast, cast_node, floating
 from schedule.rules.registry import register_rule
 from schedule.rules.rule import Form, Proof, Rule, spec_of
 from schedule.rules.thresholds import small
-from schedule.tracing.specs import TensorSpec
 
 FAMILY = "rotary_embedding"
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from schedule.errors import MatchError
+from schedule.capture.recording.specs import TensorSpec
 from schedule.patterns import NormalGraph, Occurrence, OpNode, Pattern, compile_pattern
 from schedule.patterns.values import operands
-from schedule.tracing.specs import TensorSpec
+from schedule.util.errors import MatchError
 
 Build = Callable[[fx.Graph, dict[str, Any], dict[str, Any]], Any]
 """``build(graph, inputs, scalars)`` inserts the replacement and returns its node."""

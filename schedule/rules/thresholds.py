@@ -49,7 +49,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from schedule.tracing.specs import TensorSpec
+from schedule.capture.recording.specs import TensorSpec
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from schedule.errors import NotApplicable
-from schedule.node import Node
+from schedule.core.node import Node
 from schedule.tuning.measuring import Measured
+from schedule.util.errors import NotApplicable
 
 BYTES = 2
 """Of a number in bf16."""

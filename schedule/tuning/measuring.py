@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from schedule.costs import step_peak, step_seconds
-from schedule.errors import NotApplicable
-from schedule.node import Node
+from schedule.core.node import Node
+from schedule.report.costs import step_peak, step_seconds
+from schedule.util.errors import NotApplicable
 from schedule.util.named_values import named_tensors
 
 

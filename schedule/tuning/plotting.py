@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schedule.errors import NotApplicable
 from schedule.tuning.trial import STATUSES, Trial, pareto
+from schedule.util.errors import NotApplicable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,12 +13,12 @@ from rich.table import Table
 from rich.text import Text
 from torch import nn
 
-from schedule.errors import NotApplicable, RecipeError
-from schedule.node import Node
+from schedule.core.node import Node
 from schedule.recipes.recipe import Recipe
 from schedule.tuning.plotting import plot
 from schedule.tuning.space import Knobs
 from schedule.tuning.trial import STATUSES, Status, Trial, pareto
+from schedule.util.errors import NotApplicable, RecipeError
 from schedule.util.printing import printed
 from schedule.util.templating import rendered
 from schedule.util.wording import size_text

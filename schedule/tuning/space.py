@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from schedule.errors import NotApplicable
+from schedule.util.errors import NotApplicable
 
 Knobs = dict[str, Any]
 

@@ -16,11 +16,11 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
-from schedule.errors import NotApplicable
 from schedule.recipes.recipe import Recipe
 from schedule.tuning.space import Choice, Knob, Knobs, Space
 from schedule.tuning.surrogate import promising
 from schedule.tuning.trial import Trial
+from schedule.util.errors import NotApplicable
 
 Sampler = Callable[[int], BaseSampler]
 

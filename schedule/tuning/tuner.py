@@ -15,14 +15,14 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from schedule.errors import NotApplicable, RecipeError, ScheduleError
-from schedule.node import Node
+from schedule.core.node import Node
 from schedule.recipes.building import original_name, recipe_of
 from schedule.recipes.recipe import Recipe
 from schedule.tuning.measuring import Ended, Measured, Watch
 from schedule.tuning.result import Create, Tuning
 from schedule.tuning.space import Knobs, Space, text_of
 from schedule.tuning.trial import Status, Trial, labelled
+from schedule.util.errors import NotApplicable, RecipeError, ScheduleError
 from schedule.util.named_values import shapes_of
 from schedule.util.wording import size_text
 from schedule.verify.guilty import undone

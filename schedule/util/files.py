@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from schedule.errors import NotApplicable
+from schedule.util.errors import NotApplicable
 
 
 def refuse_unwritable(path: Path, what: str) -> None:

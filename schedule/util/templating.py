@@ -16,7 +16,7 @@ def _templates() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined  # heavy, and most runs render nothing
 
     return Environment(
-        loader=PackageLoader("schedule"),
+        loader=PackageLoader("schedule.util"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -25,5 +25,5 @@ def _templates() -> Environment:
 
 
 def rendered(template: str, **values: Any) -> Markup:
-    """A template of ``schedule/templates`` with ``values`` put in; safe to be put into another."""
+    """A template of ``schedule/util/templates`` with ``values`` put in; safe to be put into another."""
     return Markup(_templates().get_template(template).render(**values))

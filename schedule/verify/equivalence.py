@@ -9,8 +9,8 @@ from typing import Any, get_args
 
 from torch import nn
 
-from schedule.errors import ScheduleError, VerificationError
-from schedule.examples.shapes import other_shapes
+from schedule.capture.examples.shapes import other_shapes
+from schedule.util.errors import ScheduleError, VerificationError
 from schedule.util.named_values import shapes_of
 from schedule.util.wording import counted
 from schedule.verify.compare import TRAINED, compare

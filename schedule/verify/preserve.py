@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from schedule.runtime import state_of
-from schedule.snapshots import Snapshot, modes_restored
+from schedule.capture.snapshots import Snapshot, modes_restored
+from schedule.runtime.scheduled import state_of
 from schedule.util.generators import generator_states, restore_generators
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from schedule.errors import VerificationError
+from schedule.util.errors import VerificationError
 from schedule.verify.equivalence import REFUSALS, cases, check_case, refuse_meta
 from schedule.verify.guilty import Undoable, guilty_step, undone
 from schedule.verify.observe import Case, Observation, OptimizerFactory
@@ -14,7 +14,7 @@ from schedule.verify.report import CaseResult, EquivalenceReport
 from schedule.verify.tolerances import Tolerance, tolerance_for
 
 if TYPE_CHECKING:
-    from schedule.distributed.verdicts import Verdicts
+    from schedule.distributed.communication.verdicts import Verdicts
 
 
 class Verification:
@@ -66,7 +66,7 @@ class Verification:
 
     def _check_ranks(self, mesh: Any) -> EquivalenceReport:
         """The same on every rank of a mesh: all of them pass or fail together, case by case."""
-        from schedule.distributed.verdicts import limited, verdicts_of
+        from schedule.distributed.communication.verdicts import limited, verdicts_of
 
         sch, verdicts = self._sch, verdicts_of(mesh, self._limit)
         tolerance = self._tolerance or tolerance_for(sch.module)

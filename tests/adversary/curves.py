@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import schedule
 from schedule.rules import Rule
-from schedule.runtime import state_of
+from schedule.runtime.scheduled import state_of
 from schedule.verify.observe import rms
 from tests.zoo import batch, build
 

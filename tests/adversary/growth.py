@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import schedule
-from schedule import classes
-from schedule.runtime import state_of
+from schedule.runtime import classes
+from schedule.runtime.scheduled import state_of
 
 HIDDEN = torch.linspace(-1, 1, 160).reshape(2, 5, 16)
 MODELS = 50

@@ -24,9 +24,9 @@ import torch._dynamo  # it wraps functions of torch when it is first imported, w
 from torch import nn
 
 import schedule
-from schedule.errors import ScheduleError
 from schedule.rules import select_rules
-from schedule.runtime import ScheduledState, is_only_traced, state_of
+from schedule.runtime.scheduled import ScheduledState, is_only_traced, state_of
+from schedule.util.errors import ScheduleError
 from tests.adversary.calls import STEP, TRAINED, USUAL
 from tests.adversary.cases import (
     EQUAL,

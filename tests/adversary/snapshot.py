@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from schedule.runtime import STATE
-from schedule.tracing.specialisation import original_class
+from schedule.capture.tracing.specialization import original_class
+from schedule.runtime.scheduled import STATE
 
 Snapshot = dict[str, Any]
 """Path from the root → what is there: ``("kind", …)``, ``("same as", path)``, or a :class:`Tensor`."""

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import schedule
-from schedule.runtime import FallbackWarning, state_of
+from schedule.runtime.scheduled import FallbackWarning, state_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::schedule.FallbackWarning")
 

@@ -18,8 +18,8 @@ from torch import fx, nn
 from torch.nn.utils import parametrize
 
 import schedule
-from schedule import classes
-from schedule.runtime import state_of
+from schedule.runtime import classes
+from schedule.runtime.scheduled import state_of
 from tests.distributed.launch import passes
 from tests.small import Mlp, ids, small
 from tests.zoo import batch, build

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 import schedule
-from schedule.runtime import state_of
+from schedule.runtime.scheduled import state_of
 from tests.zoo import batch, build
 
 _LONG = ("mistral", "qwen3", "bert", "vit")

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import schedule
-from schedule.errors import ScheduleError
-from schedule.snapshots import Snapshot
+from schedule.capture.snapshots import Snapshot
+from schedule.util.errors import ScheduleError
 
 LOG: list[Any] = []
 TABLE: dict[str, Any] = {}

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import schedule
-from schedule.classes import scheduled_class
-from schedule.runtime import state_of
+from schedule.runtime.classes import scheduled_class
+from schedule.runtime.scheduled import state_of
 from tests.small import Block, ids, small
 
 pytestmark = pytest.mark.filterwarnings("ignore")

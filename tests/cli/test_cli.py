@@ -19,9 +19,9 @@ from typer.testing import CliRunner, Result
 
 import schedule
 from schedule.cli import app, main, output, working
-from schedule.errors import VerificationError
 from schedule.rules import list_rules
 from schedule.util import files
+from schedule.util.errors import VerificationError
 from schedule.util.files import write
 from tests.cli.models import make
 from tests.small import bias_gelu

@@ -11,7 +11,7 @@ import transformers
 from torch import nn
 
 import schedule
-from schedule.errors import ShardError
+from schedule.util.errors import ShardError
 from tests.distributed import launch
 from tests.distributed.blocks import Gated, Mlp, compare, gpt2_block, shard_attention, shard_mlp
 from tests.distributed.test_undo import fingerprint

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import nn
 
 import schedule
-from schedule.distributed import agreement
-from schedule.errors import ShardError, VerificationError
+from schedule.distributed.communication import agreement
+from schedule.util.errors import ShardError, VerificationError
 from tests.distributed import launch
 from tests.distributed.blocks import Mlp, scheduled, shard_mlp
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from schedule.distributed.following import follow
-from schedule.distributed.settings import Derived, Setting, whole_forward
-from schedule.errors import ShardError
-from schedule.recording import record
+from schedule.capture.recording.recording import record
+from schedule.distributed.tensor_parallel.following import follow
+from schedule.distributed.tensor_parallel.settings import Derived, Setting, whole_forward
+from schedule.util.errors import ShardError
 from tests.zoo import batch, build
 
 

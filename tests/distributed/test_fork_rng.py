@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import nn
 
 import schedule
-from schedule.distributed import rng
-from schedule.wrapping import arounds_of
+from schedule.core.wrapping import arounds_of
+from schedule.distributed.communication import rng
 from tests.distributed import launch
 from tests.distributed.blocks import Gated, shard_gated
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from transformers.models.falcon.modeling_falcon import FalconLinear
 
 from schedule.api.simulate import planned
-from schedule.distributed.linears import computes_linear
-from schedule.distributed.modules import LINEAR, projection_of
+from schedule.distributed.tensor_parallel.linears import computes_linear
+from schedule.distributed.tensor_parallel.modules import LINEAR, projection_of
 
 
 class Initialised(nn.Linear):

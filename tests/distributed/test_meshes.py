@@ -15,8 +15,8 @@ from transformers import GPT2LMHeadModel, LlamaForCausalLM
 
 import schedule
 from schedule.distributed import full_tensor
-from schedule.distributed.checkpointing import load_sharded, save_sharded
-from schedule.distributed.pipeline import Pipeline
+from schedule.distributed.checkpoint.checkpointing import load_sharded, save_sharded
+from schedule.distributed.pipeline.pipeline import Pipeline
 from tests.distributed import launch
 from tests.distributed.models import (
     all_tensors,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import schedule
 from schedule.api.simulate import simulate
-from schedule.errors import ShardError
+from schedule.util.errors import ShardError
 from tests.distributed.constructs import Around, Attention, ReadsWhole, X, planned, sharded
 
 

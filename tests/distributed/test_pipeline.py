@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import nn
 
 import schedule
-from schedule.distributed.pipeline import Pipeline, PipelinedModel
-from schedule.distributed.splitting import StageGraph, split
-from schedule.tracing.specialisation import compiled
+from schedule.capture.tracing.specialization import compiled
+from schedule.distributed.pipeline.pipeline import Pipeline, PipelinedModel
+from schedule.distributed.pipeline.splitting import StageGraph, split
 from tests import zoo
 from tests.distributed import launch
 from tests.distributed.models import digest, initialised, llama, llama_on_meta
@@ -244,7 +244,7 @@ def evaluated(mesh: Any) -> None:
 
 def freed_after_sending(mesh: Any) -> None:
     """What the first stage has sent takes no memory until its backward pass."""
-    from schedule.distributed.stages import SendingStage
+    from schedule.distributed.pipeline.stages import SendingStage
 
     sch = cut("gpt2", 2)
     model = schedule.build(sch, pipeline=Pipeline(2, "gpipe")).train()

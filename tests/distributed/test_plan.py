@@ -12,9 +12,9 @@ from torch import nn
 
 import schedule
 from schedule.api.simulate import simulate
-from schedule.distributed.plan import Plan
-from schedule.distributed.plan_steps import moved
-from schedule.errors import NotApplicable, ShardError
+from schedule.distributed.planning.plan import Plan
+from schedule.distributed.planning.plan_steps import moved
+from schedule.util.errors import NotApplicable, ShardError
 from tests.distributed.blocks import Gated, Mlp
 from tests.zoo import batch, build
 

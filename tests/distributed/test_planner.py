@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from schedule.distributed.plan_steps import HEADS
+from schedule.distributed.planning.plan_steps import HEADS
 from tests.distributed.constructs import Around, Attention, ReadsWhole, planned, sharded
 
 

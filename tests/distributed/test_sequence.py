@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import schedule
 from schedule.api.simulate import planned, simulate
-from schedule.errors import ShardError
+from schedule.util.errors import ShardError
 from tests.distributed.constructs import ReadsWhole
 from tests.zoo import batch, build
 

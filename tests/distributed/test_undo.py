@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import schedule
-from schedule import history
+from schedule.core import history
 from schedule.distributed import full_tensor
 from tests.distributed import launch
 from tests.distributed.blocks import Gated, Mlp, compare, gpt2_block, scheduled, shard_attention, shard_gated, shard_mlp

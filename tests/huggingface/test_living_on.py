@@ -18,7 +18,7 @@ from torch import nn
 import fused
 import schedule
 from schedule.huggingface import OptimizeCallback
-from schedule.runtime import state_of
+from schedule.runtime.scheduled import state_of
 from tests.zoo import batch, build
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from schedule.capture.tracing.effects import changed, uses_random
+from schedule.capture.tracing.regions import begin_autocast
 from schedule.patterns import declare_pure, effects
-from schedule.tracing.effects import changed, uses_random
-from schedule.tracing.regions import begin_autocast
 
 
 def node_of(target, *extra, kind="call_function", meta=None, **kwargs):

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from schedule.errors import MatchError
 from schedule.patterns import any_of, call_module, compile_pattern, optional, scalar, search, tensor
+from schedule.util.errors import MatchError
 from tests.patterns.found import X, bias_gelu, names, only
 
 

@@ -85,7 +85,7 @@ class EveryModelScheduled:
         """Watch the calls of models from here on."""
         from transformers import PreTrainedModel
 
-        from schedule.runtime import ScheduledState
+        from schedule.runtime.scheduled import ScheduledState
 
         def __call__(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or model in self.seen or getattr(self.inside, "now", False):
@@ -110,9 +110,9 @@ class EveryModelScheduled:
     def schedule(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Schedule ``model`` for calls like this one; whatever refuses it leaves it as it was."""
         import schedule
-        from schedule.errors import ScheduleError
-        from schedule.runtime import is_only_traced
+        from schedule.runtime.scheduled import is_only_traced
         from schedule.util.copying import copied
+        from schedule.util.errors import ScheduleError
 
         data_free = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
         if is_only_traced(args, kwargs) or data_free:

@@ -16,11 +16,11 @@ from transformers import DynamicCache
 
 import schedule
 from schedule import Schedule, scalar
-from schedule.activations import measure_saved
-from schedule.activations.budget import choose
-from schedule.costs import measure
-from schedule.runtime import state_of
-from schedule.wrapping import arounds_of
+from schedule.core.wrapping import arounds_of
+from schedule.primitives.activations import measure_saved
+from schedule.primitives.activations.budget import choose
+from schedule.report.costs import measure
+from schedule.runtime.scheduled import state_of
 from tests import zoo
 from tests.small import bias_gelu, ids, small
 
@@ -76,7 +76,7 @@ def test_a_recomputation_without_the_random_state_is_caught(monkeypatch: pytest.
     sch["transformer.h.*"].checkpoint()
     forgetful = torch.utils.checkpoint.checkpoint
     monkeypatch.setattr(
-        "schedule.activations.recomputing.checkpoint",
+        "schedule.primitives.activations.recomputing.checkpoint",
         lambda *args, **kwargs: forgetful(*args, **kwargs, preserve_rng_state=False),
     )
     assert same(trained(sch.module, batch), trained(twin, batch))

@@ -10,7 +10,7 @@ from torch import nn
 
 import schedule
 from schedule import Schedule
-from schedule.runtime import state_of
+from schedule.runtime.scheduled import state_of
 from tests import zoo
 from tests.fingerprint import fingerprint
 from tests.small import Attention, Mlp, bias_gelu, ids, small

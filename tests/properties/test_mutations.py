@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import fx
 
-from schedule.edits import SetItem, SetSpecialisations
+from schedule.core.edits import SetItem, SetSpecialisations
 from schedule.primitives.registry import registered
 from schedule.rules.registry import RULES
 from tests.properties import actions

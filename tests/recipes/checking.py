@@ -14,12 +14,12 @@ from torch import nn
 
 import schedule
 from schedule import Recipe
-from schedule.distributed.mesh import SimulatedMesh
-from schedule.graphs import as_call
-from schedule.node import Tree
-from schedule.runtime import state_of
-from schedule.tracing.attributes import is_settings
-from schedule.tracing.structure import tensors
+from schedule.capture.recording.structure import tensors
+from schedule.capture.tracing.attributes import is_settings
+from schedule.core.graphs import as_call
+from schedule.core.node import Tree
+from schedule.distributed.communication.mesh import SimulatedMesh
+from schedule.runtime.scheduled import state_of
 from schedule.util.generators import seed_all
 from tests.recipes.reading_scripts import check_script
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import schedule
 from schedule import Recipe, Schedule
-from schedule.runtime import state_of
+from schedule.runtime.scheduled import state_of
 from tests.recipes.watching import Watched, watched
 from tests.small import bias_gelu, ids, small
 

@@ -13,8 +13,8 @@ import pytest
 from torch import nn
 
 from schedule import Recipe, RecipeError
-from schedule.history import History, Step
-from schedule.node import Tree
+from schedule.core.history import History, Step
+from schedule.core.node import Tree
 from schedule.primitives.registry import registered
 from schedule.recipes.building import recipe_of
 from schedule.recipes.steps import Call

@@ -15,7 +15,7 @@ import transformers as hf
 from torch import Tensor, fx, nn
 
 import schedule
-import schedule.runtime
+import schedule.runtime.scheduled
 from fused.attention import attention
 from schedule.rules import prove
 from schedule.rules.attention import SDPA

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import fused
 import schedule
-import schedule.runtime
+import schedule.runtime.scheduled
 
 _SIZES = dict(
     vocab_size=64,

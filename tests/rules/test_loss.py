@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 
 import fused
 import schedule
-from schedule.costs import measure
+from schedule.report.costs import measure
 from schedule.rules import Rule, prove
 from schedule.rules.cross_entropy import CROSS_ENTROPY
 from schedule.rules.linear_cross_entropy import LINEAR_CROSS_ENTROPY, LINEAR_CROSS_ENTROPY_AND_LOGITS

@@ -17,10 +17,10 @@ from torch import nn
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
-from schedule.errors import NotApplicable
-from schedule.examples import example_inputs
-from schedule.examples.inputs import Inputs
-from schedule.examples.shrink import CATEGORIES, Config, shrink
+from schedule.capture.examples import example_inputs
+from schedule.capture.examples.inputs import Inputs
+from schedule.capture.examples.shrink import CATEGORIES, Config, shrink
+from schedule.util.errors import NotApplicable
 from tests.sweep.parts import REFUSED, holders, part_of
 
 MAX_PARAMETERS = 40_000_000

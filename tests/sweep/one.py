@@ -23,10 +23,10 @@ from torch import nn
 
 import fused
 import schedule
-from schedule.entries import Entry
-from schedule.errors import ScheduleError, TraceError, VerificationError
-from schedule.examples.inputs import REFUSALS, Inputs
-from schedule.runtime import install, state_of
+from schedule.capture.examples.inputs import REFUSALS, Inputs
+from schedule.report.entries import Entry
+from schedule.runtime.scheduled import install, state_of
+from schedule.util.errors import ScheduleError, TraceError, VerificationError
 from schedule.util.generators import seed_all
 from schedule.util.named_values import call, named_tensors, named_values
 from schedule.verify.equivalence import equivalent

@@ -15,11 +15,11 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from schedule.errors import NotApplicable
-from schedule.examples import example_inputs
-from schedule.examples.inputs import REFUSALS, Inputs
-from schedule.recording import undisturbed
-from schedule.tracing.structure import leaves
+from schedule.capture.examples import example_inputs
+from schedule.capture.examples.inputs import REFUSALS, Inputs
+from schedule.capture.recording.recording import undisturbed
+from schedule.capture.recording.structure import leaves
+from schedule.util.errors import NotApplicable
 
 REFUSED: tuple[type[BaseException], ...] = (*REFUSALS, StrictDataclassError)
 """How a model or a config refuses its sizes."""

@@ -17,11 +17,11 @@ from torch import nn
 
 import schedule
 from schedule.api.simulate import simulate
-from schedule.distributed.modules import ROW, projection_of, role_of
-from schedule.distributed.plan import Plan, common_path
-from schedule.distributed.plan_steps import HEADS, VOCABULARY, Group
-from schedule.examples.inputs import Inputs
-from schedule.recording import record
+from schedule.capture.examples.inputs import Inputs
+from schedule.capture.recording.recording import record
+from schedule.distributed.planning.plan import Plan, common_path
+from schedule.distributed.planning.plan_steps import HEADS, VOCABULARY, Group
+from schedule.distributed.tensor_parallel.modules import ROW, projection_of, role_of
 from tests.sweep.models import NotBuilt, model_class
 from tests.sweep.one import Outcome, staged
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import schedule
-from schedule.errors import NotApplicable, ScheduleError
-from schedule.examples.inputs import REFUSALS, Inputs
-from schedule.tracing.structure import map_structure
+from schedule.capture.examples.inputs import REFUSALS, Inputs
+from schedule.capture.recording.structure import map_structure
+from schedule.util.errors import NotApplicable, ScheduleError
 from schedule.verify.tolerances import TOLERANCES, Tolerance
 
 _FLOAT32 = TOLERANCES[torch.float32]

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers as hf
 
-from schedule.errors import NotApplicable
+from schedule.util.errors import NotApplicable
 from tests.sweep.models import build, model_class, model_classes
 from tests.sweep.parts import holders, inputs_for, part_of, received
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import transformers as hf
 
-from schedule.entries import Entry
-from schedule.errors import VerificationError
-from schedule.examples.shrink import HEADS, LAYERS, VOCABULARY, WIDTH, shrink
+from schedule.capture.examples.shrink import HEADS, LAYERS, VOCABULARY, WIDTH, shrink
+from schedule.report.entries import Entry
+from schedule.util.errors import VerificationError
 from tests.sweep.coverage import COVERAGE, summary
 from tests.sweep.models import NotBuilt, architectures, model_class
 from tests.sweep.one import Result, _counts_of, _reasons

@@ -10,7 +10,7 @@ from torch import nn
 
 import fused
 import schedule
-from schedule.costs import step_peak
+from schedule.report.costs import step_peak
 from schedule.tuning import TrainingStep, Watch, measuring
 from schedule.tuning.measuring import rows_of, split
 from schedule.verify.guilty import undone
@@ -87,7 +87,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch, of: Any) -> list[tuple[bool, int]]:
 
 
 def wrapped(model: nn.Module) -> list[Any]:
-    from schedule.wrapping import arounds_of
+    from schedule.core.wrapping import arounds_of
 
     return [around for module in model.modules() for around in arounds_of(module)]
 

@@ -15,8 +15,8 @@ import schedule
 from schedule import NotApplicable, RecipeError
 from schedule.tuning import Trial, Tuning
 from schedule.tuning.trial import pareto
+from tests.report.test_report import Page
 from tests.small import ids, small
-from tests.test_report import Page
 from tests.tuning.synthetic import tuned
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from schedule.errors import VerificationError
+from schedule.util.errors import VerificationError
 from schedule.verify import EquivalenceReport, equivalent
 from schedule.verify.tolerances import TOLERANCES, coarsest_dtype
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from schedule.examples.shapes import cut, small_shapes
+from schedule.capture.examples.shapes import cut, small_shapes
 from schedule.verify import other_shapes
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from schedule.errors import VerificationError
+from schedule.util.errors import VerificationError
 from schedule.verify import verify
 from schedule.verify.preserve import preserved
 

@@ -1,0 +1,66 @@
+"""Arguments that are known by no name, from the shapes in the docstring of the forward.
+
+transformers writes ``num_options (`torch.LongTensor` of shape `(batch_size, num_questions)`)``: the kind of numbers
+and a name for each dimension, which is looked up in the config.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from schedule.capture.examples.configs import Configs
+
+_ARGUMENT = re.compile(r"^\s*(\w+) \(`?([^`\n]*?)`? of shape `?\(((?:[^()\n]|\([^()\n]*\))*)\)", re.MULTILINE)
+_ASIDE = re.compile(r"\([^()]*\)")
+
+
+@dataclass(frozen=True)
+class Documented:
+    """What a docstring says of one argument.
+
+    Attributes:
+        kind: the type, such as ``torch.LongTensor``.
+        dimensions: their names, in order, such as ``("batch_size", "num_queries")``.
+    """
+
+    kind: str
+    dimensions: tuple[str, ...]
+
+    @property
+    def whole(self) -> bool:
+        """Whether its numbers are whole ones."""
+        return re.search(r"Long|Int", self.kind) is not None
+
+    def shape(self, configs: Configs, known: Mapping[str, int]) -> tuple[int, ...]:
+        """Sizes: ``known`` ones by a word in the dimension's name, others from the config, 2 if neither has one."""
+        return tuple(math.prod(_size(part, configs, known) for part in name.split("*")) for name in self.dimensions)
+
+
+def documented(forward: Callable[..., Any]) -> dict[str, Documented]:
+    """The arguments of ``forward`` whose shapes its docstring gives."""
+    found: dict[str, Documented] = {}
+    for name, kind, shape in _ARGUMENT.findall(inspect.getdoc(forward) or ""):
+        dimensions = tuple(part.strip() for part in _ASIDE.sub("", shape).split(",") if part.strip())
+        found.setdefault(name, Documented(kind, dimensions))
+    return found
+
+
+def _size(name: str, configs: Configs, known: Mapping[str, int]) -> int:
+    name = name.strip()
+    if name.isdigit():
+        return int(name)
+    for word, size in known.items():
+        if word in name:
+            return size
+    for candidate in dict.fromkeys((name, name.removeprefix("max_"), f"num_{name}", f"{name}_dim")):
+        size = configs.number(candidate)
+        if size > 0:
+            return size
+    if re.search(r"hidden|embed|dim$", name):
+        return configs.number("hidden_size", "d_model", "embed_dim", default=2)
+    return 2

@@ -1,0 +1,69 @@
+"""What is asked when no example can be made."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from schedule.util.errors import NotApplicable
+
+MAX_NAMED = 4  # parts
+
+
+def question(model: nn.Module, needed: Sequence[str], why: str) -> NotApplicable:
+    """What ``model`` is called with, ``needed`` arguments at least."""
+    wanted = ", ".join(f"{name}=…" for name in needed) or "…"
+    return NotApplicable(
+        f"what is {type(model).__name__} called with? An example could not be made: {why}",
+        asked="make example inputs",
+        where=f"{type(model).__name__}.forward({_arguments(model)})",
+        fix=f"pass one batch as example_inputs: dict({wanted})",
+    )
+
+
+def no_forward(model: nn.Module) -> NotApplicable:
+    """Which part is meant: ``model`` itself cannot be called."""
+    parts = [name for name, part in model.named_children() if type(part).forward is not nn.Module.forward]
+    named = ", ".join(f"model.{name}" for name in parts[:MAX_NAMED]) + (", …" if len(parts) > MAX_NAMED else "")
+    return NotApplicable(
+        f"{type(model).__name__} has no forward of its own: it holds parts and generates with them",
+        asked="make example inputs",
+        where=type(model).__name__,
+        fix=f"schedule its parts one by one: {named}" if named else "schedule a module that has a forward",
+    )
+
+
+def because(error: Exception, batch: Mapping[str, Any]) -> str:
+    """In words: the model refused ``batch`` with ``error``."""
+    first = (str(error).strip().splitlines() or ["no message"])[0]
+    tried = ", ".join(f"{name} {list(value.shape)}" for name, value in batch.items() if isinstance(value, torch.Tensor))
+    return f"the model refused {tried}: {type(error).__name__}: {first[:200]}{_place(error)}"
+
+
+def nothing_says(names: Iterable[str]) -> str:
+    """In words: ``names`` are not known."""
+    unknown = ", ".join(names) or "its arguments"
+    return f"neither the config nor the docstring of the forward says what {unknown} should be"
+
+
+def _place(error: Exception) -> str:
+    """The innermost line of the model's own code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    models = [f for f in frames if "torch" not in Path(f.filename).parts and Path(f.filename).parent != _HERE]
+    return f" ({Path(models[-1].filename).name}:{models[-1].lineno})" if models else ""
+
+
+def _arguments(model: nn.Module) -> str:
+    """Names, and which may be left out."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    return ", ".join(p.name if p.default is p.empty else f"{p.name}=…" for p in parameters if p.kind not in _VARIADIC)
+
+
+_HERE = Path(__file__).parent
+_VARIADIC = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)

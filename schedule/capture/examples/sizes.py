@@ -1,0 +1,62 @@
+"""What examples are made with: the sizes asked for, and numbers that are the same each time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from schedule.capture.examples.configs import Configs
+from schedule.capture.examples.documented import Documented
+
+Layouts = list[torch.Tensor]
+
+
+@dataclass
+class Sizes:
+    """What is asked for.
+
+    Attributes:
+        configs: of the model.
+        rows: batch size.
+        length: tokens of a sequence.
+        names: the arguments that the forward takes.
+        device: of the model.
+        documented: what the forward's docstring says of them.
+    """
+
+    configs: Configs
+    rows: int
+    length: int
+    names: Sequence[str]
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    documented: Mapping[str, Documented] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._generator = torch.Generator().manual_seed(97 * self.rows + self.length)
+
+    def normal(self, *shape: int) -> torch.Tensor:
+        """Floating numbers, the same ones each time."""
+        return torch.randn(*shape, generator=self._generator).to(self.device)
+
+    def whole(self, high: int, *shape: int, low: int = 0) -> torch.Tensor:
+        """Whole numbers from ``low`` to below ``high``."""
+        return torch.randint(low, max(high, low + 1), shape, generator=self._generator).to(self.device)
+
+    def ones(self, *shape: int) -> torch.Tensor:
+        """A mask that hides nothing."""
+        return torch.ones(*shape, dtype=torch.long, device=self.device)
+
+    def repeated(self, *values: int) -> torch.Tensor:
+        """``values`` for every row."""
+        return torch.tensor([values] * self.rows, device=self.device)
+
+    def tokens(self, vocabulary: int, length: int) -> torch.Tensor:
+        """Ids ``[rows, length]`` of ordinary tokens."""
+        special = self.configs.special_ids
+        ordinary = [token for token in range(min(vocabulary, 4096)) if token not in special] or [0]
+        return torch.tensor(ordinary, device=self.device)[self.whole(len(ordinary), self.rows, length)]
+
+
+Makers = Mapping[str, Callable[[Sizes], Layouts]]

@@ -1,0 +1,316 @@
+"""One forward of the root: what every submodule received and returned.
+
+Only metadata is kept: a tensor becomes a :class:`TensorSpec`, a cache a copy of itself without data. Each module
+keeps its first call, and one more for every other signature it was called with.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from fused.linear import linear
+from schedule.capture.recording.calls import intercepted_calls
+from schedule.capture.recording.data import Seen, depends_on_data, writes_number
+from schedule.capture.recording.specs import TensorSpec
+from schedule.capture.recording.structure import Path, leaves, map_structure, tensors
+from schedule.capture.snapshots import Entry, Snapshot, entries_as_after, modes_restored, restored
+from schedule.util.errors import NotApplicable, ScheduleError
+from schedule.util.generators import generator_states, restore_generators
+
+MAX_SIGNATURES = 4
+_IMMUTABLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, range)
+
+
+class Opaque:
+    """A stateful object that was seen, such as a cache: its structure with tensors that hold no data."""
+
+    def __init__(self, snapshot: Any) -> None:
+        self.snapshot = snapshot
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"snapshot": None}  # data-free tensors live in one process only
+
+    def __repr__(self) -> str:
+        return f"Opaque({type(self.snapshot).__name__})"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a module, by metadata only.
+
+    Attributes:
+        args: positional arguments; tensors are specs, caches are :class:`Opaque`.
+        kwargs: keyword arguments, likewise.
+        output: what the call returned, likewise.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any
+
+    def key(self) -> tuple[Any, ...]:
+        """What tells two signatures apart: structure and constants, dtypes and ranks, not sizes."""
+        return tuple((path, _kind(leaf)) for path, leaf in leaves((self.args, self.kwargs)))
+
+
+def _kind(leaf: Any) -> Any:
+    if isinstance(leaf, TensorSpec):
+        return (leaf.dtype, leaf.ndim)
+    return leaf if isinstance(leaf, (bool, str, type(None))) else type(leaf)
+
+
+@dataclass
+class Recording:
+    """What each module of one root received, by module.
+
+    Attributes:
+        fake_mode: the mode that all data-free tensors of this recording belong to.
+        calls: first call of each module and one per further signature, in order of appearance.
+        computed: the functions of torch that each module called itself, not through its submodules.
+        seen: what each module's own calls gave that depend on data, by metadata and numbers only.
+        read: where in the output of each module tensors are that were read once it had returned, or that the root
+            returns; of modules that return several tensors.
+        traced: graphs already made in this recording, by what the modules have in common.
+        returned: what traced calls return, with the calls, by module and mode; modes may differ.
+        grad_enabled: whether forwards are traced with gradients enabled, which they may ask.
+        set_by_run: the attributes and entries of dicts that the run set, and that were restored after it.
+    """
+
+    fake_mode: FakeTensorMode = field(default_factory=lambda: FakeTensorMode(allow_non_fake_inputs=True))
+    calls: dict[nn.Module, list[Call]] = field(default_factory=dict)
+    computed: dict[nn.Module, set[Any]] = field(default_factory=dict)
+    seen: dict[nn.Module, Seen] = field(default_factory=dict)
+    read: dict[nn.Module, set[Path]] = field(default_factory=lambda: defaultdict(set), repr=False)
+    traced: dict[Any, list[Any]] = field(default_factory=dict, repr=False)
+    returned: dict[tuple[nn.Module, bool], list[tuple[Call, Any]]] = field(
+        default_factory=lambda: defaultdict(list), repr=False
+    )
+    grad_enabled: bool = True
+    set_by_run: list[Entry] = field(default_factory=list, repr=False)
+    _data_free: Any = field(default_factory=WeakIdKeyDictionary, repr=False)
+
+    def as_after_run(self) -> AbstractContextManager[None]:
+        """Set inside what the run had set, as every later run finds it: lazily made caches, settings decided once."""
+        return entries_as_after(self.set_by_run)
+
+    def describe(self, value: Any) -> Any:
+        """``value`` with its data left out."""
+        return map_structure(value, self._describe_leaf)
+
+    def _describe_leaf(self, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return TensorSpec.of(leaf)
+        if isinstance(leaf, _IMMUTABLE) or callable(leaf) or isinstance(leaf, nn.Module):
+            return leaf
+        return Opaque(self.snapshot(leaf))
+
+    def snapshot(self, value: Any) -> Any:
+        """A deep copy of ``value`` in which every tensor is a data-free one; itself where it cannot be copied."""
+        try:
+            with torch._C._EnableTorchFunction(), _DataFreeCopies(self.fake_mode, self._data_free):
+                return copy.deepcopy(value)
+        except (TypeError, ValueError, RuntimeError, AttributeError):
+            return value
+
+    def materialise(self, value: Any) -> Any:
+        """The inverse of :meth:`describe`: data-free tensors in place of specs."""
+        return map_structure(value, self._materialise_leaf)
+
+    def _materialise_leaf(self, leaf: Any) -> Any:
+        if isinstance(leaf, TensorSpec):
+            with self.fake_mode:
+                return torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device)
+        return self.snapshot(leaf.snapshot) if isinstance(leaf, Opaque) else leaf
+
+    def add(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Keep this call if its signature is new."""
+        kept = self.calls.setdefault(module, [])
+        if len(kept) >= MAX_SIGNATURES:
+            return
+        call = Call(args, kwargs, output)
+        if all(call.key() != other.key() for other in kept):
+            kept.append(call)
+
+
+class _WatchingFunctions(TorchFunctionMode):
+    """Under it, the functions of torch that each module calls itself are noted, and what data decides of them."""
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()
+        self._recording = recording
+        self._now: set[Any] = set()
+        self._seen = Seen()
+        self._returned: Any = WeakIdKeyDictionary()  # tensor → the modules that returned it, and where
+
+    def returned(self, module: nn.Module, output: Any) -> None:
+        """``module`` has returned ``output``: who reads what of it is noted from now on."""
+        found = [(path, leaf) for path, leaf in leaves(output) if isinstance(leaf, torch.Tensor)]
+        for path, leaf in found if len(found) > 1 else ():
+            self._returned.setdefault(leaf, []).append((module, path))
+
+    def reads(self, values: Any) -> None:
+        """``values`` are read outside of the modules that returned them."""
+        for tensor in tensors(values) if self._returned else ():
+            for module, path in self._returned.get(tensor, ()):
+                self._recording.read[module].add(path)
+
+    @contextmanager
+    def inside(self, module: nn.Module) -> Iterator[None]:
+        """Within, calls are those of ``module``."""
+        before = self._now, self._seen
+        self._now = self._recording.computed.setdefault(module, set())
+        self._seen = self._recording.seen.setdefault(module, Seen())
+        try:
+            yield
+        finally:
+            self._now, self._seen = before
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._now.add(func)
+        kwargs = kwargs or {}
+        self.reads((args, kwargs))
+        result = _computed(func, args, kwargs)
+        if writes_number(func, args):
+            self._seen.add(torch.Tensor.item, args[0].item())
+        if depends_on_data(func, args, kwargs):
+            self._seen.add(func, self._recording.describe(result))
+        return result
+
+
+def _computed(func: Any, args: Any, kwargs: Any) -> Any:
+    """What ``func`` gives; products by the machine's faster library, as nothing recorded hangs on the last bits."""
+    if func is F.linear:
+        return linear(*args, **kwargs)
+    if func is torch.addmm and not kwargs and args[0].ndim == 1:
+        bias, x, matrix = args
+        return linear(x, matrix.t(), bias)
+    return func(*args, **kwargs)
+
+
+class _DataFreeCopies(TorchFunctionMode):
+    """Under it, ``copy.deepcopy`` of a tensor gives a data-free tensor."""
+
+    def __init__(self, fake_mode: FakeTensorMode, known: Any) -> None:
+        super().__init__()
+        self.fake_mode, self.known = fake_mode, known
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.Tensor.__deepcopy__:
+            with torch._C.DisableTorchFunction():
+                return func(*args, **(kwargs or {}))
+        tensor, memo = args
+        if id(tensor) not in memo:
+            memo[id(tensor)] = self._data_free(tensor)
+        return memo[id(tensor)]
+
+    def _data_free(self, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, FakeTensor):
+            return tensor  # its storage must never be read
+        if tensor not in self.known:  # a cache goes to every layer, with the tensors of all layers before
+            with torch._C.DisableTorchFunction(), self.fake_mode:
+                self.known[tensor] = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        return self.known[tensor]
+
+
+def as_call(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """``(args, kwargs)`` for a model from a dict, a tuple or a single tensor."""
+    if isinstance(example_inputs, Mapping):
+        return (), dict(example_inputs)
+    if isinstance(example_inputs, (tuple, list)):
+        return tuple(example_inputs), {}
+    return (example_inputs,), {}
+
+
+def record(root: nn.Module, example_inputs: Any) -> Recording:
+    """Run ``root`` once in eval mode and keep what every submodule received and returned.
+
+    Nothing that the run changes stays: see :func:`undisturbed`.
+
+    Args:
+        root: the model.
+        example_inputs: a dict of keyword arguments, a tuple of positional ones, or one tensor.
+
+    Raises:
+        NotApplicable: the model refuses these inputs; the model's own error is the cause.
+    """
+    recording = Recording()
+    args, kwargs = as_call(example_inputs)
+    watching = _WatchingFunctions(recording)
+
+    def keep(module: nn.Module, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with torch._C.DisableTorchFunction():  # describing reads shapes, which is no reading of the model's
+            received = recording.describe(args), recording.describe(kwargs)
+        with watching.inside(module):
+            output = call(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            recording.add(module, *received, recording.describe(output))
+        watching.returned(module, output)
+        return output
+
+    with undisturbed(root, args, kwargs) as before, torch.no_grad(), intercepted_calls(root, keep):
+        root.eval()
+        try:
+            with watching:
+                watching.reads(root(*args, **kwargs))
+            recording.set_by_run = before.changed_entries()
+        except ScheduleError:
+            raise
+        except Exception as error:
+            raise NotApplicable(
+                f"the model refused the example inputs: {type(error).__name__}: {error}",
+                where=f"{type(root).__name__}.forward{inspect.signature(type(root).forward)}",
+                fix="pass example_inputs that `model(**example_inputs)` accepts",
+            ) from error
+    return recording
+
+
+@contextmanager
+def undisturbed(root: nn.Module, *inputs: Any) -> Iterator[Snapshot]:
+    """Run a model inside and leave nothing behind.
+
+    Flags, buffers, plain attributes and whatever else ``root`` and ``inputs`` reach are restored, so are all random
+    generators, torch's modes and sharded parameters, also where the run raises.
+
+    Args:
+        root: the model.
+        inputs: what it is called with.
+
+    Yields:
+        The state from before, until it is restored.
+
+    Raises:
+        NotApplicable: the run changed something that cannot be put back.
+    """
+    for sharded in _sharded(root):
+        sharded._get_fsdp_state()._lazy_init()  # else the first forward registers hooks, which are not leftovers
+    flags = [(module, module.training) for module in root.modules()]
+    generators = generator_states(root)
+    with modes_restored(), restored({"self": root, "example inputs": inputs}) as before:
+        try:
+            yield before
+        finally:
+            for module, training in flags:
+                module.training = training
+            restore_generators(generators)
+            for sharded in _sharded(root):
+                sharded.reshard()  # outside a step, `parameters()` are the sharded ones
+
+
+def _sharded(root: nn.Module) -> list[Any]:
+    """The modules in ``root`` whose parameters ``fully_shard`` has sharded, outer ones first."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    return [] if fsdp is None else [module for module in root.modules() if isinstance(module, fsdp.FSDPModule)]

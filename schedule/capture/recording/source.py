@@ -1,0 +1,67 @@
+"""Which line of the user's code is running, and the errors that point at it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from schedule.util.errors import TraceError
+from schedule.util.own_code import PACKAGES
+
+_TORCH = str(Path(torch.__file__).resolve().parent) + os.sep
+_NUMPY = str(Path(torch.__file__).resolve().parents[1] / "numpy") + os.sep
+_HIDDEN = (*PACKAGES, _TORCH, _NUMPY, "<frozen", "<string>")
+_STDLIB = {"contextlib.py", "functools.py", "mock.py"}
+
+
+def outermost(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call ``forward``; lines further out than this call are not its own, and :func:`user_line` passes over them."""
+    return forward(*args, **kwargs)
+
+
+def user_line() -> str:
+    """``path:line in function`` of the innermost frame outside torch and this package; "" if there is none."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not outermost.__code__:
+        if _is_users(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+def _raised_at(error: BaseException) -> str:
+    """``path:line in function`` of the innermost frame outside torch and this package that ``error`` came through."""
+    frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    users = [f"{code.co_filename}:{line} in {code.co_name}" for code, line in frames if _is_users(code.co_filename)]
+    return users[-1] if users else ""
+
+
+def _is_users(filename: str) -> bool:
+    return not filename.startswith(_HIDDEN) and os.path.basename(filename) not in _STDLIB
+
+
+def raised(error: Exception) -> TraceError:
+    """The error for a forward that does not get through on tensors without data."""
+    line = (str(error).strip().splitlines() or ["no message"])[0]
+    return TraceError(
+        f"the forward raises {type(error).__name__} on tensors without data: {line}",
+        where=_raised_at(error),
+        fix="keep the module that holds this line a leaf (`leaves=(…,)`), or schedule its submodules instead",
+    )
+
+
+def data_dependent(func: Any) -> TraceError:
+    """The error for Python code that needs to know what is inside a tensor."""
+    name = getattr(func, "__name__", str(func))
+    return TraceError(
+        f"the forward needs the data of a tensor to go on ({name})",
+        where=user_line(),
+        fix="flatten less: keep the module that holds this line a leaf (`leaves=(…,)`), "
+        "or schedule its submodules instead",
+    )

@@ -1,0 +1,126 @@
+"""Containers and leaves: walking the arguments and results of a forward.
+
+Lists, tuples, named tuples, mappings (``ModelOutput`` is one), dataclasses and slices are containers and are
+rebuilt with the type they had; everything else is a leaf.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import keyword
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from schedule.capture.recording.specs import TensorSpec
+
+Path = tuple[tuple[str, Any], ...]
+
+
+def is_dataclass_value(value: Any) -> bool:
+    """Whether ``value`` is an instance of a dataclass."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def is_plain_mapping(value: Any) -> bool:
+    """Whether ``value`` can be rebuilt from its items alone: a dict, or a dataclass that is one (ModelOutput)."""
+    return type(value) is dict or (isinstance(value, dict) and is_dataclass_value(value)) or _is_ordered(value)
+
+
+def _is_ordered(value: Any) -> bool:
+    return isinstance(value, Mapping) and type(value).__name__ in ("OrderedDict", "mappingproxy", "BatchEncoding")
+
+
+def is_plain_dataclass(value: Any) -> bool:
+    """Whether ``value`` is a dataclass that is nothing but its fields (a config with a life of its own is not)."""
+    if not is_dataclass_value(value) or isinstance(value, (torch.nn.Module, TensorSpec)):
+        return False
+    fields = value.__dataclass_fields__
+    return not hasattr(value, "__post_init__") and vars(value).keys() == fields.keys()
+
+
+def map_structure(value: Any, leaf: Callable[[Any], Any]) -> Any:
+    """``value`` rebuilt with ``leaf`` applied to each leaf."""
+    if isinstance(value, (list, tuple)):
+        return _rebuild_sequence(value, [map_structure(item, leaf) for item in value])
+    if is_plain_mapping(value):
+        items = {key: map_structure(item, leaf) for key, item in value.items()}
+        return items if type(value) is dict or not is_dataclass_value(value) else type(value)(**items)
+    if isinstance(value, slice):
+        return slice(*(map_structure(item, leaf) for item in (value.start, value.stop, value.step)))
+    if is_plain_dataclass(value):
+        fields = {f.name: map_structure(getattr(value, f.name), leaf) for f in dataclasses.fields(value)}
+        return type(value)(**fields)
+    return leaf(value)
+
+
+def _rebuild_sequence(value: Any, items: list[Any]) -> Any:
+    if isinstance(value, list):
+        return items
+    if isinstance(value, torch.Size) or type(value) is tuple:
+        return tuple(items)
+    if hasattr(value, "_fields"):
+        return type(value)(*items)
+    return type(value)(items)  # torch.return_types
+
+
+def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Each leaf of ``value`` with the way to it: steps ``("[]", key)`` and ``(".", name)``."""
+    if isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from leaves(item, (*path, ("[]", index)))
+    elif is_plain_mapping(value):
+        for key, item in value.items():
+            yield from leaves(item, (*path, ("[]", key)))
+    elif is_plain_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from leaves(getattr(value, field.name), (*path, (".", field.name)))
+    else:
+        yield path, value
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Each tensor among the leaves of ``value``."""
+    for _, leaf in leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+
+
+def module_source(path: str) -> str:
+    """Python source of the submodule of ``self`` at ``path``; the empty path is ``self``."""
+    return "self" + "".join(f"._modules[{part!r}]" for part in path.split(".") if part)
+
+
+def member_source(base: str, name: str) -> str:
+    """Python source of the attribute ``name`` of what ``base`` is the source of, whatever the name is."""
+    plain = name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
+    return f"{base}.{name}" if plain else f"getattr({base}, {name!r})"
+
+
+def literal(value: Any) -> str:
+    """Python source of a number, string, flag, dtype or None."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"float('{value}')"
+    return repr(value)
+
+
+def map_fields(value: Any, function: Callable[[str, Any], Any]) -> Any:
+    """A dataclass rebuilt with ``function(field name, field value)``."""
+    fields = {name: function(name, getattr(value, name)) for name in value.__dataclass_fields__}
+    return type(value)(**fields)
+
+
+def original_class(module: torch.nn.Module) -> type[torch.nn.Module]:
+    """The user's class of ``module``, also when it is scheduled, and when its class was swapped since."""
+    cls, state = type(module), object.__getattribute__(module, "__dict__").get("_schedule_state")
+    if state is not None and generated_class(cls, state.module_class) is not None:
+        found: type[torch.nn.Module] = state.module_class
+        return found
+    return vars(cls).get("_schedule_original", cls)
+
+
+def generated_class(cls: type, original: type) -> type | None:
+    """The generated class of ``original`` among the bases of ``cls``."""
+    return next((each for each in cls.__mro__ if vars(each).get("_schedule_original") is original), None)

@@ -1,0 +1,267 @@
+"""Everything that some roots reach, saved at one moment.
+
+Scheduling runs the user's forward several times: to record it, to trace it, to compare graphs with it. A forward may
+append to a list, count in a buffer, write to its arguments or to a global. A snapshot saves the contents of every
+container and object that it can reach, restores them in place, so that each stays the same object, and tells the first
+difference as a readable path.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import types
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import nn
+
+from schedule.capture.snapshots.code import (
+    classes_named,
+    function_in,
+    globals_named,
+    is_of_library,
+    is_passed_by,
+    members_named,
+    names_in,
+    slots_of,
+)
+from schedule.capture.snapshots.entries import Entry
+from schedule.capture.snapshots.pieces import (
+    MISSING,
+    Part,
+    Piece,
+    SavedCell,
+    SavedDict,
+    SavedNames,
+    SavedSlots,
+    Step,
+    items,
+)
+from schedule.capture.snapshots.tensor import SavedTensor
+from schedule.capture.snapshots.values import saved
+from schedule.util.errors import NotApplicable
+
+_LEAVES = frozenset(
+    {
+        *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range, slice, type),
+        *(torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format, types.ModuleType, types.CodeType),
+    }
+)
+_CONTAINERS = frozenset((dict, OrderedDict, list, set, deque))
+_TABLES = ("_modules", "_parameters", "_buffers")
+
+
+class Snapshot:
+    """The state that ``roots`` reach: modules, containers, plain objects, functions and what they use.
+
+    Types, Python modules, and objects of torch and of this package are not looked into; nor are objects of the standard
+    library inside others of it, such as the handlers of a logger.
+
+    Args:
+        roots: where to start, by the name that paths begin with.
+        data: whether to save the numbers in tensors as well; without, only the structure counts.
+        known: what is restored in another way, and not looked into here.
+    """
+
+    def __init__(self, roots: Mapping[str, Any], data: bool = True, known: Iterable[Any] = ()) -> None:
+        self._roots, self._data = roots, data
+        self._pieces: list[tuple[Piece, int]] = []
+        self._empty: list[tuple[Any, int, Step]] = []
+        self._places: list[tuple[int, Step]] = []
+        self._seen: dict[int, Any] = {id(value): value for value in known}
+        self._pending: list[tuple[Any, int]] = []
+        self._code: set[Any] = set()
+        self._of_library: set[int] = set()
+        self._add(-1, roots.items())
+        while self._pending:
+            self._visit(*self._pending.pop())
+
+    def restore(self) -> None:
+        """Put everything back in place.
+
+        Raises:
+            NotApplicable: something was changed that cannot be put back; all else has been.
+        """
+        for container, _, _ in self._empty:
+            if container:
+                container.clear()
+        refused = [(place, why) for piece, place in self._pieces if (why := piece.restore()) is not None]
+        for place, why in refused:
+            raise NotApplicable(
+                f"the forward changes {self._path(place)} ({why}), which cannot be put back after a run that has to "
+                "leave nothing behind",
+                fix="do that outside the forward, or keep what it changes in buffers",
+            )
+
+    @contextmanager
+    def put_back(self) -> Iterator[None]:
+        """Run from the saved state inside; on the way out, restore what is now."""
+        now = self.again() if self.difference() else self
+        self.restore()
+        try:
+            yield
+        finally:
+            now.restore()
+
+    def again(self) -> Snapshot:
+        """What the same roots reach now."""
+        return Snapshot(self._roots, self._data)
+
+    def difference(self) -> str | None:
+        """The first difference between now and then, such as ``self.log: 3 items more``; None without any."""
+        for container, place, step in self._empty:
+            if container:
+                return f"{self._path(place)}{_written(step)}: {items(len(container))}"
+        for piece, place in self._pieces:
+            if found := piece.difference():
+                step, what = found
+                return f"{self._path(place)}{step}: {what}"
+        return None
+
+    def changed_entries(self) -> list[Entry]:
+        """The attributes and entries of dicts that are new or others now; training flags apart."""
+        found: list[Entry] = []
+        for live, _, _ in self._empty:
+            if isinstance(live, dict):
+                found += [Entry(live, key, MISSING, value) for key, value in live.items()]
+        for piece, _ in self._pieces:
+            if isinstance(piece, SavedDict):
+                found += piece.changed_entries()
+        return [entry for entry in found if entry.key != "training"]
+
+    def _path(self, place: int) -> str:
+        steps = []
+        while place >= 0:
+            place, step = self._places[place]
+            steps.append(_written(step))
+        return "".join(reversed(steps))
+
+    # -- walking ---------------------------------------------------------------------------------------
+
+    def _add(self, place: int, parts: Iterable[Part]) -> None:
+        for step, value in parts:
+            kind = type(value)
+            if kind in _LEAVES or id(value) in self._seen:
+                continue
+            self._seen[id(value)] = value
+            if kind in _CONTAINERS and not value:  # such as most tables of hooks
+                self._empty.append((value, place, step))
+            else:
+                self._places.append((place, step))
+                self._pending.append((value, len(self._places) - 1))
+
+    def _keep(self, piece: Piece, place: int) -> None:
+        self._pieces.append((piece, place))
+        self._add(place, piece.parts())
+
+    def _visit(self, value: Any, place: int) -> None:
+        if isinstance(value, nn.Module):
+            self._module(value, place)
+        elif isinstance(value, torch.Tensor):
+            if self._data:
+                self._keep(SavedTensor(value), place)
+            self._attributes(vars(value), place)
+        elif isinstance(value, types.FunctionType):
+            self._function(value, place)
+        elif isinstance(value, types.CellType):
+            self._keep(SavedCell(value), place)
+        elif not isinstance(value, (type, enum.Enum)):
+            self._object(value, place)
+
+    def _attributes(self, own: dict[str, Any], place: int) -> None:
+        if own:
+            self._keep(SavedDict(own, ".{}"), place)
+        else:
+            self._empty.append((own, place, ".__dict__"))
+
+    def _module(self, module: nn.Module, place: int) -> None:
+        own = vars(module)
+        for table in _TABLES:  # first, so that paths read as code does
+            entries = own.get(table)
+            if entries and isinstance(entries, dict) and id(entries) not in self._seen:
+                self._seen[id(entries)] = entries
+                self._keep(SavedDict(entries, ".{}"), place)
+        self._keep(SavedDict(own, ".{}"), place)
+        self._used_by_method(type(module), ("forward",), place)
+
+    def _object(self, value: Any, place: int) -> None:
+        cls: Any = type(value)
+        if isinstance(value, (tuple, frozenset)):
+            self._add(place, ((("[{}]", index), item) for index, item in enumerate(value)))
+        elif isinstance(value, functools.partial):
+            self._add(place, ((".func", value.func), (".args", value.args), (".keywords", value.keywords)))
+        elif isinstance(value, (types.MethodType, types.BuiltinMethodType)):
+            self._add(place, (("", getattr(value, "__func__", None)), (".__self__", value.__self__)))
+        elif (piece := saved(value)) is not None:
+            if self._places[place][0] in self._of_library and cls in _CONTAINERS:
+                self._of_library.add(place)
+            self._keep(piece, place)
+        within = self._places[place][0] in self._of_library
+        if is_passed_by(cls) or (within and is_of_library(cls)):
+            return
+        if is_of_library(cls):
+            self._of_library.add(place)
+        own = getattr(value, "__dict__", None)
+        if type(own) is dict:
+            self._attributes(own, place)
+        if slots := slots_of(cls):
+            self._keep(SavedSlots(value, slots), place)
+
+    # -- code ------------------------------------------------------------------------------------------
+
+    def _function(self, function: types.FunctionType, place: int) -> None:
+        names = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        name = function.__qualname__
+        self._add(-1, ((f"{name}: {variable}", cell) for variable, cell in names))
+        self._add(-1, ((f"{name}: a default", value) for value in function.__defaults__ or ()))
+        self._add(-1, ((f"{name}: {key}", value) for key, value in (function.__kwdefaults__ or {}).items()))
+        self._attributes(vars(function), place)
+        for cls in classes_named(function):
+            self._used_by_method(cls, names_in(function.__code__), place)
+        used = dict(globals_named(function))
+        values = [key for key, value in used.items() if not isinstance(value, types.FunctionType)]
+        self._add(-1, ((f"{function.__module__}.{key}", value) for key, value in used.items() if key not in values))
+        if values:
+            self._keep(SavedNames(function.__globals__, values, function.__module__), -1)
+
+    def _used_by_method(self, cls: type, names: tuple[str, ...], place: int) -> None:
+        """What the methods of ``cls`` by these names use, and those that they name."""
+        pending = [(cls, names)]
+        while pending:
+            cls, names = pending.pop()
+            for base, name, member in members_named(cls, tuple(n for n in names if (cls, n) not in self._code)):
+                function = function_in(member)
+                if function is not None:
+                    self._add(-1, ((function.__qualname__, function),))
+                    pending.append((cls, names_in(function.__code__)))
+                elif type(member) in _LEAVES or not callable(member):
+                    self._keep(SavedNames(base, (name,), base.__qualname__), -1)
+            self._code |= {(cls, name) for name in names}
+
+
+def _written(step: Step) -> str:
+    return step if isinstance(step, str) else step[0].format(step[1])
+
+
+@contextmanager
+def restored(roots: Mapping[str, Any], known: Iterable[Any] = ()) -> Iterator[Snapshot]:
+    """Restore all that ``roots`` reach on the way out, whatever happens inside; arguments as of :class:`Snapshot`.
+
+    Yields:
+        The state from before.
+
+    Raises:
+        NotApplicable: something was changed that cannot be put back.
+    """
+    snapshot = Snapshot(roots, known=known)
+    try:
+        yield snapshot
+    except BaseException:
+        with suppress(NotApplicable):  # the error inside says more
+            snapshot.restore()
+        raise
+    snapshot.restore()

@@ -1,0 +1,83 @@
+"""The numbers in one tensor, and which storage and gradient it has: saved, compared, restored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from schedule.capture.snapshots.pieces import Difference, Part
+
+SMALL = 2**14
+"""A parameter of at most so many numbers is cloned; of a larger one it is only noticed that it was written to."""
+
+
+class SavedTensor:
+    """A tensor's storage, gradient and numbers; those of large parameters are not cloned."""
+
+    __slots__ = ("alias", "clone", "grad", "live", "requires_grad", "version")
+
+    def __init__(self, live: torch.Tensor) -> None:
+        self.live, self.requires_grad = live, live.requires_grad
+        self.grad = live.grad if live.is_leaf else None
+        self.version = None if live.is_inference() else live._version
+        plain = live.layout is torch.strided and not live.is_nested and not isinstance(live, FakeTensor)
+        plain = plain and type(live) in (torch.Tensor, nn.Parameter, nn.Buffer)
+        self.alias = live.detach() if plain else None
+        cloned = plain and not live.is_meta and (live.numel() <= SMALL or not isinstance(live, nn.Parameter))
+        self.clone = live.detach().clone() if cloned else None
+
+    def parts(self) -> Iterable[Part]:
+        """Nothing."""
+        return ()
+
+    def difference(self) -> Difference | None:
+        """Whether it holds other numbers, or stands for other memory."""
+        if not self._same_memory():
+            return "", "other memory, or another shape"
+        if self.live.requires_grad != self.requires_grad:
+            return ".requires_grad", f"{self.live.requires_grad}, was {self.requires_grad}"
+        if self.live.is_leaf and self.live.grad is not self.grad:
+            return ".grad", "another gradient"
+        return ("", "other values") if self._was_written() else None
+
+    def _same_memory(self) -> bool:
+        alias, live = self.alias, self.live
+        if alias is None:
+            return True
+        return alias.shape == live.shape and alias.stride() == live.stride() and alias.data_ptr() == live.data_ptr()
+
+    def _was_written(self) -> bool:
+        if self.clone is None:
+            return self.version is not None and self.live._version != self.version
+        now, then = self.live.detach(), self.clone
+        return not torch.equal(now, then) and not torch.equal(_bits(now), _bits(then))
+
+    def restore(self) -> str | None:
+        """Put memory, gradient and numbers back."""
+        live = self.live
+        with torch.no_grad():
+            if self.alias is not None and not self._same_memory():
+                live.data = self.alias
+            if live.is_leaf and live.requires_grad != self.requires_grad:
+                live.requires_grad_(self.requires_grad)
+            if live.is_leaf and live.grad is not self.grad:
+                live.grad = self.grad
+            if not self._was_written():
+                return None
+            if self.clone is None:
+                return f"the data of a tensor of shape {tuple(live.shape)} in place"
+            with torch.inference_mode(live.is_inference()), torch.no_grad():
+                live.copy_(self.clone)
+            if self.version is not None:  # a graph of autograd that has saved it finds what it saved
+                versions: Any = torch._C._autograd._unsafe_set_version_counter
+                versions((live,), (self.version,))
+        return None
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The numbers as bytes: no NaN equals another."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8)

@@ -1,0 +1,47 @@
+"""Plain dicts that belong to stateful objects: what a forward writes into them has to happen again."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NoReturn
+
+import torch
+from torch import fx
+
+from schedule.capture.recording.source import user_line
+from schedule.capture.tracing.trace import Trace
+from schedule.util.errors import TraceError
+
+
+class TrackedDict(dict[Any, Any]):
+    """A dict read from an object such as a cache: ``cache.is_updated[3] = True`` becomes a node of the graph."""
+
+    def __init__(self, tracer: Trace, node: fx.Node, items: dict[Any, Any]) -> None:
+        super().__init__(items)
+        self._tracer, self.node = tracer, node
+        node.meta["object"] = True
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        with torch._C.DisableTorchFunction():
+            self._tracer.emit(operator.setitem, (self.node, key, self._tracer.as_nodes(value)))
+        super().__setitem__(key, value)
+
+    def __contains__(self, key: object) -> bool:
+        found = super().__contains__(key)
+        node = self._tracer.emit(operator.contains, (self.node, key))
+        node.meta["opaque"] = True
+        self._tracer.guard(node, found)
+        return found
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """As of any dict."""
+        return super().get(key, default) if key in self else default
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise TraceError(
+            "the forward changes a dict of a stateful object other than by assigning an item",
+            where=user_line(),
+            fix="schedule its submodules instead",
+        )
+
+    __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse

@@ -1,0 +1,172 @@
+"""What a node does besides computing its value, as far as torch's naming tells.
+
+:mod:`schedule.patterns.effects` refines this by the vocabulary of operations and by modules.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+from torch import fx
+
+from schedule.capture.tracing.regions import REGION_FUNCTIONS
+
+_PURE_QUERIES = (len, operator.getitem, operator.contains, operator.truth)
+_PURE_PREFIXES = ("get_", "is_", "has_")
+_AUGMENTED = {
+    name.strip("_") for name in dir(operator) if name.startswith("__i") and hasattr(operator, "__" + name[3:])
+}
+_RANDOM_PREFIXES = (
+    *("rand", "normal", "bernoulli", "multinomial", "poisson", "uniform", "exponential", "geometric"),
+    *("cauchy", "log_normal", "rrelu", "gumbel", "fractional_max_pool"),
+)
+
+
+def changed(node: fx.Node) -> tuple[fx.Node, ...]:
+    """The nodes whose value this one changes in place, as torch's naming and arguments tell."""
+    if node.op not in ("call_function", "call_method"):
+        return ()
+    found = list(first_argument(node)) if _changes_first(node) else []
+    out = node.kwargs.get("out")
+    found += [each for each in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(each, fx.Node)]
+    return tuple(found)
+
+
+def first_argument(node: fx.Node) -> tuple[fx.Node, ...]:
+    """The value that a call is about, if a node computes it."""
+    first = node.args[0] if node.args else node.kwargs.get("input", node.kwargs.get("self"))
+    return (first,) if isinstance(first, fx.Node) else ()
+
+
+def _changes_first(node: fx.Node) -> bool:
+    if node.kwargs or any(argument is True for argument in node.args):  # perhaps inplace=True
+        return bool(_argument(node, "inplace", False)) or _is_in_place(node.op, node.target)
+    return _is_in_place(node.op, node.target)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_in_place(op: str, target: Any) -> bool:
+    """Whether a target changes its first argument, unless it is told not to."""
+    name = _name(target)
+    if target in (operator.setitem, setattr) or name == "__setitem__" or name.strip("_") in _AUGMENTED:
+        return True
+    if getattr(target, "__module__", "") == "_operator":  # or_, and_, not_ and is_ are Python's own words
+        return False
+    default = _parameters(target).get("inplace", (0, False))[1] if op == "call_function" else False
+    return (name.endswith("_") and not name.endswith("__")) or bool(default)
+
+
+def mutates(node: fx.Node) -> bool:
+    """Whether the node changes a value in place."""
+    return bool(changed(node))
+
+
+def uses_random(node: fx.Node) -> bool:
+    """Whether the node draws random numbers (a dropout that is switched off does not)."""
+    if node.op not in ("call_function", "call_method"):
+        return False
+    name = _name(node.target)
+    if "dropout" in name:
+        return drops(_argument(node, "p", 0.5), _argument(node, "training", True))
+    if name == "scaled_dot_product_attention":
+        return drops(node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0.0), True)
+    return (name.startswith(_RANDOM_PREFIXES) and name != "normalize") or node.kwargs.get("generator") is not None
+
+
+def drops(probability: object, training: object) -> bool:
+    """Whether a dropout of this probability, a constant or a node, may draw."""
+    return training is not False and not (type(probability) in (int, float, bool) and probability == 0)
+
+
+def _name(target: Any) -> str:
+    return target if isinstance(target, str) else getattr(target, "__name__", "")
+
+
+def _argument(node: fx.Node, name: str, default: object) -> object:
+    """An argument by its name: as given by keyword or by position, or the function's own default."""
+    if name in node.kwargs:
+        return node.kwargs[name]
+    known = _parameters(node.target).get(name) if node.op == "call_function" else None
+    if known is None:
+        return default
+    position, own_default = known
+    return node.args[position] if position < len(node.args) else own_default
+
+
+@functools.lru_cache(maxsize=1024)
+def _parameters(target: Any) -> dict[str, tuple[int, Any]]:
+    """Where each parameter of a function stands, and its default; empty for one written in C."""
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    return {parameter.name: (position, parameter.default) for position, parameter in enumerate(parameters)}
+
+
+def changes_object(node: fx.Node) -> bool:
+    """Whether the node calls a method of a stateful object, such as ``cache.update``."""
+    return bool(node.meta.get("opaque")) and not is_pure_query(node.target)
+
+
+def is_pure_query(target: object) -> bool:
+    """Whether a method of a stateful object only asks it something, as its name says (``get_seq_length``)."""
+    return (isinstance(target, str) and target.startswith(_PURE_PREFIXES)) or target in _PURE_QUERIES
+
+
+def has_effect(node: fx.Node) -> bool:
+    """Whether running the node twice, or not at all, can be noticed. Random draws do not count."""
+    if node.target in REGION_FUNCTIONS or node.op == "output":
+        return False
+    if node.op == "call_module":
+        return any(argument.meta.get("object") for argument in node.all_input_nodes)
+    return mutates(node) or changes_object(node)
+
+
+_MAKES_NEW = {"add", "sub", "mul", "truediv", "div", "floordiv", "mod", "pow", "neg", "abs", "where", "cat", "stack"}
+_MAKES_NEW |= {"eq", "ne", "lt", "le", "gt", "ge", "clone", "matmul", "linear", "softmax", "arange", "tensor"}
+_MAKES_NEW |= {"zeros", "ones", "full", "empty", "zeros_like", "ones_like", "full_like", "empty_like"}
+_MAKES_NEW |= {"new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"}
+
+
+def is_local(node: fx.Node) -> bool:
+    """Whether all that the effect of ``node`` changes was made in this graph, so that nobody sees it half done."""
+    if node.meta.get("local"):
+        return True
+    changed = node.all_input_nodes[:1]
+    if node.op == "call_module":
+        changed = [argument for argument in node.all_input_nodes if argument.meta.get("object")]
+    return all(_made_here(value) for value in changed)
+
+
+def _made_here(value: fx.Node) -> bool:
+    """Whether no part of ``value`` existed before: neither an input nor the module's own state is in it."""
+    if value.op in ("placeholder", "get_attr", "call_module"):
+        return False
+    if isinstance(value.target, type) and value.meta.get("object"):  # a cache; it takes settings, and gives none away
+        parts = [part for part in value.all_input_nodes if part.op != "get_attr" or "spec" in part.meta]
+        return all(map(_made_here, parts))
+    name = _name(value.target)
+    if name in _MAKES_NEW and not mutates(value):
+        return True
+    return all(map(_made_here, value.all_input_nodes))
+
+
+def is_removable(node: fx.Node) -> bool:
+    """Whether an unused node can go: it computes a value and nothing else."""
+    if node.op in ("placeholder", "output", "call_module") or node.target in REGION_FUNCTIONS:
+        return False
+    if getattr(node.target, "__name__", "") in ("check", "check_output"):
+        return False
+    return not has_effect(node) and not uses_random(node)
+
+
+def remove_dead(graph: fx.Graph, nodes: Iterable[fx.Node] | None = None) -> None:
+    """Remove unused nodes without effects, last first; of the whole graph, or of ``nodes``."""
+    candidates: list[Any] = list(graph.nodes if nodes is None else nodes)
+    for node in reversed(candidates):
+        if not node.users and is_removable(node):
+            graph.erase_node(node)

@@ -1,0 +1,106 @@
+"""What surrounds a call besides its arguments: the device type, and whether autocast is on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from schedule.capture.recording.recording import Call
+from schedule.capture.recording.specs import TensorSpec
+from schedule.capture.recording.structure import leaves
+from schedule.capture.tracing.signature import Signature
+
+FAST_PATH = "not torch.is_grad_enabled() and not _own['training'] and torch.backends.mha.get_fastpath_enabled()"
+
+
+def quiet_autocast(device_type: str, dtype: torch.dtype | None) -> torch.autocast:
+    """An autocast block that leaves nothing behind: casts of parameters made inside stay out of autocast's cache."""
+    return torch.autocast(device_type, dtype=dtype, enabled=dtype is not None, cache_enabled=False)
+
+
+def parameter_conditions(module: nn.Module, signature: Signature) -> list[str]:
+    """A condition that the module computes in the dtype it had, where no argument tells: it is given token ids, say."""
+    if any(spec.dtype.is_floating_point for spec in signature.tensors.values()):
+        return []
+    floating = ((path, p) for path, p in module.named_parameters() if p.is_floating_point())
+    for path, parameter in floating:
+        *holders, name = path.split(".")
+        holder = "self" + "".join(f"._modules[{part!r}]" for part in holders)
+        return [f"{holder}._parameters[{name!r}].dtype is {parameter.dtype}"]
+    return []
+
+
+def _has_fast_path(module: nn.Module, forward: Callable[..., Any]) -> bool:
+    """Whether torch may run ``module`` as one kernel of its own; under a tracer it does not."""
+    if not isinstance(module, nn.TransformerEncoderLayer) or forward is not nn.TransformerEncoderLayer.forward:
+        return False
+    return bool(module.activation_relu_or_gelu)
+
+
+def on_fast_path(module: nn.Module, forward: Callable[..., Any]) -> bool:
+    """Whether torch has a kernel of its own for all of ``module``, called now: :data:`FAST_PATH`."""
+    enabled = not torch.is_grad_enabled() and torch.backends.mha.get_fastpath_enabled()
+    return enabled and not module.training and _has_fast_path(module, forward)
+
+
+def fast_path_conditions(module: nn.Module, forward: Callable[..., Any]) -> list[str]:
+    """A condition that torch's own kernel is not to be had."""
+    return [f"not ({FAST_PATH})"] if _has_fast_path(module, forward) else []
+
+
+def autocast_dtype(call: Call) -> torch.dtype | None:
+    """What autocast casts to now, where ``call`` runs; None while it is off."""
+    environment = Environment.of(call, None)
+    kind = str(environment.device_type)
+    if not environment.can_autocast or not torch.is_autocast_enabled(kind):
+        return None
+    return torch.get_autocast_dtype(kind)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Surroundings that a graph's constants depend on.
+
+    Attributes:
+        device_type: where the first tensor of the call lives; None for a call without tensors.
+        autocast: dtype that autocast casts to there; None while it is off.
+    """
+
+    device_type: str | None
+    autocast: torch.dtype | None
+
+    @classmethod
+    def of(cls, call: Call, autocast: torch.dtype | None) -> Environment:
+        """The environment of a recorded call."""
+        specs = (leaf for _, leaf in leaves((call.args, call.kwargs)) if isinstance(leaf, TensorSpec))
+        first = next(specs, None)
+        return cls(None if first is None else first.device.type, autocast)
+
+    @property
+    def can_autocast(self) -> bool:
+        """Whether there is autocast for the device type."""
+        return self.device_type is not None and torch.amp.is_autocast_available(self.device_type)
+
+    def entered(self) -> AbstractContextManager[Any]:
+        """The autocast block to trace under, which also shuts out one that happens to be open."""
+        if not self.can_autocast:
+            return contextlib.nullcontext()
+        return quiet_autocast(str(self.device_type), self.autocast)
+
+    def conditions(self, signature: Signature) -> list[str]:
+        """Python conditions that a call is made in this environment."""
+        first = next((text for text, spec in signature.tensors.items()), None)
+        if first is None:
+            return []
+        found = [f"{first}.device.type == {self.device_type!r}"]
+        if self.can_autocast:
+            enabled = f"torch.is_autocast_enabled({self.device_type!r})"
+            wanted = f"torch.get_autocast_dtype({self.device_type!r}) is {self.autocast}"
+            found.append(f"not {enabled}" if self.autocast is None else f"{enabled} and {wanted}")
+        return found

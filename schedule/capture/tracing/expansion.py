@@ -1,0 +1,231 @@
+"""Opening small leaf modules, so that a pattern of torch operations also matches where modules compute them.
+
+::
+
+    before:  y = self.c_fc(x);  z = self.act(y)
+    after:   y = torch.matmul(x, self.c_fc.weight) + self.c_fc.bias;  z = 0.5 * y * (1 + torch.tanh(…))
+
+A Linear (and transformers' Conv1D) becomes a product without bias and an addition, on the same parameters; any other
+module without children becomes what its forward computes. Names of nodes are the same whichever calls are opened.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from schedule.capture.recording.recording import Call, Recording
+from schedule.capture.recording.specs import TensorSpec
+from schedule.capture.recording.structure import map_structure
+from schedule.capture.tracing.effects import has_effect
+from schedule.capture.tracing.hooks import is_hooked
+from schedule.capture.tracing.own_forward import is_conv1d, is_projection
+from schedule.capture.tracing.portable import pack_graph, unpack_graph
+from schedule.capture.tracing.reading.ledger import Ledger, whole
+from schedule.capture.tracing.signature import Parameters
+from schedule.capture.tracing.specialization import Entered, Specialisation, in_mode, original_class, specialise
+from schedule.util.errors import TraceError
+
+_LARGEST = 40
+_CLOSED = (nn.modules.batchnorm._BatchNorm, nn.Embedding, nn.EmbeddingBag, nn.modules.conv._ConvNd, nn.RNNBase)
+
+
+@dataclass
+class Expansion:
+    """A graph with leaf modules opened.
+
+    Attributes:
+        graph: the copy that holds their insides.
+        origin: name of an inlined node → name of the call it came from.
+        entered: path of each opened submodule → what its guard needs; for :meth:`Specialisation.with_graph`.
+        closed: paths of submodules whose inside cannot be written.
+    """
+
+    graph: fx.Graph
+    origin: dict[str, str] = field(default_factory=dict)
+    entered: dict[str, Entered] = field(default_factory=dict)
+    closed: set[str] = field(default_factory=set)
+
+
+_full: weakref.WeakKeyDictionary[fx.Graph, list[Expansion]] = weakref.WeakKeyDictionary()
+
+
+def expand(
+    specialisation: Specialisation, module: nn.Module, recording: Recording, only: Collection[str] | None = None
+) -> Expansion:
+    """A copy of the graph of ``specialisation`` with the leaf modules that ``module`` calls opened.
+
+    Args:
+        specialisation: one traced forward of ``module``.
+        module: the module it was traced from.
+        recording: the run it was recorded in.
+        only: names of the calls to open; every one that can be if None (that copy is kept and shared: read only).
+    """
+    if only is not None:
+        return _expanded(specialisation, module, recording, only)
+    known = _full.setdefault(specialisation.graph, [])
+    if known:
+        with in_mode(module, specialisation.training):
+            for expansion in known:
+                if _fits(expansion, specialisation.graph, module):
+                    return expansion
+    known.append(_expanded(specialisation, module, recording, None))
+    return known[-1]
+
+
+def _fits(expansion: Expansion, graph: fx.Graph, module: nn.Module) -> bool:
+    """Whether an expansion made for one module holds for another that shares its graph."""
+    for path in {str(node.target) for node in graph.nodes if node.op == "call_module"}:
+        child, entered = module.get_submodule(path), expansion.entered.get(path)
+        if entered is None:
+            if _can_open(child) and not (is_projection(child) and child.bias is None) and path not in expansion.closed:
+                return False
+            continue
+        unlike = entered.scheduled is (type(child) is original_class(child))
+        if unlike or not _can_open(child) or not entered.ledger.holds(child):
+            return False
+    return True
+
+
+def _expanded(
+    specialisation: Specialisation, module: nn.Module, recording: Recording, only: Collection[str] | None
+) -> Expansion:
+    expansion = Expansion(unpack_graph(pack_graph(specialisation.graph)))
+    for call in list(expansion.graph.nodes):
+        if call.op == "call_module" and (only is None or call.name in only):
+            child = module.get_submodule(str(call.target))
+            if _can_open(child):
+                _open(expansion, call, child, specialisation, recording)
+    return expansion
+
+
+def _can_open(child: nn.Module) -> bool:
+    known = type(child) is original_class(child) or _own_graph(child, True) is not None
+    plain = known and not is_hooked(child) and "forward" not in vars(child)
+    return plain and not child._modules and not isinstance(child, _CLOSED) and "__call__" not in vars(type(child))
+
+
+def _own_graph(child: nn.Module, training: bool) -> Specialisation | None:
+    """The graph that a scheduled child runs whatever it is given, as a sharded one does; None if there is none."""
+    state = vars(child).get("_schedule_state")
+    for made in getattr(state, "specialisations", ()):
+        conditional = made.signature.conditions or made.guards or made.ledger or made.entered
+        if made.training is training and not conditional and not made.has_checks:
+            return made
+    return None
+
+
+def _open(
+    expansion: Expansion, call: fx.Node, child: nn.Module, specialisation: Specialisation, recording: Recording
+) -> None:
+    path, graph = str(call.target), expansion.graph
+    ledger = Ledger()
+    own = _own_graph(child, specialisation.training)
+    result: fx.Node | None
+    with graph.inserting_before(call):
+        if own is not None:
+            nodes, result = _inline(graph, call, child, own)
+        elif is_projection(child):
+            if child.bias is None:
+                return
+            nodes, result = _open_projection(graph, call, child)
+            ledger = whole(child)
+        else:
+            inside = _inside(child, call, recording, specialisation)
+            if inside is None:
+                expansion.closed.add(path)
+                return
+            ledger = inside.ledger
+            nodes, result = _inline(graph, call, child, inside)
+    if result is None:
+        expansion.closed.add(path)
+        return
+    expansion.origin.update(dict.fromkeys((node.name for node in nodes), call.name))
+    expansion.entered[path] = Entered(original_class(child), ledger, scheduled=own is not None)
+    call.replace_all_uses_with(result)
+    graph.erase_node(call)
+
+
+def _open_projection(graph: fx.Graph, call: fx.Node, child: Any) -> tuple[list[fx.Node], fx.Node]:
+    source = call.args[0] if call.args else next(iter(call.kwargs.values()))
+    weight = graph.create_node("get_attr", f"{call.target}.weight", name=f"{call.name}__weight")
+    product_of = torch.matmul if is_conv1d(type(child)) else F.linear
+    product = graph.create_node("call_function", product_of, (source, weight), name=f"{call.name}__product")
+    bias = graph.create_node("get_attr", f"{call.target}.bias", name=f"{call.name}__bias")
+    made = {weight: TensorSpec.of(child.weight), product: call.meta.get("spec"), bias: TensorSpec.of(child.bias)}
+    result = call.meta.get("spec")
+    if isinstance(result, TensorSpec) and result.dtype != child.bias.dtype:  # autocast narrows the bias too
+        bias = graph.create_node("call_method", "to", (bias, result.dtype), name=f"{call.name}__bias_narrowed")
+        made[bias] = replace(TensorSpec.of(child.bias), dtype=result.dtype)
+    total = graph.create_node("call_function", operator.add, (product, bias), name=f"{call.name}__add")
+    made[total] = result
+    for node, spec in made.items():
+        node.meta.update(spec=spec, source=call.meta.get("source", ""), module=str(call.target))
+    return list(made), total
+
+
+def _inside(child: nn.Module, call: fx.Node, recording: Recording, caller: Specialisation) -> Specialisation | None:
+    """The graph of ``child`` for this call; None if it cannot be opened."""
+    described = map_structure((call.args, dict(call.kwargs)), _described)
+    if any(part is _UNKNOWN for part in (*described[0], *described[1].values())):
+        return None
+    call_of_child = Call(described[0], described[1], None)
+    try:
+        inside = specialise(
+            child, original_class(child).forward, call_of_child, recording, caller.training, autocast=caller.autocast
+        )
+    except TraceError:
+        return None
+    simple = not inside.guards and len(inside.graph.nodes) <= _LARGEST
+    return inside if simple and not any(map(has_effect, inside.graph.nodes)) else None
+
+
+_UNKNOWN = object()
+
+
+def _described(leaf: Any) -> Any:
+    if not isinstance(leaf, fx.Node):
+        return leaf
+    spec = leaf.meta.get("spec")
+    return spec if isinstance(spec, TensorSpec) else _UNKNOWN
+
+
+def _inline(
+    graph: fx.Graph, call: fx.Node, child: nn.Module, inside: Specialisation
+) -> tuple[list[fx.Node], fx.Node | None]:
+    bound = Parameters(original_class(child).forward).bind(call.args, dict(call.kwargs))
+    if any(text not in bound for text in inside.signature.inputs.values()):
+        return [], None
+    mapped: dict[fx.Node, Any] = {}
+    made: list[fx.Node] = []
+    for node in inside.graph.nodes:
+        if node.op == "placeholder":
+            mapped[node] = bound[inside.signature.inputs[str(node.target)]]
+        elif node.op == "output":
+            result = node.args[0]
+            if isinstance(result, fx.Node) and mapped[result] in made:
+                return made, mapped[result]
+            for extra in reversed(made):
+                graph.erase_node(extra)
+            return [], None
+        else:
+            mapped[node] = _copy_inside(graph, call, node, mapped)
+            made.append(mapped[node])
+    return [], None
+
+
+def _copy_inside(graph: fx.Graph, call: fx.Node, node: fx.Node, mapped: dict[fx.Node, Any]) -> fx.Node:
+    target = f"{call.target}.{node.target}" if node.op in ("get_attr", "call_module") else node.target
+    args = fx.node.map_arg(node.args, lambda n: mapped[n])
+    kwargs = fx.node.map_arg(node.kwargs, lambda n: mapped[n])
+    copied = graph.create_node(node.op, target, args, kwargs, name=f"{call.name}__{node.name}")
+    copied.meta.update(node.meta, module=str(call.target))
+    copied.meta["source"] = node.meta.get("source") or call.meta.get("source", "")  # torch's own lines tell nothing
+    return copied

@@ -1,0 +1,108 @@
+"""Autograd functions of the user's, unless their backward is the derivative of their forward, and scripted ones: one
+node each."""
+
+from __future__ import annotations
+
+import importlib
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.autograd import Function
+from torch.jit import ScriptFunction
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils.checkpoint import CheckpointFunction
+
+from schedule.capture.recording.source import user_line
+from schedule.capture.recording.structure import leaves, map_structure
+from schedule.capture.tracing.derivatives import entered, is_derivative
+from schedule.capture.tracing.trace import Trace
+from schedule.util.errors import TraceError
+
+
+class Applied:
+    """A graph target that applies an autograd function, forward and backward as they are written, or a scripted one."""
+
+    def __init__(self, function: type[Function] | ScriptFunction) -> None:
+        self.function = function
+        self.__name__ = str(function.__name__ if isinstance(function, type) else function.name)
+        self.__module__ = __name__  # what begins with "torch" would be printed as if torch had it
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        run = self.function.apply if isinstance(self.function, type) else self.function
+        return run(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Applied) and self.function is other.function
+
+    def __hash__(self) -> int:
+        return hash((Applied, self.function))
+
+    def __reduce__(self) -> Any:
+        if isinstance(self.function, type):
+            return Applied, (self.function,)
+        written: Any = self.function._torchdynamo_inline  # type: ignore[attr-defined]
+        return _scripted, (written.__module__, written.__qualname__)
+
+
+def _scripted(module: str, name: str) -> Applied:
+    return Applied(operator.attrgetter(name)(importlib.import_module(module)))
+
+
+class FunctionTracker:
+    """Writes autograd functions and scripted ones as nodes of one trace. Checkpoints are entered."""
+
+    def __init__(self, tracer: Trace) -> None:
+        self.tracer = tracer
+
+    def apply(self, cls: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``cls.apply(*args, **kwargs)``.
+
+        Raises:
+            TraceError: it is given a function or module, so that a node would hide calls of the model; or it changes
+                what it is given.
+        """
+        if cls is CheckpointFunction or not writes(self.tracer):
+            return cls.apply(*args, **kwargs)
+        if is_derivative(cls, args, kwargs):
+            return entered(cls, args)
+        with torch._C.DisableTorchFunction():
+            return _written(self.tracer, Applied(cls), cls.apply, args, kwargs)
+
+    def scripted(self, function: ScriptFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of a function of TorchScript."""
+        if not writes(self.tracer):
+            return function(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            return _written(self.tracer, Applied(function), function, args, kwargs)
+
+
+def writes(tracer: Trace) -> bool:
+    """Whether ``tracer`` is not just finding out what a call computes."""
+    return not torch._C._is_torch_function_all_disabled() and tracer in _get_current_function_mode_stack()
+
+
+def _written(
+    tracer: Trace, target: Applied, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    if any(isinstance(leaf, nn.Module) or callable(leaf) for _, leaf in leaves((args, kwargs))):
+        raise _refused(f"the function {target.__name__} is given a function or module to call")
+    node: fx.Node = tracer.emit(target, tracer.as_nodes(args), tracer.as_nodes(kwargs))
+    real_args, real_kwargs = map_structure(args, tracer.value_of), map_structure(kwargs, tracer.value_of)
+    given = [leaf for _, leaf in leaves((real_args, real_kwargs)) if isinstance(leaf, torch.Tensor)]
+    versions = [tensor._version for tensor in given]
+    with tracer.recording.fake_mode:
+        value = apply(*real_args, **real_kwargs)
+    if versions != [tensor._version for tensor in given]:
+        raise _refused(f"the function {target.__name__} changes what it is given in place")
+    return tracer.track(value, node)
+
+
+def _refused(why: str) -> TraceError:
+    return TraceError(
+        why,
+        where=user_line(),
+        fix="keep the module that applies it a leaf (`leaves=(…,)`), or schedule its submodules instead",
+    )

@@ -1,0 +1,187 @@
+"""From guards found while tracing to conditions that are checked before a graph runs.
+
+A guard says: the graph holds only where this node computes the value seen. Where the node depends on nothing but
+inputs' sizes, parameters and plain numbers it becomes a Python condition on the arguments; otherwise a check is
+put into the graph, which is allowed only before anything that cannot be undone. Random numbers that were drawn by then
+and caches are put back (:mod:`schedule.capture.tracing.trials`).
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from schedule.capture.recording.structure import literal, member_source
+from schedule.capture.tracing.dims import size_read
+from schedule.capture.tracing.effects import has_effect, is_pure_query
+from schedule.capture.tracing.replaying import Made
+from schedule.capture.tracing.restoring import can_be_undone
+from schedule.capture.tracing.scalars import scalar_of
+from schedule.capture.tracing.tracer import ModuleTracer
+from schedule.util.errors import TraceError
+
+_INFIX = {
+    operator.add: "+",
+    operator.sub: "-",
+    operator.mul: "*",
+    operator.truediv: "/",
+    operator.floordiv: "//",
+    operator.mod: "%",
+    operator.pow: "**",
+    operator.eq: "==",
+    operator.ne: "!=",
+    operator.lt: "<",
+    operator.le: "<=",
+    operator.gt: ">",
+    operator.ge: ">=",
+    operator.and_: "&",
+    operator.or_: "|",
+}
+_QUESTIONS: dict[Any, str] = {operator.truth: "bool({0})", len: "len({0})", operator.contains: "({1} in {0})"}
+_PURE_CALLS = {"min": min, "max": max, "float": float, "int": int, "abs": abs, "round": round}
+
+
+class GuardMiss(Exception):
+    """A check inside a graph failed; the caller runs the original forward.
+
+    Attributes:
+        made: calls of submodules that the original forward must not make again.
+    """
+
+    made: tuple[Made, ...] = ()
+
+
+def check(value: Any, expected: Any, condition: str) -> None:
+    """Raise :class:`GuardMiss` unless ``value`` is what it was in the recorded run.
+
+    Truths are compared as such: under ``torch.compile`` they are symbolic, and ``!=`` is not known to those.
+    """
+    if bool(value) is not expected if isinstance(expected, bool) else value != expected:
+        raise GuardMiss(f"{condition} is {value}, was {expected}")
+
+
+class NotBeforehand(Exception):
+    """The value is only known while the graph runs."""
+
+
+def expression(node: Any, inputs: dict[fx.Node, str], tracer: ModuleTracer) -> str:
+    """Python source that computes ``node`` from ``self`` and the arguments.
+
+    Args:
+        node: a graph node or a constant.
+        inputs: how each placeholder is written.
+        tracer: knows where sizes come from.
+
+    Raises:
+        NotBeforehand: it depends on more than sizes and numbers.
+    """
+    if not isinstance(node, fx.Node):
+        return literal(node)
+    if node in inputs:
+        return inputs[node]
+    if node.op == "get_attr":
+        return functools.reduce(member_source, str(node.target).split("."), "self")
+    asks_object = bool(node.meta.get("opaque")) and is_pure_query(node.target)
+    if node.op == "call_method" and (node.target == "numel" or asks_object):
+        parts = [expression(arg, inputs, tracer) for arg in node.args]
+        return f"{parts[0]}.{node.target}({', '.join(parts[1:])})"
+    if node.op != "call_function":
+        raise NotBeforehand(node.name)
+    if node.target in _QUESTIONS and node.meta.get("opaque"):
+        if _changed_before(node):
+            raise NotBeforehand(node.name)
+        return _QUESTIONS[node.target].format(*(expression(arg, inputs, tracer) for arg in node.args))
+    if (read := size_read(node)) is not None and read[0].op not in ("placeholder", "get_attr"):
+        size = tracer.sizes.assumed(*read, node.meta["spec"])
+        if size is None:
+            raise NotBeforehand(node.name)
+        scalar = scalar_of(size)
+        return repr(size) if scalar is None else expression(scalar.node, inputs, tracer)
+    return _call_expression(node, [expression(arg, inputs, tracer) for arg in node.args])
+
+
+def _changed_before(question: fx.Node) -> bool:
+    """Whether the graph has changed the object that ``question`` asks, or a part of it, by then."""
+    asked = _place(question.args[0])
+    for node in question.graph.nodes:
+        if node is question:
+            return False
+        if has_effect(node) and any(_overlap(asked, _place(n)) for n in node.all_input_nodes if n.meta.get("object")):
+            return True
+    return False
+
+
+def _place(value: Any) -> tuple[Any, ...]:
+    """Where an object is: the input or call it comes from, then attribute by attribute."""
+    if isinstance(value, fx.Node) and value.target is getattr:
+        return (*_place(value.args[0]), value.args[1])
+    return (value,)
+
+
+def _overlap(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
+    return all(x == y for x, y in zip(a, b, strict=False))
+
+
+def _call_expression(node: fx.Node, parts: list[str]) -> str:
+    if node.target is getattr:
+        return f"{parts[0]}.{node.args[1]}"
+    if node.target is operator.getitem and isinstance(node.args[1], int):
+        return f"{parts[0]}[{parts[1]}]"
+    if node.target in _INFIX:
+        return f"({parts[0]} {_INFIX[node.target]} {parts[1]})"
+    if node.target is operator.neg:
+        return f"(-{parts[0]})"
+    if node.target is operator.not_:
+        return f"(not {parts[0]})"
+    name = getattr(node.target, "__name__", "")
+    if _PURE_CALLS.get(name) is node.target:
+        return f"{name}({', '.join(parts)})"
+    raise NotBeforehand(node.name)
+
+
+def conditions(tracer: ModuleTracer, inputs: dict[fx.Node, str]) -> list[str]:
+    """Python conditions for what the tracer guards on; what can only be decided on the way becomes a check."""
+    graph, found, done = tracer.graph, [], set()
+    output = next(reversed(graph.nodes))
+    with graph.inserting_before(output):
+        while pending := [node for node in tracer.guards if node not in done]:
+            for node in pending:  # tracing sizes back may add guards
+                done.add(node)
+                text = _traced_expression(node, inputs, tracer)
+                if text is None:
+                    _insert_check(graph, node, tracer.guards[node])
+                else:
+                    found.append(_condition(text, tracer.guards[node]))
+    return list(dict.fromkeys(found))
+
+
+def _condition(text: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return text if value else f"not {text}"
+    return f"{text} is {value}" if isinstance(value, torch.dtype) else f"{text} == {literal(value)}"
+
+
+def _traced_expression(node: fx.Node, inputs: dict[fx.Node, str], tracer: ModuleTracer) -> str | None:
+    try:
+        return expression(node, inputs, tracer)
+    except NotBeforehand:
+        return None
+
+
+def _insert_check(graph: fx.Graph, node: fx.Node, value: Any) -> None:
+    for earlier in graph.nodes:
+        if earlier is node:
+            break
+        if not can_be_undone(earlier):
+            raise TraceError(
+                f"a branch depends on {node.name}, which is only known after {earlier.name} has changed state",
+                where=node.meta.get("source", ""),
+                fix="schedule the submodules instead, or mark the module that holds the branch as a leaf",
+            )
+    with graph.inserting_after(node):
+        inserted = graph.call_function(check, (node, value, node.name))
+    inserted.meta["source"] = node.meta.get("source", "")

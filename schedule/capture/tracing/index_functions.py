@@ -1,0 +1,224 @@
+"""Functions that compute indices from indices, such as where in a text its images are: calls of the graph.
+
+What they do depends on the data they are given, token by token: written down step by step, it would hold for these data
+alone. As a call it holds for any. A function is called if all that it is given and gives are integers, flags and
+numbers, and it changes nothing: a first trace finds out which read data in such a way, a second one writes the calls.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from types import CodeType, FrameType, FunctionType
+from typing import Any, Protocol
+
+import torch
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from schedule.capture.recording.data import is_shaped_by_data
+from schedule.capture.recording.specs import TensorSpec
+from schedule.capture.recording.structure import leaves
+from schedule.capture.tracing.effects import has_effect, is_local, uses_random
+from schedule.capture.tracing.functions import writes
+from schedule.capture.tracing.reading.instrument import original_code
+from schedule.capture.tracing.trace import Trace
+from schedule.util.errors import TraceError
+
+Place = CodeType
+"""A function, by its code."""
+
+_NUMBERS = (bool, int, float, str, type(None), torch.SymInt, torch.SymFloat, torch.SymBool, torch.dtype, torch.device)
+
+
+def indices_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """``function(*args, **kwargs)``: what a call of a function of indices is in a graph."""
+    return function(*args, **kwargs)
+
+
+class Following(Protocol):
+    """What follows the functions that a forward calls."""
+
+    @property
+    def assigned(self) -> int:
+        """How many attributes were assigned so far."""
+
+    def call_function(self, function: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``function(*args, **kwargs)``, its code followed."""
+
+
+class IndexFunctions:
+    """Those of one trace.
+
+    Args:
+        tracer: the trace.
+        known: which functions are to be calls.
+
+    Attributes:
+        outermost: further ones that could be; of those that call each other the outermost.
+        innermost: the same, of those that call each other the innermost.
+        refused: whether one of those that are known does more than a call of the graph may.
+    """
+
+    def __init__(self, tracer: Trace, known: frozenset[Place]) -> None:
+        self.tracer, self.known = tracer, known
+        self.outermost: set[Place] = set()
+        self.innermost: set[Place] = set()
+        self.refused = False
+        self._inside = False
+        self._replaced: list[list[fx.Node]] = []
+
+    # -- finding them ----------------------------------------------------------------------------------------
+
+    def notice(self, func: Any, args: tuple[Any, ...]) -> None:
+        """``func`` is called: if it looks at data, by which functions of indices?"""
+        frame = sys._getframe(2)
+        if not is_shaped_by_data(func, args) and not _lists_numbers(func, frame):
+            return
+        places: list[Place] = []
+        while frame.f_back is not None and not self._is_forward(frame):
+            if self._may_take_indices(frame) and (place := self._place(frame)) is not None:
+                places.append(place)
+            frame = frame.f_back
+        self.innermost.update(places[:1])
+        self.outermost.update(places[-1:])
+
+    def choices(self) -> list[frozenset[Place]]:
+        """Which functions to call, the best choice first; none where no function looks at data."""
+        return list(dict.fromkeys(frozenset(each) for each in (self.outermost, self.innermost) if each))
+
+    def _is_forward(self, frame: FrameType) -> bool:
+        return frame.f_code.co_name == "forward" and isinstance(frame.f_locals.get("self"), nn.Module)
+
+    def _may_take_indices(self, frame: FrameType) -> bool:
+        """Whether the tensors are indices; what else is given is seen when the function is called."""
+        code = frame.f_code
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        given = [leaf for name in names if name != "self" for _, leaf in leaves(frame.f_locals.get(name))]
+        found = [leaf for leaf in given if isinstance(leaf, torch.Tensor)]
+        return bool(found) and _are_indices(found)
+
+    def _place(self, frame: FrameType) -> Place | None:
+        """The function that runs in ``frame``, if it is followed and can be called by a graph."""
+        code = original_code(frame.f_code)
+        return None if code is frame.f_code or "<locals>" in code.co_qualname else code
+
+    # -- calling them ----------------------------------------------------------------------------------------
+
+    def handles(
+        self, following: Following, function: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[], Any] | None:
+        """The call of a function that is to be one of the graph; None if it is not."""
+        if self._inside or function.__code__ not in self.known or not writes(self.tracer):
+            return None
+        module = args[0] if args and isinstance(args[0], nn.Module) else None
+        given = args if module is None else args[1:]
+        if (module is not None and not self._is_watched(module)) or not _are_indices((given, kwargs)):
+            return None
+        return lambda: self._call(following, self._target(function, module), function, args, given, kwargs)
+
+    def _is_watched(self, module: nn.Module) -> bool:
+        """Whether what ``module`` assigns to its attributes is seen."""
+        path = self.tracer.path_of(module)
+        return path is not None and ("." not in path or path in self.tracer.entered)
+
+    def _target(self, function: FunctionType, module: nn.Module | None) -> Callable[[], Any]:
+        """What the function is in the graph, to be written."""
+        if module is None:
+            named = vars(sys.modules.get(function.__module__, sys)).get(function.__name__)
+            found = named if named is not None and inspect.unwrap(named) is function else function
+            return lambda: self.tracer.node_of(found)
+        path = self.tracer.path_of(module)
+        return lambda: self.tracer.graph.get_attr(f"{path}.{function.__name__}" if path else function.__name__)
+
+    def _call(
+        self,
+        following: Following,
+        target: Callable[[], Any],
+        function: Any,
+        args: tuple[Any, ...],
+        given: tuple[Any, ...],
+        kwargs: Any,
+    ) -> Any:
+        tracer = self.tracer
+        guards, last, before = dict(tracer.guards), _last(tracer.graph), self._state(following, (given, kwargs))
+        self._inside = True
+        try:
+            value = following.call_function(function, args, kwargs)
+        finally:
+            self._inside = False
+        steps = _after(last, tracer.graph)
+        changed = before != self._state(following, (given, kwargs))
+        if changed or not _are_results(value) or not all(map(_is_quiet, steps)):
+            self.refused = True
+            return value
+        tracer.guards.clear()
+        tracer.guards.update(guards)
+        self._replaced.append(steps)
+        with torch._C.DisableTorchFunction():
+            operands, options = tracer.as_nodes(given), tracer.as_nodes(kwargs)
+            node = tracer.emit(indices_of, (target(), *operands), options)
+            value = tracer.outputs[node] = tracer.track(value, node)
+        return value
+
+    def _state(self, following: Following, value: Any) -> list[Any]:
+        """What is in the containers of ``value``, how often its tensors were written to, and attributes assigned."""
+        with torch._C.DisableTorchFunction():
+            held = [(path, id(x), x._version if isinstance(x, torch.Tensor) else 0) for path, x in leaves(value)]
+        return [held, following.assigned]
+
+    def remove_replaced(self) -> None:
+        """Remove the steps of the functions that are calls, but for sizes of their arguments that others use too.
+
+        Raises:
+            TraceError: other values of theirs are used: a function has left them in an attribute.
+        """
+        for steps in reversed(self._replaced):
+            for node in reversed(steps):
+                if not node.users and node not in self.tracer.guards:
+                    node.graph.erase_node(node)
+                elif isinstance(node.meta.get("spec"), TensorSpec) and node.op != "get_attr":
+                    raise TraceError("a function of indices leaves a tensor where others find it")
+
+
+def _lists_numbers(func: Any, frame: FrameType) -> bool:
+    """Whether ``tensor.tolist()`` calls this."""
+    if func.__name__ not in ("unbind", "item"):
+        return False
+    return FakeTensor.tolist.__code__ in [caller.f_code for caller in (frame, frame.f_back) if caller is not None]
+
+
+def _are_indices(value: Any) -> bool:
+    return all(_is_index(leaf) for _, leaf in leaves(value))
+
+
+def _is_index(leaf: Any) -> bool:
+    if not isinstance(leaf, torch.Tensor):
+        return isinstance(leaf, _NUMBERS)
+    with torch._C.DisableTorchFunction():
+        return not (leaf.is_floating_point() or leaf.is_complex())
+
+
+def _are_results(value: Any) -> bool:
+    """Whether a graph can check, at another call, that the function gave something of this kind."""
+    parts = [leaf for _, leaf in leaves(value)]
+    return value is not None and _are_indices(value) and not any(isinstance(leaf, str) for leaf in parts)
+
+
+def _is_quiet(node: fx.Node) -> bool:
+    """Whether nobody outside of a function notices that it does this."""
+    return node.op != "call_module" and not uses_random(node) and (not has_effect(node) or is_local(node))
+
+
+def _last(graph: fx.Graph) -> fx.Node:
+    return next(iter(reversed(graph.nodes)))
+
+
+def _after(last: fx.Node, graph: fx.Graph) -> list[fx.Node]:
+    found = []
+    for node in reversed(graph.nodes):
+        if node is last:
+            break
+        found.append(node)
+    return found[::-1]

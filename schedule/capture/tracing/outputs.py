@@ -1,0 +1,119 @@
+"""What a call of a submodule gave when it was traced, checked when the graph runs.
+
+A graph holds for outputs of the structure that was seen: as many items, the same fields, None where None was. A
+submodule decides that by itself, for example by a flag of its own that was set afterwards.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from schedule.capture.recording.structure import is_plain_mapping
+from schedule.capture.tracing.guards import GuardMiss
+from schedule.capture.tracing.restoring import can_be_undone
+from schedule.util.errors import ScheduleError
+
+Path = tuple[Any, ...]
+Expected = tuple[tuple[Path, Any], ...]
+"""Places in an output, each with what is there: ``"tensor"``, ``"object"``, ``"none"``, how many items, what fields."""
+
+
+class OutputMiss(GuardMiss):
+    """A submodule gave an output of another structure than in the recorded run."""
+
+
+def check_output(value: Any, expected: Expected, call: str, final: bool) -> None:
+    """Raise :class:`OutputMiss` unless ``value`` has the structure that it had in the recorded run.
+
+    Args:
+        value: what the submodule returned.
+        expected: what is asked of it.
+        call: which submodule, for messages.
+        final: whether something was changed that the original forward would change a second time.
+
+    Raises:
+        ScheduleError: it has not, and with ``final``, when the original forward cannot run any more.
+    """
+    for path, kind in expected:
+        found = _kind(value, path, kind)
+        if found != kind:
+            where = f"the output of {call}" + "".join(f"[{step!r}]" for step in path)
+            why = f"{where} is {found}, was {kind} when it was recorded"
+            if final:
+                raise ScheduleError(
+                    f"{why}; a tensor was written to in place by then, so the original forward cannot run either",
+                    fix="undo, or schedule the model anew with inputs and settings as they are now",
+                )
+            raise OutputMiss(why)
+
+
+def _kind(value: Any, path: Path, kind: Any) -> Any:
+    try:
+        for step in path:
+            value = value[step]
+    except (KeyError, IndexError, TypeError):
+        return "missing"
+    if value is None:
+        return "none"
+    if isinstance(value, torch.Tensor) or hasattr(type(value), "__torch_function__"):  # or what stands in for one
+        return "tensor"
+    if kind == "object" and not isinstance(value, (tuple, list, dict)):
+        return "object"
+    if isinstance(kind, int) and isinstance(value, (tuple, list)):
+        return len(value)
+    if isinstance(kind, tuple) and isinstance(value, dict):
+        return kind if set(value) <= set(kind) else tuple(value)
+    return type(value).__name__
+
+
+def insert_checks(outputs: dict[fx.Node, Any]) -> None:
+    """Put a check behind every call, of a submodule or of a function of indices, whose output has parts.
+
+    Args:
+        outputs: nodes of calls, with the tracked values that they gave.
+    """
+    for node, value in outputs.items():
+        if not isinstance(value, (tuple, list)) and not is_plain_mapping(value):
+            continue
+        final = not all(map(can_be_undone, _up_to(node)))
+        with node.graph.inserting_after(node):
+            name = node.target if isinstance(node.target, str) else node.name
+            arguments = (node, tuple(_expected(node, value, ())), name, final)
+            inserted = node.graph.call_function(check_output, arguments)
+        inserted.meta["source"] = node.meta.get("source", "")
+
+
+def _up_to(node: fx.Node) -> Iterator[fx.Node]:
+    for each in node.graph.nodes:
+        yield each
+        if each is node:
+            return
+
+
+def _expected(node: fx.Node | None, value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    """What the rest of the graph builds on: structure, None wherever it was, tensors that it uses."""
+    if value is None:
+        yield path, "none"
+    elif isinstance(value, torch.Tensor):
+        if node is not None and node.users:
+            yield path, "tensor"
+    elif isinstance(value, (tuple, list)):
+        yield path, len(value)
+        for index, item in enumerate(value):
+            yield from _expected(_item(node, index), item, (*path, index))
+    elif is_plain_mapping(value) and all(isinstance(key, str) for key in value):
+        yield path, tuple(value)
+        for key, item in value.items():
+            yield from _expected(_item(node, key), item, (*path, key))
+    elif node is not None and node.meta.get("object") and node.users:
+        yield path, "object"
+
+
+def _item(node: fx.Node | None, key: Any) -> fx.Node | None:
+    users = () if node is None else node.users
+    return next((user for user in users if user.target is operator.getitem and user.args[1] == key), None)

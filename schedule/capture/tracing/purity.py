@@ -1,0 +1,132 @@
+"""Whether calling a module twice can be noticed, as far as its code tells.
+
+A graph that finds on its way that it does not hold is followed by the original forward from its start, which calls the
+modules before that point a second time. That is harmless for layers that only compute. Code that may write to anything
+but its own local variables is told by its instructions and by the names of the methods that it calls.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from schedule.capture.snapshots.code import function_in, globals_named, is_outside, members_named, names_in
+from schedule.capture.tracing.hooks import is_hooked
+
+_WRITING = {f"{verb}_{kind}" for verb in ("STORE", "DELETE") for kind in ("ATTR", "SUBSCR", "SLICE", "GLOBAL")}
+_FIXED = (tuple, frozenset, types.MappingProxyType)
+_CHANGING = {name for kind in (list, dict, set, deque, bytearray) for name in dir(kind) if not name.startswith("_")}
+_CHANGING -= {name for kind in _FIXED for name in dir(kind)} | {name for name in dir(bytes)} | {"fromkeys"}
+_CHANGING |= {"setattr", "delattr", "print", "open", "write", "exec", "eval", "next", "send", "put"}
+
+
+def is_repeatable(module: nn.Module, training: bool) -> bool:
+    """Whether nobody notices a second call of ``module``, whose random numbers are drawn anew.
+
+    Args:
+        module: the module, with all that is in it.
+        training: whether batch norms update their statistics.
+    """
+    return not any(is_hooked(child) or may_write(child) or (training and _counts(child)) for child in module.modules())
+
+
+def _counts(module: nn.Module) -> bool:
+    return isinstance(module, _NormBase) and module.track_running_stats
+
+
+def may_write(module: nn.Module) -> bool:
+    """Whether the forward of ``module`` itself may write to anything but tensors and containers of its own making."""
+    if "forward" in vars(module):
+        return True
+    cls: Any = getattr(type(module), "_schedule_original", type(module))
+    if is_outside(cls.__module__):
+        return not cls.__module__.startswith("torch.nn.modules") and not isinstance(module, _NormBase)
+    names = _names(cls)
+    if names is None:
+        return True
+    own = vars(module)
+    return any(name in own and _acts(own[name], names) for name in names)
+
+
+def _acts(value: Any, names: tuple[str, ...]) -> bool:
+    """Whether an attribute that a forward names may write, if it is called or if a method of it is."""
+    if isinstance(value, types.FunctionType):
+        return _writes(value)
+    if isinstance(value, types.BuiltinMethodType):  # of a list, say; functions of torch belong to a module or a class
+        return not isinstance(value.__self__, (types.ModuleType, type, type(None)))
+    if isinstance(value, (nn.Module, torch.Tensor, type)) or is_outside(type(value).__module__):
+        return isinstance(value, (types.MethodType, functools.partial))
+    methods = (function_in(member) for _, _, member in members_named(type(value), (*names, "__call__")))
+    return any(_writes(method) for method in methods if method is not None)
+
+
+@functools.lru_cache(maxsize=4096)
+def _names(cls: type) -> tuple[str, ...] | None:
+    """Every name in the code that a forward of ``cls`` runs; None if that code may write."""
+    found: dict[str, None] = {}
+    pending, done = ["forward"], set[str]()
+    while pending:
+        name = pending.pop()
+        if name in done:
+            continue
+        done.add(name)
+        for _, _, member in members_named(cls, (name,)):
+            function = function_in(member)
+            if function is None:
+                continue
+            if _writes(function):
+                return None
+            names = names_in(function.__code__)
+            found |= dict.fromkeys(names)
+            pending += names
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=8192)
+def _writes(function: types.FunctionType) -> bool:
+    """Whether ``function``, or a function of the user's that it names, may write to what is not its own."""
+    seen, pending = set[types.FunctionType](), [function]
+    while pending:
+        current = pending.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        if any(map(_is_writing, _codes(current.__code__))):
+            return True
+        cells = (cell.cell_contents for cell in current.__closure__ or () if _is_set(cell))
+        others = (*(value for _, value in globals_named(current)), *cells)
+        pending += [other for other in others if isinstance(other, types.FunctionType)]
+    return False
+
+
+def _is_set(cell: types.CellType) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return False
+    return True
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+
+
+def _is_writing(code: types.CodeType) -> bool:
+    for name in code.co_names:
+        if name in _CHANGING or (name.endswith("_") and not name.endswith("__")):
+            return True
+    return any(
+        step.opname in _WRITING or (step.opname == "STORE_DEREF" and step.argval in code.co_freevars)
+        for step in dis.get_instructions(code)
+    )

@@ -1,0 +1,95 @@
+"""What a forward assigns to attributes of modules: read back while it is traced, done by the graph at its end.
+
+Nothing is changed where the graph finds on its way that it does not hold.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import nn
+
+from schedule.capture.recording.structure import leaves
+from schedule.capture.tracing.reading.ledger import is_atom, same
+from schedule.capture.tracing.reading.reads import Reads
+from schedule.capture.tracing.reading.sources import DictOf, Item, Source, described, submodule_path
+from schedule.capture.tracing.scalars import scalar_of
+from schedule.capture.tracing.trace import Trace
+
+_TABLES = ("_buffers", "_parameters", "_modules")
+_NOTHING = object()
+_KINDS = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+
+
+class Assignments:
+    """The assignments of one trace.
+
+    Attributes:
+        count: how many there were, also of what was there already.
+    """
+
+    def __init__(self, evaluator: Reads) -> None:
+        self._evaluator = evaluator
+        self._values: dict[tuple[str, str], Any] = {}
+        self._tables: dict[tuple[str, str], str] = {}
+        self.count = 0
+
+    def value(self, source: Source, name: str) -> tuple[Any] | None:
+        """What the forward assigned to attribute ``name`` of the module at ``source``, if it did."""
+        path = submodule_path(source) if self._values else None
+        return (self._values[path, name],) if (path, name) in self._values else None  # type: ignore[index]
+
+    def assign(self, owner: Any, source: Source, name: str, value: Any) -> None:
+        """``owner.name = value`` for an outside ``owner``: no change, the graph's to do, or refused."""
+        self.count += 1
+        evaluator, path = self._evaluator, submodule_path(source)
+        own = vars(owner) if hasattr(owner, "__dict__") else {}
+        table = next((t for t in _TABLES if isinstance(owner, nn.Module) and name in own.get(t, ())), "__dict__")
+        current = (own if table == "__dict__" else own[table]).get(name, _NOTHING)
+        place = Item(DictOf(source) if table == "__dict__" else Item(DictOf(source), table), name)
+        if (path, name) not in self._values:
+            if current is value and not is_atom(value):
+                evaluator.read(value, place)
+                return
+            if is_atom(current) and _equal(current, value):  # it stays what it is, where it is what it was
+                evaluator.guard("same", place, current)
+                return
+        kind = type(owner).__name__
+        inside = path is not None and (path == "" or path in evaluator.tracer.entered)
+        if not inside or table in ("_parameters", "_modules"):
+            raise evaluator.refused(f"the forward assigns attribute {name!r} of a {kind}, {described(source)}", _FIX)
+        if evaluator.was_compared(place):
+            raise evaluator.refused(
+                f"the forward assigns attribute {name!r} of a {kind}, which it reads before: a graph made while it is "
+                f"{current!r} would hold for one call",
+                _FIX,
+            )
+        if not all(_is_kept(leaf) for _, leaf in leaves(value)):
+            raise evaluator.refused(f"the forward assigns an object to attribute {name!r} of a {kind}", _FIX)
+        self._values[path, name], self._tables[path, name] = value, table  # type: ignore[index]
+
+    def write(self, tracer: Trace) -> None:
+        """Add the assignments to the graph, which is complete but for its output."""
+        with torch._C.DisableTorchFunction():
+            for (path, name), value in self._values.items():
+                table = self._tables[path, name]
+                holder = tracer.graph.get_attr(f"{path}.{table}" if path else table)
+                tracer.emit(operator.setitem, (holder, name, tracer.as_nodes(value)))
+
+
+_FIX = "schedule its submodules instead, or keep state in buffers that are updated in place"
+
+
+def _is_kept(leaf: Any) -> bool:
+    """Whether a graph can assign ``leaf``."""
+    plain = is_atom(leaf) or scalar_of(leaf) is not None
+    return plain or (isinstance(leaf, torch.Tensor) and not isinstance(leaf, nn.Parameter))
+
+
+def _equal(current: Any, value: Any) -> bool:
+    """Whether an atom is assigned once more; that a size is equal becomes a guard of the trace."""
+    if type(value) in _KINDS:
+        return type(current) is _KINDS[type(value)] and bool(value == current)
+    return same(value, current)

@@ -1,0 +1,220 @@
+"""Attributes as Python looks them up, each step followed: descriptors, the object's own, the class's, a module's."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections import deque
+from typing import Any
+
+import torch
+from torch import nn
+
+from schedule.capture.recording.structure import original_class
+from schedule.capture.tracing.containers import TrackedDict
+from schedule.capture.tracing.opaque import _Watched
+from schedule.capture.tracing.reading.assignments import Assignments
+from schedule.capture.tracing.reading.ledger import is_atom
+from schedule.capture.tracing.reading.origin import is_fixed, is_native_class
+from schedule.capture.tracing.reading.reads import Reads
+from schedule.capture.tracing.reading.sources import SELF, Attr, Const, DictOf, Item, Source
+
+TABLES = ("_parameters", "_buffers", "_modules")
+BUILTIN_CONTAINERS = (list, tuple, dict, set, frozenset, deque, types.MappingProxyType)
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_METHODS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
+
+
+class AttributeReads(Reads):
+    """The part of the evaluator that reads attributes."""
+
+    assignments: Assignments
+
+    @property
+    def assigned(self) -> int:
+        """How many attributes were assigned so far."""
+        return self.assignments.count
+
+    def attr(self, owner: Any, name: str) -> Any:
+        """``owner.name``."""
+        cls = type(owner)
+        if not self.on or _answers_itself(owner, cls):
+            return getattr(owner, name)
+        if cls is types.ModuleType or isinstance(owner, types.ModuleType):
+            return self._of_file(owner, name)
+        if isinstance(owner, type):
+            return self._of_class(owner, name)
+        if cls is super:
+            return self._of_super(owner, name)
+        if is_fixed(owner):
+            value = getattr(owner, name)
+            return value if callable(value) else self.read(value, Attr(Const(owner), name))
+        getter = cls.__getattribute__
+        if isinstance(getter, types.FunctionType) and cls is not owner:
+            try:
+                return self.call(getter, owner, name)
+            except AttributeError:
+                return self._missing(owner, name)
+        try:
+            return self.default_attr(owner, name)
+        except AttributeError:
+            return self._missing(owner, name)
+
+    def _missing(self, owner: Any, name: str) -> Any:
+        """The answer of ``__getattr__``; raises AttributeError where there is none."""
+        cls = type(owner)
+        getter = getattr(cls, "__getattr__", None)
+        if isinstance(getter, types.FunctionType) and getter is not nn.Module.__getattr__:
+            source = self.source_of(owner)
+            if source is not None:
+                self.guard("class_lacks", source, name)
+                if _dict_of(owner) is not None:
+                    self.guard("lacks_item", DictOf(source), name)
+            return self.call(getter, owner, name)
+        source = self.source_of(owner)
+        if source is not None:
+            self.guard("lacks", source, name)
+        return getattr(owner, name) if not isinstance(owner, nn.Module) else nn.Module.__getattr__(owner, name)
+
+    def default_attr(self, owner: Any, name: str) -> Any:
+        """``object.__getattribute__(owner, name)``, and the tables of a module."""
+        cls, source = type(owner), self.source_of(owner)
+        own = _dict_of(owner)
+        holder = next((base for base in cls.__mro__ if name in base.__dict__), None)
+        raw = None if holder is None else holder.__dict__[name]
+        if holder is not None and _is_data_descriptor(raw):
+            return self._described(owner, name, holder, raw, source)
+        if isinstance(owner, nn.Module) and source is not None:
+            assigned = self.assignments.value(source, name)
+            if assigned is not None:
+                return assigned[0]
+        if own is not None and name in own:
+            if name == "training" and source is not None:
+                self.guard("same", Item(DictOf(source), name), own[name])
+                return own[name]
+            return self.read(own[name], None if source is None else Item(DictOf(source), name))
+        if holder is not None:
+            return self._of_holder(owner, name, holder, raw, source)
+        if isinstance(owner, nn.Module) and own is not None:
+            return self.module_attr(owner, name)
+        raise AttributeError(name)
+
+    def module_attr(self, owner: nn.Module, name: str) -> Any:
+        """A parameter, buffer or submodule."""
+        source, own = self.source_of(owner), owner.__dict__
+        for table in TABLES:
+            if name in own.get(table, ()):
+                return self.read(own[table][name], None if source is None else Item(Item(DictOf(source), table), name))
+        raise AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}")
+
+    def _described(self, owner: Any, name: str, holder: type, raw: Any, source: Source | None) -> Any:
+        """What a data descriptor of the class answers: a property, a slot."""
+        self._guard_class(owner, name, holder, source, own=False, held=True)
+        if isinstance(raw, property) and isinstance(raw.fget, types.FunctionType):
+            return self.call(raw.fget, owner)
+        if isinstance(raw, types.MemberDescriptorType):
+            return self.read(raw.__get__(owner, type(owner)), None if source is None else Attr(source, name))
+        if name == "__dict__" and source is not None:
+            self.know(owner.__dict__, DictOf(source))
+            return owner.__dict__
+        if name == "__class__" and source is not None:
+            self.guard("class", source, class_of(owner))
+        getter = getattr(type(raw), "__get__", None)
+        if isinstance(getter, types.FunctionType):
+            return self.call(getter, raw, owner, type(owner))
+        return raw.__get__(owner, type(owner))
+
+    def _of_holder(self, owner: Any, name: str, holder: type, raw: Any, source: Source | None) -> Any:
+        """What the class has for all its objects: a method, a default."""
+        getter = getattr(type(raw), "__get__", None)
+        self._guard_class(owner, name, holder, source, own=True, held=getter is not None)
+        if isinstance(raw, (types.FunctionType, functools._lru_cache_wrapper)):
+            return types.MethodType(raw, owner)
+        if isinstance(raw, staticmethod):
+            return raw.__func__
+        if isinstance(raw, classmethod):
+            return types.MethodType(raw.__func__, type(owner))
+        if getter is None:
+            return self.read(raw, Attr(Const(type(owner)), name))
+        if isinstance(raw, functools.cached_property):
+            return self.call(raw.func, owner)
+        if isinstance(getter, types.FunctionType):
+            return self.call(getter, raw, owner, type(owner))
+        return raw.__get__(owner, type(owner))
+
+    def _guard_class(
+        self, owner: Any, name: str, holder: type, source: Source | None, *, own: bool, held: bool
+    ) -> None:
+        """The class of ``owner`` stays what it is; the object gets nothing of its own; the class keeps what it has."""
+        cls = type(owner)
+        if source is not None:
+            if source != SELF:
+                self.guard("class", source, class_of(owner))
+            if own and _dict_of(owner) is not None:
+                self.guard("lacks_item", DictOf(source), name)
+        if held and not is_native_class(holder):
+            self._guard_held(cls, name, holder)
+
+    def _guard_held(self, cls: type, name: str, holder: type) -> None:
+        if self.on and not name.startswith("__"):
+            raw, seen = holder.__dict__[name], getattr(cls, name, None)
+            if seen is raw:
+                self.guard("is", Attr(Const(cls), name), raw)
+            else:
+                self.guard("is", Item(Attr(Const(holder), "__dict__"), name), raw)
+
+    def _of_class(self, owner: type, name: str) -> Any:
+        holder = next((base for base in owner.__mro__ if name in base.__dict__), None)
+        if holder is None or is_native_class(holder) or name.startswith("__"):
+            return getattr(owner, name)
+        value, raw = getattr(owner, name), holder.__dict__[name]
+        if value is raw:
+            return self.read(value, Attr(Const(owner), name))
+        self._guard_held(owner, name, holder)
+        return value
+
+    def _of_super(self, owner: Any, name: str) -> Any:
+        instance, start = owner.__self__, owner.__thisclass__
+        cls = owner.__self_class__
+        mro = cls.__mro__
+        for base in mro[mro.index(start) + 1 :]:
+            if name in base.__dict__:
+                raw = base.__dict__[name]
+                if isinstance(raw, types.FunctionType) and not is_native_class(base) and not name.startswith("__"):
+                    self.guard("is", Item(Attr(Const(base), "__dict__"), name), raw)
+                if isinstance(raw, types.FunctionType) and not isinstance(instance, type):
+                    return types.MethodType(raw, instance)
+                if isinstance(raw, property) and isinstance(raw.fget, types.FunctionType):
+                    return self.call(raw.fget, instance)
+                break
+        return getattr(owner, name)
+
+    def _of_file(self, owner: types.ModuleType, name: str) -> Any:
+        table = vars(owner)
+        if name not in table:
+            return self.read(getattr(owner, name), Attr(Const(owner), name))
+        return self.read(table[name], Item(DictOf(Const(owner)), name))
+
+
+def _answers_itself(owner: Any, cls: type) -> bool:
+    """Whether no attribute of ``owner`` is state of Python: tensors, numbers, watched objects, functions."""
+    if isinstance(owner, (torch.Tensor, _Watched, TrackedDict, *_SYMBOLIC)) or is_atom(owner):
+        return True
+    return cls in BUILTIN_CONTAINERS or cls in _METHODS
+
+
+def _dict_of(owner: Any) -> dict[str, Any] | None:
+    try:
+        own = object.__getattribute__(owner, "__dict__")
+    except AttributeError:
+        return None
+    return own if isinstance(own, dict) else None
+
+
+def _is_data_descriptor(raw: Any) -> bool:
+    return hasattr(type(raw), "__set__") or hasattr(type(raw), "__delete__")
+
+
+def class_of(value: Any) -> type:
+    """The user's class of ``value``, also of a scheduled module."""
+    return original_class(value) if isinstance(value, nn.Module) else type(value)

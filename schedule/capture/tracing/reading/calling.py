@@ -1,0 +1,327 @@
+"""Calls made by instrumented code: the user's functions are followed, torch's run as they are."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import logging
+import random
+import types
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import Function
+from torch.jit import ScriptFunction
+
+from schedule.capture.recording.calls import unwatched
+from schedule.capture.recording.structure import leaves, tensors
+from schedule.capture.tracing.opaque import _Watched, is_opaque_class
+from schedule.capture.tracing.reading import masks
+from schedule.capture.tracing.reading.container_methods import container_method
+from schedule.capture.tracing.reading.following import Followed, Handler
+from schedule.capture.tracing.reading.instrument import NoSource, instrumented, is_instrumented
+from schedule.capture.tracing.reading.items import ItemReads
+from schedule.capture.tracing.reading.ledger import is_atom, is_plain_content, snapshot
+from schedule.capture.tracing.reading.origin import is_fixed, is_native, is_native_class
+from schedule.capture.tracing.reading.sources import Attr, Const, described
+from schedule.capture.tracing.regions import TrackedAutocast, TrackedSdpaKernel
+
+_COMPILERS = {"is_compiling", "is_dynamo_compiling", "is_tracing", "is_scripting", "_get_tracing_state", "is_exporting"}
+_ASKED_AGAIN = ("torch", "os", "posix", "time", "_contextvars", "datetime", "threading", "_thread", "socket", "uuid")
+_QUIET = "log once (by a cached function), or keep the module that logs a leaf (`leaves=(…,)`)"
+_WITHOUT_READING = ("inspect", "typing", "warnings", "logging", "weakref", "types", "abc")
+
+
+class Calling(ItemReads):
+    """The part of the evaluator that calls."""
+
+    here: Callable[[types.FunctionType], Any]
+
+    def __init__(self, tracer: Followed, handlers: Mapping[Any, Handler]) -> None:
+        super().__init__(tracer)
+        self._handlers = handlers
+        self._copies: dict[int, tuple[types.FunctionType, types.FunctionType]] = {}
+        self._native: dict[types.CodeType, bool] = {}
+
+    def call(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """``function(*args, **kwargs)``, its code followed if it is the user's."""
+        kind = type(function)
+        if kind in _CODE or isinstance(function, type):
+            handler = self._handlers.get(function)
+            if handler is not None and self.on:
+                return handler(self, *args, **kwargs)
+        if kind is types.MethodType:
+            return self._call_method(function, args, kwargs)
+        if kind is types.FunctionType:
+            return self.call_function(function, args, kwargs)
+        if isinstance(function, nn.Module):
+            return self.tracer.call_module(function, args, kwargs)
+        if kind is functools.partial:
+            return self._call_partial(function, args, kwargs)
+        if kind is functools._lru_cache_wrapper:
+            return self._call_cached(function, args, kwargs)
+        if isinstance(function, type):
+            return self._instantiate(function, args, kwargs)
+        if kind in _BUILTIN:
+            return self._call_builtin(function, args, kwargs)
+        if isinstance(function, ScriptFunction):
+            return self.tracer.functions.scripted(function, args, kwargs)
+        return self._call_object(function, args, kwargs)
+
+    def _call_method(self, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        function, owner = method.__func__, method.__self__
+        if function is Function.apply.__func__:  # type: ignore[attr-defined]
+            return self.tracer.functions.apply(owner, args, kwargs)
+        if isinstance(owner, logging.Logger):
+            return self._log(method, owner, args, kwargs)
+        return self.call(function, owner, *args, **kwargs)
+
+    def _log(self, method: Any, logger: logging.Logger, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of a logger: a message at each call is refused; one that is written once was written already."""
+        level = logging.getLevelName(method.__func__.__name__.upper())
+        once = isinstance(method.__func__, functools._lru_cache_wrapper)
+        if self.on and not once and isinstance(level, int) and logger.isEnabledFor(level):
+            raise self.refused("the forward writes a log message, which a graph would not do at each call", _QUIET)
+        return method(*args, **kwargs)
+
+    def _call_cached(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A function behind ``lru_cache``: what it keeps, unless that are tensors, which the graph computes anew."""
+        if all(map(is_atom, (*args, *kwargs.values()))):
+            kept = function(*args, **kwargs)
+            if next(tensors(kept), None) is None:
+                return kept
+        return self.call(function.__wrapped__, *args, **kwargs)
+
+    def _call_partial(self, partial: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        source = self.source_of(partial)
+        if source is None:
+            return self.call(partial.func, *partial.args, *args, **{**partial.keywords, **kwargs})
+        function = self.read(partial.func, Attr(source, "func"))
+        self.read(partial.args, Attr(source, "args"))
+        self.read(partial.keywords, Attr(source, "keywords"))
+        given: dict[str, Any] = self.mapping(partial.keywords)
+        return self.call(function, *self.iterate(partial.args), *args, **{**given, **kwargs})
+
+    def call_function(self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function written in Python."""
+        original = unwatched(function)
+        if original is not function:
+            return self.call(original, *args, **kwargs)
+        if (mask := masks.expanded(function, args)) is not None:
+            return mask
+        if is_instrumented(function):
+            return function(*args, **kwargs)
+        if self.on and (known := self.tracer.index_functions.handles(self, function, args, kwargs)) is not None:
+            return known()
+        if self.is_native(function) and not self._reads_state(function, args, kwargs):
+            return self.native(function, args, kwargs)
+        try:
+            copy = self.follow(function)
+        except NoSource as error:
+            return self._sourceless(function, error, args, kwargs)
+        return copy(*args, **kwargs)
+
+    def follow(self, function: types.FunctionType) -> types.FunctionType:
+        """The instrumented copy of ``function``.
+
+        Raises:
+            NoSource: it cannot be made.
+        """
+        if id(function) not in self._copies:
+            copy = instrumented(function, self.here(function))
+            self._copies[id(function)] = (function, copy)
+            self.guard("is", Attr(Const(function), "__code__"), function.__code__)
+            for name in ("__defaults__", "__kwdefaults__"):
+                if (defaults := getattr(function, name)) and is_plain_content(defaults):
+                    self.guard("content", Attr(Const(function), name), snapshot(defaults))
+            for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+                if not is_atom(default):
+                    self.read(default, Const(default))
+        return self._copies[id(function)][1]
+
+    def is_native(self, function: types.FunctionType) -> bool:
+        """Whether ``function`` runs as it is."""
+        if function.__closure__:
+            return is_native(function)
+        code = function.__code__
+        if code not in self._native:
+            self._native[code] = is_native(function)
+        return self._native[code]
+
+    def _sourceless(self, function: types.FunctionType, error: NoSource, args: Any, kwargs: Any) -> Any:
+        """Generated code, such as the constructor of a dataclass, runs as it is."""
+        if not self.on:
+            return function(*args, **kwargs)
+        generated = function.__code__.co_filename.startswith("<")
+        outside = [each for each in (*args, *kwargs.values()) if self._is_state(each)]
+        if not generated or (outside and function.__name__ != "__init__"):
+            raise self.refused(f"the forward calls {function.__qualname__}, which cannot be followed: {error}")
+        return function(*args, **kwargs)
+
+    def _instantiate(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if is_opaque_class(cls) and self.on and not self.tracer.inside_child:
+            return self.tracer.opaque.construct(cls, args, kwargs)
+        if is_native_class(cls) or issubclass(cls, (BaseException, nn.Module)) or not self.on:
+            return self.native(cls, args, kwargs)
+        maker = type(cls).__call__
+        if isinstance(maker, types.FunctionType):
+            native = self.is_native(maker)
+            return self.native(cls, args, kwargs) if native else self.call(maker, cls, *args, **kwargs)
+        if isinstance(cls.__new__, types.FunctionType):
+            made = self.call(cls.__new__, cls, *args, **kwargs)
+        else:
+            made = cls.__new__(cls) if cls.__new__ is object.__new__ else cls.__new__(cls, *args, **kwargs)
+        if not isinstance(made, cls):
+            return made
+        if isinstance(cls.__init__, types.FunctionType):
+            self.call(cls.__init__, made, *args, **kwargs)
+        else:
+            cls.__init__(made, *args, **kwargs)
+        return made
+
+    def _call_builtin(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        owner = getattr(function, "__self__", None)
+        if type(function) in _UNBOUND and args:
+            bound = function.__get__(args[0], type(args[0]))
+            if type(bound) in _BUILTIN and not isinstance(args[0], torch.Tensor):
+                return self._call_builtin(bound, args[1:], kwargs)
+        if owner is None or isinstance(owner, types.ModuleType):
+            return self.native(function, args, kwargs)
+        name = function.__name__
+        if isinstance(owner, contextvars.ContextVar) and name == "get":
+            answer = function(*args)
+            if self.on:
+                self.query(function, args, answer)
+            return answer
+        if isinstance(owner, (list, dict, set, frozenset, tuple, deque, types.MappingProxyType)):
+            if self.source_of(owner) is not None or (self.on and self.is_given(owner)):
+                return container_method(self, owner, name, args, kwargs)
+            return function(*map(self.bridged, args), **{key: self.bridged(value) for key, value in kwargs.items()})
+        return self.native(function, args, kwargs)
+
+    def _call_object(self, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        caller = next((vars(base)["__call__"] for base in type(value).__mro__ if "__call__" in vars(base)), None)
+        if self.on and isinstance(caller, types.FunctionType) and not isinstance(value, _Watched):
+            if not self.is_native(caller):
+                self.read(caller, Attr(Const(type(value)), "__call__"))
+                if (source := self.source_of(value)) is not None:
+                    self.guard("class", source, type(value))
+            return self.call(caller, value, *args, **kwargs)
+        return self.native(value, args, kwargs)
+
+    # -- what runs as it is -------------------------------------------------------------------------------------
+
+    def native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call what is not followed.
+
+        Raises:
+            TraceError: it is given an object from outside, of which it may read anything; or it draws random numbers
+                outside of torch.
+        """
+        if not self.on:
+            return function(*args, **kwargs)
+        module = getattr(function, "__module__", None) or type(getattr(function, "__self__", None)).__module__
+        owner = getattr(function, "__self__", None)
+        root = module.partition(".")[0]
+        if root == "random" or module.startswith("numpy.random") or isinstance(owner, random.Random):
+            raise self.refused(
+                "the forward draws a random number outside torch, which a graph would repeat for ever",
+                "draw it with torch, or keep the module that draws it a leaf (`leaves=(…,)`)",
+            )
+        if root not in _WITHOUT_READING:
+            args = tuple(self._handed(each, function) for each in args)
+            kwargs = {key: self._handed(each, function) for key, each in kwargs.items()}
+        result = function(*args, **kwargs)
+        self._asked(function, module, args, kwargs, result)
+        return result
+
+    def _asked(self, function: Any, module: str, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
+        """A question to the process becomes a guard: it is asked again."""
+        name = getattr(function, "__name__", "")
+        plain = not kwargs and is_atom(result) and all(is_atom(each) or is_fixed(each) for each in args)
+        if not plain or name in _COMPILERS or not module.startswith(_ASKED_AGAIN) or isinstance(function, type):
+            return
+        if isinstance(getattr(function, "__self__", None), (torch.Tensor, str)) or result is None:
+            return
+        if self.tracer.regions.decides(name):
+            return
+        if function(*args) != result:
+            raise self.refused(f"the forward asks {module}.{name}(), which gives another answer each time")
+        self.query(function, args, result)
+
+    def _handed(self, value: Any, function: Any) -> Any:
+        """``value`` as it is handed to what is not followed: containers are read, callables followed when called."""
+        source = self.source_of(value)
+        if callable(value) and not isinstance(value, type):
+            return self.bridged(value)
+        if source is None or is_fixed(value) or isinstance(value, torch.Tensor):
+            return value
+        if isinstance(value, (list, dict, set, frozenset, tuple, deque, types.MappingProxyType)):
+            return self.operand(value)
+        name = getattr(function, "__qualname__", type(function).__name__)
+        raise self.refused(
+            f"the forward hands {described(source)}, a {type(value).__name__}, to {name}, which may read all of it"
+        )
+
+    def bridged(self, value: Any) -> Any:
+        """A function for code that is not followed to call: ``value``, followed."""
+        function = getattr(value, "__func__", value)
+        kind = type(function)
+        if kind is types.FunctionType and (is_instrumented(function) or self.is_native(function)):
+            return value
+        if not (kind in (types.FunctionType, functools.partial) or isinstance(function, nn.Module)) or not self.on:
+            return value
+
+        def followed(*args: Any, **kwargs: Any) -> Any:
+            return self.call(value, *args, **kwargs)
+
+        return functools.update_wrapper(followed, function, updated=()) if kind is types.FunctionType else followed
+
+    def _is_state(self, value: Any) -> bool:
+        return any(
+            self.source_of(leaf) is not None and not is_fixed(leaf) and not isinstance(leaf, torch.Tensor)
+            for _, leaf in leaves(value)
+        )
+
+    def _reads_state(self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a function that would run as it is is given objects of the user's, so that it is followed too."""
+        if not self.on or (function.__module__ or "").partition(".")[0] in _WITHOUT_READING:
+            return False
+        given = [each for each in (*args, *kwargs.values()) if not callable(each) and self._is_state(each)]
+        return any(not isinstance(each, (list, dict, set, frozenset, tuple, deque)) for each in given)
+
+    def context(self, value: Any) -> Any:
+        """What a ``with`` statement enters."""
+        if masks.is_indexing(value):
+            return contextlib.nullcontext()
+        if isinstance(value, torch.autocast) and self.on:
+            return TrackedAutocast(self.tracer.regions, value)
+        if TrackedSdpaKernel.is_one(value) and self.on:
+            return TrackedSdpaKernel(self.tracer, value)
+        cls = type(value)
+        enter = getattr(cls, "__enter__", None)
+        if self.on and isinstance(enter, types.FunctionType) and not self.is_native(enter):
+            return _Context(self, value)
+        return value
+
+
+class _Context:
+    """A context manager whose methods are followed."""
+
+    def __init__(self, evaluator: Calling, value: Any) -> None:
+        self._evaluator, self._value = evaluator, value
+
+    def __enter__(self) -> Any:
+        return self._evaluator.call(type(self._value).__enter__, self._value)
+
+    def __exit__(self, *error: Any) -> Any:
+        return self._evaluator.call(type(self._value).__exit__, self._value, *error)
+
+
+_UNBOUND = (types.MethodDescriptorType, types.WrapperDescriptorType)
+_BUILTIN = (types.BuiltinFunctionType, types.MethodWrapperType, *_UNBOUND, types.ClassMethodDescriptorType)
+_CODE = (types.FunctionType, *_BUILTIN)

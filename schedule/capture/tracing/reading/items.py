@@ -1,0 +1,220 @@
+"""Items, loops, truth and comparisons: which part of a container from outside each of them reads."""
+
+from __future__ import annotations
+
+import types
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from schedule.capture.tracing.containers import TrackedDict
+from schedule.capture.tracing.opaque import _Watched
+from schedule.capture.tracing.reading.attributes import BUILTIN_CONTAINERS, AttributeReads, class_of
+from schedule.capture.tracing.reading.ledger import is_atom, is_plain_content, snapshot
+from schedule.capture.tracing.reading.origin import is_fixed
+from schedule.capture.tracing.reading.sources import SELF, Const, Item, Query, Source, described
+
+
+class ItemReads(AttributeReads):
+    """The part of the evaluator that reads items and compares."""
+
+    def item(self, owner: Any, key: Any) -> Any:
+        """``owner[key]``."""
+        source = self.source_of(owner)
+        method = self.python_method(owner, "__getitem__")
+        if method is not None:
+            return method(key)
+        if source is None or not isinstance(owner, BUILTIN_CONTAINERS):
+            if source is not None and not is_fixed(owner):
+                raise self.refused(f"the forward looks into a {type(owner).__name__}, {described(source)}")
+            held = is_fixed(owner) and not isinstance(owner, type) and is_atom(key)
+            return self.read(owner[key], Item(Const(owner), key)) if held else owner[key]
+        if isinstance(key, slice):
+            return list(self.iterate(owner))[key] if isinstance(owner, list) else tuple(self.iterate(owner))[key]
+        if isinstance(owner, (dict, types.MappingProxyType)):
+            return self.entry(owner, key, source)
+        if isinstance(key, torch.SymInt):
+            key = int(key)
+        value = owner[key]  # type: ignore[index]
+        if isinstance(key, int) and key < 0:
+            self.guard("length", source, len(owner))
+            key += len(owner)
+        return self.read(value, Item(source, key))
+
+    def entry(self, owner: Any, key: Any, source: Source) -> Any:
+        """An entry of a dict from outside."""
+        if isinstance(owner, dict) and type(owner).__getitem__ is not dict.__getitem__:  # asked by super()
+            return self._entry_below(owner, self._key(key), source)
+        if key in owner:
+            return self.read(owner[key], Item(source, self._key(key)))
+        self.guard("lacks_item", source, self._key(key))
+        if type(owner).__missing__ is not None if hasattr(type(owner), "__missing__") else False:
+            raise self.refused(f"the forward asks {described(source)} for an item that it would make")
+        return owner[key]
+
+    def _entry_below(self, owner: dict[Any, Any], key: Any, source: Source) -> Any:
+        """An entry as ``dict`` itself holds it, which the class of ``owner`` makes something else of."""
+        self.guard("is", source, owner)
+        below = dict.__getitem__.__get__(owner)
+        return self.read(below(key), Query(below, (key,)))
+
+    def _key(self, key: Any) -> Any:
+        if not (is_atom(key) or is_fixed(key)):
+            raise self.refused(f"the forward looks an item up by a {type(key).__name__}")
+        return key
+
+    def iterate(self, value: Any) -> Any:
+        """What a loop over ``value`` goes through; itself where that is the forward's own."""
+        source = self.source_of(value)
+        if isinstance(value, (torch.Tensor, str)) or (type(value) in (list, tuple, range) and source is None):
+            return value
+        method = self.python_method(value, "__iter__")
+        if method is not None:
+            return method()
+        if source is not None and isinstance(value, (dict, types.MappingProxyType)):
+            return self.keys(value, source)
+        if source is not None and isinstance(value, (set, frozenset)):
+            return [*self._whole(value, source)]
+        if source is not None and isinstance(value, (list, tuple, deque)):
+            return self.items(value, source)
+        if source is not None and hasattr(type(value), "__next__"):
+            raise self.refused(f"the forward goes through an iterator that it did not make, {described(source)}")
+        return value
+
+    def keys(self, value: Any, source: Source) -> list[Any]:
+        """The keys of a dict from outside."""
+        keys = tuple(value)
+        self.guard("keys", source, keys)
+        for key in keys:
+            if not is_atom(key) and not is_fixed(key):
+                self.know(key, Const(key))
+        return list(keys)
+
+    def items(self, value: Any, source: Source) -> list[Any]:
+        """The items of a list or tuple from outside."""
+        self.guard("length", source, len(value))
+        return [self.read(each, Item(source, index)) for index, each in enumerate(value)]
+
+    def mapping(self, value: Any) -> Any:
+        """What ``**value`` hands on."""
+        source = self.source_of(value)
+        if source is None or not isinstance(value, dict):
+            return value
+        return {key: self.entry(value, key, source) for key in self.iterate(value)}
+
+    def _whole(self, value: Any, source: Source) -> Any:
+        """A container that is read as a whole, such as one that is compared."""
+        if is_plain_content(value, 1 << 16):
+            self.guard("content", source, snapshot(value))
+            return value
+        if isinstance(value, (dict, types.MappingProxyType)):
+            return {key: self.operand(self.entry(value, key, source)) for key in self.iterate(value)}
+        if isinstance(value, (list, tuple, deque)):
+            return type(value)([self.operand(each) for each in self.iterate(value)])
+        kind = type(value).__name__
+        raise self.refused(f"the forward reads a {kind}, {described(source)}, whose items cannot be compared")
+
+    def operand(self, value: Any) -> Any:
+        """``value`` is computed with: all of it is read."""
+        source = self.source_of(value)
+        if source is None or is_fixed(value):
+            return value
+        if isinstance(value, BUILTIN_CONTAINERS):
+            return self._whole(value, source)
+        return value
+
+    def shown(self, value: Any) -> Any:
+        """``value`` is written as text."""
+        source = self.source_of(value)
+        if source is not None and isinstance(value, BUILTIN_CONTAINERS) and is_plain_content(value):
+            self.guard("content", source, snapshot(value))
+        return value
+
+    def truth(self, value: Any) -> Any:
+        """``value`` is tested; itself."""
+        source = self.source_of(value)
+        if source is None or isinstance(value, torch.Tensor) or is_fixed(value):
+            return value
+        for name in ("__bool__", "__len__"):
+            if (method := self.python_method(value, name)) is not None:
+                method()
+                return value
+        if isinstance(value, BUILTIN_CONTAINERS):
+            self.guard("true" if value else "false", source)
+        else:
+            self.guard("present", source)
+        return value
+
+    def _identical(self, a: Any, b: Any) -> None:
+        """Two objects are compared by identity."""
+        one, other = self.source_of(a), self.source_of(b)
+        one = one if one is not None else self.tensor_source(a)
+        other = other if other is not None else self.tensor_source(b)
+        if one is not None and other is not None:
+            if one != other:
+                self.guard("is" if a is b else "distinct", one, other)
+        elif one is not None and (b is None or is_atom(b)):
+            self.guard("present", one)
+        elif other is not None and (a is None or is_atom(a)):
+            self.guard("present", other)
+
+    def is_(self, a: Any, b: Any) -> bool:
+        """``a is b``."""
+        self._identical(a, b)
+        return a is b
+
+    def is_not(self, a: Any, b: Any) -> bool:
+        """``a is not b``."""
+        self._identical(a, b)
+        return a is not b
+
+    def _equated(self, a: Any, b: Any) -> tuple[Any, Any]:
+        method = self.python_method(a, "__eq__") if self.source_of(a) is not None else None
+        if method is not None:
+            return method(b), True
+        if not isinstance(a, BUILTIN_CONTAINERS) and not isinstance(b, BUILTIN_CONTAINERS):
+            self._identical(a, b)
+        return self.operand(a), self.operand(b)
+
+    def eq(self, a: Any, b: Any) -> Any:
+        """``a == b``."""
+        a, b = self._equated(a, b)
+        return a == b
+
+    def ne(self, a: Any, b: Any) -> Any:
+        """``a != b``."""
+        a, b = self._equated(a, b)
+        return a != b
+
+    def in_(self, a: Any, b: Any) -> bool:
+        """``a in b``."""
+        source, method = self.source_of(b), self.python_method(b, "__contains__")
+        if method is not None:
+            return bool(method(a))
+        if source is not None and isinstance(b, (dict, types.MappingProxyType)):
+            found = a in b
+            self.guard("contains" if found else "lacks_item", source, self._key(a))
+            return found
+        if source is not None and isinstance(b, BUILTIN_CONTAINERS):
+            return a in self._whole(b, source)
+        return a in (self.iterate(b) if self.python_method(b, "__iter__") is not None else b)
+
+    def not_in(self, a: Any, b: Any) -> bool:
+        """``a not in b``."""
+        return not self.in_(a, b)
+
+    def python_method(self, value: Any, name: str) -> Callable[..., Any] | None:
+        """A special method that the class of ``value`` writes in Python, to be followed; None if it has none."""
+        cls = type(value)
+        if not self.on or isinstance(value, (torch.Tensor, type, _Watched, TrackedDict)):
+            return None
+        holder = next((base for base in cls.__mro__ if name in base.__dict__), None)
+        raw = None if holder is None else holder.__dict__[name]
+        source = self.source_of(value)
+        if not isinstance(raw, types.FunctionType) or (self.is_native(raw) and (source is None or is_fixed(value))):
+            return None
+        if source is not None and source != SELF:
+            self.guard("class", source, class_of(value))
+        return lambda *args: self.call(raw, value, *args)

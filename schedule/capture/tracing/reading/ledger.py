@@ -1,0 +1,398 @@
+"""What a forward read of Python's state, as guards: a graph holds while all of it is what it was.
+
+Each guard asks one thing of the value at one source: that it is the same object, equals a value of the same type, has
+the same keys, is the object at another source (a tie). A ledger compiles to one function; the dispatch of a graph, and
+the question whether a like module may share it, are calls of that function.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import numbers
+import pickle
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from schedule.capture.recording.structure import member_source, original_class
+from schedule.capture.tracing.hooks import acts_now
+from schedule.capture.tracing.own_forward import functions_called
+from schedule.capture.tracing.reading.sources import (
+    SELF,
+    Attr,
+    Const,
+    DictOf,
+    Item,
+    Query,
+    Self,
+    Source,
+    described,
+    root,
+)
+
+ATOMS: tuple[type, ...] = (
+    *(bool, int, float, complex, str, bytes, type(None), range, type(Ellipsis), type(NotImplemented)),
+    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, torch.finfo, torch.iinfo),
+    *(enum.Enum, numbers.Number),
+)
+CONTAINERS = (list, tuple, dict, set, frozenset, deque, types.MappingProxyType)
+MOST = 256
+"""Containers of more values than this are compared entry by entry, where they are read."""
+
+
+@dataclass(frozen=True)
+class Guard:
+    """One condition on the value at ``source``.
+
+    Attributes:
+        kind: one of :data:`_CONDITIONS`.
+        source: where the value is.
+        expected: what it is compared with.
+    """
+
+    kind: str
+    source: Source
+    expected: Any = None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it asks for a function or class, and of no module: many modules have the same guard."""
+        kinds = (types.FunctionType, types.BuiltinFunctionType, type)
+        return isinstance(root(self.source), Const) and isinstance(self.expected, kinds)
+
+    def __str__(self) -> str:
+        return f"{described(self.source)} {self.kind} {self.expected!r}"
+
+
+def is_atom(value: Any) -> bool:
+    """Whether ``value`` is immutable and means nothing but itself: a number, a string, a dtype, a tuple of these."""
+    if isinstance(value, (tuple, frozenset)) and not isinstance(value, torch.Size):
+        return len(value) <= MOST and all(map(is_atom, value))
+    return isinstance(value, ATOMS) and not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def is_plain_content(value: Any, count: int = MOST) -> bool:
+    """Whether ``value`` is a container of atoms, functions and such containers, at most ``count`` in all."""
+    pending, seen = [value], 0
+    while pending:
+        item, seen = pending.pop(), seen + 1
+        if seen > count:
+            return False
+        if type(item) in CONTAINERS or isinstance(item, (list, dict, set)):
+            pending += [*item.keys(), *item.values()] if isinstance(item, dict) else item
+        elif not (is_atom(item) or isinstance(item, (types.FunctionType, types.BuiltinFunctionType, type))):
+            return False
+    return True
+
+
+def is_array(value: Any) -> bool:
+    """Whether ``value`` is an array of numpy."""
+    return type(value).__module__ == "numpy" and hasattr(value, "tobytes") and not is_atom(value)
+
+
+def snapshot(value: Any) -> Any:
+    """A copy of a container of atoms, or of an array, for :func:`same`."""
+    if is_array(value):
+        return _kept(value, (value.shape, str(value.dtype), value.tobytes()))
+    if isinstance(value, dict):
+        return _kept(value, {key: snapshot(item) for key, item in value.items()})
+    if isinstance(value, (set, frozenset)):
+        return _kept(value, set(value))
+    if isinstance(value, (list, tuple, deque)) and not is_atom(value):
+        return _kept(value, [snapshot(item) for item in value])
+    return value
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    cls: type
+    content: Any
+
+
+def _kept(value: Any, content: Any) -> _Snapshot:
+    return _Snapshot(type(value), content)
+
+
+def same(value: Any, expected: Any) -> bool:
+    """Whether ``value`` equals ``expected``, in type too: 2 is not 2.0, 0.0 is not -0.0, nan is nan."""
+    if value is expected:
+        return True
+    if isinstance(expected, _Snapshot):
+        return type(value) is expected.cls and _same_content(value, expected.content)
+    if type(value) is not type(expected):
+        return False
+    if isinstance(value, float):
+        equal = value == expected and math.copysign(1.0, value) == math.copysign(1.0, expected)
+        return equal or (math.isnan(value) and math.isnan(expected))
+    if isinstance(value, (tuple, list)):
+        return len(value) == len(expected) and all(map(same, value, expected))
+    if isinstance(value, enum.Enum):
+        return repr(value) == repr(expected)
+    return isinstance(value, (*ATOMS, frozenset)) and bool(value == expected)
+
+
+def _same_content(value: Any, content: Any) -> bool:
+    if is_array(value):
+        return bool((value.shape, str(value.dtype), value.tobytes()) == content)
+    if isinstance(content, dict):
+        return len(value) == len(content) and all(
+            same(key, own) and same(value[key], content[own]) for key, own in zip(value, content, strict=True)
+        )
+    if isinstance(content, set):
+        return len(value) == len(content) and {(type(x), x) for x in value} == {(type(x), x) for x in content}
+    return len(value) == len(content) and all(map(same, value, content))
+
+
+def _is_of_class(value: Any, cls: type) -> bool:
+    return type(value) is cls or (isinstance(value, nn.Module) and original_class(value) is cls)
+
+
+def _lacks(value: Any, name: str) -> bool:
+    """Whether ``value`` has no attribute of this name."""
+    if isinstance(value, nn.Module) and type(value).__getattr__ is nn.Module.__getattr__:
+        own = value.__dict__
+        held = name in own or any(name in own.get(table, ()) for table in ("_parameters", "_buffers", "_modules"))
+        return not held and not hasattr(type(value), name)
+    return not hasattr(value, name)
+
+
+def _is_untouched(value: nn.Module, cls: type) -> bool:
+    """Whether a module is of its class, with no hook that acts and no forward of its own."""
+    return type(value) is cls and not acts_now(value) and "forward" not in value.__dict__
+
+
+def _calls(value: Any, function: Any) -> bool:
+    return isinstance(value, types.MethodType) and value.__func__ is function
+
+
+def kind_of(tensor: torch.Tensor) -> tuple[torch.dtype, Any]:
+    """What a graph builds on: the dtype, and the shape of a parameter; the rank of others, which may grow."""
+    with torch._C.DisableTorchFunction():
+        return tensor.dtype, tensor.shape if isinstance(tensor, nn.Parameter) else tensor.dim()
+
+
+def _is_tensor(value: Any, kind: tuple[torch.dtype, Any]) -> bool:
+    if not isinstance(value, torch.Tensor) or value.dtype is not kind[0]:
+        return False
+    return bool(value.dim() == kind[1] if type(kind[1]) is int else value.shape == kind[1])
+
+
+def _first_dtype(module: nn.Module) -> torch.dtype | None:
+    """What a module computes in whose parameters have other names than they had; None without any."""
+    return next((each.dtype for each in module.parameters() if each.is_floating_point()), None)
+
+
+def _class_lacks(value: Any, name: str) -> bool:
+    return not hasattr(type(value), name)
+
+
+_CONDITIONS: dict[str, str] = {
+    "is": "{0} is {1}",
+    "same": "({0} is {1} or _same({0}, {1}))",
+    "content": "_same({0}, {1})",
+    "class": "_is_of_class({0}, {1})",
+    "present": "{0} is not None",
+    "none": "{0} is None",
+    "distinct": "{0} is not {1}",
+    "keys": "(*{0},) == {1}",
+    "length": "len({0}) == {1}",
+    "contains": "{1} in {0}",
+    "lacks_item": "{1} not in {0}",
+    "lacks": "_lacks({0}, {1})",
+    "true": "{0}",
+    "false": "not {0}",
+    "calls": "_calls({0}, {1})",
+    "tensor": "_is_tensor({0}, {1})",
+    "computes_in": "",  # written as statements
+    "class_lacks": "_class_lacks({0}, {1})",
+    "untouched": "_is_untouched({0}, {1})",
+}
+_FOLLOWED = {
+    "same": "type({0}) is type({1}) and {0} == {1}",
+    **{kind: _CONDITIONS[kind] for kind in ("length", "keys", "contains", "lacks_item")},
+}
+_HELPERS = {"_same": same, "_is_of_class": _is_of_class, "_lacks": _lacks, "_calls": _calls, "_is_tensor": _is_tensor}
+_HELPERS |= {"_first_dtype": _first_dtype, "_class_lacks": _class_lacks, "_is_untouched": _is_untouched}
+
+
+_ABSENT = "(LookupError, AttributeError, TypeError, ValueError)"
+
+
+class Ledger:
+    """The guards of one trace; immutable once the trace is done."""
+
+    def __init__(self, guards: Iterable[Guard] = ()) -> None:
+        self.guards: tuple[Guard, ...] = tuple(guards)
+        self._holds: Callable[[Any], bool] | None = None
+        self._traced: Callable[[Any], bool] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.guards)
+
+    def __iter__(self) -> Iterator[Guard]:
+        return iter(self.guards)
+
+    def holds(self, module: nn.Module) -> bool:
+        """Whether all that was read is still so, for ``module``."""
+        return self.function(module)
+
+    @property
+    def function(self) -> Callable[[Any], bool]:
+        """The guards, compiled to a function of the module."""
+        if self._holds is None:
+            self._holds = _compiled(self.guards)
+        return self._holds
+
+    @property
+    def under_compiler(self) -> Callable[[Any], bool]:
+        """Those guards that ``torch.compile`` can follow: on plain state of modules and configs."""
+        if self._traced is None:
+            self._traced = _compiled((guard for guard in self.guards if _is_followed(guard)), _FOLLOWED)
+        return self._traced
+
+    @cached_property
+    def own(self) -> Ledger:
+        """The guards on what is reached from the module."""
+        return Ledger(guard for guard in self.guards if not guard.is_shared) if self.shared else self
+
+    @cached_property
+    def shared(self) -> tuple[Guard, ...]:
+        """The guards on what belongs to no module: functions, classes, globals."""
+        return tuple(guard for guard in self.guards if guard.is_shared)
+
+    def missed(self, module: nn.Module) -> Guard | None:
+        """The first guard that does not hold for ``module``."""
+        return next((guard for guard in self.guards if not _compiled((guard,))(module)), None)
+
+    def __deepcopy__(self, memo: Any) -> Ledger:
+        return self
+
+    def __reduce__(self) -> Any:
+        return Ledger, (tuple(guard for guard in self.guards if _portable(guard)),)
+
+
+_OF_MODULES = {*vars(nn.Module()), "call_super_init", "dump_patches", "_schedule_state"}
+
+
+def whole(module: nn.Module) -> Ledger:
+    """All that a module is made of, as guards: for one whose forward is known and was not followed."""
+    forward: Any = original_class(module).forward
+    guards = [Guard("is", Attr(Const(original_class(module)), "forward"), forward)]
+    guards += [Guard("is", Attr(Const(where), name), value) for where, name, value in functions_called(forward)]
+    guards += [
+        Guard("tensor", Item(Item(DictOf(SELF), table), name), kind_of(tensor))
+        if tensor is not None
+        else Guard("none", Item(Item(DictOf(SELF), table), name))
+        for table in ("_parameters", "_buffers")
+        for name, tensor in vars(module)[table].items()
+    ]
+    for name, value in vars(module).items():
+        if name not in _OF_MODULES and is_plain_content(value):
+            guards.append(Guard("content", Item(DictOf(SELF), name), snapshot(value)))
+    return Ledger(guards)
+
+
+@lru_cache(maxsize=1024)
+def shared_ledger(guards: tuple[Guard, ...]) -> Ledger:
+    """A ledger of guards that many modules have."""
+    return Ledger(guards)
+
+
+def _portable(guard: Guard) -> bool:
+    """Whether ``guard`` pickles; what is about code alone (a closure, a local function) need not, as code is loaded."""
+    try:
+        pickle.dumps(guard)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return False
+    return True
+
+
+def _is_followed(guard: Guard) -> bool:
+    """Whether ``torch.compile`` can follow the guard: the value of an attribute of a module, or of an object in one."""
+    source, plain = guard.source, guard.expected is None or isinstance(guard.expected, (bool, int, float, str, tuple))
+    while isinstance(source, (Item, DictOf)):
+        source = source.base
+    return isinstance(source, Self) and guard.kind in _FOLLOWED and plain and guard.expected == guard.expected
+
+
+class _Code:
+    """Writes the function of a ledger: each source is looked up once, in the order in which guards need it."""
+
+    def __init__(self, conditions: Mapping[str, str]) -> None:
+        self.lines: list[str] = []
+        self._conditions = conditions
+        self.names: dict[str, Any] = dict(_HELPERS)
+        self._locals: dict[Source, str] = {}
+        self._constants: dict[int, str] = {}
+
+    def constant(self, value: Any) -> str:
+        """A name for ``value``."""
+        if value is None or isinstance(value, bool):
+            return repr(value)
+        if id(value) not in self._constants:
+            self._constants[id(value)] = f"c{len(self._constants)}"
+            self.names[self._constants[id(value)]] = value
+        return self._constants[id(value)]
+
+    def value(self, source: Source) -> str:
+        """The local that holds what is at ``source``."""
+        if isinstance(source, Self):
+            return "self"
+        if isinstance(source, Const):
+            return self.constant(source.value)
+        if source not in self._locals:
+            text = self._text(source)
+            self._locals[source] = f"v{len(self._locals)}"
+            self.lines.append(f"        {self._locals[source]} = {text}")
+        return self._locals[source]
+
+    def _text(self, source: Source) -> str:
+        if isinstance(source, Query):
+            return f"{self.constant(source.function)}({', '.join(map(self.constant, source.arguments))})"
+        base = self.value(source.base)  # type: ignore[union-attr]
+        if isinstance(source, DictOf):
+            return f"{base}.__dict__"
+        if isinstance(source, Attr):
+            return member_source(base, source.name)
+        key = source.key  # type: ignore[union-attr]
+        return f"{base}[{key!r}]" if type(key) in (str, int) else f"{base}[{self.constant(key)}]"
+
+    def add(self, guard: Guard) -> None:
+        """Return False unless ``guard`` holds."""
+        value = self.value(guard.source)
+        expected = guard.expected
+        if guard.kind == "computes_in":
+            self._add_dtype(value, *expected)
+            return
+        other = self.value(expected) if isinstance(expected, Source) else self.constant(expected)
+        if guard.kind in ("lacks_item", "contains", "lacks", "class_lacks") and type(expected) is str:
+            other = repr(expected)
+        self.lines.append(f"        if not ({self._conditions[guard.kind].format(value, other)}): return False")
+
+    def _add_dtype(self, module: str, path: tuple[str, ...], dtype: torch.dtype) -> None:
+        *holders, name = path
+        found = module + "".join(f"._modules[{part!r}]" for part in holders) + f"._parameters[{name!r}].dtype"
+        self.lines += [
+            "        try:",
+            f"            if {found} is not {self.constant(dtype)}: return False",
+            "        except (KeyError, AttributeError):",
+            f"            if _first_dtype({module}) is not {self.constant(dtype)}: return False",
+        ]
+
+
+def _compiled(guards: Iterable[Guard], conditions: Mapping[str, str] = _CONDITIONS) -> Callable[[Any], bool]:
+    code = _Code(conditions)
+    for guard in guards:
+        code.add(guard)
+    lines = ["def holds(self):", "    try:", *(code.lines or ["        pass"])]
+    lines += [f"    except {_ABSENT}:", "        return False", "    return True"]
+    exec(compile("\n".join(lines), "<schedule ledger>", "exec"), code.names)
+    function: Callable[[Any], bool] = code.names["holds"]
+    return function

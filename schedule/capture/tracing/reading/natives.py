@@ -1,0 +1,338 @@
+"""What builtins do with values from outside: each says which part of them it reads."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import operator
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from schedule.capture.tracing.reading.attributes import class_of
+from schedule.capture.tracing.reading.evaluator import Evaluator
+from schedule.capture.tracing.reading.following import Handler
+from schedule.capture.tracing.reading.ledger import is_atom
+from schedule.capture.tracing.reading.origin import is_fixed
+from schedule.capture.tracing.reading.sources import DictOf, Item, described
+
+HANDLERS: dict[Any, Handler] = {}
+_NOTHING = object()
+
+
+def _handles(*functions: Any) -> Callable[[Handler], Handler]:
+    def register(handler: Handler) -> Handler:
+        HANDLERS.update(dict.fromkeys(functions, handler))
+        return handler
+
+    return register
+
+
+# -- attributes ---------------------------------------------------------------------------------------------
+
+
+@_handles(getattr)
+def _getattr(ev: Evaluator, owner: Any, name: str, default: Any = _NOTHING) -> Any:
+    try:
+        return ev.attr(owner, name)
+    except AttributeError:
+        if default is _NOTHING:
+            raise
+        return default
+
+
+@_handles(hasattr)
+def _hasattr(ev: Evaluator, owner: Any, name: str) -> bool:
+    try:
+        ev.attr(owner, name)
+    except AttributeError:
+        return False
+    return True
+
+
+@_handles(setattr)
+def _setattr(ev: Evaluator, owner: Any, name: str, value: Any) -> None:
+    ev.set_attr(owner, name, value)
+
+
+@_handles(object.__setattr__, nn.Module.__setattr__)
+def _default_setattr(ev: Evaluator, owner: Any, name: str, value: Any) -> None:
+    if ev.source_of(owner) is None:
+        (nn.Module if isinstance(owner, nn.Module) else object).__setattr__(owner, name, value)
+    else:
+        ev.set_attr(owner, name, value)
+
+
+@_handles(delattr, object.__delattr__, nn.Module.__delattr__)
+def _delattr(ev: Evaluator, owner: Any, name: str) -> None:
+    ev.del_attr(owner, name)
+
+
+@_handles(object.__getattribute__)
+def _default_getattr(ev: Evaluator, owner: Any, name: str) -> Any:
+    return ev.default_attr(owner, name)
+
+
+@_handles(nn.Module.__getattr__)
+def _module_getattr(ev: Evaluator, owner: Any, name: str) -> Any:
+    return ev.module_attr(owner, name)
+
+
+@_handles(vars)
+def _vars(ev: Evaluator, owner: Any) -> Any:
+    return ev.attr(owner, "__dict__")
+
+
+@_handles(dir)
+def _dir(ev: Evaluator, owner: Any) -> Any:
+    _whole_object(ev, owner)
+    return dir(owner)
+
+
+# -- kinds --------------------------------------------------------------------------------------------------
+
+
+def _guard_class(ev: Evaluator, value: Any) -> None:
+    source = ev.source_of(value)
+    if source is not None and not is_fixed(value):
+        ev.guard("class", source, class_of(value))
+
+
+@_handles(isinstance)
+def _isinstance(ev: Evaluator, value: Any, cls: Any) -> bool:
+    _guard_class(ev, value)
+    return isinstance(value, cls)
+
+
+@_handles(type)
+def _type(ev: Evaluator, value: Any, *rest: Any, **kwargs: Any) -> Any:
+    if rest:
+        return type(value, *rest, **kwargs)
+    _guard_class(ev, value)
+    if isinstance(value, torch.Tensor):
+        return torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else torch.Tensor
+    return type(value)
+
+
+@_handles(callable)
+def _callable(ev: Evaluator, value: Any) -> bool:
+    _guard_class(ev, value)
+    return callable(value)
+
+
+@_handles(id)
+def _id(ev: Evaluator, value: Any) -> int:
+    return id(value)
+
+
+# -- containers ---------------------------------------------------------------------------------------------
+
+
+@_handles(len)
+def _len(ev: Evaluator, value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.ndim and torch._C._len_torch_function_stack():
+        return value.shape[0]
+    source = ev.source_of(value)
+    method = ev.python_method(value, "__len__")
+    if method is not None:
+        return method()
+    if source is not None and not is_fixed(value):
+        ev.guard("length", source, len(value))
+    return len(value)
+
+
+@_handles(range)
+def _range(ev: Evaluator, *bounds: Any) -> range:
+    """A range; of a symbolic end only the number of rounds is asked for."""
+    start, stop, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
+    if not isinstance(stop, torch.SymInt) or type(start) is not int or type(step) is not int or step <= 0:
+        return range(*bounds)
+    rounds = int((stop - start + step - 1) // step)
+    return range(start, start + rounds * step, step)
+
+
+@_handles(iter)
+def _iter(ev: Evaluator, value: Any, *sentinel: Any) -> Any:
+    return iter(ev.bridged(value), *sentinel) if sentinel else iter(ev.iterate(value))
+
+
+@_handles(next)
+def _next(ev: Evaluator, value: Any, *default: Any) -> Any:
+    ev.refuse_write(value, "takes the next item of")
+    return next(value, *default)
+
+
+def _of_iterables(function: Any) -> Handler:
+    def handler(ev: Evaluator, *args: Any, **kwargs: Any) -> Any:
+        if "key" in kwargs:
+            kwargs["key"] = ev.bridged(kwargs["key"])
+        return function(*(each if _is_number(each) else ev.iterate(each) for each in args), **kwargs)
+
+    return handler
+
+
+def _is_number(value: Any) -> bool:
+    return is_atom(value) and not isinstance(value, (tuple, frozenset, str, range))
+
+
+for _function in (list, tuple, set, frozenset, sorted, enumerate, zip, reversed, any, all, sum, min, max):
+    HANDLERS[_function] = _of_iterables(_function)
+
+
+@_handles(dict)
+def _dict(ev: Evaluator, *args: Any, **kwargs: Any) -> Any:
+    given = [ev.mapping(each) if isinstance(each, dict) else ev.iterate(each) for each in args]
+    return dict(*given, **kwargs)
+
+
+@_handles(map)
+def _map(ev: Evaluator, function: Any, *iterables: Any) -> Any:
+    return map(lambda *items: ev.call(function, *items), *map(ev.iterate, iterables))
+
+
+@_handles(filter)
+def _filter(ev: Evaluator, function: Any, iterable: Any) -> Any:
+    items = ev.iterate(iterable)
+    return filter(None if function is None else (lambda item: ev.truth(ev.call(function, item))), items)
+
+
+@_handles(functools.reduce)
+def _reduce(ev: Evaluator, function: Any, iterable: Any, *first: Any) -> Any:
+    return functools.reduce(lambda a, b: ev.call(function, a, b), ev.iterate(iterable), *first)
+
+
+@_handles(functools.partial)
+def _partial(ev: Evaluator, function: Any, *args: Any, **kwargs: Any) -> Any:
+    return functools.partial(function, *args, **kwargs)
+
+
+@_handles(bool)
+def _bool(ev: Evaluator, *value: Any) -> bool:
+    return bool(*map(ev.truth, value))
+
+
+def _of_shown(function: Any) -> Handler:
+    def handler(ev: Evaluator, *args: Any, **kwargs: Any) -> Any:
+        return function(*map(ev.shown, args), **kwargs)
+
+    return handler
+
+
+for _shown in (int, float, complex, str, repr, format, hash, abs, round, divmod, pow, bytes, slice):
+    HANDLERS[_shown] = _of_shown(_shown)
+
+
+@_handles(operator.getitem)
+def _getitem(ev: Evaluator, owner: Any, key: Any) -> Any:
+    return ev.item(owner, key)
+
+
+@_handles(operator.setitem)
+def _setitem(ev: Evaluator, owner: Any, key: Any, value: Any) -> None:
+    ev.set_item(owner, key, value)
+
+
+# -- checkpoints --------------------------------------------------------------------------------------------
+
+
+@_handles(checkpoint)
+def _checkpoint(ev: Evaluator, function: Any, *args: Any, use_reentrant: bool | None = None, **options: Any) -> Any:
+    """Entered where there is nothing to compute again: without gradients, or where a reentrant one gives none."""
+    taken = any(isinstance(each, torch.Tensor) and each.requires_grad for each in args)
+    if taken or (use_reentrant is False and ev.tracer.module.training):
+        raise ev.refused(
+            "the forward checkpoints a part of itself, which a graph would keep in memory",
+            "schedule the modules below, or leave that to `.checkpoint()` of the schedule",
+        )
+    return ev.native(checkpoint, (function, *args), {"use_reentrant": use_reentrant, **options})
+
+
+# -- copies -------------------------------------------------------------------------------------------------
+
+
+def _whole_object(ev: Evaluator, value: Any) -> None:
+    """All attributes of an object from outside are read."""
+    source = ev.source_of(value)
+    if source is None or is_fixed(value):
+        return
+    if isinstance(value, nn.Module) or not hasattr(value, "__dict__"):
+        raise ev.refused(f"the forward copies or lists {described(source)}, a {type(value).__name__}")
+    _guard_class(ev, value)
+    own = vars(value)
+    ev.guard("keys", DictOf(source), tuple(own))
+    for name, held in own.items():
+        ev.operand(ev.read(held, Item(DictOf(source), name)))
+
+
+@_handles(copy.copy)
+def _copy(ev: Evaluator, value: Any) -> Any:
+    if isinstance(value, (list, dict, set, tuple)):
+        return copy.copy(ev.operand(value))
+    _whole_object(ev, value)
+    return copy.copy(value)
+
+
+@_handles(copy.deepcopy)
+def _deepcopy(ev: Evaluator, value: Any, memo: Any = None) -> Any:
+    pending = [value]
+    while pending:
+        held = pending.pop()
+        if isinstance(held, (list, dict, set, tuple)):
+            ev.operand(held)
+            pending += held.values() if isinstance(held, dict) else held
+        elif not is_atom(held):
+            _whole_object(ev, held)
+            pending += vars(held).values() if ev.source_of(held) is not None and not is_fixed(held) else ()
+    return copy.deepcopy(value, memo)
+
+
+# -- effects ------------------------------------------------------------------------------------------------
+
+
+@_handles(print, warnings.warn)
+def _print(ev: Evaluator, *args: Any, **kwargs: Any) -> None:
+    fix = "remove the message, or keep the module that writes it a leaf (`leaves=(…,)`)"
+    raise ev.refused("the forward prints or warns, which a graph would not do at each call", fix)
+
+
+@_handles(exec, eval, globals, __import__, input, open)
+def _refuse(ev: Evaluator, *args: Any, **kwargs: Any) -> None:
+    raise ev.refused("the forward runs code or opens files in a way that is not followed (eval, exec, globals, open)")
+
+
+# -- torch --------------------------------------------------------------------------------------------------
+
+
+@_handles(F.scaled_dot_product_attention)
+def _attention(ev: Evaluator, *args: Any, **kwargs: Any) -> Any:
+    """Whether attention is causal is a plain bool, which guards the graph: ``length > 1 and mask is None`` is none."""
+    if isinstance(kwargs.get("is_causal"), torch.SymBool):
+        kwargs["is_causal"] = bool(kwargs["is_causal"])
+    return F.scaled_dot_product_attention(*args, **kwargs)
+
+
+@_handles(nn.Module.to)
+def _to(ev: Evaluator, module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+    """``module.to(…)`` is the module where nothing has to be moved, else it is refused."""
+    with torch._C.DisableTorchFunction():
+        device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+    for tensor in (*module.parameters(), *module.buffers()):
+        cast = dtype is not None and tensor.is_floating_point()
+        if (cast and tensor.dtype != dtype) or (device is not None and tensor.device != device):
+            raise ev.refused(
+                f"the forward moves a module to {dtype or device}, which changes its parameters",
+                "move it before the model is scheduled",
+            )
+        if cast:
+            ev.tracer.guard_dtype(tensor)
+    return module
+
+
+@_handles(nn.Module.__call__, nn.Module._call_impl, nn.Module._wrapped_call_impl)
+def _call_module(ev: Evaluator, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return ev.tracer.call_forward(module, args, kwargs)

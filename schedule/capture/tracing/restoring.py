@@ -1,0 +1,122 @@
+"""Objects that a forward is given and changes, such as caches, put back as they were.
+
+A graph may find that it does not hold after it has written to a cache: the original forward then has to find the cache
+as it was. What is kept is the structure, not the data of its tensors: most caches put new tensors in the place of old
+ones, and then the old ones are all there is to put back.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from schedule.capture.tracing.effects import changes_object, has_effect, is_local
+from schedule.util.errors import ScheduleError
+
+FEW = 16
+"""A tensor of at most so many numbers, such as a counter, is kept with its data."""
+
+_PASSED_BY = (nn.Module, type, types.FunctionType, types.ModuleType)
+Restore = Callable[[], None]
+
+
+def changes_given(node: fx.Node) -> bool:
+    """Whether the node changes an object that the forward was given, or a part of it, and its structure alone."""
+    if not changes_object(node) or node.meta.get("in_place"):
+        return False
+    return _origin(node.all_input_nodes[0]).op == "placeholder"
+
+
+def can_be_undone(node: fx.Node) -> bool:
+    """Whether nothing outside the graph is changed for good by the node. What a submodule returned is used again."""
+    return not has_effect(node) or node.op == "call_module" or is_local(node) or changes_given(node)
+
+
+def _origin(node: fx.Node) -> fx.Node:
+    """The object that ``node`` is a part of."""
+    while node.op in ("call_function", "call_method") and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def versions(value: Any) -> dict[int, int]:
+    """How often each tensor in ``value`` of more than :data:`FEW` numbers was written to, by its id."""
+    return {id(each): each._version for each in _parts([value]) if _is_big(each)}
+
+
+def _is_big(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() > FEW and not value.is_inference()
+
+
+def restoring(objects: Iterable[Any]) -> list[Restore]:
+    """What puts the structure of ``objects`` back as it is now, piece by piece, when called.
+
+    Raises (when called):
+        ScheduleError: a tensor of more than :data:`FEW` numbers was changed in place since.
+    """
+    return [_KINDS[kind](part) for part in _parts(objects) for kind in _KINDS if isinstance(part, kind)]
+
+
+def _parts(objects: Iterable[Any]) -> Iterator[Any]:
+    """The tensors, lists and dicts in ``objects``, each once."""
+    known: set[int] = set()
+    pending = list(objects)
+    while pending:
+        value = pending.pop()
+        if id(value) in known or isinstance(value, _PASSED_BY):
+            continue
+        known.add(id(value))
+        if isinstance(value, (torch.Tensor, list, dict)):
+            yield value
+        if isinstance(value, (list, tuple)):
+            pending += value
+        elif isinstance(value, dict):
+            pending += value.values()
+        elif not isinstance(value, torch.Tensor):
+            pending.append(getattr(value, "__dict__", None))
+
+
+def _list(value: list[Any]) -> Restore:
+    items = list(value)
+
+    def restore() -> None:
+        value[:] = items
+
+    return restore
+
+
+def _dict(value: dict[Any, Any]) -> Restore:
+    items = dict(value)
+
+    def restore() -> None:
+        value.clear()
+        value.update(items)
+
+    return restore
+
+
+def _tensor(tensor: torch.Tensor) -> Restore:
+    counted = not tensor.is_inference()  # inference tensors do not count how often they are written to
+    version = tensor._version if counted else None
+    data = None if counted and tensor.numel() > FEW else tensor.detach().clone()
+
+    def restore() -> None:
+        if counted and tensor._version == version:
+            return
+        if data is None:
+            raise ScheduleError(
+                f"a branch of the forward came out unlike in the recorded run after a tensor of shape "
+                f"{tuple(tensor.shape)} in a cache was written to in place, so the original forward cannot run either",
+                fix="undo the schedule of this module, or schedule it anew with a call like this one",
+            )
+        with torch.no_grad():
+            tensor.copy_(data)
+
+    return restore
+
+
+_KINDS: dict[type, Callable[[Any], Restore]] = {torch.Tensor: _tensor, list: _list, dict: _dict}

@@ -1,0 +1,167 @@
+"""Sizes and other Python numbers whose origin in the graph is known.
+
+A size read from a traced tensor is a real ``torch.SymInt`` (or ``SymFloat``, ``SymBool``), so every torch
+function takes it where it takes an int. Behind it stands a :class:`ScalarNode`, which computes on the value
+seen and writes each operation into the graph. Whenever Python needs the number itself (an ``if``, a ``range``,
+an index), the tracer is told, and turns that into a guard.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from schedule.capture.tracing.trace import Trace
+
+Number = int | float | bool
+_HASH = torch.SymInt.__hash__.__code__
+SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+class ScalarNode:
+    """The node protocol torch expects behind a SymInt, SymFloat or SymBool.
+
+    Args:
+        tracer: the tracer whose graph ``node`` is in.
+        node: the graph node that computes the number.
+        value: the number seen in the recorded run.
+    """
+
+    def __init__(self, tracer: Trace, node: fx.Node | Number, value: Number) -> None:
+        self.tracer, self.node, self.value = tracer, node, value
+
+    def is_int(self) -> bool:
+        return type(self.value) is int
+
+    def is_float(self) -> bool:
+        return isinstance(self.value, float)
+
+    def is_bool(self) -> bool:
+        return isinstance(self.value, bool)
+
+    def is_nested_int(self) -> bool:
+        return sys._getframe(1).f_code is _HASH  # the only kind of SymInt that torch hashes
+
+    def nested_int(self) -> Any:
+        return self.known()
+
+    def is_symbolic(self) -> bool:
+        return True
+
+    def is_constant(self) -> bool:
+        return False
+
+    def has_hint(self) -> bool:
+        return True
+
+    def maybe_as_int(self) -> None:
+        return None
+
+    def clone(self) -> ScalarNode:
+        return self
+
+    def _wrap(self, value: Number) -> ScalarNode:
+        return ScalarNode(self.tracer, value, value)
+
+    wrap_int = wrap_float = wrap_bool = _wrap
+
+    def known(self, *_: Any) -> Any:
+        """The number itself, for Python to use: from here on the graph holds only where it is the same."""
+        if isinstance(self.node, fx.Node):
+            self.tracer.guard(self.node, self.value)
+        return self.value
+
+    guard_int = guard_float = guard_bool = int_ = bool_ = guard_size_oblivious = known
+    expect_true = expect_size = guard_or_false = guard_or_true = statically_known_true = known
+
+    def _text(self) -> str:
+        return self.tracer.texts.of(self)
+
+    str = _graph_repr = __str__ = _text
+
+    def __repr__(self) -> str:  # type: ignore[valid-type]
+        return f"<{self.value}>"
+
+    def compute(self, function: Callable[..., Number], *others: ScalarNode) -> ScalarNode:
+        """``function`` of this number and ``others``, written into the graph."""
+        value = function(self.value, *(other.value for other in others))
+        operands = (self.node, *(other.node for other in others))
+        if not any(isinstance(operand, fx.Node) for operand in operands):
+            return self._wrap(value)
+        return ScalarNode(self.tracer, self.tracer.emit_scalar(function, operands, value), value)
+
+    def sym_ite(self, then: ScalarNode, otherwise: ScalarNode) -> ScalarNode:
+        return then if self.known() else otherwise
+
+
+_OPERATIONS: dict[str, Callable[..., Number]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "mod": operator.mod,
+    "floordiv": operator.floordiv,
+    "int_floordiv": operator.floordiv,
+    "truediv": operator.truediv,
+    "int_truediv": operator.truediv,
+    "float_truediv": operator.truediv,
+    "pow": operator.pow,
+    "pow_by_natural": operator.pow,
+    "float_pow": operator.pow,
+    "neg": operator.neg,
+    "pos": operator.pos,
+    "abs": abs,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "and_": operator.and_,
+    "or_": operator.or_,
+    "sym_and": operator.and_,
+    "sym_or": operator.or_,
+    "sym_not": operator.not_,
+    "sym_float": float,
+    "sym_int": int,
+    "sym_max": max,
+    "sym_min": min,
+    "ceil": math.ceil,
+    "floor": math.floor,
+    "trunc": math.trunc,
+    "round": round,
+    "sym_sqrt": math.sqrt,
+    "lshift": operator.lshift,
+    "rshift": operator.rshift,
+}
+
+
+def _operation(function: Callable[..., Number]) -> Callable[..., ScalarNode]:
+    def method(self: ScalarNode, *others: ScalarNode) -> ScalarNode:
+        return self.compute(function, *others)
+
+    return method
+
+
+for _name, _function in _OPERATIONS.items():
+    setattr(ScalarNode, _name, _operation(_function))
+
+
+def symbolic(tracer: Trace, node: fx.Node, value: Number) -> Any:
+    """``value`` as a SymInt, SymFloat or SymBool which remembers that ``node`` computes it."""
+    scalar = ScalarNode(tracer, node, value)
+    if isinstance(value, bool):
+        return torch.SymBool(scalar)
+    return torch.SymInt(scalar) if isinstance(value, int) else torch.SymFloat(scalar)
+
+
+def scalar_of(value: Any) -> ScalarNode | None:
+    """The node behind a symbolic number of ours, else None."""
+    if isinstance(value, SYMBOLIC_TYPES) and isinstance(value.node, ScalarNode):
+        return value.node
+    return None

@@ -1,0 +1,82 @@
+"""One graph for many like modules: the layers of a model are traced once.
+
+Two modules get the same graph if their classes, parameters' shapes and attributes agree all the way down and they
+were called alike. Plain attributes (a layer's index) need not agree unless the forward reads them.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from schedule.capture.recording.recording import Call, Opaque
+from schedule.capture.recording.specs import TensorSpec
+from schedule.capture.recording.structure import leaves
+from schedule.capture.tracing.opaque import Constant
+from schedule.capture.tracing.reading.ledger import is_atom
+
+_HOOKS = {name for name in vars(nn.Module()) if name.startswith(("_", "training", "call_super_init"))}
+_HOOKS.add("_schedule_state")  # a child is called, whatever it runs
+
+
+def likeness(module: nn.Module, call: Call, *context: Hashable) -> Hashable:
+    """A key that modules share if their forwards run alike on ``call``, up to plain attributes."""
+    return (tuple(_described(module)), _call_key(call), context)
+
+
+def _described(module: nn.Module) -> Iterator[Hashable]:
+    for name, child in module.named_modules():
+        tables = (child._parameters, child._buffers)
+        tensors = tuple((key, _tensor_key(tensor)) for table in tables for key, tensor in table.items())
+        others = tuple((key, _value_key(value)) for key, value in vars(child).items() if key not in _HOOKS)
+        yield (name, type(child), tensors, others)
+
+
+def _tensor_key(tensor: torch.Tensor | None) -> Hashable:
+    return None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+
+
+def _value_key(value: Any) -> Hashable:
+    if is_atom(value):
+        return "plain"
+    if isinstance(value, types.MethodType):
+        return id(value.__func__)
+    if isinstance(value, torch.Tensor):
+        return _tensor_key(value)
+    if isinstance(value, (list, tuple, dict, set)):
+        return repr(value)
+    return id(value)
+
+
+def _call_key(call: Call) -> Hashable:
+    return tuple((path, _leaf_key(leaf)) for path, leaf in leaves((call.args, call.kwargs, call.output)))
+
+
+def _leaf_key(leaf: Any) -> Hashable:
+    if isinstance(leaf, TensorSpec):
+        return leaf
+    if isinstance(leaf, Opaque):
+        return str(type(leaf.snapshot))
+    return leaf if isinstance(leaf, Hashable) else id(leaf)
+
+
+def comparable(value: Any) -> list[Any]:
+    """What two calls received, to be compared: shapes and dtypes of tensors, plain values, classes of all others."""
+
+    def kind(leaf: Any) -> Any:
+        if isinstance(leaf, (torch.Tensor, TensorSpec)):
+            return (tuple(leaf.shape), leaf.dtype)
+        if isinstance(leaf, Opaque):
+            return type(leaf.snapshot)
+        return leaf if isinstance(leaf, (bool, int, float, str, type(None))) else type(leaf)
+
+    return [(path, kind(leaf)) for path, leaf in leaves(value)]
+
+
+def has_constants(specialisation: Any) -> bool:
+    """Whether the graph holds an object that may belong to one module only."""
+    return any(isinstance(node.target, Constant) for node in specialisation.graph.nodes)

@@ -1,0 +1,203 @@
+"""Which calls a graph answers: how the arguments must look, and where its inputs are found in them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from schedule.capture.recording.recording import Call, Opaque
+from schedule.capture.recording.specs import TensorSpec
+from schedule.capture.recording.structure import is_plain_dataclass, is_plain_mapping, literal
+from schedule.util.errors import TraceError
+
+_IDENTITY = (bool, type(None))
+
+
+class Parameters:
+    """The parameters of a forward, as the dispatcher declares them.
+
+    Wrappers (``functools.wraps``) are looked through for names and defaults. A forward without ``**kwargs`` still
+    takes any keyword here, since a wrapper may consume some; what is really unexpected reaches the original
+    forward, which says so.
+    """
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        parameters = list(inspect.signature(forward).parameters.values())[1:]
+        self.named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        self.var_positional = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+        self.var_keyword = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), "_unexpected")
+        self._signature = inspect.Signature(
+            [p for p in parameters if p.kind is not p.VAR_KEYWORD]
+            + [inspect.Parameter(self.var_keyword, inspect.Parameter.VAR_KEYWORD)]
+        )
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Every parameter's value, defaults filled in."""
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+    def declaration(self, defaults: dict[str, Any]) -> str:
+        """``self, x, mask=_default_mask, **kwargs``; puts the default values into ``defaults``."""
+        parts, kinds = ["self"], inspect.Parameter
+        keyword_only = self.var_positional is not None
+        for parameter in self.named:
+            if parameter.kind is kinds.KEYWORD_ONLY and not keyword_only:
+                parts.append("*")
+                keyword_only = True
+            text = parameter.name
+            if parameter.default is not kinds.empty:
+                defaults[f"_default_{text}"] = parameter.default
+                text = f"{text}=_default_{text}"
+            parts.append(text)
+            following = self.named[self.named.index(parameter) + 1 :]
+            if parameter.kind is kinds.POSITIONAL_ONLY and (
+                not following or following[0].kind is not kinds.POSITIONAL_ONLY
+            ):
+                parts.append("/")
+        if self.var_positional is not None:
+            first_keyword = next(
+                (i for i, part in enumerate(parts) if self._is_keyword_only(part.split("=")[0])), len(parts)
+            )
+            parts.insert(first_keyword, f"*{self.var_positional}")
+        return ", ".join([*parts, f"**{self.var_keyword}"])
+
+    def _is_keyword_only(self, name: str) -> bool:
+        return any(p.name == name and p.kind is p.KEYWORD_ONLY for p in self.named)
+
+
+@dataclass
+class Signature:
+    """How the arguments of one specialisation look.
+
+    Attributes:
+        inputs: placeholder name → Python expression that finds it among the bound parameters.
+        tensors: expression of each tensor input → how it looked.
+        conditions: Python conditions that all hold for calls which the graph answers.
+        globals: objects the expressions name.
+    """
+
+    inputs: dict[str, str] = field(default_factory=dict)
+    tensors: dict[str, TensorSpec] = field(default_factory=dict)
+    conditions: list[str] = field(default_factory=list)
+    globals: dict[str, Any] = field(default_factory=dict)
+
+    def name(self, value: Any, hint: str) -> str:
+        """A global name for ``value``."""
+        for name, known in self.globals.items():
+            if known is value:
+                return name
+        name = f"_{hint}_{len(self.globals)}"
+        self.globals[name] = value
+        return name
+
+
+class SignatureBuilder:
+    """Walks the described arguments of one call; makes a placeholder for each input and a condition for the rest.
+
+    Args:
+        placeholder: makes the tracked input from its name and description.
+    """
+
+    def __init__(self, placeholder: Callable[[str, Any], Any]) -> None:
+        self.signature = Signature()
+        self._placeholder = placeholder
+        self._leaves: dict[str, Any] = {}
+
+    def build(self, parameters: Parameters, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The tracked ``(args, kwargs)`` of ``call``; :attr:`signature` is complete afterwards."""
+        bound = parameters.bind(call.args, call.kwargs)
+        for name, value in bound.items():
+            self._walk(value, name)
+        args = tuple(self._tracked(value, text) for value, text in self._given(parameters, call))
+        kwargs = {
+            key: self._tracked(value, key if key in bound else f"{parameters.var_keyword}[{key!r}]")
+            for key, value in call.kwargs.items()
+        }
+        return args, kwargs
+
+    def _given(self, parameters: Parameters, call: Call) -> list[tuple[Any, str]]:
+        positional = [p.name for p in parameters.named if p.kind is not p.KEYWORD_ONLY]
+        extra = [f"{parameters.var_positional}[{i}]" for i in range(len(call.args) - len(positional))]
+        return list(zip(call.args, [*positional, *extra], strict=False))
+
+    def _walk(self, value: Any, text: str) -> None:
+        """Conditions and placeholders for ``value``, which the dispatcher finds at ``text``."""
+        add = self.signature.conditions.append
+        if isinstance(value, TensorSpec):
+            tensor = self.signature.name(torch.Tensor, "Tensor")
+            add(f"isinstance({text}, {tensor}) and {text}.dtype is {value.dtype} and {text}.dim() == {value.ndim}")
+            add(f"not {text}.is_nested")
+            self.signature.tensors[text] = value
+            self._input(value, text)
+        elif isinstance(value, Opaque):
+            add(f"type({text}) is {self.signature.name(type(value.snapshot), type(value.snapshot).__name__)}")
+            self._input(value, text)
+        elif isinstance(value, (list, tuple)):
+            add(f"isinstance({text}, {'list' if isinstance(value, list) else 'tuple'}) and len({text}) == {len(value)}")
+            for index, item in enumerate(value):
+                self._walk(item, f"{text}[{index}]")
+        elif is_plain_mapping(value):
+            keys = self.signature.name(frozenset(value), "keys")
+            add(f"not {text}" if not value else f"hasattr({text}, 'keys') and {text}.keys() == {keys}")
+            for key, item in value.items():
+                self._walk(item, f"{text}[{key!r}]")
+        elif is_plain_dataclass(value):
+            add(f"type({text}) is {self.signature.name(type(value), type(value).__name__)}")
+            for name in value.__dataclass_fields__:
+                self._walk(getattr(value, name), f"{text}.{name}")
+        else:
+            self._constant(value, text)
+
+    def _constant(self, value: Any, text: str) -> None:
+        if isinstance(value, _IDENTITY):
+            condition = f"{text} is {value!r}"
+        elif type(value) in (int, float, str):
+            condition = f"type({text}) is {type(value).__name__} and {text} == {literal(value)}"
+        elif isinstance(value, (int, float, str)):  # an enum, say
+            cls = self.signature.name(type(value), "type")
+            condition = f"type({text}) is {cls} and {text} == {self.signature.name(value, 'value')}"
+        elif isinstance(value, torch.dtype):
+            condition = f"{text} is {value}"
+        elif isinstance(value, (torch.device, range, complex, bytes)):
+            condition = f"{text} == {self.signature.name(value, 'value')}"
+        else:
+            condition = f"{text} is {self.signature.name(value, 'object')}"
+        self.signature.conditions.append(condition)
+
+    def _input(self, described: Any, text: str) -> None:
+        name = "".join(c if c.isalnum() else "_" for c in text).strip("_").replace("__", "_")
+        self.signature.inputs[name] = text
+        self._leaves[text] = self._placeholder(name, described)
+
+    def _tracked(self, value: Any, text: str) -> Any:
+        """``value`` with its inputs replaced by the tracked ones."""
+        if text in self._leaves:
+            return self._leaves[text]
+        if isinstance(value, (list, tuple)):
+            items = [self._tracked(item, f"{text}[{index}]") for index, item in enumerate(value)]
+            if isinstance(value, list):
+                return items
+            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        if is_plain_mapping(value):
+            mapped = {key: self._tracked(item, f"{text}[{key!r}]") for key, item in value.items()}
+            return mapped if type(value) is dict else type(value)(**mapped)
+        if is_plain_dataclass(value):
+            names = value.__dataclass_fields__
+            return type(value)(**{name: self._tracked(getattr(value, name), f"{text}.{name}") for name in names})
+        return value
+
+
+def bound_or_refused(parameters: Parameters, call: Call, forward: Callable[..., Any]) -> None:
+    """Raise a :class:`TraceError` if ``call`` does not fit ``forward``."""
+    try:
+        parameters.bind(call.args, call.kwargs)
+    except TypeError as error:
+        raise TraceError(
+            f"the recorded call does not fit {forward.__qualname__}: {error}",
+            fix="pass example_inputs that the model accepts",
+        ) from error

@@ -1,0 +1,270 @@
+"""A specialisation: one graph of one module, with the conditions under which it may run in place of the forward."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from schedule.capture.recording.recording import Call, Recording
+from schedule.capture.recording.structure import is_dataclass_value, is_plain_mapping, original_class
+from schedule.capture.tracing.attributes import attributes_unchanged
+from schedule.capture.tracing.effects import remove_dead
+from schedule.capture.tracing.environment import Environment, fast_path_conditions, parameter_conditions
+from schedule.capture.tracing.generated_code import generated
+from schedule.capture.tracing.guards import check, conditions
+from schedule.capture.tracing.lock import TRACING
+from schedule.capture.tracing.outputs import check_output, insert_checks
+from schedule.capture.tracing.reading.ledger import Ledger
+from schedule.capture.tracing.regions import REGION_FUNCTIONS, closing
+from schedule.capture.tracing.sharing import has_constants, likeness
+from schedule.capture.tracing.signature import Parameters, Signature, SignatureBuilder, bound_or_refused
+from schedule.capture.tracing.spelling import check_keywords, source_of
+from schedule.capture.tracing.tracer import EnterChild, ModuleTracer
+from schedule.capture.tracing.trials import tried
+from schedule.util.errors import TraceError
+
+
+@dataclass(frozen=True)
+class Entered:
+    """A submodule whose inside is part of a graph: what must stay true of it.
+
+    Attributes:
+        cls: its class.
+        ledger: what its forward read of it.
+        scheduled: whether it runs a graph of its own, which is the one inside.
+    """
+
+    cls: type
+    ledger: Ledger = field(default_factory=Ledger)
+    scheduled: bool = False
+
+
+@dataclass(frozen=True)
+class Specialisation:
+    """One traced forward of one module.
+
+    Attributes:
+        graph: the FX graph; treated as immutable once it is part of a specialisation.
+        signature: how the arguments look and where the inputs are.
+        training: the module's training flag the graph was made under.
+        guards: further conditions, as Python source over ``self`` and the arguments.
+        ledger: what the forward read of Python's state.
+        entered: paths of submodules whose inside is part of the graph, with what must stay true of them.
+        call: the recorded call it was made from.
+        returned: what the forward returned, by metadata.
+        autocast: dtype of the autocast block that calls run under; None for no autocast.
+    """
+
+    graph: fx.Graph
+    signature: Signature
+    training: bool
+    guards: tuple[str, ...]
+    ledger: Ledger
+    entered: Mapping[str, Entered]
+    call: Call
+    returned: Any = None
+    autocast: torch.dtype | None = None
+
+    @cached_property
+    def function(self) -> Callable[..., Any]:
+        """The graph, compiled to a Python function of ``(module, *inputs)`` when first asked for."""
+        around = closing if self.has_regions else lambda run: run
+        return tried(self.graph, self.training, lambda graph: around(compiled(graph)))
+
+    def with_graph(self, graph: fx.Graph, entered: Mapping[str, Entered] | None = None) -> Specialisation:
+        """The same specialisation with another graph; ``entered`` adds submodules whose inside it now holds."""
+        return dataclasses.replace(self, graph=graph, entered={**self.entered, **(entered or {})})
+
+    @property
+    def has_regions(self) -> bool:
+        """Whether the graph enters ``no_grad`` or ``autocast`` blocks."""
+        return any(node.target in REGION_FUNCTIONS for node in self.graph.nodes)
+
+    @property
+    def has_checks(self) -> bool:
+        """Whether the graph may find, while running, that it does not hold."""
+        return any(node.target in (check, check_output) for node in self.graph.nodes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        from schedule.capture.tracing.portable import pack_graph
+
+        state = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {**state, "graph": pack_graph(self.graph)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        from schedule.capture.tracing.portable import unpack_graph
+
+        for name, value in {**state, "graph": unpack_graph(state["graph"])}.items():
+            object.__setattr__(self, name, value)
+
+
+def compiled(graph: fx.Graph) -> Callable[..., Any]:
+    """``graph`` as a Python function of ``(self, *inputs)``, with source that tracebacks can show."""
+    with TRACING:  # writing the code changes how nodes are printed
+        code = source_of(graph)
+    return generated(code.src, "forward", dict(code.globals), "schedule graph")
+
+
+def specialise(
+    module: nn.Module,
+    forward: Callable[..., Any],
+    call: Call,
+    recording: Recording,
+    training: bool,
+    enter: EnterChild | None = None,
+    autocast: torch.dtype | None = None,
+) -> Specialisation:
+    """The graph of ``forward`` of ``module`` for calls that look like ``call``.
+
+    Like modules (:mod:`schedule.capture.tracing.sharing`) are traced once and share the graph.
+
+    Args:
+        module: the module; unchanged afterwards.
+        forward: its original, unbound forward.
+        call: a recorded call, by metadata.
+        recording: the run that ``call`` was recorded in.
+        training: which training flag to trace under, for the module and the submodules entered.
+        enter: which submodules to write the inside of; none if None.
+        autocast: dtype of the autocast block that calls run under; None for no autocast.
+
+    Raises:
+        TraceError: the forward cannot be turned into a graph; says at which line and why.
+    """
+    known: list[Specialisation] = []
+    if enter is None:
+        known = recording.traced.setdefault(likeness(module, call, forward, training, autocast), [])
+    made = _holding(known, module, training)
+    if made is None:
+        made = _traced(module, forward, call, recording, training, enter or (lambda child, path: False), autocast)
+        if enter is None and not has_constants(made):
+            known.append(made)
+    if autocast is None and forward is original_class(module).forward:
+        recording.returned[module, training].append((call, made.returned))
+    return made
+
+
+def _holding(known: Sequence[Specialisation], module: nn.Module, training: bool) -> Specialisation | None:
+    """The graph of a like module that holds for ``module`` too."""
+    if not known:
+        return None
+    with in_mode(module, training):
+        return next((made for made in known if made.ledger.holds(module)), None)
+
+
+def _traced(
+    module: nn.Module,
+    forward: Callable[..., Any],
+    call: Call,
+    recording: Recording,
+    training: bool,
+    enter: EnterChild,
+    autocast: torch.dtype | None,
+) -> Specialisation:
+    def attempt(**options: Any) -> tuple[Specialisation, ModuleTracer]:
+        tracer = ModuleTracer(module, recording, enter, use_recorded_outputs=autocast is None, **options)
+        try:
+            with TRACING, recording.as_after_run():
+                return _traced_by(tracer, forward, call, training, autocast), tracer
+        except TraceError:
+            if not tracer.texts.written or "exact_texts" in options:
+                raise
+        return attempt(exact_texts=True, **options)
+
+    made, tracer = attempt()
+    for functions in tracer.index_functions.choices():
+        with suppress(TraceError):  # what is made is good for fewer calls
+            made, tracer = attempt(index_functions=functions)
+            if not tracer.index_functions.refused:
+                break
+    return made
+
+
+def _traced_by(
+    tracer: ModuleTracer, forward: Callable[..., Any], call: Call, training: bool, autocast: torch.dtype | None
+) -> Specialisation:
+    module, parameters = tracer.module, Parameters(forward)
+    bound_or_refused(parameters, call, forward)
+    environment = Environment.of(call, autocast)
+    builder = SignatureBuilder(tracer.placeholder)
+    args, kwargs = builder.build(parameters, call)
+    tracer.evaluator.know_arguments((args, kwargs))
+    with in_mode(module, training), environment.entered(), attributes_unchanged(module):
+        result = tracer.run(forward, (module, *args), kwargs)
+        returned = tracer.described(result)
+        written = _written(tracer, result)
+        tracer.evaluator.assignments.write(tracer)
+    tracer.graph.output(written)
+    builder.signature.conditions += environment.conditions(builder.signature)
+    builder.signature.conditions += parameter_conditions(module, builder.signature)
+    builder.signature.conditions += fast_path_conditions(module, forward)
+    made = _finished(tracer, builder.signature, training, call, autocast)
+    return dataclasses.replace(made, returned=returned)
+
+
+@contextmanager
+def in_mode(module: nn.Module, training: bool) -> Iterator[None]:
+    """Within, ``module`` and all in it are in training, or in evaluation."""
+    flags = [(child, child.training) for child in module.modules()]
+    try:
+        for child, _ in flags:
+            child.training = training
+        yield
+    finally:
+        for child, flag in flags:
+            child.training = flag
+
+
+def _finished(
+    tracer: ModuleTracer,
+    signature: Signature,
+    training: bool,
+    call: Call,
+    autocast: torch.dtype | None,
+) -> Specialisation:
+    graph = tracer.graph
+    inputs = {node: signature.inputs[str(node.target)] for node in graph.nodes if node.op == "placeholder"}
+    tracer.index_functions.remove_replaced()
+    guards = conditions(tracer, inputs)
+    remove_dead(graph)
+    tracer.texts.check(graph)
+    check_keywords(graph)
+    insert_checks(tracer.outputs)
+    graph.lint()
+    entered = {path: Entered(original_class(child)) for path, child in tracer.entered.items() if path}
+    return Specialisation(
+        graph=graph,
+        signature=signature,
+        training=training,
+        guards=tuple(guards),
+        ledger=tracer.evaluator.ledger(),
+        entered=entered,
+        call=call,
+        autocast=autocast,
+    )
+
+
+def _written(tracer: ModuleTracer, value: Any) -> Any:
+    """A forward's result as the graph's output: containers as they are, dataclasses rebuilt by a call."""
+    with torch._C.DisableTorchFunction():
+        if isinstance(value, (list, dict)) and tracer.evaluator.is_outside(value):
+            return tracer.held(value)
+        if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+            items = [_written(tracer, item) for item in value]
+            return items if isinstance(value, list) else tuple(items)
+        if is_plain_mapping(value) or is_dataclass_value(value):
+            names = list(value) if isinstance(value, dict) else list(value.__dataclass_fields__)
+            found = {n: _written(tracer, value[n] if isinstance(value, dict) else getattr(value, n)) for n in names}
+            return found if type(value) is dict else tracer.emit(type(value), (), found)
+        if hasattr(value, "_fields"):
+            return tracer.emit(type(value), tuple(_written(tracer, item) for item in value))
+        return tracer.node_of(value)
+
+
+__all__ = ["Specialisation", "TraceError", "compiled", "original_class", "specialise"]

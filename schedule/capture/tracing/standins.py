@@ -1,0 +1,71 @@
+"""Shapes of results that torch computes but cannot tell beforehand: its rule for tensors without data says no."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from schedule.capture.recording.structure import tensors
+
+
+def _grouped_mm(
+    mat_a: torch.Tensor,
+    mat_b: torch.Tensor,
+    *,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """``torch.nn.functional.grouped_mm``, whose own rule takes bfloat16 only."""
+    rows, columns = mat_a.shape[-2], mat_b.shape[-1]
+    groups: tuple[int, ...] = mat_a.shape[:-2] if mat_a.dim() == mat_b.dim() else ()
+    if mat_a.dim() == mat_b.dim() == 2:
+        groups = (0,) if offs is None else offs.shape
+    return mat_a.new_empty((*groups, rows, columns), dtype=out_dtype or mat_a.dtype)
+
+
+def _tensor(
+    data: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> torch.Tensor:
+    """``torch.tensor``, also of lists that hold tensors: these it would read."""
+    if not isinstance(data, (list, tuple)) or not any(True for _ in tensors(data)):
+        return torch.tensor(data, dtype=dtype, device=device, requires_grad=requires_grad, pin_memory=pin_memory)
+    stacked = torch.stack([item if isinstance(item, torch.Tensor) else _tensor(item) for item in data])
+    return torch.empty_like(stacked, dtype=dtype, device=device, requires_grad=requires_grad)
+
+
+def _picked(tensor: torch.Tensor, index: Any) -> torch.Tensor:
+    """``tensor[index]``; a number in a tensor picks one, and the shape is the same whichever it is."""
+    parts = index if isinstance(index, tuple) else (index,)
+    numbers = tuple(0 if _is_number(part) else part for part in parts)
+    return tensor[numbers]
+
+
+def _is_number(value: Any) -> bool:
+    """Whether this is a tensor without dimensions that an index reads as a number."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.ndim == 0
+        and not value.is_floating_point()
+        and value.dtype not in (torch.bool, torch.uint8)
+    )
+
+
+_STAND_INS: dict[Any, Callable[..., Any]] = {
+    function: _grouped_mm
+    for owner, name in ((torch.nn.functional, "grouped_mm"), (torch, "_grouped_mm"))
+    if (function := getattr(owner, name, None)) is not None
+}
+_STAND_INS |= {torch.tensor: _tensor, torch.Tensor.__getitem__: _picked}
+
+
+def stand_in(function: Any) -> Callable[..., Any]:
+    """What gives the result of ``function`` for tensors without data: the function itself, as a rule."""
+    return _STAND_INS.get(function, function)

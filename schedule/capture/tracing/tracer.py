@@ -1,0 +1,440 @@
+"""The tracer: one module's forward, run on data-free tensors, written down as an FX graph.
+
+Every torch call made by the forward passes through :meth:`ModuleTracer.__torch_function__`. The tensors are real
+``torch.Tensor`` objects without data, so Python code that tests types, shapes, dtypes or ``None`` just works;
+sizes are symbolic (:mod:`schedule.capture.tracing.scalars`). Calls of submodules are written as ``call_module`` nodes
+and not entered, unless flattened; parameters and buffers become ``get_attr`` nodes.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.overrides import TorchFunctionMode
+
+from schedule.capture.recording.calls import intercepted_calls, unwatched
+from schedule.capture.recording.data import NUMBERS, Replay, decided, expected, writes_number
+from schedule.capture.recording.recording import Recording
+from schedule.capture.recording.source import data_dependent, outermost, raised, user_line
+from schedule.capture.recording.specs import TensorSpec
+from schedule.capture.recording.structure import (
+    is_plain_dataclass,
+    is_plain_mapping,
+    map_fields,
+    map_structure,
+    original_class,
+)
+from schedule.capture.tracing import metadata
+from schedule.capture.tracing.attributes import attributes, attributes_as
+from schedule.capture.tracing.functions import FunctionTracker
+from schedule.capture.tracing.gradients import requires_grad
+from schedule.capture.tracing.hooks import collecting_hooks, is_hooked, nothing_collected
+from schedule.capture.tracing.index_functions import IndexFunctions, Place
+from schedule.capture.tracing.memory import Memory
+from schedule.capture.tracing.opaque import OpaqueTracker, untracked
+from schedule.capture.tracing.pieces import guard_number
+from schedule.capture.tracing.reading.evaluator import Evaluator
+from schedule.capture.tracing.reading.natives import HANDLERS
+from schedule.capture.tracing.reading.sources import module_path
+from schedule.capture.tracing.regions import RegionTracker
+from schedule.capture.tracing.scalars import scalar_of, symbolic
+from schedule.capture.tracing.sharing import comparable
+from schedule.capture.tracing.sizes import SizeReader
+from schedule.capture.tracing.standins import stand_in
+from schedule.capture.tracing.texts import Texts
+from schedule.util.errors import ScheduleError, TraceError
+
+EnterChild = Callable[[nn.Module, str], bool]
+
+
+class ModuleTracer(TorchFunctionMode):
+    """Traces one module; use once.
+
+    Args:
+        module: the module whose forward is traced.
+        recording: where the values of submodule calls come from.
+        enter: whether to write the inside of a submodule (given the module and its path) instead of a call.
+        use_recorded_outputs: whether what submodules returned in the recorded run holds here too; if not, they
+            are run on data-free tensors.
+        exact_texts: whether a size that is written into a text binds the graph to it.
+        index_functions: which functions of indices are calls of the graph.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        recording: Recording,
+        enter: EnterChild,
+        use_recorded_outputs: bool = True,
+        exact_texts: bool = False,
+        index_functions: frozenset[Place] = frozenset(),
+    ) -> None:
+        super().__init__()
+        self.texts = Texts(exact_texts)
+        self.index_functions = IndexFunctions(self, index_functions)
+        self._use_recorded_outputs = use_recorded_outputs
+        self.module, self.recording, self.enter_child = module, recording, enter
+        self.graph = fx.Graph()
+        self.guards: dict[fx.Node, Any] = {}
+        self.entered: dict[str, nn.Module] = {}
+        self.outputs: dict[fx.Node, Any] = {}
+        self._nodes: dict[int, tuple[torch.Tensor, fx.Node]] = {}
+        self._requires_grad: dict[fx.Node, bool] = {}
+        self._devices: dict[int, tuple[torch.device, fx.Node]] = {}
+        self._paths = {id(tensor): name for name, tensor in _named_tensors(module)}
+        self._module_paths = {child: name for name, child in module.named_modules()}
+        self._data_free: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.inside_child = False
+        self._within = [module]
+        self._replay = Replay()
+        self._memory = Memory()
+        self.sizes = SizeReader(self)
+        self.opaque = OpaqueTracker(self)
+        self.regions = RegionTracker(self)
+        self.functions = FunctionTracker(self)
+        self.evaluator = Evaluator(self, HANDLERS)
+
+    # -- running ---------------------------------------------------------------------------------------
+
+    def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call ``forward`` under the tracer; returns what it returned, in tracked values."""
+        with ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(self.recording.grad_enabled))
+            stack.enter_context(intercepted_calls(self.module, self._on_native_call))
+            stack.enter_context(nothing_collected())
+            stack.enter_context(self)
+            try:
+                return outermost(self.evaluator.run, (forward, *args), kwargs)
+            except ScheduleError:
+                raise
+            except Exception as error:  # the user's forward, and torch on tensors without data, may raise anything
+                raise raised(error) from error
+
+    def placeholder(self, name: str, described: Any) -> Any:
+        """A tracked input: a data-free tensor, a symbolic number, or a watched opaque object."""
+        node = self.graph.placeholder(name)
+        self._requires_grad[node] = isinstance(described, TensorSpec) and described.requires_grad
+        return self.track(self.recording.materialise(described), node)
+
+    def described(self, value: Any) -> Any:
+        """``value``, which the forward returned, by metadata."""
+        with torch._C.DisableTorchFunction():
+            return self.recording.describe(map_structure(value, self.value_of))
+
+    # -- values and nodes ------------------------------------------------------------------------------
+
+    def track(self, value: Any, node: fx.Node) -> Any:
+        """Remember that ``node`` computes ``value``; returns the value to go on with."""
+        node.meta.setdefault("spec", self._spec(value))
+        if isinstance(value, torch.Tensor):
+            if id(value) in self._nodes and self._nodes[id(value)][1] is not node:
+                with self.recording.fake_mode:
+                    value = value.detach()  # the same object came back: a second name must not rename the first
+            self._nodes[id(value)] = (value, node)
+            return value
+        if isinstance(value, (bool, int, float)):
+            return symbolic(self, node, value)
+        if isinstance(value, (list, tuple)) or is_plain_mapping(value):
+            return self._track_items(value, node)
+        if is_plain_dataclass(value):
+            return map_fields(value, lambda name, item: self.track(item, self.emit(getattr, (node, name))))
+        if value is None or isinstance(value, (str, torch.dtype)):
+            return value
+        if isinstance(value, torch.device):
+            self._devices[id(value)] = (value, node)
+            return value
+        return self.opaque.watch(value, node)
+
+    def _track_items(self, value: Any, node: fx.Node) -> Any:
+        if isinstance(value, dict):
+            items = {k: self.track(v, self.emit(operator.getitem, (node, k))) for k, v in value.items()}
+            return items if type(value) is dict else type(value)(**items)
+        tracked = [self.track(item, self.emit(operator.getitem, (node, i))) for i, item in enumerate(value)]
+        if isinstance(value, list):
+            return tracked
+        if hasattr(value, "_fields"):
+            return type(value)(*tracked)
+        return tuple(tracked) if type(value) in (tuple, torch.Size) else type(value)(tracked)
+
+    def _spec(self, value: Any) -> Any:
+        def of_leaf(leaf: Any) -> Any:
+            if isinstance(leaf, torch.Tensor):
+                return TensorSpec.of(leaf)
+            return leaf if isinstance(leaf, (bool, int, float, str, type(None), torch.dtype)) else type(leaf)
+
+        return map_structure(value, of_leaf)
+
+    def emit(self, target: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: Any = None) -> fx.Node:
+        """A ``call_function`` node, or a ``call_method`` node where ``target`` is a name."""
+        op = "call_method" if isinstance(target, str) else "call_function"
+        node = self.graph.create_node(op, target, args, kwargs or {})
+        node.meta["source"] = user_line()
+        return node
+
+    def emit_scalar(self, function: Callable[..., Any], operands: tuple[Any, ...], value: Any) -> fx.Node:
+        """A node of arithmetic on sizes."""
+        node = self.emit(function, operands)
+        node.meta["spec"] = value
+        return node
+
+    def guard(self, node: fx.Node, value: Any) -> None:
+        """From here on the graph only holds where ``node`` computes ``value``."""
+        self.guards.setdefault(node, value)
+
+    def node_of(self, leaf: Any) -> Any:
+        """What stands for ``leaf`` in the graph: a node, or the constant itself."""
+        if isinstance(leaf, torch.Tensor):
+            return self._tensor_node(leaf)
+        scalar = scalar_of(leaf)
+        if scalar is not None:
+            return scalar.node
+        if isinstance(leaf, torch.device) and id(leaf) in self._devices:
+            return self._devices[id(leaf)][1]
+        return self._attribute(leaf) or self.opaque.node_of(leaf)
+
+    def path_of(self, module: nn.Module) -> str | None:
+        """Where ``module`` is in the traced one; None if it is not part of it."""
+        return self._module_paths.get(module)
+
+    def _attribute(self, value: Any) -> fx.Node | None:
+        """An object that the forward found in an attribute of a module."""
+        held = module_path(self.evaluator.found_at(value))
+        return None if held is None else self.graph.get_attr(".".join(filter(None, held)))
+
+    def held(self, container: Any) -> fx.Node:
+        """A container from outside that the forward returns itself."""
+        node = self._attribute(container)
+        if node is None:
+            raise self.evaluator.refused(f"the forward returns a {type(container).__name__} that it did not make")
+        return node
+
+    def _tensor_node(self, tensor: torch.Tensor) -> fx.Node:
+        if id(tensor) in self._nodes:
+            return self._nodes[id(tensor)][1]
+        path = self._paths.get(id(tensor))
+        if path is None:
+            raise TraceError(
+                f"the forward uses a tensor of shape {tuple(tensor.shape)} that is neither an input, a parameter, "
+                "a buffer nor a tensor attribute of this module",
+                where=user_line(),
+                fix="register it as a buffer, pass it as an argument, or mark the module as a leaf",
+            )
+        node = self.graph.get_attr(path)
+        node.meta["source"] = user_line()
+        node.meta["spec"] = TensorSpec.of(tensor)
+        self._nodes[id(tensor)], self._requires_grad[node] = (tensor, node), tensor.requires_grad
+        return node
+
+    def as_nodes(self, value: Any) -> Any:
+        """Arguments as the graph writes them."""
+        return map_structure(value, self.node_of)
+
+    def value_of(self, leaf: Any) -> Any:
+        """What a leaf is worth when the call is really made on data-free tensors."""
+        if isinstance(leaf, torch.Tensor):
+            return self.data_free(leaf)
+        scalar = scalar_of(leaf)
+        return untracked(leaf) if scalar is None else scalar.value
+
+    def data_free(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A data-free stand-in for a parameter or buffer; any other tensor as it is."""
+        if id(tensor) in self._nodes and id(tensor) not in self._paths:
+            return tensor
+        if id(tensor) not in self._data_free:
+            with self.recording.fake_mode:
+                stand_in = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+            self._data_free[id(tensor)] = (tensor, stand_in)
+        return self._data_free[id(tensor)][1]
+
+    # -- torch calls -----------------------------------------------------------------------------------
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if metadata.attribute_name(func) in metadata.AUTOGRAD_STATE:
+            raise self.evaluator.refused(f"the forward asks for .{metadata.attribute_name(func)} of a tensor")
+        if metadata.is_constant_query(func):
+            return self._constant_query(func, args, kwargs)
+        if self.regions.handles(func):
+            return self.regions.on_call(func, args)
+        self.index_functions.notice(func, args)
+        if func in (torch.Tensor.__format__, torch.Tensor.__repr__):
+            number = self.__torch_function__(torch.Tensor.item, (), args[:1]) if writes_number(func, args) else None
+            return self.texts.of_tensor(number, *args[1:])
+        answer = self.sizes.handles(func, args, kwargs)
+        if answer is not None:
+            return answer()
+        target, operands = metadata.written_call(func, tuple(args), kwargs)
+        node = self.emit(target, self.as_nodes(operands), self.as_nodes(kwargs))
+        known = decided(node) if func is torch.Tensor.__bool__ else None
+        if known is not None:
+            self.graph.erase_node(node)
+            return known
+        value = self._evaluate(func, args, kwargs, node)
+        if func.__name__ in NUMBERS and metadata.is_method(func):
+            node.meta["spec"] = value
+            self.guard(node, value)
+            return value
+        guard_number(self.sizes.shape, func, args, kwargs)
+        mutated = metadata.mutated_tensor(func, args, kwargs)
+        if mutated is not None:
+            return self._track_mutation(mutated, value, node)
+        self._memory.computed(func, value, args, kwargs)
+        return self.track(value, node)
+
+    def _track_mutation(self, mutated: torch.Tensor, value: Any, node: fx.Node) -> Any:
+        node.meta["local"] = self._memory.is_new(mutated)
+        if isinstance(value, torch.Tensor):
+            node.meta["spec"] = TensorSpec.of(value)
+            self._nodes[id(mutated)] = (mutated, node)
+            return mutated
+        node.meta["spec"] = None
+        return value
+
+    def _constant_query(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if args and isinstance(args[0], torch.Tensor) and metadata.is_attribute(func, "dtype"):
+            self.guard_dtype(args[0])
+        return func(*args, **kwargs)
+
+    def guard_dtype(self, tensor: torch.Tensor) -> None:
+        """From here on the graph only holds where ``tensor``, a parameter or a buffer, has the dtype it has."""
+        if id(tensor) in self._paths and not self.evaluator.has_read(tensor):
+            node = self.emit(getattr, (self._tensor_node(tensor), "dtype"))
+            node.meta["spec"] = tensor.dtype
+            self.guard(node, tensor.dtype)
+
+    def _evaluate(self, func: Any, args: Any, kwargs: Any, node: fx.Node) -> Any:
+        if metadata.is_attribute(func, "requires_grad"):
+            return requires_grad(node.args[0], self._requires_grad, torch.is_grad_enabled())
+        real_args, real_kwargs = map_structure(tuple(args), self.value_of), map_structure(kwargs, self.value_of)
+        try:
+            with self.recording.fake_mode:
+                return stand_in(func)(*real_args, **real_kwargs)
+        except metadata.DATA_DEPENDENT as error:
+            for seen in self._replay.next(self.recording.seen.get(self._within[-1]), func):
+                return self.recording.materialise(seen)
+            if func is torch.Tensor.__bool__ and (finite := expected(node)) is not None:
+                return finite
+            raise data_dependent(func) from error
+
+    # -- submodule calls -------------------------------------------------------------------------------
+
+    def found_tensor(self, tensor: torch.Tensor, path: str) -> None:
+        """The forward reads ``tensor`` at ``path``; of several names this is the one that the graph reads."""
+        self._paths[id(tensor)] = path
+
+    def call_module(self, child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of a module by the forward: a node of the graph, or what it does, if it is entered."""
+        if child is not self.module and child not in self._module_paths:
+            self.evaluator.read_untouched(child)
+            return self._enter(child, *args, **kwargs)  # held by something else than a module, or made by the forward
+        path = self.evaluator.path_of(child) or self._module_paths[child]
+        call = functools.partial(self._enter, child)
+        if self.inside_child or child is self.module or self.enter_child(child, path):
+            if not self.inside_child:
+                self.entered[path] = child
+            self._within.append(child)
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._within.pop()
+        self.evaluator.read_kind(child)
+        with self.evaluator.recording(False):
+            value, hooks = self._called(child, path, call, args, kwargs), self._collecting(child, path)
+        for hook in hooks:
+            hook(child, args, value)
+        return value
+
+    def _on_native_call(
+        self, child: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A call of a module by code that is not followed."""
+        return call(*args, **kwargs) if self.inside_child else self.call_module(child, args, kwargs)
+
+    def _enter(self, child: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        """``child(*args, **kwargs)``, followed."""
+        caller = unwatched(type(child).__call__)
+        if caller is unwatched(nn.Module.__call__):
+            return self.call_forward(child, args, kwargs)
+        return self.evaluator.call(caller, child, *args, **kwargs)
+
+    def call_forward(self, child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What ``nn.Module.__call__`` does: the forward, and transformers' hooks that collect outputs."""
+        own = "forward" in vars(child)
+        if is_hooked(child) or type(child) is not original_class(child) or (own and self.inside_child):
+            return child(*args, **kwargs)
+        forward = vars(child)["forward"] if own else type(child).forward
+        value = self.evaluator.call(forward, *(() if own else (child,)), *args, **kwargs)
+        for hook in collecting_hooks(child):
+            hook(child, args, value)
+        return value
+
+    def _called(
+        self, child: nn.Module, path: str, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """What the call of ``child`` returns, a node of the graph."""
+        with torch._C.DisableTorchFunction():
+            node = self._call_module(path, self.as_nodes(args), self.as_nodes(kwargs))
+            node.meta["source"] = user_line()
+            described = self._recorded_output(child, args, kwargs)
+            recorded = described is not None
+            value = self.recording.materialise(described) if recorded else self._run_child(child, call, args, kwargs)
+            value = self.outputs[node] = self.track(value, node)
+            self._memory.called(child, value, args, kwargs)
+        return value
+
+    def _collecting(self, child: nn.Module, path: str) -> list[Callable[..., Any]]:
+        """transformers' hooks which hand what ``child`` returns to the forward that is traced."""
+        for below in child.modules():
+            if below is not child and collecting_hooks(below):
+                raise TraceError(
+                    f"the forward collects outputs of modules inside {path}, which is a call of the graph",
+                    where=user_line(),
+                    fix="trace with flatten=True, or without hidden states and attentions in the example inputs",
+                )
+        return collecting_hooks(child)
+
+    def _call_module(self, path: str, args: Any, kwargs: Any) -> fx.Node:
+        name = path.replace(".", "_")
+        name = "self_module" if name == "self" else name  # `self` is the root in generated code
+        return self.graph.create_node("call_module", path, args, kwargs, name=name)
+
+    def _recorded_output(self, child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        calls = self.recording.calls.get(child, ()) if self._use_recorded_outputs else ()
+        if not calls:
+            return None
+        received = comparable(map_structure((args, kwargs), self.value_of))
+        for call in calls:
+            if comparable((call.args, call.kwargs)) == received:
+                traced = self.recording.returned.get((child, child.training), ())
+                return next((returned for other, returned in traced if other is call), call.output)
+        return None
+
+    def _run_child(
+        self, child: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The child on data-free tensors, unrecorded."""
+        real_args, real_kwargs = map_structure(tuple(args), self.value_of), map_structure(kwargs, self.value_of)
+        self.inside_child = True
+        try:
+            with self.recording.fake_mode, nothing_collected(), attributes_as(attributes(child)):
+                return call(*real_args, **real_kwargs)
+        except metadata.DATA_DEPENDENT as error:
+            raise data_dependent(call) from error
+        finally:
+            self.inside_child = False
+
+
+def _named_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Parameters, buffers and plain tensor attributes, by dotted path."""
+    found: list[tuple[str, torch.Tensor]] = []
+    for prefix, child in module.named_modules():
+        dot = f"{prefix}." if prefix else ""
+        for table in (child._parameters, child._buffers, vars(child)):
+            found += [(dot + name, t) for name, t in table.items() if isinstance(t, torch.Tensor)]
+    return found[::-1]  # the first name of a tied tensor wins

@@ -1,0 +1,219 @@
+"""The changes that primitives make, each of which can be taken back to the bit."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from schedule.capture.tracing.specialization import Specialisation, original_class
+from schedule.core.node import Tree
+from schedule.core.wrapping import Around, WrappedForward, wrapped
+from schedule.runtime.scheduled import Adapter, ScheduledState, forward_of, install, put, state_of
+from schedule.util.errors import NotApplicable
+
+_ABSENT = object()
+_HOOK_TABLES = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+
+_applied: weakref.WeakSet[SetState] = weakref.WeakSet()
+
+
+class SetState:
+    """What a module runs, and what it ran before; base of the edits that change it.
+
+    Schedules of one model may be undone in any order: where another one changed the module since, that one's change
+    stays, and what it goes back to is what was there before this one.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self._before = state_of(module)
+        self._after: ScheduledState | None = None
+
+    def install(self) -> None:
+        """Make the change for the first time."""
+        raise NotImplementedError
+
+    def apply(self) -> None:
+        """Make the change, or make it again.
+
+        Raises:
+            NotApplicable: another schedule changed the module since it was taken back.
+        """
+        now = state_of(self.module)
+        if self._after is None:
+            self._before = now
+            self.install()
+            self._after = state_of(self.module)
+        elif now is not self._after:
+            if now is not self._before:
+                raise NotApplicable(
+                    f"another schedule changed what the {original_class(self.module).__name__} runs since",
+                    fix="undo the steps of that schedule first",
+                )
+            put(self.module, self._after)
+        _applied.add(self)
+
+    def revert(self) -> None:
+        """Put back what ran before, with its counts."""
+        _applied.discard(self)
+        if self._after is None or state_of(self.module) is self._after:
+            put(self.module, self._before)
+            return
+        for edit in _applied:
+            if edit.module is self.module and edit._before is self._after:
+                edit._before = self._before
+
+
+class SetSpecialisations(SetState):
+    """The graphs that a module runs, and what makes further ones; no graph gives it its original forward back."""
+
+    def __init__(
+        self, module: nn.Module, specialisations: Sequence[Specialisation], name: str, adapter: Adapter | None = None
+    ) -> None:
+        super().__init__(module)
+        self.specialisations, self.name, self.adapter = tuple(specialisations), name, adapter
+
+    def install(self) -> None:
+        """Install the new graphs."""
+        install(self.module, self.specialisations, self.name, adapter=self.adapter)
+
+
+class WrapCalls(SetState):
+    """The edit that puts something around what a module runs."""
+
+    def __init__(self, tree: Tree, module: nn.Module, around: Around, name: str) -> None:
+        super().__init__(module)
+        self.around, self.name = around, name
+        self.graphs = tree.graphs.current(module) or ()
+
+    def install(self) -> None:
+        """Put it around."""
+        made = [wrapped(each, [self.around]) for each in self.graphs]
+        adapter = None if self._before is None else self._before.adapter
+        install(self.module, made, self.name, WrappedForward(forward_of(self.module), self.around), adapter)
+
+
+class SetTrace:
+    """The graphs a module was explicitly traced to, which it does not run yet."""
+
+    def __init__(self, tree: Tree, module: nn.Module, specialisations: tuple[Specialisation, ...]) -> None:
+        self._explicit, self.module, self.specialisations = tree.graphs.explicit, module, specialisations
+        self._before = self._explicit.get(module)
+
+    def apply(self) -> None:
+        """Keep the new graphs."""
+        self._explicit[self.module] = self.specialisations
+
+    def revert(self) -> None:
+        """Keep what was kept before."""
+        if self._before is None:
+            self._explicit.pop(self.module, None)
+        else:
+            self._explicit[self.module] = self._before
+
+
+class SwapModule:
+    """One module in another's place wherever that is held, with its forward hooks and its node of the tree."""
+
+    def __init__(self, tree: Tree, old: nn.Module, new: nn.Module) -> None:
+        self.tree, self.old, self.new = tree, old, new
+        self.holders = [
+            (parent, name) for parent in tree.root.modules() for name, child in parent._modules.items() if child is old
+        ]
+        self._hooks: Mapping[str, tuple[Any, Any]] = {}
+        self._training: list[tuple[nn.Module, bool]] = []
+
+    def apply(self) -> None:
+        """Swap."""
+        self._training = [(module, module.training) for module in self.new.modules()]
+        self._hooks = {
+            table: (vars(self.old)[table], vars(self.new)[table]) for table in _HOOK_TABLES if table in vars(self.new)
+        }
+        for module, _ in self._training:
+            module.training = self.old.training
+        for table, (of_old, of_new) in self._hooks.items():
+            self._move_hooks(table, of_old, of_new)
+        self._hold(self.new)
+        self.tree.moved(self.old, self.new, [parent for parent, _ in self.holders])
+
+    def _move_hooks(self, table: str, of_old: Any, of_new: Any) -> None:
+        """Never one table for two modules. The old one goes over as it is if it can: handles refer to it."""
+        empty = type(of_old)()
+        if of_new:
+            merged = type(of_old)({**of_old, **of_new})
+            vars(self.new)[table] = merged
+        else:
+            vars(self.new)[table] = of_old
+        vars(self.old)[table] = empty
+
+    def revert(self) -> None:
+        """Swap back.
+
+        Raises:
+            NotApplicable: another schedule put something else there since.
+        """
+        for parent, name in self.holders:
+            held = parent._modules.get(name)
+            if held is not self.new and held is not self.old:
+                raise NotApplicable(
+                    f"another schedule put a {type(held).__name__} in place of the {type(self.new).__name__} {name!r}",
+                    fix="undo the step of that schedule first",
+                )
+        for table, (of_old, of_new) in self._hooks.items():
+            vars(self.old)[table], vars(self.new)[table] = of_old, of_new
+        for module, training in self._training:
+            module.training = training
+        self._hold(self.old)
+        self.tree.moved(self.new, self.old, [parent for parent, _ in self.holders])
+
+    def _hold(self, module: nn.Module) -> None:
+        for parent, name in self.holders:
+            parent._modules[name] = module
+
+
+class AddModule:
+    """A new child module, for a replacement that has state of its own."""
+
+    def __init__(self, tree: Tree, parent: nn.Module, name: str, child: nn.Module) -> None:
+        self.tree, self.parent, self.name, self.child = tree, parent, name, child
+
+    def apply(self) -> None:
+        """Add it."""
+        self.parent._modules[self.name] = self.child
+        self.tree.forget_paths()
+
+    def revert(self) -> None:
+        """Remove it."""
+        self.parent._modules.pop(self.name, None)
+        self.tree.forget_paths()
+
+
+class SetItem:
+    """One entry of a mapping, such as a parameter in a module's table or a tag of a parameter."""
+
+    def __init__(self, mapping: Callable[[], dict[Any, Any]], key: Any, value: Any) -> None:
+        self.mapping, self.key, self.value = mapping, key, value
+        self._before = mapping().get(key, _ABSENT)
+
+    def apply(self) -> None:
+        """Set it."""
+        self.mapping()[self.key] = self.value
+
+    def revert(self) -> None:
+        """Put back what was there."""
+        if self._before is _ABSENT:
+            self.mapping().pop(self.key, None)
+        else:
+            self.mapping()[self.key] = self._before

@@ -1,0 +1,393 @@
+"""The graphs of a model's modules: made when needed, checked at once, kept until something changes them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from schedule.capture.examples import example_inputs
+from schedule.capture.examples.shapes import other_shapes, small_shapes
+from schedule.capture.recording import recording as recordings
+from schedule.capture.recording.calls import interceptable, intercepted_calls
+from schedule.capture.recording.recording import Call, Recording, as_call, undisturbed
+from schedule.capture.recording.structure import map_structure, tensors
+from schedule.capture.snapshots import Snapshot, modes_restored
+from schedule.capture.tracing.guards import GuardMiss
+from schedule.capture.tracing.hooks import is_hooked, nothing_collected
+from schedule.capture.tracing.specialization import Specialisation, original_class, specialise
+from schedule.capture.tracing.unchanged import written
+from schedule.core.wrapping import unwrapped, wrapped
+from schedule.runtime.scheduled import ScheduledState, as_scheduled, forward_of, state_of, uncounted
+from schedule.util.errors import ScheduleError, TraceError
+from schedule.util.generators import torch_states
+
+Specialisations = tuple[Specialisation, ...]
+Enter = Callable[[nn.Module, str], bool]
+
+_CHECKED_SHAPES = 2
+_TOLERANCE: dict[torch.dtype | None, float] = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-4,
+    torch.float16: 2e-2,
+    torch.bfloat16: 1e-1,
+}
+
+
+class Graphs:
+    """Traced forwards of the modules of one root.
+
+    Attributes:
+        explicit: what ``trace`` and ``trace_until`` made; a part of the schedule, unlike graphs made by need.
+        in_one_mode: modules with graphs for training only, or for evaluation only, and why.
+    """
+
+    def __init__(self, root: nn.Module, example_inputs: Any, path_of: Callable[[nn.Module], str]) -> None:
+        self.root, self.example_inputs = root, example_inputs
+        self.explicit: dict[nn.Module, Specialisations] = {}
+        self.in_one_mode: dict[nn.Module, TraceError] = {}
+        self._path_of = path_of
+        self._by_need: dict[nn.Module, Specialisations] = {}
+        self._failed: dict[nn.Module, TraceError] = {}
+        self._recording: Recording | None = None
+        self._outdated = False
+        self._batches: list[Any] | None = None
+        self._state: Snapshot | None = None
+        self._together = False  # whether what traces write to Python state is looked for after all of them
+
+    @property
+    def recording(self) -> Recording:
+        """One run of the root; made when first read.
+
+        Raises:
+            NotApplicable: the model refuses the example inputs, or none were given and none can be made from it.
+        """
+        if self._recording is None:
+            if self.example_inputs is None:
+                self.example_inputs = example_inputs(self.root)
+            with uncounted(self.root):
+                self._recording = recordings.record(self.root, self.example_inputs)
+        return self._recording
+
+    def current(self, module: nn.Module) -> Specialisations | None:
+        """The graphs that ``module`` runs or was explicitly traced to, None if there are none."""
+        state = state_of(module)
+        return state.specialisations if state is not None else self.explicit.get(module)
+
+    def original(self, module: nn.Module) -> Specialisations | None:
+        """The graphs of ``module`` before anything was rewritten in them, if they were made."""
+        return self.explicit.get(module) or self._by_need.get(module)
+
+    @property
+    def made_recording(self) -> Recording | None:
+        """The recorded run if there is one; nothing is run."""
+        return self._recording
+
+    def of(self, module: nn.Module) -> Specialisations:
+        """The graphs of ``module``, traced now if need be.
+
+        Raises:
+            TraceError: it cannot be traced, or the graph is wrong at other shapes.
+        """
+        failed = self.ensure([module])
+        if module in failed:
+            raise _again(failed[module])
+        return self.current(module) or self._by_need[module]
+
+    def ensure(self, modules: Iterable[nn.Module]) -> dict[nn.Module, TraceError]:
+        """Trace those that have no graph yet and check them together; the errors of those that cannot be."""
+        fresh: dict[nn.Module, Specialisations] = {}
+        wanted = list(dict.fromkeys(modules))
+        new = [m for m in wanted if not (self.current(m) or m in self._by_need or m in self._failed)]
+        if new:
+            self._trace_all(new, fresh)
+        wrong = self.check(fresh)
+        self._failed |= wrong
+        self._by_need |= {module: made for module, made in fresh.items() if module not in wrong}
+        return {
+            module: self._failed[module] for module in wanted if module in self._failed and not self.current(module)
+        }
+
+    def _trace_all(self, modules: Sequence[nn.Module], fresh: dict[nn.Module, Specialisations]) -> None:
+        """Trace each of ``modules`` into ``fresh``; remember why one cannot be."""
+        for module in modules:
+            self.calls(module)  # the root runs before its state is saved
+        with interceptable(self.root), self.recording.as_after_run(), self._state_saved() as before:
+            self._trace_each(modules, fresh, together=True)
+            if before.difference() is None:
+                return
+            before.restore()
+            for kept in (fresh, self.recording.traced, self.recording.returned):
+                kept.clear()
+            self._trace_each(modules, fresh, together=False)  # to find which of them writes to what
+
+    def _trace_each(
+        self, modules: Sequence[nn.Module], fresh: dict[nn.Module, Specialisations], together: bool
+    ) -> None:
+        self._together = together
+        try:
+            for module in sorted(modules, key=self._depth, reverse=True):  # what a child returns is known by then
+                self._failed.pop(module, None)
+                try:
+                    fresh[module] = self.trace(module)
+                except TraceError as error:
+                    self._failed[module] = error
+        finally:
+            self._together = False
+
+    def _depth(self, module: nn.Module) -> int:
+        path = self._path_of(module)
+        return path.count(".") + bool(path)
+
+    def structure_changed(self, holders: Iterable[nn.Module]) -> None:
+        """Children of ``holders`` were exchanged: trace those anew when needed, and record new modules."""
+        for module in holders:
+            self._by_need.pop(module, None)
+            self._failed.pop(module, None)
+        self._outdated = True
+
+    def forget_run(self, modules: Iterable[nn.Module]) -> dict[str, Any]:
+        """``modules`` receive or give other sizes now: record and trace anew when needed; what was forgotten."""
+        kept = {name: vars(self)[name] for name in ("_by_need", "_failed", "_recording", "_outdated")}
+        gone = set(modules)
+        self._by_need = {module: made for module, made in self._by_need.items() if module not in gone}
+        self._failed = {module: error for module, error in self._failed.items() if module not in gone}
+        self._recording, self._outdated = None, False
+        return kept
+
+    def remember_run(self, kept: dict[str, Any]) -> None:
+        """Take back a :meth:`forget_run`."""
+        vars(self).update(kept)
+
+    def calls(self, module: nn.Module) -> Sequence[Call]:
+        """The recorded calls of ``module``, one a signature; none if the run did not reach it."""
+        if self._outdated and module not in self.recording.calls:
+            self._recording, self._outdated = None, False
+        return self.recording.calls.get(module, ())
+
+    def trace(self, module: nn.Module, enter: Enter | None = None) -> Specialisations:
+        """Graphs of the original forward of ``module`` for every recorded signature, in each mode that can be traced.
+
+        Raises:
+            TraceError: it can be traced neither in training nor in evaluation; why not in training.
+        """
+        path = self._path_of(module)
+        if "forward" in vars(module):
+            raise TraceError(
+                f"{path or 'the root'} has a forward of its own, set on the object",
+                fix="schedule the model before forward is replaced, or remove the replacement",
+            )
+        calls = self.calls(module)
+        if not calls:
+            raise TraceError(
+                f"{path or 'the root'} ({type(module).__name__}) was not called in the recorded run",
+                fix="give example inputs that reach it, or schedule the module that uses it",
+            )
+        forward, arounds = unwrapped(forward_of(module))
+        made, errors = list[Specialisation](), list[TraceError]()
+        for call in calls:
+            for training in (True, False):
+                try:
+                    made.append(self._specialised(module, forward, call, training, enter))
+                except TraceError as error:
+                    errors.append(error)
+            if call is calls[0] and not made:
+                raise errors[0]
+            if call is calls[0] and errors:  # other calls may run the original forward
+                self.in_one_mode[module] = errors[0]
+        return tuple(wrapped(each, arounds) for each in made)
+
+    def _specialised(
+        self, module: nn.Module, forward: Callable[..., Any], call: Call, training: bool, enter: Enter | None
+    ) -> Specialisation:
+        """One graph; whatever tracing it wrote to Python state is put back, and is a reason to refuse it."""
+        recording = self.recording
+        with recording.as_after_run(), self._state_saved() as before:
+            known = {id(made) for each in recording.traced.values() for made in each}
+            made = None
+            try:
+                with modes_restored(), as_scheduled(module):
+                    made = specialise(module, forward, call, recording, training, enter)
+            finally:
+                looked_at = made is None or not (self._together or id(made) in known)
+                changed = before.difference() if looked_at else None
+                if changed is not None:
+                    before.restore()
+            if changed is not None:
+                recording.traced.clear()  # this graph is among them
+                raise written(changed)
+        return made
+
+    @contextmanager
+    def _state_saved(self) -> Iterator[Snapshot]:
+        """Save the Python state of the root once for all traces inside; their run of the root is over."""
+        if self._state is not None:
+            yield self._state
+            return
+        self._state = Snapshot({"self": self.root}, data=False)
+        try:
+            yield self._state
+        finally:
+            self._state = None
+
+    # -- checking ------------------------------------------------------------------------------------------
+
+    def check(self, traced: dict[nn.Module, Specialisations]) -> dict[nn.Module, TraceError]:
+        """Compare graphs with the modules they were made from, on other shapes than recorded, in eval mode.
+
+        Two runs of the root at small sizes, whatever the number of modules; further ones at about the recorded
+        sizes where a graph was made for these alone. Of like modules, which share their graphs, one is compared in
+        each run. Nothing of the model changes.
+        """
+        wrong: dict[nn.Module, TraceError] = {}
+        if not traced or any(t.is_meta for t in (*self.root.parameters(), *self.root.buffers())):
+            return wrong
+        comparison = _Comparison(traced, self._path_of, wrong)
+        batches = self._other_batches()
+        with undisturbed(self.root, batches), uncounted(self.root), torch.no_grad(), self.recording.as_after_run():
+            self.root.eval()
+            ran = 0
+            for batch in batches:
+                if ran >= _CHECKED_SHAPES and not comparison.waiting:
+                    break
+                args, kwargs = as_call(batch)
+                comparison.compared.clear()
+                try:
+                    with intercepted_calls(self.root, comparison.on_call):
+                        self.root(*args, **kwargs)
+                    ran += 1
+                except ScheduleError:
+                    raise
+                except Exception:  # the user's forward may raise anything: it does not take this shape
+                    continue
+        return wrong
+
+    def _other_batches(self) -> list[Any]:
+        if self._batches is None:
+            full = other_shapes(self.example_inputs)[:_CHECKED_SHAPES]
+            self._batches = [*small_shapes(self.example_inputs), *full]
+        return self._batches
+
+
+class _Comparison:
+    """Runs the graphs of watched modules beside the modules: each graph once a run of the root.
+
+    Attributes:
+        waiting: graphs that no call has selected yet.
+        compared: graphs that were compared in this run of the root.
+        wrong: the errors of modules whose graph is not right.
+    """
+
+    def __init__(
+        self,
+        traced: dict[nn.Module, Specialisations],
+        path_of: Callable[[nn.Module], str],
+        wrong: dict[nn.Module, TraceError],
+    ) -> None:
+        self.path_of, self.wrong = path_of, wrong
+        self.states = {
+            module: ScheduledState(original_class(module), made, path_of(module)) for module, made in traced.items()
+        }
+        self.shared = {module: tuple(map(id, made)) for module, made in traced.items()}
+        self.waiting = set(self.shared.values())
+        self.compared: set[tuple[int, ...]] = set()
+        self.comparing = False
+
+    def on_call(
+        self, module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        known = module not in self.states or module in self.wrong or self.shared[module] in self.compared
+        if self.comparing or known:
+            return call(*args, **kwargs)
+        twin_args, twin_kwargs = map_structure((args, kwargs), _own)
+        if is_hooked(module):  # a hook may change the output: then the graph is not what the call returns
+            return call(*args, **kwargs)
+        before = Snapshot({"self": module})
+        drawn = torch_states()
+        expected = call(*args, **kwargs)
+        with before.put_back(), _drawing_again(drawn):
+            self.compare(module, expected, twin_args, twin_kwargs)
+        return expected
+
+    def compare(self, module: nn.Module, expected: Any, args: Any, kwargs: Any) -> None:
+        selected = self.states[module].select(module, *args, **kwargs)
+        if selected is None:
+            return
+        self.waiting.discard(self.shared[module])
+        run, inputs = selected
+        where = ", ".join(str(list(t.shape)) for t in tensors((args, kwargs)))
+        self.comparing = True
+        try:
+            with nothing_collected():
+                got = run(module, *inputs)
+            why = difference(got, expected)
+        except GuardMiss:  # the original forward runs then
+            return
+        except Exception as error:  # code generated from the user's forward may raise anything
+            why = f"it raises {type(error).__name__}: {error}"
+        finally:
+            self.comparing = False
+        self.compared.add(self.shared[module])
+        for like in self.shared if why else ():
+            if self.shared[like] == self.shared[module]:
+                self.wrong[like] = TraceError(
+                    f"the traced graph of {self.path_of(like) or 'the root'} is wrong at other shapes: {why}",
+                    where=f"inputs of shapes {where}",
+                    fix="keep the module that bakes a size in a leaf (`leaves=(…,)`), or schedule its submodules",
+                )
+
+
+@contextmanager
+def _drawing_again(states: list[tuple[torch.Generator, torch.Tensor]]) -> Iterator[None]:
+    """Within, the random numbers that were drawn from these states: dropout may be on in evaluation too."""
+    after = torch_states()
+    for generator, state in states:
+        generator.set_state(state)
+    try:
+        yield
+    finally:
+        for generator, state in after:
+            generator.set_state(state)
+
+
+def _own(leaf: Any) -> Any:
+    """A copy of an argument that the module may change in place."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.clone()
+    if leaf is None or callable(leaf) or isinstance(leaf, (bool, int, float, str, torch.dtype, torch.device)):
+        return leaf
+    try:
+        return copy.deepcopy(leaf)
+    except (TypeError, RuntimeError, AttributeError):
+        return leaf
+
+
+def difference(got: Any, expected: Any, computed_in: torch.dtype | None = None) -> str:
+    """What is wrong with the result of a graph; "" if it is as expected.
+
+    Args:
+        got: what the graph returned.
+        expected: what the forward returned.
+        computed_in: the narrowest dtype of the way there, if it is not that of the result.
+    """
+    ours, theirs = list(tensors(got)), list(tensors(expected))
+    if len(ours) != len(theirs):
+        return f"it returns {len(ours)} tensors instead of {len(theirs)}"
+    for a, b in zip(ours, theirs, strict=True):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return f"it returns {a.dtype}{list(a.shape)} instead of {b.dtype}{list(b.shape)}"
+        bound = _TOLERANCE.get(b.dtype, 0.0)
+        if b.is_floating_point():
+            bound = max(bound, _TOLERANCE.get(computed_in, 0.0))
+        if not torch.allclose(a, b, rtol=bound, atol=bound, equal_nan=True):
+            return f"it is off by {(a.double() - b.double()).abs().max().item():.3g}"
+    return ""
+
+
+def _again(error: TraceError) -> TraceError:
+    """A remembered error, to be raised once more."""
+    return TraceError(error.why, fix=error.fix, where=error.where)

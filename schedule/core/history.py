@@ -1,0 +1,263 @@
+"""What was done to a model, in steps that can be undone and redone.
+
+A step is a list of edits. An edit is applied when a primitive makes it and taken back, in reverse order, if
+the primitive raises later on: a primitive, on one module or on a group, changes everything or nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from schedule.util.errors import NotApplicable
+
+
+def reached(point: str) -> None:
+    """Called at each point where a primitive could fail; does nothing. Tests put faults here."""
+
+
+class Edit(Protocol):
+    """One change of the model; both methods may be called again and again, in turns."""
+
+    def apply(self) -> None:
+        """Make the change."""
+
+    def revert(self) -> None:
+        """Take the change back to the bit, also after an :meth:`apply` that stopped half-way."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One applied primitive.
+
+    Attributes:
+        primitive: its name.
+        paths: the modules it was called on; "" is the root.
+        arguments: what it was called with, by parameter name.
+        description: what was done and where, such as ``fuse(bias_gelu) on transformer.h.0.mlp``.
+        edits: the changes, in order.
+        touched: the modules that were changed, and in how many places.
+        record: what a recipe says of it; steps that one call made have the same.
+    """
+
+    primitive: str
+    paths: tuple[str, ...]
+    arguments: Mapping[str, Any] = field(repr=False)
+    description: str
+    edits: tuple[Edit, ...] = field(repr=False)
+    touched: Mapping[str, int] = field(default_factory=dict, repr=False)
+    record: Any = field(default=None, repr=False)
+
+
+@dataclass
+class Pending:
+    """A step that is being made."""
+
+    description: str
+    edits: list[Edit] = field(default_factory=list)
+    touched: dict[str, int] = field(default_factory=dict)
+
+
+class History:
+    """The applied steps of one schedule, and those undone last.
+
+    Args:
+        record: describes a call (primitive, paths, the glob that chose them, arguments) before it is made.
+    """
+
+    def __init__(self, record: Callable[[str, Sequence[str], str, Mapping[str, Any]], Any] | None = None) -> None:
+        self.record = record or (lambda *call: None)
+        self._done: list[Step] = []
+        self._undone: list[Step] = []
+        self._pending: Pending | None = None
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Applied steps, oldest first."""
+        return tuple(self._done)
+
+    @property
+    def undone(self) -> tuple[Step, ...]:
+        """What ``redo`` would apply, last undone first."""
+        return tuple(reversed(self._undone))
+
+    @property
+    def pending(self) -> Pending | None:
+        """The step that is being made, if a primitive is running."""
+        return self._pending
+
+    @contextmanager
+    def transaction(
+        self,
+        primitive: str,
+        paths: Sequence[str],
+        arguments: Mapping[str, Any],
+        description: str,
+        glob: str = "",
+        record: Any = None,
+    ) -> Iterator[Pending]:
+        """Within, edits become one step, or are reverted if the body raises.
+
+        An inner transaction becomes part of the outer one's step; if it fails, only what it did is reverted, so
+        that the outer one may go on.
+
+        Args:
+            primitive: as the other arguments, see :class:`Step`.
+            glob: what chose the modules, if a glob did.
+            record: what a recipe says of the step, if it is part of a larger call.
+        """
+        outer = self._pending
+        if outer is None and record is None:
+            record = self.record(primitive, paths, glob, arguments)
+        pending = self._pending = outer or Pending(description)
+        mark, touched = len(pending.edits), dict(pending.touched)
+        generators = _generators()
+        complete = False
+        try:
+            reached(f"{primitive}: begin")
+            yield pending
+            reached(f"{primitive}: end")
+            complete = True
+        finally:
+            self._pending = outer
+            if not complete:
+                while len(pending.edits) > mark:
+                    pending.edits.pop().revert()
+                pending.touched = touched
+                _restore(generators)
+        if outer is None and pending.edits:
+            edits, touched = tuple(pending.edits), pending.touched
+            step = Step(primitive, tuple(paths), dict(arguments), description, edits, touched, record)
+            self._done.append(step)
+            self._undone.clear()
+
+    def apply(self, edits: Sequence[Edit], path: str = "", places: int = 1) -> None:
+        """Make changes, as part of the step that is being made.
+
+        Args:
+            edits: in order.
+            path: the module they are about.
+            places: how many places in it they change, for the report.
+        """
+        if self._pending is None:
+            raise NotApplicable("changes are made by primitives only", fix="decorate the function with @primitive")
+        for edit in edits:
+            reached(f"before {type(edit).__name__}")
+            self._pending.edits.append(edit)  # first, so that one that stops half-way is reverted too
+            edit.apply()
+            reached(f"after {type(edit).__name__}")
+        self._pending.touched[path] = self._pending.touched.get(path, 0) + places
+
+    def undo(self) -> Step:
+        """Revert the last step."""
+        self.refuse_while_pending("undo")
+        if not self._done:
+            raise NotApplicable("nothing was done yet", asked="undo", fix="sch.history says what can be undone")
+        step = self._done[-1]
+        _all([(edit.revert, edit.apply) for edit in reversed(step.edits)])
+        self._undone.append(self._done.pop())
+        return step
+
+    def redo(self) -> Step:
+        """Apply the step that was undone last once more."""
+        self.refuse_while_pending("redo")
+        if not self._undone:
+            raise NotApplicable(
+                "nothing was undone, or something was done since", asked="redo", fix="redo directly after undo"
+            )
+        step = self._undone[-1]
+        _all([(edit.apply, edit.revert) for edit in step.edits])
+        self._done.append(self._undone.pop())
+        return step
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """All changes that stand, those of the step that is being made included, oldest first."""
+        done = [edit for step in self._done for edit in step.edits]
+        return (*done, *(self._pending.edits if self._pending is not None else ()))
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[Savepoint]:
+        """Within, steps may be made and undone; all is as it was before if the body raises, or rolls back.
+
+        May be nested, and used within a step that is being made.
+        """
+        savepoint = Savepoint(self)
+        complete = False
+        try:
+            yield savepoint
+            complete = True
+        finally:
+            if not complete:
+                savepoint.roll_back()
+
+    def refuse_while_pending(self, what: str) -> None:
+        """Raise if a primitive is running: ``what`` makes or takes back whole steps."""
+        if self._pending is not None:
+            raise NotApplicable(
+                f"{self._pending.description} is still running",
+                asked=what,
+                fix=f"{what} outside of primitives; what one did is taken back when it raises, or by attempt()",
+            )
+
+
+class Savepoint:
+    """Where a history stood, to go back to; made by :meth:`History.all_or_nothing`."""
+
+    def __init__(self, history: History) -> None:
+        self._history, self._pending = history, history._pending
+        self._done, self._undone = list(history._done), list(history._undone)
+        self._edits = len(self._pending.edits) if self._pending is not None else 0
+        self._touched = dict(self._pending.touched) if self._pending is not None else {}
+        self._generators = _generators()
+
+    def roll_back(self) -> None:
+        """Take back what was done since, and do again what was undone, to the bit."""
+        history = self._history
+        if self._pending is not None:
+            while len(self._pending.edits) > self._edits:
+                self._pending.edits.pop().revert()
+            self._pending.touched = dict(self._touched)
+        kept = 0
+        while kept < min(len(history._done), len(self._done)) and history._done[kept] is self._done[kept]:
+            kept += 1
+        while len(history._done) > kept:
+            history.undo()
+        for step in self._done[kept:]:
+            for edit in step.edits:
+                edit.apply()
+        history._done, history._undone = list(self._done), list(self._undone)
+        _restore(self._generators)
+
+
+def _all(changes: Sequence[tuple[Callable[[], None], Callable[[], None]]]) -> None:
+    """Make changes, each given with what takes it back; if one is refused, take back those that were made."""
+    made: list[Callable[[], None]] = []
+    complete = False
+    try:
+        for change, back in changes:
+            change()
+            made.append(back)
+        complete = True
+    finally:
+        for back in reversed(made if not complete else ()):
+            back()
+
+
+def _generators() -> dict[str, Any]:
+    states: dict[str, Any] = {"python": random.getstate(), "cpu": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        states["cuda"] = torch.cuda.get_rng_state_all()
+    return states
+
+
+def _restore(states: dict[str, Any]) -> None:
+    random.setstate(states["python"])
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states:
+        torch.cuda.set_rng_state_all(states["cuda"])

@@ -1,0 +1,363 @@
+"""From patterns to matches: one logical place in a module, in all of its specialisations."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from torch import fx, nn
+
+from schedule import patterns, rules
+from schedule.capture.recording.recording import Recording
+from schedule.capture.tracing.expansion import expand
+from schedule.capture.tracing.specialization import Specialisation
+from schedule.core.node import Node
+from schedule.patterns import NearMiss, Occurrence, Pattern, SearchResult
+from schedule.patterns.nodes import CallNode
+from schedule.rules import Rule
+from schedule.util.errors import MatchError, TraceError, did_you_mean
+from schedule.util.graph_text import graph_lines
+from schedule.util.templating import rendered
+from schedule.util.wording import counted
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """Where a match is in one specialisation: an occurrence in its graph with leaf modules opened.
+
+    Attributes:
+        found_in: that specialisation.
+        occurrence: in a copy of its graph.
+        origin: name of a node from an opened module → name of the call it came from.
+        called: path → module of the calls that are part of the match.
+    """
+
+    found_in: Specialisation
+    occurrence: Occurrence
+    origin: Mapping[str, str]
+    called: Mapping[str, nn.Module] = field(default_factory=dict)
+
+    @property
+    def pattern(self) -> Pattern:
+        """What was looked for."""
+        return self.occurrence.pattern
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """As those of a match."""
+        return self.occurrence.inputs
+
+    @property
+    def opened(self) -> set[str]:
+        """The module calls to open before the occurrence can be replaced: it is in them, or spans what they do."""
+        node, last = min(self.occurrence.nodes), max(self.occurrence.nodes)
+        calls = {self.origin.get(last.name)}
+        while node is not last:
+            calls.add(self.origin.get(node.name))
+            node = node.next
+        return {call for call in calls if call is not None}
+
+    def in_current(self, specialisations: Sequence[Specialisation]) -> int | None:
+        """Which of the module's graphs now is the one this was found in, or stems from it."""
+        key = (self.found_in.training, self.found_in.call.key())
+        own = [i for i, made in enumerate(specialisations) if made.graph is self.found_in.graph]
+        like = [i for i, made in enumerate(specialisations) if (made.training, made.call.key()) == key]
+        return next(iter(own + like), None)
+
+
+class Match:
+    """One place where a pattern was found; given to ``fuse`` and ``replace``.
+
+    Attributes:
+        schedule: the module it is in.
+        sites: the occurrence in each specialisation (training and not, further signatures).
+        rule: the registered rule whose pattern it is, if any.
+        search: what it was found by, if by a search of one module's graphs.
+    """
+
+    def __init__(
+        self, schedule: Node, sites: Sequence[Site], rule: Rule | None = None, search: Search | None = None
+    ) -> None:
+        self.schedule, self.sites, self.rule, self.search = schedule, tuple(sites), rule, search
+
+    @property
+    def path(self) -> str:
+        """The module it is in."""
+        return self.schedule.path
+
+    @property
+    def name(self) -> str:
+        """The rule's name, or the pattern's."""
+        return self.rule.name if self.rule is not None else self.pattern.name
+
+    @property
+    def pattern(self) -> Pattern:
+        """What was looked for."""
+        return self._first.pattern
+
+    @property
+    def nodes(self) -> tuple[fx.Node, ...]:
+        """The consumed nodes, in graph order."""
+        return self._first.nodes
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """Input of the pattern → node, parameter (``Attr``) or constant."""
+        return dict(self._first.inputs)
+
+    @property
+    def scalars(self) -> dict[str, Any]:
+        """Named constant of the pattern → its value, or the node of a size."""
+        return dict(self._first.scalars)
+
+    @property
+    def choices(self) -> dict[str, bool | int]:
+        """``optional`` or ``any_of`` of the pattern → what the graph has."""
+        return dict(self._first.choices)
+
+    @property
+    def source(self) -> str:
+        """``file:line`` of the user's code, "" if unknown."""
+        return self._first.source
+
+    @property
+    def _first(self) -> Occurrence:
+        return self.sites[0].occurrence
+
+    def show(self) -> None:
+        """Print the matched part of the graph, what it reads and the constants."""
+        print(str(self))
+
+    def __str__(self) -> str:
+        where = f" at {self.source}" if self.source else ""
+        lines = [f"{self.name} in {self.schedule.label}{where}"]
+        lines += [f"    {line}" for line in graph_lines(list(self.nodes))]
+        named = {**self.inputs, **self.scalars}
+        lines += ["  where " + ", ".join(f"{k} = {_value(v)}" for k, v in named.items())] if named else []
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        head, *rest = str(self).splitlines()
+        lines = [line for line in rest if line.startswith("    ")]
+        others = [line.strip() for line in rest if line not in lines]
+        return str(rendered("match.html", head=head, lines=[line.strip() for line in lines], rest=others))
+
+    def __repr__(self) -> str:
+        return f"Match({self.name} in {self.schedule.label}: {', '.join(n.name for n in self.nodes)})"
+
+
+def _value(value: Any) -> str:
+    path = getattr(value, "path", None)
+    if isinstance(value, fx.Node) and value.op == "get_attr":
+        path = value.target
+    return f"self.{path}" if path else str(value)
+
+
+def holds(node: Node, match: Match) -> bool:
+    """Whether ``match`` is in the module of ``node`` or below."""
+    return match.schedule.tree is node.tree and f"{match.path}.".startswith(f"{node.path}." if node.path else "")
+
+
+# -- finding ------------------------------------------------------------------------------------------------
+
+
+def find_in(members: Sequence[Node], pattern: Any, expect: int | None) -> list[Match]:
+    """Every match of ``pattern`` in the graphs of ``members``, in order.
+
+    Raises:
+        TraceError: a member cannot be traced.
+        MatchError: not as many as expected; says where the pattern nearly matched.
+    """
+    wanted = Wanted.of(pattern)
+    for member in members:
+        member.refuse_inside_other_graph()
+    graphs = members[0].tree.graphs
+    failed = graphs.ensure([member.module for member in members])
+    for member in members:
+        if member.module in failed:
+            error = failed[member.module]
+            raise TraceError(error.why, fix=error.fix, where=error.where, module=member.label)
+    together = Found(members, wanted)
+    searches, found = together.searches, together.matches
+    if not found and isinstance(pattern, str) and wanted.rule is None:
+        _refuse_misspelt(members[0].tree.root, wanted)
+    if expect is not None and len(found) != expect:
+        raise _unexpected(searches, wanted, expect, found)
+    return found
+
+
+def _refuse_misspelt(root: nn.Module, wanted: Wanted) -> None:
+    """Raise if a text names no rule, and as a regular expression no module of the model."""
+    text: str = wanted.given
+    calls = [node for node in wanted.patterns[0].digraph.nodes if isinstance(node, CallNode)]
+    if any(call.accepts(path, module) for call in calls for path, module in root.named_modules() if path):
+        return
+    family = [rule.name for rule in rules.list_rules(text)]
+    if family:
+        fix = f"it is a family: find each of its rules, {', '.join(family)}"
+    else:
+        fix = did_you_mean(text, [rule.name for rule in rules.list_rules()])
+    raise MatchError(
+        f"there is no rule {text!r}, and no module whose path it matches",
+        fix=fix or "schedule.list_rules() names the rules, sch.show() the modules",
+    )
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is looked for: one pattern, or all of a rule's; ``given`` is what ``find`` was called with."""
+
+    name: str
+    patterns: tuple[Pattern, ...]
+    rule: Rule | None
+    given: Any
+
+    @staticmethod
+    def of(pattern: Any) -> Wanted:
+        """From anything that ``find`` takes."""
+        rule = pattern if isinstance(pattern, rules.Rule) else rules.rule_for(pattern)
+        if rule is not None:
+            return Wanted(rule.name, rule.patterns, rule, pattern)
+        compiled = patterns.compile_pattern(pattern)
+        return Wanted(compiled.name, (compiled,), None, pattern)
+
+
+class Found:
+    """All that one ``find`` found.
+
+    Attributes:
+        wanted: what it looked for.
+        paths: where the searched modules were.
+        after: the steps of the schedule that were applied then.
+        searches: one for each module.
+    """
+
+    def __init__(self, members: Sequence[Node], wanted: Wanted) -> None:
+        self.wanted, self.paths = wanted, [member.path for member in members]
+        self.after = members[0].tree.history.steps
+        self.searches = [Search(member, wanted, self) for member in members]
+
+    @property
+    def matches(self) -> list[Match]:
+        """Those of every module, in order."""
+        return [match for search in self.searches for match in search.matches]
+
+
+class Search:
+    """One search of one module's graphs; ``found`` is what it is a part of."""
+
+    def __init__(self, member: Node, wanted: Wanted, found: Found) -> None:
+        self.member, self.wanted, self.found = member, wanted, found
+        self.results: list[SearchResult] = []
+        sites = []
+        for made in member.specialisations:
+            own, results = sites_in(made, member.module, member.tree.graphs.recording, wanted)
+            self.results += results
+            sites.append(own)
+        self.matches = [Match(member, together, wanted.rule, self) for together in _paired(sites)]
+
+    def near_misses(self) -> list[tuple[str, NearMiss]]:
+        """Where the patterns almost matched."""
+        return [(self.member.label, miss) for result in self.results for miss in result.near_misses]
+
+
+def sites_in(
+    made: Specialisation, module: nn.Module, recording: Recording, wanted: Wanted
+) -> tuple[list[Site], list[SearchResult]]:
+    """Where ``wanted`` occurs in one graph of ``module``, and what each search saw."""
+    modules = dict(module.named_modules(remove_duplicate=False))
+    expansion = expand(made, module, recording, _opened_for(wanted.patterns, made.graph, modules))
+    results = [patterns.search(expansion.graph, pattern, modules) for pattern in wanted.patterns]
+    found = patterns.resolve(occurrence for result in results for occurrence in result.occurrences)
+    if wanted.rule is not None:
+        found = [occurrence for occurrence in found if not wanted.rule.objection(occurrence)]
+    return [Site(made, each, expansion.origin, _called(each, modules)) for each in found], results
+
+
+def _called(occurrence: Occurrence, modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    return {str(node.target): modules[str(node.target)] for node in occurrence.nodes if node.op == "call_module"}
+
+
+def _opened_for(wanted: Sequence[Pattern], graph: fx.Graph, modules: Mapping[str, Any]) -> Collection[str] | None:
+    """The calls to open: all but those that the patterns name themselves; None if they name none."""
+    named = [node for pattern in wanted for node in pattern.digraph.nodes if isinstance(node, CallNode)]
+    if not named:
+        return None
+    return [
+        node.name
+        for node in graph.nodes
+        if node.op == "call_module"
+        and not any(call.accepts(str(node.target), modules.get(str(node.target))) for call in named)
+    ]
+
+
+def _paired(sites: list[list[Site]]) -> list[list[Site]]:
+    """The same place in several graphs: by order where all have as many, else by the names of the outputs."""
+    if len({len(each) for each in sites}) <= 1:
+        return [list(together) for together in zip(*sites, strict=True)]
+    places: dict[tuple[str, ...], list[Site]] = {}
+    for each in sites:
+        for site in each:
+            places.setdefault(tuple(node.name for node in site.occurrence.outputs), []).append(site)
+    return list(places.values())
+
+
+def _times(found: Sequence[Any]) -> str:
+    return "once" if len(found) == 1 else f"{len(found)} times"
+
+
+def _unexpected(searches: Sequence[Search], wanted: Wanted, expect: int, found: list[Match]) -> MatchError:
+    why = f"{wanted.name} was found {_times(found)} in {counted(len(searches), 'module')}, expected {expect}"
+    if len(found) > expect:
+        where = "\n".join(f"{match.schedule.label}: {match.source or match.nodes[-1].name}" for match in found[:5])
+        return MatchError(why, where=where, fix="say more in the pattern, or expect as many")
+    misses = [miss for search in searches for miss in search.near_misses()]
+    best = max(misses, key=lambda item: (item[1].matched, item[1].at is not None), default=None)
+    if best is None:
+        return MatchError(why, fix="look at sch.graph, and at the modules below")
+    return MatchError(
+        f"{why}; nearest: {best[1]}",
+        module=best[0],
+        node=best[1].at,
+        fix="bring the pattern in line with what is there (optional, any_of, scalar), or expect as many",
+    )
+
+
+def find_parallel_in(members: Sequence[Node], pattern: Any, expect: int | None) -> list[list[Match]]:
+    """Matches that read one value under one input's name, together; single ones are left out.
+
+    Raises:
+        MatchError: not as many groups as expected.
+    """
+    found = find_in(members, pattern, None)
+    groups = [group for member in members for group in parallel([m for m in found if m.schedule is member])]
+    if expect is not None and len(groups) != expect:
+        raise MatchError(
+            f"{counted(len(groups), 'group')} of parallel matches found, expected {expect}",
+            where="\n".join(", ".join(m.nodes[-1].name for m in group) for group in groups),
+            fix="parallel matches read the same value under the same input of the pattern",
+        )
+    return groups
+
+
+T = TypeVar("T", Match, Site)
+
+
+def parallel(found: Sequence[T]) -> list[list[T]]:
+    """What reads one value under one input's name, together; single ones are left out."""
+    groups: list[list[T]] = []
+    taken: set[T] = set()
+    for one in found:
+        if one in taken:
+            continue
+        for name in one.pattern.inputs:
+            value = one.inputs.get(name)
+            if not isinstance(value, fx.Node) or value.op == "get_attr":
+                continue
+            group = [other for other in found if other not in taken and other.inputs.get(name) is value]
+            if len(group) > 1:
+                groups.append(group)
+                taken.update(group)
+                break
+    return groups

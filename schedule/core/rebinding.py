@@ -1,0 +1,150 @@
+"""Matches followed through rewrites: the same operations in what became of the graph they were found in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torch import fx, nn
+
+from schedule.capture.recording.specs import TensorSpec
+from schedule.capture.tracing.expansion import Expansion
+from schedule.core.history import Step
+from schedule.patterns import Occurrence
+from schedule.patterns.rewriting import Erased, erased
+from schedule.util.errors import MatchError
+
+if TYPE_CHECKING:
+    from schedule.core.matching import Match, Site
+
+
+class StaleMatch(MatchError):
+    """What was found is no longer there; :func:`blamed` says since what."""
+
+
+def rebound(site: Site, expansion: Expansion, modules: Mapping[str, nn.Module]) -> Occurrence:
+    """The occurrence in a copy of the graph it was found in, or in what became of that graph.
+
+    Args:
+        modules: path → module of what the graph calls now.
+
+    Raises:
+        MatchError: its nodes are gone, wired otherwise or compute something else; says which primitive consumed them.
+    """
+    occurrence, graph = site.occurrence, expansion.graph
+    names: dict[str, fx.Node] = {node.name: node for node in graph.nodes}
+    gone = erased(graph)
+    consumed = frozenset(occurrence.nodes)
+
+    def here(node: fx.Node) -> fx.Node:
+        twin = names.get(node.name)
+        if twin is not None and (twin.op, twin.target) == (node.op, node.target):
+            return twin
+        if node not in consumed:
+            was: Erased | None = gone.get(node.name)
+            while was is not None and was.successor is not None:
+                successor: fx.Node = was.successor
+                if names.get(successor.name) is successor:
+                    return successor
+                was = gone.get(successor.name)
+            call = names.get(site.origin.get(node.name, ""))
+            if call is not None and call.op == "call_module":
+                return call
+        raise _lost(site, node, gone)
+
+    for path, module in site.called.items():
+        if modules.get(path) is not module:
+            raise StaleMatch(f"{path}, whose call is the match, was replaced since", fix="find it again")
+    nodes = tuple(here(node) for node in occurrence.nodes)
+    for old, new in zip(occurrence.nodes, nodes, strict=True):
+        if not _alike((old.args, old.kwargs), (new.args, new.kwargs), here) or _kind(old) != _kind(new):
+            raise StaleMatch(
+                f"{new.name} computes something else, or from something else, "
+                f"since {occurrence.pattern.name} was found",
+                fix="find it again",
+            )
+
+    def move(value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return here(value)
+        return tuple(map(move, value)) if isinstance(value, tuple) else value
+
+    return replace(
+        occurrence,
+        graph=graph,
+        nodes=nodes,
+        outputs=move(occurrence.outputs),
+        inputs={name: move(value) for name, value in occurrence.inputs.items()},
+        scalars={name: move(value) for name, value in occurrence.scalars.items()},
+        binding={},
+    )
+
+
+def _alike(old: Any, new: Any, here: Callable[[fx.Node], fx.Node]) -> bool:
+    """Whether arguments of a node are what they were, with the nodes that they have become."""
+    if isinstance(old, fx.Node):
+        return here(old) is new
+    if isinstance(old, (tuple, list)):
+        same = isinstance(new, (tuple, list)) and len(old) == len(new)
+        return same and all(_alike(a, b, here) for a, b in zip(old, new, strict=True))
+    if isinstance(old, Mapping):
+        return isinstance(new, Mapping) and list(old) == list(new) and _alike([*old.values()], [*new.values()], here)
+    if isinstance(old, slice):
+        parts = ("start", "stop", "step")
+        return isinstance(new, slice) and all(_alike(getattr(old, p), getattr(new, p), here) for p in parts)
+    return old is new or (type(old) is type(new) and repr(old) == repr(new))
+
+
+def _kind(node: fx.Node) -> tuple[Any, ...]:
+    """What rules ask of a value besides the operation that computes it."""
+    spec = node.meta.get("spec")
+    return (spec.dtype, spec.ndim) if isinstance(spec, TensorSpec) else ()
+
+
+def _lost(site: Site, node: fx.Node, gone: Mapping[str, Erased]) -> MatchError:
+    name = site.occurrence.pattern.name
+    call = site.origin.get(node.name)
+    was = gone.get(node.name) or (gone.get(call) if call else None)
+    if was is not None:
+        by = was.by or "another rewrite"
+        return MatchError(
+            f"this match of {name} was already consumed by {by}", fix="undo that step, or find again what is left"
+        )
+    if call is not None:
+        return StaleMatch(
+            f"the module called as {call} can no longer be opened: it was hooked, wrapped or replaced since",
+            fix="remove the hook, or find again",
+        )
+    return StaleMatch(
+        f"{node.name}, of which this match of {name} is made or which it reads, is no longer in the graph",
+        fix="find it again",
+    )
+
+
+def blamed(error: StaleMatch, match: Match) -> MatchError:
+    """The error with the steps made or undone since that concern the module of ``match``, or one in or around it."""
+    found = match.search.found if match.search is not None else None
+    now = match.schedule.tree.history.steps
+    then = found.after if found is not None else now
+    common = [*(old is new for old, new in zip(then, now, strict=False)), False].index(False)
+    made = [step.description for step in now[common:] if _concerns(step, match.path)]
+    undone = [f"undo of {step.description}" for step in then[common:] if _concerns(step, match.path)]
+    since = f"done since it was found: {'; '.join(undone + made)}" if made or undone else ""
+    return MatchError(error.why, fix=error.fix, where=since)
+
+
+def _concerns(step: Step, path: str) -> bool:
+    """Whether it changed the module at ``path``, one in it, or one around it."""
+    return any(
+        not at or not path or f"{path}.".startswith(f"{at}.") or f"{at}.".startswith(f"{path}.") for at in step.touched
+    )
+
+
+def keep_erased(old: fx.Graph, new: fx.Graph) -> None:
+    """Hand on which nodes rewrites took out of ``old``, and keep their names unused in ``new``, its copy."""
+    names = {node.name: node for node in new.nodes}
+    for name, was in erased(old).items():
+        new._graph_namespace.create_name(name, None)
+        successor = names.get(was.successor.name) if was.successor is not None else None
+        erased(new)[name] = Erased(successor, was.by)

@@ -1,0 +1,86 @@
+"""Something around what a module runs, whichever graph or forward that is: recomputation, other random numbers.
+
+The module's hooks stay outside, and run once. What is around the original forward is around its graphs too, those
+that it has and those that primitives make later.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, Protocol
+
+from torch import nn
+
+from schedule.capture.tracing.specialization import Specialisation
+from schedule.runtime.scheduled import forward_of
+
+Run = Callable[..., Any]
+
+
+class Around(Protocol):
+    """What runs a call in its own way; copies and pickles with the module."""
+
+    def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``run(*args, **kwargs)``, with something before, after or instead."""
+
+
+class WrappedForward:
+    """A forward with something around it."""
+
+    def __init__(self, inner: Run, around: Around) -> None:
+        self.inner, self.around = inner, around
+        self.__qualname__ = getattr(inner, "__qualname__", "forward")
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.inner)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """A call of the forward, the module first."""
+        return self.around(self.inner, args, kwargs)
+
+
+@dataclass(frozen=True)
+class WrappedSpecialisation(Specialisation):
+    """A graph with something around it, outermost last."""
+
+    arounds: tuple[Around, ...] = ()
+
+    @cached_property
+    def function(self) -> Run:
+        """The graph as a function of ``(module, *inputs)``, with all of it around."""
+        return rewrapped(super().function, self.arounds)
+
+
+def wrapped(made: Specialisation, arounds: Iterable[Around]) -> Specialisation:
+    """``made`` with ``arounds`` around what is around it already."""
+    added = tuple(arounds)
+    if not added:
+        return made
+    values = {field.name: getattr(made, field.name) for field in fields(made)}
+    values["arounds"] = (*values.get("arounds", ()), *added)
+    return WrappedSpecialisation(**values)
+
+
+def unwrapped(forward: Run) -> tuple[Run, tuple[Around, ...]]:
+    """A forward without what is around it, and that, innermost first."""
+    arounds: list[Around] = []
+    while isinstance(forward, WrappedForward):
+        arounds.insert(0, forward.around)
+        forward = forward.inner
+    return forward, tuple(arounds)
+
+
+def rewrapped(forward: Run, arounds: Iterable[Around]) -> Run:
+    """``forward`` with ``arounds`` around it, outermost last."""
+    for around in arounds:
+        forward = WrappedForward(forward, around)
+    return forward
+
+
+def arounds_of(module: nn.Module) -> tuple[Around, ...]:
+    """What is around the calls of ``module``, innermost first."""
+    return unwrapped(forward_of(module))[1]

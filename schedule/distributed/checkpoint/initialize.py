@@ -1,0 +1,207 @@
+"""Weights of a model on the meta device, initialised once, whole, module by module; each rank keeps its share.
+
+All ranks draw all numbers, in the order in which one device would: the same seed gives the same weights on any number
+of ranks. What a module's initialisation writes is found out first, on tensors without data, since it may reach into the
+modules below (GPT-2's attention scales its projection's weight). A tensor is whole from the first module that writes it
+to the last one, so a rank needs its shards and about the largest module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from schedule.distributed.checkpoint.slots import Slot
+from schedule.util.errors import NotApplicable
+from schedule.util.generators import generator_states, restore_generators
+
+Initialise = Callable[[nn.Module], Any]
+
+
+def initialise(
+    root: nn.Module,
+    slots: Sequence[Slot],
+    init: Initialise | None,
+    device: torch.device,
+    own: Collection[int] | None = None,
+) -> None:
+    """Give every tensor in ``slots`` its data.
+
+    Args:
+        root: the model.
+        slots: what has no data.
+        init: called with each module, children first, as ``nn.Module.apply`` does; None for the modules' own ways:
+            ``_init_weights`` of the transformers model around it, else ``reset_parameters``.
+        device: where.
+        own: ids of the tensors that this rank keeps; what others keep is drawn and let go. All if None.
+
+    Raises:
+        NotApplicable: no module's initialisation writes some of the tensors.
+    """
+    ways = {module: init or way for module, way in _own_ways(root)}
+    writes = _written(root, ways, slots)
+    _refuse_unwritten(slots, writes)
+    last = {slot: module for module, written in writes.items() for slot in written}
+    whole: dict[Slot, Tensor] = {}
+    scratch, lasting = _Scratch(device), partial(torch.empty, device=device)
+    try:
+        for module, written in writes.items():
+            for slot in written:
+                if slot not in whole:
+                    kept_whole = not slot.layout.indices and (own is None or id(slot.tensor) in own)
+                    whole[slot] = slot.stand_in(lasting if kept_whole else scratch.take)
+            with torch.no_grad():
+                ways[module](module)
+            for slot in written:
+                if last[slot] is module:
+                    made, whole[slot] = whole[slot].detach(), slot.tensor
+                    if own is None or id(slot.tensor) in own:
+                        slot.fill(slot.layout.local(made))
+                    else:
+                        slot.put_back()
+                    scratch.give_back(made)
+    finally:
+        for slot in whole:
+            slot.put_back()
+
+
+class _Scratch:
+    """Memory for tensors that are whole for a while, used again and again: freeing each would leave holes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._free: list[Tensor] = []
+        self._taken: dict[int, Tensor] = {}
+
+    def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A tensor without values."""
+        size = torch.Size(shape).numel() * dtype.itemsize
+        fitting = sorted((buffer for buffer in self._free if len(buffer) >= size), key=len)
+        buffer = fitting[0] if fitting else torch.empty(size, dtype=torch.uint8, device=self.device)
+        self._free = [other for other in self._free if other is not buffer]
+        self._taken[buffer.untyped_storage()._cdata] = buffer
+        return buffer[:size].view(dtype).view(shape)
+
+    def give_back(self, tensor: Tensor) -> None:
+        """The memory of ``tensor`` may be used again, if it came from here."""
+        buffer = self._taken.pop(tensor.untyped_storage()._cdata, None)
+        if buffer is not None:
+            self._free.append(buffer)
+
+
+def _own_ways(root: nn.Module) -> Iterator[tuple[nn.Module, Initialise]]:
+    """Each module with what initialises it, children first; a shared module once."""
+    seen: set[nn.Module] = set()
+
+    def walk(module: nn.Module, models_own: Initialise | None) -> Iterator[tuple[nn.Module, Initialise]]:
+        if module in seen:
+            return
+        seen.add(module)
+        models_own = getattr(module, "_init_weights", models_own)
+        for child in module.children():
+            yield from walk(child, models_own)
+        yield module, models_own or _reset
+
+    return walk(root, None)
+
+
+def _reset(module: nn.Module) -> None:
+    reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+    if reset is not None:
+        reset()
+
+
+# -- what is written ------------------------------------------------------------------------------------------
+
+
+def _written(root: nn.Module, ways: dict[nn.Module, Initialise], slots: Sequence[Slot]) -> dict[nn.Module, list[Slot]]:
+    """Which of ``slots`` each module's initialisation writes, for those that write any; nothing changes."""
+    watching = _Writes()
+    found: dict[nn.Module, list[Slot]] = {}
+    states = generator_states(root)
+    try:
+        with without_data(root) as empty:
+            numbers = {_storage(slot.stand_in(empty)): slot for slot in slots}
+            below = {id(table): table for slot in slots for table, _ in slot.places}
+            for module, way in ways.items():
+                tables = [t for m in module.modules() for t in (m._parameters, m._buffers) if id(t) in below]
+                if not tables:
+                    continue
+                watching.seen.clear()
+                try:
+                    with torch.no_grad(), watching:
+                        way(module)
+                except Exception:  # a user's function may need data: then it may write all that is below
+                    watching.seen |= dict.fromkeys(
+                        _storage(t) for table in tables for t in table.values() if t is not None
+                    )
+                written = [numbers[number] for number in watching.seen if number in numbers]
+                if written:
+                    found[module] = written
+    finally:
+        restore_generators(states)
+    return found
+
+
+def _refuse_unwritten(slots: Sequence[Slot], writes: dict[nn.Module, list[Slot]]) -> None:
+    written = {slot for some in writes.values() for slot in some}
+    missing = [slot.paths[0] for slot in slots if slot not in written]
+    if missing:
+        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        raise NotApplicable(
+            f"nothing initialises {', '.join(missing[:5])}{more}",
+            fix="build(sch, init_weights=function): called with each module, it fills what is directly in it",
+        )
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+@contextmanager
+def without_data(root: nn.Module) -> Iterator[Callable[..., Tensor]]:
+    """Within, every tensor of the model is another one without data; tied ones stay tied. What makes such tensors."""
+    fake = FakeTensorMode(allow_non_fake_inputs=True)  # torch.nn.init does nothing at all to a meta tensor
+
+    def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        with fake:
+            return torch.empty(shape, dtype=dtype)
+
+    tables: list[dict[str, Any]] = [t for module in root.modules() for t in (module._parameters, module._buffers)]
+    before = [dict(table) for table in tables]
+    twins: dict[int, Tensor] = {}
+    for table in tables:
+        for name, tensor in table.items():
+            if tensor is not None:
+                twin = empty(tensor.shape, tensor.dtype)
+                made = nn.Parameter(twin, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else twin
+                table[name] = twins.setdefault(id(tensor), made)
+    try:
+        yield empty
+    finally:
+        for table, values in zip(tables, before, strict=True):
+            table.update(values)
+
+
+class _Writes(TorchDispatchMode):
+    """Notes the storages that operations change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[int, None] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for index, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = args[index] if index < len(args) else kwargs.get(argument.name)
+                if isinstance(value, Tensor):
+                    self.seen[_storage(value)] = None
+        return func(*args, **kwargs)

@@ -1,0 +1,64 @@
+"""A rank's share of a tensor as ``torch.distributed.checkpoint`` reads and writes it: any number of blocks.
+
+torch's own DTensors save one block each; the share of packed q, k and v is three.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+from schedule.distributed.checkpoint.layout import Layout, Piece
+
+
+class Pieces(torch.Tensor):
+    """One value of a ``state_dict`` to be saved or loaded, under torch's ``_Checkpointable`` protocol.
+
+    It has the shape of the whole tensor and does nothing else: torch passes on tensors only.
+
+    Args:
+        share: the numbers that this rank holds, or is to get.
+        layout: which of the whole tensor these are.
+    """
+
+    share: Tensor
+    _pieces: dict[torch.Size, Piece]
+
+    @staticmethod
+    def __new__(cls, share: Tensor, layout: Layout) -> Pieces:
+        """As the class says."""
+        made: Pieces = torch.Tensor._make_wrapper_subclass(
+            cls, layout.shape, dtype=share.dtype, device=share.device, requires_grad=False
+        )
+        made.share = share.detach()
+        made._pieces = {piece.offsets: piece for piece in layout.pieces()}
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        raise NotImplementedError(f"{func}: a share is saved or loaded, nothing else")
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"Pieces({len(self._pieces)} of {list(self.shape)})"
+
+    def __create_write_items__(self, fqn: str, object: object) -> list[WriteItem]:
+        properties = TensorProperties.create_from_tensor(self.share)
+        return [
+            WriteItem(
+                index=MetadataIndex(fqn, chunk.offsets),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(chunk=chunk, properties=properties, size=self.shape),
+            )
+            for chunk in self.__create_chunk_list__()
+        ]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [ChunkStorageMetadata(piece.offsets, piece.sizes) for piece in self._pieces.values()]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
+        offsets = index.offset if index.offset is not None else torch.Size([0] * self.ndim)
+        return self.share[self._pieces[torch.Size(offsets)].local]

@@ -1,0 +1,88 @@
+"""The tensors of a model that are on the meta device, and how each gets its data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from schedule.distributed.checkpoint.layout import Layout
+
+
+@dataclass(eq=False)
+class Slot:
+    """One parameter or buffer without data, under every name it goes by; later the same object with data.
+
+    Attributes:
+        tensor: the object in the model.
+        layout: what of it this rank holds.
+        places: tables of modules, and names in them.
+        paths: names from the root.
+        persistent: whether it is part of a ``state_dict``.
+    """
+
+    tensor: Tensor
+    layout: Layout
+    places: list[tuple[dict[str, Any], str]] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    persistent: bool = True
+
+    def stand_in(self, empty: Callable[..., Tensor]) -> Tensor:
+        """A whole tensor, made by ``empty(shape, dtype=…)``, put in its place for now."""
+        made = self._like(empty(self.layout.shape, dtype=self.tensor.dtype))
+        self.put(made)
+        return made
+
+    def put(self, tensor: Tensor) -> None:
+        """Put ``tensor`` into every place."""
+        for table, name in self.places:
+            table[name] = tensor
+
+    def put_back(self) -> None:
+        """Put the tensor itself back into every place."""
+        self.put(self.tensor)
+
+    def empty_share(self, device: torch.device | str) -> Tensor:
+        """Memory for this rank's share."""
+        return torch.empty(self.layout.local_shape, dtype=self.tensor.dtype, device=device)
+
+    def fill(self, share: Tensor) -> None:
+        """The tensor gets its data: this rank's share; it stays the same object."""
+        old = self.tensor
+        if isinstance(old, DTensor):
+            how: dict[str, Any] = dict(run_check=False, shape=old.shape, stride=old.stride())
+            share = DTensor.from_local(share, old.device_mesh, old.placements, **how)
+        made = self._like(share.detach())
+        torch.utils.swap_tensors(old, made)
+        self.put_back()
+
+    def _like(self, tensor: Tensor) -> Tensor:
+        if not isinstance(self.tensor, nn.Parameter):
+            return tensor
+        made = nn.Parameter(tensor, self.tensor.requires_grad)
+        vars(made).update(vars(self.tensor))
+        return made
+
+
+def meta_slots(root: nn.Module) -> list[Slot]:
+    """Every tensor of ``root`` that has no data, in the order of the modules."""
+    found: dict[int, Slot] = {}
+    for path, module in root.named_modules():
+        for table in (module._parameters, module._buffers):
+            for name, tensor in table.items():
+                if tensor is None or not is_meta(tensor):
+                    continue
+                slot = found.setdefault(id(tensor), Slot(tensor, Layout.of(tensor)))
+                slot.places.append((table, name))
+                slot.paths.append(f"{path}.{name}".lstrip("."))
+                slot.persistent = slot.persistent and name not in module._non_persistent_buffers_set
+    return list(found.values())
+
+
+def is_meta(tensor: Tensor) -> bool:
+    """Whether it has no data; of a DTensor, this rank's share."""
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).is_meta

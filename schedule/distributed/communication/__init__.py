@@ -1,0 +1,1 @@
+"""Ranks: the mesh, their groups, collectives with and without gradients, agreement."""

@@ -1,0 +1,84 @@
+"""All ranks must shard and synchronise alike: checked before the first collective, through the store.
+
+Each rank keeps what was done on a group, line by line. Before the first collective after a change the ranks put their
+lines into the process group's store and read those of the others: what differs is named, and a rank that never comes
+is an error within a time limit, where the collective itself would hang, or add up what does not belong together.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import GroupName, _resolve_process_group
+
+from schedule.distributed.communication.exchange import exchanged_texts
+from schedule.util.errors import ShardError
+
+LIMIT_VARIABLE = "SCHEDULE_AGREEMENT_SECONDS"
+_LIMIT = 120.0
+
+_done: dict[str, list[str]] = {}
+_agreed: dict[str, list[str]] = {}
+_rounds: dict[str, int] = {}
+
+
+class Noted:
+    """A change of one group's sharding, for the other ranks to compare."""
+
+    def __init__(self, group: str, line: str) -> None:
+        self.group, self.line = group, line
+
+    def apply(self) -> None:
+        """Note it."""
+        _done.setdefault(self.group, []).append(self.line)
+
+    def revert(self) -> None:
+        """Take the latest such line back."""
+        lines = _done.get(self.group, [])
+        if self.line in lines:
+            del lines[len(lines) - 1 - lines[::-1].index(self.line)]
+
+
+def agree(group: str) -> None:
+    """Compare with the other ranks what was done on ``group``, if anything was since the last time.
+
+    Raises:
+        ShardError: another rank did something else (names the first difference), or does not come in time.
+    """
+    lines = _done.get(group, [])
+    if _agreed.get(group, []) == lines or torch.compiler.is_compiling():
+        return
+    process_group = _resolve_process_group(cast(GroupName, group))
+    ranks = dist.get_process_group_ranks(process_group)
+    if len(ranks) > 1:
+        _compare(group, lines, ranks)
+    _agreed[group] = list(lines)
+
+
+def _compare(group: str, lines: list[str], ranks: list[int]) -> None:
+    own, limit = dist.get_rank(), float(os.environ.get(LIMIT_VARIABLE, _LIMIT))
+    turn = _rounds[group] = _rounds.get(group, 0) + 1
+    for rank, theirs in exchanged_texts(f"{group}/{turn}", "\n".join(lines), ranks, limit).items():
+        if theirs is None:
+            raise ShardError(
+                f"rank {rank} did not reach its first collective within {limit:.0f} s of rank {own}",
+                fix=f"it died, is slower than that ({LIMIT_VARIABLE} gives it longer), or shards nothing: "
+                "every rank must make the same schedule and the same calls",
+            )
+        if theirs.split("\n") != (lines or [""]):
+            different = difference(own, lines, rank, theirs.split("\n"))
+            raise ShardError(different, fix="make the same schedule on every rank")
+
+
+def difference(own: int, lines: Sequence[str], rank: int, theirs: Sequence[str]) -> str:
+    """The first of the steps that two ranks did differently, in words."""
+    for at in range(max(len(lines), len(theirs))):
+        ours = lines[at] if at < len(lines) else "nothing more"
+        other = theirs[at] if at < len(theirs) else "nothing more"
+        if ours != other:
+            return f"the ranks are scheduled differently. Step {at + 1}: rank {own} did {ours}, rank {rank} did {other}"
+    return "the ranks are scheduled differently"

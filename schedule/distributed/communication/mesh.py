@@ -1,0 +1,102 @@
+"""The tensor-parallel dimension of the schedule's mesh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from schedule.distributed.communication.agreement import Noted
+from schedule.distributed.communication.groups import SimulatedRanks
+from schedule.util.errors import ShardError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+TENSOR_PARALLEL = "tp"
+
+_MAKE_MESH = 'pass create_schedule(…, mesh=init_device_mesh("cuda", (n,), mesh_dim_names=("tp",)))'
+
+
+@dataclass(frozen=True)
+class TensorParallel:
+    """One dimension of a mesh: the ranks that share out the features of a layer.
+
+    Attributes:
+        mesh: that dimension alone, as a one-dimensional mesh; None for ranks that are simulated.
+        group: name of its process group; collectives in graphs find it by name.
+        size: how many ranks there are.
+        rank: which of them this process is.
+    """
+
+    mesh: DeviceMesh | None
+    group: str
+    size: int
+    rank: int
+
+    def noted(self, line: str) -> list[Noted]:
+        """The edit that notes ``line`` for the other ranks; none for simulated ranks, which one process schedules."""
+        return [] if self.mesh is None else [Noted(self.group, line)]
+
+
+@dataclass(frozen=True)
+class SimulatedMesh:
+    """In place of a mesh: one of several ranks that are threads of this process. Its shards are plain tensors."""
+
+    ranks: SimulatedRanks
+    rank: int
+
+
+def checked_mesh(mesh: Any) -> Any:
+    """``mesh`` if it is a ``DeviceMesh`` with a tensor-parallel dimension, or None.
+
+    Raises:
+        ShardError: it is something else, or has no such dimension.
+    """
+    if mesh is not None and not isinstance(mesh, SimulatedMesh):
+        _dimension(mesh)
+    return mesh
+
+
+def tensor_parallel(mesh: DeviceMesh | SimulatedMesh | None) -> TensorParallel:
+    """The dimension named ``"tp"`` of ``mesh``, or its only one.
+
+    Raises:
+        ShardError: there is no mesh, no such dimension, or no process group.
+    """
+    if mesh is None:
+        raise ShardError("the schedule has no mesh to shard over", fix=_MAKE_MESH)
+    if isinstance(mesh, SimulatedMesh):
+        return TensorParallel(None, mesh.ranks.name, mesh.ranks.size, mesh.rank)
+    name = _dimension(mesh)
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ShardError(
+            "the process group is not initialised",
+            fix="start with torchrun and call torch.distributed.init_process_group before making the mesh",
+        )
+    own = mesh if name is None or mesh.ndim == 1 else mesh[name]
+    if own.get_coordinate() is None:
+        raise ShardError(
+            f"rank {dist.get_rank()} is not part of the mesh {mesh}",
+            fix="schedule on the ranks of the mesh only",
+        )
+    return TensorParallel(own, own.get_group().group_name, own.size(), own.get_local_rank())
+
+
+def _dimension(mesh: Any) -> str | None:
+    """Name of the tensor-parallel dimension; None for the only dimension of a mesh without names."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    if not isinstance(mesh, DeviceMesh):
+        raise ShardError(f"a mesh is a DeviceMesh of torch.distributed, no {type(mesh).__name__}", fix=_MAKE_MESH)
+    names = mesh.mesh_dim_names or ()
+    if TENSOR_PARALLEL in names:
+        return TENSOR_PARALLEL
+    if mesh.ndim == 1:
+        return names[0] if names else None
+    dims = ", ".join(names) or f"{mesh.ndim} unnamed ones"
+    raise ShardError(
+        f'the mesh has {mesh.ndim} dimensions ({dims}) and none is named "tp"',
+        fix='name the tensor-parallel one: mesh_dim_names=("dp", "tp")',
+    )

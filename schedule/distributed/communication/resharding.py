@@ -1,0 +1,67 @@
+"""Another dimension shared out: ``"RS->SR"``, a letter a dimension, R for whole on every rank, S for shared out.
+
+Source: Slapo's ``sync``.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from schedule.distributed.communication.collectives import (
+    gather_from_tensor_parallel,
+    move_in_tensor_parallel,
+    scatter_to_tensor_parallel,
+)
+from schedule.util.errors import ShardError
+
+
+class Resharding:
+    """A function of a tensor that shares out another dimension; its gradient goes the way back.
+
+    ==========  ===========================================
+    notation    what the ranks do
+    ==========  ===========================================
+    RS -> RR    all-gather along the last dimension
+    RR -> SR    each keeps its part of the first dimension
+    RS -> SR    all-to-all
+    ==========  ===========================================
+
+    Args:
+        notation: such as ``"RRS->RSR"``; as many letters as the tensor has dimensions.
+        group: name of the process group.
+
+    Raises:
+        ShardError: it is not of that form, or shares out two dimensions over one group.
+    """
+
+    __name__ = "resharding"
+
+    def __init__(self, notation: str, group: str) -> None:
+        self.notation, self.group = notation, group
+        before, _, after = notation.replace(" ", "").partition("->")
+        if not before or len(before) != len(after) or set(before + after) - {"R", "S"}:
+            raise ShardError(
+                f"{notation!r} is no resharding", fix='a letter R or S for each dimension, before and after: "RS->SR"'
+            )
+        if max(before.count("S"), after.count("S")) > 1:
+            raise ShardError(f"{notation!r} shares out two dimensions over one group", fix="one S on each side")
+        self.dims, self.source, self.target = len(before), before.find("S"), after.find("S")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``x``, shared out as the right side says.
+
+        Raises:
+            ShardError: ``x`` has another number of dimensions, or the ranks cannot share one evenly.
+        """
+        if x.ndim != self.dims:
+            raise ShardError(
+                f"{self.notation!r} is about {self.dims} dimensions, and the tensor {list(x.shape)} has {x.ndim}",
+                fix=f"{x.ndim} letters on each side",
+            )
+        if self.source == self.target:
+            return x
+        if self.source < 0:
+            return scatter_to_tensor_parallel(x, self.group, self.target)
+        if self.target < 0:
+            return gather_from_tensor_parallel(x, self.group, self.source)
+        return move_in_tensor_parallel(x, self.group, self.source, self.target)

@@ -1,0 +1,88 @@
+"""What each rank found, shared through the store: a verification passes on all ranks, or fails on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout
+
+from schedule.distributed.communication.agreement import difference
+from schedule.distributed.communication.exchange import exchanged_texts
+from schedule.distributed.communication.mesh import tensor_parallel
+from schedule.util.errors import VerificationError
+
+_turns = iter(range(1 << 62))
+
+
+class Verdicts:
+    """The verdicts of the ranks of a schedule's mesh.
+
+    Args:
+        ranks: of the default group.
+        limit: seconds that one rank waits for another.
+    """
+
+    def __init__(self, ranks: list[int], limit: float) -> None:
+        self.ranks, self.limit = ranks, limit
+
+    def told(self, own: str) -> dict[int, str | None]:
+        """What each rank says; None for one that says nothing in time."""
+        return exchanged_texts(f"verdict/{next(_turns)}", own, self.ranks, self.limit)
+
+    def wrong(self, own: str) -> dict[int, str]:
+        """Tell the others what was found, "" if nothing; what was found by those that found something."""
+        silent = f"says nothing within {self.limit:.0f} s: it hangs, is slow, or died"
+        found = {rank: silent if text is None else text for rank, text in self.told(own).items()}
+        return {rank: text for rank, text in found.items() if text}
+
+    def differing(self, steps: Sequence[str]) -> str | None:
+        """Where the schedules of the ranks differ, "" if nowhere; None if a rank cannot say."""
+        told = self.told("\n".join(steps))
+        own = dist.get_rank()
+        for rank, text in told.items():
+            if not text:
+                return None
+            if text.split("\n") != list(steps):
+                return difference(own, steps, rank, text.split("\n"))
+        return ""
+
+    def agreed(self, right: bool) -> bool:
+        """Whether it is right on every rank."""
+        return not self.wrong("" if right else "wrong")
+
+    def error(self, wrong: dict[int, str], guilty: str) -> VerificationError:
+        """What :meth:`wrong` returned, as an error that names the ranks and, if it is known, the primitive."""
+        right = [str(rank) for rank in self.ranks if rank not in wrong]
+        others = f" (as it should be on rank {', '.join(right)})" if right else ""
+        return VerificationError(
+            "; ".join([*filter(None, [guilty]), *(f"rank {rank}: {text}" for rank, text in wrong.items())]) + others,
+            fix="undo or correct it; schedule.distributed.missing_syncs(model) finds reductions that were left out",
+        )
+
+
+def verdicts_of(mesh: Any, limit: float) -> Verdicts | None:
+    """The verdicts of a mesh of several ranks; None for a schedule on one device."""
+    if not isinstance(mesh, dist.device_mesh.DeviceMesh) or not dist.is_initialized():
+        return None
+    ranks = dist.get_process_group_ranks(tensor_parallel(mesh).mesh.get_group())  # type: ignore[union-attr]
+    return Verdicts(ranks, limit) if len(ranks) > 1 else None
+
+
+@contextmanager
+def limited(mesh: Any, limit: float) -> Iterator[None]:
+    """Within, a collective on the mesh's tensor-parallel group that takes longer is an error and no hang."""
+    if verdicts_of(mesh, limit) is None:
+        yield
+        return
+    group = tensor_parallel(mesh).mesh.get_group()  # type: ignore[union-attr]
+    before = group._get_backend(torch.device(mesh.device_type)).options._timeout
+    _set_pg_timeout(timedelta(seconds=limit), group)
+    try:
+        yield
+    finally:
+        _set_pg_timeout(before, group)

@@ -1,0 +1,234 @@
+"""A traced forward cut into stages: which node is computed where, and which tensors go from stage to stage.
+
+A stage sends tensors to the next one only; what a later stage needs goes through those between. What depends on the
+inputs of the model alone and on no parameter (masks, positions, rotary angles, sizes) is computed on every stage that
+needs it, since every rank has the batch.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from schedule.capture.recording.specs import TensorSpec
+from schedule.capture.tracing.outputs import check_output
+from schedule.capture.tracing.portable import pack_graph, unpack_graph
+from schedule.capture.tracing.specialization import Specialisation
+from schedule.patterns.hazards import Hazards
+from schedule.util.errors import NotApplicable
+
+
+@dataclass(frozen=True)
+class StageGraph:
+    """One stage.
+
+    Attributes:
+        graph: its inputs are ``received``, then ``inputs``.
+        received: names of the values that the stage before sends.
+        inputs: placeholders of the whole graph that it reads.
+        sent: names of the values that go to the next stage; empty for the last, which returns what the whole returns.
+    """
+
+    graph: fx.Graph
+    received: tuple[str, ...]
+    inputs: tuple[str, ...]
+    sent: tuple[str, ...]
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Paths of the modules that it calls."""
+        return tuple(dict.fromkeys(str(node.target) for node in self.graph.nodes if node.op == "call_module"))
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Paths of parameters and buffers that it reads directly."""
+        return tuple(dict.fromkeys(str(node.target) for node in self.graph.nodes if node.op == "get_attr"))
+
+
+def split(graph: fx.Graph, cuts: Sequence[str], root: nn.Module) -> list[StageGraph]:
+    """The stages of ``graph``, the first ending after the first of ``cuts`` to be called, and so on.
+
+    Raises:
+        NotApplicable: a cut is called more than once or not at all, a stage would have no parameters, or something
+            that is no tensor would have to be sent.
+    """
+    return _Splitting(graph, cuts, root).stages()
+
+
+class _Splitting:
+    def __init__(self, graph: fx.Graph, cuts: Sequence[str], root: nn.Module) -> None:
+        self.graph, self.modules = graph, dict(root.named_modules(remove_duplicate=False))
+        self.root, self.hazards = root, Hazards(self.modules)
+        self.stage = self._stages_of(cuts)
+        self.count = len(cuts) + 1
+        self._free: dict[fx.Node, bool] = {}
+
+    # -- where each node is computed ---------------------------------------------------------------------------
+
+    def _stages_of(self, cuts: Sequence[str]) -> dict[fx.Node, int]:
+        calls: dict[str, list[fx.Node]] = {path: [] for path in cuts}
+        for node in self.graph.nodes:
+            if node.op == "call_module" and node.target in calls:
+                calls[str(node.target)].append(node)
+        for path, nodes in calls.items():
+            if not nodes:
+                raise NotApplicable(
+                    f"the forward of the root does not call {path}",
+                    fix="cut after a module that every forward calls",
+                )
+            if len(nodes) > 1:
+                raise NotApplicable(
+                    f"{path} is called {len(nodes)} times: the cut would be inside a loop",
+                    node=nodes[0],
+                    fix="cut after a module that is called once",
+                )
+        ends = {nodes[0] for nodes in calls.values()}
+        stage, found = 0, {}
+        for node in self.graph.nodes:
+            found[node] = stage
+            if node.target in (operator.getitem, check_output) and isinstance(node.args[0], fx.Node):
+                found[node] = found[node.args[0]]  # what is in an output is looked at where it is made
+            if node in ends:
+                stage += 1
+        return found
+
+    def is_free(self, node: fx.Node) -> bool:
+        """Whether every stage can compute ``node`` itself: from the inputs, without parameters."""
+        if node not in self._free:
+            self._free[node] = self._computed_freely(node) and all(map(self.is_free, node.all_input_nodes))
+        return self._free[node]
+
+    def _computed_freely(self, node: fx.Node) -> bool:
+        if node.op == "placeholder":
+            return True
+        if node.op == "get_attr":
+            return not isinstance(_tensor_at(self.root, str(node.target)), nn.Parameter)
+        if node.op == "call_module":
+            inside = list(self.modules[str(node.target)].modules())
+            dropping = any(isinstance(module, nn.modules.dropout._DropoutNd) for module in inside)
+            return not dropping and not any(True for module in inside for _ in module.parameters(recurse=False))
+        return node.op != "output" and self._is_pure(node)
+
+    def _is_pure(self, node: fx.Node) -> bool:
+        return self.hazards.effects(node).pure and not any(
+            not self.hazards.effects(user).pure and node in self.hazards.effects(user).mutates for user in node.users
+        )
+
+    # -- what goes between -------------------------------------------------------------------------------------
+
+    def stages(self) -> list[StageGraph]:
+        """One graph each."""
+        wanted: list[dict[fx.Node, None]] = [{} for _ in range(self.count)]  # from earlier stages
+        for number in range(self.count):
+            for node in self.graph.nodes:
+                if self.stage[node] == number and not self.is_free(node):
+                    for source in node.all_input_nodes:
+                        self._want(source, number, wanted[number])
+        order = {node: i for i, node in enumerate(self.graph.nodes)}
+        received: list[list[fx.Node]] = []
+        for number in range(self.count):
+            through = {n for later in wanted[number:] for n in later if self.stage[n] < number}
+            received.append(sorted(through, key=order.__getitem__))
+        made = [
+            self._written(i, received[i], received[i + 1] if i + 1 < self.count else None) for i in range(self.count)
+        ]
+        for number, stage in enumerate(made):
+            self._refuse_empty(number, stage)
+        return made
+
+    def _want(self, node: fx.Node, number: int, wanted: dict[fx.Node, None]) -> None:
+        """Note what stage ``number`` has to receive so that it can read ``node``."""
+        if self.is_free(node) or self.stage[node] >= number:
+            return
+        if isinstance(node.meta.get("spec"), TensorSpec):
+            wanted[node] = None
+        elif node.op in ("call_function", "call_method") and self._is_pure(node):
+            for source in node.all_input_nodes:  # a size: computed again from the tensor it is of
+                self._want(source, number, wanted)
+        else:
+            raise NotApplicable(
+                f"{node.name} is no tensor and would go from stage {self.stage[node]} to stage {number}",
+                node=node,
+                fix="cut elsewhere; with a transformers model, give use_cache=False with the example inputs",
+            )
+
+    def _written(self, number: int, received: Sequence[fx.Node], sent: Sequence[fx.Node] | None) -> StageGraph:
+        graph = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        for node in received:
+            copies[node] = graph.placeholder(f"received_{node.name}")
+            copies[node].meta.update(node.meta)
+        needed = self._needed(number, set(received))
+        inputs = [node for node in self.graph.nodes if node.op == "placeholder" and node in needed]
+        for node in inputs:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+        for node in self.graph.nodes:
+            if node in copies or node.op == "output" or node not in needed:
+                continue
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+        if sent is None:
+            (end,) = (node for node in self.graph.nodes if node.op == "output")
+            graph.output(fx.node.map_arg(end.args[0], copies.__getitem__))
+        else:
+            graph.output(tuple(copies[node] for node in sent))
+        graph.lint()
+        names = tuple(node.name for node in received), tuple(str(node.target) for node in inputs)
+        return StageGraph(graph, *names, tuple(node.name for node in sent or ()))
+
+    def _needed(self, number: int, received: set[fx.Node]) -> set[fx.Node]:
+        """What stage ``number`` computes: its own nodes, and what they read that it does not receive."""
+        own = [node for node in self.graph.nodes if self.stage[node] == number and not self.is_free(node)]
+        needed, pending = set(own), list(own)
+        while pending:
+            for source in pending.pop().all_input_nodes:
+                if source not in needed and source not in received:
+                    needed.add(source)
+                    pending.append(source)
+        return needed
+
+    def _refuse_empty(self, number: int, stage: StageGraph) -> None:
+        reads = any(isinstance(_tensor_at(self.root, path), nn.Parameter) for path in stage.tensors)
+        if reads or any(True for path in stage.modules for _ in self.modules[path].parameters()):
+            return
+        raise NotApplicable(
+            f"stage {number} of {self.count} would have no parameters",
+            where=f"it calls {', '.join(stage.modules) or 'no module'}",
+            fix="cut earlier or later",
+        )
+
+
+def on_device(made: Specialisation, device: torch.device) -> Specialisation:
+    """A forward that was traced on the meta device, for ``device``; any other as it is."""
+    first = next(iter(made.signature.tensors.values()), None)
+    if first is None or first.device.type != "meta":
+        return made
+    graph = unpack_graph(pack_graph(made.graph))
+    for node in graph.nodes:
+        node.args, node.kwargs = fx.node.map_aggregate((node.args, dict(node.kwargs)), lambda v: _moved(v, device))
+    conditions = [
+        each.replace("device.type == 'meta'", f"device.type == {device.type!r}") for each in made.signature.conditions
+    ]
+    conditions.append(f"not torch.is_autocast_enabled({device.type!r})")
+    return replace(made, graph=graph, signature=replace(made.signature, conditions=conditions))
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    return device if isinstance(value, torch.device) and value.type == "meta" else value
+
+
+def _tensor_at(root: nn.Module, path: str) -> Any:
+    owner, _, name = path.rpartition(".")
+    return getattr(root.get_submodule(owner), name)
+
+
+def held(root: nn.Module, stages: Sequence[StageGraph]) -> Mapping[str, Any]:
+    """Path → module or tensor of ``root`` that the stages use."""
+    return {
+        **{path: root.get_submodule(path) for stage in stages for path in stage.modules},
+        **{path: _tensor_at(root, path) for stage in stages for path in stage.tensors},
+    }

@@ -1,0 +1,137 @@
+"""One stage of a pipeline: its part of the forward, its modules under the names they have in the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+
+from fused import MakeViewlessTensor
+from schedule.capture.recording.structure import leaves
+from schedule.capture.tracing.regions import closing_regions
+from schedule.capture.tracing.specialization import Specialisation, compiled, original_class
+from schedule.distributed.pipeline.splitting import StageGraph, held
+from schedule.runtime.scheduled import ScheduledState
+from schedule.util.errors import NotApplicable
+
+Modes = Mapping[bool, tuple[Specialisation, Sequence[StageGraph]]]
+"""Training flag → the whole forward, and its stages."""
+
+
+class Stage(nn.Module):
+    """What one stage computes.
+
+    Args:
+        whole: the model; only asked for flags and settings.
+        modes: the forward in training and in evaluation.
+        index: number of the stage.
+    """
+
+    def __init__(self, whole: nn.Module, modes: Modes, index: int) -> None:
+        super().__init__()
+        self._whole, self._index = [whole], index
+        self._modes = {training: (made, stages[index]) for training, (made, stages) in modes.items()}
+        self._is_last = all(index == len(stages) - 1 for _, stages in modes.values())
+        self._runs = {training: compiled(stage.graph) for training, (_, stage) in self._modes.items()}
+        self._select = {
+            training: ScheduledState(original_class(whole), [made], "").select
+            for training, (made, _) in self._modes.items()
+        }
+        self._returned: list[str] = []
+        self._parts = [held(whole, [stage for _, stage in self._modes.values()])]
+        place_all(self, self.parts)
+
+    @property
+    def index(self) -> int:
+        """Its number."""
+        return self._index
+
+    @property
+    def parts(self) -> Mapping[str, Any]:
+        """Path → module or tensor of the whole model that it holds."""
+        return self._parts[0]
+
+    @property
+    def returned(self) -> Sequence[str]:
+        """Names of what the last stage returns, once it has run: ``loss``, ``logits``."""
+        return self._returned
+
+    def forward(self, *received: Tensor, **batch: Any) -> Tensor | tuple[Tensor, ...]:
+        """One microbatch.
+
+        Args:
+            received: what the stage before sent.
+            batch: arguments of the whole model.
+
+        Raises:
+            NotApplicable: they look otherwise than the example inputs did.
+        """
+        if self.training not in self._modes:
+            raise NotApplicable("the forward could not be traced in this mode", fix="see sch.trace()")
+        made, stage = self._modes[self.training]
+        selected = self._select[self.training](self._whole[0], **batch)
+        if selected is None:
+            looks = ", ".join(f"{name}: {_kind(value)}" for name, value in batch.items())
+            raise NotApplicable(
+                f"this batch differs from the example inputs that the stages were made for: {looks}",
+                fix="create_schedule(model, example_inputs=batch) with a batch like those to come",
+            )
+        inputs = dict(zip(made.signature.inputs, selected[1], strict=True))
+        with closing_regions():
+            result = self._runs[self.training](self, *received, *(inputs[name] for name in stage.inputs))
+        return self._flat(result) if self._is_last else tuple(map(_sendable, result))
+
+    def _flat(self, result: Any) -> tuple[Tensor, ...]:
+        named = [
+            (".".join(str(key) for _, key in path), leaf) for path, leaf in leaves(result) if isinstance(leaf, Tensor)
+        ]
+        self._returned = [name for name, _ in named]
+        return tuple(leaf.reshape(1) if leaf.ndim == 0 else leaf for _, leaf in named)
+
+
+def _sendable(tensor: Tensor) -> Tensor:
+    """The same numbers as a tensor of its own, so that freeing it harms nothing that saved the original."""
+    tensor = tensor.contiguous()
+    if not tensor.requires_grad:
+        return tensor.detach()
+    made: Tensor = MakeViewlessTensor.apply(tensor, True)
+    return made
+
+
+def _kind(value: Any) -> str:
+    return f"{value.dtype}{list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+
+
+def place_all(container: nn.Module, parts: Mapping[str, Any]) -> None:
+    """Register modules and tensors in ``container`` at their paths."""
+    for path, part in sorted(parts.items(), key=lambda item: item[0].count(".")):
+        *above, name = path.split(".")
+        owner = container
+        for step in above:
+            if step not in owner._modules:
+                owner._modules[step] = nn.Module()
+            owner = owner._modules[step]  # type: ignore[assignment]
+        if isinstance(part, nn.Module):
+            owner._modules[name] = part
+        elif isinstance(part, nn.Parameter):
+            owner._parameters[name] = part
+        elif name not in owner._buffers:
+            owner.register_buffer(name, part)
+
+
+class SendingStage(PipelineStage):
+    """A stage that frees the numbers of what it has sent; its backward pass needs the graph only."""
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """What to send of one microbatch; the operations hold the numbers until they have gone."""
+        ops: list[dist.P2POp] = super().get_fwd_send_ops(fwd_chunk_id)
+        if ops:
+            outputs, _ = self.fwd_cache[fwd_chunk_id]
+            for output in outputs:
+                if isinstance(output, Tensor) and type(output) is Tensor:
+                    output.data = torch.empty((), dtype=output.dtype, device=output.device).expand(output.shape)
+        return ops

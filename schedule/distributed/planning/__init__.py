@@ -1,0 +1,1 @@
+"""Finding a tensor-parallel plan in traced graphs alone."""

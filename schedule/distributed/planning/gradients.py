@@ -1,0 +1,93 @@
+"""Where gradients flow in a graph whose dimensions were followed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from torch import nn
+
+from schedule.capture.recording.specs import TensorSpec
+from schedule.distributed.planning.factors import Factor
+from schedule.distributed.planning.owned import holds
+from schedule.distributed.planning.values import Propagated
+from schedule.patterns.values import OpNode, operands
+
+WRITES = ("copy_", "setitem")
+_VIEWS = ("getitem", "view", "transpose", "permute", "unsqueeze", "squeeze", "expand", "select", "narrow")
+
+Users = dict[OpNode, list[OpNode]]
+
+
+def users_of(found: Propagated) -> Users:
+    """The operations that read each value, in order."""
+    users: Users = {node: [] for node in found.nodes}
+    for node in found.nodes:
+        for operand in dict.fromkeys(operands(node.args)):
+            users[operand].append(node)
+    return users
+
+
+def differentiable(found: Propagated, root: nn.Module, inputs: Collection[OpNode] = ()) -> set[OpNode]:
+    """Values that a gradient flows into.
+
+    Args:
+        found: of a graph.
+        root: where its paths begin.
+        inputs: placeholders that one flows into.
+    """
+    trained = {path for path, parameter in root.named_parameters(remove_duplicate=False) if parameter.requires_grad}
+    values: set[OpNode] = set(inputs)
+    for node in found.nodes:
+        if node.op.rpartition(".")[2] in WRITES and any(one in values for one in operands(node.args)):
+            values.update(written(node))
+        if not _floating(node.spec) or node.op == "detach":
+            continue
+        if node.op == "get_attr" or node.attr is not None:
+            if str(node.target) in trained:
+                values.add(node)
+            continue
+        own = node.module is not None and any(parameter.requires_grad for parameter in node.module.parameters())
+        if own or any(one in values for one in operands(node.args)):
+            values.add(node)
+    return values
+
+
+def written(node: OpNode) -> Iterator[OpNode]:
+    """What is written to, and what that is a view of."""
+    target = next(operands(node.args), None)
+    while target is not None:
+        yield target
+        target = next(operands(target.args), None) if target.op in _VIEWS else None
+
+
+def _floating(spec: Any) -> bool:
+    if isinstance(spec, TensorSpec):
+        return spec.dtype.is_floating_point
+    return isinstance(spec, (tuple, list)) and any(_floating(one) for one in spec)
+
+
+def parameters_of(
+    found: Propagated, users: Users, moving: set[OpNode], value: OpNode, factor: Factor
+) -> list[str] | None:
+    """Whole parameters that ``value`` alone is made of, and that meet shared data wherever they are used.
+
+    Returns:
+        Their paths; None if it is made of something else too, or used elsewhere as well.
+    """
+    paths: list[str] = []
+    pending = [value]
+    while pending:
+        node = pending.pop()
+        if node not in moving:
+            continue
+        if node is not value and len(users[node]) > 1:
+            return None
+        if node.op == "get_attr" or node.attr is not None:
+            if str(node.target) not in found.tensors:
+                return None
+            paths.append(str(node.target))
+        elif node.op in ("call_module", "placeholder") or next(operands(node.args), None) is None:
+            return None
+        pending += operands(node.args)
+    return paths if all(holds(found, user, factor) for user in users[value]) else None

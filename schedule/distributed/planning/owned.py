@@ -1,0 +1,115 @@
+"""Modules that compute with shares of parameters of their own: whether their outputs are partial sums.
+
+A mixture's experts, or a Linear of a model's own making, multiply in code of their own. Run on a share of its
+parameters such a module gives either its share of the outputs, or a part of a sum: then the whole is the sum over
+the ranks, and so is the gradient of everything whole that goes in.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from schedule.capture.recording.specs import TensorSpec
+from schedule.capture.tracing.specialization import Specialisation
+from schedule.distributed.planning.factors import Factor, factors, has, leads, take
+from schedule.distributed.planning.plan_steps import SyncStep
+from schedule.distributed.planning.propagation import propagate
+from schedule.distributed.planning.values import Propagated
+from schedule.patterns.values import OpNode, operands
+
+_LINEAR_IN_ONE = frozenset((
+    "view", "reshape", "flatten", "unflatten", "permute", "transpose", "t", "unsqueeze", "squeeze", "expand",
+    "contiguous", "cast", "to", "identity", "clone", "sum", "mean", "getitem", "select", "narrow", "index_select",
+    "gather", "split", "chunk", "unbind", "index_add", "movedim", "type_as",
+))  # fmt: skip
+_PRODUCTS = frozenset(("mul", "matmul", "bmm", "mm", "linear", "_grouped_mm", "einsum"))
+
+
+def synchronised(path: str, module: nn.Module, whole: Specialisation, axes: dict[str, tuple[int, int]]) -> Any:
+    """What ``module`` synchronises when it computes with its share of its parameters.
+
+    Args:
+        path: of the module.
+        module: the module.
+        whole: its own graph.
+        axes: name of each shared parameter → (axis, packed parts).
+
+    Returns:
+        The steps; or a string, why it cannot be done.
+    """
+    found = propagate(whole.graph, module)
+    shared = {_factor(found, name, axis, parts) for name, (axis, parts) in axes.items()}
+    known = [factor for factor in shared if factor is not None]
+    if len(shared) != 1 or not known:
+        return "its own parameters are not shared out along one dimension"
+    (factor,) = known
+    partial = _partial_sums(found, factor)
+    if isinstance(partial, str):
+        return partial
+    outputs = [one for node in found.nodes if node.op == "output" for one in operands(node.args)]
+    floating = [one for one in outputs if isinstance(one.spec, TensorSpec) and one.spec.dtype.is_floating_point]
+    sums = [one in partial for one in floating]
+    if not floating or not (all(sums) or all(holds(found, one, factor) for one in floating)):
+        return "some of its outputs are whole and others are not"
+    steps = [SyncStep(path, "fwd_post", "all_reduce", nbytes=floating[0].spec.nbytes)] if any(sums) else []
+    if len(steps) and len(floating) > 1:
+        return "several of its outputs are partial sums"
+    for node in found.nodes:
+        spec = node.spec
+        given = node.op == "placeholder" and isinstance(spec, TensorSpec) and spec.dtype.is_floating_point
+        if given and not holds(found, node, factor):
+            name = whole.signature.inputs.get(str(node.target), str(node.target))
+            steps.append(SyncStep(path, "bwd_post", "all_reduce", argument=name, nbytes=spec.nbytes))
+    for name, parameter in module._parameters.items():
+        if parameter is not None and name not in axes:
+            size = parameter.numel() * parameter.element_size()
+            steps.append(SyncStep(path, "bwd_post", "all_reduce", argument=name, nbytes=size))
+    return steps
+
+
+def holds(found: Propagated, value: Any, factor: Factor) -> bool:
+    """Whether a value has the factor in one of its dimensions."""
+    return any(has(dim, factor) for dim in _dims(found.dims.get(value)))
+
+
+def holds_leading(found: Propagated, value: Any, factor: Factor) -> bool:
+    """Whether a value has the factor at the beginning of a dimension, the rest of which every rank has."""
+    return any(leads(one, factor) for dim in _dims(found.dims.get(value)) for one in factors(dim))
+
+
+def _dims(value: Any) -> list[Any]:
+    if isinstance(value, tuple):
+        return [dim for one in value for dim in _dims(one)]
+    return value or []
+
+
+def _factor(found: Propagated, name: str, axis: int, parts: int) -> Factor | None:
+    """The factor of a parameter's axis that ``parts`` packed ones are outside of."""
+    split = take(found.tensors[name][axis], parts) if name in found.tensors else None
+    return next(iter(factors(split[1])), None) if split is not None else None
+
+
+def _partial_sums(found: Propagated, factor: Factor) -> set[OpNode] | str:
+    """The values that are partial sums; or what is done to one that is not linear."""
+    partial: set[OpNode] = set()
+    for node in found.nodes:
+        if any(factor in factors(dim) for dim in found.contracted.get(node, ())):
+            partial.add(node)
+            continue
+        given = [one for one in operands(node.args) if one in partial]
+        if not given or node.is_metadata or node.op == "output":
+            continue
+        tensors = [one for one in operands(node.args) if isinstance(one.spec, (TensorSpec, tuple, list))]
+        first = next(operands(node.args), None)
+        linear = (
+            (node.op in _LINEAR_IN_ONE and given == [first])
+            or (node.op in _PRODUCTS and len(given) == 1)
+            or (node.op == "div" and given == [first])
+            or (node.op in ("add", "sub", "cat", "stack") and len(given) == len(tensors))
+        )
+        if not linear:
+            return f"{node.op} of a partial sum is no partial sum"
+        partial.add(node)
+    return partial

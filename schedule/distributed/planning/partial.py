@@ -1,0 +1,150 @@
+"""Where the gradients are added up that flow out of what the ranks share into what is whole.
+
+A key of one head that queries of all heads read, or DeepSeek's rotary part of the keys, is whole on every rank, and
+each rank's gradient of it is a part of the sum. It flows back through what else is whole, and is added up where a
+module gives its output (``bwd_pre``), or at a parameter. A column-parallel layer on the way leaves its part to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from schedule.capture.recording.specs import TensorSpec
+from schedule.distributed.planning.factors import Factor
+from schedule.distributed.planning.gradients import WRITES, Users, written
+from schedule.distributed.planning.owned import holds, holds_leading
+from schedule.distributed.planning.values import Propagated
+from schedule.patterns.values import OpNode, operands
+
+Edge = tuple[OpNode, OpNode]
+_PARTIAL, _WHOLE, _EITHER = "partial", "whole", "either"
+
+
+class NoPlace(Exception):
+    """Why there is no place to add a partial gradient up."""
+
+
+@dataclass
+class Places:
+    """Where partial gradients are added up.
+
+    Attributes:
+        modules: outputs of modules.
+        parameters: paths.
+        columns: column-parallel layers that leave theirs to one of those.
+    """
+
+    modules: list[OpNode] = field(default_factory=list)
+    parameters: list[str] = field(default_factory=list)
+    columns: set[OpNode] = field(default_factory=set)
+
+
+@dataclass
+class PartialGradients:
+    """The gradients that flow out of what the ranks share.
+
+    Attributes:
+        found: of a graph.
+        root: where its paths begin.
+        users: the operations that read each value.
+        moving: values that a gradient flows into.
+        factor: what the ranks share.
+        partial: whole values, with the operations on shares that read them.
+        columns: inputs of column-parallel layers, which can be added up there as well.
+    """
+
+    found: Propagated
+    root: nn.Module
+    users: Users
+    moving: Collection[OpNode]
+    factor: Factor
+    partial: Collection[Edge]
+    columns: Collection[Edge]
+
+    def __post_init__(self) -> None:
+        nodes = self.found.nodes
+        self.whole = {node for node in nodes if node in self.moving and not holds(self.found, node, self.factor)}
+        self.kinds: dict[OpNode, str] = {}
+
+    def places(self) -> Places:
+        """Where to add them up.
+
+        Raises:
+            NoPlace: a partial gradient meets a whole one, or is written in place.
+        """
+        for value in reversed(self.found.nodes):
+            kinds = set(self.read(value)) if value in self.whole else set()
+            if kinds >= {_PARTIAL, _WHOLE}:
+                raise NoPlace(f"the gradient of {value.name} would be a partial sum in part")
+            if kinds:
+                self.kinds[value] = next(kind for kind in (_PARTIAL, _WHOLE, _EITHER) if kind in kinds)
+        partial = self.settled()
+        self.check_taken(partial)
+        made = Places()
+        for value in partial:
+            if self.is_output(value):
+                self.check_calls(value, partial)
+                made.modules.append(value)
+            elif value.op == "get_attr" or value.attr is not None:
+                made.parameters.append(str(value.target))
+            made.columns |= {user for user in self.users[value] if (value, user) in self.columns}
+        for node in self.found.nodes:
+            if node.op.rpartition(".")[2] in WRITES and any(one in partial for one in written(node)):
+                raise NoPlace(f"the gradient of {node.name}, written in place, would be a partial sum")
+        return made
+
+    def read(self, value: OpNode) -> Iterator[str]:
+        """What the gradients are that each reader gives ``value``."""
+        for user in self.users[value]:
+            if (value, user) in self.partial:
+                yield _PARTIAL
+            elif (value, user) in self.columns:
+                yield _EITHER
+            elif user.op == "output" or user not in self.whole:
+                if user.op == "output" or user in self.moving:
+                    yield _WHOLE
+            elif user in self.kinds:
+                yield _WHOLE if self.is_output(user) else self.kinds[user]
+
+    def settled(self) -> dict[OpNode, None]:
+        """All values with partial gradients: what could be either and comes together with one is one."""
+        partial = {value: None for value, kind in self.kinds.items() if kind == _PARTIAL}
+        pending = list(partial)
+        while pending:
+            value = pending.pop()
+            for user in self.users[value]:
+                if self.kinds.get(user) != _EITHER or user in partial or self.is_output(user):
+                    continue
+                for one in (user, *operands(user.args)):
+                    if self.kinds.get(one) == _WHOLE:
+                        raise NoPlace(f"the gradient of {one.name} would be a partial sum in part")
+                    if one in self.kinds and one not in partial:
+                        partial[one] = None
+                        pending.append(one)
+        return partial
+
+    def check_taken(self, partial: Collection[OpNode]) -> None:
+        """What is taken from beside shares has a partial gradient, which is added up with theirs."""
+        for value in self.whole:
+            beside = any(holds_leading(self.found, one, self.factor) for one in operands(value.args))
+            if beside and value in self.kinds and value not in partial:
+                raise NoPlace(f"the gradient of {value.name} would be added up although it is whole")
+
+    def is_output(self, value: OpNode) -> bool:
+        """Whether a module with parameters gives ``value``: there its gradient can be added up."""
+        if value.fx is None or value.fx.op != "call_module" or not isinstance(value.spec, TensorSpec):
+            return False
+        last = all(user.fx is not value.fx for user in self.users[value])
+        return last and any(True for _ in self.root.get_submodule(str(value.fx.target)).parameters())
+
+    def check_calls(self, value: OpNode, partial: Collection[OpNode]) -> None:
+        """Every call of a module must have a partial gradient, if one has."""
+        module = self.root.get_submodule(str(value.fx.target))  # type: ignore[union-attr]
+        for node in self.found.nodes:
+            if node.fx is None or node.fx.op != "call_module" or not self.is_output(node):
+                continue
+            if self.root.get_submodule(str(node.fx.target)) is module and node not in partial:
+                raise NoPlace(f"the gradient of {value.name} would be a partial sum in one of several calls")

@@ -1,0 +1,385 @@
+"""Finding a tensor-parallel plan in the traced graph alone: which features can be shared out, and what that takes.
+
+Every factor of the model's dimensions (:mod:`~schedule.distributed.planning.propagation`) that nothing blocks can be
+shared out over the ranks, wherever it appears: those axes of weights together, the heads of an attention or the width
+of an MLP, are one *group*. What a group costs is read off the graph too: where an operation sums over the factor, partial
+sums are added up (an all-reduce forward); where a tensor without it meets one that has it, so are its gradients
+(an all-reduce backward). Nothing is known of any architecture, nor of the names of its modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from schedule.capture.tracing.specialization import original_class, specialise
+from schedule.distributed.planning.factors import Factor, factors, size_of
+from schedule.distributed.planning.gradients import differentiable, parameters_of, users_of
+from schedule.distributed.planning.owned import holds, synchronised
+from schedule.distributed.planning.partial import NoPlace, PartialGradients
+from schedule.distributed.planning.plan import Plan, common_path
+from schedule.distributed.planning.plan_steps import FEATURES, HEADS, Group, ShardStep, SyncStep
+from schedule.distributed.planning.propagation import propagate
+from schedule.distributed.planning.values import Layer, Propagated, nbytes
+from schedule.distributed.planning.vocabularies import Vocabularies
+from schedule.distributed.tensor_parallel.callers import shared_inputs
+from schedule.distributed.tensor_parallel.following import follow
+from schedule.distributed.tensor_parallel.modules import COLUMN, OWN, ROW, projection_of, role_of, stays_call
+from schedule.distributed.tensor_parallel.state import Sharded
+from schedule.patterns.values import OpNode, operands
+from schedule.util.errors import ShardError, TraceError
+
+_INNER = "it is not the outermost factor, and the outer ones are not picked from"
+ATTENDING = ("matmul", "bmm", "baddbmm", "einsum", "scaled_dot_product_attention")
+
+
+@dataclass
+class Candidate:
+    """A factor that might be shared out.
+
+    Attributes:
+        factor: the outermost one.
+        axes: (path of a parameter, axis) → in how many packed parts it appears.
+        replicas: how many ranks compute with the same share, by (path, axis).
+        common: how many of the last are every rank's, by (path, axis).
+        refused: why not; "" if it can be.
+    """
+
+    factor: Factor
+    axes: dict[tuple[str, int], int] = field(default_factory=dict)
+    replicas: dict[tuple[str, int], int] = field(default_factory=dict)
+    common: dict[tuple[str, int], int] = field(default_factory=dict)
+    refused: str = ""
+
+
+def find_plan(graph: fx.Graph, root: nn.Module, state: Sharded, vocabulary: bool = True) -> Plan:
+    """The plan for ``graph``, traced from ``root`` with its calls flattened."""
+    return _Planner(propagate(graph, root), root, state).plan(vocabulary)
+
+
+class _Planner:
+    def __init__(self, found: Propagated, root: nn.Module, state: Sharded) -> None:
+        self.found, self.root, self.state, self.ranks = found, root, state, state.tp.size
+        self.layers = {layer.node: layer for layer in found.layers}
+        self.differentiable = differentiable(found, root)
+        self.taken: set[int] = set()  # parameters, by id: a tied one has several paths
+        self.layered = {f"{layer.path}.{name}" for layer in found.layers for name in ("weight", "bias")}
+        self.users = users_of(found)
+        read = [str(node.fx.target) for node in found.nodes if node.fx is not None and node.fx.op == "get_attr"]
+        self.read = {id(_tensor_at(root, path)) for path in read}
+
+    def plan(self, vocabulary: bool) -> Plan:
+        groups: list[Group] = []
+        left: dict[str, str] = {}
+        lookups = {id(_tensor_at(self.root, f"{layer.path}.weight")) for layer in self.found.layers if layer.lookup}
+        for candidate in sorted(self.candidates(), key=lambda one: -self.weight_of(one)):
+            paths = {path for path, _ in candidate.axes}
+            tensors = {id(_tensor_at(self.root, path)) for path in paths}
+            if tensors & self.taken or tensors <= lookups:
+                continue
+            group = self.group(candidate)
+            if group is None:
+                if candidate.refused != _INNER:
+                    left.update(dict.fromkeys(paths, candidate.refused))
+                continue
+            self.taken |= tensors
+            groups.append(group)
+        if vocabulary:
+            whole = self.taken | self.read
+            found = Vocabularies(self.found, self.root, self.ranks, self.users, self.differentiable, whole)
+            groups += found.groups()
+            self.taken |= found.taken
+        return Plan(self.ranks, groups, self.whole(left))
+
+    # -- candidates --------------------------------------------------------------------------------------
+
+    def candidates(self) -> list[Candidate]:
+        """The unblocked factors of parameters, each with all axes where it is."""
+        made: dict[Factor, Candidate] = {}
+        for path, dims in self.found.tensors.items():
+            for axis, dim in enumerate(dims):
+                outer, picked, own = 1, True, factors(dim)
+                if own and own[0].leading is not None:
+                    first = factors([own[0].leading])[0]
+                    if not first.blocked:
+                        candidate = made.setdefault(first, Candidate(first))
+                        candidate.axes[path, axis] = 1
+                        beside = own[0].size - own[0].leading.size
+                        candidate.common[path, axis] = beside * size_of(own[1:])
+                for factor in own:
+                    if not factor.blocked:
+                        candidate = made.setdefault(factor, Candidate(factor))
+                        candidate.axes[path, axis] = outer
+                        if not picked:
+                            candidate.refused = _INNER
+                    picked = picked and factor.picked
+                    outer *= factor.size
+        return list(made.values())
+
+    def weight_of(self, candidate: Candidate) -> int:
+        return sum(self.nbytes(path) for path, _ in candidate.axes)
+
+    def nbytes(self, path: str) -> int:
+        tensor = _tensor_at(self.root, path)
+        return tensor.numel() * tensor.element_size()
+
+    def group(self, candidate: Candidate) -> Group | None:
+        """The group of a candidate; None, with the reason in ``candidate.refused``, if there is none."""
+        if candidate.refused or not self.divides(candidate):
+            return None
+        steps = self.shards(candidate)
+        syncs = self.syncs(candidate) if steps is not None else None
+        if steps is None or syncs is None:
+            return None
+        if not any(sync.mode == "fwd_post" for sync in syncs):
+            candidate.refused = "nothing that is returned is made of it"
+            return None
+        name = common_path(step.path for step in steps) or "the root"
+        return Group(name, candidate.factor.size, steps, syncs, self.kind(candidate.factor))
+
+    def kind(self, factor: Factor) -> str:
+        """Heads are what a softmax, or a product of two activations, does for each by itself."""
+        for node in self.found.nodes:
+            given = [one for one in operands(node.args) if self.found_name(one) is None]
+            products = node.op in ATTENDING and sum(self.holds(one, factor) for one in given) > 1
+            if self.holds(node, factor) and (node.op in ("softmax", "log_softmax") or products):
+                return HEADS
+        return FEATURES
+
+    def divides(self, candidate: Candidate) -> bool:
+        size = candidate.factor.size
+        if size % self.ranks == 0:
+            return True
+        if self.ranks % size == 0 and size > 1 and not candidate.common:
+            return self.replicated(candidate, self.ranks // size)
+        candidate.refused = f"{size} cannot be shared evenly by {self.ranks} ranks"
+        return False
+
+    def replicated(self, candidate: Candidate, replicas: int) -> bool:
+        """Fewer heads than ranks: where the factor is followed by repeated ones, those are shared out as well."""
+        for path, axis in candidate.axes:
+            dim = factors(self.found.tensors[path][axis])
+            at = dim.index(candidate.factor)
+            following = dim[at + 1] if at + 1 < len(dim) else None
+            if following is None or not following.repeated:
+                candidate.replicas[path, axis] = replicas
+            elif following.size % replicas:
+                candidate.refused = f"{candidate.factor.size} × {following.size} cannot be shared by {self.ranks} ranks"
+                return False
+        return True
+
+    def shards(self, candidate: Candidate) -> list[ShardStep] | None:
+        """The parameters' axes; None if the module of one cannot follow."""
+        steps = []
+        for (path, axis), parts in candidate.axes.items():
+            owner, _, name = path.rpartition(".")
+            module, replicas = self.root.get_submodule(owner), candidate.replicas.get((path, axis), 1)
+            role = role_of(module, name, axis)
+            if role != OWN and id(_tensor_at(self.root, path)) in self.read:
+                candidate.refused = f"{path} is read by the code of another module"
+                return None
+            common = candidate.common.get((path, axis), 0)
+            if role is None or ((replicas > 1 or common) and projection_of(module) is None):
+                candidate.refused = f"{type(module).__name__} cannot share out axis {axis} of its {name}"
+                return None
+            if sum(own == path for own, _ in candidate.axes) > 1:
+                candidate.refused = f"it is on two axes of {path}"
+                return None
+            if (replicas > 1 or common) and role == ROW:
+                candidate.refused = f"{path} would be summed over replicas"
+                return None
+            summed = self.nbytes(path) if replicas > 1 or common else 0
+            steps.append(ShardStep(owner, name, axis, parts, replicas, common, summed))
+        candidate.refused = self.unfollowed(steps)
+        return None if candidate.refused else steps
+
+    def unfollowed(self, steps: list[ShardStep]) -> str:
+        """Why the sizes that the modules' code works with cannot follow; "" if they can."""
+        callers: dict[nn.Module, dict[str, ShardStep]] = {}
+        for step in steps:
+            found = self.state.caller_of(step.path)
+            if found is not None and step.name == "weight" and self.role(step) == COLUMN:
+                callers.setdefault(found[0], {})[found[1]] = step
+        for caller, columns in callers.items():
+            whole = self.state.whole_forward(caller)
+            if isinstance(whole, TraceError):
+                return f"sizes in {type(caller).__name__} cannot be followed: {whole.why}"
+            how = [{p: getattr(s, n) for p, s in columns.items()} for n in ("parts", "replicas", "common")]
+            try:
+                follow(whole.graph, caller, how[0], self.ranks, how[1], how[2], every=True)
+            except ShardError as error:
+                return error.why
+        return ""
+
+    def role(self, step: ShardStep) -> str | None:
+        return role_of(self.root.get_submodule(step.path), step.name, step.axis)
+
+    # -- collectives -------------------------------------------------------------------------------------
+
+    def holds(self, value: Any, factor: Factor) -> bool:
+        return holds(self.found, value, factor)
+
+    def syncs(self, candidate: Candidate) -> list[SyncStep] | None:
+        """Where partial sums and partial gradients are added up; None if that is inside of a module's own code."""
+        factor, columns, made = candidate.factor, dict[str, Layer](), dict[SyncStep, None]()
+        partial: list[tuple[OpNode, OpNode]] = []
+        owned: dict[str, dict[str, tuple[int, int]]] = {}
+        for node in self.found.nodes:
+            summed = any(factor in factors(dim) for dim in self.found.contracted.get(node, ()))
+            out = self.holds(node, factor)
+            if summed:
+                layer = self.layers.get(node)
+                if layer is not None:
+                    made[SyncStep(layer.path, "fwd_post", "all_reduce", nbytes=nbytes(node.spec))] = None
+                elif not self.own(node, candidate, owned):
+                    candidate.refused = f"{node.op} sums over it inside of a module's own code"
+                    return None
+            if not out:
+                continue
+            for operand in dict.fromkeys(operands(node.args)):
+                if self.holds(operand, factor) or operand not in self.differentiable:
+                    continue
+                layer = self.layers.get(node)
+                if layer is not None and operand is layer.given:
+                    columns[layer.path] = layer
+                    continue
+                parameters = parameters_of(self.found, self.users, self.differentiable, operand, factor)
+                if parameters is not None and self.layered & set(parameters):
+                    parameters = None
+                if parameters is None and layer is None and self.own(node, candidate, owned):
+                    continue
+                if parameters is None:
+                    partial.append((operand, node))
+                made.update(dict.fromkeys(map(self.whole_parameter, parameters or ())))
+        if partial or candidate.common:
+            steps = self.added_up(factor, partial, columns)
+            if isinstance(steps, str):
+                candidate.refused = steps
+                return None
+            made.update(dict.fromkeys(steps))
+        for path, axes in owned.items():
+            steps = self.synchronised(path, axes)
+            if isinstance(steps, str):
+                candidate.refused = f"{path}: {steps}"
+                return None
+            made.update(dict.fromkeys(steps))
+        return [*self.inputs(columns), *made]
+
+    def whole_parameter(self, path: str) -> SyncStep:
+        owner, _, name = path.rpartition(".")
+        return SyncStep(owner, "bwd_post", "all_reduce", argument=name, nbytes=self.nbytes(path))
+
+    def added_up(
+        self, factor: Factor, partial: list[tuple[OpNode, OpNode]], columns: dict[str, Layer]
+    ) -> list[SyncStep] | str:
+        """Where partial gradients of what is whole are added up; the ``columns`` that this spares are taken out."""
+        edges = {(layer.given, layer.node) for layer in columns.values()}
+        moving, cut = self.differentiable, set(partial)
+        try:
+            found = PartialGradients(self.found, self.root, self.users, moving, factor, cut, edges).places()
+        except NoPlace as error:
+            return str(error)
+        for path in [path for path, layer in columns.items() if layer.node in found.columns]:
+            del columns[path]
+        for path in found.parameters:
+            if path in self.layered or not self.state.whole_calls.get(self.root.get_submodule(path.rpartition(".")[0])):
+                return f"the gradient of {path} would be a partial sum in the code of another module"
+        outputs = [(str(node.fx.target), nbytes(node.spec)) for node in found.modules if node.fx is not None]
+        return [
+            *(SyncStep(path, "bwd_pre", "all_reduce", nbytes=size) for path, size in outputs),
+            *map(self.whole_parameter, found.parameters),
+        ]
+
+    def own(self, node: OpNode, candidate: Candidate, owned: dict[str, dict[str, tuple[int, int]]]) -> bool:
+        """Whether ``node`` computes with a module's own parameter; its module is noted in ``owned``."""
+        pending = list(operands(node.args))
+        while pending:
+            value = pending.pop()
+            path = self.found_name(value)
+            if path is not None:
+                owner = path.rpartition(".")[0]
+                axes = {name: at for name, at in candidate.axes.items() if name[0].rpartition(".")[0] == owner}
+                if axes and role_of(self.root.get_submodule(owner), path.rpartition(".")[2], 0) == OWN:
+                    owned[owner] = {name.rpartition(".")[2]: (axis, parts) for (name, axis), parts in axes.items()}
+                    return True
+            elif value.op in ("t", "transpose", "permute", "cast", "to", "contiguous", "getitem", "view", "getattr"):
+                pending += operands(value.args)
+        return False
+
+    def found_name(self, value: OpNode) -> str | None:
+        if value.op != "get_attr" and value.attr is None:
+            return None
+        path = str(value.target)
+        return path if path in self.found.tensors else None
+
+    def synchronised(self, path: str, axes: dict[str, tuple[int, int]]) -> list[SyncStep] | str:
+        module, recording = self.root.get_submodule(path), self.state.whole
+        if recording is None or not recording.calls.get(module):
+            return "it was not called in the recorded run"
+        call = recording.calls[module][0]
+
+        def entered(child: nn.Module, path: str) -> bool:
+            return not stays_call(child)
+
+        try:
+            whole = specialise(module, original_class(module).forward, call, recording, False, entered)
+        except TraceError as error:
+            return f"it cannot be traced: {error.why}"
+        steps: list[SyncStep] | str = synchronised(path, module, whole, axes)
+        return steps
+
+    def inputs(self, columns: dict[str, Layer]) -> Iterator[SyncStep]:
+        """Copies of what column-parallel layers read: one for all that share an argument of the same module."""
+        callers: dict[str, list[str]] = {}
+        for path in columns:
+            found = self.state.caller_of(path)
+            callers.setdefault("" if found is None else self.state.tree.path_of(found[0]), []).append(path)
+        for caller, paths in callers.items():
+            names = self.shared(caller, paths) if len(paths) > 1 else {}
+            size = max(nbytes(columns[path].given.spec) for path in paths)
+            for name in names:
+                yield SyncStep(caller, "bwd_post", "all_reduce", argument=name, nbytes=size)
+            if not names:
+                for path in paths:
+                    size = nbytes(columns[path].given.spec)
+                    yield SyncStep(path, "bwd_post", "all_reduce", nbytes=size)
+
+    def shared(self, caller: str, paths: Iterable[str]) -> dict[str, list[str]]:
+        """The arguments of a module that only these column-parallel layers read."""
+        module = self.root.get_submodule(caller)
+        whole = self.state.whole_forward(module)
+        if isinstance(whole, TraceError):
+            return {}
+        columns = {self.root.get_submodule(path) for path in paths}
+        try:
+            return shared_inputs(module, whole, columns.__contains__)
+        except ShardError:
+            return {}
+
+    # -- what stays whole --------------------------------------------------------------------------------
+
+    def whole(self, left: dict[str, str]) -> dict[str, str]:
+        """Path of each whole parameter of at least two dimensions → why."""
+        found = {}
+        for path, parameter in self.root.named_parameters():
+            if id(parameter) in self.taken or parameter.ndim < 2:
+                continue
+            reasons = [
+                next((factor.blocked for factor in factors(dim) if factor.blocked), "")
+                for dim in self.found.tensors.get(path, ())
+            ]
+            default = "; ".join(dict.fromkeys(filter(None, reasons))) or (
+                _INNER if path in self.found.tensors else "not reached by the traced graph"
+            )
+            found[path] = left.get(path) or default
+        return found
+
+
+def _tensor_at(root: nn.Module, path: str) -> torch.Tensor:
+    owner, _, name = path.rpartition(".")
+    tensor: torch.Tensor = getattr(root.get_submodule(owner), name)
+    return tensor

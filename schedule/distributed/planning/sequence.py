@@ -1,0 +1,342 @@
+"""Sequence parallelism: between the groups of a plan each rank has its part of the sequence.
+
+What a chain of layers passes on is shared out along the sequence before the first and gathered after the last. In
+between, the all-reduce after a row-parallel layer becomes a reduce-scatter, and the copy before a column-parallel one
+an all-gather: norms, residual sums and dropout work on shards. Whether a layer allows that is read off its graph.
+
+Source: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from torch import fx, nn
+
+from schedule.capture.recording.specs import TensorSpec
+from schedule.capture.tracing.specialization import specialise
+from schedule.distributed.planning.factors import Factor, factors
+from schedule.distributed.planning.gradients import differentiable, parameters_of, users_of
+from schedule.distributed.planning.owned import holds
+from schedule.distributed.planning.plan import Plan
+from schedule.distributed.planning.plan_steps import Group, SyncStep
+from schedule.distributed.planning.propagation import propagate
+from schedule.distributed.planning.units import (
+    NotSequential,
+    Unit,
+    summed_outside,
+    units_of,
+    whole_units,
+    without_units,
+)
+from schedule.distributed.planning.values import Layer, Propagated
+from schedule.distributed.tensor_parallel.callers import shared_inputs
+from schedule.distributed.tensor_parallel.modules import projection_of, stays_call
+from schedule.distributed.tensor_parallel.state import Sharded
+from schedule.patterns.values import OpNode, operands
+from schedule.runtime.scheduled import forward_of
+from schedule.util.errors import ShardError, TraceError
+
+
+@dataclass(frozen=True)
+class Link:
+    """One layer of a chain: its path, the argument that the chain passes on, and how long the sequence is."""
+
+    path: str
+    argument: str
+    nbytes: int
+    length: int
+
+
+def with_sequence_parallel(plan: Plan, graph: fx.Graph, root: nn.Module, state: Sharded) -> Plan:
+    """``plan`` with every chain of layers that allows it on parts of the sequence; the others as they were.
+
+    Args:
+        plan: without sequence parallelism.
+        graph: the flattened one that it was found in.
+        root: where paths begin.
+        state: with the recorded run.
+    """
+    called = [str(node.target) for node in graph.nodes if node.op == "call_module"]
+    calls = Counter(path for path in called if any(True for _ in root.get_submodule(path).parameters()))
+    repeated = {path for path, count in calls.items() if count > 1}
+    groups, boundaries, whole = list(plan.groups), list(plan.boundaries), dict(plan.whole)
+    covered: set[str] = set()
+    for chain in _chains(plan, root, state):
+        if any(link.path.startswith(f"{done}.") for link in chain for done in covered):
+            continue
+        try:
+            changed = [_layer(link, groups, root, state, repeated) for link in chain]
+        except NotSequential as why:
+            whole[f"sequence of {chain[0].path}"] = str(why)
+            continue
+        covered |= {link.path for link in chain}
+        groups = [_replaced(group, changed) for group in groups]
+        boundaries += [step for _, steps in changed for step in steps]
+        first, last = chain[0], chain[-1]
+        boundaries.append(SyncStep(first.path, "fwd_pre", "scatter", 1, first.argument, first.nbytes))
+        boundaries.append(SyncStep(last.path, "fwd_post", "RSR->RRR", nbytes=last.nbytes))
+    return Plan(plan.ranks, groups, whole, boundaries)
+
+
+def _replaced(group: Group, changed: list[tuple[dict[SyncStep, SyncStep], list[SyncStep]]]) -> Group:
+    steps = {old: new for replaced, _ in changed for old, new in replaced.items()}
+    return replace(group, syncs=[steps.get(step, step) for step in group.syncs])
+
+
+# -- chains -------------------------------------------------------------------------------------------------
+
+
+def _chains(plan: Plan, root: nn.Module, state: Sharded) -> Iterator[list[Link]]:
+    """Modules with groups in them that pass a tensor on, one to the next; outer ones first."""
+    paths = [step.path for step in plan.shards]
+    for path, module in root.named_modules():
+        below = f"{path}." if path else ""
+        if stays_call(module) or not any(one.startswith(below) for one in paths):
+            continue
+        whole = state.whole_forward(module)
+        if isinstance(whole, TraceError):
+            continue
+        chain: list[Link] = []
+        last: fx.Node | None = None
+        for node in whole.graph.nodes:
+            target = f"{below}{node.target}"
+            if node.op != "call_module" or not any(one.startswith(f"{target}.") for one in paths):
+                continue
+            link, stream = _link(target, node, root)
+            if link is None or stream is None:
+                continue
+            if chain and _origin(stream) is not last:
+                yield chain
+                chain = []
+            chain, last = [*chain, link], node
+        if chain:
+            yield chain
+
+
+def _origin(node: fx.Node) -> fx.Node:
+    """The call that ``node`` is the first result of."""
+    while getattr(node.target, "__name__", "") == "getitem" and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
+
+
+def _link(path: str, node: fx.Node, root: nn.Module) -> tuple[Link | None, fx.Node | None]:
+    """The argument ``[batch, seq, features]`` that is returned in the same shape."""
+    names = [name for name in inspect.signature(type(root.get_submodule(path)).forward).parameters if name != "self"]
+    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    out = node.meta.get("spec")
+    out = out[0] if isinstance(out, (tuple, list)) and out else out
+    for name, value in given.items():
+        spec = value.meta.get("spec") if isinstance(value, fx.Node) else None
+        if isinstance(value, fx.Node) and isinstance(spec, TensorSpec) and isinstance(out, TensorSpec):
+            if spec.ndim == 3 and spec.shape == out.shape and spec.dtype.is_floating_point:
+                return Link(path, name, spec.nbytes, spec.shape[1]), value
+            return None, None
+    return None, None
+
+
+# -- one layer ----------------------------------------------------------------------------------------------
+
+
+def _layer(
+    link: Link, groups: list[Group], root: nn.Module, state: Sharded, repeated: set[str]
+) -> tuple[dict[SyncStep, SyncStep], list[SyncStep]]:
+    """What changes in one layer: steps replaced, and gradients of whole parameters to add up.
+
+    Raises:
+        NotSequential: something in it needs the whole sequence.
+    """
+    module, below = root.get_submodule(link.path), f"{link.path}."
+    inner = [_inside(group, below) for group in groups if any(step.path.startswith(below) for step in group.shards)]
+    units = units_of(link.path, link.length, inner, root, state)
+    units |= {
+        one.path: one for one in whole_units(link.path, link.length, inner, root, state) if _mixes(one, root, state)
+    }
+    summed = dict(summed_outside(units, inner, root, state))
+    inner = [without_units(group, units) for group in inner]
+    projections = {step.path for group in inner for step in group.shards if _is_projection(root, step.path)}
+    if any(path.startswith(below) for path in repeated):
+        raise NotSequential("it is called more than once")
+    alone = {path.removeprefix(below) for path in (*projections, *units)}
+    found, stream = _propagated(link, module, alone, state)
+    factor = _sequence_factor(found, stream, state.tp.size)
+    users, moving = users_of(found), differentiable(found, module, {stream})
+    layers = {layer.path: layer for layer in found.layers}
+    replaced = dict(_replacements(inner, link, root, state, found, layers, factor))
+    scattered = {step.path for step in summed.values()}
+    partial = dict.fromkeys(_around(units.values(), scattered, below, layers, factor, found))
+    apart = {layers[path].node for path in alone if path in layers}
+    for node in found.nodes:
+        if node in apart or node.op == "output" or not holds(found, node, factor):
+            continue
+        for operand in operands(node.args):
+            if holds(found, operand, factor) or operand not in moving:
+                continue
+            paths = parameters_of(found, users, moving, operand, factor)
+            if paths is None:
+                raise NotSequential(f"{node.name} takes {operand.name}, which is whole")
+            for path in paths:
+                owner, _, name = f"{below}{path}".rpartition(".")
+                if owner not in projections:
+                    size = _nbytes(module, path)
+                    partial[SyncStep(owner, "bwd_post", "all_reduce", argument=name, nbytes=size)] = None
+    return {**replaced, **summed}, list(partial)
+
+
+def _mixes(unit: Unit, root: nn.Module, state: Sharded) -> bool:
+    """Whether a module does something along the sequence, as an attention that stays whole."""
+    try:
+        found, given = _propagated(Link(unit.path, unit.argument, 0, 0), root.get_submodule(unit.path), set(), state)
+        _sequence_factor(found, given, 1)
+    except NotSequential:
+        return True
+    return False
+
+
+def _around(
+    units: Iterable[Unit],
+    scattered: Collection[str],
+    below: str,
+    layers: dict[str, Layer],
+    factor: Factor,
+    found: Propagated,
+) -> Iterator[SyncStep]:
+    """A unit gets the whole sequence, and gives its part of what it computes; gradients go the way back."""
+    for unit in units:
+        layer = layers[unit.path.removeprefix(below)]
+        shared = [one for one in operands(layer.node.args) if holds(found, one, factor)]
+        if shared != [layer.given] or [_axis(found, each, factor) for each in (*shared, layer.node)] != [1, 1]:
+            raise NotSequential(f"what {unit.path} takes and gives does not stay apart along the sequence")
+        yield SyncStep(unit.path, "fwd_pre", "RSR->RRR", argument=unit.argument, nbytes=unit.nbytes)
+        if unit.path not in scattered:
+            yield SyncStep(unit.path, "fwd_post", "RRR->RSR", nbytes=unit.nbytes)
+
+
+def _inside(group: Group, below: str) -> Group:
+    """The part of a group in one layer."""
+    shards = [step for step in group.shards if step.path.startswith(below)]
+    return replace(group, shards=shards, syncs=[step for step in group.syncs if step.path.startswith(below)])
+
+
+def _is_projection(root: nn.Module, path: str) -> bool:
+    return projection_of(root.get_submodule(path)) is not None
+
+
+def _nbytes(module: nn.Module, path: str) -> int:
+    owner, _, name = path.rpartition(".")
+    parameter = module.get_submodule(owner)._parameters[name]
+    return 0 if parameter is None else parameter.numel() * parameter.element_size()
+
+
+def _propagated(link: Link, module: nn.Module, apart: set[str], state: Sharded) -> tuple[Propagated, OpNode]:
+    recording = state.whole
+    if recording is None or not recording.calls.get(module):
+        raise NotSequential("it was not called in the recorded run")
+    call = recording.calls[module][0]
+
+    def entered(child: nn.Module, path: str) -> bool:
+        return not stays_call(child) and path not in apart
+
+    try:
+        made = specialise(module, forward_of(module), call, recording, False, entered)
+    except TraceError as error:
+        raise NotSequential(error.why) from error
+    inputs = {name for name, text in made.signature.inputs.items() if text == link.argument}
+    found = propagate(made.graph, module, apart, inputs, returned=True)
+    for node in found.nodes:
+        if node.op == "placeholder" and str(node.target) in inputs:
+            return found, node
+    raise NotSequential(f"its argument {link.argument} is not in its graph")
+
+
+def _sequence_factor(found: Propagated, stream: OpNode, ranks: int) -> Factor:
+    dims = found.dims[stream]
+    own = factors(dims[1])
+    if len(own) != 1 or own[0].blocked:
+        raise NotSequential(f"its sequence: {own[0].blocked if own else 'one token'}")
+    if own[0].size % ranks:
+        raise NotSequential(f"its sequence of {own[0].size} cannot be shared evenly by {ranks} ranks")
+    return own[0]
+
+
+def _replacements(
+    inner: list[Group],
+    link: Link,
+    root: nn.Module,
+    state: Sharded,
+    found: Propagated,
+    layers: dict[str, Layer],
+    factor: Factor,
+) -> Iterator[tuple[SyncStep, SyncStep]]:
+    below = f"{link.path}."
+    for group in inner:
+        for step in group.syncs:
+            own = step.path.removeprefix(below)
+            if (step.mode, step.op) == ("fwd_post", "all_reduce"):
+                axis = _axis(found, layers[own].node, factor)
+                if axis is None:
+                    raise NotSequential(f"what {own} gives does not stay apart along the sequence")
+                yield step, replace(step, op="reduce_scatter", axis=axis)
+            elif step.mode == "bwd_pre":
+                raise NotSequential(f"what {own} gives has a partial gradient, and would be a part of the sequence")
+            elif step.mode == "bwd_post" and step.argument is None:
+                yield step, _gathered(step, own, [own], root, state, found, layers, factor)
+            elif step.mode == "bwd_post" and step.argument not in root.get_submodule(step.path)._parameters:
+                names = _shared(step.path, group, root, state)
+                paths = [f"{step.path}.{one}".removeprefix(below) for one in names.get(str(step.argument), [])]
+                yield step, _gathered(step, own, paths, root, state, found, layers, factor)
+
+
+def _gathered(
+    step: SyncStep,
+    own: str,
+    columns: list[str],
+    root: nn.Module,
+    state: Sharded,
+    found: Propagated,
+    layers: dict[str, Layer],
+    factor: Factor,
+) -> SyncStep:
+    """The copy before column-parallel layers as an all-gather, if what they read is shared out."""
+    axes = {_axis(found, layers[path].given, factor) for path in columns}
+    if len(axes) != 1:
+        raise NotSequential(f"{own} reads whole and shared values together")
+    (axis,) = axes
+    if axis is None:
+        return step
+    if step.argument is None:
+        caller = state.caller_of(step.path)
+        if caller is not None:
+            path = state.tree.path_of(caller[0])
+            names = _shared_of(caller[0], {root.get_submodule(step.path)}, state)
+            if len(names) == 1 and path.startswith(step.path.rpartition(".")[0]):
+                return SyncStep(path, "fwd_pre", "all_gather", axis, next(iter(names)), step.nbytes)
+    return SyncStep(step.path, "fwd_pre", "all_gather", axis, step.argument, step.nbytes)
+
+
+def _shared(path: str, group: Group, root: nn.Module, state: Sharded) -> dict[str, list[str]]:
+    columns = {root.get_submodule(step.path) for step in group.shards if step.path.startswith(f"{path}.")}
+    rows = {root.get_submodule(step.path) for step in group.syncs if step.mode == "fwd_post"}
+    return _shared_of(root.get_submodule(path), columns - rows, state)
+
+
+def _shared_of(module: nn.Module, columns: set[nn.Module], state: Sharded) -> dict[str, list[str]]:
+    whole = state.whole_forward(module)
+    if isinstance(whole, TraceError):
+        return {}
+    try:
+        return shared_inputs(module, whole, columns.__contains__)
+    except ShardError:
+        return {}
+
+
+def _axis(found: Propagated, value: OpNode, factor: Factor) -> int | None:
+    """Which dimension of ``value`` has the factor."""
+    dims = found.dims.get(value)
+    dims = dims[0] if isinstance(dims, tuple) and dims else dims  # what a module computes is its first
+    axes = [at for at, dim in enumerate(dims or ()) if factor in factors(dim)]
+    return axes[0] if axes else None

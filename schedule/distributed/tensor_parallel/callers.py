@@ -1,0 +1,96 @@
+"""One gradient reduction for several column-parallel modules that read the same input.
+
+Llama's q, k and v projections each have a partial gradient of one ``hidden_states``. Adding the three up first and
+reducing the sum once needs a third of the communication: the module that calls them takes the copy.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx, nn
+
+from schedule.capture.tracing.specialization import Specialisation, original_class
+from schedule.core.edits import SetState
+from schedule.core.wrapping import arounds_of, rewrapped
+from schedule.distributed.tensor_parallel.modules import COLUMN, sharding_of
+from schedule.runtime.scheduled import install
+from schedule.util.errors import ShardError
+
+
+def shared_inputs(
+    caller: nn.Module, whole: Specialisation, is_column: Callable[[nn.Module], bool]
+) -> dict[str, list[str]]:
+    """Arguments of ``caller`` that go to its column-parallel modules and nowhere else: name → paths of those.
+
+    Args:
+        caller: the module.
+        whole: its forward, traced before anything was sharded.
+        is_column: whether a module is column-parallel.
+
+    Raises:
+        ShardError: one is used otherwise too, or a module reduces its own gradient already.
+    """
+    names: dict[str, list[str]] = {}
+    for node in whole.graph.nodes:
+        if not _is_column(node, caller, is_column):
+            continue
+        source = node.all_input_nodes[0]
+        text = whole.signature.inputs.get(str(source.target), "") if source.op == "placeholder" else ""
+        if text not in inspect.signature(original_class(caller).forward).parameters:
+            raise ShardError(
+                f"{node.target} does not read an argument of this module as it is",
+                where=node.format_node() or "",
+                fix=f'sync("bwd_post", "all_reduce") {node.target} itself',
+            )
+        _check_users(source, caller, is_column)
+        names.setdefault(text, []).append(str(node.target))
+    return names
+
+
+def check_columns(caller: nn.Module) -> None:
+    """Raise a :class:`ShardError` unless there is a column-parallel module in ``caller``."""
+    if not any(_has_column_role(child) for child in caller.modules()):
+        raise ShardError(
+            "it calls no column-parallel module, so there is no partial gradient",
+            fix="shard the projections in it first",
+        )
+
+
+def _has_column_role(child: nn.Module) -> bool:
+    sharding = sharding_of(child)
+    return sharding is not None and sharding.role(child) == COLUMN
+
+
+def _is_column(node: fx.Node, caller: nn.Module, is_column: Callable[[nn.Module], bool]) -> bool:
+    return node.op == "call_module" and is_column(caller.get_submodule(str(node.target)))
+
+
+def _check_users(source: fx.Node, caller: nn.Module, is_column: Callable[[nn.Module], bool]) -> None:
+    for user in source.users:
+        if user.target is getattr:  # its shape or dtype
+            continue
+        if not _is_column(user, caller, is_column):
+            raise ShardError(
+                f"{source.target} is used by {user.name} as well, whose gradient is no partial sum",
+                where=user.format_node() or "",
+                fix="shard all of its users along their outputs, or sync each projection itself",
+            )
+        child = caller.get_submodule(str(user.target))
+        sharding = sharding_of(child)
+        if sharding is not None and sharding.reduces_gradients(child):
+            raise ShardError(f"{user.target} synchronises its own input already", fix="undo that, or leave this out")
+
+
+class WrapForward(SetState):
+    """A module runs another forward where no graph applies; its graphs are traced from that one."""
+
+    def __init__(self, module: nn.Module, make: Callable[[], Callable[..., Any]], name: str) -> None:
+        super().__init__(module)
+        self.make, self.name = make, name
+
+    def install(self) -> None:
+        """Install it; what is around the forward, such as a checkpoint, stays."""
+        install(self.module, (), self.name, rewrapped(self.make(), arounds_of(self.module)))

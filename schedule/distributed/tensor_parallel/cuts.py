@@ -1,0 +1,191 @@
+"""A dimension that the ranks share out, and the sizes in a module's code that follow it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx, nn
+
+from schedule.capture.recording.specs import TensorSpec
+from schedule.distributed.tensor_parallel.modules import projection_of
+from schedule.distributed.tensor_parallel.settings import Derived, Setting, outputs_of, settings_in
+from schedule.util.errors import ShardError
+
+WHOLE_HEADS = "use as many ranks as divide the heads, or leave these features whole"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A dimension that the ranks share out, in each of ``parts`` equal packed parts; ``replicas`` have the same.
+
+    If it is ``repeated``, the dimension after it repeats its data, and those share that one out. Of a dimension that is
+    not packed every rank may have the last few, which are ``common``.
+    """
+
+    dim: int
+    parts: int = 1
+    replicas: int = 1
+    repeated: bool = False
+    common: int = 0
+
+
+Cuts = Cut | None | tuple["Cuts", ...]
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """What a size has to be on one rank, once the attributes that it comes from are divided among ``shares``."""
+
+    node: fx.Node
+    size: Derived
+    own: int
+    shares: int
+
+    def met(self, values: Mapping[str, int]) -> bool:
+        return self.size.given(values) == self.own
+
+
+class Sizes:
+    """What is known of the sizes of one caller's values.
+
+    Args:
+        caller: the module.
+        columns: path of each child with shared outputs → how.
+        ranks: how many share.
+        every: these are all; what comes from elsewhere is whole.
+    """
+
+    def __init__(self, caller: nn.Module, columns: Mapping[str, Cut], ranks: int, every: bool) -> None:
+        self.caller, self.columns, self.ranks, self.every = caller, columns, ranks, every
+        self.cuts: dict[fx.Node, Cuts] = {}
+        self.made: dict[fx.Node, dict[int, Setting]] = {}  # of constants: sizes from attributes, by dim from the end
+        self.settings: dict[str, tuple[int, int]] = {}
+        self.expected: list[_Expected] = []
+
+    def refuse(self, node: fx.Node, why: str, fix: str) -> ShardError:
+        """The error, with the line."""
+        return ShardError(why, fix=fix, where=f"{node.format_node()}\n{node.meta.get('source', '')}".rstrip())
+
+    def expect(self, node: fx.Node, size: Any, cut: Cut, whole: int | None = None) -> None:
+        """``size`` is of the shared dimension, with what is common in it."""
+        whole = int(size) if whole is None else whole
+        if (whole - cut.common) % self.ranks:
+            raise self.refuse(node, f"{whole - cut.common} cannot be divided among {self.ranks} ranks", WHOLE_HEADS)
+        own = (whole - cut.common) // self.ranks + cut.common
+        if isinstance(size, Derived):
+            self.expected.append(_Expected(node, size, own, self.ranks))
+        else:
+            self.refuse_fixed(node, size)
+
+    def refuse_fixed(self, node: fx.Node, size: Any) -> None:
+        """A size of the shared dimension that is the same on every rank cannot be, once all shares are known."""
+        if self.every and type(size) is int and size > 0:
+            raise self.refuse(node, f"{size} of the shared features is a number in the code", WHOLE_HEADS)
+        if self.every and self.is_whole(size):
+            raise self.refuse(node, "a size of the shared features is read off a tensor that is whole", WHOLE_HEADS)
+
+    def keep(self, node: fx.Node, sizes: Sequence[Any], shares: int) -> None:
+        """``sizes`` are of other dimensions: what they come from stays, or changes so that they stay."""
+        derived = (size for size in sizes if isinstance(size, Derived))
+        self.expected += [_Expected(node, size, int(size), shares) for size in derived]
+
+    def settle(self) -> None:
+        """Divide what else has to be, for the sizes worked out from attributes to be as expected.
+
+        ``heads // key_heads + 2`` is the same only if both are divided.
+        """
+        whole = {one.size.name for one in self.expected if isinstance(one.size, Setting) and one.own == one.size}
+        own = self.outputs() | {name: here for name, (_, here) in self.settings.items()}
+        for one in self.expected:
+            if one.met(own):
+                continue
+            free = {each.name: int(each) for each in one.size.settings() if each.name not in whole | own.keys()}
+            divided = {name: size // one.shares for name, size in free.items() if "." not in name}
+            found = [name for name, here in divided.items() if one.met({**own, name: here})]
+            if len(found) == 1:
+                own[found[0]] = divided[found[0]]
+                self.settings[found[0]] = (free[found[0]], divided[found[0]])
+        missed = [one for one in self.expected if not one.met(own)]
+        if missed and self.every:
+            names = " and ".join(sorted(missed[0].size.names))
+            raise self.refuse(missed[0].node, f"a size worked out from {names} cannot follow", WHOLE_HEADS)
+
+    def outputs(self) -> dict[str, int]:
+        """How many outputs the shared projections have here, by the name of the setting."""
+        found, read = {}, {one.name: int(one) for each in self.expected for one in each.size.settings()}
+        for path, cut in self.columns.items():
+            projection = projection_of(self.caller.get_submodule(path))
+            name = "" if projection is None else outputs_of(path, projection)
+            if name in read:
+                found[name] = (read[name] - cut.common) * cut.replicas // self.ranks + cut.common
+        return found
+
+    def divide(self, node: fx.Node, size: Any, shares: int) -> None:
+        """``size`` is of a shared dimension: the attribute it comes from is to be divided.
+
+        What the code works out from others is looked at when all are known: :meth:`settle`.
+        """
+        if isinstance(size, Derived) and not isinstance(size, Setting):
+            self.expected.append(_Expected(node, size, int(size) // shares, shares))
+            return
+        self.refuse_fixed(node, size)
+        settings = {s.name: s for s in settings_in(size)}
+        if len(settings) != 1:
+            return
+        ((name, setting),) = settings.items()
+        whole = int(setting)
+        if whole % shares:
+            raise self.refuse(
+                node,
+                f"{name} = {whole} cannot be divided among {shares} ranks",
+                "use as many ranks as divide it, or leave these features whole",
+            )
+        self.settings[name] = (whole, whole // shares)
+
+    def is_whole(self, size: Any) -> bool:
+        """Whether ``size`` is read off a dimension of a tensor that is not the shared one."""
+        if not isinstance(size, fx.Node) or size.target is not operator.getitem:
+            return False
+        sizes, dim = size.args
+        known = isinstance(sizes, fx.Node) and isinstance(dim, int)
+        if not known or not (sizes.target is getattr and sizes.args[1] == "shape"):  # type: ignore[union-attr]
+            return False
+        source = sizes.args[0]  # type: ignore[union-attr]
+        cut = self.cuts.get(source)  # type: ignore[arg-type]
+        return not (isinstance(cut, Cut) and cut.dim == dim % rank_of(source))  # type: ignore[arg-type,operator]
+
+
+def rank_of(node: fx.Node) -> int:
+    """How many dimensions its value has; 0 if it is no tensor."""
+    spec = node.meta.get("spec")
+    return spec.ndim if isinstance(spec, TensorSpec) else 0
+
+
+def sizes_of(node: fx.Node) -> tuple[Any, ...]:
+    """The sizes that a view or expand was given."""
+    name = getattr(node.target, "__name__", node.target)
+    if name in ("flatten", "unflatten"):
+        return ()
+    sizes = node.args[1:]
+    return tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else tuple(sizes)
+
+
+def group_of(before: tuple[int, ...], after: tuple[int, ...], dim: int) -> tuple[int, int, int, int]:
+    """The smallest runs of dims, one of each shape, that hold the same elements and contain ``dim``."""
+    first = to = last = end = 0
+    while last < len(before) or end < len(after):
+        first, to = last, end
+        left = before[last] if last < len(before) else 1
+        right = after[end] if end < len(after) else 1
+        last, end = min(last + 1, len(before)), min(end + 1, len(after))
+        while left != right:
+            if left < right:
+                left, last = left * before[last], last + 1
+            else:
+                right, end = right * after[end], end + 1
+        if first <= dim < last:
+            break
+    return first, last, to, end

@@ -1,0 +1,83 @@
+"""Whether a kind of ``nn.Linear`` computes ``F.linear``, read off its forward.
+
+Falcon multiplies with a Linear of its own, ``input @ weight.T`` and then the bias; others only initialise theirs
+otherwise. The forward is traced on a stand-in that has a weight and a bias and nothing else, so that what it says
+holds for every instance. What reads more than that, or does more with it, is no plain projection.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.overrides import _pop_mode_temporarily
+
+from schedule.capture.tracing.own_forward import has_own_forward
+from schedule.patterns.normalize import normalise
+from schedule.patterns.values import OpNode
+
+_UNTRACEABLE = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+
+@lru_cache(maxsize=256)
+def computes_linear(cls: type[Any], biased: bool) -> bool:
+    """Whether the forward of ``cls`` is ``F.linear(x, weight, bias)`` in training and in evaluation.
+
+    Args:
+        cls: any class of modules.
+        biased: for instances that have a bias.
+    """
+    if cls is nn.Linear and has_own_forward(cls):
+        return True
+    if not issubclass(cls, nn.Linear) or cls.__call__ is not nn.Module.__call__:
+        return False
+    with ExitStack() as stack:  # it may be asked in the middle of a trace, which this one is no part of
+        while torch._C._len_torch_function_stack():
+            stack.enter_context(_pop_mode_temporarily())
+        return all(_is_linear(_stand_in(cls, biased, training), biased) for training in (True, False))
+
+
+def _stand_in(cls: type[nn.Linear], biased: bool, training: bool) -> nn.Module:
+    made = cls.__new__(cls)
+    nn.Module.__init__(made)
+    made.in_features, made.out_features, made.training = 3, 2, training
+    made.weight = nn.Parameter(torch.empty(2, 3, device="meta"))
+    made.register_parameter("bias", nn.Parameter(torch.empty(2, device="meta")) if biased else None)
+    return made
+
+
+def _is_linear(module: nn.Module, biased: bool) -> bool:
+    try:
+        nodes = normalise(fx.Tracer().trace(module)).nodes
+    except _UNTRACEABLE:  # whatever code that is not made for proxies runs into
+        return False
+    inputs = [node for node in nodes if node.op == "placeholder"]
+    (output,) = (node for node in nodes if node.op == "output")
+    value = output.args["value"]
+    if biased:
+        terms = [value.args["input"], value.args["other"]] if _is(value, "add") and value.args["alpha"] == 1 else []
+        rest = [term for term in terms if not _reads(term, "bias")]
+        value = rest[0] if len(terms) == 2 and len(rest) == 1 else None
+    return len(inputs) == 1 and _is_product(value, inputs[0])
+
+
+def _is_product(value: Any, x: OpNode) -> bool:
+    """Of ``x`` with the transposed weight."""
+    if _is(value, "linear"):
+        return value.args["input"] is x and _reads(value.args["weight"], "weight")
+    if not _is(value, "matmul") or value.args["input"] is not x:
+        return False
+    other = value.args["other"]
+    swapped = _is(other, "transpose") and {int(other.args[one]) % 2 for one in ("dim0", "dim1")} == {0, 1}
+    return (swapped or _is(other, "t")) and _reads(other.args["input"], "weight")
+
+
+def _is(value: Any, op: str) -> bool:
+    return isinstance(value, OpNode) and value.op == op
+
+
+def _reads(value: Any, name: str) -> bool:
+    return _is(value, "get_attr") and value.target == name

@@ -1,0 +1,144 @@
+"""Sizes that a module keeps in its attributes, as they appear in its traced forward."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import fx, nn
+
+from schedule.capture.recording.recording import Recording
+from schedule.capture.tracing.specialization import Specialisation, original_class, specialise
+from schedule.distributed.tensor_parallel.modules import Projection, projection_of
+
+
+class Derived(int):
+    """A size that the traced forward worked out from others that were read from attributes.
+
+    Attributes:
+        names: of the attributes.
+    """
+
+    names: frozenset[str]
+    _operation: Callable[[Any, Any], Any]
+    _operands: tuple[int, int]
+
+    @classmethod
+    def of(cls, operation: Callable[[Any, Any], Any], one: int, other: int) -> Derived:
+        """The result of ``operation`` with what it is made of."""
+        made = cls(operation(int(one), int(other)))
+        made._operation, made._operands = operation, (one, other)
+        made.names = frozenset(name for each in (one, other) if isinstance(each, Derived) for name in each.names)
+        return made
+
+    def given(self, values: Mapping[str, int]) -> int:
+        """What it would be if the attributes had these values; those that are not there keep theirs."""
+        one, other = (each.given(values) if isinstance(each, Derived) else each for each in self._operands)
+        result: int = self._operation(one, other)
+        return result
+
+    def settings(self) -> Iterator[Setting]:
+        """The attributes' sizes."""
+        for each in self._operands:
+            if isinstance(each, Derived):
+                yield from each.settings()
+
+    __hash__ = int.__hash__
+
+
+class Setting(Derived):
+    """A size that was read from an attribute of the traced module."""
+
+    def __new__(cls, value: int, name: str) -> Setting:
+        """``value``, remembering ``name``."""
+        made = super().__new__(cls, value)
+        made.names = frozenset((name,))
+        return made
+
+    @property
+    def name(self) -> str:
+        """Of the attribute."""
+        (name,) = self.names
+        return name
+
+    def given(self, values: Mapping[str, int]) -> int:
+        """The attribute's value."""
+        return values.get(self.name, int(self))
+
+    def settings(self) -> Iterator[Setting]:
+        """It alone."""
+        yield self
+
+    __hash__ = int.__hash__
+
+
+def _remembering(name: str) -> Any:
+    """An operator that takes a size for the plain number it is, and remembers it in a whole one.
+
+    Symbolic sizes know no subclasses of int.
+    """
+    operation, reflected = getattr(operator, name, None), False
+    if operation is None:
+        operation, reflected = getattr(operator, name.replace("__r", "__", 1)), True
+
+    def apply(self: Derived, other: Any) -> Any:
+        plain = int(other) if isinstance(other, Derived) else other
+        result = operation(plain, int(self)) if reflected else operation(int(self), plain)
+        if type(result) is not int or not isinstance(other, int):
+            return result
+        return Derived.of(operation, *((other, self) if reflected else (self, other)))
+
+    return apply
+
+
+for _operator in ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow"):
+    setattr(Derived, f"__{_operator}__", _remembering(f"__{_operator}__"))
+    setattr(Derived, f"__r{_operator}__", _remembering(f"__r{_operator}__"))
+for _operator in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(Derived, f"__{_operator}__", _remembering(f"__{_operator}__"))
+
+
+def whole_forward(caller: nn.Module, recording: Recording) -> Specialisation:
+    """The forward of ``caller`` as recorded; its own integer attributes appear as :class:`Setting`.
+
+    So do the numbers of outputs of the projections that it calls, under names such as ``q_proj.out_features``.
+
+    Raises:
+        TraceError: it cannot be traced.
+    """
+    with _settings_marked(caller):
+        forward = original_class(caller).forward
+        return specialise(caller, forward, recording.calls[caller][0], recording, False)
+
+
+@contextmanager
+def _settings_marked(caller: nn.Module) -> Iterator[None]:
+    plain = [(caller, name, name, value) for name, value in vars(caller).items() if type(value) is int]
+    for path, child in caller.named_modules():
+        projection = projection_of(child)
+        if projection is not None:
+            name = projection.out_features
+            plain.append((child, name, outputs_of(path, projection), getattr(child, name)))
+    try:
+        for module, name, marked, value in plain:
+            vars(module)[name] = Setting(value, marked)
+        yield
+    finally:
+        for module, name, _, value in plain:
+            vars(module)[name] = value
+
+
+def outputs_of(path: str, projection: Projection) -> str:
+    """The name of the setting that is the number of outputs of a projection."""
+    return f"{path}.{projection.out_features}"
+
+
+def settings_in(size: Any) -> Iterator[Setting]:
+    """The settings in a size: itself, or the factors of a product or quotient."""
+    if isinstance(size, Setting):
+        yield size
+    elif isinstance(size, fx.Node) and getattr(size.target, "__name__", "") in ("mul", "floordiv"):
+        for operand in size.args:
+            yield from settings_in(operand)

@@ -1,0 +1,157 @@
+"""What the sharded modules of one schedule share: the mesh, and the model as it was recorded whole."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from schedule.capture.recording.recording import Call, Recording
+from schedule.capture.recording.specs import TensorSpec
+from schedule.capture.tracing.specialization import Specialisation
+from schedule.distributed.communication.mesh import TensorParallel, tensor_parallel
+from schedule.distributed.tensor_parallel.following import follow
+from schedule.distributed.tensor_parallel.modules import COLUMN, ModuleSharding, Split, sharding_of
+from schedule.distributed.tensor_parallel.settings import whole_forward
+from schedule.util.errors import ShardError, TraceError
+
+if TYPE_CHECKING:
+    from schedule.core.node import Tree
+
+_states: weakref.WeakKeyDictionary[Tree, Sharded] = weakref.WeakKeyDictionary()
+
+
+def sharded_state(tree: Tree) -> Sharded:
+    """The shared state of ``tree``; made when first asked for.
+
+    Raises:
+        ShardError: the schedule has no mesh, or it cannot be used.
+    """
+    if tree not in _states:
+        _states[tree] = Sharded(tree)
+    return _states[tree]
+
+
+class Sharded:
+    """Of one schedule.
+
+    Attributes:
+        tp: the tensor-parallel ranks.
+        whole: the run recorded before anything was sharded; None without example inputs.
+        gathered: paths of modules whose outputs are about to be gathered, so that nothing follows their shard.
+    """
+
+    def __init__(self, tree: Tree, tp: TensorParallel | None = None) -> None:
+        self.tp: TensorParallel = tensor_parallel(tree.mesh) if tp is None else tp
+        self._tree = weakref.ref(tree)
+        self.whole: Recording | None = None
+        self.gathered: frozenset[str] = frozenset()
+        self._callers: dict[nn.Module, Specialisation | TraceError] = {}
+
+    @property
+    def tree(self) -> Tree:
+        """The tree, which is there as long as anyone can ask."""
+        tree = self._tree()
+        if tree is None:
+            raise ShardError("the schedule is gone")
+        return tree
+
+    @property
+    def whole_calls(self) -> dict[nn.Module, list[Call]]:
+        """What each module received and returned in the run of the whole model; nothing without one."""
+        return {} if self.whole is None else self.whole.calls
+
+    def remember_whole(self, module: nn.Module) -> None:
+        """Record the whole model, unless something is sharded already, and trace what calls ``module``.
+
+        Both are needed later on: the sizes that follow a shard are found in the forward as it was.
+        """
+        tree = self.tree
+        whole = not any(sharding_of(one) for one in tree.root.modules())
+        if whole and tree.graphs.example_inputs is not None:
+            tree.graphs.calls(module)  # records anew if modules were exchanged
+            if self.whole is not tree.graphs.recording:
+                self.whole = tree.graphs.recording
+                self._callers.clear()
+        caller = self.caller_of(tree.path_of(module))
+        if caller is not None:
+            self.whole_forward(caller[0])
+
+    def received(self, module: nn.Module) -> TensorSpec | None:
+        """What ``module`` received in that run."""
+        calls = self.whole_calls.get(module)
+        if not calls:
+            return None
+        given = [*calls[0].args, *calls[0].kwargs.values()]
+        return next((leaf for leaf in given if isinstance(leaf, TensorSpec)), None)
+
+    def caller_of(self, path: str) -> tuple[nn.Module, str] | None:
+        """The nearest module above ``path`` that was called in that run, and the path from there."""
+        if self.whole is None:
+            return None
+        for ancestor, relative in self.tree.ancestors(path):
+            if self.whole.calls.get(ancestor):
+                return ancestor, relative
+        return None
+
+    def whole_forward(self, caller: nn.Module) -> Specialisation | TraceError:
+        """The whole forward of ``caller``, or why there is none."""
+        if caller not in self._callers:
+            if self.whole is None or not self.whole.calls.get(caller):
+                return TraceError(
+                    "it was not called in a recorded run",
+                    fix="create_schedule(model, example_inputs=batch, mesh=mesh), with inputs that reach it",
+                )
+            try:
+                self._callers[caller] = whole_forward(caller, self.whole)
+            except TraceError as error:
+                self._callers[caller] = error
+        return self._callers[caller]
+
+    def settings(self, module: nn.Module, path: str, split: Split) -> tuple[nn.Module, dict[str, int]] | None:
+        """The caller of ``module`` and its attributes that follow once the outputs are shared out.
+
+        Raises:
+            ShardError: the caller cannot work on shared outputs, or packed parts cannot be followed.
+        """
+        found = None if path in self.gathered else self.caller_of(path)
+        if found is None:
+            if split.parts > 1:
+                raise ShardError(
+                    "packed outputs are followed through a recorded run, and there is none",
+                    fix="create_schedule(model, example_inputs=batch, mesh=mesh)",
+                )
+            return None
+        caller, relative = found
+        traced = self.whole_forward(caller)
+        if isinstance(traced, TraceError):
+            if split.parts > 1:
+                raise ShardError(f"packed outputs cannot be followed: {traced.why}", fix=traced.fix)
+            return None
+        shared = {relative: split}
+        for name, child in caller.named_modules():
+            sharding = sharding_of(child)
+            if sharding is not None and sharding.role(child) == COLUMN and "fwd_post" not in sharding.syncs:
+                shared[name] = sharding.splits["weight"]
+        columns = {name: one.parts for name, one in shared.items()}
+        replicas = {name: one.replicas for name, one in shared.items()}
+        common = {name: one.common for name, one in shared.items()}
+        followed = follow(traced.graph, caller, columns, self.tp.size, replicas, common)
+        return caller, {name: own for name, (_, own) in followed.items()}
+
+
+def fresh_sharding(module: nn.Module, tp: TensorParallel) -> ModuleSharding:
+    """How ``module`` is shared out so far.
+
+    Raises:
+        ShardError: over another mesh.
+    """
+    sharding = sharding_of(module) or ModuleSharding(tp.group, tp.size)
+    if (sharding.group, sharding.ranks) != (tp.group, tp.size):
+        raise ShardError(
+            f"it is sharded over the group {sharding.group!r} of {sharding.ranks} ranks, and this schedule's "
+            f"mesh has {tp.group!r} of {tp.size}",
+            fix="use one mesh for all shards",
+        )
+    return sharding

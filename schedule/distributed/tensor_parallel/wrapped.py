@@ -1,0 +1,177 @@
+"""The forward of a module that is no projection: its own, on this rank's share, with collectives around it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from schedule.capture.tracing.specialization import original_class
+from schedule.distributed.communication import collectives
+from schedule.distributed.communication.chunks import chunk_bounds
+from schedule.distributed.communication.groups import group_rank, group_size
+from schedule.distributed.tensor_parallel.modules import (
+    COLUMN,
+    CONVOLUTIONS,
+    OUTPUTS,
+    ROW,
+    ModuleSharding,
+    Sync,
+    features_dim,
+    incomplete,
+)
+from schedule.util.errors import ShardError
+
+
+class ShardedForward:
+    """The forward of a class, on sharded parameters, with synchronised inputs and outputs.
+
+    Args:
+        module: a module of that class; not kept.
+        sharding: how it is shared out.
+    """
+
+    def __init__(self, module: nn.Module, sharding: ModuleSharding) -> None:
+        self.cls, self.sharding = original_class(module), sharding
+        self.role, self.features = sharding.role(module), features_dim(module)
+        self.missing = incomplete(module, sharding)
+        own = {name for table in (module._parameters, module._buffers) for name in table}
+        syncs = sharding.syncs.items()
+        self.inputs = [(s, k.split()[0]) for k, s in syncs if not k.startswith(OUTPUTS) and s.argument not in own]
+        self.partial = tuple(s.argument for k, s in syncs if not k.startswith(OUTPUTS) and s.argument in own)
+        self.output, self.result = (sharding.syncs.get(mode) for mode in OUTPUTS)
+        self._names = [name for name in inspect.signature(self.cls.forward).parameters if name != "self"]
+        self.__qualname__ = f"{self.cls.__qualname__}.forward"
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.cls.forward)
+
+    def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """The class's forward on this rank's share."""
+        if self.missing:
+            raise ShardError(f"a half-sharded module was called: {self.missing}")
+        for sync, mode in self.inputs:
+            args, kwargs = self._synchronised(sync, mode, args, kwargs)
+        with self._own_share(module):
+            if self.role == ROW and isinstance(module, nn.Embedding):
+                result = self._looked_up(module, *args, **kwargs)
+            else:
+                result = self.cls.forward(module, *args, **kwargs)
+        result = self._reduced(result)
+        if self.role == ROW and self.cls in CONVOLUTIONS and module._parameters.get("bias") is not None:
+            bias = module._parameters["bias"]
+            result = result + bias.reshape(-1, *[1] * (-self.features - 1))  # type: ignore[union-attr]
+        if self.result is not None:
+            result = on_first_tensor(result, lambda y: collectives.copy_to_tensor_parallel(y, self.sharding.group))
+        return result
+
+    # -- parameters --------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _own_share(self, module: nn.Module) -> Iterator[None]:
+        """Parameters and buffers as the plain tensors that this rank computes with."""
+        tables = [(table, dict(table)) for table in (module._parameters, module._buffers)]
+        try:
+            for table, _ in tables:
+                for name, tensor in table.items():
+                    if isinstance(tensor, Tensor):
+                        table[name] = self._share(name, tensor)  # type: ignore[assignment]
+            if self.role == ROW and self.cls in CONVOLUTIONS:
+                module._parameters["bias"] = None
+            yield
+        finally:
+            for table, before in tables:
+                table.update(before)  # type: ignore[arg-type]
+
+    def _share(self, name: str, tensor: Tensor) -> Tensor:
+        if isinstance(tensor, DTensor):
+            return tensor.to_local()
+        if name in self.partial:
+            return collectives.copy_to_tensor_parallel(tensor, self.sharding.group)
+        return tensor
+
+    def _looked_up(self, module: nn.Module, ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """An embedding's rows that this rank has; zeros for the others."""
+        split, group = self.sharding.splits["weight"], self.sharding.group
+        begin, end = chunk_bounds(split.size, group_size(group), group_rank(group))
+        outside = (ids < begin) | (ids >= end)
+        padding = module.padding_idx
+        module.padding_idx = None if padding is None or not begin <= padding < end else padding - begin  # type: ignore
+        try:
+            rows = self.cls.forward(module, (ids - begin).masked_fill(outside, 0), *args, **kwargs)
+        finally:
+            module.padding_idx = padding
+        return rows.masked_fill(outside.unsqueeze(-1), 0.0)
+
+    # -- inputs and outputs ------------------------------------------------------------------------------
+
+    def _synchronised(
+        self, sync: Sync, mode: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        name = sync.argument if sync.argument is not None else self._names[0]
+        at = self._names.index(name) if name in self._names else len(args)
+        if at < len(args):
+            return (*args[:at], self._input(sync, mode, args[at]), *args[at + 1 :]), kwargs
+        if name in kwargs:
+            return args, {**kwargs, name: self._input(sync, mode, kwargs[name])}
+        return args, kwargs
+
+    def _input(self, sync: Sync, mode: str, value: Any) -> Any:
+        group = self.sharding.group
+        if not isinstance(value, Tensor):
+            return value
+        if callable(sync.op):
+            return collectives.on_gradient(value, sync.op) if mode == "bwd_post" else sync.op(value)
+        if mode == "bwd_post":
+            return collectives.copy_to_tensor_parallel(value, group)
+        axis = self.features if sync.axis is None else sync.axis
+        if sync.op == "all_gather":
+            return collectives.gather_from_sequence_parallel(value, group, axis)
+        return collectives.scatter_to_tensor_parallel(value, group, axis)
+
+    def _reduced(self, result: Any) -> Any:
+        return result if self.output is None else on_first_tensor(result, self._output)
+
+    def _output(self, y: Tensor) -> Tensor:
+        sync, group = self.output, self.sharding.group
+        if sync is None:
+            return y
+        if callable(sync.op):
+            return sync.op(y)
+        axis = self.features if sync.axis is None else sync.axis
+        if sync.op == "all_reduce":
+            return collectives.reduce_from_tensor_parallel(y, group)
+        if sync.op == "reduce_scatter":
+            return collectives.reduce_scatter_to_sequence_parallel(y, group, axis)
+        if sync.op == "scatter":
+            return collectives.scatter_to_tensor_parallel(y, group, axis)
+        whole = self.sharding.splits["weight"].size if self.role == COLUMN else None
+        return collectives.gather_from_tensor_parallel(y, group, axis, whole)
+
+
+def on_first_tensor(result: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """``result`` with ``function`` of its first tensor in that one's place: what a module computes is its first."""
+    if isinstance(result, Tensor):
+        return function(result)
+    if isinstance(result, (tuple, list)) and not hasattr(result, "_fields"):
+        changed = list(result)
+        for at, item in enumerate(changed):
+            if isinstance(item, Tensor):
+                changed[at] = function(item)
+                break
+        return type(result)(changed)
+    if isinstance(result, dict):
+        for name, item in result.items():
+            if isinstance(item, Tensor):
+                result[name] = function(item)
+                break
+        return result
+    raise ShardError(
+        f"it returns a {type(result).__name__}, in which there is no tensor to synchronise",
+        fix="sync the module inside that computes it",
+    )

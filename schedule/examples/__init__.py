@@ -1,5 +1,0 @@
-"""Example inputs, made from the model itself when none are given."""
-
-from schedule.examples.inputs import example_inputs
-
-__all__ = ["example_inputs"]

@@ -1,0 +1,314 @@
+"""Taking an occurrence out of a graph and putting something else in.
+
+:func:`check` refuses what cannot be lifted out without changing the answer; :func:`splice` replaces one
+occurrence; :func:`rewrite` replaces many on a copy, so that an error leaves the given graph as it was.
+
+    def build(graph, inputs, scalars):
+        return graph.call_function(fused_bias_gelu, (inputs["x"], inputs["bias"]))
+
+    new_graph, new_nodes = rewrite(graph, search(graph, bias_gelu).occurrences, build)
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import fx, nn
+
+from schedule.patterns.copying import Erased, copy_graph, erased, rebase, split_linear
+from schedule.patterns.hazards import Hazards, check_region, plan_hoist
+from schedule.patterns.occurrence import Occurrence
+from schedule.patterns.saving import refuse_saving
+from schedule.patterns.values import Attr
+from schedule.util.errors import MatchError
+from schedule.util.wording import counted
+
+__all__ = ["check", "copy_graph", "erased", "merge", "rewrite", "sift", "splice", "split_linear"]
+
+Build = Callable[[fx.Graph, dict[str, Any], dict[str, Any]], Any]
+"""``build(graph, inputs, scalars)`` inserts the replacement and returns its output node or nodes."""
+
+Modules = Mapping[str, nn.Module] | None
+
+
+def check(graph: fx.Graph, occurrences: Iterable[Occurrence], modules: Modules = None) -> None:
+    """Refuse occurrences that cannot be replaced safely; changes nothing.
+
+    Args:
+        graph: the graph they were found in, or a copy of it.
+        occurrences: from one search or several.
+        modules: path → module of the ``call_module`` nodes; an unknown module may do anything.
+
+    Raises:
+        MatchError: an occurrence is stale, overlaps another, has an interior value used outside, is not
+            convex, or a mutation, unknown call or random draw would be reordered.
+    """
+    _checked(graph, list(occurrences), Hazards(modules))
+
+
+def sift(
+    graph: fx.Graph, occurrences: Iterable[Occurrence], modules: Modules = None
+) -> tuple[list[Occurrence], list[tuple[Occurrence, MatchError]]]:
+    """The occurrences that :func:`check` allows one by one, and the others, each with its reason."""
+    hazards, sound, refused = Hazards(modules), [], []
+    for occurrence in occurrences:
+        try:
+            _checked(graph, [occurrence], hazards)
+        except MatchError as error:
+            refused.append((occurrence, error))
+        else:
+            sound.append(occurrence)
+    return sound, refused
+
+
+def _checked(graph: fx.Graph, occurrences: list[Occurrence], hazards: Hazards) -> list[Occurrence]:
+    names = {node.name: node for node in graph.nodes}
+    here = [rebase(occurrence, graph, names) for occurrence in occurrences]
+    owner: dict[fx.Node, Occurrence] = {}
+    for occurrence in here:
+        for node in occurrence.nodes:
+            if node in owner:
+                raise MatchError(
+                    f"two matches share {node.name}: {owner[node].pattern.name} and {occurrence.pattern.name}",
+                    node=node,
+                    fix="give the matches of one search, or pick with schedule.patterns.resolve",
+                )
+            owner[node] = occurrence
+        region = set(occurrence.nodes)
+        check_region(region, occurrence.outputs, hazards)
+        _plan(region, occurrence.outputs, _nodes(occurrence.inputs, occurrence.scalars), hazards)
+    return here
+
+
+def rewrite(
+    graph: fx.Graph,
+    occurrences: Iterable[Occurrence],
+    build: Build | Callable[[Occurrence], Build],
+    modules: Modules = None,
+    *,
+    by: str = "",
+) -> tuple[fx.Graph, list[list[fx.Node]]]:
+    """A copy of ``graph`` with every occurrence replaced, and the new nodes of each; ``graph`` is untouched.
+
+    Args:
+        build: see :data:`Build`.
+        by: what errors call this rewrite later, such as ``"fuse(bias_gelu)"``.
+
+    Raises:
+        MatchError: as :func:`check` and :func:`splice`.
+    """
+    twin = copy_graph(graph)
+    here = _checked(twin, list(occurrences), Hazards(modules))
+    made = [_splice(twin, occurrence, build, modules, by) for occurrence in here]
+    twin.lint()
+    return twin, made
+
+
+def splice(
+    graph: fx.Graph, occurrence: Occurrence, build: Build, modules: Modules = None, *, by: str = ""
+) -> list[fx.Node]:
+    """Replace one occurrence in ``graph`` itself and return the new nodes, in order.
+
+    The replacement goes where all of the inputs exist and no output has been used yet; pure nodes that
+    compute a late input are moved up if need be. A single node returned for several outputs is taken as a
+    tuple of them; outputs that nobody uses may be missing. Recorded specs move to the new outputs. The
+    consumed nodes, and pure nodes that fed nothing else, are erased.
+
+    Raises:
+        MatchError: as :func:`check`; or the replacement has fewer outputs than are used, or saves a tensor for the
+            backward pass that is changed in place later and was not saved before.
+    """
+    (here,) = _checked(graph, [occurrence], Hazards(modules))
+    made = _splice(graph, here, build, modules, by)
+    graph.lint()
+    return made
+
+
+def _splice(graph: fx.Graph, occurrence: Occurrence, build: Any, modules: Modules, by: str) -> list[fx.Node]:
+    hazards = Hazards(modules)
+    region = set(occurrence.nodes)
+    check_region(region, occurrence.outputs, hazards)
+    given = {k: _current(graph, v) for k, v in occurrence.inputs.items()}
+    scalars = {k: _current(graph, v) for k, v in occurrence.scalars.items()}
+    place, late = _plan(region, occurrence.outputs, _nodes(given, scalars), hazards)
+    for node in late:
+        place.prepend(node)
+    made, returned = _build(graph, place, build, given, scalars)
+    try:
+        ends = _outputs(graph, place, occurrence, region, returned, made)
+        refuse_saving(region, dict(zip(occurrence.outputs, ends, strict=True)), made, hazards)
+    except MatchError:
+        _discard(graph, made)
+        raise
+    _label(made, occurrence, ends)
+    for old, new in zip(occurrence.outputs, ends, strict=True):
+        if new is not None:
+            old.replace_all_uses_with(new, delete_user_cb=lambda user: user not in region)
+    _erase(graph, occurrence, ends, hazards, by)
+    return made
+
+
+def _nodes(*tables: Mapping[str, Any]) -> list[fx.Node]:
+    found: list[fx.Node] = []
+    for table in tables:
+        fx.node.map_arg(tuple(v for v in table.values() if not isinstance(v, Attr)), found.append)
+    return found
+
+
+def _current(graph: fx.Graph, value: Any) -> Any:
+    """A bound value now: an erased node is the one in its place."""
+    if isinstance(value, tuple):
+        return tuple(_current(graph, item) for item in value)
+    gone = erased(graph)
+    while isinstance(value, fx.Node) and value.name in gone:
+        was = gone[value.name]
+        if was.successor is None:
+            raise MatchError(
+                f"the input {value.name} was consumed by {was.by or 'another rewrite'}", fix="search again"
+            )
+        value = was.successor
+    return value
+
+
+def _plan(
+    region: set[fx.Node], outputs: Sequence[fx.Node], inputs: list[fx.Node], hazards: Hazards
+) -> tuple[fx.Node, list[fx.Node]]:
+    """The node to insert before, and the makers of late inputs to move there first."""
+    after = max(region).next
+    users = [user for output in outputs for user in output.users if user not in region]
+    first = min(users, default=after)
+    if not first < after:
+        return after, []
+    return first, plan_hoist(inputs, first, hazards)
+
+
+def _build(
+    graph: fx.Graph, place: fx.Node, build: Build, given: dict[str, Any], scalars: dict[str, Any]
+) -> tuple[list[fx.Node], Any]:
+    """Run ``build`` right before ``place``; the nodes it made, or none at all if it raised."""
+    before, made, done = place.prev, [], False
+    try:
+        with graph.inserting_before(place):
+            inputs = {k: _read(graph, v) if isinstance(v, Attr) else v for k, v in given.items()}
+            returned = build(graph, inputs, scalars)
+        done = True
+    finally:
+        node = before.next
+        while node is not place:
+            made.append(node)
+            node = node.next
+        if not done:
+            _discard(graph, made)
+    return made, returned
+
+
+def _read(graph: fx.Graph, attr: Attr) -> fx.Node:
+    node = graph.create_node("get_attr", attr.path)
+    if attr.value is not None:
+        from schedule.capture.recording.specs import TensorSpec
+
+        node.meta["spec"] = TensorSpec.of(attr.value)
+    return node
+
+
+def _discard(graph: fx.Graph, made: list[fx.Node]) -> None:
+    for node in reversed(made):
+        graph.erase_node(node)
+
+
+def _outputs(
+    graph: fx.Graph,
+    place: fx.Node,
+    occurrence: Occurrence,
+    region: set[fx.Node],
+    returned: Any,
+    made: list[fx.Node],
+) -> list[fx.Node | None]:
+    """One new node for each output; None for an output nobody uses."""
+    count = len(occurrence.outputs)
+    used = [any(u not in region for u in o.users) for o in occurrence.outputs]
+    if isinstance(returned, fx.Node) and count > 1:
+        items: list[fx.Node | None] = []
+        with graph.inserting_before(place):
+            for i in range(count):
+                items.append(graph.call_function(operator.getitem, (returned, i)) if used[i] else None)
+        made += [item for item in items if item is not None]
+        return items
+    ends = [returned] if isinstance(returned, fx.Node) else list(returned)
+    ends += [None] * (count - len(ends))
+    for i in range(count):
+        if used[i] and not isinstance(ends[i], fx.Node):
+            raise MatchError(
+                f"the replacement gives no value for {occurrence.outputs[i].name}, which is used",
+                node=occurrence.outputs[i],
+                fix=f"return {counted(count, 'value')}, one for each output of the pattern",
+            )
+    return ends[:count]
+
+
+def _label(made: list[fx.Node], occurrence: Occurrence, ends: list[fx.Node | None]) -> None:
+    """Hand the recorded specs to the new outputs, and the source line to every new node."""
+    for old, new in zip(occurrence.outputs, ends, strict=True):
+        if new is not None and "spec" not in new.meta and "spec" in old.meta:
+            new.meta["spec"] = old.meta["spec"]
+    for node in made:
+        if occurrence.source:
+            node.meta.setdefault("source", occurrence.source)
+
+
+def _erase(graph: fx.Graph, occurrence: Occurrence, ends: list[fx.Node | None], hazards: Hazards, by: str) -> None:
+    """Erase the region and what only fed it, leaving anything with effects."""
+    successor = dict(zip(occurrence.outputs, ends, strict=True))
+    gone = erased(graph)
+    feeding: list[fx.Node] = []
+    for node in reversed(occurrence.nodes):
+        feeding += node.all_input_nodes
+        graph.erase_node(node)
+        gone[node.name] = Erased(successor.get(node), by)
+    while feeding:
+        node = feeding.pop()
+        if node.name in gone or node.users or node.op == "placeholder" or not hazards.effects(node).pure:
+            continue
+        feeding += node.all_input_nodes
+        graph.erase_node(node)
+        gone[node.name] = Erased(None, by)
+
+
+def merge(occurrences: Sequence[Occurrence]) -> Occurrence:
+    """Several parallel occurrences of one pattern as one with all of their outputs (QKV from one input).
+
+    Inputs and constants that all of them share keep their names; others become ``name_0``, ``name_1``, ...
+
+    Raises:
+        MatchError: there are none, they differ in pattern or graph, or share no input.
+    """
+    if not occurrences:
+        raise MatchError("there is nothing to merge", fix="give at least two matches")
+    first = occurrences[0]
+    if any(o.pattern is not first.pattern or o.graph is not first.graph for o in occurrences):
+        raise MatchError("the matches to merge are of different patterns or graphs", fix="merge one search's matches")
+    inputs = _merged([o.inputs for o in occurrences])
+    if len(occurrences) > 1 and not any(isinstance(inputs.get(k), fx.Node) for k in first.inputs):
+        raise MatchError("the matches to merge share no input", fix="merge matches that read one value")
+    return replace(
+        first,
+        nodes=tuple(sorted(n for o in occurrences for n in o.nodes)),
+        inputs=inputs,
+        scalars=_merged([o.scalars for o in occurrences]),
+        outputs=tuple(n for o in occurrences for n in o.outputs),
+        binding={},
+    )
+
+
+def _merged(tables: list[dict[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for name, value in tables[0].items():
+        values = [table[name] for table in tables]
+        if all(v is value or (not isinstance(v, fx.Node) and type(v) is type(value) and v == value) for v in values):
+            result[name] = value
+        else:
+            result |= {f"{name}_{i}": v for i, v in enumerate(values)}
+    return result

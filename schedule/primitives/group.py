@@ -1,0 +1,191 @@
+"""Several schedules at once: a primitive applies to all of them or to none."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+
+from schedule import primitives
+from schedule.core.matching import Match, find_in, find_parallel_in, holds
+from schedule.core.node import Node, NodeT
+from schedule.primitives.checkpoint import checked_every, within_budget
+from schedule.primitives.registry import call_text, registered
+from schedule.primitives.splicing import refuse_none
+from schedule.util.errors import MatchError, PathError, located
+from schedule.util.wording import counted
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def broadcast(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Group[Any], P], list[R]]:
+    """The primitive for groups: one step over all members; each gets the matches that are in it."""
+
+    def on_all(group: Group[Any], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        bound = inspect.signature(method).bind(group[0], *args, **kwargs)
+        arguments = dict(list(bound.arguments.items())[1:])
+        with one_step(group, method, arguments):
+            return [method(member, *own[0], **own[1]) for member, own in _shared_out(group, bound)]
+
+    on_all.__name__, on_all.__doc__ = method.__name__, method.__doc__
+    on_all.__wrapped__ = method  # type: ignore[attr-defined]
+    return on_all
+
+
+@contextmanager
+def one_step(group: Group[Any], method: Callable[..., Any], arguments: dict[str, Any]) -> Iterator[None]:
+    """Within, all that is done to members is one step of the schedule."""
+    asked, name = call_text(method, arguments), method.__name__
+    paths, history = [member.path for member in group], group[0].tree.history
+    with (
+        located(asked, group.label),
+        history.transaction(name, paths, arguments, f"{asked} on {group.label}", group.glob),
+    ):
+        yield
+
+
+def _shared_out(group: Group[NodeT], bound: Any) -> Iterator[tuple[NodeT, tuple[Any, Any]]]:
+    """(member, arguments) for each member; matches go to the member they are in."""
+    matches = bound.arguments.get("matches")
+    if not isinstance(matches, (list, tuple)):
+        for member in group:
+            bound.arguments[next(iter(bound.arguments))] = member
+            yield member, (bound.args[1:], bound.kwargs)
+        return
+    refuse_none(matches)
+    remaining = list(matches)
+    for member in list(group):
+        inside = [m for m in remaining if holds(member, _first(m))]
+        remaining = [m for m in remaining if m not in inside]
+        if inside:
+            bound.arguments["matches"] = inside
+            bound.arguments[next(iter(bound.arguments))] = member
+            yield member, (bound.args[1:], bound.kwargs)
+    if remaining:
+        raise MatchError(
+            f"a match in {_first(remaining[0]).path} is in none of these modules",
+            fix="give matches that this group's find() returned",
+        )
+
+
+def _first(match: Any) -> Match:
+    return match[0] if isinstance(match, (list, tuple)) else match
+
+
+def _asked(method: Callable[..., Any], pattern: Any, expect: int | None) -> str:
+    return call_text(method, {"pattern": pattern} if expect is None else {"pattern": pattern, "expect": expect})
+
+
+_checkpoint = broadcast(primitives.checkpoint)
+
+
+class Group(Generic[NodeT]):
+    """Schedules in the order of the model, such as all MLPs; made by a glob."""
+
+    def __init__(self, members: Sequence[NodeT], label: str) -> None:
+        self._members, self._label = list(members), label
+
+    @property
+    def label(self) -> str:
+        """The glob and how many modules it is, as messages write it."""
+        return f"{self._label} ({counted(len(self), 'module')})"
+
+    @property
+    def glob(self) -> str:
+        """The glob that chose the members, "" if they were also picked by their numbers."""
+        return self._label if ":" not in self._label else ""
+
+    @property
+    def paths(self) -> list[str]:
+        """Where the members are."""
+        return [member.path for member in self._members]
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[NodeT]:
+        return iter(self._members)
+
+    @overload
+    def __getitem__(self, key: int) -> NodeT: ...
+    @overload
+    def __getitem__(self, key: slice | str) -> Group[NodeT]: ...
+
+    def __getitem__(self, key: int | slice | str) -> NodeT | Group[NodeT]:
+        """A member by index, some by slice, or the group of what each has at a path or glob."""
+        if isinstance(key, int):
+            return self._members[key]
+        label = f"{self._label}.{key}" if isinstance(key, str) else f"{self._label}[{key.start}:{key.stop}]"
+        if isinstance(key, slice):
+            return self._nonempty(self._members[key], label)
+        found = dict.fromkeys(inner for member in self._members for inner in member.select(key))
+        return Group(list(found), label)
+
+    def _nonempty(self, members: list[NodeT], label: str) -> Group[NodeT]:
+        if not members:
+            why = f"{label} is empty: the group has {counted(len(self), 'member')}"
+            raise PathError(why, fix=f"slice within 0:{len(self)}")
+        return Group(members, label)
+
+    def __contains__(self, member: object) -> bool:
+        return any(member is m or member == m.path for m in self._members)
+
+    def __repr__(self) -> str:
+        return f"Group({self.label})"
+
+    def find(self, pattern: Any, expect: int | None = None) -> list[Match]:
+        """Every place in any member where ``pattern`` occurs; see :meth:`Schedule.find`.
+
+        Args:
+            pattern: as for one schedule.
+            expect: how many there must be in all members together.
+        """
+        with located(_asked(primitives.find, pattern, expect), self.label):
+            return find_in(self._members, pattern, expect)
+
+    def find_parallel(self, pattern: Any, expect: int | None = None) -> list[list[Match]]:
+        """Groups of parallel matches in all members; see :meth:`Schedule.find_parallel`."""
+        with located(_asked(primitives.find_parallel, pattern, expect), self.label):
+            return find_parallel_in(self._members, pattern, expect)
+
+    def checkpoint(
+        self, matches: Sequence[Match] | None = None, every: int = 1, budget: int | None = None
+    ) -> Sequence[Node]:
+        """Compute again what is inside; see :meth:`Schedule.checkpoint`.
+
+        Args:
+            matches: as for one schedule.
+            every: only members 0, ``every``, 2 × ``every``, … of the group; of matches, each ``every``-th.
+            budget: bytes that the whole model may keep; modules are chosen from all members together.
+
+        Returns:
+            The members that were checkpointed as wholes; with a budget, all members.
+        """
+        given = {"matches": matches, "every": None if every == 1 else every, "budget": budget}
+        with one_step(self, primitives.checkpoint, {k: value for k, value in given.items() if value is not None}):
+            if budget is not None:
+                return within_budget(self._members, matches, every, budget)
+            if matches is not None:
+                return _checkpoint(self, matches=matches[:: checked_every(every)])
+            return [primitives.checkpoint(member) for member in self._members[:: checked_every(every)]]
+
+    trace = broadcast(primitives.trace)
+    trace_until = broadcast(primitives.trace_until)
+    fuse = broadcast(primitives.fuse)
+    replace = broadcast(primitives.replace)
+    replace_all = broadcast(primitives.replace_all)
+    decompose = broadcast(primitives.decompose)
+    annotate = broadcast(primitives.annotate)
+    fork_rng = broadcast(primitives.fork_rng)
+    cut_pipeline_stage = broadcast(primitives.cut_pipeline_stage)
+    shard = broadcast(primitives.shard)
+    sync = broadcast(primitives.sync)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """A primitive that a user registered."""
+        method = None if name.startswith("_") else registered().get(name)
+        if method is None:
+            raise AttributeError(f"{type(self).__name__} has no attribute or primitive {name!r}")
+        return broadcast(method).__get__(self)

@@ -1,0 +1,173 @@
+"""Rewrites as data, to be made again in further graphs of the same module."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx, nn
+
+from schedule.capture.recording.recording import Recording
+from schedule.capture.recording.specs import TensorSpec
+from schedule.capture.tracing.expansion import expand
+from schedule.capture.tracing.specialization import Specialisation
+from schedule.core.adapting import Rewrite, Rewritten, Unrepeatable
+from schedule.core.matching import Match, Search, Site, Wanted, parallel, sites_in
+from schedule.patterns import Occurrence
+from schedule.patterns.rewriting import Build
+from schedule.primitives.splicing import rewritten
+from schedule.rules import Rule
+from schedule.rules.applying import find_all
+from schedule.rules.registry import RULES
+from schedule.rules.rule import spec_of
+
+Item = tuple[Any, Sequence[Site]]
+Prepare = Callable[[Any, Occurrence], tuple[Occurrence, Build]]
+
+
+@dataclass(frozen=True)
+class ByRules:
+    """Rules, wherever they fit; copies as it is, pickles by the rules' names.
+
+    Attributes:
+        rules: in order of preference.
+        settled: families that were applied in the module already: size does not matter there any more.
+        cost_guard: whether it does for the others.
+    """
+
+    rules: tuple[Rule, ...]
+    settled: frozenset[str]
+    cost_guard: bool
+
+    def on(self, made: Specialisation, module: nn.Module, recording: Recording) -> Rewritten:
+        """What ``optimize`` would do."""
+        expansion = expand(made, module, recording)
+        modules = dict(module.named_modules(remove_duplicate=False))
+        chosen = find_all(expansion.graph, self.rules, modules, self.cost_guard, self.settled).chosen
+        items: list[Item] = [(rule, [Site(made, occurrence, expansion.origin)]) for rule, occurrence in chosen]
+        if not items:
+            return made, {}
+
+        def prepare(rule: Rule, occurrence: Occurrence) -> tuple[Occurrence, Build]:
+            return occurrence, rule.build if made.autocast is None else as_wide(occurrence, rule.build)
+
+        return rewritten(made, module, recording, items, prepare, "optimize"), Counter(rule.name for rule, _ in chosen)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ByRules:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        names = tuple(rule.name for rule in self.rules)
+        if all(RULES.get(rule.name) is rule for rule in self.rules):
+            return _by_registered_rules, (names, self.settled, self.cost_guard)
+        return Unrepeatable, ("it was rewritten by a rule that is not registered, and pickled since",)
+
+
+def _by_registered_rules(names: tuple[str, ...], settled: frozenset[str], cost_guard: bool) -> Rewrite:
+    missing = [name for name in names if name not in RULES]
+    if missing:
+        return Unrepeatable(f"the rule {missing[0]!r} is not registered in this process")
+    return ByRules(tuple(RULES[name] for name in names), settled, cost_guard)
+
+
+def as_wide(occurrence: Occurrence, build: Build) -> Build:
+    """``build`` with its result cast as autocast casts inside the construct: to fp32 in softmax and powers, on CUDA."""
+    x, out = spec_of(occurrence.inputs.get("x")), spec_of(occurrence.outputs[0])
+    if x is None or out is None or x.dtype == out.dtype or len(occurrence.outputs) > 1:
+        return build
+    dtype = out.dtype
+
+    def cast(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
+        made = build(graph, inputs, scalars)
+        made.meta["spec"] = TensorSpec(out.shape, dtype, out.device)
+        return graph.call_method("to", (made, dtype))
+
+    return cast
+
+
+# -- patterns ------------------------------------------------------------------------------------------------
+
+
+class ByPattern:
+    """Every match of a pattern rewritten in one way; copies as it is, pickles by what ``find`` was given."""
+
+    def __init__(self, wanted: Wanted, sizes: Collection[int] = (1,)) -> None:
+        self.wanted, self.sizes = wanted, frozenset(sizes)
+
+    @property
+    def name(self) -> str:
+        """That of the pattern."""
+        return self.wanted.name
+
+    def on(self, made: Specialisation, module: nn.Module, recording: Recording) -> Rewritten:
+        """Find it in this graph and rewrite it."""
+        sites, _ = sites_in(made, module, recording, self.wanted)
+        places = [[site] for site in sites] if self.sizes == {1} else parallel(sites)
+        items, prepare = self.planned([place for place in places if len(place) in self.sizes], module)
+        if not items:
+            return made, {}
+        return rewritten(made, module, recording, items, prepare, self.name), {self.name: len(items)}
+
+    def planned(self, places: Sequence[Sequence[Site]], module: nn.Module) -> tuple[list[Item], Prepare]:
+        """What is to be spliced in, and how."""
+        raise NotImplementedError
+
+    def settings(self) -> tuple[Any, ...]:
+        """What makes one like this, besides the pattern."""
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByPattern) and self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        return hash(self._identity())
+
+    def _identity(self) -> tuple[Any, ...]:
+        settings = (each if isinstance(each, (str, frozenset)) else id(each) for each in self.settings())
+        return (type(self), id(self.wanted), self.sizes, *settings)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ByPattern:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        rule = self.wanted.rule
+        given = rule.name if rule is not None and RULES.get(rule.name) is rule else self.wanted.given
+        if _portable((given, self.settings())):
+            return _by_given_pattern, (type(self), given, self.settings())
+        return Unrepeatable, (f"the pattern {self.name} cannot be pickled, and the model was since",)
+
+
+def _by_given_pattern(kind: Callable[..., Rewrite], given: Any, settings: tuple[Any, ...]) -> Rewrite:
+    return kind(Wanted.of(given), *settings)
+
+
+def _portable(value: Any) -> bool:
+    try:
+        pickle.dumps(value)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return False
+    return True
+
+
+def of_searches(places: Sequence[Sequence[Match]], make: Callable[[Wanted, frozenset[int]], Rewrite]) -> list[Rewrite]:
+    """How to do again what is done to all that searches found in a module; not to what was picked by hand."""
+    by_search: dict[Search | None, list[Sequence[Match]]] = {}
+    for place in places:
+        by_search.setdefault(place[0].search, []).append(place)
+    rewrites: list[Rewrite] = []
+    for search, own in by_search.items():
+        name = own[0][0].name
+        if search is None:
+            rewrites.append(Unrepeatable(f"nobody knows how the matches of {name} were found"))
+            continue
+        sizes = frozenset(map(len, own))
+        all_found = [[match] for match in search.matches] if sizes == {1} else parallel(search.matches)
+        if set(map(frozenset, own)) == set(map(frozenset, all_found)):
+            rewrites.append(make(search.wanted, sizes))
+        else:
+            picked = f"{len(own)} of the {len(all_found)} matches of {name} were picked by hand"
+            rewrites.append(Unrepeatable(f"{picked}, and nobody knows which they are in another graph"))
+    return rewrites

@@ -1,0 +1,6 @@
+"""Reports: what was done, what it costs, tables, pages and drawings."""
+
+from schedule.report.entries import Entry
+from schedule.report.report import Report
+
+__all__ = ["Entry", "Report"]

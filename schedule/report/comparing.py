@@ -1,0 +1,82 @@
+"""A scheduled model beside itself without its last steps: what a training step of each costs, and how long it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from schedule.distributed.tensor_parallel.modules import is_sharded
+from schedule.report.costs import Cost, TimeRatio, measure, step_seconds
+from schedule.util.errors import NotApplicable, ScheduleError
+from schedule.verify.guilty import undone
+
+if TYPE_CHECKING:
+    from schedule.core.node import Node
+
+
+def costs_since(top: Node, batch: Any, steps_before: int) -> dict[str, Cost]:
+    """What a training step costs before and after the steps from ``steps_before`` on.
+
+    Raises:
+        NotApplicable: the model does not run here, or does not train on ``batch``.
+    """
+    _refuse_without_data(top)
+    refuse_shared_out(top)
+    with trains():
+        after = measure(top.module, batch)
+        if len(top.history) <= steps_before:
+            return {"before": after, "after": after}
+        with undone(top, steps_before):
+            before = measure(top.module, batch)
+    return {"before": before, "after": after}
+
+
+def ratio_since(top: Node, batch: Any, steps_before: int, rounds: int) -> TimeRatio:
+    """Time of a training step over that without the steps from ``steps_before`` on; all ranks call it together.
+
+    Raises:
+        NotApplicable: the model does not run here, or does not train on ``batch``.
+    """
+    _refuse_without_data(top)
+    ratios = []
+    with trains():
+        for _ in range(rounds):
+            after = step_seconds(top.module, batch)
+            with undone(top, steps_before):
+                ratios.append(after / step_seconds(top.module, batch))
+    return TimeRatio.of(ratios)
+
+
+@contextmanager
+def trains() -> Iterator[None]:
+    """Within, whatever a model raises as it trains becomes one error that says so."""
+    try:
+        yield
+    except ScheduleError:
+        raise
+    except Exception as error:  # the user's forward may raise anything, and a batch that evaluates need not train
+        raise NotApplicable(
+            f"the model does not train on its example inputs: {type(error).__name__}: {error}",
+            asked="measure a training step",
+            fix="give optimize() a batch that model.train() accepts, with labels where it asks for them",
+        ) from error
+
+
+def refuse_shared_out(top: Node) -> None:
+    """A report is read on one rank, and a step there would wait for the others for ever."""
+    if is_sharded(top.module):
+        raise NotApplicable(
+            "the model is shared out over ranks, which would have to run together",
+            asked="measure a training step",
+            fix="on all ranks: schedule.report.costs.measure(model, batch)",
+        )
+
+
+def _refuse_without_data(top: Node) -> None:
+    if any(parameter.is_meta for parameter in top.module.parameters()):
+        raise NotApplicable(
+            "a model on the meta device does not run, so there is nothing to measure",
+            asked="measure a training step",
+            fix="build(sch, init_weights=…) first, then optimize",
+        )

@@ -1,0 +1,202 @@
+"""The modules of a model as a tree: what was done to each, its picture, and what was not done and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from schedule.capture.recording.recording import Recording
+from schedule.capture.tracing.own_forward import is_basic
+from schedule.capture.tracing.specialization import original_class
+from schedule.distributed.tensor_parallel.modules import is_sharded, sharding_of
+from schedule.distributed.tensor_parallel.state import sharded_state
+from schedule.report.pictures.drawing import Change, Palette, Picture, Side, picture
+from schedule.report.pictures.flow import Flow, flow_of
+from schedule.report.pictures.pairs import Pair, pair_of
+from schedule.report.tree_text import what_was_done
+from schedule.runtime.scheduled import state_of
+from schedule.util.errors import TraceError
+
+if TYPE_CHECKING:
+    from schedule.core.node import Node
+    from schedule.report.entries import Entry
+
+_NO_MARK = ("optimize(", "fuse(", "replace(", "decompose(", "trace(", "trace_until(", "annotate(")
+
+
+@dataclass
+class Branch:
+    """A module, or several alike that follow one another.
+
+    Attributes:
+        paths: of all of them; the first stands for the others.
+        name: what the tree shows: the last part of the path, ``0–11`` of several.
+        kind: its class.
+        done: what was done to it.
+        fallbacks: calls that ran the original forward.
+        picture: number of its picture, None if there is none.
+        note: why there is none, if that is to be told.
+        missed: rules that were not applied, with reasons.
+        children: the modules in it.
+    """
+
+    paths: list[str]
+    name: str
+    kind: str
+    done: tuple[str, ...]
+    fallbacks: int
+    picture: int | None
+    note: str
+    missed: tuple[tuple[str, str, str], ...]
+    children: list[Branch] = field(default_factory=list)
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything was done to it or below."""
+        return bool(self.done) or any(child.changed for child in self.children)
+
+    @property
+    def interesting(self) -> bool:
+        """Whether there is anything to show of it."""
+        return self.picture is not None or bool(self.done or self.missed or self.note)
+
+    def alike(self, other: Branch) -> bool:
+        """Whether ``other`` looks the same, but for its place."""
+        return self._looks() == other._looks()
+
+    def _looks(self) -> tuple[Any, ...]:
+        inside = tuple((child.name, child._looks()) for child in self.children)
+        return self.kind, self.done, self.fallbacks, self.picture, self.note, self.missed, inside
+
+
+class Pictures:
+    """The pictures of a model's modules; like modules share one.
+
+    Attributes:
+        made: in the order of the numbers that :meth:`of` gives.
+    """
+
+    def __init__(self, top: Node, recording: Recording | None) -> None:
+        self.made: list[Picture] = []
+        self._top, self._recording, self._palette = top, recording, Palette()
+        self._known: dict[tuple[Any, ...], int] = {}
+        self._done = what_was_done(top)
+        self._looked: dict[str, tuple[Any, ...]] = {}
+        self._failed: dict[nn.Module, TraceError] = {}
+        self._sharded = is_sharded(top.module)
+        if recording is not None and not self._sharded:
+            wanted = [m for m in top.module.modules() if m in recording.calls and not is_basic(m) and not state_of(m)]
+            self._failed = top.tree.graphs.ensure(wanted)
+
+    def of(self, node: Node) -> tuple[int | None, str]:
+        """The number of a module's picture; None if it has none, and why."""
+        failed = self._failed.get(node.module)
+        if failed is not None:
+            return None, f"it cannot be traced: {failed.why.partition(chr(10))[0]}"
+        pair = pair_of(node, self._recording)
+        if pair is None and self._sharded:
+            pair = _as_planned(node)
+        if pair is None:
+            return None, ""
+        modules = dict(node.module.named_modules())
+
+        def looks(path: str) -> tuple[Any, ...]:
+            return self._looks(f"{node.path}.{path}" if node.path else path)
+
+        after = flow_of(pair.after, modules, looks)
+        before = None if pair.before is None else flow_of(pair.before, modules, looks)
+        calls = self._calls(node, [*after.nodes, *([] if before is None else before.nodes)])
+        shapes = (None if before is None else before.shape, after.shape)
+        key = (*shapes, *(tuple(sorted(each.items())) for each in (pair.old, pair.new)), *calls.items(), *pair.rules)
+        if key not in self._known:
+            self._known[key] = len(self.made)
+            self.made.append(picture(_sides(pair, before, after, calls), self._palette))
+        return self._known[key], ""
+
+    def _looks(self, path: str) -> tuple[Any, ...]:
+        """What was done to a module and in it."""
+        if path not in self._looked:
+            below = f"{path}."
+            done = ((at[len(path) :], *what) for at, what in self._done.items() if at == path or at.startswith(below))
+            self._looked[path] = tuple(done)
+        return self._looked[path]
+
+    def _calls(self, node: Node, boxes: Iterable[Any]) -> dict[str, str]:
+        """Path of a called module → the primitive that was applied to it as a whole."""
+        found = {}
+        for path in dict.fromkeys(box.path for box in boxes if box.path):
+            child = f"{node.path}.{path}" if node.path else path
+            marks = [what for what in self._done.get(child, ()) if not what.startswith(_NO_MARK)]
+            if marks:
+                found[path] = _role(node.module.get_submodule(path)) or marks[0].partition("(")[0]
+        return found
+
+
+def _role(module: nn.Module) -> str:
+    """What sharding made of a module, "" if it is whole."""
+    own = sharding_of(module)
+    if own is None:
+        return ""
+    role = own.role(module)
+    return f"shard: {role}-parallel" if role in ("column", "row") else "shard" if role else "sync"
+
+
+def _as_planned(node: Node) -> Pair | None:
+    """The forward of a module that calls sharded ones, as it was before they were sharded."""
+    made = sharded_state(node.tree).whole_forward(node.module)
+    return None if isinstance(made, TraceError) else Pair(made.graph, caption="as it was before it was shared out")
+
+
+def _sides(pair: Pair, before: Flow | None, after: Flow, calls: Mapping[str, str]) -> tuple[Side, ...]:
+    def changes(numbers: Mapping[str, int]) -> dict[str, Change]:
+        return {name: Change(pair.rules[number], number + 1) for name, number in numbers.items()}
+
+    if before is None:
+        return (Side(pair.caption, after, {}, calls),)
+    return Side("before", before, changes(pair.old), calls), Side("after", after, changes(pair.new), calls)
+
+
+def tree_of(sch: Node, pictures: Pictures, entries: Sequence[Entry]) -> Branch:
+    """The modules under ``sch``, those alike that follow one another as one."""
+    done = what_was_done(sch)
+    missed: dict[str, dict[tuple[str, str, str], None]] = {}
+    for entry in entries:
+        if entry.status != "applied":
+            missed.setdefault(entry.path, {})[entry.status, entry.rule, entry.reason] = None
+    branches: dict[str, Branch] = {}
+    for name, node in sch.named_schedules():
+        state, path = state_of(node.module), node.path
+        number, note = pictures.of(node)
+        kind, shown = original_class(node.module).__name__, name.rpartition(".")[2] or sch.label
+        fallbacks = 0 if state is None else state.fallbacks
+        why = tuple(missed.get(path, ()))
+        branches[name] = Branch([path], shown, kind, tuple(done.get(path, ())), fallbacks, number, note, why)
+        if name:
+            branches[name.rpartition(".")[0]].children.append(branches[name])
+    _gather(branches[""])
+    return branches[""]
+
+
+def _gather(branch: Branch) -> None:
+    """Join numbered children in a row that are alike, and those below them with them."""
+    for child in branch.children:
+        _gather(child)
+    kept: list[Branch] = []
+    for child in branch.children:
+        if kept and child.name.isdigit() and kept[-1].name.isdigit() and kept[-1].alike(child):
+            _join(kept[-1], child)
+        else:
+            kept.append(child)
+    for child in kept:
+        if len(child.paths) > 1:
+            child.name = f"{child.name}–{child.paths[-1].rpartition('.')[2]}"
+    branch.children = kept
+
+
+def _join(first: Branch, other: Branch) -> None:
+    first.paths += other.paths
+    for child, same in zip(first.children, other.children, strict=True):
+        _join(child, same)

@@ -1,0 +1,54 @@
+"""Schedules and matches as text for a terminal."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+from rich.tree import Tree as Branches
+
+from schedule.capture.tracing.specialization import original_class
+from schedule.util.wording import counted
+
+if TYPE_CHECKING:
+    from schedule.core.node import Node
+
+
+def rendered_tree(sch: Node, depth: int | None = None) -> Branches:
+    """The modules under ``sch`` with what was done to each."""
+    done = what_was_done(sch)
+    top = Branches(_line(sch, sch.path, done))
+    branches = {"": top}
+    for name, node in sch.named_schedules():
+        if not name or (depth is not None and name.count(".") >= depth):
+            continue
+        parent = branches[name.rpartition(".")[0]]
+        branches[name] = parent.add(_line(node, name.rpartition(".")[2], done))
+    return top
+
+
+def what_was_done(sch: Node) -> dict[str, list[str]]:
+    """Path → what the applied steps did there, such as ``fuse(bias_gelu)``."""
+    done: dict[str, list[str]] = {}
+    for step in sch.history:
+        what = short(step.description)
+        for path, places in step.touched.items():
+            if places:
+                done.setdefault(path, []).append(what if places == 1 else f"{what} ×{places}")
+    return done
+
+
+def short(description: str) -> str:
+    """The description of a step without where it was done: ``fuse(bias_gelu)``."""
+    return re.sub(r" (on|in \d+ places of) .*", "", description, flags=re.DOTALL)
+
+
+def _line(node: Node, name: str, done: dict[str, list[str]]) -> Text:
+    text = Text(name or "(root)", style="bold").append(f": {original_class(node.module).__name__}", style="default")
+    for what in done.get(node.path, ()):
+        text.append(f"  ← {what}", style="green")
+    state = getattr(node.module, "_schedule_state", None)
+    if state is not None and state.fallbacks:
+        text.append(f"  ({counted(state.fallbacks, 'call')} fell back)", style="yellow")
+    return text

@@ -1,0 +1,107 @@
+"""The code that picks the graph for a call: generated from the conditions under which each graph holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from schedule.capture.recording.structure import module_source
+from schedule.capture.tracing.generated_code import generated
+from schedule.capture.tracing.hooks import acts_now, acts_on_all
+from schedule.capture.tracing.reading.ledger import Ledger, shared_ledger
+from schedule.capture.tracing.signature import Parameters, Signature
+from schedule.capture.tracing.specialization import Specialisation
+
+Selected = tuple[Any, tuple[Any, ...]]
+"""A graph's function and its inputs; None and the reason for calls that run the original forward."""
+Select = Callable[..., Selected | None]
+
+
+
+@dataclass(frozen=True)
+class Declined:
+    """Calls that run the original forward, and why; "" if nothing that was rewritten is in them."""
+
+    signature: Signature
+    why: str
+
+
+def intact(module: nn.Module, cls: type, training: bool) -> bool:
+    """Whether a submodule, whose inside is part of a graph, is still what it was: same class, no hook that acts."""
+    own = module.__dict__
+    if type(module) is not cls or own["training"] is not training or "forward" in own:
+        return False
+    before, after = own["_forward_pre_hooks"], own["_forward_hooks"]
+    hooked = before or after or own["_backward_hooks"] or own["_backward_pre_hooks"]
+    return not (hooked and acts_now(module))
+
+
+def generated_select(
+    forward: Callable[..., Any],
+    specialisations: Sequence[Specialisation],
+    declined: Sequence[Declined],
+    scheduled_class: Callable[[type[nn.Module]], type[nn.Module]],
+) -> Select:
+    """A function with the forward's parameters: ``(graph function, inputs)`` for a call, or None.
+
+    For calls of a kind that was declined it gives ``(None, (why,))``.
+    """
+    namespace: dict[str, Any] = {"torch": torch, "_intact": intact, "_acts_on_all": acts_on_all}
+    namespace["_compiling"] = torch.compiler.is_compiling
+    parameters = Parameters(forward)
+    lines = [f"def select({parameters.declaration(namespace)}):"]
+    lines += ["    _own = self.__dict__", "    _followed = _compiling()"]
+    for index, specialisation in enumerate(specialisations):
+        conditions = _conditions(specialisation, index, namespace, scheduled_class)
+        namespace[f"_run_{index}"] = specialisation.function
+        inputs = "".join(f"{text}, " for text in specialisation.signature.inputs.values())
+        lines.append("    if (" + "\n        and ".join(conditions) + "):")
+        lines.append(f"        return _run_{index}, ({inputs})")
+    for index, each in enumerate(declined, len(specialisations)):
+        conditions = _signature_conditions(each.signature, index, namespace) or ["True"]
+        lines.append("    if (" + "\n        and ".join(conditions) + "):")
+        lines.append(f"        return None, ({each.why!r},)")
+    lines.append("    return None")
+    return generated("\n".join(lines), "select", namespace, "schedule dispatch")
+
+
+def _signature_conditions(signature: Signature, index: int, namespace: dict[str, Any]) -> list[str]:
+    """The signature's conditions; what they name goes into ``namespace`` under names of its own."""
+    names = {name: f"{name}_of_{index}" for name in signature.globals}
+    namespace |= {names[name]: value for name, value in signature.globals.items()}
+    named = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in names) or r"(?!)")
+    return [named.sub(lambda found: names[found[0]], condition) for condition in signature.conditions]
+
+
+def _conditions(
+    specialisation: Specialisation,
+    index: int,
+    namespace: dict[str, Any],
+    scheduled_class: Callable[[type[nn.Module]], type[nn.Module]],
+) -> list[str]:
+    found = [f"_own['training'] is {specialisation.training}"]
+    found += _signature_conditions(specialisation.signature, index, namespace)
+    for number, (path, entered) in enumerate(specialisation.entered.items()):
+        namespace[f"_class_{index}_{number}"] = scheduled_class(entered.cls) if entered.scheduled else entered.cls
+        found.append(f"_intact({module_source(path)}, _class_{index}_{number}, {specialisation.training})")
+        found += _ledger_condition(entered.ledger.own, path, f"_holds_{index}_{number}", namespace)
+    found += ["not _acts_on_all()"] if specialisation.entered else []
+    known = set(specialisation.ledger.shared)
+    shared = dict.fromkeys(g for each in specialisation.entered.values() for g in each.ledger.shared if g not in known)
+    found += _ledger_condition(shared_ledger(tuple(shared)), "", f"_shared_{index}", namespace)
+    found += _ledger_condition(specialisation.ledger, "", f"_holds_{index}", namespace)
+    return found + list(specialisation.guards)
+
+
+def _ledger_condition(ledger: Ledger, path: str, name: str, namespace: dict[str, Any]) -> list[str]:
+    """The condition that what a forward read of Python's state, from the module at ``path``, is what it was."""
+    if not ledger:
+        return []
+    namespace |= {name: ledger.function, f"{name}_compiled": ledger.under_compiler}
+    module = module_source(path)
+    return [f"({name}_compiled({module}) if _followed else {name}({module}))"]

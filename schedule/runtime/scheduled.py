@@ -1,0 +1,356 @@
+"""How a scheduled module runs: its class becomes a subclass that picks a graph, or the original forward.
+
+The module object stays: same parameters, same hooks, same ``isinstance``. Its class is replaced by a generated
+subclass of the same name, as ``torch.distributed.fsdp.fully_shard`` does it. The subclass's forward is generated
+for the specialisations at hand: conditions on the arguments, then the graph. For a call that meets none of them the
+module gets a further graph (:mod:`schedule.core.adapting`); where that cannot be, the call runs the original forward,
+is counted, and warns once.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.overrides import _get_current_function_mode_stack
+
+from schedule.capture.recording.structure import leaves
+from schedule.capture.tracing.guards import GuardMiss
+from schedule.capture.tracing.hooks import acts_on_all
+from schedule.capture.tracing.lock import TRACING
+from schedule.capture.tracing.outputs import OutputMiss
+from schedule.capture.tracing.replaying import replayed
+from schedule.capture.tracing.specialization import Specialisation, original_class
+from schedule.runtime.classes import STATE, put_on, scheduled_class, take_off, wraps_forward
+from schedule.runtime.dispatch import Declined, Select, Selected, generated_select
+
+MAX_ADAPTATIONS = 8
+
+
+_NOT_TAKEN = (TypeError, LookupError, AttributeError, fx.proxy.TraceError)
+"""The arguments do not bind, or lack what a guard asks for, or torch.fx follows them."""
+
+
+class _Busy(threading.local):
+    now = False
+
+
+_busy = _Busy()
+
+
+class FallbackWarning(UserWarning):
+    """A scheduled module ran its original forward because a call did not look like the recorded ones."""
+
+
+@dataclass(frozen=True, eq=False)
+class Adaptation:
+    """What a module got for calls of a further kind.
+
+    Attributes:
+        specialisations: graphs for training and evaluation; none if they cannot be made.
+        declined: why not; or what holds if the graphs do not take the call after all.
+        summary: how the calls look and what was rewritten in their graphs.
+    """
+
+    specialisations: tuple[Specialisation, ...]
+    declined: Declined
+    summary: str = ""
+
+
+class Adapter(Protocol):
+    """Makes graphs for further calls of a module; copies and pickles with it."""
+
+    def adapt(
+        self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Adaptation | None:
+        """Graphs for calls like this one; None where the arguments do not fit the forward."""
+
+
+class ScheduledState:
+    """What a scheduled module carries: its specialisations and how often they did not apply.
+
+    Attributes:
+        specialisations: graphs that may run in place of the forward, first match wins.
+        retired: those that found too late that a submodule no longer gives what they build on.
+        adaptations: what further kinds of calls got, at most :data:`MAX_ADAPTATIONS`; not copied with the module.
+        adapter: what makes them, if anything can.
+        fallbacks: how many calls ran the original forward.
+        last_miss: arguments' description of the last such call.
+        unused: whether neither a graph nor the original forward has run yet.
+        forward: what runs when none does: the class's own forward, unless a primitive wraps it.
+    """
+
+    def __init__(
+        self,
+        module_class: type[nn.Module],
+        specialisations: Sequence[Specialisation],
+        name: str,
+        forward: Callable[..., Any] | None = None,
+        adapter: Adapter | None = None,
+    ) -> None:
+        self.module_class = module_class
+        self.forward = forward
+        self.specialisations = tuple(specialisations)
+        self.retired: tuple[Specialisation, ...] = ()
+        self.adaptations: tuple[Adaptation, ...] = ()
+        self.adapter = adapter
+        self.name = name
+        self.fallbacks = 0
+        self.last_miss = ""
+        self.unused = True
+        self.select = self._dispatch()
+
+    def run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the graph made for calls like this one, else the original forward."""
+        if torch._C._len_torch_function_stack() and not torch.compiler.is_compiling() and sees_functions():
+            return self.fall_back(module, args, kwargs, "a mode that watches torch's functions is active")
+        selected = self.selected(module, args, kwargs) or self.adapt(module, args, kwargs)
+        if selected is None:
+            why = "a hook on all modules is registered, and runs" if acts_on_all() else ""
+            return self.first_run(module, args, kwargs, why)
+        run, inputs = selected
+        if run is None:
+            (why,) = inputs
+            return self.first_run(module, args, kwargs, why) if why else self.original(module, *args, **kwargs)
+        self.unused = False
+        try:
+            return run(module, *inputs)
+        except GuardMiss as miss:
+            why = str(miss) if isinstance(miss, OutputMiss) else ""
+            if why:
+                self.retire(run, why)
+            with replayed(module, miss.made):
+                return self.fall_back(module, args, kwargs, why)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**{name: value for name, value in vars(self).items() if name != "select"}, "adaptations": ()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.select = self._dispatch()
+
+    def _dispatch(self) -> Select:
+        adapted = [made for each in self.adaptations for made in each.specialisations]
+        declined = [each.declined for each in self.adaptations if not each.specialisations]
+        given = [each for each in self.specialisations if not any(each is other for other in self.retired)]
+        return generated_select(self.module_class.forward, [*given, *adapted], declined, scheduled_class)
+
+    def selected(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Selected | None:
+        """What runs this call, so far."""
+        try:
+            return self.select(module, *args, **kwargs)
+        except _NOT_TAKEN:
+            return None
+
+    def adapt(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Selected | None:
+        """What runs a call that nothing takes so far: a graph made now; None for the original forward."""
+        if is_only_traced(args, kwargs) or self.adapter is None or acts_on_all():
+            return None
+        with TRACING:
+            selected = self.selected(module, args, kwargs)  # another thread may have been here
+            if selected is not None or len(self.adaptations) >= MAX_ADAPTATIONS:
+                return selected
+            _busy.now = True
+            try:
+                made = self.adapter.adapt(module, self.original, args, kwargs)
+            finally:
+                _busy.now = False
+            if made is None:
+                return None
+            selected = self._with(made, module, args, kwargs)
+            if selected is None:
+                selected = self._with(replace(made, specialisations=(), summary=""), module, args, kwargs)
+            return selected
+
+    def _with(
+        self, made: Adaptation, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Selected | None:
+        before = self.adaptations
+        self.adaptations = (*before, made)
+        self.select = self._dispatch()
+        selected = self.selected(module, args, kwargs)
+        if selected is None and made.specialisations:
+            self.adaptations = before
+        return selected
+
+    def retire(self, run: Callable[..., Any], why: str) -> None:
+        """Take ``run`` no longer: its next call would be in vain too. Such calls get one other graph, if they can."""
+        self.retired = (*self.retired, *(each for each in self.specialisations if each.function is run))
+        self.adaptations = tuple(
+            replace(each, specialisations=(), declined=replace(each.declined, why=why))
+            if any(made.function is run for made in each.specialisations)
+            else each
+            for each in self.adaptations
+        )
+        self.select = self._dispatch()
+
+    @property
+    def original(self) -> Callable[..., Any]:
+        """What runs when no graph does."""
+        return self.module_class.forward if self.forward is None else self.forward
+
+    def first_run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], why: str = "") -> Any:
+        """Run the original forward for a call that no graph takes, before any graph has run.
+
+        It is no fallback if graphs take such calls from now on: the forward has set what they ask for, such as a cache
+        that is made when first needed. The recorded run had, which was undone.
+        """
+        if not self.unused or not self.specialisations or is_only_traced(args, kwargs):
+            return self.fall_back(module, args, kwargs, why)
+        self.unused, selected = False, None
+        try:
+            result = self.original(module, *args, **kwargs)
+            selected = self.selected(module, args, kwargs)
+            return result
+        finally:
+            if selected is None or selected[0] is None:
+                self.count_fallback(args, kwargs, why)
+
+    def fall_back(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], why: str = "") -> Any:
+        """Run the original forward; count it and warn the first time, unless there is nothing else to run."""
+        self.count_fallback(args, kwargs, why)
+        return self.original(module, *args, **kwargs)
+
+    def count_fallback(self, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> None:
+        """Count a call that runs the original forward; warn the first time, unless there is nothing else to run."""
+        if self.specialisations and not is_only_traced(args, kwargs):
+            self.fallbacks += 1
+            if self.fallbacks == 1:
+                self.last_miss = _summary(args, kwargs)
+                because = f". No graph could be made for it: {why}" if why else ""
+                warnings.warn(
+                    f"{self.name or 'the root module'} ({self.module_class.__name__}): a call differs from the "
+                    f"recorded ones and runs the original forward; correct, not optimised. It received "
+                    f"{self.last_miss}{because}",
+                    FallbackWarning,
+                    stacklevel=5,
+                )
+
+
+def sees_functions() -> bool:
+    """Whether a mode of the user's is active that sees, and may change, each function of torch that is called."""
+    own = ("torch.utils._device", "schedule.")
+    return not all(type(mode).__module__.startswith(own) for mode in _get_current_function_mode_stack())
+
+
+def is_only_traced(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call is no run of the model: it is compiled, exported, transformed, or without data."""
+    if torch.compiler.is_compiling() or _busy.now or torch.jit.is_tracing():
+        return True
+    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        return True
+    return any(map(_is_traced_value, (leaf for _, leaf in leaves((args, kwargs)))))
+
+
+def _is_traced_value(leaf: Any) -> bool:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.is_meta or isinstance(leaf, (FakeTensor, FunctionalTensor))
+    return isinstance(leaf, fx.Proxy)
+
+
+def _summary(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def short(value: Any) -> str:
+        if isinstance(value, torch.Tensor):
+            sizes = "[nested]" if value.is_nested else list(value.shape)
+            return f"{str(value.dtype).removeprefix('torch.')}{sizes}"
+        return repr(value) if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__
+
+    return ", ".join([*map(short, args), *(f"{key}={short(value)}" for key, value in kwargs.items())])
+
+
+def state_of(module: nn.Module) -> ScheduledState | None:
+    """What ``module`` carries if it is scheduled, else None."""
+    return vars(module).get(STATE)
+
+
+@contextmanager
+def uncounted(root: nn.Module) -> Iterator[None]:
+    """Within, calls of ``root`` are ours, not the user's: its fallbacks neither count nor warn."""
+    states = [state for module in root.modules() if (state := state_of(module)) is not None]
+    fallbacks = [state.fallbacks for state in states]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)
+            yield
+    finally:
+        for state, count in zip(states, fallbacks, strict=True):
+            state.fallbacks = count
+
+
+def forward_of(module: nn.Module) -> Callable[..., Any]:
+    """What ``module`` computes where no graph applies, and what its graphs are traced from."""
+    state = state_of(module)
+    own = None if state is None else state.forward
+    return original_class(module).forward if own is None else own
+
+
+def install(
+    module: nn.Module,
+    specialisations: Sequence[Specialisation],
+    name: str = "",
+    forward: Callable[..., Any] | None = None,
+    adapter: Adapter | None = None,
+) -> None:
+    """Make ``module`` run ``specialisations``; an empty sequence gives it its original forward back.
+
+    Args:
+        module: the module.
+        specialisations: graphs, first match wins.
+        name: its path, for messages.
+        forward: what to run where none of them applies, given the module and the arguments; what was so before
+            if None.
+        adapter: what makes graphs for further kinds of calls; without one they run ``forward``.
+    """
+    cls, state = original_class(module), state_of(module)
+    if forward is None and state is not None:
+        forward = state.forward
+    made = bool(specialisations) or forward is not None
+    put(module, ScheduledState(cls, specialisations, name, forward, adapter) if made else None)
+
+
+def put(module: nn.Module, state: ScheduledState | None) -> None:
+    """Make ``module`` run ``state``, made for it before; None gives it its original forward back."""
+    if state is None:
+        take_off(module)
+    else:
+        put_on(module, state)
+
+
+@contextmanager
+def as_scheduled(module: nn.Module) -> Iterator[None]:
+    """Within, ``module`` has the class it will run as, where a base of it changes the forward of each subclass.
+
+    transformers' layers do: the outermost class checkpoints, and a graph is what runs inside of that.
+    """
+    cls = type(module)
+    told = any("__init_subclass__" in vars(base) for base in cls.__mro__ if base is not object)
+    if state_of(module) is not None or not told or not wraps_forward(scheduled_class(cls)):
+        yield
+        return
+    vars(module)[STATE] = ScheduledState(cls, (), "")
+    module.__class__ = scheduled_class(cls)
+    try:
+        yield
+    finally:
+        module.__class__ = cls
+        vars(module).pop(STATE)
+
+
+__all__ = [
+    "FallbackWarning",
+    "GuardMiss",
+    "ScheduledState",
+    "install",
+    "put",
+    "state_of",
+]

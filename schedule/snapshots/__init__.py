@@ -1,8 +1,0 @@
-"""Snapshots of the Python state that a model can reach, and of its tensors."""
-
-from schedule.snapshots.entries import Entry
-from schedule.snapshots.modes import modes_restored
-from schedule.snapshots.pieces import entries_as_after
-from schedule.snapshots.snapshot import Snapshot, restored
-
-__all__ = ["Entry", "Snapshot", "entries_as_after", "modes_restored", "restored"]

@@ -1,0 +1,90 @@
+"""Modules that have another place than in version 1: their old names still import, with a ``DeprecationWarning``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_loader
+from types import ModuleType
+
+_INTO = {  # package → the modules in it that were beside it
+    "schedule.capture": "examples snapshots tracing",
+    "schedule.core": "adapting edits graphs history matching node rebinding wrapping",
+    "schedule.patterns": "rewriting saving",
+    "schedule.primitives": "activations composing group repeating",
+    "schedule.report": "comparing costs pictures",
+    "schedule.runtime": "classes dispatch",
+    "schedule.util": "errors templating",
+    "schedule.distributed.checkpoint": "checkpointing layout pieces reading slots",
+    "schedule.distributed.communication": "agreement chunks collectives exchange groups mesh resharding rng verdicts",
+    "schedule.distributed.pipeline": "splitting stages tied",
+    "schedule.distributed.planning": "factors gradients owned partial plan plan_steps plan_table planner propagation "
+    "sequence shapes units values vocabularies",
+    "schedule.distributed.tensor_parallel": "callers conflicts cuts edits following forwards linears modules "
+    "parameters settings state training wrapped",
+}
+_MOVED = {
+    "schedule.building": "schedule.api.build",
+    "schedule.distributed.initialise": "schedule.distributed.checkpoint.initialize",
+    "schedule.distributed.simulate": "schedule.api.simulate",
+    "schedule.html": "schedule.report.pages",
+    "schedule.patterns.normalise": "schedule.patterns.normalize",
+    "schedule.recording": "schedule.capture.recording.recording",
+    "schedule.show": "schedule.report.tree_text",
+    "schedule.tracing.specialisation": "schedule.capture.tracing.specialization",
+    "schedule.tree": "schedule.api.schedule",
+}
+_MOVED |= {
+    f"schedule.tracing.{name}": f"schedule.capture.recording.{name}"
+    for name in ("calls", "data", "source", "specs", "structure")
+}
+_MOVED |= {
+    f"{package.rpartition('.')[0]}.{name}": f"{package}.{name}"
+    for package, names in _INTO.items()
+    for name in names.split()
+}
+
+
+def new_name(name: str) -> str | None:
+    """Where the module ``name`` is now; None if it never moved."""
+    inside: list[str] = []
+    while name.startswith("schedule."):
+        if name in _MOVED:
+            return ".".join([_MOVED[name], *inside])
+        name, _, last = name.rpartition(".")
+        inside.insert(0, last)
+    return None
+
+
+class _OldNames(MetaPathFinder, Loader):
+    """Imports the module that has moved under its old name too: the same object."""
+
+    def __init__(self) -> None:
+        self._specs: dict[str, ModuleSpec | None] = {}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return None if new_name(fullname) is None else spec_from_loader(fullname, self)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        new = new_name(spec.name) or spec.name
+        warnings.warn(f"{spec.name} is {new} now", DeprecationWarning, stacklevel=2)
+        module = importlib.import_module(new)
+        self._specs[spec.name] = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing runs again; importing has named the module by its old name, which is taken back."""
+        old = module.__spec__.name if module.__spec__ is not None else ""
+        module.__spec__ = self._specs.pop(old, module.__spec__)
+
+
+def keep_old_names() -> None:
+    """Let old names be imported from now on."""
+    if not any(isinstance(finder, _OldNames) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _OldNames())

@@ -1,0 +1,235 @@
+"""Sizes that only a docstring or a refusal of the model tells, and the questions where nothing does."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+import schedule
+from schedule.capture.examples import example_inputs
+from schedule.capture.examples.configs import Configs
+from schedule.capture.examples.documented import Documented, documented
+from schedule.capture.examples.mending import mended
+from schedule.util.errors import NotApplicable
+
+
+class Audio(nn.Module):
+    """Frames of a size that no config tells."""
+
+    def __init__(self, take: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.config, self.take = hf.WhisperConfig(num_mel_bins=16, max_source_positions=32), take
+
+    def forward(self, input_features: torch.Tensor) -> torch.Tensor:
+        return self.take(input_features)
+
+
+def in_windows(features: torch.Tensor) -> torch.Tensor:
+    """As qwen3_asr cuts sound up."""
+    if features.shape[-1] % 50:
+        raise ValueError(f"expects the length to be a multiple of `n_window` (50), but got {features.shape[-1]}.")
+    return features
+
+
+def whole_frames(features: torch.Tensor) -> torch.Tensor:
+    """As muse_spark checks a wave."""
+    if features.shape[-1] % 48:
+        raise ValueError(f"length {features.shape[-1]} is not a multiple of 48. Prepare it with an extractor.")
+    return features
+
+
+@pytest.mark.parametrize(
+    ("take", "shape"),
+    [
+        (nn.Linear(24, 4), (2, 16, 24)),
+        (nn.Conv1d(24, 4, 3), (2, 24, 64)),
+        (nn.LayerNorm(24), (2, 16, 24)),
+        (in_windows, (2, 16, 100)),
+        (whole_frames, (2, 16, 96)),
+    ],
+)
+def test_sizes_that_a_refusal_tells(take: Callable[[torch.Tensor], torch.Tensor], shape: tuple[int, ...]) -> None:
+    batch = example_inputs(Audio(take))
+    assert tuple(batch["input_features"].shape) == shape
+
+
+def test_a_wave_is_cut_to_whole_frames() -> None:
+    wave = torch.randn(2, 1024)
+    with pytest.raises(RuntimeError) as caught:
+        wave.reshape(2, -1, 80)
+    (batch,) = mended({"input_values": wave, "mask": torch.ones(2, 1024).bool()}, caught.value)
+    assert batch["input_values"].shape == (2, 1040) and torch.equal(batch["input_values"][:, :1024], wave)
+
+
+def test_text_becomes_as_long_as_what_is_added_to_it() -> None:
+    text = {"input_ids": torch.ones(2, 12).long(), "features": torch.randn(2, 8, 12)}
+    with pytest.raises(RuntimeError) as caught:
+        torch.zeros(2, 12, 4) + torch.zeros(2, 8, 4)
+    (batch,) = mended(text, caught.value)
+    assert batch["input_ids"].shape == (2, 8) and batch["features"] is text["features"]
+
+
+def test_images_become_as_large_as_what_is_added_to_them() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.zeros(2, 3, 8, 8) + torch.zeros(2, 3, 20, 20)
+    (batch,) = mended({"pixel_values": torch.randn(2, 3, 8, 8), "input_ids": torch.ones(2, 8).long()}, caught.value)
+    assert batch["pixel_values"].shape == (2, 3, 20, 20) and batch["input_ids"].shape == (2, 8)
+
+
+def test_images_that_are_put_together_are_scaled_together() -> None:
+    halves = {"pixel_values": torch.randn(2, 3, 8, 8), "masks": torch.ones(2, 3, 8, 8).long(), "ids": torch.ones(2, 8)}
+    error = ValueError("Input image size (16*8) doesn't match model (8*8).")
+    (batch,) = mended(halves, error)
+    assert [tuple(value.shape) for value in batch.values()] == [(2, 3, 4, 8), (2, 3, 4, 8), (2, 8)]
+
+
+def test_an_error_that_names_no_size_mends_nothing() -> None:
+    assert not list(mended({"input_ids": torch.ones(2, 12)}, ValueError("no")))
+    assert not list(mended({"input_ids": torch.ones(2, 12)}, ValueError("7 is not a multiple of 3"))), "no size is 7"
+
+
+class Told(nn.Module):
+    """Arguments that nothing but a docstring knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = hf.BertConfig(vocab_size=64, hidden_size=32)
+        self.kinds = nn.Embedding(2, 32)
+
+    def forward(self, task_input_ids: Any, options: Any, kind_ids: Any, mask: Any, scale: int = 1) -> torch.Tensor:
+        """
+        task_input_ids (`torch.LongTensor` of shape `(batch_size, sequence_length)`):
+            Words.
+        options (`torch.FloatTensor` of shape `(total_options (>= batch_size), 3 * num_hidden_layers, hidden_size)`):
+            Numbers.
+        kind_ids (`torch.LongTensor` of shape (batch_size, sequence_length), *optional*):
+            Of two kinds.
+        mask (`torch.BoolTensor` of shape `(num_options,)`):
+            Which count.
+        """
+        if mask.dtype is not torch.bool or task_input_ids.max() >= 64:
+            raise ValueError("no")
+        return self.kinds(kind_ids) + task_input_ids[..., None] + options.sum() * scale
+
+
+def test_shapes_of_a_docstring() -> None:
+    batch = example_inputs(Told())
+    assert {name: tuple(value.shape) for name, value in batch.items()} == {
+        "task_input_ids": (2, 12),
+        "options": (2, 36, 32),
+        "kind_ids": (2, 12),
+        "mask": (2,),
+    }
+    assert example_inputs(Told(), rows=3, length=5)["kind_ids"].shape == (3, 5)
+
+
+def test_dimensions_are_read_as_they_are_written() -> None:
+    said = documented(Told.forward)
+    assert said["options"] == Documented("torch.FloatTensor", ("total_options", "3 * num_hidden_layers", "hidden_size"))
+    assert said["mask"].dimensions == ("num_options",) and "scale" not in said
+    configs = Configs(hf.BertConfig(hidden_size=8))
+    assert dataclasses.replace(said["mask"], dimensions=("hidden_size", "unheard")).shape(configs, {}) == (8, 2)
+
+
+class Asking(nn.Module):
+    """Asks for an argument that may be left out, in words."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.config, self.name = hf.BertConfig(vocab_size=64, hidden_size=8), name
+
+    def forward(self, input_ids: Any, attention_mask: Any = None, context: Any = None, other: Any = None) -> Any:
+        """
+        context (`torch.FloatTensor` of shape `(batch_size, 5)`, *optional*):
+            What it is about.
+        """
+        if {"context": context, "other": other}[self.name] is None:
+            raise ValueError(f"`{self.name}` cannot be `None` without a retriever")
+        return input_ids + context.sum()
+
+
+def test_an_argument_that_a_refusal_names_is_made() -> None:
+    batch = example_inputs(Asking("context"))
+    assert list(batch) == ["input_ids", "attention_mask", "context"] and batch["context"].shape == (2, 5)
+
+
+def test_an_argument_that_a_refusal_names_is_asked_for() -> None:
+    with pytest.raises(NotApplicable) as caught:
+        example_inputs(Asking("other"))
+    assert caught.value.fix == "pass one batch as example_inputs: dict(input_ids=…, other=…)"
+
+
+class Embedded(nn.Module):
+    """Has no embeddings of its own, though it would take ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = hf.BertConfig(vocab_size=64, hidden_size=8)
+
+    def forward(self, input_ids: Any = None, attention_mask: Any = None, inputs_embeds: Any = None) -> Any:
+        if input_ids is not None:
+            raise ValueError("`input_ids` is expected to be `None`")
+        return inputs_embeds * 2
+
+
+def test_embeddings_in_place_of_ids() -> None:
+    batch = example_inputs(Embedded())
+    assert {name: tuple(value.shape) for name, value in batch.items()} == {"inputs_embeds": (2, 12, 8)}
+
+
+class Parts(nn.Module):
+    """Generates with its parts, as bark does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = hf.BertConfig()
+        self.coarse, self.fine = nn.Linear(2, 2), nn.Linear(2, 2)
+
+
+def test_which_part_is_meant() -> None:
+    with pytest.raises(NotApplicable, match="Parts has no forward of its own") as caught:
+        schedule.optimize(Parts())
+    assert caught.value.fix == "schedule its parts one by one: model.coarse, model.fine"
+
+
+class Picky(nn.Module):
+    """Refuses everything, for a reason of its own."""
+
+    def __init__(self, error: type[Exception] = ValueError) -> None:
+        super().__init__()
+        self.config, self.error = hf.BertConfig(vocab_size=64), error
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: Any = None) -> torch.Tensor:
+        raise self.error("Which language?\nAsk a person.")
+
+
+@pytest.mark.parametrize("error", [ValueError, UnboundLocalError, AssertionError])
+def test_the_question_says_what_was_tried_and_where_it_was_refused(error: type[Exception]) -> None:
+    with pytest.raises(NotApplicable) as caught:
+        schedule.optimize(Picky(error))
+    refusal = f"the model refused input_ids [2, 12], attention_mask [2, 12]: {error.__name__}: Which language?"
+    assert refusal in caught.value.why and "test_example_sizes.py:" in caught.value.why
+    assert caught.value.where == "Picky.forward(input_ids, attention_mask=…)"
+    assert caught.value.fix == "pass one batch as example_inputs: dict(input_ids=…)"
+
+
+class Session(nn.Module):
+    """Takes an object that nothing can make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = hf.BertConfig()
+
+    def forward(self, session: Any) -> torch.Tensor:
+        raise AssertionError("never called")
+
+
+def test_the_question_names_what_nothing_is_known_of() -> None:
+    with pytest.raises(NotApplicable, match=r"neither the config nor the docstring .* says what session should be"):
+        example_inputs(Session())

@@ -1,0 +1,182 @@
+"""The page as a browser shows it, in headless Chromium: modules are clicked, graphs drawn, nothing fetched, no errors.
+
+Screenshots go where ``SCHEDULE_SCREENSHOTS`` says, else into the test's own folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.report.pictures.models import gpt2, hostile, planned_llama
+
+_OFF = ("gpu", "quic", "background-networking", "component-update", "sync")
+_ARGUMENTS = ["--no-sandbox", "--no-first-run", *(f"--disable-{what}" for what in _OFF)]
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+_HOW = "install one with `apt-get install chromium`; CI sets SCHEDULE_NEEDS_BROWSER=1, with which this is a failure"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """One Chromium for all of these tests."""
+    program = next(filter(None, map(shutil.which, _NAMES)), None)
+    if program is None:
+        told = f"no Chromium here: {_HOW}"
+        pytest.fail(told) if os.environ.get("SCHEDULE_NEEDS_BROWSER") else pytest.skip(told)
+    sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright; no browser is downloaded")
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=program, args=_ARGUMENTS)
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    wanted = os.environ.get("SCHEDULE_SCREENSHOTS")
+    return Path(wanted) if wanted else tmp_path_factory.mktemp("pages")
+
+
+@pytest.fixture(scope="module")
+def pages(folder: Path) -> Callable[[str], Path]:
+    """Name → the file of a page; made when first asked for."""
+    made = {
+        "gpt2": lambda path: gpt2().to_html(path),
+        "llama": lambda path: planned_llama().show_graph(path),
+        "hostile": lambda path: hostile().show_graph(path),
+        "notebook": lambda path: path.write_text(f"<!doctype html><body>{hostile().show_graph()._repr_html_()}"),
+    }
+
+    def page(name: str) -> Path:
+        path = folder / f"{name}.html"
+        if name in made:
+            made.pop(name)(path)
+        return path
+
+    return page
+
+
+class Opened:
+    """A page in a tab, with what it said and asked for."""
+
+    def __init__(self, browser: Any, path: Path, width: int, scheme: str = "light") -> None:
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        self.tab = context.new_page()
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        self.tab.on("console", lambda message: self.said.append(message.text))
+        self.tab.on("pageerror", lambda error: self.said.append(str(error)))
+        self.tab.on("dialog", lambda dialog: (self.said.append(dialog.message), dialog.dismiss()))
+        self.tab.on("request", lambda request: self.asked.append(request.url))
+        self.tab.goto(path.as_uri())
+
+    def click(self, path: str) -> None:
+        """Click a module in the tree."""
+        wanted = self.tab.locator("nav button.name").all()
+        next(each for each in wanted if path in json.loads(each.get_attribute("data-paths"))).click()
+
+    def nodes(self) -> Any:
+        """The boxes of the graphs that are shown."""
+        return self.tab.locator(".module svg .node")
+
+    def fine(self, path: Path) -> bool:
+        """Whether there was no error, and nothing but the file was asked for."""
+        return (self.said, self.asked) == ([], [path.as_uri()])
+
+    def overflow(self) -> int:
+        """By how much the page is wider than the window."""
+        return self.tab.evaluate("document.documentElement.scrollWidth - innerWidth")
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize(
+    "name, module, drawn", [("gpt2", "transformer.h.1.attn", 49), ("llama", "model.layers.0.mlp", 7)]
+)
+def test_a_module_is_clicked_and_its_graphs_are_seen(
+    browser: Any, pages: Callable[[str], Path], folder: Path, name: str, module: str, drawn: int, width: int
+) -> None:
+    path = pages(name)
+    opened = Opened(browser, path, width)
+    opened.click(module)
+    assert opened.nodes().count() == drawn and opened.nodes().first.is_visible()
+    assert opened.tab.locator(".module h2").inner_text().startswith(module.partition("1.")[0].partition("0.")[0])
+    assert opened.tab.evaluate("document.querySelectorAll('*').length") < 2500
+    assert opened.overflow() <= 0 and opened.fine(path)
+    opened.tab.screenshot(path=folder / f"{name}-{width}.png", full_page=True)
+    assert (folder / f"{name}-{width}.png").stat().st_size > 10_000
+    opened.tab.context.close()
+
+
+def test_graphs_are_side_by_side_where_there_is_room(browser: Any, pages: Callable[[str], Path]) -> None:
+    for width, beside in ((1280, True), (400, False)):
+        opened = Opened(browser, pages("gpt2"), width)
+        before, after = (opened.tab.locator(".sides figure").nth(i).bounding_box() for i in (0, 1))
+        assert (before["y"] == after["y"]) is beside
+        opened.tab.context.close()
+
+
+def test_the_keyboard_is_enough(browser: Any, pages: Callable[[str], Path]) -> None:
+    opened = Opened(browser, pages("gpt2"), 1280)
+    tab = opened.tab
+    tab.locator("nav button.name").first.focus()
+    tab.keyboard.press("Enter")
+    assert tab.locator(".module h2").inner_text() == "the whole model"
+    tab.locator("nav button.toggle").first.focus()
+    tab.keyboard.press("Enter")
+    assert not tab.locator("nav ul ul").first.is_visible()
+    tab.keyboard.press("Enter")
+    assert tab.locator("nav ul ul").first.is_visible()
+    tab.locator(".module svg").first.focus()
+    for _ in range(3):
+        tab.keyboard.press("ArrowDown")
+    assert "transformer" in tab.locator(".about").inner_text(), "the third node calls the transformer"
+    tab.locator(".about button").focus()
+    tab.keyboard.press("Enter")
+    assert tab.locator(".module h2").inner_text() == "transformer"
+    assert opened.said == []
+
+
+def test_pointing_at_a_node_tells_of_it_and_shows_its_change_on_both_sides(
+    browser: Any, pages: Callable[[str], Path]
+) -> None:
+    opened = Opened(browser, pages("gpt2"), 1280)
+    opened.click("transformer.h.0.mlp")
+    opened.tab.locator(".sides figure").nth(1).locator(".node[data-change='1']").hover()
+    told = opened.tab.locator(".about").inner_text()
+    assert "32.77 KB" in told and "activations.py" in told
+    assert [opened.tab.locator(".sides figure").nth(i).locator(".node.near").count() for i in (0, 1)] == [9, 1]
+    wide = opened.tab.locator(".sides svg").first.bounding_box()["width"]
+    opened.tab.locator("[data-zoom='1.25']").first.click()
+    assert opened.tab.locator(".sides svg").first.bounding_box()["width"] == pytest.approx(1.25 * wide, rel=0.01)
+    assert opened.said == []
+
+
+def test_dark_is_dark(browser: Any, pages: Callable[[str], Path]) -> None:
+    brightness = {}
+    for scheme in ("light", "dark"):
+        opened = Opened(browser, pages("llama"), 1280, scheme)
+        for what, colour in (("body", "backgroundColor"), (".graph text", "fill")):
+            found = opened.tab.evaluate(f"getComputedStyle(document.querySelector('{what}')).{colour}")
+            brightness[scheme, what] = sum(map(int, found.removeprefix("rgb(").rstrip(")").split(",")))
+        opened.tab.context.close()
+    assert brightness["light", "body"] > 700 > 100 > brightness["dark", "body"]
+    assert brightness["light", ".graph text"] < 200 < 600 < brightness["dark", ".graph text"]
+
+
+@pytest.mark.unwritable("what is looked for is defined inside the test")
+@pytest.mark.parametrize("name", ["hostile", "notebook"])
+def test_names_that_are_markup_do_nothing(browser: Any, pages: Callable[[str], Path], name: str) -> None:
+    path = pages(name)
+    opened = Opened(browser, path, 1280)
+    frame = opened.tab.frames[-1]
+    frame.wait_for_selector(".module svg .node")
+    assert frame.locator(".explorer img, .explorer b b, .module script").count() == 0
+    for button in frame.locator("nav button.name").all():
+        button.click()
+        assert frame.locator(".module svg .node").count() > 0
+    assert opened.said == [] and {url for url in opened.asked if not url.startswith("about:")} == {path.as_uri()}
