@@ -22,7 +22,7 @@ from benchmarks.timing import interleaved, write_json
 from schedule.capture.recording.recording import record
 from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.recording.structure import map_structure
-from schedule.capture.tracing.specialization import Specialisation, specialise
+from schedule.capture.tracing.specialization import Specialization, specialize
 from schedule.runtime.scheduled import install
 
 LIMIT = 15e-6
@@ -55,7 +55,7 @@ def measure(rounds: int) -> list[dict[str, object]]:
             module = model.get_submodule(path)
             twin = copy.deepcopy(module)
             call = recording.calls[module][0]
-            graphs = [specialise(module, type(module).forward, call, recording, t) for t in (True, False)]
+            graphs = [specialize(module, type(module).forward, call, recording, t) for t in (True, False)]
             install(module, graphs, path)
             args, kwargs = _real(call.args), _real(call.kwargs)
             empty = copy.deepcopy(twin)
@@ -79,7 +79,7 @@ def measure(rounds: int) -> list[dict[str, object]]:
     return rows
 
 
-def _doing_nothing(graph: Specialisation) -> Specialisation:
+def _doing_nothing(graph: Specialization) -> Specialization:
     twin = dataclasses.replace(graph)
     vars(twin)["function"] = lambda *_: None  # in place of what is compiled when first asked for
     return twin

@@ -33,7 +33,7 @@ from rich.table import Table
 from torch import nn
 
 import schedule
-from benchmarks.ops import synchronised
+from benchmarks.ops import synchronized
 from benchmarks.timing import Timing, interleaved, write_json
 from schedule.report.costs import measure, peak_bytes
 
@@ -178,8 +178,8 @@ def measured(name: str, attention: str, device: str, rounds: int) -> list[Measur
     original = model.build(attention, device)
     modules = {candidate: copy.deepcopy(original) for candidate in CANDIDATES}
     runs = {candidate: prepared(module, batch, candidate) for candidate, module in modules.items()}
-    steps = synchronised({c: stepping(runs[c], modules[c], batch) for c in CANDIDATES}, device)
-    forwards = synchronised({c: forward_only(runs[c], batch) for c in CANDIDATES}, device)
+    steps = synchronized({c: stepping(runs[c], modules[c], batch) for c in CANDIDATES}, device)
+    forwards = synchronized({c: forward_only(runs[c], batch) for c in CANDIDATES}, device)
     step_times = interleaved(steps, rounds)
     forward_times = interleaved(forwards, rounds)
     return [

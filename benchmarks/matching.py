@@ -4,7 +4,7 @@
 
 Two families: a pattern of seven relus on chains of relus, and the three projections of attention (one input,
 three products) on GPT-2-like layers. Runs alternate between the two matchers; shown are medians with the
-spread from the first to the third quartile. "first" builds our normalised graph, "again" finds it kept with
+spread from the first to the third quartile. "first" builds our normalized graph, "again" finds it kept with
 the graph, as every further pattern does.
 """
 

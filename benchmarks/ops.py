@@ -125,7 +125,7 @@ def measure(row: Row, size: str, dtype: torch.dtype, device: str, rounds: int) -
         copied = torch.empty(must_move(row, inputs, work) // 2, dtype=torch.uint8, device=device)
         copy = copied.clone()
         runs["copy"] = lambda copy=copy, copied=copied: copy.copy_(copied)
-        times = interleaved(synchronised(runs, device), rounds)
+        times = interleaved(synchronized(runs, device), rounds)
         peak = {name: peak_bytes(run, device) for name, run in runs.items() if name != "copy"}
         lines.append(
             Measured(
@@ -144,7 +144,7 @@ def measure(row: Row, size: str, dtype: torch.dtype, device: str, rounds: int) -
     return lines
 
 
-def synchronised(runs: dict[str, Callable[[], Any]], device: str) -> dict[str, Callable[[], Any]]:
+def synchronized(runs: dict[str, Callable[[], Any]], device: str) -> dict[str, Callable[[], Any]]:
     """The same calls, each waiting for the device."""
     if device != "cuda":
         return runs

@@ -34,7 +34,7 @@ from torch import nn
 import schedule
 from benchmarks.timing import write_json
 from schedule.tuning import TrainingStep, Trial, Tuning, Watch
-from schedule.tuning.trial import labelled
+from schedule.tuning.trial import labeled
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "tuning_gpt2_cpu.json"
@@ -209,7 +209,7 @@ def shown(results: Sequence[dict[str, Any]], seeds: int) -> Table:
             said = f"{one['memory'] / 1e6:.0f} MB" + ("" if one["fits"] else ": does not fit")
             table.add_row("", "", name, f"{one['time']:.2f}", said)
         best = found["best"]
-        table.add_row("", "", "best there is", f"{best['time']:.2f}", labelled(best["knobs"]))
+        table.add_row("", "", "best there is", f"{best['time']:.2f}", labeled(best["knobs"]))
     return table
 
 
@@ -236,13 +236,13 @@ def draw(results: Sequence[dict[str, Any]], path: Path) -> None:
     figure = Figure(figsize=(8, 3.4), layout="constrained")
     panels = figure.subplots(1, len(results), squeeze=False)[0]
     for axes, found in zip(panels, results, strict=True):
-        for name, colour in zip(SEARCHES, ("#e07b00", "#2a6fbb", "#8a8a8a"), strict=True):
+        for name, color in zip(SEARCHES, ("#e07b00", "#2a6fbb", "#8a8a8a"), strict=True):
             low, median, high = (
                 [math.nan if time is None else time for time in found[name][what]] for what in ("low", "median", "high")
             )
             count = range(1, len(median) + 1)
-            axes.step(count, median, where="post", color=colour, label=name, linewidth=1.6)
-            axes.fill_between(count, low, high, step="post", color=colour, alpha=0.12, linewidth=0)
+            axes.step(count, median, where="post", color=color, label=name, linewidth=1.6)
+            axes.fill_between(count, low, high, step="post", color=color, alpha=0.12, linewidth=0)
         axes.axhline(found["best"]["time"], color="#333333", linewidth=0.8, linestyle=":", label="best there is")
         axes.set_title(
             f"at most {found['bound'] / 1e6:.0f} MB: {found['fit']} of {found['points']} points", fontsize=10

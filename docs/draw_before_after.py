@@ -1,4 +1,4 @@
-"""Draws docs/before_after.svg: the graph of GPT-2's MLP before and after fusing, matched nodes coloured.
+"""Draws docs/before_after.svg: the graph of GPT-2's MLP before and after fusing, matched nodes colored.
 
 Run ``python docs/draw_before_after.py`` from the project's root.
 """
@@ -34,7 +34,7 @@ def label(node: fx.Node) -> str:
     return f"{name}({', '.join(constants)})" if constants else name
 
 
-def draw(axes: plt.Axes, graph: fx.Graph, colours: dict[str, str], title: str) -> None:
+def draw(axes: plt.Axes, graph: fx.Graph, colors: dict[str, str], title: str) -> None:
     """Draw ``graph`` top down, one layer a depth."""
     picture: nx.DiGraph = nx.DiGraph()
     depth: dict[fx.Node, int] = {}
@@ -57,7 +57,7 @@ def draw(axes: plt.Axes, graph: fx.Graph, colours: dict[str, str], title: str) -
             va="center",
             fontsize=7.5,
             family="monospace",
-            bbox={"boxstyle": "round,pad=0.35", "facecolor": colours.get(name, PLAIN), "edgecolor": "#555555"},
+            bbox={"boxstyle": "round,pad=0.35", "facecolor": colors.get(name, PLAIN), "edgecolor": "#555555"},
         )
     axes.set_title(title, fontsize=10)
     axes.margins(0.18, 0.05)
@@ -75,7 +75,7 @@ def main() -> None:
     sch = schedule.create_schedule(model, {"input_ids": torch.randint(3, 64, (2, 8))})
     mlp = sch["transformer.h.0.mlp"]
     matches = mlp.find("bias_gelu_tanh", expect=1)
-    before = next(made for made in mlp.specialisations if made.training)
+    before = next(made for made in mlp.specializations if made.training)
     opened = expand(before, mlp.module, sch.tree.graphs.recording, ["c_fc", "act"]).graph
     mlp.fuse(matches)
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 7.5))

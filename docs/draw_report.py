@@ -22,7 +22,7 @@ MODULE = 'nav button.name[data-paths*="transformer.h.0.mlp\\""]'
 
 
 def main() -> None:
-    """Optimise, click the MLP of a layer, point at the fused op."""
+    """Optimize, click the MLP of a layer, point at the fused op."""
     config = transformers.GPT2Config(
         n_layer=12, n_embd=96, n_head=4, vocab_size=512, bos_token_id=0, eos_token_id=0, attn_implementation="eager"
     )

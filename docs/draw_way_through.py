@@ -45,10 +45,10 @@ def corner(number: int) -> Point:
 
 def box(axes: plt.Axes, number: int) -> None:
     """A step: its name, and what it does in a few words."""
-    name, about, colour = STEPS[number]
+    name, about, color = STEPS[number]
     x, y = corner(number)
     axes.add_patch(
-        FancyBboxPatch((x, y), WIDTH, HEIGHT, boxstyle="round,pad=0,rounding_size=0.12", fc=colour, ec="#555555")
+        FancyBboxPatch((x, y), WIDTH, HEIGHT, boxstyle="round,pad=0,rounding_size=0.12", fc=color, ec="#555555")
     )
     axes.text(x + WIDTH / 2, y + HEIGHT - 0.32, name, ha="center", va="center", fontsize=11, weight="bold")
     wrapped = "\n".join(textwrap.wrap(about, 24))

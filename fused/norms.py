@@ -1,6 +1,6 @@
 """RMS and layer norms in one pass, with the residual sum before them if there is one.
 
-They save the normalised tensor's input (the sum, if there is one), the weight, and a number or two for each row.
+They save the normalized tensor's input (the sum, if there is one), the weight, and a number or two for each row.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float = 1e-6, *, casting: Ca
             sharded on any dimension; one sharded on the last is gathered.
         weight: ``[hidden]``, or None for no weight. May have another dtype than x.
         eps: added to the mean square.
-        casting: ``"llama"``: normalised in float32, cast to x's dtype, then times the weight (LlamaRMSNorm, T5,
+        casting: ``"llama"``: normalized in float32, cast to x's dtype, then times the weight (LlamaRMSNorm, T5,
             Mistral, Qwen); ``"gemma"``: times (1 + weight) in float32, then cast; ``"torch"``: times the weight in
             float32, then cast, as ``F.rms_norm`` and OLMo.
 

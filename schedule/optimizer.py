@@ -20,7 +20,7 @@ from schedule.capture.tracing.expansion import expand
 from schedule.capture.tracing.hooks import is_hooked
 from schedule.capture.tracing.specialization import original_class
 from schedule.core.adapting import Adapter, adapter_for
-from schedule.core.edits import SetSpecialisations
+from schedule.core.edits import SetSpecializations
 from schedule.core.matching import Match, Site
 from schedule.core.node import Node
 from schedule.patterns import Occurrence
@@ -154,7 +154,7 @@ class _Optimization:
         planned = _Planned(node)
         try:
             node.refuse_inside_other_graph()
-            made = node.specialisations
+            made = node.specializations
         except ScheduleError as error:
             planned.entries += self.skipped(node, error)
             return planned
@@ -164,13 +164,13 @@ class _Optimization:
         modules = dict(module.named_modules(remove_duplicate=False))
         sites: dict[tuple[str, ...], tuple[Rule, list[Site]]] = {}
         places: dict[tuple[str, str], Place] = {}
-        for specialisation in made:
-            expansion = expand(specialisation, module, self.graphs.recording)
+        for specialization in made:
+            expansion = expand(specialization, module, self.graphs.recording)
             self.opened.update(modules[path] for path in expansion.entered)
-            findings = self.found(expansion.graph, module, modules, explained=specialisation is made[0])
+            findings = self.found(expansion.graph, module, modules, explained=specialization is made[0])
             for rule, occurrence in findings.chosen:
                 key = (rule.name, *(output.name for output in occurrence.outputs))
-                site = Site(specialisation, occurrence, expansion.origin)
+                site = Site(specialization, occurrence, expansion.origin)
                 sites.setdefault(key, (rule, []))[1].append(site)
             for place in findings.places:
                 places.setdefault((place.rule, place.node), _with_kept_module(place, expansion.graph, modules))
@@ -231,7 +231,7 @@ class _Optimization:
             for node in (n for n in adapters if n not in rewritten):  # what they adapt to follows this rule too
                 state = state_of(node.module)
                 if state is not None:
-                    kept = SetSpecialisations(node.module, state.specialisations, node.path, adapters[node])
+                    kept = SetSpecializations(node.module, state.specializations, node.path, adapters[node])
                     node.commit([kept], 0)
         self.record.rules[rule.name] = [match for each in ours for match in each.matches[rule.name]]
 

@@ -59,7 +59,7 @@ def _module(module: nn.Module) -> dict[str, Any]:
         "tensors": {name: _tensor(t) for name, t in {**module._parameters, **module._buffers}.items()},
         "graphs": None
         if state is None
-        else [(id(s.graph), s.graph.python_code("self").src) for s in state.specialisations],
+        else [(id(s.graph), s.graph.python_code("self").src) for s in state.specializations],
         "state": id(state),
     }
 

@@ -193,7 +193,7 @@ def test_root_traces_whole_and_runs_at_other_shapes(name: str) -> None:
     model = build(name)
     sch = schedule.create_schedule(model, batch(name))
     sch.trace(flatten=True)
-    install(model, sch.specialisations)
+    install(model, sch.specializations)
     state, twin = state_of(model), build(name)
     assert state is not None
     opaque = [n for n in sch.graph.nodes if n.op == "call_module" and any(model.get_submodule(n.target).children())]

@@ -56,7 +56,7 @@ def test_replaces_and_says_where() -> None:
     assert report.applied == {"bias_gelu": 2}
     assert [(e.path, e.status) for e in report.entries] == [("a", "applied"), ("b", "applied")]
     torch.testing.assert_close(model(X), expected)
-    graph = state_of(model.a).specialisations[0].graph  # type: ignore[union-attr]
+    graph = state_of(model.a).specializations[0].graph  # type: ignore[union-attr]
     assert fused.bias_activation in [node.target for node in graph.nodes]
 
 

@@ -102,7 +102,7 @@ def test_inputs_that_the_model_refuses(batch: Any, error: type[Exception]) -> No
 # -- weights that are no floating numbers ---------------------------------------------------------------------
 
 
-class Quantised(nn.Linear):
+class Quantized(nn.Linear):
     """A Linear of 8-bit weights with a scale for each row, as bitsandbytes and torchao write it."""
 
     def __init__(self, inputs: int, outputs: int, dtype: torch.dtype) -> None:
@@ -115,7 +115,7 @@ class Quantised(nn.Linear):
         return F.linear(x, self.weight.to(x.dtype) * self.scale, self.bias)
 
 
-class Dequantised(torch.autograd.Function):
+class Dequantized(torch.autograd.Function):
     """A product of its own, forward and backward, as bitsandbytes' ``MatMul8bitLt``."""
 
     @staticmethod
@@ -129,9 +129,9 @@ class Dequantised(torch.autograd.Function):
         return 2 * grad @ (weight.to(grad.dtype) * scale), None, None, grad.sum(0)
 
 
-class WithOwnProduct(Quantised):
+class WithOwnProduct(Quantized):
     def forward(self, x: Tensor) -> Tensor:
-        return Dequantised.apply(x, self.weight, self.scale, self.bias)
+        return Dequantized.apply(x, self.weight, self.scale, self.bias)
 
 
 class LoRA(nn.Linear):
@@ -144,8 +144,8 @@ class LoRA(nn.Linear):
 
 
 LINEARS: dict[str, Callable[[], nn.Module]] = {
-    "int8": lambda: Quantised(8, 16, torch.int8),
-    "fp8": lambda: Quantised(8, 16, torch.float8_e4m3fn),
+    "int8": lambda: Quantized(8, 16, torch.int8),
+    "fp8": lambda: Quantized(8, 16, torch.float8_e4m3fn),
     "product of its own": lambda: WithOwnProduct(8, 16, torch.int8),
     "LoRA": lambda: LoRA(8, 16),
 }
@@ -165,7 +165,7 @@ def test_a_linear_with_a_forward_of_its_own_is_named_and_never_bypassed(name: st
 
 
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization")
-def test_dynamically_quantised() -> None:
+def test_dynamically_quantized() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         module = torch.ao.quantization.quantize_dynamic(MLP(), {nn.Linear}, dtype=torch.qint8)
@@ -175,9 +175,9 @@ def test_dynamically_quantised() -> None:
     assert torch.equal(module(X), expected) and scheduled(module) == []
 
 
-def test_whatever_runs_next_to_a_quantised_layer_is_still_rewritten() -> None:
+def test_whatever_runs_next_to_a_quantized_layer_is_still_rewritten() -> None:
     module = MLP()
-    module.fc2 = Quantised(16, 8, torch.int8)  # type: ignore[assignment]
+    module.fc2 = Quantized(16, 8, torch.int8)  # type: ignore[assignment]
     twin = copy.deepcopy(module)
     assert optimized(module).applied == {"bias_gelu": 1}
     assert alike(module, twin)

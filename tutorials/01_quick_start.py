@@ -113,8 +113,8 @@ saved = {
     "all of it": forced.measured["after"],
 }
 figure, axes = plt.subplots(figsize=(7, 2))
-colours = ["#888888", "#a9d18e", "#70ad47"]
-bars = axes.barh(list(saved), [cost.saved_bytes / 1e6 for cost in saved.values()], color=colours)
+colors = ["#888888", "#a9d18e", "#70ad47"]
+bars = axes.barh(list(saved), [cost.saved_bytes / 1e6 for cost in saved.values()], color=colors)
 axes.bar_label(bars, fmt="%.1f MB", padding=3)
 axes.invert_yaxis()
 axes.set_xlabel("saved for the backward pass")

@@ -158,11 +158,11 @@ for step in range(STEPS):
 # %%
 figure, (above, below) = plt.subplots(2, 1, figsize=(6, 4), sharex=True, height_ratios=[2, 1])
 styles = {"one process": ("#bbbbbb", "-", 6), "pp 1, tp 2": ("#70ad47", "-", 2), "pp 2, tp 1": ("#5b9bd5", "--", 2)}
-for name, (colour, dashes, width) in styles.items():
-    above.plot(curves[name], dashes, color=colour, linewidth=width, label=name)
+for name, (color, dashes, width) in styles.items():
+    above.plot(curves[name], dashes, color=color, linewidth=width, label=name)
     if name != "one process":
         apart = [abs(a - b) / b for a, b in zip(curves[name], curves["one process"], strict=True)]
-        below.semilogy([max(each, 1e-9) for each in apart], dashes, color=colour)
+        below.semilogy([max(each, 1e-9) for each in apart], dashes, color=color)
         print(f"{name}: at most {max(apart):.0e} from one process")
 above.set_ylabel("loss")
 above.legend()

@@ -25,7 +25,7 @@ import transformers as hf
 from IPython.display import Image
 
 import schedule
-from schedule.tuning import ModelledStep, Shape, TrainingStep
+from schedule.tuning import ModeledStep, Shape, TrainingStep
 
 warnings.filterwarnings("ignore")
 hf.logging.set_verbosity_error()
@@ -117,7 +117,7 @@ print(tuning.recipe.to_python())
 # %% [markdown]
 # ## Many devices
 #
-# A cost need not run anything. `ModelledStep` works out what a step takes on many devices: FLOPs, messages, the
+# A cost need not run anything. `ModeledStep` works out what a step takes on many devices: FLOPs, messages, the
 # bubble of a pipeline, and the bytes of the fullest device. Here are 16 of 80 GB, and how to share 7 billion
 # parameters out: tensor parallel × pipeline, the rest data parallel. It is a model, of A100s unless told otherwise;
 # docs/scaling.md says what it assumes.
@@ -127,7 +127,7 @@ llama = Shape(parameters=7_000_000_000, layers=32, hidden=4096, heads=32)
 devices = {"split": schedule.splits(16), "micro_batch": [1, 2, 4], "recomputed": [False, True]}
 shared = schedule.tune(
     model, lambda sch: None, devices, batch,
-    memory=80 * 10**9, trials=30, cost=ModelledStep(llama, devices=16, rows=64, sequence=4096),
+    memory=80 * 10**9, trials=30, cost=ModeledStep(llama, devices=16, rows=64, sequence=4096),
 )  # fmt: skip
 print(shared.summary())
 print(f"best: {shared.best.label}: {shared.best.time:.1f} s, {shared.best.memory / 1e9:.0f} GB a device")

@@ -165,9 +165,9 @@ print("GPT-2:", other.applied)
 # %%
 figure, axes = plt.subplots(figsize=(6, 1.8))
 names = ["Llama", "GPT-2"]
-for colour, when, shift in (("#888888", "before", -0.2), ("#70ad47", "after", 0.2)):
+for color, when, shift in (("#888888", "before", -0.2), ("#70ad47", "after", 0.2)):
     sizes = [each.measured[when].saved_bytes / 1e6 for each in (report, other)]
-    axes.barh([shift, 1 + shift], sizes, height=0.38, color=colour, label=when)
+    axes.barh([shift, 1 + shift], sizes, height=0.38, color=color, label=when)
 axes.set_yticks(range(2), names)
 axes.invert_yaxis()
 axes.set_xlabel("MB saved for backward")

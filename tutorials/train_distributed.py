@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 2 tutorials/train_distributed.py --tp 2 --steps 5
     torchrun --nproc-per-node 2 tutorials/train_distributed.py --pp 1 2 --tp 2 1 --losses losses.json    # one by one
 
-The model begins on the meta device; each process materialises its own part, with the weights that one process would
+The model begins on the meta device; each process materializes its own part, with the weights that one process would
 give the whole. Rank 0 shows the progress; each rank writes its own log. Runs on CPUs (gloo) and GPUs (NCCL) alike.
 """
 

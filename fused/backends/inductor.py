@@ -1,7 +1,7 @@
 """The formulas compiled by inductor: one kernel a formula, setting and kind of input.
 
 Inputs are brought to a normal form first: detached, contiguous, numbers as tensors without dimensions. On the CPU the
-rest is our own: :mod:`fused.backends.kernels`. On other devices it is `torch.compile`, which specialises on more than
+rest is our own: :mod:`fused.backends.kernels`. On other devices it is `torch.compile`, which specializes on more than
 we want (sizes 0 and 1, `requires_grad`, numbers, autocast, strides) and gives up after a few recompilations of one
 code object: so every kind of input gets a code object of its own.
 """
@@ -31,7 +31,7 @@ def run(formula: Formula, args: Sequence[Any], statics: Mapping[str, Hashable], 
     Args:
         formula: plain torch operations; no side effects but writing to an argument that it returns.
         args: tensors, None, or numbers (which may change from call to call without a recompilation).
-        statics: what the code is specialised for.
+        statics: what the code is specialized for.
         device: device type of the tensors.
     """
     inputs = [_normal(arg) for arg in args]
@@ -73,7 +73,7 @@ def _by_torch_compile(formula: Formula, inputs: Sequence[Any], statics: Mapping[
     key = (formula, tuple(statics.items()), tuple(_kind(arg) for arg in inputs))
     compiled = _compiled.get(key)
     if compiled is None:
-        compiled = _compiled[key] = _specialise(formula, statics)
+        compiled = _compiled[key] = _specialize(formula, statics)
     try:
         return compiled(*inputs)
     except _failures() as error:
@@ -99,11 +99,11 @@ def _failures() -> tuple[type[Exception], ...]:
     return (TorchDynamoException, FailOnRecompileLimitHit, ImportError, OSError)
 
 
-def _specialise(formula: Formula, statics: Mapping[str, Hashable]) -> Formula:
+def _specialize(formula: Formula, statics: Mapping[str, Hashable]) -> Formula:
     def fused_formula(*inputs: Any) -> Any:
         return formula(*inputs, **statics)
 
-    # Dynamo counts recompilations per code object: give each specialisation its own.
+    # Dynamo counts recompilations per code object: give each specialization its own.
     code = fused_formula.__code__.replace(co_name=f"fused_{formula.__name__}_{next(_serial)}")
     own = types.FunctionType(code, globals(), code.co_name, None, fused_formula.__closure__)
     compiled: Formula = torch.compile(own, dynamic=True, fullgraph=True)

@@ -21,7 +21,7 @@ Tensor = torch.Tensor
 
 # A compiled call on the CPU costs some 10 µs beside its work, and a first one compiles for seconds: not below this.
 SMALL_ON_CPU = 2**15
-MAX_KERNELS = 16  # of one formula, setting and kind of input: then it specialises on what changes all the time
+MAX_KERNELS = 16  # of one formula, setting and kind of input: then it specializes on what changes all the time
 _MAX_SIZES = 4096
 
 _kernels: dict[Hashable, list[Kernel]] = {}
@@ -39,7 +39,7 @@ def kernel_for(formula: Formula, inputs: Sequence[Tensor | None], statics: Mappi
     Args:
         formula: plain torch operations.
         inputs: contiguous tensors on the CPU without a gradient, or None.
-        statics: what the code is specialised for.
+        statics: what the code is specialized for.
 
     Raises:
         TooManyKernels: no kernel fits, and there are `MAX_KERNELS` of this kind.

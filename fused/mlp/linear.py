@@ -184,7 +184,7 @@ def column_parallel_linear(
     """A `LinearFc1Builder`: `Linear` with the dtype and the deferral of `config`.
 
     Over a `tp_group` of several ranks each has its share of the outputs, of each of `stride` packed parts; the input is
-    whole on every rank, and its gradients are added up. The weight is initialised whole, from one seed on all ranks.
+    whole on every rank, and its gradients are added up. The weight is initialized whole, from one seed on all ranks.
     `is_expert` and `tp_comm_buffer_name` mean nothing here.
 
     Raises:

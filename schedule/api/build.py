@@ -54,13 +54,13 @@ def build(
         device: where to; the mesh's, or torch's default device.
         pipeline: for a schedule with :meth:`~schedule.Schedule.cut_pipeline_stage`: how its stages run. They are on
             the mesh's dimension ``"pp"``, or on all ranks, which must all call. Of a model on the meta device each
-            rank materialises its own stages.
+            rank materializes its own stages.
 
     Returns:
         The model itself; with ``pipeline`` this rank's stages of it.
 
     Raises:
-        NotApplicable: a primitive is still running, nothing initialises a tensor, or the checkpoint does not fit; no
+        NotApplicable: a primitive is still running, nothing initializes a tensor, or the checkpoint does not fit; no
             stage was cut, one has no parameters, or a cut is inside a loop.
         ShardError: a pipeline without a process group, or on a mesh without the dimension ``"pp"``.
     """
@@ -71,7 +71,7 @@ def build(
         root = sch.root.module
         where = torch.device(device) if device is not None else _device_of(sch)
         stages = None if pipeline is None else _stages(sch, pipeline, where)
-        materialise(root, init_weights, where, root if stages is None else stages)
+        materialize(root, init_weights, where, root if stages is None else stages)
         _undoable(sch, where)
         return root if stages is None else stages
 
@@ -82,16 +82,16 @@ def _stages(sch: Node, pipeline: Pipeline, device: torch.device) -> PipelinedMod
     return PipelinedModel(sch, pipeline, device)
 
 
-def materialise(root: nn.Module, init_weights: Weights | None, device: torch.device, part: nn.Module) -> None:
+def materialize(root: nn.Module, init_weights: Weights | None, device: torch.device, part: nn.Module) -> None:
     """Give what is on the meta device its data, if anything is: of ``root``, what ``part`` holds."""
     if not any(tensor.is_meta for tensor in (*root.parameters(), *root.buffers())):
         if init_weights is not None:
             raise NotApplicable(
                 "init_weights was given and no tensor is on the meta device",
-                fix='make the model within torch.device("meta"), or initialise it yourself',
+                fix='make the model within torch.device("meta"), or initialize it yourself',
             )
         return
-    from schedule.distributed.checkpoint.initialize import initialise
+    from schedule.distributed.checkpoint.initialize import initialize
     from schedule.distributed.checkpoint.reading import read_weights
     from schedule.distributed.checkpoint.slots import meta_slots
 
@@ -100,7 +100,7 @@ def materialise(root: nn.Module, init_weights: Weights | None, device: torch.dev
     if isinstance(init_weights, (str, os.PathLike)):
         read_weights(root, [slot for slot in slots if id(slot.tensor) in own], init_weights, device)
     elif init_weights is None or callable(init_weights):
-        initialise(root, slots, init_weights, device, own)
+        initialize(root, slots, init_weights, device, own)
     else:
         raise ScheduleError(
             f"init_weights is a function or a path, not {type(init_weights).__name__}",

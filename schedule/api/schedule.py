@@ -78,7 +78,7 @@ class Schedule(Node):
 
             sch.show_graph("out.html")      # or sch.show_graph() in a notebook
 
-        Click a module to see its graphs side by side; nodes are coloured by the rule or primitive that took them. The
+        Click a module to see its graphs side by side; nodes are colored by the rule or primitive that took them. The
         page also has the bytes that each module saves for backward, pipeline stages, the shares of ranks, and what the
         default rules leave alone and why. It needs nothing from elsewhere. Modules are traced and measured now.
 

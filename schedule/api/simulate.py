@@ -57,7 +57,7 @@ def simulate(
     Args:
         model: the whole model; unchanged.
         batch: what it is called with.
-        apply: shards and synchronises, given a schedule with a simulated mesh.
+        apply: shards and synchronizes, given a schedule with a simulated mesh.
         ranks: how many.
         training: in training mode; the model must draw no random numbers then.
 

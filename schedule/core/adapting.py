@@ -36,7 +36,7 @@ from schedule.capture.tracing.environment import (
 from schedule.capture.tracing.opaque import Constant
 from schedule.capture.tracing.sharing import has_constants, likeness
 from schedule.capture.tracing.signature import Parameters, Signature, SignatureBuilder
-from schedule.capture.tracing.specialization import Specialisation, original_class, specialise
+from schedule.capture.tracing.specialization import Specialization, original_class, specialize
 from schedule.capture.tracing.unchanged import state_unchanged
 from schedule.core.graphs import difference
 from schedule.runtime.dispatch import Declined
@@ -48,7 +48,7 @@ from schedule.util.generators import generator_states, restore_generators
 if TYPE_CHECKING:
     from schedule.core.node import Node
 
-Rewritten = tuple[Specialisation, dict[str, int]]
+Rewritten = tuple[Specialization, dict[str, int]]
 """A graph, and what was rewritten in it, in how many places."""
 
 _CHECKED_SHAPES = 2
@@ -66,7 +66,7 @@ class _NothingToRewrite(NotApplicable):
 class Rewrite(Protocol):
     """What was done to the graphs of a module, in a form that holds for further graphs of it."""
 
-    def on(self, made: Specialisation, module: nn.Module, recording: Recording) -> Rewritten:
+    def on(self, made: Specialization, module: nn.Module, recording: Recording) -> Rewritten:
         """``made`` rewritten.
 
         Raises:
@@ -83,7 +83,7 @@ class Unrepeatable:
 
     why: str
 
-    def on(self, made: Specialisation, module: nn.Module, recording: Recording) -> Rewritten:
+    def on(self, made: Specialization, module: nn.Module, recording: Recording) -> Rewritten:
         """Always refuses."""
         raise NotApplicable(self.why, fix=_EXAMPLES)
 
@@ -128,7 +128,7 @@ class Adapter:
             _refuse(module)
             key = (likeness(module, call, forward, autocast), self)
             known = _known.get(key)
-            if known is not None and all(_holds_for(module, made) for made in known.specialisations):
+            if known is not None and all(_holds_for(module, made) for made in known.specializations):
                 return known
             with _undisturbed(module):
                 made, summary = self._made(module, forward, call, recording, autocast, (args, kwargs))
@@ -153,7 +153,7 @@ class Adapter:
         recording: Recording,
         autocast: torch.dtype | None,
         live: tuple[tuple[Any, ...], dict[str, Any]],
-    ) -> tuple[tuple[Specialisation, ...], str]:
+    ) -> tuple[tuple[Specialization, ...], str]:
         shadow = Shadow(module)
         enter = (lambda child, path: path in self.entered) if self.entered else None
         made = []
@@ -161,7 +161,7 @@ class Adapter:
         with interceptable(shadow.module):
             for training in (True, False):
                 with state_unchanged(shadow.module):
-                    graph = specialise(shadow.module, forward, call, recording, training, enter, autocast)
+                    graph = specialize(shadow.module, forward, call, recording, training, enter, autocast)
                 for rewrite in self.rewrites:
                     graph, counts = rewrite.on(graph, shadow.module, recording)
                     places |= counts
@@ -178,7 +178,7 @@ def adapter_for(node: Node, rewrites: Sequence[Rewrite]) -> Adapter | None:
     """The adapter of a module once ``rewrites`` are made in its graphs."""
     state = state_of(node.module)
     if state is None:
-        entered = frozenset(path for made in node.specialisations for path in made.entered)
+        entered = frozenset(path for made in node.specializations for path in made.entered)
         return Adapter(entered, tuple(rewrites))
     adapter = state.adapter
     return replace(adapter, rewrites=(*adapter.rewrites, *rewrites)) if isinstance(adapter, Adapter) else None
@@ -236,7 +236,7 @@ def _refuse(module: nn.Module) -> None:
 def _altered(module: nn.Module) -> bool:
     """Whether other submodules stand where those did whose inside the graphs hold."""
     state = state_of(module)
-    made = () if state is None else state.specialisations
+    made = () if state is None else state.specializations
     return any(
         original_class(module.get_submodule(path)) is not entered.cls
         for each in made
@@ -244,7 +244,7 @@ def _altered(module: nn.Module) -> bool:
     )
 
 
-def _holds_for(module: nn.Module, made: Specialisation) -> bool:
+def _holds_for(module: nn.Module, made: Specialization) -> bool:
     """Whether a graph made for a like module holds for this one: what its forward read agrees."""
     inside = all(e.ledger.holds(module.get_submodule(path)) for path, e in made.entered.items())
     return inside and made.ledger.holds(module)
@@ -273,7 +273,7 @@ class Shadow:
         self.module = copied(module, lambda tensor: tensor, memo)
         self._originals = {id(memo[id(one)]): one for one in memo.get(id(memo), ()) if id(one) in memo}
 
-    def brought_back(self, made: Specialisation) -> Specialisation:
+    def brought_back(self, made: Specialization) -> Specialization:
         """``made`` with the objects that its graph holds in place of their copies."""
         for node in made.graph.nodes:
             if isinstance(node.target, Constant):
@@ -289,7 +289,7 @@ class Shadow:
 # -- checking ------------------------------------------------------------------------------------------------
 
 
-def _check(shadow: nn.Module, forward: Callable[..., Any], made: Specialisation, live: Any) -> None:
+def _check(shadow: nn.Module, forward: Callable[..., Any], made: Specialization, live: Any) -> None:
     """Compare a graph for evaluation with the forward, on the live arguments and at other sizes of them."""
     select = ScheduledState(original_class(shadow), [made], "").select
     kind = Environment.of(made.call, None).device_type

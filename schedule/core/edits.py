@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from schedule.capture.tracing.specialization import Specialisation, original_class
+from schedule.capture.tracing.specialization import Specialization, original_class
 from schedule.core.node import Tree
 from schedule.core.wrapping import Around, WrappedForward, wrapped
 from schedule.runtime.scheduled import Adapter, ScheduledState, forward_of, install, put, state_of
@@ -76,18 +76,18 @@ class SetState:
                 edit._before = self._before
 
 
-class SetSpecialisations(SetState):
+class SetSpecializations(SetState):
     """The graphs that a module runs, and what makes further ones; no graph gives it its original forward back."""
 
     def __init__(
-        self, module: nn.Module, specialisations: Sequence[Specialisation], name: str, adapter: Adapter | None = None
+        self, module: nn.Module, specializations: Sequence[Specialization], name: str, adapter: Adapter | None = None
     ) -> None:
         super().__init__(module)
-        self.specialisations, self.name, self.adapter = tuple(specialisations), name, adapter
+        self.specializations, self.name, self.adapter = tuple(specializations), name, adapter
 
     def install(self) -> None:
         """Install the new graphs."""
-        install(self.module, self.specialisations, self.name, adapter=self.adapter)
+        install(self.module, self.specializations, self.name, adapter=self.adapter)
 
 
 class WrapCalls(SetState):
@@ -108,13 +108,13 @@ class WrapCalls(SetState):
 class SetTrace:
     """The graphs a module was explicitly traced to, which it does not run yet."""
 
-    def __init__(self, tree: Tree, module: nn.Module, specialisations: tuple[Specialisation, ...]) -> None:
-        self._explicit, self.module, self.specialisations = tree.graphs.explicit, module, specialisations
+    def __init__(self, tree: Tree, module: nn.Module, specializations: tuple[Specialization, ...]) -> None:
+        self._explicit, self.module, self.specializations = tree.graphs.explicit, module, specializations
         self._before = self._explicit.get(module)
 
     def apply(self) -> None:
         """Keep the new graphs."""
-        self._explicit[self.module] = self.specialisations
+        self._explicit[self.module] = self.specializations
 
     def revert(self) -> None:
         """Keep what was kept before."""

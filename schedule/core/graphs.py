@@ -19,14 +19,14 @@ from schedule.capture.recording.structure import map_structure, tensors
 from schedule.capture.snapshots import Snapshot, modes_restored
 from schedule.capture.tracing.guards import GuardMiss
 from schedule.capture.tracing.hooks import is_hooked, nothing_collected
-from schedule.capture.tracing.specialization import Specialisation, original_class, specialise
+from schedule.capture.tracing.specialization import Specialization, original_class, specialize
 from schedule.capture.tracing.unchanged import written
 from schedule.core.wrapping import unwrapped, wrapped
 from schedule.runtime.scheduled import ScheduledState, as_scheduled, forward_of, state_of, uncounted
 from schedule.util.errors import ScheduleError, TraceError
 from schedule.util.generators import torch_states
 
-Specialisations = tuple[Specialisation, ...]
+Specializations = tuple[Specialization, ...]
 Enter = Callable[[nn.Module, str], bool]
 
 _CHECKED_SHAPES = 2
@@ -48,10 +48,10 @@ class Graphs:
 
     def __init__(self, root: nn.Module, example_inputs: Any, path_of: Callable[[nn.Module], str]) -> None:
         self.root, self.example_inputs = root, example_inputs
-        self.explicit: dict[nn.Module, Specialisations] = {}
+        self.explicit: dict[nn.Module, Specializations] = {}
         self.in_one_mode: dict[nn.Module, TraceError] = {}
         self._path_of = path_of
-        self._by_need: dict[nn.Module, Specialisations] = {}
+        self._by_need: dict[nn.Module, Specializations] = {}
         self._failed: dict[nn.Module, TraceError] = {}
         self._recording: Recording | None = None
         self._outdated = False
@@ -73,12 +73,12 @@ class Graphs:
                 self._recording = recordings.record(self.root, self.example_inputs)
         return self._recording
 
-    def current(self, module: nn.Module) -> Specialisations | None:
+    def current(self, module: nn.Module) -> Specializations | None:
         """The graphs that ``module`` runs or was explicitly traced to, None if there are none."""
         state = state_of(module)
-        return state.specialisations if state is not None else self.explicit.get(module)
+        return state.specializations if state is not None else self.explicit.get(module)
 
-    def original(self, module: nn.Module) -> Specialisations | None:
+    def original(self, module: nn.Module) -> Specializations | None:
         """The graphs of ``module`` before anything was rewritten in them, if they were made."""
         return self.explicit.get(module) or self._by_need.get(module)
 
@@ -87,7 +87,7 @@ class Graphs:
         """The recorded run if there is one; nothing is run."""
         return self._recording
 
-    def of(self, module: nn.Module) -> Specialisations:
+    def of(self, module: nn.Module) -> Specializations:
         """The graphs of ``module``, traced now if need be.
 
         Raises:
@@ -100,7 +100,7 @@ class Graphs:
 
     def ensure(self, modules: Iterable[nn.Module]) -> dict[nn.Module, TraceError]:
         """Trace those that have no graph yet and check them together; the errors of those that cannot be."""
-        fresh: dict[nn.Module, Specialisations] = {}
+        fresh: dict[nn.Module, Specializations] = {}
         wanted = list(dict.fromkeys(modules))
         new = [m for m in wanted if not (self.current(m) or m in self._by_need or m in self._failed)]
         if new:
@@ -112,7 +112,7 @@ class Graphs:
             module: self._failed[module] for module in wanted if module in self._failed and not self.current(module)
         }
 
-    def _trace_all(self, modules: Sequence[nn.Module], fresh: dict[nn.Module, Specialisations]) -> None:
+    def _trace_all(self, modules: Sequence[nn.Module], fresh: dict[nn.Module, Specializations]) -> None:
         """Trace each of ``modules`` into ``fresh``; remember why one cannot be."""
         for module in modules:
             self.calls(module)  # the root runs before its state is saved
@@ -126,7 +126,7 @@ class Graphs:
             self._trace_each(modules, fresh, together=False)  # to find which of them writes to what
 
     def _trace_each(
-        self, modules: Sequence[nn.Module], fresh: dict[nn.Module, Specialisations], together: bool
+        self, modules: Sequence[nn.Module], fresh: dict[nn.Module, Specializations], together: bool
     ) -> None:
         self._together = together
         try:
@@ -169,7 +169,7 @@ class Graphs:
             self._recording, self._outdated = None, False
         return self.recording.calls.get(module, ())
 
-    def trace(self, module: nn.Module, enter: Enter | None = None) -> Specialisations:
+    def trace(self, module: nn.Module, enter: Enter | None = None) -> Specializations:
         """Graphs of the original forward of ``module`` for every recorded signature, in each mode that can be traced.
 
         Raises:
@@ -188,11 +188,11 @@ class Graphs:
                 fix="give example inputs that reach it, or schedule the module that uses it",
             )
         forward, arounds = unwrapped(forward_of(module))
-        made, errors = list[Specialisation](), list[TraceError]()
+        made, errors = list[Specialization](), list[TraceError]()
         for call in calls:
             for training in (True, False):
                 try:
-                    made.append(self._specialised(module, forward, call, training, enter))
+                    made.append(self._specialized(module, forward, call, training, enter))
                 except TraceError as error:
                     errors.append(error)
             if call is calls[0] and not made:
@@ -201,9 +201,9 @@ class Graphs:
                 self.in_one_mode[module] = errors[0]
         return tuple(wrapped(each, arounds) for each in made)
 
-    def _specialised(
+    def _specialized(
         self, module: nn.Module, forward: Callable[..., Any], call: Call, training: bool, enter: Enter | None
-    ) -> Specialisation:
+    ) -> Specialization:
         """One graph; whatever tracing it wrote to Python state is put back, and is a reason to refuse it."""
         recording = self.recording
         with recording.as_after_run(), self._state_saved() as before:
@@ -211,7 +211,7 @@ class Graphs:
             made = None
             try:
                 with modes_restored(), as_scheduled(module):
-                    made = specialise(module, forward, call, recording, training, enter)
+                    made = specialize(module, forward, call, recording, training, enter)
             finally:
                 looked_at = made is None or not (self._together or id(made) in known)
                 changed = before.difference() if looked_at else None
@@ -236,7 +236,7 @@ class Graphs:
 
     # -- checking ------------------------------------------------------------------------------------------
 
-    def check(self, traced: dict[nn.Module, Specialisations]) -> dict[nn.Module, TraceError]:
+    def check(self, traced: dict[nn.Module, Specializations]) -> dict[nn.Module, TraceError]:
         """Compare graphs with the modules they were made from, on other shapes than recorded, in eval mode.
 
         Two runs of the root at small sizes, whatever the number of modules; further ones at about the recorded
@@ -284,7 +284,7 @@ class _Comparison:
 
     def __init__(
         self,
-        traced: dict[nn.Module, Specialisations],
+        traced: dict[nn.Module, Specializations],
         path_of: Callable[[nn.Module], str],
         wrong: dict[nn.Module, TraceError],
     ) -> None:

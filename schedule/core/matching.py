@@ -1,4 +1,4 @@
-"""From patterns to matches: one logical place in a module, in all of its specialisations."""
+"""From patterns to matches: one logical place in a module, in all of its specializations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import fx, nn
 from schedule import patterns, rules
 from schedule.capture.recording.recording import Recording
 from schedule.capture.tracing.expansion import expand
-from schedule.capture.tracing.specialization import Specialisation
+from schedule.capture.tracing.specialization import Specialization
 from schedule.core.node import Node
 from schedule.patterns import NearMiss, Occurrence, Pattern, SearchResult
 from schedule.patterns.nodes import CallNode
@@ -24,16 +24,16 @@ from schedule.util.wording import counted
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """Where a match is in one specialisation: an occurrence in its graph with leaf modules opened.
+    """Where a match is in one specialization: an occurrence in its graph with leaf modules opened.
 
     Attributes:
-        found_in: that specialisation.
+        found_in: that specialization.
         occurrence: in a copy of its graph.
         origin: name of a node from an opened module → name of the call it came from.
         called: path → module of the calls that are part of the match.
     """
 
-    found_in: Specialisation
+    found_in: Specialization
     occurrence: Occurrence
     origin: Mapping[str, str]
     called: Mapping[str, nn.Module] = field(default_factory=dict)
@@ -58,11 +58,11 @@ class Site:
             node = node.next
         return {call for call in calls if call is not None}
 
-    def in_current(self, specialisations: Sequence[Specialisation]) -> int | None:
+    def in_current(self, specializations: Sequence[Specialization]) -> int | None:
         """Which of the module's graphs now is the one this was found in, or stems from it."""
         key = (self.found_in.training, self.found_in.call.key())
-        own = [i for i, made in enumerate(specialisations) if made.graph is self.found_in.graph]
-        like = [i for i, made in enumerate(specialisations) if (made.training, made.call.key()) == key]
+        own = [i for i, made in enumerate(specializations) if made.graph is self.found_in.graph]
+        like = [i for i, made in enumerate(specializations) if (made.training, made.call.key()) == key]
         return next(iter(own + like), None)
 
 
@@ -71,7 +71,7 @@ class Match:
 
     Attributes:
         schedule: the module it is in.
-        sites: the occurrence in each specialisation (training and not, further signatures).
+        sites: the occurrence in each specialization (training and not, further signatures).
         rule: the registered rule whose pattern it is, if any.
         search: what it was found by, if by a search of one module's graphs.
     """
@@ -251,7 +251,7 @@ class Search:
         self.member, self.wanted, self.found = member, wanted, found
         self.results: list[SearchResult] = []
         sites = []
-        for made in member.specialisations:
+        for made in member.specializations:
             own, results = sites_in(made, member.module, member.tree.graphs.recording, wanted)
             self.results += results
             sites.append(own)
@@ -263,7 +263,7 @@ class Search:
 
 
 def sites_in(
-    made: Specialisation, module: nn.Module, recording: Recording, wanted: Wanted
+    made: Specialization, module: nn.Module, recording: Recording, wanted: Wanted
 ) -> tuple[list[Site], list[SearchResult]]:
     """Where ``wanted`` occurs in one graph of ``module``, and what each search saw."""
     modules = dict(module.named_modules(remove_duplicate=False))

@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar
 
 from torch import fx, nn
 
-from schedule.capture.tracing.specialization import Specialisation, original_class
+from schedule.capture.tracing.specialization import Specialization, original_class
 from schedule.core.graphs import Graphs
 from schedule.core.history import Edit, History, Step
 from schedule.util.errors import NotApplicable, PathError, did_you_mean
@@ -220,7 +220,7 @@ class Node:
     # -- its graphs --------------------------------------------------------------------------------------
 
     @property
-    def specialisations(self) -> tuple[Specialisation, ...]:
+    def specializations(self) -> tuple[Specialization, ...]:
         """One graph for each recorded signature and training flag; traced when first read.
 
         Raises:
@@ -231,7 +231,7 @@ class Node:
     @property
     def graph(self) -> fx.Graph:
         """The FX graph of the first recorded call in training, or in evaluation if only that can be traced."""
-        return max(self.specialisations, key=lambda made: made.training).graph
+        return max(self.specializations, key=lambda made: made.training).graph
 
     # -- history -----------------------------------------------------------------------------------------
 

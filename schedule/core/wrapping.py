@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from schedule.capture.tracing.specialization import Specialisation
+from schedule.capture.tracing.specialization import Specialization
 from schedule.runtime.scheduled import forward_of
 
 Run = Callable[..., Any]
@@ -44,7 +44,7 @@ class WrappedForward:
 
 
 @dataclass(frozen=True)
-class WrappedSpecialisation(Specialisation):
+class WrappedSpecialization(Specialization):
     """A graph with something around it, outermost last."""
 
     arounds: tuple[Around, ...] = ()
@@ -55,14 +55,14 @@ class WrappedSpecialisation(Specialisation):
         return rewrapped(super().function, self.arounds)
 
 
-def wrapped(made: Specialisation, arounds: Iterable[Around]) -> Specialisation:
+def wrapped(made: Specialization, arounds: Iterable[Around]) -> Specialization:
     """``made`` with ``arounds`` around what is around it already."""
     added = tuple(arounds)
     if not added:
         return made
     values = {field.name: getattr(made, field.name) for field in fields(made)}
     values["arounds"] = (*values.get("arounds", ()), *added)
-    return WrappedSpecialisation(**values)
+    return WrappedSpecialization(**values)
 
 
 def unwrapped(forward: Run) -> tuple[Run, tuple[Around, ...]]:

@@ -11,7 +11,7 @@ from schedule.patterns.effects import Effects, effects
 from schedule.patterns.equality import difference, graphs_equal
 from schedule.patterns.language import any_of, call_module, optional, scalar, tensor
 from schedule.patterns.matcher import search
-from schedule.patterns.normalize import normalise
+from schedule.patterns.normalize import normalize
 from schedule.patterns.occurrence import NearMiss, Occurrence, SearchResult, resolve
 from schedule.patterns.ops import declare_pure, register_form, register_module, register_op
 from schedule.patterns.values import Attr, NormalGraph, OpNode
@@ -32,7 +32,7 @@ __all__ = [
     "difference",
     "effects",
     "graphs_equal",
-    "normalise",
+    "normalize",
     "optional",
     "register_form",
     "register_module",

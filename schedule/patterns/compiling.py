@@ -1,4 +1,4 @@
-"""From a pattern as written to a :class:`Pattern`: its normalised graph and what the matcher needs."""
+"""From a pattern as written to a :class:`Pattern`: its normalized graph and what the matcher needs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Pattern:
         name: the function's name unless another was given.
         inputs: names of the inputs, in the order of the parameters.
         scalars: names of the constants.
-        digraph: the normalised ``networkx.DiGraph``.
+        digraph: the normalized ``networkx.DiGraph``.
         outputs: the OpNodes returned.
         required: the operations every occurrence has, in topological order.
         size: how many operations there are, choices included.
@@ -47,7 +47,7 @@ class Pattern:
 
 
 class _PatternBuilder(Builder):
-    """Normalises a traced pattern, turning the marks back into pattern nodes."""
+    """Normalizes a traced pattern, turning the marks back into pattern nodes."""
 
     def __init__(self, tracer: Tracer, root: nn.Module | None) -> None:
         modules = dict(root.named_modules(remove_duplicate=False)) if root is not None else {}

@@ -11,7 +11,7 @@ from networkx.algorithms.isomorphism import DiGraphMatcher
 from torch import fx, nn
 
 from schedule.patterns.compare import describe
-from schedule.patterns.normalize import normalise
+from schedule.patterns.normalize import normalize
 from schedule.patterns.values import Attr, OpNode, operands
 
 
@@ -26,7 +26,7 @@ def graphs_equal(
     Names and order do not count; the order of operands does, unless they commute; the order of the graph's
     own arguments and the paths of parameters and modules do. Dead nodes without effects are left out.
     """
-    left, right = _labelled(a, modules_a), _labelled(b, modules_b)
+    left, right = _labeled(a, modules_a), _labeled(b, modules_b)
     if _census(left) != _census(right):
         return False
     matcher = DiGraphMatcher(
@@ -47,7 +47,7 @@ def difference(
     """What tells the graphs apart, "" if they are equal: operations only one has, or edges that differ."""
     if graphs_equal(a, b, modules_a, modules_b):
         return ""
-    left, right = _labelled(a, modules_a), _labelled(b, modules_b)
+    left, right = _labeled(a, modules_a), _labeled(b, modules_b)
     lines = []
     mine, theirs = (Counter(nx.get_node_attributes(g, "text").values()) for g in (left, right))
     for sign, extra in (("-", mine - theirs), ("+", theirs - mine)):
@@ -65,13 +65,13 @@ def _edges(graph: nx.DiGraph) -> Counter[str]:
     return Counter(f"{text[u]} -> {text[v]} as {', '.join(slots)}" for u, v, slots in graph.edges(data="slots"))
 
 
-def _labelled(graph: fx.Graph, modules: Mapping[str, nn.Module] | None) -> nx.DiGraph:
-    """The live part of the normalised digraph, each node and edge with what must be equal.
+def _labeled(graph: fx.Graph, modules: Mapping[str, nn.Module] | None) -> nx.DiGraph:
+    """The live part of the normalized digraph, each node and edge with what must be equal.
 
-    A colour of all that lies below and above each node goes with it, so that the isomorphism test has
+    A color of all that lies below and above each node goes with it, so that the isomorphism test has
     little to try.
     """
-    normal = normalise(graph, modules)
+    normal = normalize(graph, modules)
     ends = [n for n in normal.nodes if n.op == "output" or n.mutates or _is_opaque(n)]
     live = set(ends).union(*(nx.ancestors(normal.digraph, n) for n in ends))
     arguments = [n for n in normal.nodes if n.op == "placeholder"]
@@ -83,22 +83,22 @@ def _labelled(graph: fx.Graph, modules: Mapping[str, nn.Module] | None) -> nx.Di
         for slot, operand in _edges_of(node):
             slots = result.get_edge_data(operand, node, {"slots": ()})["slots"]
             result.add_edge(operand, node, slots=tuple(sorted((*slots, slot))))
-    colours = _coloured(result, {n: hash(data["label"]) for n, data in result.nodes(data=True)})
+    colors = _colored(result, {n: hash(data["label"]) for n, data in result.nodes(data=True)})
     for node, data in result.nodes(data=True):
-        data["label"] = (data["label"], colours[node])
+        data["label"] = (data["label"], colors[node])
     return result
 
 
-def _coloured(graph: nx.DiGraph, labels: dict[OpNode, int]) -> dict[OpNode, int]:
-    """A colour for each node from its label and everything below, then everything above it."""
-    colours = dict(labels)
+def _colored(graph: nx.DiGraph, labels: dict[OpNode, int]) -> dict[OpNode, int]:
+    """A color for each node from its label and everything below, then everything above it."""
+    colors = dict(labels)
     for node in graph:  # graph order: operands come first
-        below = sorted((graph.edges[u, node]["slots"], colours[u]) for u in graph.predecessors(node))
-        colours[node] = hash((labels[node], *below))
-    whole = dict(colours)
+        below = sorted((graph.edges[u, node]["slots"], colors[u]) for u in graph.predecessors(node))
+        colors[node] = hash((labels[node], *below))
+    whole = dict(colors)
     for node in reversed(list(graph)):
         above = sorted((graph.edges[node, v]["slots"], whole[v]) for v in graph.successors(node))
-        whole[node] = hash((colours[node], *above))
+        whole[node] = hash((colors[node], *above))
     return whole
 
 

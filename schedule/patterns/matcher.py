@@ -15,7 +15,7 @@ from torch import fx, nn
 from schedule.patterns.compare import describe
 from schedule.patterns.compiling import Pattern, compile_pattern
 from schedule.patterns.finish import Complete, finish
-from schedule.patterns.normalize import normalise
+from schedule.patterns.normalize import normalize
 from schedule.patterns.occurrence import NearMiss, Occurrence, SearchResult, disjoint
 from schedule.patterns.unify import Unifier
 from schedule.patterns.values import NormalGraph, OpNode
@@ -33,7 +33,7 @@ def search(
     """Every disjoint occurrence of ``pattern`` in ``graph``.
 
     Args:
-        graph: the graph of one module; its normalised form is kept with it for the next search.
+        graph: the graph of one module; its normalized form is kept with it for the next search.
         pattern: a :class:`Pattern` or anything :func:`compile_pattern` takes.
         modules: path → module, for the ``call_module`` nodes.
         closed: leave out places whose interior values are used outside, or that are not convex (they become
@@ -43,7 +43,7 @@ def search(
         Occurrences in graph order; overlaps are resolved by :func:`resolve`.
     """
     pattern = compile_pattern(pattern)
-    return _Search(graph, normalise(graph, modules), pattern, closed).run()
+    return _Search(graph, normalize(graph, modules), pattern, closed).run()
 
 
 class _Search:

@@ -19,8 +19,8 @@ _SETITEM = (operator.setitem, "__setitem__", "setitem")
 _TRANSPOSED = {"mT": (-2, -1), "T": None, "H": None}
 
 
-def normalise(graph: fx.Graph, modules: Mapping[str, nn.Module] | None = None) -> NormalGraph:
-    """The normalised form of ``graph``, built once and kept with the graph until the graph changes.
+def normalize(graph: fx.Graph, modules: Mapping[str, nn.Module] | None = None) -> NormalGraph:
+    """The normalized form of ``graph``, built once and kept with the graph until the graph changes.
 
     Args:
         graph: any fx graph.

@@ -1,4 +1,4 @@
-"""The nodes of normalised graphs, the same for models and patterns."""
+"""The nodes of normalized graphs, the same for models and patterns."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def map_operands(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 class NormalGraph:
-    """A normalised graph: the ``networkx.DiGraph`` and its indices.
+    """A normalized graph: the ``networkx.DiGraph`` and its indices.
 
     Attributes:
         digraph: OpNodes joined by data edges; an edge's ``slots`` name the arguments it feeds.

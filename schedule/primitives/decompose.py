@@ -10,9 +10,9 @@ from torch import nn
 from schedule.capture.recording.recording import Recording
 from schedule.capture.tracing.expansion import expand
 from schedule.capture.tracing.own_forward import is_projection
-from schedule.capture.tracing.specialization import Specialisation, original_class
+from schedule.capture.tracing.specialization import Specialization, original_class
 from schedule.core.adapting import Rewritten, adapter_for
-from schedule.core.edits import SetSpecialisations
+from schedule.core.edits import SetSpecializations
 from schedule.core.rebinding import keep_erased
 from schedule.primitives.registry import primitive
 from schedule.util.errors import NotApplicable, TraceError
@@ -43,8 +43,8 @@ def decompose(sch: NodeT) -> NodeT:
     caller, path = _caller(sch)
     opening = Opening(path)
     recording = caller.tree.graphs.recording
-    made = [opening.on(each, caller.module, recording)[0] for each in caller.specialisations]
-    edits = [SetSpecialisations(caller.module, made, caller.path, adapter_for(caller, [opening]))]
+    made = [opening.on(each, caller.module, recording)[0] for each in caller.specializations]
+    edits = [SetSpecializations(caller.module, made, caller.path, adapter_for(caller, [opening]))]
     caller.commit(edits, 0)
     sch.commit([])
     return sch
@@ -68,7 +68,7 @@ def _caller(sch: Node) -> tuple[Node, str]:
             continue  # a container, which has no forward of its own
         node = tree.node(ancestor)
         node.refuse_inside_other_graph()
-        if any(n.op == "call_module" and n.target == path for made in node.specialisations for n in made.graph.nodes):
+        if any(n.op == "call_module" and n.target == path for made in node.specializations for n in made.graph.nodes):
             return node, path
         break
     raise NotApplicable(
@@ -82,7 +82,7 @@ class Opening:
 
     path: str
 
-    def on(self, made: Specialisation, module: nn.Module, recording: Recording) -> Rewritten:
+    def on(self, made: Specialization, module: nn.Module, recording: Recording) -> Rewritten:
         """In one graph of the module above."""
         calls = [node.name for node in made.graph.nodes if node.op == "call_module" and node.target == self.path]
         if not calls:

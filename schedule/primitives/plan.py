@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from schedule.capture.tracing.specialization import Specialisation, specialise
+from schedule.capture.tracing.specialization import Specialization, specialize
 from schedule.primitives.registry import primitive, query
 from schedule.primitives.shard import shard
 from schedule.primitives.sync import sync
@@ -73,7 +73,7 @@ def shard_plan(
 
 @primitive
 def apply_plan(sch: Node, plan: Plan) -> None:
-    """Shard and synchronise as ``plan`` says, all of it or nothing.
+    """Shard and synchronize as ``plan`` says, all of it or nothing.
 
     Args:
         sch: the schedule of the whole model, with a mesh.
@@ -92,7 +92,7 @@ def apply_plan(sch: Node, plan: Plan) -> None:
 
 
 def _apply(sch: Node, plan: Plan) -> None:
-    """Shard and synchronise as ``plan`` says."""
+    """Shard and synchronize as ``plan`` says."""
     from schedule.distributed.tensor_parallel.modules import LEFT
     from schedule.distributed.tensor_parallel.state import sharded_state
 
@@ -125,7 +125,7 @@ def _ranks(sch: Node, mesh: Any) -> TensorParallel:
     return tensor_parallel(sch.tree.mesh)
 
 
-def _flattened(sch: Node) -> Specialisation:
+def _flattened(sch: Node) -> Specialization:
     """The root's graph with the inside of everything but basic layers, in training or else in evaluation."""
     from schedule.distributed.tensor_parallel.modules import stays_call
 
@@ -137,11 +137,11 @@ def _flattened(sch: Node) -> Specialisation:
     def enter(child: nn.Module, path: str) -> bool:
         return not stays_call(child) and child not in opaque
 
-    def traced() -> Specialisation:
+    def traced() -> Specialization:
         try:
-            return specialise(module, forward_of(module), call, graphs.recording, True, enter)
+            return specialize(module, forward_of(module), call, graphs.recording, True, enter)
         except TraceError:
-            return specialise(module, forward_of(module), call, graphs.recording, False, enter)
+            return specialize(module, forward_of(module), call, graphs.recording, False, enter)
 
     try:
         return traced()

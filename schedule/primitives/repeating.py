@@ -13,7 +13,7 @@ from torch import fx, nn
 from schedule.capture.recording.recording import Recording
 from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.tracing.expansion import expand
-from schedule.capture.tracing.specialization import Specialisation
+from schedule.capture.tracing.specialization import Specialization
 from schedule.core.adapting import Rewrite, Rewritten, Unrepeatable
 from schedule.core.matching import Match, Search, Site, Wanted, parallel, sites_in
 from schedule.patterns import Occurrence
@@ -42,7 +42,7 @@ class ByRules:
     settled: frozenset[str]
     cost_guard: bool
 
-    def on(self, made: Specialisation, module: nn.Module, recording: Recording) -> Rewritten:
+    def on(self, made: Specialization, module: nn.Module, recording: Recording) -> Rewritten:
         """What ``optimize`` would do."""
         expansion = expand(made, module, recording)
         modules = dict(module.named_modules(remove_duplicate=False))
@@ -102,7 +102,7 @@ class ByPattern:
         """That of the pattern."""
         return self.wanted.name
 
-    def on(self, made: Specialisation, module: nn.Module, recording: Recording) -> Rewritten:
+    def on(self, made: Specialization, module: nn.Module, recording: Recording) -> Rewritten:
         """Find it in this graph and rewrite it."""
         sites, _ = sites_in(made, module, recording, self.wanted)
         places = [[site] for site in sites] if self.sizes == {1} else parallel(sites)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from schedule.core.edits import SetItem, SetSpecialisations
+from schedule.core.edits import SetItem, SetSpecializations
 from schedule.primitives.registry import primitive
 from schedule.runtime.scheduled import state_of
 from schedule.util.errors import NotApplicable, ShardError
@@ -111,16 +111,16 @@ def _places(sch: Node, tensor: Tensor, name: str) -> list[tuple[nn.Module, str]]
 
 def refuse_rewritten(sch: Node, module: nn.Module) -> None:
     """Refuse a module whose own graph another primitive has changed."""
-    from schedule.distributed.tensor_parallel.forwards import sharded_specialisations
+    from schedule.distributed.tensor_parallel.forwards import sharded_specializations
     from schedule.distributed.tensor_parallel.modules import projection_of, sharding_of
 
     state, sharding = state_of(module), sharding_of(module)
     if state is None:
         return
-    if projection_of(module) is None and not state.specialisations:
+    if projection_of(module) is None and not state.specializations:
         return
-    ours = "" if sharding is None else str(sharded_specialisations(module, sharding)[0].graph)
-    if [str(made.graph) for made in state.specialisations] != [ours] * 2:
+    ours = "" if sharding is None else str(sharded_specializations(module, sharding)[0].graph)
+    if [str(made.graph) for made in state.specializations] != [ours] * 2:
         raise ShardError(f"{sch.tree.path_of(module)} was rewritten before", fix="shard and sync first, then fuse")
 
 
@@ -203,15 +203,15 @@ class Reforward:
     def __init__(self, sch: Node, module: nn.Module, sharding: ModuleSharding, state: Sharded) -> None:
         self.module, self.sharding = module, sharding
         self.path, self.like = sch.tree.path_of(module), state.received(module)
-        self._set: SetSpecialisations | None = None
+        self._set: SetSpecializations | None = None
 
     def apply(self) -> None:
         """Write the graph, once the parameters are sharded, and install it."""
-        from schedule.distributed.tensor_parallel.forwards import sharded_specialisations
+        from schedule.distributed.tensor_parallel.forwards import sharded_specializations
 
         if self._set is None:
-            made = sharded_specialisations(self.module, self.sharding, self.like)
-            self._set = SetSpecialisations(self.module, made, self.path)
+            made = sharded_specializations(self.module, self.sharding, self.like)
+            self._set = SetSpecializations(self.module, made, self.path)
         self._set.apply()
 
     def revert(self) -> None:

@@ -11,10 +11,10 @@ from torch import fx, nn
 from schedule.capture.recording.recording import Recording
 from schedule.capture.tracing.expansion import expand
 from schedule.capture.tracing.reading.ledger import whole
-from schedule.capture.tracing.specialization import Entered, Specialisation, original_class
+from schedule.capture.tracing.specialization import Entered, Specialization, original_class
 from schedule.core import history
 from schedule.core.adapting import Adapter
-from schedule.core.edits import SetSpecialisations
+from schedule.core.edits import SetSpecializations
 from schedule.core.matching import Match, Site, holds
 from schedule.core.rebinding import StaleMatch, blamed, keep_erased, rebound
 from schedule.patterns import Occurrence
@@ -53,8 +53,8 @@ def splice_in(sch: Node, places: Sequence[Place], prepare: Prepare, repeat: Repe
         node.refuse_inside_other_graph()
         history.reached(f"planning {node.label}")
         planned.append((node, own, _rewritten(node, own, prepare)))
-    for node, own, specialisations in planned:
-        node.commit([SetSpecialisations(node.module, specialisations, node.path, repeat(node, own))], len(own))
+    for node, own, specializations in planned:
+        node.commit([SetSpecializations(node.module, specializations, node.path, repeat(node, own))], len(own))
 
 
 def refuse_none(matches: Sequence[Any]) -> None:
@@ -82,9 +82,9 @@ def refuse_foreign(sch: Node, places: Sequence[Place]) -> None:
             )
 
 
-def _rewritten(node: Node, places: Sequence[Place], prepare: Prepare) -> list[Specialisation]:
+def _rewritten(node: Node, places: Sequence[Place], prepare: Prepare) -> list[Specialization]:
     """All graphs of one module, those with matches in them rewritten."""
-    current = list(node.specialisations)
+    current = list(node.specializations)
     pending, recording = node.tree.history.pending, node.tree.graphs.recording
     by = pending.description if pending is not None else ""
     found: dict[int, list[tuple[Place, list[Site]]]] = {}
@@ -108,13 +108,13 @@ def _rewritten(node: Node, places: Sequence[Place], prepare: Prepare) -> list[Sp
 
 
 def rewritten(
-    made: Specialisation,
+    made: Specialization,
     module: nn.Module,
     recording: Recording,
     items: Sequence[tuple[P, Sequence[Site]]],
     prepare: Callable[[P, Occurrence], tuple[Occurrence, Build]],
     by: str,
-) -> Specialisation:
+) -> Specialization:
     """One graph of ``module``, rewritten at each place, which has one or several parallel sites in it.
 
     Args:

@@ -27,7 +27,7 @@ def sync(
     axis: int | None = None,
     argument: str | None = None,
 ) -> None:
-    """Synchronise a module over the tensor-parallel ranks.
+    """Synchronize a module over the tensor-parallel ranks.
 
     ::
 
@@ -50,7 +50,7 @@ def sync(
 
     A module that calls several column-parallel ones on one input (q, k and v; gate and up) can take their
     ``bwd_post`` ``all_reduce`` or ``fwd_pre`` ``all_gather`` for them: one collective in place of several. Any other
-    module can be synchronised at one of its arguments, at its (first) output, and in the gradient of a whole parameter
+    module can be synchronized at one of its arguments, at its (first) output, and in the gradient of a whole parameter
     of its own that every rank uses on other data: ``sync("bwd_post", "all_reduce", argument="weight")``.
 
     Args:
@@ -103,7 +103,7 @@ def _sync_projection(sch: Node, state: Sharded, mode: str, wanted: Sync) -> None
     caller = state.caller_of(sch.path)
     above = sharding_of(caller[0]) if caller is not None else None
     if caller is not None and above is not None and above.reduces_gradients(caller[0]) and mode != "fwd_post":
-        raise ShardError("the module that calls it synchronises its input already", fix="leave this out")
+        raise ShardError("the module that calls it synchronizes its input already", fix="leave this out")
     _commit(sch, state, mode, wanted, sharding)
 
 

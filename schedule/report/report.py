@@ -113,7 +113,7 @@ class Report:
     @property
     def declined(self) -> dict[str, list[str]]:
         """Scheduled module → why calls of further kinds run its original forward."""
-        return self._adaptations(lambda each: "" if each.specialisations else each.declined.why)
+        return self._adaptations(lambda each: "" if each.specializations else each.declined.why)
 
     def _adaptations(self, text: Callable[[Adaptation], str]) -> dict[str, list[str]]:
         states = ((path, state_of(module)) for path, module in self.model.named_modules())

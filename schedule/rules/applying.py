@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx, nn
 
 from schedule.capture.recording.structure import Path, leaves
-from schedule.patterns import Occurrence, SearchResult, normalise, resolve, search
+from schedule.patterns import Occurrence, SearchResult, normalize, resolve, search
 from schedule.patterns.hazards import Hazards
 from schedule.patterns.rewriting import check, rewrite
 from schedule.patterns.saving import changed_later
@@ -72,7 +72,7 @@ def find_all(
         read: where in the output of the graph tensors are that are read outside.
     """
     findings = Findings()
-    normal = normalise(graph, modules)
+    normal = normalize(graph, modules)
     candidates: dict[Occurrence, Rule] = {}
     for rule in rules:
         covered: set[fx.Node] = set()
@@ -160,7 +160,7 @@ def _forget_covered(findings: Findings) -> None:
 
 def explain(graph: fx.Graph, rules: Iterable[Rule], modules: Modules, findings: Findings) -> list[Place]:
     """Places that a rule is about and did not take: left alone on purpose, or nearly matched."""
-    normal = normalise(graph, modules)
+    normal = normalize(graph, modules)
     known = {node.name for _, occurrence in findings.chosen for node in occurrence.nodes}
     known |= {place.node for place in findings.places}
     found: list[Place] = []

@@ -34,9 +34,9 @@ def _square(x: Value) -> Value:
     return any_of(torch.pow(x, 2), torch.square(x), x * x, name="square")
 
 
-def _divided(centred: Value, variance: Value) -> Value:
+def _divided(centered: Value, variance: Value) -> Value:
     total = variance + scalar("eps")
-    return any_of(centred * torch.rsqrt(total), centred / torch.sqrt(total), name="divided")
+    return any_of(centered * torch.rsqrt(total), centered / torch.sqrt(total), name="divided")
 
 
 def _normed(x: Value) -> Value:
@@ -135,12 +135,12 @@ def _pocket_tts(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return (x - x.mean(-1, keepdim=True)) * torch.rsqrt(variance + 1e-5) * w + b
 
 
-def _centred_once(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    centred = x - x.mean(dim=-1, keepdim=True)
-    return centred / torch.sqrt(torch.square(centred).mean(-1, keepdim=True) + 1e-5)
+def _centered_once(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    centered = x - x.mean(dim=-1, keepdim=True)
+    return centered / torch.sqrt(torch.square(centered).mean(-1, keepdim=True) + 1e-5)
 
 
-WRITTEN_FORMS = (_cohere, _deberta, _pocket_tts, _centred_once)
+WRITTEN_FORMS = (_cohere, _deberta, _pocket_tts, _centered_once)
 SINGLE_FORMS: tuple[norms.Norm, ...] = (
     lambda x, w, b: F.layer_norm(x, (x.shape[-1],), w, b, 1e-5),
     lambda x, w, b: F.layer_norm(x, (x.shape[-1],), weight=w),
@@ -153,8 +153,8 @@ def _unbiased(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 
 
 def _of_another_mean(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
-    centred = x - r.mean(-1, keepdim=True)
-    return w * (centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + 1e-5)) + b
+    centered = x - r.mean(-1, keepdim=True)
+    return w * (centered * torch.rsqrt(centered.pow(2).mean(-1, keepdim=True) + 1e-5)) + b
 
 
 LAYER_NORM = register_rule(

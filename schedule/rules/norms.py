@@ -62,12 +62,12 @@ def objection(occurrence: Occurrence) -> str:
         if name in occurrence.inputs and (spec is None or spec.shape != x.shape[-1:] or spec.device != x.device):
             return f"the {name} is none of {x.shape[-1]} features"
     if not _one_dimension(occurrence.scalars.get("shape", 1)):
-        return "more than the last dimension is normalised"
+        return "more than the last dimension is normalized"
     if not isinstance(occurrence.scalars.get("eps"), (int, float)):
         return "eps is no number"
     total = dtypes.joined(x.dtype, "residual")
     narrow = dtypes.narrowed(total, "before", "squared", "rounded")
-    return f"{total} is normalised in {narrow}, which the fused op does not imitate" if narrow else ""
+    return f"{total} is normalized in {narrow}, which the fused op does not imitate" if narrow else ""
 
 
 def _one_dimension(shape: Any) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import fused
 from schedule.capture.recording.recording import Call, record
 from schedule.capture.tracing.expansion import expand
-from schedule.capture.tracing.specialization import compiled, specialise
+from schedule.capture.tracing.specialization import compiled, specialize
 from schedule.rules.applying import find_all, rewritten
 from schedule.rules.rule import Form, Proof, Rule
 
@@ -101,7 +101,7 @@ def _rewritten(rule: Rule, form: Form, tensors: tuple[Tensor, ...]) -> Callable[
     given = tensors[: _arity(form)]
     recording = record(module, given)
     call: Call = recording.calls[module][0]
-    traced = specialise(module, _Module.forward, call, recording, True)
+    traced = specialize(module, _Module.forward, call, recording, True)
     modules = dict(module.named_modules())
     graph = expand(traced, module, recording).graph
     findings = find_all(graph, [rule], modules, cost_guard=False)

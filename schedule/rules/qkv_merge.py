@@ -51,7 +51,7 @@ def _projection(x: Value, number: int) -> Value:
 
 
 def _is_other_projection(module: nn.Module) -> bool:
-    """A Linear of another kind: an adapter's, a quantised one."""
+    """A Linear of another kind: an adapter's, a quantized one."""
     return hasattr(module, "in_features") and original_class(module) is not nn.Linear
 
 
@@ -62,7 +62,7 @@ def _another_kind_beside(x: Value) -> tuple[Value, Value]:
 
 def _named(occurrence: Occurrence) -> str:
     others = [str(node.target) for node in occurrence.outputs[1 - occurrence.choices["others"] :]]
-    return f"{' and '.join(others)}: no plain Linear of torch, but an adapter's or a quantised one"
+    return f"{' and '.join(others)}: no plain Linear of torch, but an adapter's or a quantized one"
 
 
 def _of(values: dict[str, Any], name: str) -> list[Any]:

@@ -15,7 +15,7 @@ from schedule.capture.tracing.generated_code import generated
 from schedule.capture.tracing.hooks import acts_now, acts_on_all
 from schedule.capture.tracing.reading.ledger import Ledger, shared_ledger
 from schedule.capture.tracing.signature import Parameters, Signature
-from schedule.capture.tracing.specialization import Specialisation
+from schedule.capture.tracing.specialization import Specialization
 
 Selected = tuple[Any, tuple[Any, ...]]
 """A graph's function and its inputs; None and the reason for calls that run the original forward."""
@@ -43,7 +43,7 @@ def intact(module: nn.Module, cls: type, training: bool) -> bool:
 
 def generated_select(
     forward: Callable[..., Any],
-    specialisations: Sequence[Specialisation],
+    specializations: Sequence[Specialization],
     declined: Sequence[Declined],
     scheduled_class: Callable[[type[nn.Module]], type[nn.Module]],
 ) -> Select:
@@ -56,13 +56,13 @@ def generated_select(
     parameters = Parameters(forward)
     lines = [f"def select({parameters.declaration(namespace)}):"]
     lines += ["    _own = self.__dict__", "    _followed = _compiling()"]
-    for index, specialisation in enumerate(specialisations):
-        conditions = _conditions(specialisation, index, namespace, scheduled_class)
-        namespace[f"_run_{index}"] = specialisation.function
-        inputs = "".join(f"{text}, " for text in specialisation.signature.inputs.values())
+    for index, specialization in enumerate(specializations):
+        conditions = _conditions(specialization, index, namespace, scheduled_class)
+        namespace[f"_run_{index}"] = specialization.function
+        inputs = "".join(f"{text}, " for text in specialization.signature.inputs.values())
         lines.append("    if (" + "\n        and ".join(conditions) + "):")
         lines.append(f"        return _run_{index}, ({inputs})")
-    for index, each in enumerate(declined, len(specialisations)):
+    for index, each in enumerate(declined, len(specializations)):
         conditions = _signature_conditions(each.signature, index, namespace) or ["True"]
         lines.append("    if (" + "\n        and ".join(conditions) + "):")
         lines.append(f"        return None, ({each.why!r},)")
@@ -79,23 +79,23 @@ def _signature_conditions(signature: Signature, index: int, namespace: dict[str,
 
 
 def _conditions(
-    specialisation: Specialisation,
+    specialization: Specialization,
     index: int,
     namespace: dict[str, Any],
     scheduled_class: Callable[[type[nn.Module]], type[nn.Module]],
 ) -> list[str]:
-    found = [f"_own['training'] is {specialisation.training}"]
-    found += _signature_conditions(specialisation.signature, index, namespace)
-    for number, (path, entered) in enumerate(specialisation.entered.items()):
+    found = [f"_own['training'] is {specialization.training}"]
+    found += _signature_conditions(specialization.signature, index, namespace)
+    for number, (path, entered) in enumerate(specialization.entered.items()):
         namespace[f"_class_{index}_{number}"] = scheduled_class(entered.cls) if entered.scheduled else entered.cls
-        found.append(f"_intact({module_source(path)}, _class_{index}_{number}, {specialisation.training})")
+        found.append(f"_intact({module_source(path)}, _class_{index}_{number}, {specialization.training})")
         found += _ledger_condition(entered.ledger.own, path, f"_holds_{index}_{number}", namespace)
-    found += ["not _acts_on_all()"] if specialisation.entered else []
-    known = set(specialisation.ledger.shared)
-    shared = dict.fromkeys(g for each in specialisation.entered.values() for g in each.ledger.shared if g not in known)
+    found += ["not _acts_on_all()"] if specialization.entered else []
+    known = set(specialization.ledger.shared)
+    shared = dict.fromkeys(g for each in specialization.entered.values() for g in each.ledger.shared if g not in known)
     found += _ledger_condition(shared_ledger(tuple(shared)), "", f"_shared_{index}", namespace)
-    found += _ledger_condition(specialisation.ledger, "", f"_holds_{index}", namespace)
-    return found + list(specialisation.guards)
+    found += _ledger_condition(specialization.ledger, "", f"_holds_{index}", namespace)
+    return found + list(specialization.guards)
 
 
 def _ledger_condition(ledger: Ledger, path: str, name: str, namespace: dict[str, Any]) -> list[str]:

@@ -2,7 +2,7 @@
 
 The module object stays: same parameters, same hooks, same ``isinstance``. Its class is replaced by a generated
 subclass of the same name, as ``torch.distributed.fsdp.fully_shard`` does it. The subclass's forward is generated
-for the specialisations at hand: conditions on the arguments, then the graph. For a call that meets none of them the
+for the specializations at hand: conditions on the arguments, then the graph. For a call that meets none of them the
 module gets a further graph (:mod:`schedule.core.adapting`); where that cannot be, the call runs the original forward,
 is counted, and warns once.
 """
@@ -28,7 +28,7 @@ from schedule.capture.tracing.hooks import acts_on_all
 from schedule.capture.tracing.lock import TRACING
 from schedule.capture.tracing.outputs import OutputMiss
 from schedule.capture.tracing.replaying import replayed
-from schedule.capture.tracing.specialization import Specialisation, original_class
+from schedule.capture.tracing.specialization import Specialization, original_class
 from schedule.runtime.classes import STATE, put_on, scheduled_class, take_off, wraps_forward
 from schedule.runtime.dispatch import Declined, Select, Selected, generated_select
 
@@ -55,12 +55,12 @@ class Adaptation:
     """What a module got for calls of a further kind.
 
     Attributes:
-        specialisations: graphs for training and evaluation; none if they cannot be made.
+        specializations: graphs for training and evaluation; none if they cannot be made.
         declined: why not; or what holds if the graphs do not take the call after all.
         summary: how the calls look and what was rewritten in their graphs.
     """
 
-    specialisations: tuple[Specialisation, ...]
+    specializations: tuple[Specialization, ...]
     declined: Declined
     summary: str = ""
 
@@ -75,10 +75,10 @@ class Adapter(Protocol):
 
 
 class ScheduledState:
-    """What a scheduled module carries: its specialisations and how often they did not apply.
+    """What a scheduled module carries: its specializations and how often they did not apply.
 
     Attributes:
-        specialisations: graphs that may run in place of the forward, first match wins.
+        specializations: graphs that may run in place of the forward, first match wins.
         retired: those that found too late that a submodule no longer gives what they build on.
         adaptations: what further kinds of calls got, at most :data:`MAX_ADAPTATIONS`; not copied with the module.
         adapter: what makes them, if anything can.
@@ -91,15 +91,15 @@ class ScheduledState:
     def __init__(
         self,
         module_class: type[nn.Module],
-        specialisations: Sequence[Specialisation],
+        specializations: Sequence[Specialization],
         name: str,
         forward: Callable[..., Any] | None = None,
         adapter: Adapter | None = None,
     ) -> None:
         self.module_class = module_class
         self.forward = forward
-        self.specialisations = tuple(specialisations)
-        self.retired: tuple[Specialisation, ...] = ()
+        self.specializations = tuple(specializations)
+        self.retired: tuple[Specialization, ...] = ()
         self.adaptations: tuple[Adaptation, ...] = ()
         self.adapter = adapter
         self.name = name
@@ -138,9 +138,9 @@ class ScheduledState:
         self.select = self._dispatch()
 
     def _dispatch(self) -> Select:
-        adapted = [made for each in self.adaptations for made in each.specialisations]
-        declined = [each.declined for each in self.adaptations if not each.specialisations]
-        given = [each for each in self.specialisations if not any(each is other for other in self.retired)]
+        adapted = [made for each in self.adaptations for made in each.specializations]
+        declined = [each.declined for each in self.adaptations if not each.specializations]
+        given = [each for each in self.specializations if not any(each is other for other in self.retired)]
         return generated_select(self.module_class.forward, [*given, *adapted], declined, scheduled_class)
 
     def selected(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Selected | None:
@@ -167,7 +167,7 @@ class ScheduledState:
                 return None
             selected = self._with(made, module, args, kwargs)
             if selected is None:
-                selected = self._with(replace(made, specialisations=(), summary=""), module, args, kwargs)
+                selected = self._with(replace(made, specializations=(), summary=""), module, args, kwargs)
             return selected
 
     def _with(
@@ -177,16 +177,16 @@ class ScheduledState:
         self.adaptations = (*before, made)
         self.select = self._dispatch()
         selected = self.selected(module, args, kwargs)
-        if selected is None and made.specialisations:
+        if selected is None and made.specializations:
             self.adaptations = before
         return selected
 
     def retire(self, run: Callable[..., Any], why: str) -> None:
         """Take ``run`` no longer: its next call would be in vain too. Such calls get one other graph, if they can."""
-        self.retired = (*self.retired, *(each for each in self.specialisations if each.function is run))
+        self.retired = (*self.retired, *(each for each in self.specializations if each.function is run))
         self.adaptations = tuple(
-            replace(each, specialisations=(), declined=replace(each.declined, why=why))
-            if any(made.function is run for made in each.specialisations)
+            replace(each, specializations=(), declined=replace(each.declined, why=why))
+            if any(made.function is run for made in each.specializations)
             else each
             for each in self.adaptations
         )
@@ -203,7 +203,7 @@ class ScheduledState:
         It is no fallback if graphs take such calls from now on: the forward has set what they ask for, such as a cache
         that is made when first needed. The recorded run had, which was undone.
         """
-        if not self.unused or not self.specialisations or is_only_traced(args, kwargs):
+        if not self.unused or not self.specializations or is_only_traced(args, kwargs):
             return self.fall_back(module, args, kwargs, why)
         self.unused, selected = False, None
         try:
@@ -221,14 +221,14 @@ class ScheduledState:
 
     def count_fallback(self, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> None:
         """Count a call that runs the original forward; warn the first time, unless there is nothing else to run."""
-        if self.specialisations and not is_only_traced(args, kwargs):
+        if self.specializations and not is_only_traced(args, kwargs):
             self.fallbacks += 1
             if self.fallbacks == 1:
                 self.last_miss = _summary(args, kwargs)
                 because = f". No graph could be made for it: {why}" if why else ""
                 warnings.warn(
                     f"{self.name or 'the root module'} ({self.module_class.__name__}): a call differs from the "
-                    f"recorded ones and runs the original forward; correct, not optimised. It received "
+                    f"recorded ones and runs the original forward; correct, not optimized. It received "
                     f"{self.last_miss}{because}",
                     FallbackWarning,
                     stacklevel=5,
@@ -296,16 +296,16 @@ def forward_of(module: nn.Module) -> Callable[..., Any]:
 
 def install(
     module: nn.Module,
-    specialisations: Sequence[Specialisation],
+    specializations: Sequence[Specialization],
     name: str = "",
     forward: Callable[..., Any] | None = None,
     adapter: Adapter | None = None,
 ) -> None:
-    """Make ``module`` run ``specialisations``; an empty sequence gives it its original forward back.
+    """Make ``module`` run ``specializations``; an empty sequence gives it its original forward back.
 
     Args:
         module: the module.
-        specialisations: graphs, first match wins.
+        specializations: graphs, first match wins.
         name: its path, for messages.
         forward: what to run where none of them applies, given the module and the arguments; what was so before
             if None.
@@ -314,8 +314,8 @@ def install(
     cls, state = original_class(module), state_of(module)
     if forward is None and state is not None:
         forward = state.forward
-    made = bool(specialisations) or forward is not None
-    put(module, ScheduledState(cls, specialisations, name, forward, adapter) if made else None)
+    made = bool(specializations) or forward is not None
+    put(module, ScheduledState(cls, specializations, name, forward, adapter) if made else None)
 
 
 def put(module: nn.Module, state: ScheduledState | None) -> None:

@@ -1,6 +1,6 @@
 """Auto-tuning: the knobs of a schedule function, searched under a memory bound."""
 
-from schedule.tuning.cost_model import Machine, ModelledStep, Network, Shape
+from schedule.tuning.cost_model import Machine, ModeledStep, Network, Shape
 from schedule.tuning.measuring import Measured, TrainingStep, Watch
 from schedule.tuning.result import Tuning
 from schedule.tuning.space import Choice, Number, choice, number, splits
@@ -10,7 +10,7 @@ __all__ = [
     "Choice",
     "Machine",
     "Measured",
-    "ModelledStep",
+    "ModeledStep",
     "Network",
     "Number",
     "Shape",

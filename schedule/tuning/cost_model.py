@@ -190,13 +190,13 @@ def held_bytes(
     return int(STATES * shape.parameters / (tensor * stages) + kept)
 
 
-class ModelledStep:
+class ModeledStep:
     """A cost for :func:`schedule.tune` that runs nothing: the step of a model on many devices.
 
     Its knobs are ``split`` (tensor parallel, pipeline; the rest is data parallel), ``micro_batch`` (rows that run at a
     time) and ``recomputed``. Time is in seconds, memory in bytes of the fullest device::
 
-        cost = ModelledStep(Shape.of(model), devices=64, rows=512, sequence=4096)
+        cost = ModeledStep(Shape.of(model), devices=64, rows=512, sequence=4096)
         space = {"split": schedule.splits(64), "micro_batch": [1, 2, 4], "recomputed": [False, True]}
         tuning = schedule.tune(model, lambda sch: None, space, batch, memory=80 * 10**9, cost=cost)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLOURS = {"measured": "#2a6fbb", "pruned": "#9db8d6", "over the bound": "#c9c9c9", "failed": "#c44e52"}
+_COLORS = {"measured": "#2a6fbb", "pruned": "#9db8d6", "over the bound": "#c9c9c9", "failed": "#c44e52"}
 _INK, _BEST, _BOUND = "#333333", "#e07b00", "#b03a3a"
 
 
@@ -77,7 +77,7 @@ def _points(axes: Axes, placed: Sequence[Trial], unit: float) -> None:
         own = [trial for trial in placed if trial.status == status]
         if own:
             x, y = _places(own, unit)
-            axes.scatter(x, y, s=30, color=_COLOURS[status], label=status, zorder=3, linewidths=0)
+            axes.scatter(x, y, s=30, color=_COLORS[status], label=status, zorder=3, linewidths=0)
 
 
 def _front(axes: Axes, placed: Sequence[Trial], unit: float) -> None:

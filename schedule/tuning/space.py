@@ -26,7 +26,7 @@ class Choice:
 
     @property
     def ordered(self) -> bool:
-        """Whether neighbours are alike."""
+        """Whether neighbors are alike."""
         if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in self.values):
             return False
         return list(self.values) in (sorted(self.values), sorted(self.values, reverse=True))

@@ -38,7 +38,7 @@ class Trial:
     @property
     def label(self) -> str:
         """The knobs that mattered, on one line."""
-        return labelled(self.knobs)
+        return labeled(self.knobs)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
@@ -57,7 +57,7 @@ def pareto(trials: Iterable[Trial]) -> list[Trial]:
     return front
 
 
-def labelled(knobs: Knobs) -> str:
+def labeled(knobs: Knobs) -> str:
     """Knobs on one line, without those that do not matter."""
     return ", ".join(f"{name}={_shown(value)}" for name, value in knobs.items() if value is not None)
 

@@ -21,7 +21,7 @@ from schedule.recipes.recipe import Recipe
 from schedule.tuning.measuring import Ended, Measured, Watch
 from schedule.tuning.result import Create, Tuning
 from schedule.tuning.space import Knobs, Space, text_of
-from schedule.tuning.trial import Status, Trial, labelled
+from schedule.tuning.trial import Status, Trial, labeled
 from schedule.util.errors import NotApplicable, RecipeError, ScheduleError
 from schedule.util.named_values import shapes_of
 from schedule.util.wording import size_text
@@ -210,7 +210,7 @@ class _Bar:
         said = "nothing within the bound yet"
         if best is not None:
             memory = "" if best.memory is None else f", {size_text(best.memory)}"
-            said = f"best {best.time:.3g}{memory}: {labelled(best.knobs)}"
+            said = f"best {best.time:.3g}{memory}: {labeled(best.knobs)}"
         self.bar.update(self.task, completed=len(result.trials), description=said)
 
 

@@ -3,7 +3,7 @@
 Inner code raises a short error: what failed and why. The outer handler (:func:`located`) adds what was asked
 and where. Every message therefore reads: what was asked, where, why not, what to do. Where the error is about a node
 of a graph, it shows the FX code around it, with the node underlined; where a line of the user's code is known, that
-line. ``str(error)`` is plain text for logs; rich prints the same in colours.
+line. ``str(error)`` is plain text for logs; rich prints the same in colors.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class Excerpt:
         """The excerpt around ``node``."""
         nodes = [node]
         for _ in range(AROUND):
-            nodes = [*_neighbour(nodes[0].prev), *nodes, *_neighbour(nodes[-1].next)]
+            nodes = [*_neighbor(nodes[0].prev), *nodes, *_neighbor(nodes[-1].next)]
         source = node.meta.get("source")
         located = f"{node.name} at {source}" if source else node.name
         return Excerpt(tuple(graph_lines(nodes)), nodes.index(node), located)
 
 
-def _neighbour(node: fx.Node) -> list[fx.Node]:
+def _neighbor(node: fx.Node) -> list[fx.Node]:
     return [] if node.op == "root" else [node]
 
 
@@ -92,10 +92,10 @@ class ScheduleError(Exception):
         return "\n".join(text for text, _ in self._lines())
 
     def __rich__(self) -> Text:
-        """The same, in colours."""
+        """The same, in colors."""
         from rich.text import Text
 
-        return Text("\n").join(Text.styled(text, style) if style else _labelled(text) for text, style in self._lines())
+        return Text("\n").join(Text.styled(text, style) if style else _labeled(text) for text, style in self._lines())
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain data, for programs."""
@@ -134,7 +134,7 @@ def _source_line(where: str) -> Iterator[str]:
         yield f"        {found['line']} | {code}"
 
 
-def _labelled(text: str) -> Text:
+def _labeled(text: str) -> Text:
     from rich.text import Text
 
     label, colon, rest = text.partition(": ")
@@ -162,7 +162,7 @@ class MatchError(ScheduleError):
 
 
 class ShardError(ScheduleError):
-    """A sharding or synchronisation request that cannot hold."""
+    """A sharding or synchronization request that cannot hold."""
 
 
 class RecipeError(ScheduleError):

@@ -203,7 +203,7 @@ def _forward_only(model: nn.Module, case: Case) -> dict[str, torch.Tensor | Plai
 def loss_of(output: object) -> torch.Tensor | None:
     """``output.loss``, or else every floating output weighted by fixed random numbers; None without any.
 
-    A plain sum would be blind: a softmax sums to one and a normalised row to zero whatever went in.
+    A plain sum would be blind: a softmax sums to one and a normalized row to zero whatever went in.
     """
     loss = getattr(output, "loss", None)
     if isinstance(loss, torch.Tensor) and loss.ndim == 0 and loss.requires_grad:

@@ -1,4 +1,4 @@
-"""Other weights for the same model: fresh initialisations hide mistakes.
+"""Other weights for the same model: fresh initializations hide mistakes.
 
 With weights of size 0.02 activations stay near zero, where the two GELUs agree to the last bit; a bias of
 zero may be forgotten; queries and keys that hardly matter may be swapped. Two programs that are equal are so

@@ -216,8 +216,8 @@ def _is_settled(module: nn.Module) -> bool:
     state = state_of(module)
     return (
         state is None
-        or not state.specialisations
-        or any(not each.specialisations and not each.declined.why for each in state.adaptations)
+        or not state.specializations
+        or any(not each.specializations and not each.declined.why for each in state.adaptations)
     )
 
 

@@ -194,7 +194,7 @@ def test_a_pure_child_costs_no_graph() -> None:
     model = Branching(Around(Plain())).eval()
     schedule.optimize(model, (torch.randn(4, 8),), cost_guard=False)
     state = state_of(model)
-    assert state is not None and state.specialisations[0].has_checks
+    assert state is not None and state.specializations[0].has_checks
     model(torch.randn(4, 8))
     assert state.fallbacks == 0
 

@@ -97,7 +97,7 @@ def masked(model: nn.Module) -> torch.Tensor:
 
 
 def adapted(model: nn.Module) -> int:
-    return sum(bool(each.specialisations) for m in model.modules() if (s := state_of(m)) for each in s.adaptations)
+    return sum(bool(each.specializations) for m in model.modules() if (s := state_of(m)) for each in s.adaptations)
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["one model", "two models"])

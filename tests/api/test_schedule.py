@@ -105,7 +105,7 @@ def test_not_a_module() -> None:
 
 
 def test_graph_is_that_of_training(sch: Schedule) -> None:
-    assert [(s.training) for s in sch["blocks.0"].specialisations] == [True, False]
+    assert [(s.training) for s in sch["blocks.0"].specializations] == [True, False]
     assert [n.target for n in sch["blocks.0.mlp"].graph.nodes if n.op == "call_module"] == ["fc1", "act", "fc10"]
 
 

@@ -74,7 +74,7 @@ def test_a_match_says_what_it_is(sch: Schedule, capsys: pytest.CaptureFixture[st
     assert repr(match).startswith("Match(scaled_softmax in blocks.0.attn: ")
 
 
-def test_one_match_holds_every_specialisation(sch: Schedule) -> None:
+def test_one_match_holds_every_specialization(sch: Schedule) -> None:
     (match,) = sch["blocks.0.mlp"].find(bias_gelu)
     assert [site.found_in.training for site in match.sites] == [True, False]
     outputs = {site.occurrence.outputs[0].name for site in match.sites}

@@ -23,7 +23,7 @@ def on_meta(name: str) -> nn.Module:
     return model
 
 
-def initialised(model: nn.Module, seed: int = 0) -> nn.Module:
+def initialized(model: nn.Module, seed: int = 0) -> nn.Module:
     """What one device does with a model on the meta device."""
     model.to_empty(device="cpu")
     model.tie_weights()

@@ -1,4 +1,4 @@
-"""``build``: models on the meta device, initialised or read shard by shard, with the weights of one device."""
+"""``build``: models on the meta device, initialized or read shard by shard, with the weights of one device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.distributed import launch
 from tests.distributed.models import (
     all_tensors,
     digest,
-    initialised,
+    initialized,
     llama,
     llama_on_meta,
     meta_ids,
@@ -39,7 +39,7 @@ SMALL = llama(2, 32, 64, 96)
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_weights_are_those_of_one_device(name: str) -> None:
-    model, twin = on_meta(name), initialised(on_meta(name), seed=5)
+    model, twin = on_meta(name), initialized(on_meta(name), seed=5)
     kept = dict(model.named_parameters(remove_duplicate=False))
     torch.manual_seed(5)
     built = schedule.build(schedule.create_schedule(model))
@@ -106,7 +106,7 @@ def test_what_has_data_keeps_it() -> None:
 
 
 class Odd(nn.Module):
-    """A parameter that nothing initialises."""
+    """A parameter that nothing initializes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class Odd(nn.Module):
 @pytest.mark.parametrize(
     ("model", "weights", "message"),
     [
-        (Odd, None, "nothing initialises scale"),
+        (Odd, None, "nothing initializes scale"),
         (lambda: nn.Linear(2, 2), lambda module: None, "no tensor is on the meta device"),
         (Odd, 3, "a function or a path, not int"),
         (Odd, "/nowhere/at/all", "there are no weights at"),
@@ -130,7 +130,7 @@ def test_what_cannot_be_built_is_refused(model: Any, weights: Any, message: str)
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
 def test_weights_from_a_folder(name: str, tmp_path: Path) -> None:
-    twin = initialised(on_meta(name), seed=7)
+    twin = initialized(on_meta(name), seed=7)
     twin.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     torch.manual_seed(9)
@@ -142,7 +142,7 @@ def test_weights_from_a_folder(name: str, tmp_path: Path) -> None:
 
 
 def test_weights_that_do_not_fit(tmp_path: Path) -> None:
-    initialised(llama_on_meta(SMALL)).save_pretrained(tmp_path)
+    initialized(llama_on_meta(SMALL)).save_pretrained(tmp_path)
     sch = schedule.create_schedule(llama_on_meta(llama(3, 32, 64, 96)))
     with pytest.raises(schedule.NotApplicable, match=r"the checkpoint has no model\.layers\.2"):
         schedule.build(sch, init_weights=tmp_path)
@@ -160,9 +160,9 @@ def sharded(model: nn.Module, mesh: Any, shard: Any) -> Any:
     return sch
 
 
-def initialised_in_shards(mesh: Any) -> None:
+def initialized_in_shards(mesh: Any) -> None:
     for shard, make in ((shard_llama, lambda: llama_on_meta(SMALL)), (shard_gpt2, lambda: on_meta("gpt2"))):
-        twin = initialised(make(), seed=3)
+        twin = initialized(make(), seed=3)
         sch = sharded(make(), mesh, shard)
         torch.manual_seed(3)
         model = schedule.build(sch)
@@ -182,7 +182,7 @@ def initialised_in_shards(mesh: Any) -> None:
 
 def whole_with_its_own_share(mesh: Any) -> None:
     """Packed queries with one key and value: the parameter is whole on every rank, what it computes is not."""
-    model, twin = on_meta("falcon"), initialised(on_meta("falcon"))
+    model, twin = on_meta("falcon"), initialized(on_meta("falcon"))
     sch = schedule.create_schedule(model, example_inputs=meta_ids(2, 8), mesh=mesh)
     plan = sch.shard_plan(sequence=True)
     assert any(step.common for step in plan.shards)
@@ -200,7 +200,7 @@ def undone_after_building(mesh: Any) -> None:
     model = schedule.build(sch)
     while sch.history:
         sch.undo()
-    twin = initialised(llama_on_meta(SMALL), seed=3)
+    twin = initialized(llama_on_meta(SMALL), seed=3)
     assert not any(isinstance(p, DTensor) for p in model.parameters())
     assert digest(all_tensors(model)) == digest(all_tensors(twin))
 
@@ -208,7 +208,7 @@ def undone_after_building(mesh: Any) -> None:
 def read_in_shards(mesh: Any) -> None:
     for name, shard in (("llama", shard_llama), ("gpt2", shard_gpt2)):
         make = (lambda: llama_on_meta(SMALL)) if name == "llama" else (lambda: on_meta("gpt2"))
-        twin = initialised(make(), seed=4)
+        twin = initialized(make(), seed=4)
         folder = shared_folder()
         if dist.get_rank() == 0:
             twin.save_pretrained(folder / "hf", max_shard_size="20KB")
@@ -271,7 +271,7 @@ def peak_rss() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
-CASES = (initialised_in_shards, whole_with_its_own_share, undone_after_building, read_in_shards)
+CASES = (initialized_in_shards, whole_with_its_own_share, undone_after_building, read_in_shards)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
@@ -287,5 +287,5 @@ def test_memory_of_a_rank_is_bounded(size: Big, tmp_path: Path) -> None:
     """Over four processes; and the weights are those that this one process makes alone."""
     launch.passes(partial(bounded_build, size=size, folder=tmp_path), ranks=4, limit=580)
     hashes = {path.read_text() for path in tmp_path.iterdir()}
-    assert hashes == {digest(dict(initialised(big(size), seed=1).named_parameters()))}
+    assert hashes == {digest(dict(initialized(big(size), seed=1).named_parameters()))}
     assert len(list(tmp_path.iterdir())) == 4

@@ -1,4 +1,4 @@
-"""What cannot be sharded or synchronised says why, and what to do; nothing changes."""
+"""What cannot be sharded or synchronized says why, and what to do; nothing changes."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def contradictions(mesh: Any) -> None:
     sch["fc1"].sync("fwd_pre", "all_gather", axis=1)
     refused(sch, "would do it twice", lambda s: s["fc1"].sync("bwd_post", "all_reduce"))
     refused(sch, "is no projection", lambda s: s.sync("fwd_post", "all_reduce"))
-    refused(sch, "synchronises its own input", lambda s: s.sync("bwd_post", "all_reduce"))
+    refused(sch, "synchronizes its own input", lambda s: s.sync("bwd_post", "all_reduce"))
 
 
 def callers(mesh: Any) -> None:
@@ -137,7 +137,7 @@ def callers(mesh: Any) -> None:
     refused(sch, "used by up as well", lambda s: s.sync("bwd_post", "all_reduce"))
     sch["up"].shard("weight", axis=0)
     sch.sync("bwd_post", "all_reduce")
-    refused(sch, "synchronises its input already", lambda s: s["up"].sync("bwd_post", "all_reduce"))
+    refused(sch, "synchronizes its input already", lambda s: s["up"].sync("bwd_post", "all_reduce"))
     refused(sch, "has all_reduce already", lambda s: s.sync("bwd_post", "all_reduce"))
 
 
@@ -216,5 +216,5 @@ def test_without_a_process_group(tmp_path: Any) -> None:
     mesh = dist.device_mesh.init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
     dist.destroy_process_group()
     sch = schedule.create_schedule(Mlp(), example_inputs=torch.randn(2, 5, 16), mesh=mesh)
-    with pytest.raises(ShardError, match="process group is not initialised"):
+    with pytest.raises(ShardError, match="process group is not initialized"):
         sch["fc1"].shard("weight", axis=0)

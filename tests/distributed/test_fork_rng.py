@@ -117,7 +117,7 @@ def twice_is_refused(mesh: Any) -> None:
 
 
 def sharded_afterwards(mesh: Any) -> None:
-    """A module that is synchronised as a whole keeps what is around it."""
+    """A module that is synchronized as a whole keeps what is around it."""
     torch.manual_seed(0)
     block = Gated()
     sch = schedule.create_schedule(block, example_inputs=torch.ones(2, 3, 16), mesh=mesh)

@@ -13,7 +13,7 @@ from schedule.distributed.tensor_parallel.linears import computes_linear
 from schedule.distributed.tensor_parallel.modules import LINEAR, projection_of
 
 
-class Initialised(nn.Linear):
+class Initialized(nn.Linear):
     """Only its weights begin otherwise."""
 
     def reset_parameters(self) -> None:
@@ -70,7 +70,7 @@ class TwoInputs(nn.Linear):
         return super().forward(x)
 
 
-@pytest.mark.parametrize("cls", [nn.Linear, Initialised, Swapped, Functional, FalconLinear])
+@pytest.mark.parametrize("cls", [nn.Linear, Initialized, Swapped, Functional, FalconLinear])
 def test_what_computes_linear(cls: type[nn.Linear]) -> None:
     assert computes_linear(cls, True) and projection_of(cls(3, 2)) == LINEAR
 

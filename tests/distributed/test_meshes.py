@@ -21,7 +21,7 @@ from tests.distributed import launch
 from tests.distributed.models import (
     all_tensors,
     digest,
-    initialised,
+    initialized,
     llama,
     llama_on_meta,
     on_meta,
@@ -46,7 +46,7 @@ def data_and_tensor_parallel(mesh: Any) -> None:
     fully_shard(sch.module, mesh=both["dp"])
     torch.manual_seed(2)
     model = schedule.build(sch).train()
-    twin = initialised(llama_on_meta(CONFIG), seed=2).train()
+    twin = initialized(llama_on_meta(CONFIG), seed=2).train()
     assert digest(dict(model.named_parameters())) == digest(dict(twin.named_parameters()))
     ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, foreach=False) for m in (model, twin))
     mine = both.get_local_rank("dp")
@@ -114,7 +114,7 @@ def tensor_and_pipeline_parallel(mesh: Any) -> None:
         if "dp" in names:
             for stage in model.stages:
                 fully_shard(stage, mesh=every["dp"])
-        twin = initialised(llama_on_meta(CONFIG), seed=4).train()
+        twin = initialized(llama_on_meta(CONFIG), seed=4).train()
         expected = twin(**BATCH).loss
         expected.backward()
         output = model.step(**BATCH)
@@ -159,8 +159,8 @@ def test_checkpoints_go_from_mesh_to_mesh(tmp_path: Path) -> None:
 
 
 def test_on_one_process(tmp_path: Path) -> None:
-    model = initialised(llama_on_meta(CONFIG), seed=1)
+    model = initialized(llama_on_meta(CONFIG), seed=1)
     save_sharded(model, tmp_path)
-    other = initialised(llama_on_meta(CONFIG), seed=2)
+    other = initialized(llama_on_meta(CONFIG), seed=2)
     load_sharded(other, tmp_path)
     assert digest(all_tensors(other)) == digest(all_tensors(model))

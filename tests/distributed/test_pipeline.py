@@ -19,7 +19,7 @@ from schedule.distributed.pipeline.pipeline import Pipeline, PipelinedModel
 from schedule.distributed.pipeline.splitting import StageGraph, split
 from tests import zoo
 from tests.distributed import launch
-from tests.distributed.models import digest, initialised, llama, llama_on_meta
+from tests.distributed.models import digest, initialized, llama, llama_on_meta
 
 CUTS = {
     "gpt2": ("transformer.h.0", "transformer.h.1", "transformer.h.2"),
@@ -265,7 +265,7 @@ def freed_after_sending(mesh: Any) -> None:
 
 
 def from_the_meta_device(mesh: Any) -> None:
-    """Each rank materialises its own stages, with the weights that one device would give them."""
+    """Each rank materializes its own stages, with the weights that one device would give them."""
     config = llama(4, 32, 64, 96)
     mask = torch.zeros(2, 1, 6, 6, device="meta")
     ids = torch.zeros(2, 6, dtype=torch.long, device="meta")
@@ -274,7 +274,7 @@ def from_the_meta_device(mesh: Any) -> None:
     sch["model.layers.1"].cut_pipeline_stage()
     torch.manual_seed(6)
     model = schedule.build(sch, pipeline=Pipeline(2)).train()
-    twin = initialised(llama_on_meta(config), seed=6).train()
+    twin = initialized(llama_on_meta(config), seed=6).train()
     own = dict(model.named_parameters())
     assert digest(own) == digest({name: p for name, p in twin.named_parameters() if name in own})
     elsewhere = [name for name, p in model.whole.named_parameters() if p.is_meta]

@@ -122,7 +122,7 @@ class Fused(Plain):
 
 
 class Layer(nn.Module):
-    """Attention and a feed-forward part, normalised before each: RMSNorm in even layers, LayerNorm in odd ones."""
+    """Attention and a feed-forward part, normalized before each: RMSNorm in even layers, LayerNorm in odd ones."""
 
     def __init__(self, number: int, ops: Plain) -> None:
         super().__init__()

@@ -84,11 +84,11 @@ def test_traps(name, traced):
     assert search(traced(pattern), pattern).occurrences  # the pattern itself is found
 
 
-def test_data_edges_not_neighbours(traced):
-    def neighbours(a, b):
+def test_data_edges_not_neighbors(traced):
+    def neighbors(a, b):
         return torch.relu(a) + torch.tanh(b)  # tanh follows relu in the list of nodes only
 
-    assert not search(traced(neighbours), lambda x: torch.tanh(torch.relu(x))).occurrences
+    assert not search(traced(neighbors), lambda x: torch.tanh(torch.relu(x))).occurrences
 
     def apart(a, b):
         first = torch.relu(a)

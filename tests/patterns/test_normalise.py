@@ -12,14 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from schedule.patterns import NormalGraph, OpNode, graphs_equal, normalise, register_op
+from schedule.patterns import NormalGraph, OpNode, graphs_equal, normalize, register_op
 
 X, Y = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
 
 
 def last(graph: fx.Graph, modules=None) -> OpNode:
     """The operation that makes the output."""
-    return normalise(graph, modules).nodes[-1].args["value"]
+    return normalize(graph, modules).nodes[-1].args["value"]
 
 
 SAME = {
@@ -171,14 +171,14 @@ def test_unknown_callables_keep_their_name_and_identity(traced):
 
 def test_kept_until_the_graph_changes(traced):
     graph = traced(lambda x: torch.relu(x + 1))
-    first = normalise(graph)
-    assert normalise(graph) is first
+    first = normalize(graph)
+    assert normalize(graph) is first
     add = next(n for n in graph.nodes if n.name == "add")
     add.args = (add.args[0], 2)
-    second = normalise(graph)
+    second = normalize(graph)
     assert second is not first and second.by_op["add"][0].args["other"] == 2
     add.target = torch.mul
-    assert "mul" in normalise(graph).by_op
+    assert "mul" in normalize(graph).by_op
 
 
 def test_toggling_training_or_hooks_is_noticed(traced):
@@ -193,8 +193,8 @@ def test_toggling_training_or_hooks_is_noticed(traced):
 
 def test_the_kept_form_lives_and_dies_with_the_graph(traced):
     graph = traced(lambda x: x + 1)
-    kept = weakref.ref(normalise(graph).digraph)
-    assert isinstance(normalise(pickle.loads(pickle.dumps(graph))), NormalGraph)
+    kept = weakref.ref(normalize(graph).digraph)
+    assert isinstance(normalize(pickle.loads(pickle.dumps(graph))), NormalGraph)
     del graph
     gc.collect()
     assert kept() is None

@@ -38,7 +38,7 @@ def test_a_rule_gives_its_fused_op(sch: Schedule) -> None:
     weights = [id(p) for p in sch.module.parameters()]
     mlps.fuse(mlps.find(bias_gelu, expect=2))
     assert [getattr(t, "__name__", t) for t in targets(mlps[0])] == ["linear", "bias_activation", "fc10"]
-    assert all(site.training in (True, False) for site in mlps[0].specialisations)
+    assert all(site.training in (True, False) for site in mlps[0].specializations)
     assert list(sch.module.state_dict()) == keys and [id(p) for p in sch.module.parameters()] == weights
     assert type(sch.module.blocks[0].mlp).__name__ == "Mlp"
     assert schedule.verify(sch, ids(), steps=2)
@@ -103,7 +103,7 @@ def test_the_users_own_error_comes_through_a_region() -> None:
 def test_only_what_is_matched_is_opened(sch: Schedule) -> None:
     attn = sch["blocks.0.attn"]
     attn.fuse(attn.find(softmax_dropout, expect=1), compiler=None)
-    assert [set(s.entered) for s in attn.specialisations] == [{"dropout"}, {"dropout"}]
+    assert [set(s.entered) for s in attn.specializations] == [{"dropout"}, {"dropout"}]
     assert {"q", "k", "v", "out"} <= {t for t in targets(attn) if isinstance(t, str)}
 
 

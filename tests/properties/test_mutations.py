@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import fx
 
-from schedule.core.edits import SetItem, SetSpecialisations
+from schedule.core.edits import SetItem, SetSpecializations
 from schedule.primitives.registry import registered
 from schedule.rules.registry import RULES
 from tests.properties import actions
@@ -90,6 +90,6 @@ def test_a_primitive_that_fails_half_way_is_caught(monkeypatch: pytest.MonkeyPat
 
 
 def test_graphs_that_are_not_put_back_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SetSpecialisations, "revert", lambda edit: None)
+    monkeypatch.setattr(SetSpecializations, "revert", lambda edit: None)
     with pytest.raises(AssertionError):
         found_wrong(steps_of(actions.optimize))

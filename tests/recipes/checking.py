@@ -68,7 +68,7 @@ def check_replay(tree: Tree, before: nn.Module, recipe: Recipe) -> None:
 def graphs_of(module: nn.Module) -> list[str]:
     """The code of the graphs that it runs."""
     state = state_of(module)
-    return [] if state is None else [made.graph.python_code("self").src for made in state.specialisations]
+    return [] if state is None else [made.graph.python_code("self").src for made in state.specializations]
 
 
 def graphs_differ(path: str, tree: Tree, twin: Tree) -> str:

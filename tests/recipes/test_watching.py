@@ -71,7 +71,7 @@ def test_other_graphs_do_not(made: tuple[Watched, Schedule]) -> None:
     each, sch = made
     state = state_of(sch["blocks.1.mlp"].module)
     assert state is not None
-    state.specialisations = state.specialisations[:1]
+    state.specializations = state.specializations[:1]
     with pytest.raises(AssertionError, match=r"the graphs of blocks\.1\.mlp differ after the replay:\n(?s:.*)\+"):
         each.check(replays=True)
 

@@ -44,7 +44,7 @@ def given(tokens: int, heads: int = 4) -> tuple[Tensor, ...]:
 
 def sdpa_call(module: nn.Module) -> fx.Node | None:
     state = schedule.runtime.state_of(module)
-    nodes = [node for made in state.specialisations for node in made.graph.nodes] if state is not None else []
+    nodes = [node for made in state.specializations for node in made.graph.nodes] if state is not None else []
     return next((node for node in nodes if node.target is attention), None)
 
 

@@ -74,7 +74,7 @@ def test_every_layer_is_rewritten(name: str, implementation: str) -> None:
 
 def _nodes(module: nn.Module) -> list[Any]:
     state = schedule.runtime.state_of(module)
-    return list(state.specialisations[0].graph.nodes) if state is not None else []
+    return list(state.specializations[0].graph.nodes) if state is not None else []
 
 
 @pytest.mark.filterwarnings("ignore")

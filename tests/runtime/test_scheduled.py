@@ -15,7 +15,7 @@ from torch import fx, nn
 
 import schedule
 from schedule.capture.recording.recording import record
-from schedule.capture.tracing.specialization import specialise
+from schedule.capture.tracing.specialization import specialize
 from schedule.runtime.scheduled import FallbackWarning, install, state_of
 from tests.zoo import batch, build
 
@@ -26,7 +26,7 @@ def scheduled(name="gpt2"):
     for path, module in model.named_modules():
         if module in recording.calls and list(module.children()):
             call = recording.calls[module][0]
-            made = [specialise(module, type(module).forward, call, recording, train) for train in (True, False)]
+            made = [specialize(module, type(module).forward, call, recording, train) for train in (True, False)]
             install(module, made, path)
     return model
 
@@ -170,7 +170,7 @@ def test_a_scheduled_graph_module_copies_and_pickles(again):
     model = sch.module
     twin = again(model)
     assert type(twin) is not type(model) and isinstance(twin, fx.GraphModule)
-    assert state_of(twin).specialisations and state_of(model).specialisations and twin.fc.weight is not model.fc.weight
+    assert state_of(twin).specializations and state_of(model).specializations and twin.fc.weight is not model.fc.weight
     x = torch.randn(3, 4)
     assert torch.equal(twin.eval()(x), model.eval()(x)) and not state_of(twin).fallbacks
     with torch.no_grad():

@@ -260,7 +260,7 @@ def _is_untraced(sch: schedule.Schedule, entry: Entry) -> bool:
     if entry.status != "skipped" or entry.reason.startswith(("in training: ", "in evaluation: ")):
         return entry.status == "skipped"
     try:
-        return not (sch[entry.path] if entry.path else sch).specialisations
+        return not (sch[entry.path] if entry.path else sch).specializations
     except ScheduleError:
         return True
 
@@ -282,8 +282,8 @@ def _traced(model: nn.Module, batch: Inputs, result: Result) -> None:
     result.traced = "calls" if inner else "whole"
     twin = copy.deepcopy(
         model
-    )  # transformers leaves the weights of some experts uninitialised: another build has others
-    install(twin, sch.specialisations)
+    )  # transformers leaves the weights of some experts uninitialized: another build has others
+    install(twin, sch.specializations)
     report = equivalent(model, twin, batch, steps=0)
     if report.equal and len(_shapes([report])) < 3:
         other = _other(model, batch, *OTHER_SHAPES[0])

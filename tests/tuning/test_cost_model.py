@@ -1,4 +1,4 @@
-"""The modelled step: its parts against figures worked out by hand, and the split that ``tune`` finds by it."""
+"""The modeled step: its parts against figures worked out by hand, and the split that ``tune`` finds by it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 import schedule
 from schedule import NotApplicable
-from schedule.tuning import Machine, ModelledStep, Network, Shape
+from schedule.tuning import Machine, ModeledStep, Network, Shape
 from schedule.tuning.cost_model import held_bytes, step_time
 from tests.tuning.synthetic import plan_nothing
 
@@ -77,7 +77,7 @@ SPACE: dict[str, Any] = {"split": schedule.splits(16), "micro_batch": [1, 2, 4],
 
 @pytest.mark.parametrize("bound", [20 * 10**9, 40 * 10**9, 80 * 10**9])
 def test_the_split_that_is_found_is_the_best_of_all(bound: int) -> None:
-    cost = ModelledStep(SMALL, devices=16, rows=64, sequence=4096)
+    cost = ModeledStep(SMALL, devices=16, rows=64, sequence=4096)
     tuning = schedule.tune(
         nn.Linear(1, 1), plan_nothing, SPACE, torch.ones(1, 1), memory=bound, trials=40, cost=cost, progress=False
     )
@@ -93,7 +93,7 @@ def test_the_split_that_is_found_is_the_best_of_all(bound: int) -> None:
 
 
 def test_what_does_not_share_out_is_recorded() -> None:
-    cost = ModelledStep(Shape(10**9, layers=6, hidden=512, heads=4), devices=8, rows=8, sequence=128)
+    cost = ModeledStep(Shape(10**9, layers=6, hidden=512, heads=4), devices=8, rows=8, sequence=128)
     tuning = schedule.tune(
         nn.Linear(1, 1),
         plan_nothing,

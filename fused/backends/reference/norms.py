@@ -1,6 +1,6 @@
 """RMS and layer norms, with or without a residual sum: the formulas.
 
-With x̂ the normalised rows and h = g·weight, the gradient of x is rstd·(h − x̂·mean(h·x̂)), for the layer norm less
+With x̂ the normalized rows and h = g·weight, the gradient of x is rstd·(h − x̂·mean(h·x̂)), for the layer norm less
 rstd·mean(h); that of the weight is Σ_rows g·x̂. Statistics are float32 for 16-bit numbers.
 """
 
@@ -24,12 +24,12 @@ def reciprocal_rms(x: Tensor, eps: float) -> Tensor:
 
 
 def factor(weight: Tensor, casting: Casting, dtype: torch.dtype) -> Tensor:
-    """What the normalised rows are multiplied with: Gemma's weights are kept less 1."""
+    """What the normalized rows are multiplied with: Gemma's weights are kept less 1."""
     return 1 + weight.to(dtype) if casting == "gemma" else weight.to(dtype)
 
 
 def scaled(normed: Tensor, weight: Tensor | None, casting: Casting, dtype: torch.dtype) -> Tensor:
-    """The normalised rows times the weight, and cast to `dtype`: before that or after it."""
+    """The normalized rows times the weight, and cast to `dtype`: before that or after it."""
     if weight is not None and casting == "llama":
         return weight * normed.to(dtype)
     if weight is not None:

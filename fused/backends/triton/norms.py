@@ -42,10 +42,10 @@ def _load_sum(x, residual, total, x_row, residual_row, column, inside):
 
 
 @triton.jit
-def _moments(z, inside, count, CENTRED: tl.constexpr):
-    """Mean of the rows, and the sum of squares of what is left; without a centre the mean is 0."""
+def _moments(z, inside, count, CENTERED: tl.constexpr):
+    """Mean of the rows, and the sum of squares of what is left; without a center the mean is 0."""
     mean = tl.zeros([z.shape[0], 1], tl.float32)
-    if CENTRED:
+    if CENTERED:
         mean = tl.sum(z, 1)[:, None] / count
         z = tl.where(inside, z - mean, 0.0)
     return mean, tl.sum(z * z, 1)[:, None]
@@ -62,7 +62,7 @@ def _store_norm(
     normed, z, weight, bias, out, total, place, column, columns, inside,
     SUM: tl.constexpr, ROUND: tl.constexpr, ONE_MORE: tl.constexpr,
 ):  # fmt: skip
-    """Scale and shift the normalised rows, and write them and the sum."""
+    """Scale and shift the normalized rows, and write them and the sum."""
     if ROUND:
         normed = normed.to(total.dtype.element_ty).to(tl.float32)
     if weight is not None:
@@ -77,7 +77,7 @@ def _store_norm(
 @triton.jit
 def _norm(
     x, x_stride, residual, residual_stride, weight, bias, out, total, means, rstds, eps, rows, columns,
-    ROUND: tl.constexpr, ONE_MORE: tl.constexpr, CENTRED: tl.constexpr, ONCE: tl.constexpr,
+    ROUND: tl.constexpr, ONE_MORE: tl.constexpr, CENTERED: tl.constexpr, ONCE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     SUM: tl.constexpr = residual is not None
@@ -87,7 +87,7 @@ def _norm(
     if ONCE:
         inside = (row < rows) & (first < columns)
         z = _load_sum(x, residual, total, x_row, residual_row, first, inside)
-        mean, squares = _moments(z, inside, columns, CENTRED)
+        mean, squares = _moments(z, inside, columns, CENTERED)
         rstd = tl.rsqrt(squares / columns + eps)
         normed = (z - mean) * rstd
         _store_norm(normed, z, weight, bias, out, total, place, first, columns, inside, SUM, ROUND, ONE_MORE)
@@ -98,9 +98,9 @@ def _norm(
             inside = (row < rows) & (start + first < columns)
             z = _load_sum(x, residual, total, x_row, residual_row, start + first, inside)
             count = tl.minimum(columns - start, COLUMNS)
-            here, more = _moments(z, inside, count, CENTRED)
+            here, more = _moments(z, inside, count, CENTERED)
             squares += more
-            if CENTRED:
+            if CENTERED:
                 # Chan's: the moments of two parts together.
                 share = count / (start + count)
                 squares += (here - mean) * (here - mean) * start * share
@@ -113,13 +113,13 @@ def _norm(
             normed = (z - mean) * rstd
             _store_norm(normed, z, weight, bias, out, total, place, column, columns, inside, SUM, ROUND, ONE_MORE)
     tl.store(rstds + row, rstd, mask=row < rows)
-    if CENTRED:
+    if CENTERED:
         tl.store(means + row, mean, mask=row < rows)
 
 
 @triton.jit
 def _load_back(g, x, weight, g_row, place, mean, rstd, column, columns, inside, ONE_MORE: tl.constexpr):
-    """g, g·weight and the normalised rows."""
+    """g, g·weight and the normalized rows."""
     dy = tl.load(g + g_row + column, mask=inside, other=0.0).to(tl.float32)
     normed = (tl.load(x + place + column, mask=inside, other=0.0).to(tl.float32) - mean) * rstd
     h = dy if weight is None else dy * _factor(weight, column, columns, ONE_MORE)
@@ -127,8 +127,8 @@ def _load_back(g, x, weight, g_row, place, mean, rstd, column, columns, inside, 
 
 
 @triton.jit
-def _store_dx(dx, g_total, h, normed, rstd, inner, centre, g_total_row, place, column, inside):
-    d = rstd * (h - centre - normed * inner)
+def _store_dx(dx, g_total, h, normed, rstd, inner, center, g_total_row, place, column, inside):
+    d = rstd * (h - center - normed * inner)
     if g_total is not None:
         d += tl.load(g_total + g_total_row + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(dx + place + column, d, mask=inside)
@@ -137,7 +137,7 @@ def _store_dx(dx, g_total, h, normed, rstd, inner, centre, g_total_row, place, c
 @triton.jit
 def _norm_backward(
     g, g_stride, g_total, g_total_stride, x, x_stride, weight, means, rstds, dx, dweights, dbiases, rows, columns,
-    ONE_MORE: tl.constexpr, CENTRED: tl.constexpr, ONCE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    ONE_MORE: tl.constexpr, CENTERED: tl.constexpr, ONCE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     begin, end = row_span(rows, ROWS)
     first = tl.arange(0, COLUMNS)[None, :]
@@ -148,22 +148,22 @@ def _norm_backward(
         row = (block + tl.arange(0, ROWS))[:, None]
         valid = row < end
         rstd = tl.load(rstds + row, mask=valid, other=0.0)
-        mean = tl.load(means + row, mask=valid, other=0.0) if CENTRED else tl.zeros([ROWS, 1], tl.float32)
+        mean = tl.load(means + row, mask=valid, other=0.0) if CENTERED else tl.zeros([ROWS, 1], tl.float32)
         g_row, g_total_row, x_row, place = row * g_stride, row * g_total_stride, row * x_stride, row * columns
         if ONCE:
             inside = valid & (first < columns)
             dy, h, normed = _load_back(g, x, weight, g_row, x_row, mean, rstd, first, columns, inside, ONE_MORE)
             if dx is not None:
                 inner = tl.sum(h * normed, 1)[:, None] / columns
-                centre = tl.sum(h, 1)[:, None] / columns if CENTRED else tl.zeros([ROWS, 1], tl.float32)
-                _store_dx(dx, g_total, h, normed, rstd, inner, centre, g_total_row, place, first, inside)
+                center = tl.sum(h, 1)[:, None] / columns if CENTERED else tl.zeros([ROWS, 1], tl.float32)
+                _store_dx(dx, g_total, h, normed, rstd, inner, center, g_total_row, place, first, inside)
             if dweights is not None:
                 dweight += tl.sum(dy * normed, 0, keep_dims=True)
             if dbiases is not None:
                 dbias += tl.sum(dy, 0, keep_dims=True)
         else:
             inner = tl.zeros([ROWS, 1], tl.float32)
-            centre = tl.zeros([ROWS, 1], tl.float32)
+            center = tl.zeros([ROWS, 1], tl.float32)
             if dx is not None:
                 for start in range(0, columns, COLUMNS):
                     column = start + first
@@ -172,16 +172,16 @@ def _norm_backward(
                         g, x, weight, g_row, x_row, mean, rstd, column, columns, inside, ONE_MORE
                     )
                     inner += tl.sum(h * normed, 1)[:, None]
-                    if CENTRED:
-                        centre += tl.sum(h, 1)[:, None]
+                    if CENTERED:
+                        center += tl.sum(h, 1)[:, None]
                 inner /= columns
-                centre /= columns
+                center /= columns
             for start in range(0, columns, COLUMNS):
                 column = start + first
                 inside = valid & (column < columns)
                 dy, h, normed = _load_back(g, x, weight, g_row, x_row, mean, rstd, column, columns, inside, ONE_MORE)
                 if dx is not None:
-                    _store_dx(dx, g_total, h, normed, rstd, inner, centre, g_total_row, place, column, inside)
+                    _store_dx(dx, g_total, h, normed, rstd, inner, center, g_total_row, place, column, inside)
                 _add_to(dweights, tl.sum(dy * normed, 0, keep_dims=True), sums, column, columns)
                 _add_to(dbiases, tl.sum(dy, 0, keep_dims=True), sums, column, columns)
             # What one thread has written another may read in the next round.
@@ -210,7 +210,7 @@ def rms_norm(
     if _double(x, residual, weight):
         return NotImplemented
     out, total, _, rstd = _forward(
-        x, residual, weight, None, eps, out_dtype, round_first=llama, one_more=casting == "gemma", centred=False
+        x, residual, weight, None, eps, out_dtype, round_first=llama, one_more=casting == "gemma", centered=False
     )
     return out, total, rstd
 
@@ -227,7 +227,7 @@ def layer_norm(
     """As the reference formula of this name; float64 is left to it."""
     if _double(x, residual, weight, bias):
         return NotImplemented
-    results = _forward(x, residual, weight, bias, eps, out_dtype, round_first=False, one_more=False, centred=True)
+    results = _forward(x, residual, weight, bias, eps, out_dtype, round_first=False, one_more=False, centered=True)
     return cast(tuple[Tensor, Tensor | None, Tensor, Tensor], results)
 
 
@@ -277,7 +277,7 @@ def _forward(
     *,
     round_first: bool,
     one_more: bool,
-    centred: bool,
+    centered: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
     """The norm, the sum, means and reciprocal deviations."""
     flat = as_rows(x)
@@ -286,7 +286,7 @@ def _forward(
     out = x.new_empty(x.shape, dtype=out_dtype)
     total = None if residual is None else x.new_empty(x.shape, dtype=_sum_dtype(x, residual))
     rstd = x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
-    mean = torch.empty_like(rstd) if centred else None
+    mean = torch.empty_like(rstd) if centered else None
     launch(
         _norm,
         (triton.cdiv(rows, tile.rows),),
@@ -294,7 +294,7 @@ def _forward(
         *(out, x if total is None else total, mean, rstd, float(eps), rows, columns),
         ROUND=round_first,
         ONE_MORE=one_more,
-        CENTRED=centred,
+        CENTERED=centered,
         ONCE=tile.columns >= columns,
         **tile.settings,
     )
@@ -330,7 +330,7 @@ def _backward(
         *(flat, flat.stride(0), *rows_with_stride(g_total), *rows_with_stride(x)),
         *(_vector(weight), _vector(mean), rstd.contiguous(), dx, *partials, rows, columns),
         ONE_MORE=one_more,
-        CENTRED=mean is not None,
+        CENTERED=mean is not None,
         ONCE=once,
         **tile.settings,
     )

@@ -20,7 +20,7 @@ def image_size(configs: Configs) -> tuple[int, int]:
 
 
 def channels(configs: Configs) -> int:
-    """Colours."""
+    """Colors."""
     return configs.number("num_channels", "in_channels", "in_chans", "image_channels", near=VISION, default=3)
 
 
@@ -36,9 +36,9 @@ def patches(sizes: Sizes) -> Layouts:
     patch = configs.number("patch_size", near=VISION, default=16)
     frames = configs.number("temporal_patch_size", near=VISION, default=1)
     count = sizes.rows * math.prod(patch_grid(configs))
-    colours = channels(configs)
-    flat = sizes.normal(count, colours * frames * patch * patch)
-    return [flat, flat.view(count, colours * frames, patch, patch)[:, :colours], flat[None]]
+    colors = channels(configs)
+    flat = sizes.normal(count, colors * frames * patch * patch)
+    return [flat, flat.view(count, colors * frames, patch, patch)[:, :colors], flat[None]]
 
 
 def _pixel_values(sizes: Sizes) -> Layouts:
@@ -46,23 +46,23 @@ def _pixel_values(sizes: Sizes) -> Layouts:
     if {"grid_thw", "image_grid_thw", "image_grid_hw"} & set(sizes.names):
         return patches(sizes)
     height, width = image_size(configs)
-    colours = channels(configs)
-    image = sizes.normal(rows, colours, height, width)
+    colors = channels(configs)
+    image = sizes.normal(rows, colors, height, width)
     frames = configs.number("num_frames", near=VISION, default=2)
-    video = sizes.normal(rows, frames, colours, height, width)
-    larger = sizes.normal(rows, colours, 4 * height, 4 * width)
+    video = sizes.normal(rows, frames, colors, height, width)
+    larger = sizes.normal(rows, colors, 4 * height, 4 * width)
     layouts = [image, image[:, None], video, video.flatten(0, 1), *([larger] if height <= SMALL else [])]
     if "target_sizes" in sizes.names:  # all images cut up, one patch beside the other
         patch = configs.number("patch_size", near=VISION, default=16)
-        layouts.insert(0, sizes.normal(1, colours, patch, rows * (height // patch) * width))
+        layouts.insert(0, sizes.normal(1, colors, patch, rows * (height // patch) * width))
     if _PLACES & set(sizes.names):
         patch = configs.number("patch_size", near=VISION, default=16)
-        layouts.insert(0, sizes.normal(rows, _pooled_side(configs) ** 2, colours * patch * patch))
+        layouts.insert(0, sizes.normal(rows, _pooled_side(configs) ** 2, colors * patch * patch))
     if "aspect_ratio_ids" in sizes.names:  # large images come in tiles
-        layouts.insert(0, sizes.normal(rows, 1, configs.number("max_num_tiles", default=1), colours, height, width))
+        layouts.insert(0, sizes.normal(rows, 1, configs.number("max_num_tiles", default=1), colors, height, width))
     if "spatial_shapes" in sizes.names:
         patch, count = configs.number("patch_size", near=VISION, default=16), _siglip_side(configs) ** 2
-        layouts.insert(0, sizes.normal(rows, count, colours * patch * patch))
+        layouts.insert(0, sizes.normal(rows, count, colors * patch * patch))
     return layouts
 
 

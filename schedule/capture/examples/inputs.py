@@ -128,7 +128,7 @@ class _Search:
         for batch in itertools.islice(itertools.chain(self.batches(), self.dummies()), MAX_TRIALS):
             found = self.accepted(batch)
             if found is not None:
-                return self.labelled(*found)
+                return self.labeled(*found)
         needed = [*self.unknown] or [*dict.fromkeys((*self.required, *self.named))] or self.main
         raise question(self.model, needed, self.why or nothing_says(needed))
 
@@ -281,7 +281,7 @@ class _Search:
         if not self.why:
             self.why, self.named = because(error, batch), self.missing(batch, error)
 
-    def labelled(self, batch: Inputs, output: Any) -> Inputs:
+    def labeled(self, batch: Inputs, output: Any) -> Inputs:
         """``batch`` with labels, if the model then gives a loss."""
         if "labels" not in self.sizes.names or _loss(output) is not None:
             return batch

@@ -44,7 +44,7 @@ def _product(batch: Batch, rows: int, values: int, wanted: int, width: int) -> B
     return _everywhere(batch, values, wanted, whole=False, only=-1)
 
 
-def _normalised(batch: Batch, wanted: int, *given: int) -> Batch:
+def _normalized(batch: Batch, wanted: int, *given: int) -> Batch:
     """The values of a vector, where it meets a norm."""
     return _everywhere(batch, given[-1], wanted, whole=False, only=-1)
 
@@ -101,7 +101,7 @@ _MENDS: list[tuple[re.Pattern[str], Callable[..., Batch]]] = [
         (r"a multiple of [^()]*\(?(\d+)\)?,? but got (\d+)", _multiple),
         (r"(\d+) is not a multiple of (\d+)", _given_first),
         (r"shape '\[\d+, -1, (\d+)\]' is invalid for input of size (\d+)", _divided),
-        (r"normalized_shape=\[(\d+)\].* input of size\[([\d, ]+)\]", _normalised),
+        (r"normalized_shape=\[(\d+)\].* input of size\[([\d, ]+)\]", _normalized),
         (r"image size \((\d+)\*(\d+)\) doesn't match model \((\d+)\*(\d+)\)", _scaled),
         (r"tensor a \((\d+)\) must match the size of tensor b \((\d+)\) at non-singleton dimension (\d+)", _added),
     )

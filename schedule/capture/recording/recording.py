@@ -126,11 +126,11 @@ class Recording:
         except (TypeError, ValueError, RuntimeError, AttributeError):
             return value
 
-    def materialise(self, value: Any) -> Any:
+    def materialize(self, value: Any) -> Any:
         """The inverse of :meth:`describe`: data-free tensors in place of specs."""
-        return map_structure(value, self._materialise_leaf)
+        return map_structure(value, self._materialize_leaf)
 
-    def _materialise_leaf(self, leaf: Any) -> Any:
+    def _materialize_leaf(self, leaf: Any) -> Any:
         if isinstance(leaf, TensorSpec):
             with self.fake_mode:
                 return torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device)

@@ -2,7 +2,7 @@
 
 They are entered, so that a rule sees what they compute. That the two belong together is no guess: the function is run
 on random numbers and may use analytic operations only, element by element. Analytic functions that agree on a
-neighbourhood agree everywhere.
+neighborhood agree everywhere.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from schedule.capture.tracing.own_forward import is_conv1d, is_projection
 from schedule.capture.tracing.portable import pack_graph, unpack_graph
 from schedule.capture.tracing.reading.ledger import Ledger, whole
 from schedule.capture.tracing.signature import Parameters
-from schedule.capture.tracing.specialization import Entered, Specialisation, in_mode, original_class, specialise
+from schedule.capture.tracing.specialization import Entered, Specialization, in_mode, original_class, specialize
 from schedule.util.errors import TraceError
 
 _LARGEST = 40
@@ -44,7 +44,7 @@ class Expansion:
     Attributes:
         graph: the copy that holds their insides.
         origin: name of an inlined node → name of the call it came from.
-        entered: path of each opened submodule → what its guard needs; for :meth:`Specialisation.with_graph`.
+        entered: path of each opened submodule → what its guard needs; for :meth:`Specialization.with_graph`.
         closed: paths of submodules whose inside cannot be written.
     """
 
@@ -58,25 +58,25 @@ _full: weakref.WeakKeyDictionary[fx.Graph, list[Expansion]] = weakref.WeakKeyDic
 
 
 def expand(
-    specialisation: Specialisation, module: nn.Module, recording: Recording, only: Collection[str] | None = None
+    specialization: Specialization, module: nn.Module, recording: Recording, only: Collection[str] | None = None
 ) -> Expansion:
-    """A copy of the graph of ``specialisation`` with the leaf modules that ``module`` calls opened.
+    """A copy of the graph of ``specialization`` with the leaf modules that ``module`` calls opened.
 
     Args:
-        specialisation: one traced forward of ``module``.
+        specialization: one traced forward of ``module``.
         module: the module it was traced from.
         recording: the run it was recorded in.
         only: names of the calls to open; every one that can be if None (that copy is kept and shared: read only).
     """
     if only is not None:
-        return _expanded(specialisation, module, recording, only)
-    known = _full.setdefault(specialisation.graph, [])
+        return _expanded(specialization, module, recording, only)
+    known = _full.setdefault(specialization.graph, [])
     if known:
-        with in_mode(module, specialisation.training):
+        with in_mode(module, specialization.training):
             for expansion in known:
-                if _fits(expansion, specialisation.graph, module):
+                if _fits(expansion, specialization.graph, module):
                     return expansion
-    known.append(_expanded(specialisation, module, recording, None))
+    known.append(_expanded(specialization, module, recording, None))
     return known[-1]
 
 
@@ -95,14 +95,14 @@ def _fits(expansion: Expansion, graph: fx.Graph, module: nn.Module) -> bool:
 
 
 def _expanded(
-    specialisation: Specialisation, module: nn.Module, recording: Recording, only: Collection[str] | None
+    specialization: Specialization, module: nn.Module, recording: Recording, only: Collection[str] | None
 ) -> Expansion:
-    expansion = Expansion(unpack_graph(pack_graph(specialisation.graph)))
+    expansion = Expansion(unpack_graph(pack_graph(specialization.graph)))
     for call in list(expansion.graph.nodes):
         if call.op == "call_module" and (only is None or call.name in only):
             child = module.get_submodule(str(call.target))
             if _can_open(child):
-                _open(expansion, call, child, specialisation, recording)
+                _open(expansion, call, child, specialization, recording)
     return expansion
 
 
@@ -112,10 +112,10 @@ def _can_open(child: nn.Module) -> bool:
     return plain and not child._modules and not isinstance(child, _CLOSED) and "__call__" not in vars(type(child))
 
 
-def _own_graph(child: nn.Module, training: bool) -> Specialisation | None:
+def _own_graph(child: nn.Module, training: bool) -> Specialization | None:
     """The graph that a scheduled child runs whatever it is given, as a sharded one does; None if there is none."""
     state = vars(child).get("_schedule_state")
-    for made in getattr(state, "specialisations", ()):
+    for made in getattr(state, "specializations", ()):
         conditional = made.signature.conditions or made.guards or made.ledger or made.entered
         if made.training is training and not conditional and not made.has_checks:
             return made
@@ -123,11 +123,11 @@ def _own_graph(child: nn.Module, training: bool) -> Specialisation | None:
 
 
 def _open(
-    expansion: Expansion, call: fx.Node, child: nn.Module, specialisation: Specialisation, recording: Recording
+    expansion: Expansion, call: fx.Node, child: nn.Module, specialization: Specialization, recording: Recording
 ) -> None:
     path, graph = str(call.target), expansion.graph
     ledger = Ledger()
-    own = _own_graph(child, specialisation.training)
+    own = _own_graph(child, specialization.training)
     result: fx.Node | None
     with graph.inserting_before(call):
         if own is not None:
@@ -138,7 +138,7 @@ def _open(
             nodes, result = _open_projection(graph, call, child)
             ledger = whole(child)
         else:
-            inside = _inside(child, call, recording, specialisation)
+            inside = _inside(child, call, recording, specialization)
             if inside is None:
                 expansion.closed.add(path)
                 return
@@ -171,14 +171,14 @@ def _open_projection(graph: fx.Graph, call: fx.Node, child: Any) -> tuple[list[f
     return list(made), total
 
 
-def _inside(child: nn.Module, call: fx.Node, recording: Recording, caller: Specialisation) -> Specialisation | None:
+def _inside(child: nn.Module, call: fx.Node, recording: Recording, caller: Specialization) -> Specialization | None:
     """The graph of ``child`` for this call; None if it cannot be opened."""
     described = map_structure((call.args, dict(call.kwargs)), _described)
     if any(part is _UNKNOWN for part in (*described[0], *described[1].values())):
         return None
     call_of_child = Call(described[0], described[1], None)
     try:
-        inside = specialise(
+        inside = specialize(
             child, original_class(child).forward, call_of_child, recording, caller.training, autocast=caller.autocast
         )
     except TraceError:
@@ -198,7 +198,7 @@ def _described(leaf: Any) -> Any:
 
 
 def _inline(
-    graph: fx.Graph, call: fx.Node, child: nn.Module, inside: Specialisation
+    graph: fx.Graph, call: fx.Node, child: nn.Module, inside: Specialization
 ) -> tuple[list[fx.Node], fx.Node | None]:
     bound = Parameters(original_class(child).forward).bind(call.args, dict(call.kwargs))
     if any(text not in bound for text in inside.signature.inputs.values()):

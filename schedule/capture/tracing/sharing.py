@@ -77,6 +77,6 @@ def comparable(value: Any) -> list[Any]:
     return [(path, kind(leaf)) for path, leaf in leaves(value)]
 
 
-def has_constants(specialisation: Any) -> bool:
+def has_constants(specialization: Any) -> bool:
     """Whether the graph holds an object that may belong to one module only."""
-    return any(isinstance(node.target, Constant) for node in specialisation.graph.nodes)
+    return any(isinstance(node.target, Constant) for node in specialization.graph.nodes)

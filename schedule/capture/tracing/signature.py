@@ -72,7 +72,7 @@ class Parameters:
 
 @dataclass
 class Signature:
-    """How the arguments of one specialisation look.
+    """How the arguments of one specialization look.
 
     Attributes:
         inputs: placeholder name → Python expression that finds it among the bound parameters.

@@ -1,4 +1,4 @@
-"""A specialisation: one graph of one module, with the conditions under which it may run in place of the forward."""
+"""A specialization: one graph of one module, with the conditions under which it may run in place of the forward."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class Entered:
 
 
 @dataclass(frozen=True)
-class Specialisation:
+class Specialization:
     """One traced forward of one module.
 
     Attributes:
-        graph: the FX graph; treated as immutable once it is part of a specialisation.
+        graph: the FX graph; treated as immutable once it is part of a specialization.
         signature: how the arguments look and where the inputs are.
         training: the module's training flag the graph was made under.
         guards: further conditions, as Python source over ``self`` and the arguments.
@@ -78,8 +78,8 @@ class Specialisation:
         around = closing if self.has_regions else lambda run: run
         return tried(self.graph, self.training, lambda graph: around(compiled(graph)))
 
-    def with_graph(self, graph: fx.Graph, entered: Mapping[str, Entered] | None = None) -> Specialisation:
-        """The same specialisation with another graph; ``entered`` adds submodules whose inside it now holds."""
+    def with_graph(self, graph: fx.Graph, entered: Mapping[str, Entered] | None = None) -> Specialization:
+        """The same specialization with another graph; ``entered`` adds submodules whose inside it now holds."""
         return dataclasses.replace(self, graph=graph, entered={**self.entered, **(entered or {})})
 
     @property
@@ -112,7 +112,7 @@ def compiled(graph: fx.Graph) -> Callable[..., Any]:
     return generated(code.src, "forward", dict(code.globals), "schedule graph")
 
 
-def specialise(
+def specialize(
     module: nn.Module,
     forward: Callable[..., Any],
     call: Call,
@@ -120,7 +120,7 @@ def specialise(
     training: bool,
     enter: EnterChild | None = None,
     autocast: torch.dtype | None = None,
-) -> Specialisation:
+) -> Specialization:
     """The graph of ``forward`` of ``module`` for calls that look like ``call``.
 
     Like modules (:mod:`schedule.capture.tracing.sharing`) are traced once and share the graph.
@@ -137,7 +137,7 @@ def specialise(
     Raises:
         TraceError: the forward cannot be turned into a graph; says at which line and why.
     """
-    known: list[Specialisation] = []
+    known: list[Specialization] = []
     if enter is None:
         known = recording.traced.setdefault(likeness(module, call, forward, training, autocast), [])
     made = _holding(known, module, training)
@@ -150,7 +150,7 @@ def specialise(
     return made
 
 
-def _holding(known: Sequence[Specialisation], module: nn.Module, training: bool) -> Specialisation | None:
+def _holding(known: Sequence[Specialization], module: nn.Module, training: bool) -> Specialization | None:
     """The graph of a like module that holds for ``module`` too."""
     if not known:
         return None
@@ -166,8 +166,8 @@ def _traced(
     training: bool,
     enter: EnterChild,
     autocast: torch.dtype | None,
-) -> Specialisation:
-    def attempt(**options: Any) -> tuple[Specialisation, ModuleTracer]:
+) -> Specialization:
+    def attempt(**options: Any) -> tuple[Specialization, ModuleTracer]:
         tracer = ModuleTracer(module, recording, enter, use_recorded_outputs=autocast is None, **options)
         try:
             with TRACING, recording.as_after_run():
@@ -188,7 +188,7 @@ def _traced(
 
 def _traced_by(
     tracer: ModuleTracer, forward: Callable[..., Any], call: Call, training: bool, autocast: torch.dtype | None
-) -> Specialisation:
+) -> Specialization:
     module, parameters = tracer.module, Parameters(forward)
     bound_or_refused(parameters, call, forward)
     environment = Environment.of(call, autocast)
@@ -227,7 +227,7 @@ def _finished(
     training: bool,
     call: Call,
     autocast: torch.dtype | None,
-) -> Specialisation:
+) -> Specialization:
     graph = tracer.graph
     inputs = {node: signature.inputs[str(node.target)] for node in graph.nodes if node.op == "placeholder"}
     tracer.index_functions.remove_replaced()
@@ -238,7 +238,7 @@ def _finished(
     insert_checks(tracer.outputs)
     graph.lint()
     entered = {path: Entered(original_class(child)) for path, child in tracer.entered.items() if path}
-    return Specialisation(
+    return Specialization(
         graph=graph,
         signature=signature,
         training=training,
@@ -267,4 +267,4 @@ def _written(tracer: ModuleTracer, value: Any) -> Any:
         return tracer.node_of(value)
 
 
-__all__ = ["Specialisation", "TraceError", "compiled", "original_class", "specialise"]
+__all__ = ["Specialization", "TraceError", "compiled", "original_class", "specialize"]

@@ -120,7 +120,7 @@ class ModuleTracer(TorchFunctionMode):
         """A tracked input: a data-free tensor, a symbolic number, or a watched opaque object."""
         node = self.graph.placeholder(name)
         self._requires_grad[node] = isinstance(described, TensorSpec) and described.requires_grad
-        return self.track(self.recording.materialise(described), node)
+        return self.track(self.recording.materialize(described), node)
 
     def described(self, value: Any) -> Any:
         """``value``, which the forward returned, by metadata."""
@@ -317,7 +317,7 @@ class ModuleTracer(TorchFunctionMode):
                 return stand_in(func)(*real_args, **real_kwargs)
         except metadata.DATA_DEPENDENT as error:
             for seen in self._replay.next(self.recording.seen.get(self._within[-1]), func):
-                return self.recording.materialise(seen)
+                return self.recording.materialize(seen)
             if func is torch.Tensor.__bool__ and (finite := expected(node)) is not None:
                 return finite
             raise data_dependent(func) from error
@@ -383,7 +383,7 @@ class ModuleTracer(TorchFunctionMode):
             node.meta["source"] = user_line()
             described = self._recorded_output(child, args, kwargs)
             recorded = described is not None
-            value = self.recording.materialise(described) if recorded else self._run_child(child, call, args, kwargs)
+            value = self.recording.materialize(described) if recorded else self._run_child(child, call, args, kwargs)
             value = self.outputs[node] = self.track(value, node)
             self._memory.called(child, value, args, kwargs)
         return value

@@ -1,7 +1,7 @@
-"""Weights of a model on the meta device, initialised once, whole, module by module; each rank keeps its share.
+"""Weights of a model on the meta device, initialized once, whole, module by module; each rank keeps its share.
 
 All ranks draw all numbers, in the order in which one device would: the same seed gives the same weights on any number
-of ranks. What a module's initialisation writes is found out first, on tensors without data, since it may reach into the
+of ranks. What a module's initialization writes is found out first, on tensors without data, since it may reach into the
 modules below (GPT-2's attention scales its projection's weight). A tensor is whole from the first module that writes it
 to the last one, so a rank needs its shards and about the largest module.
 """
@@ -22,13 +22,13 @@ from schedule.distributed.checkpoint.slots import Slot
 from schedule.util.errors import NotApplicable
 from schedule.util.generators import generator_states, restore_generators
 
-Initialise = Callable[[nn.Module], Any]
+Initialize = Callable[[nn.Module], Any]
 
 
-def initialise(
+def initialize(
     root: nn.Module,
     slots: Sequence[Slot],
-    init: Initialise | None,
+    init: Initialize | None,
     device: torch.device,
     own: Collection[int] | None = None,
 ) -> None:
@@ -43,7 +43,7 @@ def initialise(
         own: ids of the tensors that this rank keeps; what others keep is drawn and let go. All if None.
 
     Raises:
-        NotApplicable: no module's initialisation writes some of the tensors.
+        NotApplicable: no module's initialization writes some of the tensors.
     """
     ways = {module: init or way for module, way in _own_ways(root)}
     writes = _written(root, ways, slots)
@@ -96,11 +96,11 @@ class _Scratch:
             self._free.append(buffer)
 
 
-def _own_ways(root: nn.Module) -> Iterator[tuple[nn.Module, Initialise]]:
-    """Each module with what initialises it, children first; a shared module once."""
+def _own_ways(root: nn.Module) -> Iterator[tuple[nn.Module, Initialize]]:
+    """Each module with what initializes it, children first; a shared module once."""
     seen: set[nn.Module] = set()
 
-    def walk(module: nn.Module, models_own: Initialise | None) -> Iterator[tuple[nn.Module, Initialise]]:
+    def walk(module: nn.Module, models_own: Initialize | None) -> Iterator[tuple[nn.Module, Initialize]]:
         if module in seen:
             return
         seen.add(module)
@@ -121,8 +121,8 @@ def _reset(module: nn.Module) -> None:
 # -- what is written ------------------------------------------------------------------------------------------
 
 
-def _written(root: nn.Module, ways: dict[nn.Module, Initialise], slots: Sequence[Slot]) -> dict[nn.Module, list[Slot]]:
-    """Which of ``slots`` each module's initialisation writes, for those that write any; nothing changes."""
+def _written(root: nn.Module, ways: dict[nn.Module, Initialize], slots: Sequence[Slot]) -> dict[nn.Module, list[Slot]]:
+    """Which of ``slots`` each module's initialization writes, for those that write any; nothing changes."""
     watching = _Writes()
     found: dict[nn.Module, list[Slot]] = {}
     states = generator_states(root)
@@ -156,7 +156,7 @@ def _refuse_unwritten(slots: Sequence[Slot], writes: dict[nn.Module, list[Slot]]
     if missing:
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
         raise NotApplicable(
-            f"nothing initialises {', '.join(missing[:5])}{more}",
+            f"nothing initializes {', '.join(missing[:5])}{more}",
             fix="build(sch, init_weights=function): called with each module, it fills what is directly in it",
         )
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
-from schedule.distributed.checkpoint.initialize import initialise, without_data
+from schedule.distributed.checkpoint.initialize import initialize, without_data
 from schedule.distributed.checkpoint.pieces import Pieces
 from schedule.distributed.checkpoint.slots import Slot
 from schedule.util.errors import NotApplicable
@@ -30,7 +30,7 @@ def read_weights(root: nn.Module, slots: Sequence[Slot], path: str | os.PathLike
         slots: what has no data.
         path: a safetensors file, a folder of them as ``save_pretrained`` writes it, or a folder that
             ``torch.distributed.checkpoint`` wrote; all ranks must read the latter together. Buffers that are not
-            saved, such as rotary frequencies, are computed as at initialisation.
+            saved, such as rotary frequencies, are computed as at initialization.
         device: where.
 
     Raises:
@@ -43,8 +43,8 @@ def read_weights(root: nn.Module, slots: Sequence[Slot], path: str | os.PathLike
         unsaved = _read_safetensors(root, slots, _files(folder), device)
     if unsaved:
         states = generator_states(root)
-        with without_data(root):  # what else these modules would initialise is there already
-            initialise(root, unsaved, None, device)
+        with without_data(root):  # what else these modules would initialize is there already
+            initialize(root, unsaved, None, device)
         restore_generators(states)
 
 

@@ -1,4 +1,4 @@
-"""All ranks must shard and synchronise alike: checked before the first collective, through the store.
+"""All ranks must shard and synchronize alike: checked before the first collective, through the store.
 
 Each rank keeps what was done on a group, line by line. Before the first collective after a change the ranks put their
 lines into the process group's store and read those of the others: what differs is named, and a rank that never comes

@@ -72,7 +72,7 @@ def tensor_parallel(mesh: DeviceMesh | SimulatedMesh | None) -> TensorParallel:
     name = _dimension(mesh)
     if not (dist.is_available() and dist.is_initialized()):
         raise ShardError(
-            "the process group is not initialised",
+            "the process group is not initialized",
             fix="start with torchrun and call torch.distributed.init_process_group before making the mesh",
         )
     own = mesh if name is None or mesh.ndim == 1 else mesh[name]

@@ -72,7 +72,7 @@ class PipelineRanks:
         """
         if not (dist.is_available() and dist.is_initialized()):
             raise ShardError(
-                "the process group is not initialised",
+                "the process group is not initialized",
                 fix="start with torchrun and call torch.distributed.init_process_group first",
             )
         if mesh is None:

@@ -18,7 +18,7 @@ from torch import fx, nn
 from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.tracing.outputs import check_output
 from schedule.capture.tracing.portable import pack_graph, unpack_graph
-from schedule.capture.tracing.specialization import Specialisation
+from schedule.capture.tracing.specialization import Specialization
 from schedule.patterns.hazards import Hazards
 from schedule.util.errors import NotApplicable
 
@@ -202,7 +202,7 @@ class _Splitting:
         )
 
 
-def on_device(made: Specialisation, device: torch.device) -> Specialisation:
+def on_device(made: Specialization, device: torch.device) -> Specialization:
     """A forward that was traced on the meta device, for ``device``; any other as it is."""
     first = next(iter(made.signature.tensors.values()), None)
     if first is None or first.device.type != "meta":

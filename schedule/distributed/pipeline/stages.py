@@ -13,12 +13,12 @@ from torch.distributed.pipelining import PipelineStage
 from fused import MakeViewlessTensor
 from schedule.capture.recording.structure import leaves
 from schedule.capture.tracing.regions import closing_regions
-from schedule.capture.tracing.specialization import Specialisation, compiled, original_class
+from schedule.capture.tracing.specialization import Specialization, compiled, original_class
 from schedule.distributed.pipeline.splitting import StageGraph, held
 from schedule.runtime.scheduled import ScheduledState
 from schedule.util.errors import NotApplicable
 
-Modes = Mapping[bool, tuple[Specialisation, Sequence[StageGraph]]]
+Modes = Mapping[bool, tuple[Specialization, Sequence[StageGraph]]]
 """Training flag → the whole forward, and its stages."""
 
 

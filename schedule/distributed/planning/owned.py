@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.tracing.specialization import Specialisation
+from schedule.capture.tracing.specialization import Specialization
 from schedule.distributed.planning.factors import Factor, factors, has, leads, take
 from schedule.distributed.planning.plan_steps import SyncStep
 from schedule.distributed.planning.propagation import propagate
@@ -27,8 +27,8 @@ _LINEAR_IN_ONE = frozenset((
 _PRODUCTS = frozenset(("mul", "matmul", "bmm", "mm", "linear", "_grouped_mm", "einsum"))
 
 
-def synchronised(path: str, module: nn.Module, whole: Specialisation, axes: dict[str, tuple[int, int]]) -> Any:
-    """What ``module`` synchronises when it computes with its share of its parameters.
+def synchronized(path: str, module: nn.Module, whole: Specialization, axes: dict[str, tuple[int, int]]) -> Any:
+    """What ``module`` synchronizes when it computes with its share of its parameters.
 
     Args:
         path: of the module.

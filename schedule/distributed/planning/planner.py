@@ -2,8 +2,8 @@
 
 Every factor of the model's dimensions (:mod:`~schedule.distributed.planning.propagation`) that nothing blocks can be
 shared out over the ranks, wherever it appears: those axes of weights together, the heads of an attention or the width
-of an MLP, are one *group*. What a group costs is read off the graph too: where an operation sums over the factor, partial
-sums are added up (an all-reduce forward); where a tensor without it meets one that has it, so are its gradients
+of an MLP, are one *group*. What a group costs is read off the graph too: where an operation sums over the factor,
+partial sums are added up (an all-reduce forward); where a tensor without it meets one that has it, so are its gradients
 (an all-reduce backward). Nothing is known of any architecture, nor of the names of its modules.
 """
 
@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from schedule.capture.tracing.specialization import original_class, specialise
+from schedule.capture.tracing.specialization import original_class, specialize
 from schedule.distributed.planning.factors import Factor, factors, size_of
 from schedule.distributed.planning.gradients import differentiable, parameters_of, users_of
-from schedule.distributed.planning.owned import holds, synchronised
+from schedule.distributed.planning.owned import holds, synchronized
 from schedule.distributed.planning.partial import NoPlace, PartialGradients
 from schedule.distributed.planning.plan import Plan, common_path
 from schedule.distributed.planning.plan_steps import FEATURES, HEADS, Group, ShardStep, SyncStep
@@ -262,7 +262,7 @@ class _Planner:
                 return None
             made.update(dict.fromkeys(steps))
         for path, axes in owned.items():
-            steps = self.synchronised(path, axes)
+            steps = self.synchronized(path, axes)
             if isinstance(steps, str):
                 candidate.refused = f"{path}: {steps}"
                 return None
@@ -316,7 +316,7 @@ class _Planner:
         path = str(value.target)
         return path if path in self.found.tensors else None
 
-    def synchronised(self, path: str, axes: dict[str, tuple[int, int]]) -> list[SyncStep] | str:
+    def synchronized(self, path: str, axes: dict[str, tuple[int, int]]) -> list[SyncStep] | str:
         module, recording = self.root.get_submodule(path), self.state.whole
         if recording is None or not recording.calls.get(module):
             return "it was not called in the recorded run"
@@ -326,10 +326,10 @@ class _Planner:
             return not stays_call(child)
 
         try:
-            whole = specialise(module, original_class(module).forward, call, recording, False, entered)
+            whole = specialize(module, original_class(module).forward, call, recording, False, entered)
         except TraceError as error:
             return f"it cannot be traced: {error.why}"
-        steps: list[SyncStep] | str = synchronised(path, module, whole, axes)
+        steps: list[SyncStep] | str = synchronized(path, module, whole, axes)
         return steps
 
     def inputs(self, columns: dict[str, Layer]) -> Iterator[SyncStep]:

@@ -19,7 +19,7 @@ from schedule.distributed.planning.factors import Dim, block, equate, new_dim, s
 from schedule.distributed.planning.shapes import Shapes
 from schedule.distributed.planning.values import Dims, Layer, Propagated, Value
 from schedule.distributed.tensor_parallel.modules import BATCH_NORMS, CONVOLUTIONS, projection_of
-from schedule.patterns.normalize import normalise
+from schedule.patterns.normalize import normalize
 from schedule.patterns.values import OpNode, operands
 
 _POINTWISE_MODULES = ("torch.nn.modules.activation", "torch.nn.modules.dropout")
@@ -39,7 +39,7 @@ def propagate(
         returned: whether what is returned need not be whole.
     """
     run = _Propagation(root, apart, free, returned)
-    for node in normalise(graph, dict(root.named_modules(remove_duplicate=False))).nodes:
+    for node in normalize(graph, dict(root.named_modules(remove_duplicate=False))).nodes:
         run.visit(node)
     return run.found
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from torch import fx, nn
 
 from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.tracing.specialization import specialise
+from schedule.capture.tracing.specialization import specialize
 from schedule.distributed.planning.factors import Factor, factors
 from schedule.distributed.planning.gradients import differentiable, parameters_of, users_of
 from schedule.distributed.planning.owned import holds
@@ -242,7 +242,7 @@ def _propagated(link: Link, module: nn.Module, apart: set[str], state: Sharded) 
         return not stays_call(child) and path not in apart
 
     try:
-        made = specialise(module, forward_of(module), call, recording, False, entered)
+        made = specialize(module, forward_of(module), call, recording, False, entered)
     except TraceError as error:
         raise NotSequential(error.why) from error
     inputs = {name for name, text in made.signature.inputs.items() if text == link.argument}

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from schedule.capture.tracing.specialization import Specialisation, original_class
+from schedule.capture.tracing.specialization import Specialization, original_class
 from schedule.core.edits import SetState
 from schedule.core.wrapping import arounds_of, rewrapped
 from schedule.distributed.tensor_parallel.modules import COLUMN, sharding_of
@@ -21,7 +21,7 @@ from schedule.util.errors import ShardError
 
 
 def shared_inputs(
-    caller: nn.Module, whole: Specialisation, is_column: Callable[[nn.Module], bool]
+    caller: nn.Module, whole: Specialization, is_column: Callable[[nn.Module], bool]
 ) -> dict[str, list[str]]:
     """Arguments of ``caller`` that go to its column-parallel modules and nowhere else: name → paths of those.
 
@@ -81,7 +81,7 @@ def _check_users(source: fx.Node, caller: nn.Module, is_column: Callable[[nn.Mod
         child = caller.get_submodule(str(user.target))
         sharding = sharding_of(child)
         if sharding is not None and sharding.reduces_gradients(child):
-            raise ShardError(f"{user.target} synchronises its own input already", fix="undo that, or leave this out")
+            raise ShardError(f"{user.target} synchronizes its own input already", fix="undo that, or leave this out")
 
 
 class WrapForward(SetState):

@@ -1,4 +1,4 @@
-"""Which shards and synchronisations contradict each other, with the reason and the fix."""
+"""Which shards and synchronizations contradict each other, with the reason and the fix."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _check_parts(
         )
 
 
-# -- what may be synchronised -------------------------------------------------------------------------------
+# -- what may be synchronized -------------------------------------------------------------------------------
 
 MODES = ("fwd_pre", "fwd_post", "bwd_pre", "bwd_post")
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "scatter")  # and "dtensor", of projections alone
@@ -210,7 +210,7 @@ def _gives_partial(module: nn.Module) -> bool:
 
 
 def check_boundary(module: nn.Module, sharding: ModuleSharding | None, mode: str, sync: Sync) -> None:
-    """Refuse what a module that is no projection cannot synchronise at its inputs or its output.
+    """Refuse what a module that is no projection cannot synchronize at its inputs or its output.
 
     Raises:
         ShardError: gives the reason and the fix.
@@ -229,14 +229,14 @@ def check_boundary(module: nn.Module, sharding: ModuleSharding | None, mode: str
         )
     if sync.argument in own and (mode, sync.op) != ("bwd_post", "all_reduce"):
         raise ShardError(
-            f"{sync.argument} is a parameter, of which only the gradient can be synchronised",
+            f"{sync.argument} is a parameter, of which only the gradient can be synchronized",
             fix=f'sync("bwd_post", "all_reduce", argument="{sync.argument}")',
         )
     if sync.argument in own and sharding is not None and sync.argument in sharding.splits:
         raise ShardError(f"{sync.argument} is sharded, so its gradient is whole", fix="leave it out")
     names = [name for name in inspect.signature(original_class(module).forward).parameters if name != "self"]
     if sync.argument is not None and sync.argument not in own and (mode == "fwd_post" or sync.argument not in names):
-        raise ShardError(f"it has no argument {sync.argument!r} to synchronise", fix=f"one of {', '.join(names)}")
+        raise ShardError(f"it has no argument {sync.argument!r} to synchronize", fix=f"one of {', '.join(names)}")
     if sync.axis is None and sync.op in ("all_gather", "reduce_scatter", "scatter"):
         raise ShardError(f"{sync.op} needs the axis to share out", fix=f'sync("{mode}", "{sync.op}", axis=1)')
     sums = mode == "fwd_post" and sync.op in ("all_reduce", "reduce_scatter")
@@ -247,7 +247,7 @@ def check_boundary(module: nn.Module, sharding: ModuleSharding | None, mode: str
         )
     moves = sync.op == "scatter" or isinstance(sync.op, Resharding) or sync.argument in own or mode == "bwd_post"
     if not moves and not any(sharding_of(child) for child in module.modules()):
-        raise ShardError("nothing in it is sharded, so there is nothing to synchronise", fix="shard it first")
+        raise ShardError("nothing in it is sharded, so there is nothing to synchronize", fix="shard it first")
 
 
 def check_output_gradient(module: nn.Module, sharding: ModuleSharding | None, sync: Sync) -> None:
@@ -266,7 +266,7 @@ def check_output_gradient(module: nn.Module, sharding: ModuleSharding | None, sy
 
 
 def check_sync(module: nn.Module, sharding: ModuleSharding | None, mode: str, sync: Sync) -> None:
-    """Refuse a synchronisation that contradicts how ``module`` is shared out.
+    """Refuse a synchronization that contradicts how ``module`` is shared out.
 
     Raises:
         ShardError: gives the reason and the fix.
@@ -274,7 +274,7 @@ def check_sync(module: nn.Module, sharding: ModuleSharding | None, mode: str, sy
     check_names(mode, sync)
     role = sharding.role(module) if sharding else None
     if sharding is None or role is None:
-        raise ShardError("its weight is not sharded, so there is nothing to synchronise", fix="shard it first")
+        raise ShardError("its weight is not sharded, so there is nothing to synchronize", fix="shard it first")
     if mode in sharding.syncs:
         raise ShardError(f"{mode} has {sharding.syncs[mode]} already", fix="undo that sync first")
     refused = _REFUSED.get((role, mode, sync.op)) if isinstance(sync.op, str) else None

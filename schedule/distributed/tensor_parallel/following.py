@@ -42,7 +42,7 @@ def follow(
         every: these are all; what comes from elsewhere is whole.
 
     Raises:
-        ShardError: the shared dimension is normalised, summed, selected from, or not to be divided.
+        ShardError: the shared dimension is normalized, summed, selected from, or not to be divided.
     """
     cuts = {
         path: Cut(0, n, (replicas or {}).get(path, 1), common=(common or {}).get(path, 0))

@@ -24,7 +24,7 @@ from schedule.capture.recording.recording import Call
 from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.tracing.reading.ledger import Ledger
 from schedule.capture.tracing.signature import Parameters, Signature
-from schedule.capture.tracing.specialization import Specialisation, original_class
+from schedule.capture.tracing.specialization import Specialization, original_class
 from schedule.distributed.communication import collectives
 from schedule.distributed.communication.groups import group_rank
 from schedule.distributed.tensor_parallel.modules import (
@@ -50,9 +50,9 @@ def refuse(x: Tensor, why: str) -> Tensor:
     raise ShardError(f"a half-sharded module was called: {why}")
 
 
-def sharded_specialisations(
+def sharded_specializations(
     module: nn.Module, sharding: ModuleSharding, like: TensorSpec | None = None
-) -> tuple[Specialisation, Specialisation]:
+) -> tuple[Specialization, Specialization]:
     """What a sharded projection runs, in training and in evaluation.
 
     Args:
@@ -64,7 +64,7 @@ def sharded_specialisations(
     graph = _Writer(module, sharding, like).written(name)
     signature = Signature(inputs={name: name})
     spec = next(iter(graph.nodes)).meta["spec"]
-    made = Specialisation(
+    made = Specialization(
         graph=graph,
         signature=signature,
         training=True,
@@ -208,7 +208,7 @@ class UserFunction:
 
     def __init__(self, function: Any, on_gradient: bool) -> None:
         self.function, self.on_gradient = function, on_gradient
-        self.__name__ = "on_gradient" if on_gradient else "synchronised"
+        self.__name__ = "on_gradient" if on_gradient else "synchronized"
 
     def __call__(self, x: Tensor) -> Tensor:
         """Call it on ``x``, or on the gradient of ``x`` later."""

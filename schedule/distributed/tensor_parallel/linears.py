@@ -1,6 +1,6 @@
 """Whether a kind of ``nn.Linear`` computes ``F.linear``, read off its forward.
 
-Falcon multiplies with a Linear of its own, ``input @ weight.T`` and then the bias; others only initialise theirs
+Falcon multiplies with a Linear of its own, ``input @ weight.T`` and then the bias; others only initialize theirs
 otherwise. The forward is traced on a stand-in that has a weight and a bias and nothing else, so that what it says
 holds for every instance. What reads more than that, or does more with it, is no plain projection.
 """
@@ -16,7 +16,7 @@ from torch import fx, nn
 from torch.overrides import _pop_mode_temporarily
 
 from schedule.capture.tracing.own_forward import has_own_forward
-from schedule.patterns.normalize import normalise
+from schedule.patterns.normalize import normalize
 from schedule.patterns.values import OpNode
 
 _UNTRACEABLE = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -51,7 +51,7 @@ def _stand_in(cls: type[nn.Linear], biased: bool, training: bool) -> nn.Module:
 
 def _is_linear(module: nn.Module, biased: bool) -> bool:
     try:
-        nodes = normalise(fx.Tracer().trace(module)).nodes
+        nodes = normalize(fx.Tracer().trace(module)).nodes
     except _UNTRACEABLE:  # whatever code that is not made for proxies runs into
         return False
     inputs = [node for node in nodes if node.op == "placeholder"]

@@ -23,7 +23,7 @@ SHARDING = "_schedule_sharding"
 
 Function = Callable[[Tensor], Tensor]
 OUTPUTS = ("fwd_post", "bwd_pre")
-"""Modes that synchronise what a module gives, or its gradient; the others what it takes."""
+"""Modes that synchronize what a module gives, or its gradient; the others what it takes."""
 COLUMN, ROW, CHANNEL, OWN = "column", "row", "channel", "own"
 LEFT = "dtensor"
 """The collective that is none: outputs stay where they are, in a DTensor."""
@@ -153,7 +153,7 @@ def own_features(module: nn.Module, name: str, split: Split, ranks: int, rank: i
 
 @dataclass(frozen=True)
 class Sync:
-    """One synchronisation of a module: a collective by name, or a function of the tensor.
+    """One synchronization of a module: a collective by name, or a function of the tensor.
 
     Attributes:
         op: which.
@@ -190,7 +190,7 @@ class ModuleSharding:
         return replace(self, splits={**self.splits, name: split})
 
     def with_sync(self, mode: str, sync: Sync) -> ModuleSharding:
-        """The same with one more synchronisation."""
+        """The same with one more synchronization."""
         return replace(self, syncs={**self.syncs, sync_key(mode, sync.argument): sync})
 
     def role(self, module: nn.Module) -> str | None:
@@ -207,7 +207,7 @@ class ModuleSharding:
 
 
 def sync_key(mode: str, argument: str | None) -> str:
-    """How :attr:`ModuleSharding.syncs` finds a synchronisation."""
+    """How :attr:`ModuleSharding.syncs` finds a synchronization."""
     return mode if argument is None else f"{mode} {argument}"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx, nn
 
 from schedule.capture.recording.recording import Recording
-from schedule.capture.tracing.specialization import Specialisation, original_class, specialise
+from schedule.capture.tracing.specialization import Specialization, original_class, specialize
 from schedule.distributed.tensor_parallel.modules import Projection, projection_of
 
 
@@ -100,7 +100,7 @@ for _operator in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(Derived, f"__{_operator}__", _remembering(f"__{_operator}__"))
 
 
-def whole_forward(caller: nn.Module, recording: Recording) -> Specialisation:
+def whole_forward(caller: nn.Module, recording: Recording) -> Specialization:
     """The forward of ``caller`` as recorded; its own integer attributes appear as :class:`Setting`.
 
     So do the numbers of outputs of the projections that it calls, under names such as ``q_proj.out_features``.
@@ -110,7 +110,7 @@ def whole_forward(caller: nn.Module, recording: Recording) -> Specialisation:
     """
     with _settings_marked(caller):
         forward = original_class(caller).forward
-        return specialise(caller, forward, recording.calls[caller][0], recording, False)
+        return specialize(caller, forward, recording.calls[caller][0], recording, False)
 
 
 @contextmanager

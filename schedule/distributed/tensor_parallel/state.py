@@ -9,7 +9,7 @@ from torch import nn
 
 from schedule.capture.recording.recording import Call, Recording
 from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.tracing.specialization import Specialisation
+from schedule.capture.tracing.specialization import Specialization
 from schedule.distributed.communication.mesh import TensorParallel, tensor_parallel
 from schedule.distributed.tensor_parallel.following import follow
 from schedule.distributed.tensor_parallel.modules import COLUMN, ModuleSharding, Split, sharding_of
@@ -47,7 +47,7 @@ class Sharded:
         self._tree = weakref.ref(tree)
         self.whole: Recording | None = None
         self.gathered: frozenset[str] = frozenset()
-        self._callers: dict[nn.Module, Specialisation | TraceError] = {}
+        self._callers: dict[nn.Module, Specialization | TraceError] = {}
 
     @property
     def tree(self) -> Tree:
@@ -95,7 +95,7 @@ class Sharded:
                 return ancestor, relative
         return None
 
-    def whole_forward(self, caller: nn.Module) -> Specialisation | TraceError:
+    def whole_forward(self, caller: nn.Module) -> Specialization | TraceError:
         """The whole forward of ``caller``, or why there is none."""
         if caller not in self._callers:
             if self.whole is None or not self.whole.calls.get(caller):

@@ -28,7 +28,7 @@ from schedule.util.errors import ShardError
 
 
 class ShardedForward:
-    """The forward of a class, on sharded parameters, with synchronised inputs and outputs.
+    """The forward of a class, on sharded parameters, with synchronized inputs and outputs.
 
     Args:
         module: a module of that class; not kept.
@@ -56,7 +56,7 @@ class ShardedForward:
         if self.missing:
             raise ShardError(f"a half-sharded module was called: {self.missing}")
         for sync, mode in self.inputs:
-            args, kwargs = self._synchronised(sync, mode, args, kwargs)
+            args, kwargs = self._synchronized(sync, mode, args, kwargs)
         with self._own_share(module):
             if self.role == ROW and isinstance(module, nn.Embedding):
                 result = self._looked_up(module, *args, **kwargs)
@@ -110,7 +110,7 @@ class ShardedForward:
 
     # -- inputs and outputs ------------------------------------------------------------------------------
 
-    def _synchronised(
+    def _synchronized(
         self, sync: Sync, mode: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         name = sync.argument if sync.argument is not None else self._names[0]
@@ -172,6 +172,6 @@ def on_first_tensor(result: Any, function: Callable[[Tensor], Tensor]) -> Any:
                 break
         return result
     raise ShardError(
-        f"it returns a {type(result).__name__}, in which there is no tensor to synchronise",
+        f"it returns a {type(result).__name__}, in which there is no tensor to synchronize",
         fix="sync the module inside that computes it",
     )

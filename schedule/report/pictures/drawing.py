@@ -13,21 +13,21 @@ from schedule.report.pictures.graphviz import lay_out
 from schedule.report.pictures.layout import Box, Layout, Point
 from schedule.util.templating import rendered
 
-COLOURS = 8
+COLORS = 8
 
 _TITLE, _LINE, _PADDING = 7.4, 6.5, 10.0
 _FIRST, _NEXT = 15.0, 14.0
 
 
 class Palette:
-    """The colours of a page: a rule or primitive has the same one in every picture."""
+    """The colors of a page: a rule or primitive has the same one in every picture."""
 
     def __init__(self) -> None:
         self._known: dict[str, int] = {}
 
     def of(self, rule: str) -> int:
-        """Number of its colour; after :data:`COLOURS` rules they come round again."""
-        return self._known.setdefault(rule, len(self._known)) % COLOURS
+        """Number of its color; after :data:`COLORS` rules they come round again."""
+        return self._known.setdefault(rule, len(self._known)) % COLORS
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Picture:
 
     Attributes:
         sides: (caption, drawing, text of the graph) of each.
-        legend: (number of the colour, rule, numbers of its changes).
+        legend: (number of the color, rule, numbers of its changes).
     """
 
     sides: tuple[tuple[str, Markup, tuple[tuple[str, int | None], ...]], ...]
@@ -91,27 +91,27 @@ def picture(sides: tuple[Side, ...], palette: Palette) -> Picture:
 
 
 def _text(side: Side, palette: Palette) -> tuple[tuple[str, int | None], ...]:
-    """The lines of the graph, with the colour of those that changed."""
+    """The lines of the graph, with the color of those that changed."""
     changes = [side.changes.get(name) for name in side.flow.names]
-    colours = [None if change is None else palette.of(change.rule) for change in changes]
-    return tuple(zip(side.flow.text, colours, strict=True))
+    colors = [None if change is None else palette.of(change.rule) for change in changes]
+    return tuple(zip(side.flow.text, colors, strict=True))
 
 
 def _svg(side: Side, palette: Palette) -> Markup:
     boxes = [box_of(node) for node in side.flow.nodes]
     layout = lay_out(boxes, side.flow.edges)
     shapes = []
-    for node, box, centre in zip(side.flow.nodes, boxes, layout.centres, strict=True):
+    for node, box, center in zip(side.flow.nodes, boxes, layout.centers, strict=True):
         change = side.changes.get(node.name)
         rule = change.rule if change is not None else side.calls.get(node.path) if node.kind == "call" else None
         shapes.append(
             {
                 "node": node,
                 "box": box,
-                "left": centre[0] - box.width / 2,
-                "top": centre[1] - box.height / 2,
+                "left": center[0] - box.width / 2,
+                "top": center[1] - box.height / 2,
                 "change": change,
-                "colour": None if rule is None else palette.of(rule),
+                "color": None if rule is None else palette.of(rule),
                 "tip": "\n".join(node.tip if rule is None else (*node.tip, rule)),
             }
         )

@@ -44,7 +44,7 @@ def script(boxes: Sequence[Box], edges: Sequence[tuple[int, int]]) -> str:
 def read_plain(text: str, count: int, edges: Sequence[tuple[int, int]]) -> Layout:
     """The layout in what ``dot -Tplain`` printed for ``count`` boxes: inches from the bottom left."""
     width = height = 0.0
-    centres: dict[int, Point] = {}
+    centers: dict[int, Point] = {}
     routes: dict[tuple[int, int], tuple[Point, ...]] = {}
 
     def point(x: str, y: str) -> Point:
@@ -55,10 +55,10 @@ def read_plain(text: str, count: int, edges: Sequence[tuple[int, int]]) -> Layou
         if kind == "graph":
             width, height = float(words[1]), float(words[2])
         elif kind == "node":
-            centres[int(words[0][1:])] = point(words[1], words[2])
+            centers[int(words[0][1:])] = point(words[1], words[2])
         elif kind == "edge":
             numbers = words[3 : 3 + 2 * int(words[2])]
             points = tuple(point(x, y) for x, y in zip(numbers[::2], numbers[1::2], strict=True))
             routes[int(words[0][1:]), int(words[1][1:])] = points
     size = 2 * MARGIN + width * _POINTS, 2 * MARGIN + height * _POINTS
-    return Layout(*size, tuple(centres[n] for n in range(count)), tuple(routes[edge] for edge in edges))
+    return Layout(*size, tuple(centers[n] for n in range(count)), tuple(routes[edge] for edge in edges))

@@ -1,7 +1,7 @@
 """Where the nodes and edges of a graph go: in layers from top to bottom, with few crossings, nothing overlapping.
 
-Sugiyama's method: layers by the longest way from the inputs, order in a layer by barycentres, then places that keep
-neighbours above one another. Edges bend between layers only; inside a layer they have a lane of their own, so that no
+Sugiyama's method: layers by the longest way from the inputs, order in a layer by barycenters, then places that keep
+neighbors above one another. Edges bend between layers only; inside a layer they have a lane of their own, so that no
 edge crosses a box.
 """
 
@@ -38,14 +38,14 @@ class Layout:
     Attributes:
         width: of all.
         height: of all.
-        centres: of each box.
+        centers: of each box.
         edges: each a row of cubic Bézier curves: start, then two control points and an end for each curve. Edges that
             leave a node together may be drawn from where they part.
     """
 
     width: float
     height: float
-    centres: tuple[Point, ...]
+    centers: tuple[Point, ...]
     edges: tuple[tuple[Point, ...], ...]
 
 
@@ -69,9 +69,9 @@ def layered(boxes: Sequence[Box], edges: Sequence[tuple[int, int]]) -> Layout:
     left = min(x[v] - _width(v, boxes) / 2 for row in rows for v in row) - MARGIN
     x = {vertex: at - left for vertex, at in x.items()}
     width = max(x[v] + _width(v, boxes) / 2 for row in rows for v in row) + MARGIN
-    centres = tuple((x[(n, 0)], tops[layer[n]] + heights[layer[n]] / 2) for n in range(len(boxes)))
-    routes = _routes(edges, layer, x, tops, heights, centres, boxes)
-    return Layout(width, tops[-1] + heights[-1] + MARGIN, centres, routes)
+    centers = tuple((x[(n, 0)], tops[layer[n]] + heights[layer[n]] / 2) for n in range(len(boxes)))
+    routes = _routes(edges, layer, x, tops, heights, centers, boxes)
+    return Layout(width, tops[-1] + heights[-1] + MARGIN, centers, routes)
 
 
 def _layers(graph: nx.DiGraph) -> dict[int, int]:
@@ -88,7 +88,7 @@ def _layers(graph: nx.DiGraph) -> dict[int, int]:
 
 
 class _Links:
-    """Which vertices of neighbouring layers belong together."""
+    """Which vertices of neighboring layers belong together."""
 
     def __init__(self) -> None:
         self.above: dict[Vertex, list[Vertex]] = {}
@@ -160,7 +160,7 @@ def _width(vertex: Vertex, boxes: Sequence[Box]) -> float:
 
 
 def _across(rows: Sequence[Sequence[Vertex]], links: _Links, boxes: Sequence[Box]) -> dict[Vertex, float]:
-    """Vertex → centre: near the mean of its neighbours, in the order of its row, without overlaps."""
+    """Vertex → center: near the mean of its neighbors, in the order of its row, without overlaps."""
     x: dict[Vertex, float] = {}
     for row in rows:
         x |= _apart(row, [0.0] * len(row), [1.0] * len(row), boxes)
@@ -196,7 +196,7 @@ def _straighten(rows: Sequence[Sequence[Vertex]], x: dict[Vertex, float], boxes:
 
 
 def _room(one: Vertex, other: Vertex, boxes: Sequence[Box]) -> float:
-    """How far apart the centres of two neighbours in a row are at least."""
+    """How far apart the centers of two neighbors in a row are at least."""
     return (_width(one, boxes) + _width(other, boxes)) / 2 + (LANE if one[1] and other[1] else GAP)
 
 
@@ -239,7 +239,7 @@ def _routes(
     x: Mapping[Vertex, float],
     tops: Sequence[float],
     heights: Sequence[float],
-    centres: Sequence[Point],
+    centers: Sequence[Point],
     boxes: Sequence[Box],
 ) -> tuple[tuple[Point, ...], ...]:
     edges = list(edges)
@@ -254,7 +254,7 @@ def _routes(
         if source in drawn and lanes:  # a longer edge has drawn the lane already
             points = [(x[(source, lanes[-1])], tops[lanes[-1]] + heights[lanes[-1]])]
         else:
-            points = [(centres[source][0], centres[source][1] + boxes[source].height / 2)]
+            points = [(centers[source][0], centers[source][1] + boxes[source].height / 2)]
             points += _straight(points[-1], tops[layer[source]] + heights[layer[source]])
             for lane in lanes:
                 points += _bend(points[-1], (x[(source, lane)], tops[lane]))
@@ -262,9 +262,9 @@ def _routes(
         drawn.add(source)
         others = [each for _, each in sorted(coming[target])]
         share = (others.index(number) + 1) / (len(others) + 1) - 0.5
-        port = centres[target][0] + share * 0.6 * boxes[target].width
+        port = centers[target][0] + share * 0.6 * boxes[target].width
         points += _bend(points[-1], (port, tops[layer[target]]))
-        points += _straight(points[-1], centres[target][1] - boxes[target].height / 2)
+        points += _straight(points[-1], centers[target][1] - boxes[target].height / 2)
         routes[number] = tuple(points)
     return tuple(routes[number] for number in range(len(edges)))
 

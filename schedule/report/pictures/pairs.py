@@ -10,8 +10,8 @@ from torch import fx
 
 from schedule.capture.recording.recording import Recording
 from schedule.capture.tracing.expansion import expand
-from schedule.capture.tracing.specialization import Specialisation
-from schedule.core.graphs import Specialisations
+from schedule.capture.tracing.specialization import Specialization
+from schedule.core.graphs import Specializations
 from schedule.patterns.copying import Erased, erased
 from schedule.report.tree_text import short
 from schedule.util.errors import TraceError
@@ -59,7 +59,7 @@ def pair_of(node: Node, recording: Recording | None) -> Pair | None:
     return Pair(made.graph) if was is None else _compared(was, made, node, recording)
 
 
-def _originals(node: Node) -> Specialisations:
+def _originals(node: Node) -> Specializations:
     graphs = node.tree.graphs
     found = graphs.original(node.module)
     if found is not None:
@@ -70,12 +70,12 @@ def _originals(node: Node) -> Specialisations:
         return ()
 
 
-def _like(made: Specialisation, originals: Iterable[Specialisation]) -> Specialisation | None:
+def _like(made: Specialization, originals: Iterable[Specialization]) -> Specialization | None:
     key = (made.training, made.call.key())
     return next((each for each in originals if (each.training, each.call.key()) == key), None)
 
 
-def _compared(was: Specialisation, made: Specialisation, node: Node, recording: Recording) -> Pair:
+def _compared(was: Specialization, made: Specialization, node: Node, recording: Recording) -> Pair:
     gone, here = erased(made.graph), {each.name: each for each in made.graph.nodes}
     calls = [each.name for each in was.graph.nodes if each.op == "call_module"]
     opened = [name for name in calls if name not in here and name not in gone]
@@ -94,7 +94,7 @@ def _compared(was: Specialisation, made: Specialisation, node: Node, recording: 
 
 
 def _parts(before: fx.Graph, gone: dict[str, Erased]) -> Iterator[list[str]]:
-    """Names of erased nodes, those of one change together: neighbours that one rewrite took, with what it made."""
+    """Names of erased nodes, those of one change together: neighbors that one rewrite took, with what it made."""
     parent = {name: name for name in gone}
 
     def root(name: str) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from schedule.capture.recording.recording import record
-from schedule.capture.tracing.specialization import specialise
+from schedule.capture.tracing.specialization import specialize
 from schedule.runtime.scheduled import FallbackWarning, install, state_of
 from schedule.util.errors import TraceError
 
@@ -19,7 +19,7 @@ def scheduled(module, *example, training=(True, False)):
     twin = copy.deepcopy(module)
     recording = record(module, example)
     call = recording.calls[module][0]
-    made = [specialise(module, type(module).forward, call, recording, mode) for mode in training]
+    made = [specialize(module, type(module).forward, call, recording, mode) for mode in training]
     install(module, made)
     return twin
 
@@ -252,14 +252,14 @@ def test_numbers_of_data_are_keys_and_tensors_are_made_into_one():
     assert_as(twin, module, torch.randn(2, 3), torch.tensor([1, 1]), missed=1)
 
 
-class NormalisingThenBranching(nn.Module):
+class NormalizingThenBranching(nn.Module):
     def forward(self, x, mask):
         y = torch.cat(tensors=[nn.functional.normalize(x), x])
         return y * 2 if mask.all() and y.shape[0] > 3 else y
 
 
-def test_normalising_draws_no_random_numbers():
-    module = NormalisingThenBranching()
+def test_normalizing_draws_no_random_numbers():
+    module = NormalizingThenBranching()
     twin = scheduled(module, torch.randn(2, 3), torch.ones(2, 3))
     assert_as(twin, module, torch.randn(2, 5), torch.ones(2, 5), missed=0)
     assert_as(twin, module, torch.randn(1, 5), torch.ones(1, 5), missed=1)

@@ -9,17 +9,17 @@ from torch import nn
 
 from schedule.capture.recording.recording import record
 from schedule.capture.recording.structure import tensors
-from schedule.capture.tracing.specialization import Specialisation, specialise
+from schedule.capture.tracing.specialization import Specialization, specialize
 from schedule.runtime.scheduled import install
 
 
-def schedule_all(root: nn.Module, example: Any, only: str | None = None) -> list[Specialisation]:
+def schedule_all(root: nn.Module, example: Any, only: str | None = None) -> list[Specialization]:
     """Trace the root (or the module at ``only``) for train and eval, and install the graphs."""
     recording = record(root, example)
     module = root.get_submodule(only or "")
     with recording.as_after_run():
         made = [
-            specialise(module, type(module).forward, call, recording, training)
+            specialize(module, type(module).forward, call, recording, training)
             for call in recording.calls[module]
             for training in (True, False)
         ]

@@ -18,7 +18,7 @@ def scheduled(module, *example, flatten=True):
     """``module`` run by its graph, and a copy of it that is not."""
     twin = copy.deepcopy(module)
     sch = schedule.create_schedule(module, example).trace(flatten=flatten)
-    install(module, sch.specialisations)
+    install(module, sch.specializations)
     module(*example), twin(*example)  # the first call sets what there is to set
     return module, twin
 
@@ -119,7 +119,7 @@ def test_a_module_that_is_run_without_data_keeps_its_attributes():
     sch = schedule.create_schedule(module, (torch.randn(3, 4),))
     _ = sch.tree.graphs.recording
     state, last = module.inner.rotary.state, module.inner.rotary.last
-    _ = sch.specialisations
+    _ = sch.specializations
     assert module.inner.rotary.state is state and module.inner.rotary.last is last
     assert type(state) is type(last) is torch.Tensor
 
@@ -139,7 +139,7 @@ def test_state_of_a_part_that_stays_a_call_is_not_assigned():
     _ = sch.tree.graphs.recording
     state = module.inner.rotary.state
     with pytest.raises(TraceError, match=r"assigns attribute 'state' of a Remembering, self\.inner\.rotary"):
-        _ = sch.specialisations
+        _ = sch.specializations
     assert module.inner.rotary.state is state and type(state) is torch.Tensor
 
 

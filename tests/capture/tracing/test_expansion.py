@@ -10,7 +10,7 @@ from torch import nn
 
 from schedule.capture.recording.recording import record
 from schedule.capture.tracing.expansion import expand
-from schedule.capture.tracing.specialization import specialise
+from schedule.capture.tracing.specialization import specialize
 from schedule.runtime.scheduled import FallbackWarning, install, state_of
 from tests.zoo import batch, build
 
@@ -33,7 +33,7 @@ def test_the_expanded_graph_computes_the_same(name, path):
     except AttributeError:
         module = next(m for n, m in model.named_modules() if n.endswith("layer.0") or n.endswith("layers.0"))
     recording = record(model, batch(name))
-    made = specialise(module, type(module).forward, recording.calls[module][0], recording, False)
+    made = specialize(module, type(module).forward, recording.calls[module][0], recording, False)
     expansion = expand(made, module, recording)
     assert expansion.entered and any(node.op == "call_module" for node in made.graph.nodes)
     install(module, [made.with_graph(expansion.graph, expansion.entered)])
@@ -55,7 +55,7 @@ class Block(nn.Module):
 
 def expanded(root, module, only=None):
     recording = record(root, torch.randn(2, 4))
-    made = specialise(module, type(module).forward, recording.calls[module][0], recording, True)
+    made = specialize(module, type(module).forward, recording.calls[module][0], recording, True)
     return made, expand(made, module, recording, only)
 
 
@@ -102,7 +102,7 @@ def test_modules_that_share_a_graph_keep_their_own_settings():
     recording = record(root, torch.randn(2, 4))
     found = []
     for block in root:
-        made = specialise(block, Block.forward, recording.calls[block][0], recording, True)
+        made = specialize(block, Block.forward, recording.calls[block][0], recording, True)
         graph = expand(made, block, recording).graph
         found.append((made.graph, next(n for n in graph.nodes if "dropout" in n.name).kwargs["p"]))
     assert found[0][0] is found[1][0]

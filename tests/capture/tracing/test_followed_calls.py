@@ -62,7 +62,7 @@ def assert_traced(module: nn.Module, *inputs: Tensor) -> schedule.Schedule:
     sch = schedule.create_schedule(module, inputs)
     expected = module(*inputs)
     sch.trace(flatten=True)
-    for made in sch.specialisations:
+    for made in sch.specializations:
         torch.testing.assert_close(made.function(module, *inputs), expected)
     return sch
 

@@ -134,7 +134,7 @@ def test_checkpoints_are_entered() -> None:
 
 def test_functions_outside_a_trace_are_left_alone() -> None:
     before = vars(torch.autograd.Function)["apply"]
-    assert schedule.create_schedule(One(), X).specialisations
+    assert schedule.create_schedule(One(), X).specializations
     assert vars(torch.autograd.Function)["apply"] is before
 
 

@@ -44,7 +44,7 @@ def test_what_is_collected_is_an_output_of_the_whole_graph(llama, wanted):
     asked = {wanted: True, "use_cache": False}
     sch = schedule.create_schedule(llama, dict(input_ids=ids, **asked))
     sch.trace(flatten=True)
-    schedule.runtime.scheduled.install(llama, sch.specialisations)
+    schedule.runtime.scheduled.install(llama, sch.specializations)
     for x in (ids, longer):
         assert_same(llama(x, **asked), twin(x, **asked))
     assert state_of(llama).fallbacks == 0
@@ -57,7 +57,7 @@ def test_calls_in_a_graph_hand_over_what_is_collected(llama):
     asked = {"output_hidden_states": True, "use_cache": False}
     sch = schedule.create_schedule(llama, dict(input_ids=ids, **asked))
     sch.trace_until("model.layers.*")
-    schedule.runtime.scheduled.install(llama, sch.specialisations)
+    schedule.runtime.scheduled.install(llama, sch.specializations)
     assert_same(llama(longer, **asked), twin(longer, **asked))
     assert state_of(llama).fallbacks == 0
 
@@ -76,7 +76,7 @@ def test_a_layer_collected_from_runs_its_graph_while_nothing_is_collected(llama)
     sch = schedule.create_schedule(llama, dict(input_ids=ids, use_cache=False))
     sch["model.layers.0"].trace(flatten=True)
     layer = llama.model.layers[0]
-    schedule.runtime.scheduled.install(layer, sch["model.layers.0"].specialisations)
+    schedule.runtime.scheduled.install(layer, sch["model.layers.0"].specializations)
     assert_same(llama(longer, use_cache=False), twin(longer, use_cache=False))
     assert state_of(layer).fallbacks == 0
     with pytest.warns(FallbackWarning):

@@ -11,7 +11,7 @@ from torch import nn
 
 from schedule.capture.recording.recording import record
 from schedule.capture.tracing.index_functions import indices_of
-from schedule.capture.tracing.specialization import specialise
+from schedule.capture.tracing.specialization import specialize
 from schedule.runtime.scheduled import install, state_of
 
 pytestmark = [
@@ -183,7 +183,7 @@ def traced(cls):
     module, example = cls().eval(), rows("11222", "33311")
     twin = copy.deepcopy(module)
     recording = record(module, example)
-    made = specialise(module, cls.forward, recording.calls[module][0], recording, False)
+    made = specialize(module, cls.forward, recording.calls[module][0], recording, False)
     install(module, [made], "")
     return module, twin, made
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from schedule.capture.recording.recording import record
-from schedule.capture.tracing.specialization import specialise
+from schedule.capture.tracing.specialization import specialize
 from schedule.runtime.scheduled import FallbackWarning, install, state_of
 from schedule.util.errors import TraceError
 
@@ -31,7 +31,7 @@ def scheduled(change, example):
     module = Changing(change)
     twin = copy.deepcopy(module)
     recording = record(module, example)
-    install(module, [specialise(module, Changing.forward, recording.calls[module][0], recording, True)])
+    install(module, [specialize(module, Changing.forward, recording.calls[module][0], recording, True)])
     return module, twin
 
 
@@ -80,5 +80,5 @@ def test_sizes_are_followed_through_changes_in_place():
 
     module = Dividing()
     recording = record(module, torch.randn(2, 4))
-    made = specialise(module, Dividing.forward, recording.calls[module][0], recording, True)
+    made = specialize(module, Dividing.forward, recording.calls[module][0], recording, True)
     assert made.guards and not made.has_checks

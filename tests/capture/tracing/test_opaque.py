@@ -12,7 +12,7 @@ from torch import nn
 
 import schedule
 from schedule.capture.recording.recording import Opaque, record
-from schedule.capture.tracing.specialization import specialise
+from schedule.capture.tracing.specialization import specialize
 from schedule.runtime.scheduled import install, state_of
 from schedule.util.errors import TraceError
 from tests.capture.tracing.running import assert_same, schedule_all
@@ -23,7 +23,7 @@ def traced(root, path, example):
     module = root.get_submodule(path)
     recording = record(root, example)
     made = [
-        specialise(module, type(module).forward, call, recording, training)
+        specialize(module, type(module).forward, call, recording, training)
         for call in recording.calls[module]
         for training in (True, False)
     ]
@@ -81,7 +81,7 @@ def test_many_traces_do_not_read_storage_that_is_not_there():
         warnings.simplefilter("error")
         for _ in range(5):
             recording.traced.clear()
-            specialise(model, type(model).forward, recording.calls[model][0], recording, True)
+            specialize(model, type(model).forward, recording.calls[model][0], recording, True)
 
 
 @pytest.mark.unreplayable("the test installs graphs beside the schedule")
@@ -90,7 +90,7 @@ def test_a_cache_of_two_made_inside_is_no_state_of_the_module():
     model, twin = build("t5").eval(), build("t5").eval()
     sch = schedule.create_schedule(model, batch("t5"))
     sch["decoder"].trace(flatten=True)
-    install(model.decoder, sch["decoder"].specialisations)
+    install(model.decoder, sch["decoder"].specializations)
     with torch.no_grad():
         for rows, length in ((3, 5), (4, 9)):
             inputs = batch("t5", rows, length)

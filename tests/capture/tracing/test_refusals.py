@@ -16,7 +16,7 @@ from torch import nn
 
 import schedule
 from schedule.capture.recording.recording import record
-from schedule.capture.tracing.specialization import specialise
+from schedule.capture.tracing.specialization import specialize
 from schedule.runtime.scheduled import FallbackWarning, install, state_of
 from schedule.util.errors import TraceError
 
@@ -24,7 +24,7 @@ from schedule.util.errors import TraceError
 def traced(module, example):
     recording = record(module, example)
     call = recording.calls[module][0]
-    return [specialise(module, type(module).forward, call, recording, training) for training in (True, False)]
+    return [specialize(module, type(module).forward, call, recording, training) for training in (True, False)]
 
 
 class RaisingInTraining(nn.Module):
@@ -97,7 +97,7 @@ def test_a_module_that_traces_in_evaluation_only_is_rewritten_there_and_the_repo
 
 def test_tracing_needs_one_mode_only():
     sch = schedule.create_schedule(DroppingMlp(), torch.randn(2, 8)).trace()
-    assert [made.training for made in sch.specialisations] == [False]
+    assert [made.training for made in sch.specializations] == [False]
     assert any(node.target == "up" for node in sch.graph.nodes)
 
 
@@ -111,7 +111,7 @@ def test_a_random_number_of_python_is_not_baked_in(draw):
     recording = record(module, torch.randn(2))
     before = random.getstate(), np.random.get_state()[1].copy()
     with pytest.raises(TraceError, match="random number outside torch"):
-        specialise(module, Dropping.forward, recording.calls[module][0], recording, True)
+        specialize(module, Dropping.forward, recording.calls[module][0], recording, True)
     assert random.getstate() == before[0] and (np.random.get_state()[1] == before[1]).all()
 
 

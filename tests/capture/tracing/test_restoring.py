@@ -14,7 +14,7 @@ import schedule
 from schedule.capture.recording.recording import record
 from schedule.capture.tracing import trials
 from schedule.capture.tracing.restoring import restoring
-from schedule.capture.tracing.specialization import specialise
+from schedule.capture.tracing.specialization import specialize
 from schedule.runtime.scheduled import install, state_of
 from schedule.util.errors import ScheduleError, TraceError
 from tests.zoo import batch, build
@@ -43,7 +43,7 @@ class Refusing(nn.Module):
 
 def installed(module, *example):
     recording = record(module, example)
-    made = specialise(module, type(module).forward, recording.calls[module][0], recording, False)
+    made = specialize(module, type(module).forward, recording.calls[module][0], recording, False)
     twin = copy.deepcopy(module).eval()
     install(module.eval(), [made], "")
     return module, twin

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from schedule.capture.recording.recording import record
-from schedule.capture.tracing.specialization import specialise
+from schedule.capture.tracing.specialization import specialize
 
 
 class Layer(nn.Module):
@@ -24,7 +24,7 @@ class Layer(nn.Module):
 def graphs(*layers):
     root = nn.Sequential(*layers)
     recording = record(root, torch.randn(2, 4))
-    return [specialise(layer, Layer.forward, recording.calls[layer][0], recording, False).graph for layer in layers]
+    return [specialize(layer, Layer.forward, recording.calls[layer][0], recording, False).graph for layer in layers]
 
 
 def test_like_layers_share():

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from schedule.capture.recording.recording import record
-from schedule.capture.tracing.specialization import specialise
+from schedule.capture.tracing.specialization import specialize
 from schedule.runtime.scheduled import FallbackWarning, install, state_of
 from schedule.util.errors import TraceError
 
@@ -34,7 +34,7 @@ FOLLOWED = {
     "broadcast with an indexed one": lambda x, mask: (x[:, -mask.shape[1] :, None] * mask[:, :, None])[..., 0],
     "split by numbers": lambda x, mask: torch.split(x, [2, x.shape[1] - 2], dim=1)[1],
     "split and inferred": lambda x, mask: x.split([2, x.shape[1] - 2], dim=1)[0].reshape(x.shape[0], -1, 1),
-    "normalised": lambda x, mask: x * torch.rsqrt((x * x).sum(dim=0, keepdim=True) + 1) / x.mean(0),
+    "normalized": lambda x, mask: x * torch.rsqrt((x * x).sum(dim=0, keepdim=True) + 1) / x.mean(0),
     "a number from a broadcast": lambda x, mask: mask[:, :1, None] * x[:, None].expand(-1, 4, -1),
     "changed in place": lambda x, mask: x.clone().mul_(3),
 }
@@ -46,7 +46,7 @@ def test_a_branch_on_a_size_after_an_effect(result):
     twin = copy.deepcopy(module)
     recording = record(module, (torch.randn(3, 6), torch.ones(3, 4)))
     call = recording.calls[module][0]
-    install(module, [specialise(module, Sized.forward, call, recording, True)])
+    install(module, [specialize(module, Sized.forward, call, recording, True)])
     for columns, width in ((6, 4), (8, 6), (7, 3), (5, 1), (9, 2), (2, 2), (2, 1)):
         x, mask = torch.randn(3, columns), torch.ones(3, width)
         with warnings.catch_warnings():
@@ -86,7 +86,7 @@ def test_a_part_as_long_as_the_input_is_followed_through_a_padded_convolution(pa
     module = Convolving(2, part)
     twin = copy.deepcopy(module)
     recording = record(module, torch.randn(3, 6))
-    made = specialise(module, Convolving.forward, recording.calls[module][0], recording, True)
+    made = specialize(module, Convolving.forward, recording.calls[module][0], recording, True)
     install(module, [made])
     for rows, length in ((3, 6), (2, 8), (1, 4)):
         x = torch.randn(rows, length)
@@ -101,7 +101,7 @@ def test_a_part_that_may_be_shorter_is_not(part):
     module = Convolving(0, part)
     recording = record(module, torch.randn(3, 6))
     with pytest.raises(TraceError, match="has changed state"):
-        specialise(module, Convolving.forward, recording.calls[module][0], recording, True)
+        specialize(module, Convolving.forward, recording.calls[module][0], recording, True)
 
 
 class Counting(nn.Module):
@@ -113,7 +113,7 @@ class Counting(nn.Module):
 def test_the_length_of_a_tensor_is_open():
     module = Counting()
     recording = record(module, torch.randn(3, 2, 2))
-    made = specialise(module, Counting.forward, recording.calls[module][0], recording, False)
+    made = specialize(module, Counting.forward, recording.calls[module][0], recording, False)
     assert not made.guards and not made.has_checks
     x = torch.randn(5, 2, 2)
     torch.testing.assert_close(made.function(module, x), module(x))

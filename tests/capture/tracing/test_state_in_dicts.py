@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from schedule.capture.recording.recording import record
-from schedule.capture.tracing.specialization import specialise
+from schedule.capture.tracing.specialization import specialize
 from schedule.runtime.scheduled import install, state_of
 
 
@@ -55,7 +55,7 @@ def scheduled(module: nn.Module, *inputs: object) -> nn.Module:
     """``module`` running its graphs."""
     recording = record(module, inputs)
     made = [
-        specialise(module, type(module).forward, call, recording, training)
+        specialize(module, type(module).forward, call, recording, training)
         for call in recording.calls[module]
         for training in (True, False)
     ]

@@ -11,13 +11,13 @@ from torch import nn
 from transformers import masking_utils
 
 from schedule.capture.recording.recording import record
-from schedule.capture.tracing.specialization import specialise
+from schedule.capture.tracing.specialization import specialize
 from schedule.util.errors import TraceError
 
 
 def traced(module, *example, training=False):
     recording = record(module, example)
-    return specialise(module, type(module).forward, recording.calls[module][0], recording, training)
+    return specialize(module, type(module).forward, recording.calls[module][0], recording, training)
 
 
 class Registered:
@@ -112,5 +112,5 @@ def test_a_module_that_would_be_moved_is_refused():
     recording = record(module, (torch.randn(2, 3),))
     module.dtype = torch.float64
     with pytest.raises(TraceError, match=r"moves a module to torch\.float64"):
-        specialise(module, Casting.forward, recording.calls[module][0], recording, False)
+        specialize(module, Casting.forward, recording.calls[module][0], recording, False)
     assert module.inner.weight.dtype is torch.float32

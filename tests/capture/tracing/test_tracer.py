@@ -13,7 +13,7 @@ from torch import nn
 
 import schedule
 from schedule.capture.recording.recording import record
-from schedule.capture.tracing.specialization import specialise
+from schedule.capture.tracing.specialization import specialize
 from schedule.runtime.scheduled import FallbackWarning, state_of
 from schedule.util.errors import TraceError
 from tests.capture.tracing.running import assert_same, schedule_all
@@ -249,7 +249,7 @@ def test_settings_are_guards():
         assert_same(module(torch.ones(4, 4)), expected)
 
 
-def test_second_signature_is_another_specialisation():
+def test_second_signature_is_another_specialization():
     class Caller(nn.Module):
         def __init__(self):
             super().__init__()
@@ -320,7 +320,7 @@ def test_untraceable_forwards_say_where_and_leave_the_module_alone(make, why):
     recording = record(module, x)
     state = dict(vars(module))
     with pytest.raises(TraceError, match=why) as caught:
-        specialise(module, cls.forward, recording.calls[module][0], recording, True)
+        specialize(module, cls.forward, recording.calls[module][0], recording, True)
     assert "test_tracer.py" in caught.value.where and caught.value.fix
     assert type(module) is cls and vars(module) == state and module.training
     assert torch.equal(rng, torch.get_rng_state())
@@ -366,7 +366,7 @@ class AlwaysDropping(nn.Module):
 
 def test_a_graph_that_draws_in_evaluation_is_compared_on_the_same_draws() -> None:
     sch = schedule.create_schedule(nn.Sequential(AlwaysDropping()), torch.randn(3, 4))
-    assert len(sch["0"].specialisations) == 2
+    assert len(sch["0"].specializations) == 2
     state = torch.get_rng_state()
     sch["0"].trace()
     assert torch.equal(torch.get_rng_state(), state)

@@ -78,7 +78,7 @@ def test_arguments_that_do_not_fit_raise_what_they_raised() -> None:
         with pytest.raises(TypeError, match="nonsense"):
             model(X, nonsense=1)
     model(X, 1)
-    assert [bool(each.specialisations) for each in state_of(model).adaptations] == [False, True]  # type: ignore[union-attr]
+    assert [bool(each.specializations) for each in state_of(model).adaptations] == [False, True]  # type: ignore[union-attr]
 
 
 def test_a_hook_on_a_submodule_is_not_run_beside_the_call() -> None:

@@ -202,7 +202,7 @@ def test_other_devices_are_compiled_by_torch(monkeypatch):
     torch.testing.assert_close(inductor.run(torch.neg, [x], {}, "cuda"), -x)
     assert len(inductor._compiled) == 1
     monkeypatch.setattr(inductor, "_compiled", {})
-    monkeypatch.setattr(inductor, "_specialise", lambda formula, statics: limit)
+    monkeypatch.setattr(inductor, "_specialize", lambda formula, statics: limit)
     with pytest.warns(RuntimeWarning, match="recompiled too often"):
         for _ in range(2):
             torch.testing.assert_close(inductor.run(torch.neg, [x], {}, "cuda"), -x)

@@ -19,7 +19,7 @@ KINDS = {"plain": (False, F.gelu), "gated": (True, F.silu)}
 
 
 def made(kind: str, group: Any = None) -> MLP:
-    """The same weights whatever the group: they are initialised whole."""
+    """The same weights whatever the group: they are initialized whole."""
     gated, activation = KINDS[kind]
     torch.manual_seed(3)
     config = TransformerConfig(8, ffn_hidden_size=16, gated_linear_unit=gated, activation_func=activation)

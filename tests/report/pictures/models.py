@@ -19,7 +19,7 @@ IDS = torch.arange(32).reshape(2, 16)
 
 @cache
 def gpt2() -> Report:
-    """A small GPT-2 of three layers, optimised."""
+    """A small GPT-2 of three layers, optimized."""
     sizes = {"n_layer": 3, "n_embd": 64, "n_head": 4, "vocab_size": 100, "n_positions": 64}
     config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, attn_implementation="eager")
     batch = {"input_ids": IDS, "labels": IDS}

@@ -160,8 +160,8 @@ def test_dark_is_dark(browser: Any, pages: Callable[[str], Path]) -> None:
     brightness = {}
     for scheme in ("light", "dark"):
         opened = Opened(browser, pages("llama"), 1280, scheme)
-        for what, colour in (("body", "backgroundColor"), (".graph text", "fill")):
-            found = opened.tab.evaluate(f"getComputedStyle(document.querySelector('{what}')).{colour}")
+        for what, color in (("body", "backgroundColor"), (".graph text", "fill")):
+            found = opened.tab.evaluate(f"getComputedStyle(document.querySelector('{what}')).{color}")
             brightness[scheme, what] = sum(map(int, found.removeprefix("rgb(").rstrip(")").split(",")))
         opened.tab.context.close()
     assert brightness["light", "body"] > 700 > 100 > brightness["dark", "body"]

@@ -30,7 +30,7 @@ def graphs(draw: st.DrawFn) -> Graph:
 
 
 def sides(layout: Layout, boxes: Sequence[Box], number: int) -> tuple[float, float, float, float]:
-    x, y = layout.centres[number]
+    x, y = layout.centers[number]
     return (
         x - boxes[number].width / 2,
         x + boxes[number].width / 2,
@@ -77,7 +77,7 @@ def test_edges_go_down_end_at_their_box_and_cross_none(graph: Graph) -> None:
     boxes, edges = graph
     layout = layered(boxes, edges)
     for (source, target), route in zip(edges, layout.edges, strict=True):
-        assert layout.centres[source][1] < layout.centres[target][1]
+        assert layout.centers[source][1] < layout.centers[target][1]
         heights = [y for _, y in along(route)]
         assert all(a <= b + 1e-6 for a, b in itertools.pairwise(heights))
         left, right, top, _ = sides(layout, boxes, target)
@@ -93,7 +93,7 @@ def test_every_edge_can_be_followed_from_its_source(graph: Graph) -> None:
     boxes, edges = graph
     layout = layered(boxes, edges)
     for (source, _), route in zip(edges, layout.edges, strict=True):
-        x, y = layout.centres[source]
+        x, y = layout.centers[source]
         own = [other for (start, _), other in zip(edges, layout.edges, strict=True) if start == source]
         begins = route[0] == (x, y + boxes[source].height / 2)
         assert begins or any(route[0] in other[:-1] for other in own if other is not route)
@@ -108,20 +108,20 @@ def test_the_same_graph_looks_the_same(graph: Graph) -> None:
 def test_a_chain_is_straight_and_a_diamond_does_not_cross() -> None:
     boxes = [Box(100, 40)] * 6
     chain = layered(boxes, [(i, i + 1) for i in range(5)])
-    assert len({round(x, 6) for x, _ in chain.centres}) == 1
+    assert len({round(x, 6) for x, _ in chain.centers}) == 1
     crossed = layered(boxes, [(0, 2), (0, 3), (1, 4), (1, 5)])
-    order = [crossed.centres[n][0] for n in (2, 3, 4, 5)]
+    order = [crossed.centers[n][0] for n in (2, 3, 4, 5)]
     assert max(order[:2]) < min(order[2:]) or max(order[2:]) < min(order[:2])
 
 
 def test_a_late_input_is_beside_what_uses_it() -> None:
     boxes = [Box(100, 40)] * 5
     layout = layered(boxes, [(0, 1), (1, 2), (2, 3), (4, 3)])
-    assert layout.centres[4][1] == layout.centres[2][1]
+    assert layout.centers[4][1] == layout.centers[2][1]
 
 
 def test_nothing_is_laid_out_too() -> None:
-    assert layered([], []).centres == () and lay_out([], []).centres == ()
+    assert layered([], []).centers == () and lay_out([], []).centers == ()
 
 
 # -- graphviz -------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ stop
 
 def test_what_dot_prints_is_read_from_the_top_left() -> None:
     layout = read_plain(PLAIN, 2, [(0, 1)])
-    assert layout.centres[0] == pytest.approx((62, 26)) and layout.centres[1] == pytest.approx((62, 134))
+    assert layout.centers[0] == pytest.approx((62, 26)) and layout.centers[1] == pytest.approx((62, 134))
     assert layout.edges[0][0] == pytest.approx((62, 44)) and layout.edges[0][-1] == pytest.approx((62, 116))
     assert (layout.width, layout.height) == pytest.approx((124, 160))
 
@@ -170,4 +170,4 @@ def test_graphviz_lays_out_without_overlaps() -> None:
     layout = lay_out(boxes, edges)
     assert not overlaps(layout, boxes) and len(layout.edges) == len(edges)
     for source, target in edges:
-        assert layout.centres[source][1] < layout.centres[target][1]
+        assert layout.centers[source][1] < layout.centers[target][1]

@@ -192,7 +192,7 @@ def test_a_part_of_a_model_has_a_page_of_its_own() -> None:
     assert all(path.startswith("blocks.0") for path in buttons(page.html))
 
 
-def test_modules_under_a_primitive_are_coloured_where_they_are_called() -> None:
+def test_modules_under_a_primitive_are_colored_where_they_are_called() -> None:
     sch = schedule.create_schedule(small(), ids())
     sch["blocks.0"].checkpoint()
     picture = picture_of(sch.show_graph().html, "")

@@ -316,7 +316,7 @@ def caught(kind: type[ScheduleError], cause: Callable[[], Any]) -> ScheduleError
     return info.value
 
 
-def normalised(text: str) -> str:
+def normalized(text: str) -> str:
     """Without what differs between machines: folders of files, and the line numbers of this file."""
     text = re.sub(r"[^\s:(]*/(?=[\w.]+\.py\b)", "", text)
     text = re.sub(r"(?<=test_golden\.py:)\d+", "N", text)
@@ -327,7 +327,7 @@ def normalised(text: str) -> str:
 @pytest.mark.unwritable("some are about a lambda, or a module with weights")
 @pytest.mark.parametrize(("kind", "cause"), KINDS, ids=[cause.__name__ for _, cause in KINDS])
 def test_an_error_reads_as_its_file_says(kind: type[ScheduleError], cause: Callable[[], Any]) -> None:
-    text, golden = normalised(str(caught(kind, cause))), HERE / f"{cause.__name__}.txt"
+    text, golden = normalized(str(caught(kind, cause))), HERE / f"{cause.__name__}.txt"
     if os.environ.get("UPDATE_GOLDEN") == "1":
         golden.write_text(text, encoding="utf-8")
     assert text == golden.read_text(encoding="utf-8")
@@ -338,7 +338,7 @@ def test_every_file_has_its_error() -> None:
     assert {path.stem for path in HERE.glob("*.txt")} == {cause.__name__ for _, cause in KINDS}
 
 
-def test_a_terminal_shows_the_same_in_colours_and_a_log_none() -> None:
+def test_a_terminal_shows_the_same_in_colors_and_a_log_none() -> None:
     error = caught(MatchError, mutation_amid_a_match)
     shown = {}
     for system in ("standard", None):
