@@ -113,7 +113,7 @@ def measure(make: Callable[[int], fx.Graph], pattern: Any, size: int, repeats: i
         times["first"].append(elapsed)
         elapsed, result = timed(lambda graph=graph: search(graph, ours))  # type: ignore[misc]
         times["again"].append(elapsed)
-        found["ours"], visited = len(result.occurrences), result.visited
+        found["ours"], visited = len(result.graph_matches), result.visited
         elapsed, result = timed(lambda twin=twin: theirs.match(twin))  # type: ignore[misc]
         times["torch"].append(elapsed)
         found["torch"] = len(result)

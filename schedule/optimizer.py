@@ -23,20 +23,19 @@ from schedule.core.adapting import Adapter, adapter_for
 from schedule.core.edits import SetSpecializations
 from schedule.core.matching import Match, Site
 from schedule.core.node import Node
-from schedule.patterns import Occurrence
+from schedule.patterns import GraphMatch
 from schedule.patterns.ops import find_form, operation_of
 from schedule.patterns.rewriting import Build
 from schedule.primitives.group import Group
 from schedule.primitives.registry import query
 from schedule.primitives.repeating import ByRules
-from schedule.primitives.splicing import Place as MatchPlace
-from schedule.primitives.splicing import splice_in
+from schedule.primitives.splicing import MatchGroup, splice_in
 from schedule.report.comparing import costs_since, ratio_since
 from schedule.report.costs import collector_paused
 from schedule.report.entries import Entry
 from schedule.report.report import Report
 from schedule.rules import Rule, select_rules
-from schedule.rules.applying import Findings, Place, explain, find_all
+from schedule.rules.applying import Candidate, Findings, explain, find_all
 from schedule.runtime.scheduled import state_of
 from schedule.util.errors import MatchError, NotApplicable, ScheduleError
 from schedule.util.wording import counted
@@ -163,14 +162,14 @@ class _Optimization:
             planned.entries += self.skipped(node, one_mode, f"in {mode}: ")
         modules = dict(module.named_modules(remove_duplicate=False))
         sites: dict[tuple[str, ...], tuple[Rule, list[Site]]] = {}
-        places: dict[tuple[str, str], Place] = {}
+        places: dict[tuple[str, str], Candidate] = {}
         for specialization in made:
             expansion = expand(specialization, module, self.graphs.recording)
-            self.opened.update(modules[path] for path in expansion.entered)
+            self.opened.update(modules[path] for path in expansion.inlined)
             findings = self.found(expansion.graph, module, modules, explained=specialization is made[0])
-            for rule, occurrence in findings.chosen:
-                key = (rule.name, *(output.name for output in occurrence.outputs))
-                site = Site(specialization, occurrence, expansion.origin)
+            for rule, graph_match in findings.chosen:
+                key = (rule.name, *(output.name for output in graph_match.outputs))
+                site = Site(specialization, graph_match, expansion.origin)
                 sites.setdefault(key, (rule, []))[1].append(site)
             for place in findings.places:
                 places.setdefault((place.rule, place.node), _with_kept_module(place, expansion.graph, modules))
@@ -236,12 +235,12 @@ class _Optimization:
         self.record.rules[rule.name] = [match for each in ours for match in each.matches[rule.name]]
 
 
-def _prepare(place: MatchPlace, occurrence: Occurrence) -> tuple[Occurrence, Build]:
+def _prepare(place: MatchGroup, graph_match: GraphMatch) -> tuple[GraphMatch, Build]:
     rule: Rule = place[0].rule  # type: ignore[assignment]
-    return occurrence, rule.build
+    return graph_match, rule.build
 
 
-def _with_kept_module(place: Place, graph: fx.Graph, modules: Mapping[str, nn.Module]) -> Place:
+def _with_kept_module(place: Candidate, graph: fx.Graph, modules: Mapping[str, nn.Module]) -> Candidate:
     """``place``; if a Linear of another kind comes before it, with the name of that in the reason."""
     node = next((node for node in graph.nodes if node.name == place.node), None)
     for source in () if node is None else node.all_input_nodes:
@@ -252,7 +251,7 @@ def _with_kept_module(place: Place, graph: fx.Graph, modules: Mapping[str, nn.Mo
     return place
 
 
-def _entries(path: str, places: Iterable[Place]) -> list[Entry]:
+def _entries(path: str, places: Iterable[Candidate]) -> list[Entry]:
     """Places of one module, equal ones counted."""
     counts: dict[Entry, int] = {}
     for place in places:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from schedule import primitives
+from schedule.capture.tracing.specialization import Specialization
 from schedule.core.node import Node, Tree
 from schedule.distributed.tensor_parallel.modules import is_sharded
 from schedule.optimizer import optimize, survey
@@ -23,6 +24,7 @@ from schedule.report.tree_text import rendered_tree
 from schedule.util.errors import NotApplicable, ScheduleError
 from schedule.util.files import refuse_unwritable
 from schedule.util.globs import is_glob
+from schedule.util.moved import warn_renamed
 from schedule.util.printing import printed
 
 
@@ -97,6 +99,12 @@ class Schedule(Node):
 
     def _repr_html_(self) -> str:
         return tree_html(self)
+
+    @property
+    def specialisations(self) -> tuple[Specialization, ...]:
+        """The name of :attr:`specializations` in version 1."""
+        warn_renamed("Schedule.specialisations", "specializations")
+        return self.specializations
 
     # -- primitives --------------------------------------------------------------------------------------
 

@@ -116,7 +116,7 @@ def verify(
     """Rewrite a model and prove that it computes what it did.
 
     Outputs, gradients, random numbers and five AdamW steps are compared with the untouched model, in training and in
-    evaluation, with the weights as they are and stirred, at these sizes and at others.
+    evaluation, with the weights as they are and perturbed, at these sizes and at others.
 
     Exit codes: 0 equal, 1 different, 2 wrong options, 3 no such model here, 4 the model is refused.
 

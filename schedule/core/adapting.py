@@ -34,7 +34,7 @@ from schedule.capture.tracing.environment import (
     quiet_autocast,
 )
 from schedule.capture.tracing.opaque import Constant
-from schedule.capture.tracing.sharing import has_constants, likeness
+from schedule.capture.tracing.sharing import has_constants, structural_key
 from schedule.capture.tracing.signature import Parameters, Signature, SignatureBuilder
 from schedule.capture.tracing.specialization import Specialization, original_class, specialize
 from schedule.capture.tracing.unchanged import state_unchanged
@@ -97,7 +97,7 @@ class Adapter:
         rewrites: what was done to its graphs, in order.
     """
 
-    entered: frozenset[str] = frozenset()
+    inlined: frozenset[str] = frozenset()
     rewrites: tuple[Rewrite, ...] = ()
 
     def adapt(
@@ -126,7 +126,7 @@ class Adapter:
             return Adaptation((), Declined(signature, "torch has a kernel of its own for it without gradients"))
         try:
             _refuse(module)
-            key = (likeness(module, call, forward, autocast), self)
+            key = (structural_key(module, call, forward, autocast), self)
             known = _known.get(key)
             if known is not None and all(_holds_for(module, made) for made in known.specializations):
                 return known
@@ -155,7 +155,7 @@ class Adapter:
         live: tuple[tuple[Any, ...], dict[str, Any]],
     ) -> tuple[tuple[Specialization, ...], str]:
         shadow = Shadow(module)
-        enter = (lambda child, path: path in self.entered) if self.entered else None
+        enter = (lambda child, path: path in self.inlined) if self.inlined else None
         made = []
         places: dict[str, int] = {}
         with interceptable(shadow.module):
@@ -165,7 +165,7 @@ class Adapter:
                 for rewrite in self.rewrites:
                     graph, counts = rewrite.on(graph, shadow.module, recording)
                     places |= counts
-                made.append(shadow.brought_back(graph))
+                made.append(shadow.remapped(graph))
         if not places:
             raise _NothingToRewrite("nothing of what was rewritten occurs in it")
         with restored({"self": shadow.module}):  # its functions and globals are those of the live module
@@ -178,8 +178,8 @@ def adapter_for(node: Node, rewrites: Sequence[Rewrite]) -> Adapter | None:
     """The adapter of a module once ``rewrites`` are made in its graphs."""
     state = state_of(node.module)
     if state is None:
-        entered = frozenset(path for made in node.specializations for path in made.entered)
-        return Adapter(entered, tuple(rewrites))
+        inlined = frozenset(path for made in node.specializations for path in made.inlined)
+        return Adapter(inlined, tuple(rewrites))
     adapter = state.adapter
     return replace(adapter, rewrites=(*adapter.rewrites, *rewrites)) if isinstance(adapter, Adapter) else None
 
@@ -238,15 +238,15 @@ def _altered(module: nn.Module) -> bool:
     state = state_of(module)
     made = () if state is None else state.specializations
     return any(
-        original_class(module.get_submodule(path)) is not entered.cls
+        original_class(module.get_submodule(path)) is not inlined.cls
         for each in made
-        for path, entered in each.entered.items()
+        for path, inlined in each.inlined.items()
     )
 
 
 def _holds_for(module: nn.Module, made: Specialization) -> bool:
     """Whether a graph made for a like module holds for this one: what its forward read agrees."""
-    inside = all(e.ledger.holds(module.get_submodule(path)) for path, e in made.entered.items())
+    inside = all(e.ledger.holds(module.get_submodule(path)) for path, e in made.inlined.items())
     return inside and made.ledger.holds(module)
 
 
@@ -273,7 +273,7 @@ class Shadow:
         self.module = copied(module, lambda tensor: tensor, memo)
         self._originals = {id(memo[id(one)]): one for one in memo.get(id(memo), ()) if id(one) in memo}
 
-    def brought_back(self, made: Specialization) -> Specialization:
+    def remapped(self, made: Specialization) -> Specialization:
         """``made`` with the objects that its graph holds in place of their copies."""
         for node in made.graph.nodes:
             if isinstance(node.target, Constant):

@@ -10,7 +10,7 @@ from torch import nn
 
 from schedule.capture.tracing.specialization import Specialization, original_class
 from schedule.core.node import Tree
-from schedule.core.wrapping import Around, WrappedForward, wrapped
+from schedule.core.wrapping import WrappedForward, Wrapper, wrapped
 from schedule.runtime.scheduled import Adapter, ScheduledState, forward_of, install, put, state_of
 from schedule.util.errors import NotApplicable
 
@@ -93,16 +93,16 @@ class SetSpecializations(SetState):
 class WrapCalls(SetState):
     """The edit that puts something around what a module runs."""
 
-    def __init__(self, tree: Tree, module: nn.Module, around: Around, name: str) -> None:
+    def __init__(self, tree: Tree, module: nn.Module, wrapper: Wrapper, name: str) -> None:
         super().__init__(module)
-        self.around, self.name = around, name
+        self.wrapper, self.name = wrapper, name
         self.graphs = tree.graphs.current(module) or ()
 
     def install(self) -> None:
         """Put it around."""
-        made = [wrapped(each, [self.around]) for each in self.graphs]
+        made = [wrapped(each, [self.wrapper]) for each in self.graphs]
         adapter = None if self._before is None else self._before.adapter
-        install(self.module, made, self.name, WrappedForward(forward_of(self.module), self.around), adapter)
+        install(self.module, made, self.name, WrappedForward(forward_of(self.module), self.wrapper), adapter)
 
 
 class SetTrace:

@@ -187,7 +187,7 @@ class Graphs:
                 f"{path or 'the root'} ({type(module).__name__}) was not called in the recorded run",
                 fix="give example inputs that reach it, or schedule the module that uses it",
             )
-        forward, arounds = unwrapped(forward_of(module))
+        forward, wrappers = unwrapped(forward_of(module))
         made, errors = list[Specialization](), list[TraceError]()
         for call in calls:
             for training in (True, False):
@@ -199,7 +199,7 @@ class Graphs:
                 raise errors[0]
             if call is calls[0] and errors:  # other calls may run the original forward
                 self.in_one_mode[module] = errors[0]
-        return tuple(wrapped(each, arounds) for each in made)
+        return tuple(wrapped(each, wrappers) for each in made)
 
     def _specialized(
         self, module: nn.Module, forward: Callable[..., Any], call: Call, training: bool, enter: Enter | None

@@ -13,7 +13,7 @@ from schedule.capture.recording.recording import Recording
 from schedule.capture.tracing.expansion import expand
 from schedule.capture.tracing.specialization import Specialization
 from schedule.core.node import Node
-from schedule.patterns import NearMiss, Occurrence, Pattern, SearchResult
+from schedule.patterns import GraphMatch, NearMiss, Pattern, SearchResult
 from schedule.patterns.nodes import CallNode
 from schedule.rules import Rule
 from schedule.util.errors import MatchError, TraceError, did_you_mean
@@ -24,34 +24,34 @@ from schedule.util.wording import counted
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """Where a match is in one specialization: an occurrence in its graph with leaf modules opened.
+    """Where a match is in one specialization: a match in its graph with leaf modules opened.
 
     Attributes:
         found_in: that specialization.
-        occurrence: in a copy of its graph.
+        match: in a copy of its graph.
         origin: name of a node from an opened module → name of the call it came from.
         called: path → module of the calls that are part of the match.
     """
 
     found_in: Specialization
-    occurrence: Occurrence
+    graph_match: GraphMatch
     origin: Mapping[str, str]
     called: Mapping[str, nn.Module] = field(default_factory=dict)
 
     @property
     def pattern(self) -> Pattern:
         """What was looked for."""
-        return self.occurrence.pattern
+        return self.graph_match.pattern
 
     @property
     def inputs(self) -> dict[str, Any]:
         """As those of a match."""
-        return self.occurrence.inputs
+        return self.graph_match.inputs
 
     @property
     def opened(self) -> set[str]:
-        """The module calls to open before the occurrence can be replaced: it is in them, or spans what they do."""
-        node, last = min(self.occurrence.nodes), max(self.occurrence.nodes)
+        """The module calls to open before the match can be replaced: it is in them, or spans what they do."""
+        node, last = min(self.graph_match.nodes), max(self.graph_match.nodes)
         calls = {self.origin.get(last.name)}
         while node is not last:
             calls.add(self.origin.get(node.name))
@@ -71,7 +71,7 @@ class Match:
 
     Attributes:
         schedule: the module it is in.
-        sites: the occurrence in each specialization (training and not, further signatures).
+        sites: the match in each specialization (training and not, further signatures).
         rule: the registered rule whose pattern it is, if any.
         search: what it was found by, if by a search of one module's graphs.
     """
@@ -122,8 +122,8 @@ class Match:
         return self._first.source
 
     @property
-    def _first(self) -> Occurrence:
-        return self.sites[0].occurrence
+    def _first(self) -> GraphMatch:
+        return self.sites[0].graph_match
 
     def show(self) -> None:
         """Print the matched part of the graph, what it reads and the constants."""
@@ -269,14 +269,14 @@ def sites_in(
     modules = dict(module.named_modules(remove_duplicate=False))
     expansion = expand(made, module, recording, _opened_for(wanted.patterns, made.graph, modules))
     results = [patterns.search(expansion.graph, pattern, modules) for pattern in wanted.patterns]
-    found = patterns.resolve(occurrence for result in results for occurrence in result.occurrences)
+    found = patterns.resolve(graph_match for result in results for graph_match in result.graph_matches)
     if wanted.rule is not None:
-        found = [occurrence for occurrence in found if not wanted.rule.objection(occurrence)]
+        found = [graph_match for graph_match in found if not wanted.rule.extra_check(graph_match)]
     return [Site(made, each, expansion.origin, _called(each, modules)) for each in found], results
 
 
-def _called(occurrence: Occurrence, modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    return {str(node.target): modules[str(node.target)] for node in occurrence.nodes if node.op == "call_module"}
+def _called(graph_match: GraphMatch, modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    return {str(node.target): modules[str(node.target)] for node in graph_match.nodes if node.op == "call_module"}
 
 
 def _opened_for(wanted: Sequence[Pattern], graph: fx.Graph, modules: Mapping[str, Any]) -> Collection[str] | None:
@@ -299,7 +299,7 @@ def _paired(sites: list[list[Site]]) -> list[list[Site]]:
     places: dict[tuple[str, ...], list[Site]] = {}
     for each in sites:
         for site in each:
-            places.setdefault(tuple(node.name for node in site.occurrence.outputs), []).append(site)
+            places.setdefault(tuple(node.name for node in site.graph_match.outputs), []).append(site)
     return list(places.values())
 
 

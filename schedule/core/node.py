@@ -112,7 +112,7 @@ class Tree:
     def holder(self, path: str) -> tuple[nn.Module, str] | None:
         """The module whose graph holds the inside of the module at ``path``, and the path from there."""
         for ancestor, relative in self.ancestors(path):
-            if any(relative in made.entered for made in self.graphs.current(ancestor) or ()):
+            if any(relative in made.inlined for made in self.graphs.current(ancestor) or ()):
                 return ancestor, relative
         return None
 

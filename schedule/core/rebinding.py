@@ -11,7 +11,7 @@ from torch import fx, nn
 from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.tracing.expansion import Expansion
 from schedule.core.history import Step
-from schedule.patterns import Occurrence
+from schedule.patterns import GraphMatch
 from schedule.patterns.rewriting import Erased, erased
 from schedule.util.errors import MatchError
 
@@ -23,8 +23,8 @@ class StaleMatch(MatchError):
     """What was found is no longer there; :func:`blamed` says since what."""
 
 
-def rebound(site: Site, expansion: Expansion, modules: Mapping[str, nn.Module]) -> Occurrence:
-    """The occurrence in a copy of the graph it was found in, or in what became of that graph.
+def rebound(site: Site, expansion: Expansion, modules: Mapping[str, nn.Module]) -> GraphMatch:
+    """The match in a copy of the graph it was found in, or in what became of that graph.
 
     Args:
         modules: path → module of what the graph calls now.
@@ -32,10 +32,10 @@ def rebound(site: Site, expansion: Expansion, modules: Mapping[str, nn.Module]) 
     Raises:
         MatchError: its nodes are gone, wired otherwise or compute something else; says which primitive consumed them.
     """
-    occurrence, graph = site.occurrence, expansion.graph
+    graph_match, graph = site.graph_match, expansion.graph
     names: dict[str, fx.Node] = {node.name: node for node in graph.nodes}
     gone = erased(graph)
-    consumed = frozenset(occurrence.nodes)
+    consumed = frozenset(graph_match.nodes)
 
     def here(node: fx.Node) -> fx.Node:
         twin = names.get(node.name)
@@ -56,12 +56,12 @@ def rebound(site: Site, expansion: Expansion, modules: Mapping[str, nn.Module]) 
     for path, module in site.called.items():
         if modules.get(path) is not module:
             raise StaleMatch(f"{path}, whose call is the match, was replaced since", fix="find it again")
-    nodes = tuple(here(node) for node in occurrence.nodes)
-    for old, new in zip(occurrence.nodes, nodes, strict=True):
+    nodes = tuple(here(node) for node in graph_match.nodes)
+    for old, new in zip(graph_match.nodes, nodes, strict=True):
         if not _alike((old.args, old.kwargs), (new.args, new.kwargs), here) or _kind(old) != _kind(new):
             raise StaleMatch(
                 f"{new.name} computes something else, or from something else, "
-                f"since {occurrence.pattern.name} was found",
+                f"since {graph_match.pattern.name} was found",
                 fix="find it again",
             )
 
@@ -71,12 +71,12 @@ def rebound(site: Site, expansion: Expansion, modules: Mapping[str, nn.Module]) 
         return tuple(map(move, value)) if isinstance(value, tuple) else value
 
     return replace(
-        occurrence,
+        graph_match,
         graph=graph,
         nodes=nodes,
-        outputs=move(occurrence.outputs),
-        inputs={name: move(value) for name, value in occurrence.inputs.items()},
-        scalars={name: move(value) for name, value in occurrence.scalars.items()},
+        outputs=move(graph_match.outputs),
+        inputs={name: move(value) for name, value in graph_match.inputs.items()},
+        scalars={name: move(value) for name, value in graph_match.scalars.items()},
         binding={},
     )
 
@@ -103,7 +103,7 @@ def _kind(node: fx.Node) -> tuple[Any, ...]:
 
 
 def _lost(site: Site, node: fx.Node, gone: Mapping[str, Erased]) -> MatchError:
-    name = site.occurrence.pattern.name
+    name = site.graph_match.pattern.name
     call = site.origin.get(node.name)
     was = gone.get(node.name) or (gone.get(call) if call else None)
     if was is not None:

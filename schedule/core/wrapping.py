@@ -20,7 +20,7 @@ from schedule.runtime.scheduled import forward_of
 Run = Callable[..., Any]
 
 
-class Around(Protocol):
+class Wrapper(Protocol):
     """What runs a call in its own way; copies and pickles with the module."""
 
     def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -30,8 +30,8 @@ class Around(Protocol):
 class WrappedForward:
     """A forward with something around it."""
 
-    def __init__(self, inner: Run, around: Around) -> None:
-        self.inner, self.around = inner, around
+    def __init__(self, inner: Run, wrapper: Wrapper) -> None:
+        self.inner, self.wrapper = inner, wrapper
         self.__qualname__ = getattr(inner, "__qualname__", "forward")
 
     @property
@@ -40,47 +40,47 @@ class WrappedForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """A call of the forward, the module first."""
-        return self.around(self.inner, args, kwargs)
+        return self.wrapper(self.inner, args, kwargs)
 
 
 @dataclass(frozen=True)
 class WrappedSpecialization(Specialization):
     """A graph with something around it, outermost last."""
 
-    arounds: tuple[Around, ...] = ()
+    wrappers: tuple[Wrapper, ...] = ()
 
     @cached_property
     def function(self) -> Run:
         """The graph as a function of ``(module, *inputs)``, with all of it around."""
-        return rewrapped(super().function, self.arounds)
+        return rewrapped(super().function, self.wrappers)
 
 
-def wrapped(made: Specialization, arounds: Iterable[Around]) -> Specialization:
-    """``made`` with ``arounds`` around what is around it already."""
-    added = tuple(arounds)
+def wrapped(made: Specialization, wrappers: Iterable[Wrapper]) -> Specialization:
+    """``made`` with ``wrappers`` around what is around it already."""
+    added = tuple(wrappers)
     if not added:
         return made
     values = {field.name: getattr(made, field.name) for field in fields(made)}
-    values["arounds"] = (*values.get("arounds", ()), *added)
+    values["wrappers"] = (*values.get("wrappers", ()), *added)
     return WrappedSpecialization(**values)
 
 
-def unwrapped(forward: Run) -> tuple[Run, tuple[Around, ...]]:
+def unwrapped(forward: Run) -> tuple[Run, tuple[Wrapper, ...]]:
     """A forward without what is around it, and that, innermost first."""
-    arounds: list[Around] = []
+    wrappers: list[Wrapper] = []
     while isinstance(forward, WrappedForward):
-        arounds.insert(0, forward.around)
+        wrappers.insert(0, forward.wrapper)
         forward = forward.inner
-    return forward, tuple(arounds)
+    return forward, tuple(wrappers)
 
 
-def rewrapped(forward: Run, arounds: Iterable[Around]) -> Run:
-    """``forward`` with ``arounds`` around it, outermost last."""
-    for around in arounds:
-        forward = WrappedForward(forward, around)
+def rewrapped(forward: Run, wrappers: Iterable[Wrapper]) -> Run:
+    """``forward`` with ``wrappers`` around it, outermost last."""
+    for wrapper in wrappers:
+        forward = WrappedForward(forward, wrapper)
     return forward
 
 
-def arounds_of(module: nn.Module) -> tuple[Around, ...]:
+def wrappers_of(module: nn.Module) -> tuple[Wrapper, ...]:
     """What is around the calls of ``module``, innermost first."""
     return unwrapped(forward_of(module))[1]

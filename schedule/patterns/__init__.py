@@ -2,26 +2,26 @@
 
 pattern = compile_pattern(lambda x, b: F.gelu(x + b, approximate="tanh"), name="bias_gelu")
 found = search(graph, pattern, modules=dict(module.named_modules()))
-found.occurrences[0].inputs        # {"x": <fx node>, "b": <fx node>}
+found.matches[0].inputs        # {"x": <fx node>, "b": <fx node>}
 print(found.near_misses[0])        # where it nearly matched, what was expected, what is there
 """
 
 from schedule.patterns.compiling import Pattern, compile_pattern
 from schedule.patterns.effects import Effects, effects
 from schedule.patterns.equality import difference, graphs_equal
+from schedule.patterns.graph_match import GraphMatch, NearMiss, SearchResult, resolve
 from schedule.patterns.language import any_of, call_module, optional, scalar, tensor
 from schedule.patterns.matcher import search
 from schedule.patterns.normalize import normalize
-from schedule.patterns.occurrence import NearMiss, Occurrence, SearchResult, resolve
 from schedule.patterns.ops import declare_pure, register_form, register_module, register_op
 from schedule.patterns.values import Attr, NormalGraph, OpNode
 
 __all__ = [
     "Attr",
     "Effects",
+    "GraphMatch",
     "NearMiss",
     "NormalGraph",
-    "Occurrence",
     "OpNode",
     "Pattern",
     "SearchResult",

@@ -26,7 +26,7 @@ class Pattern:
         scalars: names of the constants.
         digraph: the normalized ``networkx.DiGraph``.
         outputs: the OpNodes returned.
-        required: the operations every occurrence has, in topological order.
+        required: the operations every match has, in topological order.
         size: how many operations there are, choices included.
     """
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import fx
 
-from schedule.patterns.occurrence import Occurrence
+from schedule.patterns.graph_match import GraphMatch
 from schedule.util.errors import MatchError
 
 _ERASED = "_schedule_erased"
@@ -72,8 +72,8 @@ def split_linear(graph: fx.Graph) -> int:
     return count
 
 
-def rebase(occurrence: Occurrence, graph: fx.Graph, names: Mapping[str, fx.Node]) -> Occurrence:
-    """The same occurrence in ``graph``, which is its graph or a copy of it, by the nodes' names."""
+def rebase(graph_match: GraphMatch, graph: fx.Graph, names: Mapping[str, fx.Node]) -> GraphMatch:
+    """The same match in ``graph``, which is its graph or a copy of it, by the nodes' names."""
     gone = erased(graph)
 
     def here(node: fx.Node) -> fx.Node:
@@ -92,7 +92,7 @@ def rebase(occurrence: Occurrence, graph: fx.Graph, names: Mapping[str, fx.Node]
                 fix="search again after each rewrite",
             )
         raise MatchError(
-            f"the match of {occurrence.pattern.name} is from another graph: there is no such {name} here",
+            f"the match of {graph_match.pattern.name} is from another graph: there is no such {name} here",
             node=node,
             fix="search this graph and use what that finds",
         )
@@ -102,13 +102,13 @@ def rebase(occurrence: Occurrence, graph: fx.Graph, names: Mapping[str, fx.Node]
             return here(value)
         return tuple(move(item) for item in value) if isinstance(value, tuple) else value
 
-    consumed = frozenset(occurrence.nodes)
+    consumed = frozenset(graph_match.nodes)
     return replace(
-        occurrence,
+        graph_match,
         graph=graph,
-        nodes=move(occurrence.nodes),
-        outputs=move(occurrence.outputs),
-        inputs={k: move(v) for k, v in occurrence.inputs.items()},
-        scalars={k: move(v) for k, v in occurrence.scalars.items()},
+        nodes=move(graph_match.nodes),
+        outputs=move(graph_match.outputs),
+        inputs={k: move(v) for k, v in graph_match.inputs.items()},
+        scalars={k: move(v) for k, v in graph_match.scalars.items()},
         binding={},
     )

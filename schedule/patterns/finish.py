@@ -1,4 +1,4 @@
-"""From a complete binding to an :class:`Occurrence`, or to the reason why it is none."""
+"""From a complete binding to an :class:`GraphMatch`, or to the reason why it is none."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import fx
 
 from schedule.capture.recording.specs import TensorSpec
 from schedule.patterns.compiling import Pattern
+from schedule.patterns.graph_match import GraphMatch
 from schedule.patterns.nodes import MISSING, CallNode, ChoiceNode
-from schedule.patterns.occurrence import Occurrence
 from schedule.patterns.regions import absorb, detour, escape
 from schedule.patterns.unify import Unifier
 from schedule.patterns.values import OpNode, operands
@@ -29,11 +29,11 @@ class Complete:
     binding: dict[OpNode, Any]
     picks: dict[ChoiceNode, int]
 
-    def occurrence(self, graph: fx.Graph, pattern: Pattern) -> Occurrence:
+    def graph_match(self, graph: fx.Graph, pattern: Pattern) -> GraphMatch:
         """The public form."""
         values = {node: plain(value) for node, value in self.binding.items()}
         picks = self.picks
-        return Occurrence(
+        return GraphMatch(
             pattern=pattern,
             graph=graph,
             nodes=tuple(sorted(self.nodes)),

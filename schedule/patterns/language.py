@@ -102,7 +102,7 @@ def scalar(name: str, where: Callable[[Any], bool] | None = None) -> Any:
     """A named constant: binds any Python number, flag, None, dtype or size written in the graph.
 
     Args:
-        name: key in ``Occurrence.scalars``; the same name twice must bind the same constant.
+        name: key in ``GraphMatch.scalars``; the same name twice must bind the same constant.
         where: must hold for the constant. A value computed from sizes is bound as its node, which ``where``
             then receives; a predicate on numbers (``lambda s: s > 0``) refuses nodes.
     """
@@ -143,7 +143,7 @@ def any_of(*alternatives: Any, name: str = "any_of") -> Any:
     """One of several values, or of several functions: ``any_of(f, g)(x)``; earlier ones are preferred.
 
     Args:
-        name: key in ``Occurrence.choices``, whose value is the index of the alternative found.
+        name: key in ``GraphMatch.choices``, whose value is the index of the alternative found.
     """
     if alternatives and all(callable(a) and not isinstance(a, fx.Proxy) for a in alternatives):
 
@@ -159,7 +159,7 @@ def optional(function: Callable[..., Any], name: str = "") -> Callable[..., Any]
     """``optional(f)(x)``: ``f(x)`` where the graph has it, ``x`` where it does not.
 
     Args:
-        name: key in ``Occurrence.choices`` (True if present); the function's name by default.
+        name: key in ``GraphMatch.choices`` (True if present); the function's name by default.
     """
     label = name or getattr(function, "__name__", type(function).__name__)
 

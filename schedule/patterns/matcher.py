@@ -15,8 +15,8 @@ from torch import fx, nn
 from schedule.patterns.compare import describe
 from schedule.patterns.compiling import Pattern, compile_pattern
 from schedule.patterns.finish import Complete, finish
+from schedule.patterns.graph_match import GraphMatch, NearMiss, SearchResult, disjoint
 from schedule.patterns.normalize import normalize
-from schedule.patterns.occurrence import NearMiss, Occurrence, SearchResult, disjoint
 from schedule.patterns.unify import Unifier
 from schedule.patterns.values import NormalGraph, OpNode
 
@@ -30,7 +30,7 @@ def search(
     *,
     closed: bool = True,
 ) -> SearchResult:
-    """Every disjoint occurrence of ``pattern`` in ``graph``.
+    """Every disjoint match of ``pattern`` in ``graph``.
 
     Args:
         graph: the graph of one module; its normalized form is kept with it for the next search.
@@ -40,7 +40,7 @@ def search(
             near misses); False returns those too.
 
     Returns:
-        Occurrences in graph order; overlaps are resolved by :func:`resolve`.
+        Matches in graph order; overlaps are resolved by :func:`resolve`.
     """
     pattern = compile_pattern(pattern)
     return _Search(graph, normalize(graph, modules), pattern, closed).run()
@@ -55,8 +55,8 @@ class _Search:
         anchor, candidates = self.anchor()
         attempts = [self.attempt(anchor, candidate) for candidate in candidates]
         kept = disjoint([complete for complete in attempts if complete is not None])
-        occurrences = [complete.occurrence(self.graph, self.pattern) for complete in kept]
-        return SearchResult(occurrences, self.unifier.visited, lambda: self.explain(occurrences))
+        graph_matches = [complete.graph_match(self.graph, self.pattern) for complete in kept]
+        return SearchResult(graph_matches, self.unifier.visited, lambda: self.explain(graph_matches))
 
     def anchor(self) -> tuple[OpNode, list[OpNode]]:
         """The required operation with the fewest candidates; among equals the last, which needs no way up."""
@@ -77,7 +77,7 @@ class _Search:
             self.unifier.record(*outcome)
         return None
 
-    def explain(self, occurrences: list[Occurrence]) -> list[NearMiss]:
+    def explain(self, graph_matches: list[GraphMatch]) -> list[NearMiss]:
         """The best failures; if the rarest operation does not occur at all, those of the next rarest."""
         unifier = self.unifier
         if not unifier.failures:
@@ -89,13 +89,13 @@ class _Search:
                 for candidate in candidates:
                     for _ in unifier.solutions(anchor, candidate):
                         break
-        taken = {n for o in occurrences for n in o.nodes}
-        least = 1 if occurrences else 0  # beside real matches, places where nothing fits say nothing
+        taken = {n for o in graph_matches for n in o.nodes}
+        least = 1 if graph_matches else 0  # beside real matches, places where nothing fits say nothing
         missed = [f for f in unifier.failures.values() if f.node.fx not in taken and f.matched >= least]
         missed.sort(key=lambda f: (-f.matched, f.node.index))
         total = self.pattern.size
         misses = [f.near_miss(self.pattern.name, total) for f in missed[:MAX_NEAR_MISSES]]
-        if not misses and not occurrences:
+        if not misses and not graph_matches:
             misses.append(self.absent())
         return misses
 

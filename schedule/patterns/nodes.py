@@ -96,7 +96,7 @@ class ChoiceNode(OpNode):
         return self.choice_name
 
     def chosen(self, index: int) -> bool | int:
-        """What an occurrence records: presence for ``optional``, the alternative's index for ``any_of``."""
+        """What a match records: presence for ``optional``, the alternative's index for ``any_of``."""
         return index == 0 if self.is_optional else index
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from schedule.patterns.compare import same_kind_matters
+from schedule.patterns.graph_match import NearMiss
 from schedule.patterns.nodes import ChoiceNode
-from schedule.patterns.occurrence import NearMiss
 from schedule.patterns.values import OpNode, is_constant, is_number
 
 Pair = tuple[Any, Any]

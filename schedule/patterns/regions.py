@@ -1,4 +1,4 @@
-"""Which part of a graph an occurrence would replace, and whether that part can be lifted out."""
+"""Which part of a graph a match would replace, and whether that part can be lifted out."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Taking an occurrence out of a graph and putting something else in.
+"""Taking a match out of a graph and putting something else in.
 
 :func:`check` refuses what cannot be lifted out without changing the answer; :func:`splice` replaces one
-occurrence; :func:`rewrite` replaces many on a copy, so that an error leaves the given graph as it was.
+match; :func:`rewrite` replaces many on a copy, so that an error leaves the given graph as it was.
 
     def build(graph, inputs, scalars):
         return graph.call_function(fused_bias_gelu, (inputs["x"], inputs["bias"]))
 
-    new_graph, new_nodes = rewrite(graph, search(graph, bias_gelu).occurrences, build)
+    new_graph, new_nodes = rewrite(graph, search(graph, bias_gelu).matches, build)
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Any
 from torch import fx, nn
 
 from schedule.patterns.copying import Erased, copy_graph, erased, rebase, split_linear
+from schedule.patterns.graph_match import GraphMatch
 from schedule.patterns.hazards import Hazards, check_region, plan_hoist
-from schedule.patterns.occurrence import Occurrence
 from schedule.patterns.saving import refuse_saving
 from schedule.patterns.values import Attr
 from schedule.util.errors import MatchError
 from schedule.util.wording import counted
 
-__all__ = ["check", "copy_graph", "erased", "merge", "rewrite", "sift", "splice", "split_linear"]
+__all__ = ["check", "copy_graph", "erased", "merge", "partition", "rewrite", "splice", "split_linear"]
 
 Build = Callable[[fx.Graph, dict[str, Any], dict[str, Any]], Any]
 """``build(graph, inputs, scalars)`` inserts the replacement and returns its output node or nodes."""
@@ -34,64 +34,64 @@ Build = Callable[[fx.Graph, dict[str, Any], dict[str, Any]], Any]
 Modules = Mapping[str, nn.Module] | None
 
 
-def check(graph: fx.Graph, occurrences: Iterable[Occurrence], modules: Modules = None) -> None:
-    """Refuse occurrences that cannot be replaced safely; changes nothing.
+def check(graph: fx.Graph, graph_matches: Iterable[GraphMatch], modules: Modules = None) -> None:
+    """Refuse matches that cannot be replaced safely; changes nothing.
 
     Args:
         graph: the graph they were found in, or a copy of it.
-        occurrences: from one search or several.
+        matches: from one search or several.
         modules: path → module of the ``call_module`` nodes; an unknown module may do anything.
 
     Raises:
-        MatchError: an occurrence is stale, overlaps another, has an interior value used outside, is not
+        MatchError: a match is stale, overlaps another, has an interior value used outside, is not
             convex, or a mutation, unknown call or random draw would be reordered.
     """
-    _checked(graph, list(occurrences), Hazards(modules))
+    _checked(graph, list(graph_matches), Hazards(modules))
 
 
-def sift(
-    graph: fx.Graph, occurrences: Iterable[Occurrence], modules: Modules = None
-) -> tuple[list[Occurrence], list[tuple[Occurrence, MatchError]]]:
-    """The occurrences that :func:`check` allows one by one, and the others, each with its reason."""
+def partition(
+    graph: fx.Graph, graph_matches: Iterable[GraphMatch], modules: Modules = None
+) -> tuple[list[GraphMatch], list[tuple[GraphMatch, MatchError]]]:
+    """The matches that :func:`check` allows one by one, and the others, each with its reason."""
     hazards, sound, refused = Hazards(modules), [], []
-    for occurrence in occurrences:
+    for graph_match in graph_matches:
         try:
-            _checked(graph, [occurrence], hazards)
+            _checked(graph, [graph_match], hazards)
         except MatchError as error:
-            refused.append((occurrence, error))
+            refused.append((graph_match, error))
         else:
-            sound.append(occurrence)
+            sound.append(graph_match)
     return sound, refused
 
 
-def _checked(graph: fx.Graph, occurrences: list[Occurrence], hazards: Hazards) -> list[Occurrence]:
+def _checked(graph: fx.Graph, graph_matches: list[GraphMatch], hazards: Hazards) -> list[GraphMatch]:
     names = {node.name: node for node in graph.nodes}
-    here = [rebase(occurrence, graph, names) for occurrence in occurrences]
-    owner: dict[fx.Node, Occurrence] = {}
-    for occurrence in here:
-        for node in occurrence.nodes:
+    here = [rebase(graph_match, graph, names) for graph_match in graph_matches]
+    owner: dict[fx.Node, GraphMatch] = {}
+    for graph_match in here:
+        for node in graph_match.nodes:
             if node in owner:
                 raise MatchError(
-                    f"two matches share {node.name}: {owner[node].pattern.name} and {occurrence.pattern.name}",
+                    f"two matches share {node.name}: {owner[node].pattern.name} and {graph_match.pattern.name}",
                     node=node,
                     fix="give the matches of one search, or pick with schedule.patterns.resolve",
                 )
-            owner[node] = occurrence
-        region = set(occurrence.nodes)
-        check_region(region, occurrence.outputs, hazards)
-        _plan(region, occurrence.outputs, _nodes(occurrence.inputs, occurrence.scalars), hazards)
+            owner[node] = graph_match
+        region = set(graph_match.nodes)
+        check_region(region, graph_match.outputs, hazards)
+        _plan(region, graph_match.outputs, _nodes(graph_match.inputs, graph_match.scalars), hazards)
     return here
 
 
 def rewrite(
     graph: fx.Graph,
-    occurrences: Iterable[Occurrence],
-    build: Build | Callable[[Occurrence], Build],
+    graph_matches: Iterable[GraphMatch],
+    build: Build | Callable[[GraphMatch], Build],
     modules: Modules = None,
     *,
     by: str = "",
 ) -> tuple[fx.Graph, list[list[fx.Node]]]:
-    """A copy of ``graph`` with every occurrence replaced, and the new nodes of each; ``graph`` is untouched.
+    """A copy of ``graph`` with every match replaced, and the new nodes of each; ``graph`` is untouched.
 
     Args:
         build: see :data:`Build`.
@@ -101,16 +101,16 @@ def rewrite(
         MatchError: as :func:`check` and :func:`splice`.
     """
     twin = copy_graph(graph)
-    here = _checked(twin, list(occurrences), Hazards(modules))
-    made = [_splice(twin, occurrence, build, modules, by) for occurrence in here]
+    here = _checked(twin, list(graph_matches), Hazards(modules))
+    made = [_splice(twin, graph_match, build, modules, by) for graph_match in here]
     twin.lint()
     return twin, made
 
 
 def splice(
-    graph: fx.Graph, occurrence: Occurrence, build: Build, modules: Modules = None, *, by: str = ""
+    graph: fx.Graph, graph_match: GraphMatch, build: Build, modules: Modules = None, *, by: str = ""
 ) -> list[fx.Node]:
-    """Replace one occurrence in ``graph`` itself and return the new nodes, in order.
+    """Replace one match in ``graph`` itself and return the new nodes, in order.
 
     The replacement goes where all of the inputs exist and no output has been used yet; pure nodes that
     compute a late input are moved up if need be. A single node returned for several outputs is taken as a
@@ -121,33 +121,33 @@ def splice(
         MatchError: as :func:`check`; or the replacement has fewer outputs than are used, or saves a tensor for the
             backward pass that is changed in place later and was not saved before.
     """
-    (here,) = _checked(graph, [occurrence], Hazards(modules))
+    (here,) = _checked(graph, [graph_match], Hazards(modules))
     made = _splice(graph, here, build, modules, by)
     graph.lint()
     return made
 
 
-def _splice(graph: fx.Graph, occurrence: Occurrence, build: Any, modules: Modules, by: str) -> list[fx.Node]:
+def _splice(graph: fx.Graph, graph_match: GraphMatch, build: Any, modules: Modules, by: str) -> list[fx.Node]:
     hazards = Hazards(modules)
-    region = set(occurrence.nodes)
-    check_region(region, occurrence.outputs, hazards)
-    given = {k: _current(graph, v) for k, v in occurrence.inputs.items()}
-    scalars = {k: _current(graph, v) for k, v in occurrence.scalars.items()}
-    place, late = _plan(region, occurrence.outputs, _nodes(given, scalars), hazards)
+    region = set(graph_match.nodes)
+    check_region(region, graph_match.outputs, hazards)
+    given = {k: _current(graph, v) for k, v in graph_match.inputs.items()}
+    scalars = {k: _current(graph, v) for k, v in graph_match.scalars.items()}
+    place, late = _plan(region, graph_match.outputs, _nodes(given, scalars), hazards)
     for node in late:
         place.prepend(node)
     made, returned = _build(graph, place, build, given, scalars)
     try:
-        ends = _outputs(graph, place, occurrence, region, returned, made)
-        refuse_saving(region, dict(zip(occurrence.outputs, ends, strict=True)), made, hazards)
+        ends = _outputs(graph, place, graph_match, region, returned, made)
+        refuse_saving(region, dict(zip(graph_match.outputs, ends, strict=True)), made, hazards)
     except MatchError:
         _discard(graph, made)
         raise
-    _label(made, occurrence, ends)
-    for old, new in zip(occurrence.outputs, ends, strict=True):
+    _label(made, graph_match, ends)
+    for old, new in zip(graph_match.outputs, ends, strict=True):
         if new is not None:
             old.replace_all_uses_with(new, delete_user_cb=lambda user: user not in region)
-    _erase(graph, occurrence, ends, hazards, by)
+    _erase(graph, graph_match, ends, hazards, by)
     return made
 
 
@@ -222,14 +222,14 @@ def _discard(graph: fx.Graph, made: list[fx.Node]) -> None:
 def _outputs(
     graph: fx.Graph,
     place: fx.Node,
-    occurrence: Occurrence,
+    graph_match: GraphMatch,
     region: set[fx.Node],
     returned: Any,
     made: list[fx.Node],
 ) -> list[fx.Node | None]:
     """One new node for each output; None for an output nobody uses."""
-    count = len(occurrence.outputs)
-    used = [any(u not in region for u in o.users) for o in occurrence.outputs]
+    count = len(graph_match.outputs)
+    used = [any(u not in region for u in o.users) for o in graph_match.outputs]
     if isinstance(returned, fx.Node) and count > 1:
         items: list[fx.Node | None] = []
         with graph.inserting_before(place):
@@ -242,29 +242,29 @@ def _outputs(
     for i in range(count):
         if used[i] and not isinstance(ends[i], fx.Node):
             raise MatchError(
-                f"the replacement gives no value for {occurrence.outputs[i].name}, which is used",
-                node=occurrence.outputs[i],
+                f"the replacement gives no value for {graph_match.outputs[i].name}, which is used",
+                node=graph_match.outputs[i],
                 fix=f"return {counted(count, 'value')}, one for each output of the pattern",
             )
     return ends[:count]
 
 
-def _label(made: list[fx.Node], occurrence: Occurrence, ends: list[fx.Node | None]) -> None:
+def _label(made: list[fx.Node], graph_match: GraphMatch, ends: list[fx.Node | None]) -> None:
     """Hand the recorded specs to the new outputs, and the source line to every new node."""
-    for old, new in zip(occurrence.outputs, ends, strict=True):
+    for old, new in zip(graph_match.outputs, ends, strict=True):
         if new is not None and "spec" not in new.meta and "spec" in old.meta:
             new.meta["spec"] = old.meta["spec"]
     for node in made:
-        if occurrence.source:
-            node.meta.setdefault("source", occurrence.source)
+        if graph_match.source:
+            node.meta.setdefault("source", graph_match.source)
 
 
-def _erase(graph: fx.Graph, occurrence: Occurrence, ends: list[fx.Node | None], hazards: Hazards, by: str) -> None:
+def _erase(graph: fx.Graph, graph_match: GraphMatch, ends: list[fx.Node | None], hazards: Hazards, by: str) -> None:
     """Erase the region and what only fed it, leaving anything with effects."""
-    successor = dict(zip(occurrence.outputs, ends, strict=True))
+    successor = dict(zip(graph_match.outputs, ends, strict=True))
     gone = erased(graph)
     feeding: list[fx.Node] = []
-    for node in reversed(occurrence.nodes):
+    for node in reversed(graph_match.nodes):
         feeding += node.all_input_nodes
         graph.erase_node(node)
         gone[node.name] = Erased(successor.get(node), by)
@@ -277,28 +277,28 @@ def _erase(graph: fx.Graph, occurrence: Occurrence, ends: list[fx.Node | None], 
         gone[node.name] = Erased(None, by)
 
 
-def merge(occurrences: Sequence[Occurrence]) -> Occurrence:
-    """Several parallel occurrences of one pattern as one with all of their outputs (QKV from one input).
+def merge(graph_matches: Sequence[GraphMatch]) -> GraphMatch:
+    """Several parallel matches of one pattern as one with all of their outputs (QKV from one input).
 
     Inputs and constants that all of them share keep their names; others become ``name_0``, ``name_1``, ...
 
     Raises:
         MatchError: there are none, they differ in pattern or graph, or share no input.
     """
-    if not occurrences:
+    if not graph_matches:
         raise MatchError("there is nothing to merge", fix="give at least two matches")
-    first = occurrences[0]
-    if any(o.pattern is not first.pattern or o.graph is not first.graph for o in occurrences):
+    first = graph_matches[0]
+    if any(o.pattern is not first.pattern or o.graph is not first.graph for o in graph_matches):
         raise MatchError("the matches to merge are of different patterns or graphs", fix="merge one search's matches")
-    inputs = _merged([o.inputs for o in occurrences])
-    if len(occurrences) > 1 and not any(isinstance(inputs.get(k), fx.Node) for k in first.inputs):
+    inputs = _merged([o.inputs for o in graph_matches])
+    if len(graph_matches) > 1 and not any(isinstance(inputs.get(k), fx.Node) for k in first.inputs):
         raise MatchError("the matches to merge share no input", fix="merge matches that read one value")
     return replace(
         first,
-        nodes=tuple(sorted(n for o in occurrences for n in o.nodes)),
+        nodes=tuple(sorted(n for o in graph_matches for n in o.nodes)),
         inputs=inputs,
-        scalars=_merged([o.scalars for o in occurrences]),
-        outputs=tuple(n for o in occurrences for n in o.outputs),
+        scalars=_merged([o.scalars for o in graph_matches]),
+        outputs=tuple(n for o in graph_matches for n in o.outputs),
         binding={},
     )
 

@@ -150,9 +150,9 @@ class Unifier:
             if c is d or a is b:
                 del ways[1]
         fitting = [way for way in ways if all(self._fits(p, v) for p, v in way.pairs)]
-        return fitting or [max(ways, key=self._likeness)]
+        return fitting or [max(ways, key=self._similarity)]
 
-    def _likeness(self, way: Option) -> int:
+    def _similarity(self, way: Option) -> int:
         return sum(
             isinstance(p, OpNode) and isinstance(v, OpNode) and p.op == v.op and p.op != "choice" for p, v in way.pairs
         )

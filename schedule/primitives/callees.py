@@ -13,7 +13,7 @@ from torch import fx
 from fused.backends import availability
 from schedule.capture.tracing.portable import pack_graph, unpack_graph
 from schedule.capture.tracing.specialization import compiled
-from schedule.patterns import Occurrence
+from schedule.patterns import GraphMatch
 from schedule.patterns.rewriting import Build
 from schedule.util.errors import NotApplicable
 
@@ -102,13 +102,13 @@ def _failures() -> tuple[type[Exception], ...]:
     return (TorchDynamoException, ImportError, OSError)
 
 
-def region_of(occurrence: Occurrence, name: str, make: type[Region]) -> tuple[Occurrence, Build]:
-    """The occurrence with all that its nodes read as inputs, and what inserts a call of them as a region.
+def region_of(graph_match: GraphMatch, name: str, make: type[Region]) -> tuple[GraphMatch, Build]:
+    """The match with all that its nodes read as inputs, and what inserts a call of them as a region.
 
     Raises:
         NotApplicable: it holds the call of a module, whose parameters and hooks a region cannot carry.
     """
-    nodes = tuple(node for node in occurrence.nodes if node.op != "get_attr")  # parameters are inputs
+    nodes = tuple(node for node in graph_match.nodes if node.op != "get_attr")  # parameters are inputs
     inside = set(nodes)
     graph, mapped = fx.Graph(), {}
     inputs: dict[str, fx.Node] = {}
@@ -125,11 +125,11 @@ def region_of(occurrence: Occurrence, name: str, make: type[Region]) -> tuple[Oc
                 fix="trace with flatten=True, decompose() it, or match what it computes",
             )
         mapped[node] = graph.node_copy(node, mapped.__getitem__)
-    ends = tuple(mapped[node] for node in occurrence.outputs)
+    ends = tuple(mapped[node] for node in graph_match.outputs)
     graph.output(ends[0] if len(ends) == 1 else ends)
     region = make(graph, name)
 
     def build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
         return graph.call_function(region, tuple(inputs.values()))
 
-    return replace(occurrence, nodes=nodes, inputs=dict(inputs), scalars={}), build
+    return replace(graph_match, nodes=nodes, inputs=dict(inputs), scalars={}), build

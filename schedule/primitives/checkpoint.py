@@ -11,15 +11,15 @@ from schedule.core import history
 from schedule.core.adapting import Adapter, adapter_for
 from schedule.core.edits import WrapCalls
 from schedule.core.matching import Match, Site
-from schedule.core.wrapping import arounds_of
-from schedule.patterns import Occurrence
+from schedule.core.wrapping import wrappers_of
+from schedule.patterns import GraphMatch
 from schedule.patterns.rewriting import Build
 from schedule.primitives.activations import Recomputed, measure_saved
 from schedule.primitives.activations.budget import OutOfBudget, choose
 from schedule.primitives.callees import Region, region_of
 from schedule.primitives.registry import primitive
 from schedule.primitives.repeating import ByPattern, Item, Prepare, of_searches
-from schedule.primitives.splicing import Place, splice_in
+from schedule.primitives.splicing import MatchGroup, splice_in
 from schedule.util.errors import NotApplicable
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def within_budget(
 
 
 def _can_be(node: Node) -> bool:
-    if any(isinstance(around, Recomputed) for around in arounds_of(node.module)):
+    if any(isinstance(wrapper, Recomputed) for wrapper in wrappers_of(node.module)):
         return False
     return not isinstance(node.module, (nn.ModuleList, nn.ModuleDict)) and node.tree.holder(node.path) is None
 
@@ -105,7 +105,7 @@ def _checkpoint_module(sch: Node) -> None:
     sch.refuse_inside_other_graph()
     if isinstance(sch.module, (nn.ModuleList, nn.ModuleDict)):
         raise NotApplicable(f"a {type(sch.module).__name__} is never called", fix=f'sch["{sch.path}.*"].checkpoint()')
-    if any(isinstance(around, Recomputed) for around in arounds_of(sch.module)):
+    if any(isinstance(wrapper, Recomputed) for wrapper in wrappers_of(sch.module)):
         raise NotApplicable(f"{sch.label} is checkpointed already", fix="undo that step first")
     sch.commit([WrapCalls(sch.tree, sch.module, Recomputed(), sch.path)])
 
@@ -121,10 +121,10 @@ class RecomputedRegion(Region):
 
 
 def _checkpoint_matches(sch: Node, matches: Sequence[Match]) -> None:
-    def prepare(place: Place, occurrence: Occurrence) -> tuple[Occurrence, Build]:
-        return region_of(occurrence, f"recomputed_{place[0].name}", RecomputedRegion)
+    def prepare(place: MatchGroup, graph_match: GraphMatch) -> tuple[GraphMatch, Build]:
+        return region_of(graph_match, f"recomputed_{place[0].name}", RecomputedRegion)
 
-    def repeat(node: Node, _: Sequence[Place]) -> Adapter | None:
+    def repeat(node: Node, _: Sequence[MatchGroup]) -> Adapter | None:
         own = [[match] for match in matches if match.schedule is node]
         return adapter_for(node, of_searches(own, lambda wanted, sizes: CheckpointAgain(wanted)))
 
@@ -141,7 +141,7 @@ class CheckpointAgain(ByPattern):
     def planned(self, places: Sequence[Sequence[Site]], module: nn.Module) -> tuple[list[Item], Prepare]:
         """As :func:`checkpoint` does it."""
 
-        def prepare(_: Any, occurrence: Occurrence) -> tuple[Occurrence, Build]:
-            return region_of(occurrence, f"recomputed_{self.name}", RecomputedRegion)
+        def prepare(_: Any, graph_match: GraphMatch) -> tuple[GraphMatch, Build]:
+            return region_of(graph_match, f"recomputed_{self.name}", RecomputedRegion)
 
         return [(None, place) for place in places], prepare

@@ -88,11 +88,11 @@ class Opening:
         if not calls:
             return made, {}
         expansion = expand(made, module, recording, calls)
-        if self.path not in expansion.entered:
+        if self.path not in expansion.inlined:
             raise TraceError(
                 f"{self.path} could not be opened in the graph of the module that calls it",
                 fix="remove what hooks or wraps it",
             )
         keep_erased(made.graph, expansion.graph)
         expansion.graph.lint()
-        return made.with_graph(expansion.graph, expansion.entered), {f"decompose({self.path})": len(calls)}
+        return made.with_graph(expansion.graph, expansion.inlined), {f"decompose({self.path})": len(calls)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schedule.core.edits import WrapCalls
-from schedule.core.wrapping import arounds_of
+from schedule.core.wrapping import wrappers_of
 from schedule.primitives.registry import primitive
 from schedule.util.errors import ShardError
 
@@ -35,10 +35,10 @@ def fork_rng(sch: NodeT) -> NodeT:
 
     tp = tensor_parallel(sch.tree.mesh)
     sch.refuse_inside_other_graph()
-    if any(isinstance(around, OwnRandomNumbers) for around in arounds_of(sch.module)):
+    if any(isinstance(wrapper, OwnRandomNumbers) for wrapper in wrappers_of(sch.module)):
         raise ShardError(f"{sch.label} draws random numbers of its own already", fix="undo that step first")
     for ancestor, _ in sch.tree.ancestors(sch.path):
-        if any(isinstance(around, OwnRandomNumbers) for around in arounds_of(ancestor)):
+        if any(isinstance(wrapper, OwnRandomNumbers) for wrapper in wrappers_of(ancestor)):
             raise ShardError(
                 f"{sch.tree.path_of(ancestor) or 'the root'}, around it, draws random numbers of its own",
                 fix="fork_rng() of one of them is enough: undo that step to fork further inside",

@@ -11,12 +11,12 @@ from torch import nn
 from schedule import rules
 from schedule.core.adapting import Adapter, adapter_for
 from schedule.core.matching import Match, Site, Wanted
-from schedule.patterns import Occurrence
+from schedule.patterns import GraphMatch
 from schedule.patterns.rewriting import Build
 from schedule.primitives.callees import CompiledRegion, Region, region_of
 from schedule.primitives.registry import primitive
 from schedule.primitives.repeating import ByPattern, Item, Prepare, of_searches
-from schedule.primitives.splicing import Place, refuse_foreign, splice_in
+from schedule.primitives.splicing import MatchGroup, refuse_foreign, splice_in
 from schedule.rules import Rule
 from schedule.util.errors import NotApplicable
 
@@ -59,13 +59,13 @@ def fuse(sch: NodeT, matches: Sequence[Match], compiler: Compiler | None = "auto
             chosen[ruled] = ruled.rule
         places.append([ruled or match])
 
-    def prepare(place: Place, occurrence: Occurrence) -> tuple[Occurrence, Build]:
+    def prepare(place: MatchGroup, graph_match: GraphMatch) -> tuple[GraphMatch, Build]:
         rule = chosen.get(place[0])
         if rule is not None:
-            return occurrence, rule.build
-        return region_of(occurrence, place[0].name, Region if compiler is None else CompiledRegion)
+            return graph_match, rule.build
+        return region_of(graph_match, place[0].name, Region if compiler is None else CompiledRegion)
 
-    def repeat(node: Node, _: Sequence[Place]) -> Adapter | None:
+    def repeat(node: Node, _: Sequence[MatchGroup]) -> Adapter | None:
         own = [[match] for match in matches if match.schedule is node]
         return adapter_for(node, of_searches(own, lambda wanted, sizes: FuseAgain(wanted, compiler)))
 
@@ -88,20 +88,20 @@ class FuseAgain(ByPattern):
         """As :func:`fuse` does it."""
         items: list[Item] = []
         for (site,) in places:
-            seen = self._as_rule_sees_it(site.occurrence)
+            seen = self._as_rule_sees_it(site.graph_match)
             items.append((seen and seen[0], [Site(site.found_in, seen[1], site.origin) if seen else site]))
 
-        def prepare(rule: Rule | None, occurrence: Occurrence) -> tuple[Occurrence, Build]:
+        def prepare(rule: Rule | None, graph_match: GraphMatch) -> tuple[GraphMatch, Build]:
             if rule is not None:
-                return occurrence, rule.build
-            return region_of(occurrence, self.name, Region if self.compiler is None else CompiledRegion)
+                return graph_match, rule.build
+            return region_of(graph_match, self.name, Region if self.compiler is None else CompiledRegion)
 
         return items, prepare
 
-    def _as_rule_sees_it(self, occurrence: Occurrence) -> tuple[Rule, Occurrence] | None:
+    def _as_rule_sees_it(self, graph_match: GraphMatch) -> tuple[Rule, GraphMatch] | None:
         if self.compiler != "auto":
             return None
-        return (self.wanted.rule, occurrence) if self.wanted.rule is not None else rules.rule_at(occurrence)
+        return (self.wanted.rule, graph_match) if self.wanted.rule is not None else rules.rule_at(graph_match)
 
 
 def _as_rule_sees_it(match: Match) -> Match | None:
@@ -110,9 +110,9 @@ def _as_rule_sees_it(match: Match) -> Match | None:
         return match
     sites, rule = [], None
     for site in match.sites:
-        seen = rules.rule_at(site.occurrence)
+        seen = rules.rule_at(site.graph_match)
         if seen is None:
             return None
         rule = seen[0]
-        sites.append(replace(site, occurrence=seen[1]))
+        sites.append(replace(site, graph_match=seen[1]))
     return Match(match.schedule, sites, rule, match.search)

@@ -16,7 +16,7 @@ from schedule.capture.tracing.expansion import expand
 from schedule.capture.tracing.specialization import Specialization
 from schedule.core.adapting import Rewrite, Rewritten, Unrepeatable
 from schedule.core.matching import Match, Search, Site, Wanted, parallel, sites_in
-from schedule.patterns import Occurrence
+from schedule.patterns import GraphMatch
 from schedule.patterns.rewriting import Build
 from schedule.primitives.splicing import rewritten
 from schedule.rules import Rule
@@ -25,7 +25,7 @@ from schedule.rules.registry import RULES
 from schedule.rules.rule import spec_of
 
 Item = tuple[Any, Sequence[Site]]
-Prepare = Callable[[Any, Occurrence], tuple[Occurrence, Build]]
+Prepare = Callable[[Any, GraphMatch], tuple[GraphMatch, Build]]
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class ByRules:
         expansion = expand(made, module, recording)
         modules = dict(module.named_modules(remove_duplicate=False))
         chosen = find_all(expansion.graph, self.rules, modules, self.cost_guard, self.settled).chosen
-        items: list[Item] = [(rule, [Site(made, occurrence, expansion.origin)]) for rule, occurrence in chosen]
+        items: list[Item] = [(rule, [Site(made, graph_match, expansion.origin)]) for rule, graph_match in chosen]
         if not items:
             return made, {}
 
-        def prepare(rule: Rule, occurrence: Occurrence) -> tuple[Occurrence, Build]:
-            return occurrence, rule.build if made.autocast is None else as_wide(occurrence, rule.build)
+        def prepare(rule: Rule, graph_match: GraphMatch) -> tuple[GraphMatch, Build]:
+            return graph_match, rule.build if made.autocast is None else as_wide(graph_match, rule.build)
 
         return rewritten(made, module, recording, items, prepare, "optimize"), Counter(rule.name for rule, _ in chosen)
 
@@ -73,10 +73,10 @@ def _by_registered_rules(names: tuple[str, ...], settled: frozenset[str], cost_g
     return ByRules(tuple(RULES[name] for name in names), settled, cost_guard)
 
 
-def as_wide(occurrence: Occurrence, build: Build) -> Build:
+def as_wide(graph_match: GraphMatch, build: Build) -> Build:
     """``build`` with its result cast as autocast casts inside the construct: to fp32 in softmax and powers, on CUDA."""
-    x, out = spec_of(occurrence.inputs.get("x")), spec_of(occurrence.outputs[0])
-    if x is None or out is None or x.dtype == out.dtype or len(occurrence.outputs) > 1:
+    x, out = spec_of(graph_match.inputs.get("x")), spec_of(graph_match.outputs[0])
+    if x is None or out is None or x.dtype == out.dtype or len(graph_match.outputs) > 1:
         return build
     dtype = out.dtype
 

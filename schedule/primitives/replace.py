@@ -12,14 +12,14 @@ from schedule.core.adapting import Adapter, adapter_for
 from schedule.core.edits import AddModule, SetItem, SwapModule
 from schedule.core.history import Edit
 from schedule.core.matching import Match, Site, Wanted
-from schedule.patterns import Occurrence
+from schedule.patterns import GraphMatch
 from schedule.patterns.rewriting import Build
 from schedule.primitives.annotate import tags_carried
 from schedule.primitives.callees import Named
 from schedule.primitives.interface import call_arguments, refuse_other_interface
 from schedule.primitives.registry import primitive
 from schedule.primitives.repeating import ByPattern, Item, Prepare, of_searches
-from schedule.primitives.splicing import Place, splice_in
+from schedule.primitives.splicing import MatchGroup, splice_in
 from schedule.util.errors import MatchError, NotApplicable
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ class ReplaceAgain(ByPattern):
         else:
             function = callee.function if isinstance(callee, Named) else callee
         build = _calling(function, callee, self.callee_name)
-        return [(None, place) for place in places], lambda _, occurrence: (occurrence, build)
+        return [(None, place) for place in places], lambda _, graph_match: (graph_match, build)
 
 
 # -- matches ------------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class ReplaceAgain(ByPattern):
 class _Replacement:
     """What graphs call in place of matches."""
 
-    def __init__(self, new: Any, places: Sequence[Place]) -> None:
+    def __init__(self, new: Any, places: Sequence[MatchGroup]) -> None:
         if not callable(new):
             raise NotApplicable(f"{type(new).__name__} cannot be called", fix="give a function or a module")
         self.new, self.places = new, places
@@ -262,16 +262,16 @@ class _Replacement:
             name, number = f"{stem}_{number}", number + 1
         return name
 
-    def prepare(self, place: Place, occurrence: Occurrence) -> tuple[Occurrence, Build]:
+    def prepare(self, place: MatchGroup, graph_match: GraphMatch) -> tuple[GraphMatch, Build]:
         """Insert a call with what the pattern binds."""
         function = self.new.forward if self.is_module else self.new
-        return occurrence, _calling(function, self.callee(place[0].schedule.module), self.name)
+        return graph_match, _calling(function, self.callee(place[0].schedule.module), self.name)
 
     def callee(self, parent: nn.Module) -> Any:
         """What the graph of ``parent`` calls: the function, or the name of the child."""
         return self.child_name(parent) if self.is_module else self.target
 
-    def repeat(self, node: Node, places: Sequence[Place]) -> Adapter | None:
+    def repeat(self, node: Node, places: Sequence[MatchGroup]) -> Adapter | None:
         """How to do it again in further graphs of a module."""
         callee = self.callee(node.module)
         again = of_searches(places, lambda wanted, sizes: ReplaceAgain(wanted, sizes, callee, self.name))

@@ -11,13 +11,13 @@ from torch import fx, nn
 from schedule.capture.recording.recording import Recording
 from schedule.capture.tracing.expansion import expand
 from schedule.capture.tracing.reading.ledger import whole
-from schedule.capture.tracing.specialization import Entered, Specialization, original_class
+from schedule.capture.tracing.specialization import Inlined, Specialization, original_class
 from schedule.core import history
 from schedule.core.adapting import Adapter
 from schedule.core.edits import SetSpecializations
 from schedule.core.matching import Match, Site, holds
 from schedule.core.rebinding import StaleMatch, blamed, keep_erased, rebound
-from schedule.patterns import Occurrence
+from schedule.patterns import GraphMatch
 from schedule.patterns.rewriting import Build, merge, rewrite
 from schedule.util.errors import MatchError, NotApplicable
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 P = TypeVar("P")
 
-Place = Sequence[Match]
+MatchGroup = Sequence[Match]
 """Parallel matches that become one call; most often a single one."""
 
-Prepare = Callable[[Place, Occurrence], tuple[Occurrence, Build]]
-"""The occurrence to replace, perhaps with other inputs, and what inserts the replacement."""
+Prepare = Callable[[MatchGroup, GraphMatch], tuple[GraphMatch, Build]]
+"""The match to replace, perhaps with other inputs, and what inserts the replacement."""
 
 
-Repeat = Callable[["Node", Sequence[Place]], Adapter | None]
+Repeat = Callable[["Node", Sequence[MatchGroup]], Adapter | None]
 """What does the same in further graphs of a module, given its places."""
 
 
-def splice_in(sch: Node, places: Sequence[Place], prepare: Prepare, repeat: Repeat) -> None:
+def splice_in(sch: Node, places: Sequence[MatchGroup], prepare: Prepare, repeat: Repeat) -> None:
     """Replace every place in all of its graphs and commit; changes nothing if one of them cannot be.
 
     Raises:
@@ -45,7 +45,7 @@ def splice_in(sch: Node, places: Sequence[Place], prepare: Prepare, repeat: Repe
         NotApplicable: no matches; or the module is in the middle of another's graph.
     """
     refuse_foreign(sch, places)
-    by_module: dict[Node, list[Place]] = {}
+    by_module: dict[Node, list[MatchGroup]] = {}
     for place in places:
         by_module.setdefault(place[0].schedule, []).append(place)
     planned = []
@@ -63,7 +63,7 @@ def refuse_none(matches: Sequence[Any]) -> None:
         raise NotApplicable("no matches were given", fix="give what find() returned; find(..., expect=n) makes sure")
 
 
-def refuse_foreign(sch: Node, places: Sequence[Place]) -> None:
+def refuse_foreign(sch: Node, places: Sequence[MatchGroup]) -> None:
     """Raise unless there are places, and all are of this model and under ``sch``."""
     refuse_none(places)
     for match in (match for place in places for match in place):
@@ -82,12 +82,12 @@ def refuse_foreign(sch: Node, places: Sequence[Place]) -> None:
             )
 
 
-def _rewritten(node: Node, places: Sequence[Place], prepare: Prepare) -> list[Specialization]:
+def _rewritten(node: Node, places: Sequence[MatchGroup], prepare: Prepare) -> list[Specialization]:
     """All graphs of one module, those with matches in them rewritten."""
     current = list(node.specializations)
     pending, recording = node.tree.history.pending, node.tree.graphs.recording
     by = pending.description if pending is not None else ""
-    found: dict[int, list[tuple[Place, list[Site]]]] = {}
+    found: dict[int, list[tuple[MatchGroup, list[Site]]]] = {}
     for place in places:
         for number in range(max(len(match.sites) for match in place)):
             sites = [match.sites[number] for match in place if number < len(match.sites)]
@@ -112,14 +112,14 @@ def rewritten(
     module: nn.Module,
     recording: Recording,
     items: Sequence[tuple[P, Sequence[Site]]],
-    prepare: Callable[[P, Occurrence], tuple[Occurrence, Build]],
+    prepare: Callable[[P, GraphMatch], tuple[GraphMatch, Build]],
     by: str,
 ) -> Specialization:
     """One graph of ``module``, rewritten at each place, which has one or several parallel sites in it.
 
     Args:
         items: (place, its sites).
-        prepare: the occurrence to replace, and what inserts the replacement, for a place.
+        prepare: the match to replace, and what inserts the replacement, for a place.
         by: what errors call this rewrite later.
 
     Raises:
@@ -129,40 +129,40 @@ def rewritten(
     opened = {name for _, sites in items for site in sites for name in site.opened}
     expansion = expand(made, module, recording, opened)
     keep_erased(made.graph, expansion.graph)
-    occurrences: list[Occurrence] = []
+    graph_matches: list[GraphMatch] = []
     builds: list[Build] = []
     for place, sites in items:
         here = [rebound(site, expansion, modules) for site in sites]
-        for occurrence in here:
-            _refuse_hooked(occurrence, modules)
-        occurrence, build = prepare(place, _merged(here))
-        occurrences.append(occurrence)
+        for graph_match in here:
+            _refuse_hooked(graph_match, modules)
+        graph_match, build = prepare(place, _merged(here))
+        graph_matches.append(graph_match)
         builds.append(build)
     order = iter(builds)
 
     def build_next(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> Any:
         return next(order)(graph, inputs, scalars)
 
-    graph, _ = rewrite(expansion.graph, occurrences, build_next, modules, by=by)
-    return made.with_graph(graph, {**expansion.entered, **_called(occurrences, modules)})
+    graph, _ = rewrite(expansion.graph, graph_matches, build_next, modules, by=by)
+    return made.with_graph(graph, {**expansion.inlined, **_called(graph_matches, modules)})
 
 
-def _called(occurrences: Sequence[Occurrence], modules: Mapping[str, nn.Module]) -> dict[str, Entered]:
+def _called(graph_matches: Sequence[GraphMatch], modules: Mapping[str, nn.Module]) -> dict[str, Inlined]:
     """The modules whose calls are consumed, such as a Linear without a bias: wrapped or hooked, they count again."""
-    paths = [str(node.target) for each in occurrences for node in each.nodes if node.op == "call_module"]
-    return {path: Entered(original_class(modules[path]), whole(modules[path])) for path in paths}
+    paths = [str(node.target) for each in graph_matches for node in each.nodes if node.op == "call_module"]
+    return {path: Inlined(original_class(modules[path]), whole(modules[path])) for path in paths}
 
 
-def _merged(occurrences: list[Occurrence]) -> Occurrence:
-    """One occurrence for parallel ones."""
-    if len(occurrences) == 1:
-        return occurrences[0]
-    return merge([replace(o, pattern=occurrences[0].pattern) for o in occurrences])
+def _merged(graph_matches: list[GraphMatch]) -> GraphMatch:
+    """One match for parallel ones."""
+    if len(graph_matches) == 1:
+        return graph_matches[0]
+    return merge([replace(o, pattern=graph_matches[0].pattern) for o in graph_matches])
 
 
-def _refuse_hooked(occurrence: Occurrence, modules: Mapping[str, nn.Module]) -> None:
+def _refuse_hooked(graph_match: GraphMatch, modules: Mapping[str, nn.Module]) -> None:
     """A hook on a module whose call is consumed would never run again."""
-    for node in occurrence.nodes:
+    for node in graph_match.nodes:
         if node.op != "call_module":
             continue
         path = str(node.target)

@@ -102,7 +102,7 @@ def _keep(sch: Node, enter: Callable[[nn.Module, str], bool]) -> None:
         return True
 
     made = graphs.trace(module, enter_unhooked)
-    for path in dict.fromkeys(path for each in made for path in each.entered):
+    for path in dict.fromkeys(path for each in made for path in each.inlined):
         _refuse_hooked(module.get_submodule(path), path)  # a graph that like modules share was not traced here
     history.reached("after tracing")
     wrong = graphs.check({module: made})

@@ -110,7 +110,7 @@ def _as_fuse(tree: Tree, index: int, record: Recorded, rule: str) -> Recorded:
     Raises:
         RecipeError: a find of the rule would not find the same.
     """
-    from schedule.verify.guilty import undone
+    from schedule.verify.bisection import undone
 
     matches = record.rules[rule]
     with undone(tree.node(tree.root), index):
@@ -130,7 +130,7 @@ def _as_fuse(tree: Tree, index: int, record: Recorded, rule: str) -> Recorded:
 
 
 def _place(match: Match) -> tuple[Any, ...]:
-    return match.schedule, tuple(node.name for node in match.sites[0].occurrence.outputs)
+    return match.schedule, tuple(node.name for node in match.sites[0].graph_match.outputs)
 
 
 def _not_single(rule: str, why: str) -> RecipeError:

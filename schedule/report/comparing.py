@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from schedule.distributed.tensor_parallel.modules import is_sharded
 from schedule.report.costs import Cost, TimeRatio, measure, step_seconds
 from schedule.util.errors import NotApplicable, ScheduleError
-from schedule.verify.guilty import undone
+from schedule.verify.bisection import undone
 
 if TYPE_CHECKING:
     from schedule.core.node import Node

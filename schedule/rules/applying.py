@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx, nn
 
 from schedule.capture.recording.structure import Path, leaves
-from schedule.patterns import Occurrence, SearchResult, normalize, resolve, search
+from schedule.patterns import GraphMatch, SearchResult, normalize, resolve, search
 from schedule.patterns.hazards import Hazards
 from schedule.patterns.rewriting import check, rewrite
 from schedule.patterns.saving import changed_later
@@ -20,8 +20,8 @@ Modules = Mapping[str, nn.Module]
 
 
 @dataclass(frozen=True)
-class Place:
-    """An occurrence of a rule that is not rewritten.
+class Candidate:
+    """A match of a rule that is not rewritten.
 
     Attributes:
         rule: its rule.
@@ -48,8 +48,8 @@ class Findings:
         searched: every search made, for its near misses.
     """
 
-    chosen: list[tuple[Rule, Occurrence]] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
+    chosen: list[tuple[Rule, GraphMatch]] = field(default_factory=list)
+    places: list[Candidate] = field(default_factory=list)
     searched: list[tuple[Rule, SearchResult]] = field(default_factory=list)
 
 
@@ -61,7 +61,7 @@ def find_all(
     settled: Collection[str] = (),
     read: Collection[Path] = (),
 ) -> Findings:
-    """Every occurrence of every rule in ``graph``; overlaps go to the rule of highest rank, then to the largest.
+    """Every match of every rule in ``graph``; overlaps go to the rule of highest rank, then to the largest.
 
     Args:
         graph: the graph of one module, leaf modules opened.
@@ -73,7 +73,7 @@ def find_all(
     """
     findings = Findings()
     normal = normalize(graph, modules)
-    candidates: dict[Occurrence, Rule] = {}
+    candidates: dict[GraphMatch, Rule] = {}
     for rule in rules:
         covered: set[fx.Node] = set()
         for pattern, rarest in rule.possible(normal):
@@ -81,54 +81,54 @@ def find_all(
                 continue  # a larger pattern of this rule has them all
             result = search(graph, pattern, modules)
             findings.searched.append((rule, result))
-            for occurrence in filter(rule.about, result.occurrences):
-                place = _rejected(graph, rule, occurrence, modules, read)
+            for graph_match in filter(rule.about, result.graph_matches):
+                place = _rejected(graph, rule, graph_match, modules, read)
                 if place is not None:
                     findings.places.append(place)
                 else:
-                    candidates[occurrence] = rule
-                    covered.update(occurrence.nodes)
+                    candidates[graph_match] = rule
+                    covered.update(graph_match.nodes)
     guarded = {rule for rule in candidates.values() if cost_guard and rule.family not in settled}
     _choose(candidates, guarded, findings)
     _forget_covered(findings)
     return findings
 
 
-def _choose(candidates: Mapping[Occurrence, Rule], guarded: Collection[Rule], findings: Findings) -> None:
+def _choose(candidates: Mapping[GraphMatch, Rule], guarded: Collection[Rule], findings: Findings) -> None:
     """Of overlapping candidates the one of highest rank that pays, then the largest; in graph order.
 
     Args:
-        guarded: the rules that are asked whether an occurrence pays.
+        guarded: the rules that are asked whether a match pays.
     """
     taken: set[fx.Node] = set()
     for rank in sorted({rule.rank for rule in candidates.values()}, reverse=True):
         free = [o for o, rule in candidates.items() if rule.rank == rank and taken.isdisjoint(o.nodes)]
-        for occurrence in resolve(free):
-            rule = candidates[occurrence]
-            reason = rule.thrift(occurrence) if rule in guarded else ""
+        for graph_match in resolve(free):
+            rule = candidates[graph_match]
+            reason = rule.profitability(graph_match) if rule in guarded else ""
             if reason:
-                findings.places.append(_place(rule, occurrence, reason, "declined"))
+                findings.places.append(_place(rule, graph_match, reason, "declined"))
             else:
-                findings.chosen.append((rule, occurrence))
-                taken.update(occurrence.nodes)
+                findings.chosen.append((rule, graph_match))
+                taken.update(graph_match.nodes)
     findings.chosen.sort(key=lambda chosen: chosen[1].order)
 
 
 def _rejected(
-    graph: fx.Graph, rule: Rule, occurrence: Occurrence, modules: Modules, read: Collection[Path]
-) -> Place | None:
-    """Why ``rule`` does not take ``occurrence``, whatever its size; None if it does."""
-    futile = rule.futile(occurrence)
-    if futile:
-        return _place(rule, occurrence, futile, "declined")
-    objection = rule.objection(occurrence) or _missed(graph, rule, occurrence, read)
-    objection = objection or _unsafe(graph, rule, occurrence, modules)
-    return _place(rule, occurrence, objection, "skipped") if objection else None
+    graph: fx.Graph, rule: Rule, graph_match: GraphMatch, modules: Modules, read: Collection[Path]
+) -> Candidate | None:
+    """Why ``rule`` does not take ``graph_match``, whatever its size; None if it does."""
+    no_gain = rule.no_gain(graph_match)
+    if no_gain:
+        return _place(rule, graph_match, no_gain, "declined")
+    extra_check = rule.extra_check(graph_match) or _missed(graph, rule, graph_match, read)
+    extra_check = extra_check or _unsafe(graph, rule, graph_match, modules)
+    return _place(rule, graph_match, extra_check, "skipped") if extra_check else None
 
 
-def _missed(graph: fx.Graph, rule: Rule, occurrence: Occurrence, read: Collection[Path]) -> str:
-    """Which output of ``occurrence`` is read outside of the graph and would not be computed any more; "" if none."""
-    discarded = [occurrence.outputs[number] for number in rule.discards if number < len(occurrence.outputs)]
+def _missed(graph: fx.Graph, rule: Rule, graph_match: GraphMatch, read: Collection[Path]) -> str:
+    """Which output of ``graph_match`` is read outside of the graph and would not be computed any more; "" if none."""
+    discarded = [graph_match.outputs[number] for number in rule.discards if number < len(graph_match.outputs)]
     if not read or not discarded:
         return ""
     (returned,) = next(node for node in reversed(graph.nodes) if node.op == "output").args
@@ -137,39 +137,39 @@ def _missed(graph: fx.Graph, rule: Rule, occurrence: Occurrence, read: Collectio
     return f"{lost[0]}, which it would not compute, is read outside of the module" if lost else ""
 
 
-def _unsafe(graph: fx.Graph, rule: Rule, occurrence: Occurrence, modules: Modules) -> str:
+def _unsafe(graph: fx.Graph, rule: Rule, graph_match: GraphMatch, modules: Modules) -> str:
     try:
-        check(graph, [occurrence], modules)
-        if changed_later(occurrence.nodes, occurrence.outputs, Hazards(modules)):
-            rewrite(graph, [occurrence], rule.build, modules)  # on a copy: whether it may be made is known then
+        check(graph, [graph_match], modules)
+        if changed_later(graph_match.nodes, graph_match.outputs, Hazards(modules)):
+            rewrite(graph, [graph_match], rule.build, modules)  # on a copy: whether it may be made is known then
     except MatchError as error:
         return error.why
     return ""
 
 
-def _place(rule: Rule, occurrence: Occurrence, reason: str, kind: str) -> Place:
-    return Place(rule.name, max(occurrence.outputs).name, occurrence.source, reason, kind)
+def _place(rule: Rule, graph_match: GraphMatch, reason: str, kind: str) -> Candidate:
+    return Candidate(rule.name, max(graph_match.outputs).name, graph_match.source, reason, kind)
 
 
 def _forget_covered(findings: Findings) -> None:
     """A place that another pattern took is no news; of several reasons for one place the first stays."""
-    taken = {node.name for _, occurrence in findings.chosen for node in occurrence.nodes}
+    taken = {node.name for _, graph_match in findings.chosen for node in graph_match.nodes}
     places = {place.node: place for place in reversed(findings.places) if place.node not in taken}
     findings.places = list(reversed(places.values()))
 
 
-def explain(graph: fx.Graph, rules: Iterable[Rule], modules: Modules, findings: Findings) -> list[Place]:
+def explain(graph: fx.Graph, rules: Iterable[Rule], modules: Modules, findings: Findings) -> list[Candidate]:
     """Places that a rule is about and did not take: left alone on purpose, or nearly matched."""
     normal = normalize(graph, modules)
-    known = {node.name for _, occurrence in findings.chosen for node in occurrence.nodes}
+    known = {node.name for _, graph_match in findings.chosen for node in graph_match.nodes}
     known |= {place.node for place in findings.places}
-    found: list[Place] = []
+    found: list[Candidate] = []
     for rule in rules:
         for (pattern, reason), ops in zip(rule.bystanders, rule.bystander_needs, strict=True):
             if all(normal.by_op.get(op) for op in ops):
-                occurrences = search(graph, pattern, modules).occurrences
-                reasons = [reason if isinstance(reason, str) else reason(each) for each in occurrences]
-                places = [_place(rule, o, why, "declined") for o, why in zip(occurrences, reasons, strict=True)]
+                graph_matches = search(graph, pattern, modules).graph_matches
+                reasons = [reason if isinstance(reason, str) else reason(each) for each in graph_matches]
+                places = [_place(rule, o, why, "declined") for o, why in zip(graph_matches, reasons, strict=True)]
                 found += [place for place in places if place.node not in known]
                 known |= {place.node for place in places}
     settled = {rule.family for rule, _ in findings.chosen}
@@ -177,20 +177,20 @@ def explain(graph: fx.Graph, rules: Iterable[Rule], modules: Modules, findings: 
     return found + _near_misses(findings, known, settled)
 
 
-def _near_misses(findings: Findings, known: set[str], settled: set[str]) -> list[Place]:
+def _near_misses(findings: Findings, known: set[str], settled: set[str]) -> list[Candidate]:
     """For each family that found nothing, what came nearest, if past two thirds of a pattern of three or more."""
-    best: dict[str, tuple[float, Place]] = {}
+    best: dict[str, tuple[float, Candidate]] = {}
     for rule, result in findings.searched:
         for miss in result.near_misses if rule.family not in settled else ():
             share = miss.matched / max(miss.total, 1)
             near = miss.total > 2 and share > max(2 / 3, best.get(rule.family, (0.0,))[0])
             if near and miss.node not in known:
-                best[rule.family] = share, Place(rule.name, miss.node, miss.source, str(miss), "near miss")
+                best[rule.family] = share, Candidate(rule.name, miss.node, miss.source, str(miss), "near miss")
     return [place for _, place in best.values()]
 
 
-def rewritten(graph: fx.Graph, chosen: Sequence[tuple[Rule, Occurrence]], modules: Modules) -> fx.Graph:
-    """A copy of ``graph`` with every chosen occurrence replaced.
+def rewritten(graph: fx.Graph, chosen: Sequence[tuple[Rule, GraphMatch]], modules: Modules) -> fx.Graph:
+    """A copy of ``graph`` with every chosen match replaced.
 
     Raises:
         MatchError: one of them cannot be replaced; the graph is untouched.
@@ -201,4 +201,4 @@ def rewritten(graph: fx.Graph, chosen: Sequence[tuple[Rule, Occurrence]], module
         return next(rules).build(graph, inputs, scalars)
 
     names = ", ".join(dict.fromkeys(rule.name for rule, _ in chosen))
-    return rewrite(graph, [occurrence for _, occurrence in chosen], build, modules, by=f"optimize({names})")[0]
+    return rewrite(graph, [graph_match for _, graph_match in chosen], build, modules, by=f"optimize({names})")[0]

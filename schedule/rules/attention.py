@@ -30,7 +30,7 @@ from torch import Tensor, fx
 
 from fused.attention import attention as attention_op
 from schedule.capture.recording.specs import TensorSpec
-from schedule.patterns import Occurrence, any_of, optional, scalar, tensor
+from schedule.patterns import GraphMatch, any_of, optional, scalar, tensor
 from schedule.rules.attention_inputs import (
     FILLS,
     before_repeating,
@@ -159,33 +159,33 @@ BYSTANDERS = (
 _NEEDS_LAYOUT = ("view", "view_as", "as_strided", "stride", "is_contiguous")
 
 
-def _objection(occurrence: Occurrence) -> str:
-    specs = [spec_of(occurrence.inputs[name]) for name in ("q", "k", "v")]
+def _extra_check(graph_match: GraphMatch) -> str:
+    specs = [spec_of(graph_match.inputs[name]) for name in ("q", "k", "v")]
     q, k, v = specs
     if q is None or k is None or v is None or min(q.ndim, k.ndim, v.ndim) < 3:
         return "queries, keys and values are not [..., heads, tokens, features]"
     if not q.dtype == k.dtype == v.dtype or not q.shape[:-2] == k.shape[:-2] == v.shape[:-2]:
         return "queries, keys and values differ in dtype, batch or heads"
-    if not all(isinstance(occurrence.scalars.get(n), (int, float, type(None))) for n in ("scale", "divisor", "p")):
+    if not all(isinstance(graph_match.scalars.get(n), (int, float, type(None))) for n in ("scale", "divisor", "p")):
         return "the scale or the dropout probability is computed while running"
-    if not isinstance(occurrence.scalars.get("training"), (bool, type(None))):
+    if not isinstance(graph_match.scalars.get("training"), (bool, type(None))):
         return "whether there is dropout is computed while running"
-    narrowed = Dtypes.of(occurrence).narrowed(q.dtype, "between", "softmax_dtype", "after")
+    narrowed = Dtypes.of(graph_match).narrowed(q.dtype, "between", "softmax_dtype", "after")
     if narrowed is not None:
         return f"{q.dtype} scores become {narrowed}, which scaled_dot_product_attention does not imitate"
     scores = (*q.shape[:-1], k.shape[-2])
-    masks = [occurrence.inputs[name] for name in ("mask", "bias") if occurrence.inputs.get(name) is not None]
+    masks = [graph_match.inputs[name] for name in ("mask", "bias") if graph_match.inputs.get(name) is not None]
     if not all(_fits(spec_of(mask), scores, q.dtype) for mask in masks):
         return f"the mask is no {q.dtype} tensor that broadcasts to the scores"
-    return _not_filled_so(occurrence, scores, q.dtype) or _used(occurrence)
+    return _not_filled_so(graph_match, scores, q.dtype) or _used(graph_match)
 
 
-def _not_filled_so(occurrence: Occurrence, scores: tuple[int, ...], dtype: torch.dtype) -> str:
+def _not_filled_so(graph_match: GraphMatch, scores: tuple[int, ...], dtype: torch.dtype) -> str:
     for name in FILLS:
-        place = where_filled(occurrence.inputs, name)
+        place = where_filled(graph_match.inputs, name)
         if place is not None and not _fits(spec_of(place), scores, torch.bool):
             return "what says which scores are filled does not broadcast to them"
-        if place is not None and not is_swallowing(occurrence.inputs, occurrence.scalars, name, dtype):
+        if place is not None and not is_swallowing(graph_match.inputs, graph_match.scalars, name, dtype):
             return "scores are filled with a number that is not about the lowest, so that adding it is not the same"
     return ""
 
@@ -196,21 +196,21 @@ def _fits(mask: TensorSpec | None, scores: tuple[int, ...], dtype: torch.dtype) 
     return all(a in (1, b) for a, b in zip(reversed(mask.shape), reversed(scores), strict=False))
 
 
-def _used(occurrence: Occurrence) -> str:
+def _used(graph_match: GraphMatch) -> str:
     """Why something else that reads the results forbids the rewrite."""
-    result, *weights = occurrence.outputs
+    result, *weights = graph_match.outputs
     if any(user.op == "call_method" and user.target in _NEEDS_LAYOUT for user in result.users):
         return "the result is viewed, and lies otherwise in memory than eager's"
-    if any(user.op != "output" for each in weights for user in set(each.users) - set(occurrence.nodes)):
+    if any(user.op != "output" for each in weights for user in set(each.users) - set(graph_match.nodes)):
         return "the attention weights are used"
     return ""
 
 
-def _thrift(occurrence: Occurrence) -> str:
-    q, k = spec_of(occurrence.inputs["q"]), spec_of(occurrence.inputs["k"])
+def _profitability(graph_match: GraphMatch) -> str:
+    q, k = spec_of(graph_match.inputs["q"]), spec_of(graph_match.inputs["k"])
     if q is None or k is None:
         return ""
-    if q.device.type == "cpu" and _dropout(occurrence.scalars):
+    if q.device.type == "cpu" and _dropout(graph_match.scalars):
         return "with dropout, torch's attention on the CPU is the eager one"
     return small("attention", TensorSpec((*q.shape[:-1], k.shape[-2]), q.dtype, q.device))
 
@@ -339,8 +339,8 @@ SDPA = register_rule(
         ),
         summary="attention(q, k, v, mask, p, scale=scale)",
         bystanders=BYSTANDERS,
-        objection=_objection,
-        thrift=_thrift,
+        extra_check=_extra_check,
+        profitability=_profitability,
         rank=2,  # before its softmax, and before the rule whose stand-in nobody would see
         sets=("attention",),
     )
@@ -353,8 +353,8 @@ SDPA_WITHOUT_WEIGHTS = register_rule(
         build=_build_both,
         proof=SDPA.proof,  # of the result; the stand-in is no tensor to compare
         summary="attention(q, k, v, mask, p, scale=scale); weights that are returned are not kept",
-        objection=_objection,
-        thrift=_thrift,
+        extra_check=_extra_check,
+        profitability=_profitability,
         discards=(1,),
         rank=1,  # before its softmax
         sets=("attention",),

@@ -24,7 +24,7 @@ from torch import Tensor, fx
 
 import fused
 from schedule.capture.recording.specs import TensorSpec
-from schedule.patterns import Occurrence, any_of, optional, scalar, tensor
+from schedule.patterns import GraphMatch, any_of, optional, scalar, tensor
 from schedule.patterns.ops import find_form
 from schedule.rules.casts import FLOATS, Dtypes, Value, cast, cast_node
 from schedule.rules.registry import register_rule
@@ -96,23 +96,23 @@ def masked_sink_softmax(x: Value, mask: Value, sink: Value) -> Value:
 # -- judgement ----------------------------------------------------------------------------------------------
 
 
-def _objection(occurrence: Occurrence) -> str:
-    x, out = spec_of(occurrence.inputs["x"]), spec_of(occurrence.outputs[0])
+def _extra_check(graph_match: GraphMatch) -> str:
+    x, out = spec_of(graph_match.inputs["x"]), spec_of(graph_match.outputs[0])
     if x is None or out is None or x.shape != out.shape:
         return "what is softmaxed has not the shape of the scores"
     for name in ("mask", "bias"):
-        value = occurrence.inputs.get(name)
+        value = graph_match.inputs.get(name)
         if value is not None and not _broadcasts(spec_of(value), x):
             return f"the {name} does not broadcast to the scores"
-    narrow = [dtype for dtype in _stages(occurrence) if dtype.itemsize < x.dtype.itemsize]
+    narrow = [dtype for dtype in _stages(graph_match) if dtype.itemsize < x.dtype.itemsize]
     if x.dtype == torch.float64 and narrow:
         return f"float64 scores are softmaxed in {narrow[0]}, which the fused op does not imitate"
-    sink = occurrence.inputs.get("sink")
+    sink = graph_match.inputs.get("sink")
     if sink is not None and not _broadcasts(spec_of(sink), TensorSpec((*x.shape[:-1], 1), x.dtype, x.device)):
         return "what is appended to the scores is no column of sinks"
-    if _swapped(occurrence):
+    if _swapped(graph_match):
         return "the scores are no product of matrices, the mask is"
-    p, training = occurrence.scalars.get("p"), occurrence.scalars.get("training")
+    p, training = graph_match.scalars.get("p"), graph_match.scalars.get("training")
     if not isinstance(p, (int, float, type(None))) or not isinstance(training, (bool, type(None))):
         return "the dropout probability is computed while running"
     return ""
@@ -124,16 +124,16 @@ def _broadcasts(spec: TensorSpec | None, x: TensorSpec) -> bool:
     return all(a in (1, b) for a, b in zip(reversed(spec.shape), reversed(x.shape), strict=False))
 
 
-def _stages(occurrence: Occurrence) -> list[torch.dtype]:
+def _stages(graph_match: GraphMatch) -> list[torch.dtype]:
     """The dtypes that the scores are cast to before and in the softmax."""
-    casts = map(Dtypes.of(occurrence).cast, ("before", "between", "softmax_dtype"))
+    casts = map(Dtypes.of(graph_match).cast, ("before", "between", "softmax_dtype"))
     return [dtype for dtype in casts if dtype is not None]
 
 
-def _swapped(occurrence: Occurrence) -> bool:
+def _swapped(graph_match: GraphMatch) -> bool:
     """Whether the mask is the one that looks like scores: addition commutes, and a search may take either."""
-    others = [occurrence.inputs.get(name) for name in ("mask", "bias")]
-    return not _is_product(occurrence.inputs["x"]) and any(_is_product(o) for o in others if o is not None)
+    others = [graph_match.inputs.get(name) for name in ("mask", "bias")]
+    return not _is_product(graph_match.inputs["x"]) and any(_is_product(o) for o in others if o is not None)
 
 
 def _is_product(value: Any) -> bool:
@@ -151,9 +151,9 @@ def _is_product(value: Any) -> bool:
     return False
 
 
-def _futile(occurrence: Occurrence) -> str:
-    x, out = spec_of(occurrence.inputs["x"]), spec_of(occurrence.outputs[0])
-    scalars, inputs = occurrence.scalars, occurrence.inputs
+def _no_gain(graph_match: GraphMatch) -> str:
+    x, out = spec_of(graph_match.inputs["x"]), spec_of(graph_match.outputs[0])
+    scalars, inputs = graph_match.scalars, graph_match.inputs
     added = any(inputs.get(name) is not None for name in ("mask", "bias", "sink"))
     scaled = scalars.get("scale") is not None or scalars.get("divisor") is not None
     widened = x is not None and out is not None and out.dtype != x.dtype
@@ -164,8 +164,8 @@ def _drops(scalars: dict[str, Any]) -> bool:
     return bool(scalars.get("training")) and scalars.get("p") not in (None, 0, 0.0)
 
 
-def _thrift(occurrence: Occurrence) -> str:
-    return small("softmax", spec_of(occurrence.inputs["x"]))
+def _profitability(graph_match: GraphMatch) -> str:
+    return small("softmax", spec_of(graph_match.inputs["x"]))
 
 
 # -- the replacement ----------------------------------------------------------------------------------------
@@ -338,8 +338,8 @@ ATTENTION_SOFTMAX = register_rule(
             ),
         ),
         summary="fused.scaled_masked_softmax(scores, mask, scale, dropout_p=p)",
-        objection=_objection,
-        futile=_futile,
-        thrift=_thrift,
+        extra_check=_extra_check,
+        no_gain=_no_gain,
+        profitability=_profitability,
     )
 )

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import fused
-from schedule.patterns import Occurrence, tensor
+from schedule.patterns import GraphMatch, tensor
 from schedule.rules.activations import (
     SQRT_2_OVER_PI,
     erf,
@@ -62,22 +62,22 @@ def _alone(activation: Callable[[Value], Value], name: str) -> Callable[..., Val
 # -- judgement ----------------------------------------------------------------------------------------------
 
 
-def _objection(occurrence: Occurrence) -> str:
-    x, bias = spec_of(occurrence.inputs["x"]), spec_of(occurrence.inputs.get("bias"))
+def _extra_check(graph_match: GraphMatch) -> str:
+    x, bias = spec_of(graph_match.inputs["x"]), spec_of(graph_match.inputs.get("bias"))
     if x is None:
         return "the input was not seen in the recorded run"
-    if occurrence.inputs.get("bias") is not None:
+    if graph_match.inputs.get("bias") is not None:
         if bias is None or not bias.dtype.is_floating_point or bias.shape != x.shape[-1:]:
             return f"what is added is no bias of {x.shape[-1]} features"
         if bias.device != x.device:
             return f"the bias is on {bias.device}, the input on {x.device}"
-    rounded = rounded_constant(occurrence.scalars)
+    rounded = rounded_constant(graph_match.scalars)
     if rounded and x.dtype == torch.float64:
         return f"the formula's rounded constant ({rounded}) differs from the exact one in float64"
     return ""
 
 
-def _saves_output(occurrence: Occurrence) -> str:
+def _saves_output(graph_match: GraphMatch) -> str:
     return (
         "eager saves only the output, which the next layer keeps anyway; fused, the input would be kept as well "
         "(cost_guard=False forces it)"
@@ -101,7 +101,7 @@ def _rule(
     formula_forms: tuple[Callable[[Tensor], Tensor], ...] = (),
     single_forms: tuple[Callable[[Tensor], Tensor], ...] = (),
     refused: tuple[Callable[..., Tensor], ...] = (),
-    thrift_of_single: Judge | None = None,
+    profitability_of_single: Judge | None = None,
     sets: tuple[str, ...] = ("default", "memory"),
 ) -> Rule:
     """The rule of one activation.
@@ -119,13 +119,13 @@ def _rule(
         return graph.call_function(fused.bias_activation, (inputs["x"], inputs.get("bias"), activation))
 
     def size(kind: str) -> Judge:
-        return lambda occurrence: small(kind, spec_of(occurrence.inputs["x"]))
+        return lambda graph_match: small(kind, spec_of(graph_match.inputs["x"]))
 
     labels = [f.__name__.strip("_") for f in (*formulas, *singles)]
     biased = [_with_bias(f, label) for f, label in zip((*formulas, *singles), labels, strict=True)]
     alone = [_alone(f, label) for f, label in zip(formulas, labels, strict=False)]
     judges = {pattern.__name__: size("formula") for pattern in (*biased, *alone)}
-    judges |= {pattern.__name__: thrift_of_single or size("single") for pattern in biased[len(formulas) :]}
+    judges |= {pattern.__name__: profitability_of_single or size("single") for pattern in biased[len(formulas) :]}
     reason = f"{activation} without a bias is one operation already: there is nothing to fuse"
     return register_rule(
         Rule(
@@ -140,8 +140,8 @@ def _rule(
                 refused=refused,
             ),
             summary=f"fused.bias_activation(x, bias, {activation!r})",
-            objection=_objection,
-            thrift=lambda occurrence: judges[occurrence.pattern.name](occurrence),
+            extra_check=_extra_check,
+            profitability=lambda graph_match: judges[graph_match.pattern.name](graph_match),
             bystanders=tuple((_alone(f, activation), reason) for f in singles),
             sets=sets,
         )
@@ -213,7 +213,7 @@ RELU = _rule(
     singles=(F.relu,),
     single_forms=(F.relu, torch.relu, nn.ReLU(), lambda x: F.relu(x, inplace=True)),
     refused=(lambda x, b: F.leaky_relu(x + b), lambda x, b: F.relu6(x + b)),
-    thrift_of_single=_saves_output,
+    profitability_of_single=_saves_output,
     sets=("default",),
 )
 TANH = _rule(
@@ -221,6 +221,6 @@ TANH = _rule(
     singles=(torch.tanh,),
     single_forms=(torch.tanh, nn.Tanh(), lambda x: x.tanh()),
     refused=(lambda x, b: F.hardtanh(x + b),),
-    thrift_of_single=_saves_output,
+    profitability_of_single=_saves_output,
     sets=("default",),
 )

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 import fused
-from schedule.patterns import Occurrence, scalar
+from schedule.patterns import GraphMatch, scalar
 from schedule.rules.casts import Dtypes, Value, floating
 from schedule.rules.registry import register_rule
 from schedule.rules.rule import Proof, Rule
@@ -48,17 +48,17 @@ def bias_dropout(x: Value, bias: Value) -> Value:
 # -- judgement ----------------------------------------------------------------------------------------------
 
 
-def _objection(occurrence: Occurrence) -> str:
-    dtypes = Dtypes.of(occurrence)
+def _extra_check(graph_match: GraphMatch) -> str:
+    dtypes = Dtypes.of(graph_match)
     if dtypes.spec("x") is None:
         return "the input was not seen in the recorded run"
-    if not isinstance(occurrence.scalars["p"], (int, float)):
+    if not isinstance(graph_match.scalars["p"], (int, float)):
         return "the dropout probability is computed while running"
     return _mismatch(dtypes)
 
 
-def _futile(occurrence: Occurrence) -> str:
-    dtypes, scalars = Dtypes.of(occurrence), occurrence.scalars
+def _no_gain(graph_match: GraphMatch) -> str:
+    dtypes, scalars = Dtypes.of(graph_match), graph_match.scalars
     if scalars["training"] is not True or scalars["p"] in (0, 0.0):
         return "nothing is dropped"
     return _mismatch(dtypes)
@@ -73,8 +73,8 @@ def _mismatch(dtypes: Dtypes) -> str:
     return ""
 
 
-def _thrift(kind: str) -> Callable[[Occurrence], str]:
-    return lambda occurrence: small(kind, Dtypes.of(occurrence).spec("x"))
+def _profitability(kind: str) -> Callable[[GraphMatch], str]:
+    return lambda graph_match: small(kind, Dtypes.of(graph_match).spec("x"))
 
 
 # -- the rules ----------------------------------------------------------------------------------------------
@@ -131,9 +131,9 @@ BIAS_DROPOUT_ADD = register_rule(
             ),
         ),
         summary="fused.bias_dropout_add(x, bias, residual, p)",
-        objection=_objection,
-        futile=_futile,
-        thrift=_thrift("dropout, sum"),
+        extra_check=_extra_check,
+        no_gain=_no_gain,
+        profitability=_profitability("dropout, sum"),
         rank=1,  # before the sum and the norm after it: both are one pass then
     )
 )
@@ -156,8 +156,8 @@ BIAS_DROPOUT = register_rule(
             ),
         ),
         summary="fused.bias_dropout(x, bias, p)",
-        objection=_objection,
-        futile=_futile,
-        thrift=_thrift("dropout"),
+        extra_check=_extra_check,
+        no_gain=_no_gain,
+        profitability=_profitability("dropout"),
     )
 )

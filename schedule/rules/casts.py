@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from schedule.capture.recording.specs import TensorSpec
-from schedule.patterns import Occurrence, any_of, optional, scalar, tensor
+from schedule.patterns import GraphMatch, any_of, optional, scalar, tensor
 from schedule.rules.rule import spec_of
 from schedule.util.errors import MatchError
 
@@ -46,10 +46,10 @@ def floating(name: str, least_ndim: int = 1) -> Value:
 
 
 class Dtypes:
-    """The dtypes of an occurrence, or of what a rule's ``build`` is given.
+    """The dtypes of a match, or of what a rule's ``build`` is given.
 
     Args:
-        inputs: as in :class:`Occurrence`.
+        inputs: as in :class:`GraphMatch`.
         scalars: likewise; they hold the dtypes of casts.
     """
 
@@ -57,9 +57,9 @@ class Dtypes:
         self.inputs, self.scalars = inputs, scalars
 
     @classmethod
-    def of(cls, occurrence: Occurrence) -> Dtypes:
-        """Those of ``occurrence``."""
-        return cls(occurrence.inputs, occurrence.scalars)
+    def of(cls, graph_match: GraphMatch) -> Dtypes:
+        """Those of ``graph_match``."""
+        return cls(graph_match.inputs, graph_match.scalars)
 
     def spec(self, name: str) -> TensorSpec | None:
         """How the input looked; None if it is not there, or was not seen."""

@@ -20,11 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import fused
-from schedule.patterns import Occurrence
+from schedule.patterns import GraphMatch
 from schedule.rules.casts import Value
 from schedule.rules.loss_patterns import (
     logits_input,
-    loss_objection,
+    loss_check,
     loss_options,
     row_losses,
     rows_of,
@@ -40,12 +40,12 @@ def cross_entropy(logits: Value, targets: Value) -> Value:
     return row_losses(logits_input())
 
 
-def _objection(occurrence: Occurrence) -> str:
-    return loss_objection(occurrence, spec_of(occurrence.inputs["logits"]))
+def _extra_check(graph_match: GraphMatch) -> str:
+    return loss_check(graph_match, spec_of(graph_match.inputs["logits"]))
 
 
-def _thrift(occurrence: Occurrence) -> str:
-    return small("cross_entropy", spec_of(occurrence.inputs["logits"]))
+def _profitability(graph_match: GraphMatch) -> str:
+    return small("cross_entropy", spec_of(graph_match.inputs["logits"]))
 
 
 def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
@@ -121,7 +121,7 @@ CROSS_ENTROPY = register_rule(
         build=_build,
         proof=Proof(FORMS, logits_and_labels, ((2, 6, 9), (3, 4, 9), (1, 2, 9)), refused=REFUSED),
         summary="fused.cross_entropy(logits, targets)",
-        objection=_objection,
-        thrift=_thrift,
+        extra_check=_extra_check,
+        profitability=_profitability,
     )
 )

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 import fused
-from schedule.patterns import Occurrence, any_of, scalar
+from schedule.patterns import GraphMatch, any_of, scalar
 from schedule.patterns.ops import find_form
 from schedule.rules.activations import (
     SQRT_2_OVER_PI,
@@ -71,15 +71,15 @@ def _packed(activation: Activation) -> Callable[..., Value]:
 # -- judgement ----------------------------------------------------------------------------------------------
 
 
-def _objection(occurrence: Occurrence) -> str:
-    dtypes = Dtypes.of(occurrence)
-    rounded = rounded_constant({k: v for k, v in occurrence.scalars.items() if k != "half"})
-    values = [dtypes.spec(name) for name in occurrence.inputs]
+def _extra_check(graph_match: GraphMatch) -> str:
+    dtypes = Dtypes.of(graph_match)
+    rounded = rounded_constant({k: v for k, v in graph_match.scalars.items() if k != "half"})
+    values = [dtypes.spec(name) for name in graph_match.inputs]
     if any(spec is None for spec in values):
         return "the input was not seen in the recorded run"
     if rounded and any(spec and spec.dtype == torch.float64 for spec in values):
         return f"the formula's rounded constant ({rounded}) differs from the exact one in float64"
-    packed, half = dtypes.spec("y"), _value(occurrence.scalars.get("half"))
+    packed, half = dtypes.spec("y"), _value(graph_match.scalars.get("half"))
     if packed is not None and (packed.shape[-1] % 2 or half not in (None, packed.shape[-1] // 2)):
         return "what is taken of the projection are no halves"
     return _mismatch(dtypes)
@@ -107,9 +107,9 @@ def _name(node: fx.Node) -> str:
     return "" if form is None else form.definition.name
 
 
-def _futile(occurrence: Occurrence) -> str:
-    dtypes = Dtypes.of(occurrence)
-    if occurrence.inputs.get("gate") is not None and occurrence.inputs["gate"] is occurrence.inputs["up"]:
+def _no_gain(graph_match: GraphMatch) -> str:
+    dtypes = Dtypes.of(graph_match)
+    if graph_match.inputs.get("gate") is not None and graph_match.inputs["gate"] is graph_match.inputs["up"]:
         return "gate and up are one tensor: that is an activation of its own"
     return _mismatch(dtypes)
 
@@ -121,8 +121,8 @@ def _mismatch(dtypes: Dtypes) -> str:
     return ""
 
 
-def _thrift(occurrence: Occurrence) -> str:
-    dtypes = Dtypes.of(occurrence)
+def _profitability(graph_match: GraphMatch) -> str:
+    dtypes = Dtypes.of(graph_match)
     return small("gated", dtypes.spec("gate") or dtypes.spec("y"))
 
 
@@ -202,9 +202,9 @@ def _rule(
             build=build,
             proof=Proof((*_forms(forms[0]), *others), _inputs, _SHAPES, refused=refused),
             summary=f"fused.gated_activation(gate, up, {activation!r})",
-            objection=_objection,
-            futile=_futile,
-            thrift=_thrift,
+            extra_check=_extra_check,
+            no_gain=_no_gain,
+            profitability=_profitability,
             rank=1,  # before a bias and its activation, which would leave the product alone
         )
     )

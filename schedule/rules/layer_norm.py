@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 import fused
-from schedule.patterns import Occurrence, any_of, scalar
+from schedule.patterns import GraphMatch, any_of, scalar
 from schedule.rules import norms
 from schedule.rules.casts import Dtypes, Value, cast, with_dtype
 from schedule.rules.norms import row, wide
@@ -94,9 +94,9 @@ def _dtypes(dtypes: Dtypes) -> tuple[torch.dtype, torch.dtype]:
     return given, dtypes.after(wanted, "after")
 
 
-def _thrift(occurrence: Occurrence) -> str:
-    single = "shape" in occurrence.pattern.scalars
-    return small("layer_norm, sum" if single else "layer_norm", spec_of(occurrence.inputs["x"]))
+def _profitability(graph_match: GraphMatch) -> str:
+    single = "shape" in graph_match.pattern.scalars
+    return small("layer_norm, sum" if single else "layer_norm", spec_of(graph_match.inputs["x"]))
 
 
 # -- the rules ----------------------------------------------------------------------------------------------
@@ -175,8 +175,8 @@ LAYER_NORM = register_rule(
             ),
         ),
         summary="fused.layer_norm(x, weight, bias, eps)",
-        objection=norms.objection,
-        thrift=_thrift,
+        extra_check=norms.extra_check,
+        profitability=_profitability,
     )
 )
 ADD_LAYER_NORM = register_rule(
@@ -196,9 +196,9 @@ ADD_LAYER_NORM = register_rule(
             ),
         ),
         summary="fused.add_layer_norm(x, residual, weight, bias, eps)",
-        objection=norms.objection_to_sum(_dtypes),
-        futile=norms.sum_futile,
-        thrift=_thrift,
+        extra_check=norms.extra_check_of_sum(_dtypes),
+        no_gain=norms.sum_without_gain,
+        profitability=_profitability,
         sets=("default",),  # for time: eager keeps the sum too, and a norm written out saves as much by itself
     )
 )

@@ -24,7 +24,7 @@ import fused
 from fused.backends import onednn
 from fused.linear import LEAST_PRODUCTS
 from schedule.capture.recording.specs import TensorSpec
-from schedule.patterns import Occurrence, tensor
+from schedule.patterns import GraphMatch, tensor
 from schedule.patterns.ops import register_form
 from schedule.rules.casts import Value, floating
 from schedule.rules.registry import register_rule
@@ -62,30 +62,30 @@ def _addmm(x: Value, matrix: Value, bias: Value) -> Value:
 # -- judgement ----------------------------------------------------------------------------------------------
 
 
-def _specs(occurrence: Occurrence) -> tuple[TensorSpec | None, TensorSpec | None]:
+def _specs(graph_match: GraphMatch) -> tuple[TensorSpec | None, TensorSpec | None]:
     """Those of x and of the weight, the latter as ``[out, in]``."""
-    inputs = occurrence.inputs
+    inputs = graph_match.inputs
     matrix = spec_of(inputs.get("matrix"))
     turned = None if matrix is None else replace(matrix, shape=matrix.shape[::-1])
     return spec_of(inputs["x"]), turned or spec_of(inputs.get("weight"))
 
 
-def _is_about(occurrence: Occurrence) -> bool:
+def _is_about(graph_match: GraphMatch) -> bool:
     """Products of float32 matrices on the CPU that are not ours already, and what is added is a bias."""
-    if any(node.target is fused.linear for node in occurrence.nodes):
+    if any(node.target is fused.linear for node in graph_match.nodes):
         return False
-    x, weight = _specs(occurrence)
+    x, weight = _specs(graph_match)
     if x is None or weight is None or x.shape[-1:] != weight.shape[1:]:
         return False
-    if occurrence.inputs.get("bias") is not None:
-        bias = spec_of(occurrence.inputs["bias"])
+    if graph_match.inputs.get("bias") is not None:
+        bias = spec_of(graph_match.inputs["bias"])
         if bias is None or bias.shape != weight.shape[:1]:
             return False
     return all(spec.dtype == torch.float32 and spec.device.type == "cpu" for spec in (x, weight))
 
 
-def _thrift(occurrence: Occurrence) -> str:
-    x, weight = _specs(occurrence)
+def _profitability(graph_match: GraphMatch) -> str:
+    x, weight = _specs(graph_match)
     if x is None or weight is None:
         return ""
     products = math.prod(x.shape[:-1]) * math.prod(weight.shape)
@@ -127,10 +127,10 @@ def _rule(name: str, patterns: tuple[Any, ...], proof: Proof, summary: str) -> R
             proof=proof,
             summary=summary,
             about=_is_about,
-            thrift=_thrift,
+            profitability=_profitability,
             rank=-1,  # others may take the bias, or all of it
             sets=("default",),
-            idle=onednn.why_not,
+            no_gain_here=onednn.why_not,
         )
     )
 

@@ -32,10 +32,10 @@ from torch import Tensor, fx
 
 import fused
 from schedule.capture.recording.specs import TensorSpec
-from schedule.patterns import Occurrence, tensor
+from schedule.patterns import GraphMatch, tensor
 from schedule.rules import cross_entropy as plain
 from schedule.rules.casts import FLOATS, Value
-from schedule.rules.loss_patterns import loss_objection, loss_options, row_losses, rows_of
+from schedule.rules.loss_patterns import loss_check, loss_options, row_losses, rows_of
 from schedule.rules.registry import register_rule
 from schedule.rules.rule import Form, Proof, Rule, spec_of
 
@@ -67,37 +67,37 @@ def linear_bias_loss_and_logits(hidden: Value, weight: Value, targets: Value, bi
 # -- judgement ----------------------------------------------------------------------------------------------
 
 
-def _objection(occurrence: Occurrence) -> str:
-    hidden, weight = (spec_of(occurrence.inputs[name]) for name in ("hidden", "weight"))
+def _extra_check(graph_match: GraphMatch) -> str:
+    hidden, weight = (spec_of(graph_match.inputs[name]) for name in ("hidden", "weight"))
     if hidden is None or weight is None or weight.ndim != 2:
         return "the head's input or weight was not seen in the recorded run"
-    bias = spec_of(occurrence.inputs["bias"]) if occurrence.inputs.get("bias") is not None else None
+    bias = spec_of(graph_match.inputs["bias"]) if graph_match.inputs.get("bias") is not None else None
     if bias is not None and bias.shape != weight.shape[:1]:
         return "what is added to the logits is no bias of theirs"
-    if not _is_width(occurrence.scalars.get("classes"), occurrence):
+    if not _is_width(graph_match.scalars.get("classes"), graph_match):
         return "the logits become rows of another width than the head's"
     logits = TensorSpec((*hidden.shape[:-1], weight.shape[0]), hidden.dtype, hidden.device)
-    return loss_objection(occurrence, logits)
+    return loss_check(graph_match, logits)
 
 
-def _is_width(classes: Any, occurrence: Occurrence) -> bool:
+def _is_width(classes: Any, graph_match: GraphMatch) -> bool:
     """Whether logits that become rows of so many columns keep the width that the head gives them, at any size."""
     if classes is None:
         return True
     if not isinstance(classes, fx.Node):
-        weight = occurrence.inputs["weight"]
+        weight = graph_match.inputs["weight"]
         return not isinstance(weight, fx.Node) or weight.op == "get_attr"
     if classes.target is not operator.getitem or not isinstance(classes.args[0], fx.Node):
         return False
     (shape, dim), read = classes.args, classes.args[0].all_input_nodes
     spec = spec_of(read[0]) if read else None
-    if spec is None or read[0] not in occurrence.nodes or not isinstance(shape, fx.Node):
+    if spec is None or read[0] not in graph_match.nodes or not isinstance(shape, fx.Node):
         return False
     return shape.target is getattr and shape.args[1] == "shape" and dim in (-1, spec.ndim - 1)
 
 
-def _thrift(occurrence: Occurrence) -> str:
-    hidden = spec_of(occurrence.inputs["hidden"])
+def _profitability(graph_match: GraphMatch) -> str:
+    hidden = spec_of(graph_match.inputs["hidden"])
     if hidden is None:
         return ""
     rows, features = math.prod(hidden.shape[:-1]), hidden.shape[-1]
@@ -178,8 +178,8 @@ LINEAR_CROSS_ENTROPY = register_rule(
             refused=(*_REFUSED, _with_logits(plain.causal)),
         ),
         summary="fused.linear_cross_entropy(hidden, weight, targets)",
-        objection=_objection,
-        thrift=_thrift,
+        extra_check=_extra_check,
+        profitability=_profitability,
         rank=1,  # before the other one, whose logits nothing would read
         sets=("memory",),
     )
@@ -192,8 +192,8 @@ LINEAR_CROSS_ENTROPY_AND_LOGITS = register_rule(
         build=_build_both,
         proof=Proof(tuple(map(_with_logits, plain.FORMS)), _inputs, _SHAPES, refused=_REFUSED),
         summary="fused.linear_cross_entropy(hidden, weight, targets); fused.linear(hidden, weight)",
-        objection=_objection,
-        thrift=_thrift,
+        extra_check=_extra_check,
+        profitability=_profitability,
         sets=("memory",),
     )
 )

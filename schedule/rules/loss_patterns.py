@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from schedule.capture.recording.specs import TensorSpec
-from schedule.patterns import Occurrence, any_of, optional, scalar, tensor
+from schedule.patterns import GraphMatch, any_of, optional, scalar, tensor
 from schedule.rules.casts import FLOATS, Dtypes, Value, cast
 from schedule.rules.rule import spec_of
 
@@ -60,10 +60,10 @@ def _classes_second(x: Value) -> Value:
 # -- judgement ----------------------------------------------------------------------------------------------
 
 
-def loss_objection(occurrence: Occurrence, x: TensorSpec | None) -> str:
+def loss_check(graph_match: GraphMatch, x: TensorSpec | None) -> str:
     """Why the loss of logits that look like ``x`` is not what the fused ops compute; "" if it is."""
-    targets, loss = spec_of(occurrence.inputs["targets"]), spec_of(occurrence.outputs[0])
-    choices = occurrence.choices
+    targets, loss = spec_of(graph_match.inputs["targets"]), spec_of(graph_match.outputs[0])
+    choices = graph_match.choices
     if x is None or targets is None or loss is None:
         return "the logits or the targets were not seen in the recorded run"
     if targets.dtype.is_floating_point or targets.dtype == torch.bool:
@@ -71,11 +71,11 @@ def loss_objection(occurrence: Occurrence, x: TensorSpec | None) -> str:
     leading, turned = list(x.shape[:-1]), choices["rows"] == _CLASSES_SECOND
     if x.ndim != 3 and (turned or choices.get("slice", _LAST_BUT_ONE) != _LAST_BUT_ONE):
         return "the dimension that is moved or shifted is not that of the tokens"
-    if occurrence.scalars.get("stop") is not None:
+    if graph_match.scalars.get("stop") is not None:
         leading[-1] -= 1
     if targets.shape not in ((math.prod(leading),), tuple(leading)) or (targets.ndim > 1) is not turned:
         return "the classes are not the last dimension of the logits"
-    dtypes = Dtypes.of(occurrence)
+    dtypes = Dtypes.of(graph_match)
     narrowed = dtypes.narrowed(x.dtype, "before", "after")
     if narrowed is not None:
         return f"{x.dtype} logits become {narrowed}, which the fused op does not imitate"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from schedule.patterns import Occurrence, tensor
+from schedule.patterns import GraphMatch, tensor
 from schedule.rules.casts import Dtypes, Value, cast_node, floating
 from schedule.rules.rule import Form, Judge, spec_of
 
@@ -51,19 +51,19 @@ def row(name: str) -> Value:
 # -- judgement ----------------------------------------------------------------------------------------------
 
 
-def objection(occurrence: Occurrence) -> str:
+def extra_check(graph_match: GraphMatch) -> str:
     """Why the fused op does not compute this norm."""
-    dtypes = Dtypes.of(occurrence)
+    dtypes = Dtypes.of(graph_match)
     x = dtypes.spec("x")
     if x is None:
         return "the input was not seen in the recorded run"
     for name in ("weight", "bias"):
         spec = dtypes.spec(name)
-        if name in occurrence.inputs and (spec is None or spec.shape != x.shape[-1:] or spec.device != x.device):
+        if name in graph_match.inputs and (spec is None or spec.shape != x.shape[-1:] or spec.device != x.device):
             return f"the {name} is none of {x.shape[-1]} features"
-    if not _one_dimension(occurrence.scalars.get("shape", 1)):
+    if not _one_dimension(graph_match.scalars.get("shape", 1)):
         return "more than the last dimension is normalized"
-    if not isinstance(occurrence.scalars.get("eps"), (int, float)):
+    if not isinstance(graph_match.scalars.get("eps"), (int, float)):
         return "eps is no number"
     total = dtypes.joined(x.dtype, "residual")
     narrow = dtypes.narrowed(total, "before", "squared", "rounded")
@@ -76,23 +76,23 @@ def _one_dimension(shape: Any) -> bool:
     return isinstance(shape, int) or (isinstance(shape, (tuple, list)) and len(shape) == 1)
 
 
-def objection_to_sum(flow: Flow) -> Judge:
-    """As :func:`objection`, and a norm that is wider than the sum: widening x would widen the sum too."""
+def extra_check_of_sum(flow: Flow) -> Judge:
+    """As :func:`extra_check`, and a norm that is wider than the sum: widening x would widen the sum too."""
 
-    def judge(occurrence: Occurrence) -> str:
-        reason = objection(occurrence) or sum_futile(occurrence)
+    def judge(graph_match: GraphMatch) -> str:
+        reason = extra_check(graph_match) or sum_without_gain(graph_match)
         if reason:
             return reason
-        given, out = flow(Dtypes.of(occurrence))[0], spec_of(occurrence.outputs[0])
+        given, out = flow(Dtypes.of(graph_match))[0], spec_of(graph_match.outputs[0])
         fits = out is not None and torch.promote_types(given, out.dtype) == given
         return "" if fits else "the norm has a wider dtype than the sum"
 
     return judge
 
 
-def sum_futile(occurrence: Occurrence) -> str:
+def sum_without_gain(graph_match: GraphMatch) -> str:
     """Why only the norm after the sum could be fused; "" if both can."""
-    dtypes = Dtypes.of(occurrence)
+    dtypes = Dtypes.of(graph_match)
     x, residual = dtypes.spec("x"), dtypes.spec("residual")
     if x is None or residual is None or x.shape != residual.shape or x.device != residual.device:
         return "what is added is no residual: it has not the shape of the other summand"

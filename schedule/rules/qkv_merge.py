@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from schedule.capture.tracing.specialization import original_class
-from schedule.patterns import Occurrence, any_of, call_module, optional, tensor
+from schedule.patterns import GraphMatch, any_of, call_module, optional, tensor
 from schedule.patterns.values import Attr
 from schedule.rules.casts import Value, floating
 from schedule.rules.merged_linear import merged_linear
@@ -60,8 +60,8 @@ def _another_kind_beside(x: Value) -> tuple[Value, Value]:
     return any_of(F.linear(x, tensor("weight")), other(x), name="others"), other(x)
 
 
-def _named(occurrence: Occurrence) -> str:
-    others = [str(node.target) for node in occurrence.outputs[1 - occurrence.choices["others"] :]]
+def _named(graph_match: GraphMatch) -> str:
+    others = [str(node.target) for node in graph_match.outputs[1 - graph_match.choices["others"] :]]
     return f"{' and '.join(others)}: no plain Linear of torch, but an adapter's or a quantized one"
 
 
@@ -76,8 +76,8 @@ _VIEWS = ("view", "reshape", "unflatten", "transpose", "permute", "unsqueeze", "
 _LAYOUT = ("stride", "is_contiguous", "as_strided", "data_ptr", "storage_offset")
 
 
-def _objection(occurrence: Occurrence) -> str:
-    x, weights = spec_of(occurrence.inputs["x"]), _of(occurrence.inputs, "weight")
+def _extra_check(graph_match: GraphMatch) -> str:
+    x, weights = spec_of(graph_match.inputs["x"]), _of(graph_match.inputs, "weight")
     specs = [spec_of(weight) for weight in weights]
     if x is None or any(spec is None or spec.shape[1:] != x.shape[-1:] for spec in specs):
         return "the input or a weight was not seen in the recorded run"
@@ -85,11 +85,11 @@ def _objection(occurrence: Occurrence) -> str:
         return "the weights differ in dtype or device"
     if len({_identity(weight) for weight in weights}) < len(weights):
         return "two of them are one weight"
-    for weight, bias in zip(specs, map(spec_of, _of(occurrence.inputs, "bias")), strict=True):
+    for weight, bias in zip(specs, map(spec_of, _of(graph_match.inputs, "bias")), strict=True):
         if bias is not None and weight is not None and bias.shape != weight.shape[:1]:
             return "what is added is no bias"
     width = sum(spec.shape[0] for spec in specs if spec is not None)
-    for output in occurrence.outputs:
+    for output in graph_match.outputs:
         reason = _unreadable(output, spec_of(output), width)
         if reason:
             return reason
@@ -136,13 +136,13 @@ def _plain(arguments: Any) -> Any:
     return fx.node.map_arg(arguments, recorded)
 
 
-def _futile(occurrence: Occurrence) -> str:
-    viewed = [any(user.target in _VIEWS for user in output.users) for output in occurrence.outputs]
+def _no_gain(graph_match: GraphMatch) -> str:
+    viewed = [any(user.target in _VIEWS for user in output.users) for output in graph_match.outputs]
     return "" if any(viewed) else "nothing is taken apart into heads, and results in rows with gaps are read slower"
 
 
-def _thrift(occurrence: Occurrence) -> str:
-    return small("qkv_merge", spec_of(occurrence.inputs["x"]))
+def _profitability(graph_match: GraphMatch) -> str:
+    return small("qkv_merge", spec_of(graph_match.inputs["x"]))
 
 
 # -- the rule -----------------------------------------------------------------------------------------------
@@ -205,9 +205,9 @@ QKV_MERGE = register_rule(
             ),
         ),
         summary="q, k, v = merged_linear(x, weights, biases)",
-        objection=_objection,
-        futile=_futile,
-        thrift=_thrift,
+        extra_check=_extra_check,
+        no_gain=_no_gain,
+        profitability=_profitability,
         bystanders=((_another_kind_beside, _named),),
         rank=-1,  # after the rules that take a bias for what follows it
         sets=(),

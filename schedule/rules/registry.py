@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, overload
 
-from schedule.patterns import Occurrence, search
+from schedule.patterns import GraphMatch, search
 from schedule.rules.rule import SETS, Build, Rule
 from schedule.util.errors import MatchError, did_you_mean
 
@@ -96,7 +96,7 @@ def _named(item: str | Rule, applied: Collection[str] | None) -> list[Rule]:
 
 
 def _wanted(rule: Rule, applied: Collection[str] | None) -> bool:
-    return not rule.idle() if applied is None else rule.name in applied
+    return not rule.no_gain_here() if applied is None else rule.name in applied
 
 
 def rule_for(pattern: Any) -> Rule | None:
@@ -107,19 +107,19 @@ def rule_for(pattern: Any) -> Rule | None:
     return None
 
 
-def rule_at(occurrence: Occurrence) -> tuple[Rule, Occurrence] | None:
-    """The rule that rewrites exactly what ``occurrence`` consumes, with the rule's own view of it.
+def rule_at(graph_match: GraphMatch) -> tuple[Rule, GraphMatch] | None:
+    """The rule that rewrites exactly what ``graph_match`` consumes, with the rule's own view of it.
 
     This is how a user's pattern finds its fused op: whatever the pattern was called and however its inputs are
     named, a rule that matches the same nodes says how to replace them.
     """
-    rule = rule_for(occurrence.pattern)
+    rule = rule_for(graph_match.pattern)
     if rule is not None:
-        return rule, occurrence
-    nodes = set(occurrence.nodes)
+        return rule, graph_match
+    nodes = set(graph_match.nodes)
     for rule in RULES.values():
         for pattern in rule.patterns:
-            for other in search(occurrence.graph, pattern).occurrences:
-                if set(other.nodes) == nodes and other.outputs == occurrence.outputs and not rule.objection(other):
+            for other in search(graph_match.graph, pattern).graph_matches:
+                if set(other.nodes) == nodes and other.outputs == graph_match.outputs and not rule.extra_check(other):
                     return rule, other
     return None

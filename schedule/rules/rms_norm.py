@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 import fused
-from schedule.patterns import Occurrence, any_of, scalar
+from schedule.patterns import GraphMatch, any_of, scalar
 from schedule.rules import norms
 from schedule.rules.casts import Dtypes, Value, cast, must_cast, with_dtype
 from schedule.rules.norms import Norm, row, wide
@@ -100,9 +100,9 @@ def _dtypes(dtypes: Dtypes, casting: str) -> tuple[torch.dtype, torch.dtype]:
     return given, dtypes.after(wanted, "after")
 
 
-def _thrift(occurrence: Occurrence) -> str:
-    single = "shape" in occurrence.pattern.scalars
-    return small("rms_norm, single" if single else "rms_norm", spec_of(occurrence.inputs["x"]))
+def _profitability(graph_match: GraphMatch) -> str:
+    single = "shape" in graph_match.pattern.scalars
+    return small("rms_norm, single" if single else "rms_norm", spec_of(graph_match.inputs["x"]))
 
 
 # -- the rules ----------------------------------------------------------------------------------------------
@@ -127,8 +127,8 @@ def _rule(casting: str, forms: tuple[Norm, ...], refused: tuple[Norm, ...]) -> R
             build=build,
             proof=Proof(forms, norms.inputs, norms.SHAPES, refused=refused),
             summary=f"fused.rms_norm(x, weight, eps, casting={casting!r})",
-            objection=norms.objection,
-            thrift=_thrift,
+            extra_check=norms.extra_check,
+            profitability=_profitability,
         )
     )
 
@@ -158,9 +158,9 @@ def _rule_after_sum(casting: str, forms: tuple[Norm, ...]) -> Rule:
                 ),
             ),
             summary=f"fused.add_rms_norm(x, residual, weight, eps, casting={casting!r})",
-            objection=norms.objection_to_sum(lambda dtypes: _dtypes(dtypes, casting)),
-            futile=norms.sum_futile,
-            thrift=_thrift,
+            extra_check=norms.extra_check_of_sum(lambda dtypes: _dtypes(dtypes, casting)),
+            no_gain=norms.sum_without_gain,
+            profitability=_profitability,
         )
     )
 

@@ -20,7 +20,7 @@ from torch import Tensor, fx
 
 import fused
 from schedule.capture.recording.specs import TensorSpec
-from schedule.patterns import Occurrence, any_of, scalar
+from schedule.patterns import GraphMatch, any_of, scalar
 from schedule.patterns.ops import find_form
 from schedule.rules.casts import Dtypes, Value, cast, cast_node, floating
 from schedule.rules.registry import register_rule
@@ -93,16 +93,16 @@ def _patterns(turn: Turn) -> tuple[Callable[..., Value], ...]:
 # -- judgement ----------------------------------------------------------------------------------------------
 
 
-def _objection(occurrence: Occurrence) -> str:
-    dtypes = Dtypes.of(occurrence)
+def _extra_check(graph_match: GraphMatch) -> str:
+    dtypes = Dtypes.of(graph_match)
     cos, sin = dtypes.spec("cos"), dtypes.spec("sin")
     if cos is None or sin is None or (cos.shape, cos.dtype, cos.device) != (sin.shape, sin.dtype, sin.device):
         return "cos and sin are not alike"
-    for name, out in zip(_turning(occurrence.inputs), occurrence.outputs, strict=True):
+    for name, out in zip(_turning(graph_match.inputs), graph_match.outputs, strict=True):
         x = dtypes.spec(name)
         if x is None or x.device != cos.device or not _broadcasts(cos, x, spec_of(out)):
             return f"cos and sin do not broadcast to {name}"
-        reason = _no_split(occurrence, name, x, cos.shape[-1]) or _unlike(dtypes, name, x, spec_of(out))
+        reason = _no_split(graph_match, name, x, cos.shape[-1]) or _unlike(dtypes, name, x, spec_of(out))
         if reason:
             return reason
     return ""
@@ -118,9 +118,9 @@ def _broadcasts(cos: TensorSpec, x: TensorSpec, out: TensorSpec | None) -> bool:
     return fits and cos.shape[-1] % 2 == 0 and out is not None and out.shape == x.shape
 
 
-def _no_split(occurrence: Occurrence, name: str, x: TensorSpec, turned: int) -> str:
+def _no_split(graph_match: GraphMatch, name: str, x: TensorSpec, turned: int) -> str:
     """Why the parts that are turned, or change places, are not those that the fused op takes."""
-    scalars = occurrence.scalars
+    scalars = graph_match.scalars
     width, half = scalars.get(f"{name}_width"), scalars.get(f"{name}_half")
     if turned != (x.shape[-1] if width is None else _size(width)):
         return "cos and sin are not as wide as what is turned"
@@ -148,8 +148,8 @@ def _unlike(dtypes: Dtypes, name: str, x: TensorSpec, out: TensorSpec | None) ->
     return "" if out is not None and _dtypes(dtypes, name)[1] == out.dtype else "its dtype is not known"
 
 
-def _thrift(occurrence: Occurrence) -> str:
-    return small("rotary", spec_of(occurrence.inputs["q"]))
+def _profitability(graph_match: GraphMatch) -> str:
+    return small("rotary", spec_of(graph_match.inputs["q"]))
 
 
 # -- the replacement ----------------------------------------------------------------------------------------
@@ -198,8 +198,8 @@ def _rule(turn: Turn, name: str, interleaved: bool, proof: Proof) -> Rule:
             build=build,
             proof=proof,
             summary=f"fused.rotary_embedding(q, k, cos, sin{', interleaved=True' if interleaved else ''})",
-            objection=_objection,
-            thrift=_thrift,
+            extra_check=_extra_check,
+            profitability=_profitability,
         )
     )
 

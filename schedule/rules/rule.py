@@ -10,17 +10,18 @@ import torch
 from torch import fx
 
 from schedule.capture.recording.specs import TensorSpec
-from schedule.patterns import NormalGraph, Occurrence, OpNode, Pattern, compile_pattern
+from schedule.patterns import GraphMatch, NormalGraph, OpNode, Pattern, compile_pattern
 from schedule.patterns.values import operands
 from schedule.util.errors import MatchError
+from schedule.util.moved import renamed_fields
 
 Build = Callable[[fx.Graph, dict[str, Any], dict[str, Any]], Any]
 """``build(graph, inputs, scalars)`` inserts the replacement and returns its node."""
 
-Judge = Callable[[Occurrence], str]
-"""Why an occurrence is left alone; "" if it is not."""
+Judge = Callable[[GraphMatch], str]
+"""Why a match is left alone; "" if it is not."""
 
-Filter = Callable[[Occurrence], bool]
+Filter = Callable[[GraphMatch], bool]
 
 Form = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
 
@@ -29,12 +30,12 @@ SETS = ("default", "memory", "attention")
 them for time; those that put torch's own attention in place of eager attention. The last two are asked for by name."""
 
 
-def no_objection(occurrence: Occurrence) -> str:
-    """Every occurrence will do."""
+def no_reason(graph_match: GraphMatch) -> str:
+    """Every match will do."""
     return ""
 
 
-def _every(occurrence: Occurrence) -> bool:
+def _every(graph_match: GraphMatch) -> bool:
     return True
 
 
@@ -64,6 +65,7 @@ class Proof:
     refused: tuple[Form, ...] = ()
 
 
+@renamed_fields(objection="extra_check", futile="no_gain", thrift="profitability", idle="no_gain_here")
 @dataclass(frozen=True, eq=False)
 class Rule:
     """A rewrite as data.
@@ -72,19 +74,19 @@ class Rule:
         name: unique; reports and ``rules=[...]`` use it.
         family: what it belongs to, such as ``"bias_activation"``.
         patterns: every way the construct is written, as for :func:`compile_pattern`; the larger ones first.
-        build: inserts the replacement for an occurrence of any of them.
+        build: inserts the replacement for a match of any of them.
         proof: see :class:`Proof`.
         summary: the replacement as users read it in a graph.
-        about: whether an occurrence is any business of the rule; reports are silent about those that are none.
-        objection: why an occurrence cannot be rewritten though it looks alike.
+        about: whether a match is any business of the rule; reports are silent about those that are none.
+        objection: why a match cannot be rewritten though it looks alike.
         futile: why nothing would be gained, whatever its size.
-        thrift: why an occurrence would not pay; not asked with ``cost_guard=False``.
-        discards: the outputs of an occurrence, by number, that the replacement does not compute.
-        bystanders: ``(pattern, reason)`` for code that is left alone on purpose; a reason may look at the occurrence.
-        rank: of overlapping occurrences the one of higher rank is taken, if it pays; among equals, the larger one.
+        thrift: why a match would not pay; not asked with ``cost_guard=False``.
+        discards: the outputs of a match, by number, that the replacement does not compute.
+        bystanders: ``(pattern, reason)`` for code that is left alone on purpose; a reason may look at the match.
+        rank: of overlapping matches the one of higher rank is taken, if it pays; among equals, the larger one.
         sets: the ones of :data:`SETS` that it belongs to; a rule of none is asked for by name, and not in ``"all"``.
         idle: why it gains nothing on this machine, so that sets leave it out; "" if it does gain.
-        needs: for each pattern, the operations that every occurrence of it has; ``bystander_needs`` likewise.
+        needs: for each pattern, the operations that every match of it has; ``bystander_needs`` likewise.
     """
 
     name: str
@@ -94,14 +96,14 @@ class Rule:
     proof: Proof | None = None
     summary: str = ""
     about: Filter = _every
-    objection: Judge = no_objection
-    futile: Judge = no_objection
-    thrift: Judge = no_objection
+    extra_check: Judge = no_reason
+    no_gain: Judge = no_reason
+    profitability: Judge = no_reason
     discards: tuple[int, ...] = ()
     bystanders: tuple[tuple[Any, str | Judge], ...] = ()
     rank: int = 0
     sets: tuple[str, ...] = ("default", "memory")
-    idle: Callable[[], str] = _everywhere
+    no_gain_here: Callable[[], str] = _everywhere
     needs: tuple[frozenset[str], ...] = field(init=False, repr=False)
     bystander_needs: tuple[frozenset[str], ...] = field(init=False, repr=False)
 
@@ -126,7 +128,7 @@ class Rule:
     @property
     def depends_on_machine(self) -> bool:
         """Whether a set may hold it on one machine and not on another."""
-        return self.idle is not _everywhere
+        return self.no_gain_here is not _everywhere
 
     def possible(self, normal: NormalGraph) -> Iterator[tuple[Pattern, list[OpNode]]]:
         """The patterns whose operations all occur in a graph, each with the nodes of the rarest of them."""
@@ -141,7 +143,7 @@ EVERYWHERE = {"add", "mul", "sub", "div", "matmul", "linear", "getitem", "cast",
 
 
 def required_ops(pattern: Pattern) -> frozenset[str]:
-    """The operations that every occurrence of ``pattern`` has, whichever alternatives it takes."""
+    """The operations that every match of ``pattern`` has, whichever alternatives it takes."""
     known: dict[OpNode, frozenset[str]] = {}
 
     def of(node: OpNode) -> frozenset[str]:

@@ -86,13 +86,13 @@ def _conditions(
 ) -> list[str]:
     found = [f"_own['training'] is {specialization.training}"]
     found += _signature_conditions(specialization.signature, index, namespace)
-    for number, (path, entered) in enumerate(specialization.entered.items()):
-        namespace[f"_class_{index}_{number}"] = scheduled_class(entered.cls) if entered.scheduled else entered.cls
+    for number, (path, inlined) in enumerate(specialization.inlined.items()):
+        namespace[f"_class_{index}_{number}"] = scheduled_class(inlined.cls) if inlined.scheduled else inlined.cls
         found.append(f"_intact({module_source(path)}, _class_{index}_{number}, {specialization.training})")
-        found += _ledger_condition(entered.ledger.own, path, f"_holds_{index}_{number}", namespace)
-    found += ["not _acts_on_all()"] if specialization.entered else []
+        found += _ledger_condition(inlined.ledger.own, path, f"_holds_{index}_{number}", namespace)
+    found += ["not _acts_on_all()"] if specialization.inlined else []
     known = set(specialization.ledger.shared)
-    shared = dict.fromkeys(g for each in specialization.entered.values() for g in each.ledger.shared if g not in known)
+    shared = dict.fromkeys(g for each in specialization.inlined.values() for g in each.ledger.shared if g not in known)
     found += _ledger_condition(shared_ledger(tuple(shared)), "", f"_shared_{index}", namespace)
     found += _ledger_condition(specialization.ledger, "", f"_holds_{index}", namespace)
     return found + list(specialization.guards)

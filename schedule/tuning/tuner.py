@@ -25,7 +25,7 @@ from schedule.tuning.trial import Status, Trial, labeled
 from schedule.util.errors import NotApplicable, RecipeError, ScheduleError
 from schedule.util.named_values import shapes_of
 from schedule.util.wording import size_text
-from schedule.verify.guilty import undone
+from schedule.verify.bisection import undone
 
 if TYPE_CHECKING:
     from schedule.tuning.study import Asked, Sampler, Study

@@ -1,15 +1,17 @@
-"""Modules that have another place than in version 1: their old names still import, with a ``DeprecationWarning``."""
+"""Names that version 1 used: they still work, with a ``DeprecationWarning``."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_loader
 from types import ModuleType
+from typing import Any, TypeVar
 
 _INTO = {  # package → the modules in it that were beside it
     "schedule.capture": "examples snapshots tracing",
@@ -33,10 +35,15 @@ _MOVED = {
     "schedule.distributed.simulate": "schedule.api.simulate",
     "schedule.html": "schedule.report.pages",
     "schedule.patterns.normalise": "schedule.patterns.normalize",
+    "schedule.patterns.occurrence": "schedule.patterns.graph_match",
     "schedule.recording": "schedule.capture.recording.recording",
     "schedule.show": "schedule.report.tree_text",
     "schedule.tracing.specialisation": "schedule.capture.tracing.specialization",
+    "schedule.tracing.standins": "schedule.capture.tracing.meta_kernels",
+    "schedule.tracing.texts": "schedule.capture.tracing.string_formatting",
     "schedule.tree": "schedule.api.schedule",
+    "schedule.verify.guilty": "schedule.verify.bisection",
+    "schedule.verify.stirring": "schedule.verify.perturbation",
 }
 _MOVED |= {
     f"schedule.tracing.{name}": f"schedule.capture.recording.{name}"
@@ -47,6 +54,43 @@ _MOVED |= {
     for package, names in _INTO.items()
     for name in names.split()
 }
+
+
+Class = TypeVar("Class", bound=type)
+
+
+def warn_renamed(old: str, new: str) -> None:
+    """Warn that ``old`` is called ``new``, where the caller's caller uses it."""
+    warnings.warn(f"{old} is {new} now", DeprecationWarning, stacklevel=3)
+
+
+def renamed_fields(**names: str) -> Callable[[Class], Class]:
+    """Let a dataclass take and give fields by their old names too: ``@renamed_fields(old="new")``."""
+
+    def decorate(cls: Class) -> Class:
+        init: Any = cls.__init__  # type: ignore[misc]
+
+        @functools.wraps(init)
+        def renaming(self: Any, *args: Any, **settings: Any) -> None:
+            for old in names.keys() & settings.keys():
+                warn_renamed(f"{cls.__name__}({old}=)", names[old])
+                settings[names[old]] = settings.pop(old)
+            init(self, *args, **settings)
+
+        cls.__init__ = renaming  # type: ignore[misc]
+        for old, new in names.items():
+            setattr(cls, old, _renamed_property(cls.__name__, old, new))
+        return cls
+
+    return decorate
+
+
+def _renamed_property(owner: str, old: str, new: str) -> property:
+    def value(self: Any) -> Any:
+        warn_renamed(f"{owner}.{old}", new)
+        return getattr(self, new)
+
+    return property(value)
 
 
 def new_name(name: str) -> str | None:

@@ -42,7 +42,7 @@ def equivalent(
 ) -> EquivalenceReport:
     """Compare ``b`` with ``a``, the reference, in every way that training or inference could tell them apart.
 
-    In eval and in train mode (dropout on, one seed), with the weights as they are and with stirred ones, on
+    In eval and in train mode (dropout on, one seed), with the weights as they are and with perturbed ones, on
     ``batch`` and on batches of other sizes made from it: outputs, gradients of every parameter and every
     floating input, buffers, random state, and the parameter updates of ``steps`` AdamW steps relative to
     their size. Both models are left as they were. The loss is ``output.loss``, else the outputs weighted by
@@ -194,7 +194,7 @@ def _told(
     if any(own.excess > 1.0 for own in compare(reference, observe(a, case, tolerance, reference), tolerance)):
         return deviations  # it does not repeat itself: that is no rounding
     for attempt in range(1, _ATTEMPTS + 1):
-        for own in compare(reference, observe(a, case, tolerance, reference, nudged=attempt), tolerance):
+        for own in compare(reference, observe(a, case, tolerance, reference, perturbed_slightly=attempt), tolerance):
             place = own.kind, own.name
             noise[place] = max(noise.get(place, 0.0), own.excess)
         told = [d for d in deviations if not (_may_be_rounding(d) and d.excess <= _ALIKE * noise[d.kind, d.name])]

@@ -21,12 +21,12 @@ from schedule.util.named_values import (
     named_tensors,
     named_values,
 )
+from schedule.verify.perturbation import perturb, perturb_slightly
 from schedule.verify.preserve import preserved
-from schedule.verify.stirring import nudge, stir
 from schedule.verify.tolerances import Tolerance
 
 Mode = Literal["train", "eval"]
-Weights = Literal["own", "stirred"]
+Weights = Literal["own", "perturbed"]
 OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 Named = dict[str, torch.Tensor | None]
 
@@ -39,7 +39,7 @@ class Case:
 
     Attributes:
         mode: dropout and batch statistics on or off.
-        weights: the model's own, or stirred ones.
+        weights: the model's own, or perturbed ones.
         batch: what to call it with.
         shapes: the shapes of ``batch``, for the reader.
         steps: optimizer steps to take.
@@ -88,7 +88,7 @@ def observe(
     case: Case,
     tolerance: Tolerance,
     reference: Observation | None = None,
-    nudged: int = 0,
+    perturbed_slightly: int = 0,
     updates: Named | None = None,
 ) -> Observation:
     """Run ``case`` on ``model`` and leave it as it was.
@@ -102,10 +102,10 @@ def observe(
     with preserved(model):
         parameters = dict(model.named_parameters())
         seen.parameter_names = reference.parameter_names if reference else set(parameters)
-        if case.weights == "stirred":
-            stir(model, seen.parameter_names)
-        if nudged:
-            nudge(model, nudged)
+        if case.weights == "perturbed":
+            perturb(model, seen.parameter_names)
+        if perturbed_slightly:
+            perturb_slightly(model, perturbed_slightly)
         model.train(case.mode == "train")
         if case.mode == "eval":
             # Inference takes other paths than training in eval mode: fused ops save nothing.

@@ -47,7 +47,7 @@ class CaseResult:
 
     Attributes:
         mode: ``train`` or ``eval``.
-        weights: ``own`` or ``stirred``.
+        weights: ``own`` or ``perturbed``.
         shapes: the shapes of the batch.
         deviations: the worst of each kind, worst first.
         compared: how many tensors were compared.

@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from schedule.util.errors import VerificationError
+from schedule.verify.bisection import Undoable, first_failing_step, undone
 from schedule.verify.equivalence import REFUSALS, cases, check_case, refuse_meta
-from schedule.verify.guilty import Undoable, guilty_step, undone
 from schedule.verify.observe import Case, Observation, OptimizerFactory
 from schedule.verify.report import CaseResult, EquivalenceReport
 from schedule.verify.tolerances import Tolerance, tolerance_for
@@ -83,7 +83,7 @@ class Verification:
                     own = f"raises {type(error).__name__}: {error}"
                 wrong = {} if verdicts is None else verdicts.wrong(own)
                 if verdicts is not None and wrong:
-                    raise verdicts.error(wrong, _guilty(sch, case, reference, tolerance, verdicts))
+                    raise verdicts.error(wrong, _bisected(sch, case, reference, tolerance, verdicts))
                 if own:
                     raise VerificationError(own)
         return self.report
@@ -145,7 +145,9 @@ def verify(
     return verification
 
 
-def _guilty(sch: Undoable, case: Case, reference: Observation | None, tolerance: Tolerance, verdicts: Verdicts) -> str:
+def _bisected(
+    sch: Undoable, case: Case, reference: Observation | None, tolerance: Tolerance, verdicts: Verdicts
+) -> str:
     """Which primitive made the ranks compute something else; "" where one raised, and cannot go on."""
     steps = [step.description for step in sch.history]
     different = verdicts.differing(steps if reference is not None else ())
@@ -153,7 +155,7 @@ def _guilty(sch: Undoable, case: Case, reference: Observation | None, tolerance:
         return ""
     if different:
         return different
-    found = guilty_step(sch, case, reference, tolerance, verdicts.agreed)
+    found = first_failing_step(sch, case, reference, tolerance, verdicts.agreed)
     return "" if found is None else f"{found[1]}, step {found[0] + 1} of {len(steps)}, changed what the model computes"
 
 
@@ -162,7 +164,7 @@ def _error(
 ) -> VerificationError:
     where = f"{case.mode} mode, {case.weights} weights, {case.shapes}"
     others = "".join(f"\nalso {d}" for d in result.deviations[1:4] if not d.acceptable)
-    found = guilty_step(sch, case, reference, tolerance)
+    found = first_failing_step(sch, case, reference, tolerance)
     if found is None:
         return VerificationError(
             f"the original model does not repeat itself under one seed, so nothing is told: {result.worst}",

@@ -33,7 +33,7 @@ class Tolerance:
     adam_eps: float
 
 
-# Measured: eager against SDPA attention on GPT-2, BERT and Llama of 2 to 12 layers, as they are and stirred.
+# Measured: eager against SDPA attention on GPT-2, BERT and Llama of 2 to 12 layers, as they are and perturbed.
 # Each row leaves a factor of ten (16 bits: two to three) over the largest deviation: 3.5e-6 and 2.2e-5 in
 # float32, 5e-2 and 2e-1 in bfloat16. The wrong GELU in one layer shows at 4e-4 and 2e-3.
 TOLERANCES: dict[torch.dtype, Tolerance] = {

@@ -108,7 +108,7 @@ class Statistics(Plain):
         return self.norm(super().forward(x))
 
 
-class Around(nn.Module):
+class Wrapper(nn.Module):
     """Holds another one inside."""
 
     def __init__(self, inner: nn.Module) -> None:
@@ -151,7 +151,7 @@ def same(model: nn.Module, twin: nn.Module, x: torch.Tensor) -> None:
 @pytest.mark.parametrize("kind", CHILDREN)
 def test_effects_before_a_branch_are_there_once(kind: type[Any], deeper: bool, training: bool) -> None:
     torch.manual_seed(0)
-    model = Branching(Around(kind()) if deeper else kind())
+    model = Branching(Wrapper(kind()) if deeper else kind())
     twin = copy.deepcopy(model)
     if kind is Told:
         for each in (model, twin):
@@ -191,7 +191,7 @@ def test_a_hook_that_is_there_already_runs_once() -> None:
 
 
 def test_a_pure_child_costs_no_graph() -> None:
-    model = Branching(Around(Plain())).eval()
+    model = Branching(Wrapper(Plain())).eval()
     schedule.optimize(model, (torch.randn(4, 8),), cost_guard=False)
     state = state_of(model)
     assert state is not None and state.specializations[0].has_checks

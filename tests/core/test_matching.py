@@ -77,7 +77,7 @@ def test_a_match_says_what_it_is(sch: Schedule, capsys: pytest.CaptureFixture[st
 def test_one_match_holds_every_specialization(sch: Schedule) -> None:
     (match,) = sch["blocks.0.mlp"].find(bias_gelu)
     assert [site.found_in.training for site in match.sites] == [True, False]
-    outputs = {site.occurrence.outputs[0].name for site in match.sites}
+    outputs = {site.graph_match.outputs[0].name for site in match.sites}
     assert len(outputs) == 1
 
 
@@ -108,7 +108,7 @@ def test_several_signatures_are_one_place() -> None:
 
     (match,) = sch["inner.attn"].find(softmax)
     assert len(match.sites) == 4
-    assert {site.occurrence.choices["mask"] for site in match.sites} == {True, False}
+    assert {site.graph_match.choices["mask"] for site in match.sites} == {True, False}
 
 
 def test_expect_explains_the_near_miss(sch: Schedule) -> None:

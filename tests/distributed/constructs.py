@@ -49,7 +49,7 @@ class ReadsWhole(Attention):
         return result
 
 
-class Around(nn.Module):
+class Wrapper(nn.Module):
     """A module, which is given objects that are made for it, and an MLP."""
 
     def __init__(self, inner: nn.Module, *given: type) -> None:

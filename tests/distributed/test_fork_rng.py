@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 import schedule
-from schedule.core.wrapping import arounds_of
+from schedule.core.wrapping import wrappers_of
 from schedule.distributed.communication import rng
 from tests.distributed import launch
 from tests.distributed.blocks import Gated, shard_gated
@@ -124,11 +124,11 @@ def sharded_afterwards(mesh: Any) -> None:
     sch.checkpoint()
     sch.fork_rng()
     shard_gated(sch)
-    assert [type(around).__name__ for around in arounds_of(block)] == ["Recomputed", "OwnRandomNumbers"]
+    assert [type(around).__name__ for around in wrappers_of(block)] == ["Recomputed", "OwnRandomNumbers"]
     assert block(torch.ones(2, 3, 16)).shape == (2, 3, 16)
     while len(sch.history) > 2:
         sch.undo()
-    assert len(arounds_of(block)) == 2
+    assert len(wrappers_of(block)) == 2
 
 
 CASES = (sharded_afterwards, inside_only, under_checkpointing, with_a_graph_of_its_own, compiled, twice_is_refused)

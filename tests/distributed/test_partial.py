@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import schedule
 from schedule.api.simulate import simulate
 from schedule.util.errors import ShardError
-from tests.distributed.constructs import Around, Attention, ReadsWhole, X, planned, sharded
+from tests.distributed.constructs import Attention, ReadsWhole, Wrapper, X, planned, sharded
 
 
 class WrittenWhole(Attention):
@@ -122,7 +122,7 @@ def test_gradients_of_outputs_that_are_no_partial_sums() -> None:
         sch.undo()
         sch.undo()
 
-    assert simulate(Around(ReadsWhole()), X, apply, 2).equal(1e-4)
+    assert simulate(Wrapper(ReadsWhole()), X, apply, 2).equal(1e-4)
 
 
 class Scaled(nn.Module):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from schedule.distributed.planning.plan_steps import HEADS
-from tests.distributed.constructs import Around, Attention, ReadsWhole, planned, sharded
+from tests.distributed.constructs import Attention, ReadsWhole, Wrapper, planned, sharded
 
 
 class Store:
@@ -37,19 +37,19 @@ class Branches(Attention):
 
 
 def test_sizes_read_off_a_whole_tensor_leave_attention_whole() -> None:
-    plan, _ = planned(Around(ReadsWhole()))
+    plan, _ = planned(Wrapper(ReadsWhole()))
     assert sharded(plan) == {"up": 0, "down": 1}
     assert "read off a tensor that is whole" in plan.whole["inner.q.weight"]
 
 
 def test_what_cannot_be_traced_stays_whole() -> None:
-    plan, _ = planned(Around(Branches(), Rewritten))
+    plan, _ = planned(Wrapper(Branches(), Rewritten))
     assert sharded(plan) == {"up": 0, "down": 1}
     assert "sizes in Branches cannot be followed: a branch depends on" in plan.whole["inner.q.weight"]
 
 
 def test_a_branch_on_what_was_given_to_a_store_is_followed() -> None:
-    plan, _ = planned(Around(Branches(), Store))
+    plan, _ = planned(Wrapper(Branches(), Store))
     assert sharded(plan).items() >= {"inner.q": 0, "inner.k": 0, "inner.v": 0, "inner.o": 1}.items()
 
 

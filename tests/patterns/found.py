@@ -19,11 +19,11 @@ def qkv(x, q, k, v):
 
 
 def only(graph, pattern, modules=None):
-    """The single occurrence."""
-    (occurrence,) = search(graph, pattern, modules).occurrences
-    return occurrence
+    """The single match."""
+    (graph_match,) = search(graph, pattern, modules).graph_matches
+    return graph_match
 
 
-def names(occurrence):
+def names(graph_match):
     """Names of the consumed nodes."""
-    return [node.name for node in occurrence.nodes]
+    return [node.name for node in graph_match.nodes]

@@ -18,16 +18,16 @@ def test_scalars(traced):
 
     graph = traced(lambda a: torch.softmax(0.125 * a, dim=-1))
     assert only(graph, scaled).scalars == {"scale": 0.125}
-    assert not search(traced(lambda a: torch.softmax(a * -1, dim=-1)), scaled).occurrences
-    assert not search(traced(lambda a, b: torch.softmax(a * b, dim=-1), X, X), scaled).occurrences
+    assert not search(traced(lambda a: torch.softmax(a * -1, dim=-1)), scaled).graph_matches
+    assert not search(traced(lambda a, b: torch.softmax(a * b, dim=-1), X, X), scaled).graph_matches
 
 
 def test_a_scalar_twice_is_one_constant(traced):
     def pattern(x):
         return torch.relu(x * scalar("s")) + scalar("s")
 
-    assert search(traced(lambda a: torch.relu(a * 2) + 2), pattern).occurrences
-    assert not search(traced(lambda a: torch.relu(a * 2) + 3), pattern).occurrences
+    assert search(traced(lambda a: torch.relu(a * 2) + 2), pattern).graph_matches
+    assert not search(traced(lambda a: torch.relu(a * 2) + 3), pattern).graph_matches
 
 
 @pytest.mark.parametrize("value", [None, True, 0.5, torch.float16])
@@ -44,9 +44,9 @@ def test_scalars_bind_sizes(traced):
     found = only(graph, lambda x: torch.relu(x / scalar("s")))
     assert found.scalars["s"].name == "pow_1" and names(found) == ["truediv", "relu"]
     positive = compile_pattern(lambda x: torch.relu(x / scalar("s", where=lambda s: s > 0)))
-    assert not search(graph, positive).occurrences
+    assert not search(graph, positive).graph_matches
     nodes = compile_pattern(lambda x: torch.relu(x / scalar("s", where=lambda s: isinstance(s, fx.Node))))
-    assert search(graph, nodes).occurrences
+    assert search(graph, nodes).graph_matches
 
 
 def test_alpha_as_a_scalar(traced):
@@ -94,14 +94,14 @@ def test_any_of_values_and_functions(traced):
 
     for i, act in enumerate((lambda v: F.gelu(v, approximate="tanh"), torch.relu, lambda v: torch.sigmoid(v) * v)):
         assert only(traced(after_one(act)), activation).choices == {"act": i}
-    assert not search(traced(lambda a: F.gelu(a + 1)), activation).occurrences
+    assert not search(traced(lambda a: F.gelu(a + 1)), activation).graph_matches
     power = compile_pattern(lambda x: x ** any_of(2, 3, name="n"))
     assert only(traced(lambda a: a**3), power).choices == {"n": 1}
 
 
 def test_the_whole_pattern_may_be_a_choice(traced):
     pattern = compile_pattern(lambda x: any_of(torch.relu(x), torch.tanh(x)))
-    assert len(search(traced(lambda a: torch.relu(a) + torch.tanh(a)), pattern).occurrences) == 2
+    assert len(search(traced(lambda a: torch.relu(a) + torch.tanh(a)), pattern).graph_matches) == 2
 
 
 def test_defaults_are_optional_constants(traced):
@@ -114,7 +114,7 @@ def test_defaults_are_optional_constants(traced):
     def strict(x, scale):
         return torch.relu(torch.abs(x) * scale)
 
-    assert not search(traced(lambda a: torch.relu(torch.abs(a) * 3)), strict).occurrences
+    assert not search(traced(lambda a: torch.relu(torch.abs(a) * 3)), strict).graph_matches
 
 
 def test_an_optional_bias(traced):
@@ -135,10 +135,10 @@ def test_predicates_on_inputs(traced):
     def model(a):
         return torch.relu(a)
 
-    assert search(traced(model, X), pattern).occurrences
+    assert search(traced(model, X), pattern).graph_matches
     for wrong in (X.double(), X[0], torch.randn(2, 3, 5)):
-        assert not search(traced(model, wrong), pattern).occurrences
-    assert not search(traced(model), pattern).occurrences  # never seen: no predicate holds
+        assert not search(traced(model, wrong), pattern).graph_matches
+    assert not search(traced(model), pattern).graph_matches  # never seen: no predicate holds
     assert "dtype" in search(traced(model, X.double()), pattern).near_misses[0].expected
 
 
@@ -156,11 +156,11 @@ def test_called_modules(traced):
     graph, modules = traced(block), dict(block.named_modules())
     assert names(only(graph, call_module("fc1"), modules)) == ["fc1"]
     assert names(only(graph, "fc10", modules)) == ["fc10"]
-    assert len(search(graph, call_module(nn.Linear), modules).occurrences) == 2
-    assert len(search(graph, r"fc\d+", modules).occurrences) == 2
+    assert len(search(graph, call_module(nn.Linear), modules).graph_matches) == 2
+    assert len(search(graph, r"fc\d+", modules).graph_matches) == 2
     found = only(graph, lambda x: F.gelu(call_module(r"fc\d+")(x), approximate="tanh"), modules)
     assert names(found) == ["fc1", "act"] and found.inputs["x"].name == "x"
-    assert not search(graph, call_module("c1"), modules).occurrences
+    assert not search(graph, call_module("c1"), modules).graph_matches
 
 
 def test_module_patterns_and_leaf_modules(traced):
@@ -178,7 +178,7 @@ def test_module_patterns_and_leaf_modules(traced):
     assert found.pattern.inputs == ("x", "proj.weight", "proj.bias")
     assert found.inputs["proj.weight"].path == "fc1.weight" and names(found) == ["fc1", "act"]
     half = search(graph, bias_gelu, modules)
-    assert not half.occurrences and "decompose" in half.near_misses[0].found
+    assert not half.graph_matches and "decompose" in half.near_misses[0].found
 
 
 def test_dtype_of_an_input(traced):
@@ -186,20 +186,20 @@ def test_dtype_of_an_input(traced):
         return torch.softmax(x.float(), -1).to(x.dtype)
 
     graph = traced(lambda a: torch.softmax(a.float(), -1).to(torch.float16), X.half())
-    assert search(graph, pattern).occurrences
+    assert search(graph, pattern).graph_matches
     graph = traced(lambda a: torch.softmax(a.float(), -1).to(torch.bfloat16), X.half())
-    assert not search(graph, pattern).occurrences
+    assert not search(graph, pattern).graph_matches
     graph = traced(lambda a: torch.softmax(a.float(), -1).to(a.dtype), X.half())
-    assert search(graph, pattern).occurrences
+    assert search(graph, pattern).graph_matches
 
 
 def test_nested_arguments(traced):
     def rotate(x):
         return torch.cat((-x[..., 2:], x[..., :2]), dim=-1)
 
-    assert search(traced(lambda a: torch.cat([-a[..., 2:], a[..., :2]], -1)), rotate).occurrences
-    assert not search(traced(lambda a: torch.cat([-a[..., 1:], a[..., :2]], -1)), rotate).occurrences
-    assert not search(traced(lambda a: torch.cat([a[..., :2], -a[..., 2:]], -1)), rotate).occurrences
+    assert search(traced(lambda a: torch.cat([-a[..., 2:], a[..., :2]], -1)), rotate).graph_matches
+    assert not search(traced(lambda a: torch.cat([-a[..., 1:], a[..., :2]], -1)), rotate).graph_matches
+    assert not search(traced(lambda a: torch.cat([a[..., :2], -a[..., 2:]], -1)), rotate).graph_matches
 
 
 def test_sizes_inside_a_pattern(traced):

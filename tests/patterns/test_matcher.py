@@ -34,7 +34,7 @@ def test_an_occurrence_says_everything(traced):
     ],
 )
 def test_operands_commute_and_forms_agree(written, traced):
-    assert len(search(traced(written), bias_gelu).occurrences) == 1
+    assert len(search(traced(written), bias_gelu).graph_matches) == 1
 
 
 def test_one_value_may_be_two_inputs(traced):
@@ -46,16 +46,16 @@ def test_a_repeated_input_is_one_value(traced):
     def swish(x):
         return x * torch.sigmoid(x)
 
-    assert search(traced(lambda a: a * torch.sigmoid(a)), swish).occurrences
-    assert search(traced(lambda a: torch.sigmoid(a) * a), swish).occurrences
-    assert not search(traced(lambda a, b: a * torch.sigmoid(b)), swish).occurrences
+    assert search(traced(lambda a: a * torch.sigmoid(a)), swish).graph_matches
+    assert search(traced(lambda a: torch.sigmoid(a) * a), swish).graph_matches
+    assert not search(traced(lambda a, b: a * torch.sigmoid(b)), swish).graph_matches
 
 
 def test_a_parameter_read_twice_is_one_value():
     graph = fx.Graph()
     first, second = graph.get_attr("w"), graph.get_attr("w")
     graph.output(graph.call_function(torch.mul, (first, graph.call_function(torch.sigmoid, (second,)))))
-    assert search(graph, lambda x: x * torch.sigmoid(x)).occurrences
+    assert search(graph, lambda x: x * torch.sigmoid(x)).graph_matches
 
 
 # traps
@@ -80,38 +80,38 @@ TRAPS = {
 def test_traps(name, traced):
     pattern, model = TRAPS[name]
     result = search(traced(model), pattern)
-    assert not result.occurrences and result.near_misses
-    assert search(traced(pattern), pattern).occurrences  # the pattern itself is found
+    assert not result.graph_matches and result.near_misses
+    assert search(traced(pattern), pattern).graph_matches  # the pattern itself is found
 
 
 def test_data_edges_not_neighbors(traced):
     def neighbors(a, b):
         return torch.relu(a) + torch.tanh(b)  # tanh follows relu in the list of nodes only
 
-    assert not search(traced(neighbors), lambda x: torch.tanh(torch.relu(x))).occurrences
+    assert not search(traced(neighbors), lambda x: torch.tanh(torch.relu(x))).graph_matches
 
     def apart(a, b):
         first = torch.relu(a)
         other = torch.exp(b)
         return torch.tanh(first) + other
 
-    assert search(traced(apart), lambda x: torch.tanh(torch.relu(x))).occurrences
+    assert search(traced(apart), lambda x: torch.tanh(torch.relu(x))).graph_matches
 
 
 def test_two_for_two_point_nought_only_among_floats(traced):
     pattern = compile_pattern(lambda x: torch.abs(x * 2.0))
-    assert search(traced(lambda a: torch.abs(a * 2), X), pattern).occurrences
-    assert not search(traced(lambda a: torch.abs(a * 2), X.long()), pattern).occurrences
+    assert search(traced(lambda a: torch.abs(a * 2), X), pattern).graph_matches
+    assert not search(traced(lambda a: torch.abs(a * 2), X.long()), pattern).graph_matches
 
 
 def test_dims_are_equal_modulo_the_rank(traced):
     pattern = compile_pattern(lambda x: x.softmax(-1))
-    assert search(traced(lambda a: a.softmax(2), X), pattern).occurrences
-    assert not search(traced(lambda a: a.softmax(1), X), pattern).occurrences
-    assert not search(traced(lambda a: a.softmax(2)), pattern).occurrences  # rank unknown
+    assert search(traced(lambda a: a.softmax(2), X), pattern).graph_matches
+    assert not search(traced(lambda a: a.softmax(1), X), pattern).graph_matches
+    assert not search(traced(lambda a: a.softmax(2)), pattern).graph_matches  # rank unknown
     swapped = compile_pattern(lambda x: x.transpose(-1, -2))
-    assert search(traced(lambda a: a.transpose(1, 2), X), swapped).occurrences
-    assert not search(traced(lambda a: a.transpose(0, 2), X), swapped).occurrences
+    assert search(traced(lambda a: a.transpose(1, 2), X), swapped).graph_matches
+    assert not search(traced(lambda a: a.transpose(0, 2), X), swapped).graph_matches
 
 
 def test_an_interior_value_used_outside(traced):
@@ -121,9 +121,9 @@ def test_an_interior_value_used_outside(traced):
 
     graph = traced(leaky)
     result = search(graph, bias_gelu)
-    assert not result.occurrences
+    assert not result.graph_matches
     assert "no use outside the match" in str(result.near_misses[0]) and "2 of 2" in str(result.near_misses[0])
-    assert len(search(graph, bias_gelu, closed=False).occurrences) == 1
+    assert len(search(graph, bias_gelu, closed=False).graph_matches) == 1
 
 
 def test_a_region_that_another_node_interrupts(traced):
@@ -136,7 +136,7 @@ def test_a_region_that_another_node_interrupts(traced):
         return torch.tanh(first + torch.exp(first))
 
     result = search(traced(interrupted), pair)
-    assert not result.occurrences and "in one piece" in result.near_misses[0].expected
+    assert not result.graph_matches and "in one piece" in result.near_misses[0].expected
 
 
 def test_an_input_is_from_outside(traced):
@@ -144,7 +144,7 @@ def test_an_input_is_from_outside(traced):
         return torch.relu(x) * torch.tanh(y)
 
     graph = traced(lambda a: (lambda r: r * torch.tanh(r))(torch.relu(a)))
-    assert not search(graph, two).occurrences
+    assert not search(graph, two).graph_matches
 
 
 # several outputs and overlaps
@@ -161,6 +161,6 @@ def test_three_projections_in_graph_order(traced):
 
 def test_the_larger_match_wins(traced):
     graph = traced(lambda a, b: torch.tanh(torch.relu(a + b)))
-    small = search(graph, lambda x, y: torch.relu(x + y)).occurrences
-    large = search(graph, lambda x, y: torch.tanh(torch.relu(x + y))).occurrences
+    small = search(graph, lambda x, y: torch.relu(x + y)).graph_matches
+    large = search(graph, lambda x, y: torch.tanh(torch.relu(x + y))).graph_matches
     assert resolve(small + large) == large == resolve(large + small)

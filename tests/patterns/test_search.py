@@ -49,7 +49,7 @@ def seven(x):
 
 def test_relu_chains_are_linear():
     results = {n: search(relus(n), seven) for n in (40, 400, 4000)}
-    assert [len(r.occurrences) for r in results.values()] == [5, 57, 571]
+    assert [len(r.graph_matches) for r in results.values()] == [5, 57, 571]
     assert all(r.visited <= 7 * n for n, r in results.items())
 
 
@@ -80,7 +80,7 @@ def masked(scores, mask):
 @pytest.mark.parametrize("pattern", [qkv, rotary, masked], ids=lambda p: p.__name__)
 def test_visits_are_linear_in_layers(pattern):
     few, many = search(layers(12), pattern), search(layers(96), pattern)
-    assert (len(few.occurrences), len(many.occurrences)) == (12, 96)
+    assert (len(few.graph_matches), len(many.graph_matches)) == (12, 96)
     assert math.isclose(many.visited / few.visited, 8, rel_tol=0.05)
 
 
@@ -99,8 +99,8 @@ def test_commuting_trees_do_not_explode(traced):
         return tree(6, torch.relu)(x) + torch.tanh(x)
 
     result = search(traced(model), wrong)
-    assert not result.occurrences and result.visited < 50_000
-    assert search(traced(model), model).occurrences
+    assert not result.graph_matches and result.visited < 50_000
+    assert search(traced(model), model).graph_matches
 
 
 def test_many_optionals_do_not_explode(traced):

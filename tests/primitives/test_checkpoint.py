@@ -16,7 +16,7 @@ from transformers import DynamicCache
 
 import schedule
 from schedule import Schedule, scalar
-from schedule.core.wrapping import arounds_of
+from schedule.core.wrapping import wrappers_of
 from schedule.primitives.activations import measure_saved
 from schedule.primitives.activations.budget import choose
 from schedule.report.costs import measure
@@ -215,7 +215,7 @@ def test_every_other_match() -> None:
 
 
 def checkpointed(sch: Schedule) -> list[str]:
-    return [path for path, node in sch.named_schedules() if arounds_of(node.module)]
+    return [path for path, node in sch.named_schedules() if wrappers_of(node.module)]
 
 
 def test_every_other_layer_of_a_group() -> None:

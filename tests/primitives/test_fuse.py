@@ -103,7 +103,7 @@ def test_the_users_own_error_comes_through_a_region() -> None:
 def test_only_what_is_matched_is_opened(sch: Schedule) -> None:
     attn = sch["blocks.0.attn"]
     attn.fuse(attn.find(softmax_dropout, expect=1), compiler=None)
-    assert [set(s.entered) for s in attn.specializations] == [{"dropout"}, {"dropout"}]
+    assert [set(s.inlined) for s in attn.specializations] == [{"dropout"}, {"dropout"}]
     assert {"q", "k", "v", "out"} <= {t for t in targets(attn) if isinstance(t, str)}
 
 

@@ -45,7 +45,7 @@ def test_flatten(sch: Schedule) -> None:
         "mlp.act",
         "mlp.fc10",
     ]
-    assert set(block.specializations[0].entered) == {"attn", "mlp"}
+    assert set(block.specializations[0].inlined) == {"attn", "mlp"}
     sch.undo()
     assert calls(block) == ["norm", "attn", "mlp"]
 

@@ -106,7 +106,7 @@ def tensors(tokens: int = 6) -> list[Tensor]:
     return [torch.randn(2, 3, tokens, 8, requires_grad=True) for _ in range(3)]
 
 
-class Around(nn.Module):
+class Wrapper(nn.Module):
     """What calls an attention, and what it does with the weights."""
 
     def __init__(self, reads: str = "") -> None:
@@ -131,7 +131,7 @@ def test_weights_that_are_read_stay(returns: str, rule: str | None) -> None:
 
 @pytest.mark.parametrize("reads", ["shape", "entropy", "returned"])
 def test_weights_that_a_module_around_reads_or_the_root_returns_stay(reads: str) -> None:
-    module, given = Around(reads), (*tensors(), torch.zeros(2, 1, 6, 6))
+    module, given = Wrapper(reads), (*tensors(), torch.zeros(2, 1, 6, 6))
     expected = module(*given)
     report = schedule.optimize(module, given, rules="attention", cost_guard=False)
     (left,) = [entry for entry in report.entries if entry.rule == "sdpa_without_weights"]
@@ -142,7 +142,7 @@ def test_weights_that_a_module_around_reads_or_the_root_returns_stay(reads: str)
 
 
 def test_weights_that_nobody_reads_say_that_they_were_not_kept() -> None:
-    module, given = Around(), (*tensors(), torch.zeros(2, 1, 6, 6))
+    module, given = Wrapper(), (*tensors(), torch.zeros(2, 1, 6, 6))
     expected = module(*given)
     report = schedule.optimize(module, given, rules="attention", cost_guard=False)
     assert report.applied == {"sdpa_without_weights": 1}

@@ -41,8 +41,8 @@ def mutated(rule: Rule, change: Change) -> Rule:
         rule.patterns,
         build_wrongly,
         rule.proof,
-        objection=rule.objection,
-        futile=rule.futile,
+        extra_check=rule.extra_check,
+        no_gain=rule.no_gain,
         rank=rule.rank,
     )
 

@@ -13,7 +13,7 @@ import schedule
 from schedule.report.costs import step_peak
 from schedule.tuning import TrainingStep, Watch, measuring
 from schedule.tuning.measuring import rows_of, split
-from schedule.verify.guilty import undone
+from schedule.verify.bisection import undone
 from tests.fingerprint import fingerprint
 from tests.small import ids, small
 
@@ -87,9 +87,9 @@ def seconds(monkeypatch: pytest.MonkeyPatch, of: Any) -> list[tuple[bool, int]]:
 
 
 def wrapped(model: nn.Module) -> list[Any]:
-    from schedule.core.wrapping import arounds_of
+    from schedule.core.wrapping import wrappers_of
 
-    return [around for module in model.modules() for around in arounds_of(module)]
+    return [around for module in model.modules() for around in wrappers_of(module)]
 
 
 def scheduled() -> schedule.Schedule:

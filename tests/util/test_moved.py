@@ -6,6 +6,7 @@ import importlib
 import sys
 
 import pytest
+import torch
 
 import schedule
 from schedule.util import moved
@@ -34,3 +35,19 @@ def test_names_that_never_moved_are_unknown() -> None:
     assert moved.new_name("schedule.rules.gated") is None and moved.new_name("numpy.costs") is None
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("schedule.never")
+
+
+def test_fields_of_a_rule_have_their_old_names_too() -> None:
+    with pytest.warns(DeprecationWarning, match=r"Rule\(objection=\) is extra_check now"):
+        rule = schedule.Rule("old", "old", (lambda x: x * x,), lambda *_: None, objection=lambda match: "no")  # type: ignore
+    with pytest.warns(DeprecationWarning, match=r"Rule\.objection is extra_check now"):
+        assert rule.objection is rule.extra_check  # type: ignore[attr-defined]
+    assert rule.extra_check(None) == "no"  # type: ignore[arg-type]
+
+
+def test_classes_and_attributes_have_their_old_names_too() -> None:
+    with pytest.warns(DeprecationWarning, match="ModeledStep"):
+        assert schedule.tuning.ModelledStep is schedule.tuning.ModeledStep
+    sch = schedule.create_schedule(torch.nn.ReLU(), torch.ones(2))
+    with pytest.warns(DeprecationWarning, match="specializations"):
+        assert sch.specialisations == sch.specializations

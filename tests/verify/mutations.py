@@ -94,7 +94,7 @@ class OtherStructure(Block):
 MUTATIONS: dict[type[Block], str] = {
     WrongScale: "gradient",
     MissingBias: "gradient up.bias: is None",
-    ErfForTanh: "stirred weights",
+    ErfForTanh: "perturbed weights",
     SwappedQueryAndKey: "gradient",
     MaskDropped: "gradient",
     DropoutSkipped: "train mode",

@@ -118,7 +118,7 @@ def test_without_stirring_the_wrong_gelu_would_pass() -> None:
     model = Block()
     report = equivalent(model, mutated(copy.deepcopy(model), ErfForTanh), floats(3, 6, 16))
     assert [case.equal for case in report.cases if case.weights == "own"] == [True, True]
-    assert report.failed.weights == "stirred"
+    assert report.failed.weights == "perturbed"
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])

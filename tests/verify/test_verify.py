@@ -97,7 +97,7 @@ def test_the_first_of_two_wrong_steps_is_named() -> None:
     with pytest.raises(VerificationError, match=r"^c changed"):
         verify(sch, BATCH)  # with its own weights the wrong GELU of b is within rounding, so c comes first
     sch.undo()
-    with pytest.raises(VerificationError, match=r"^b changed(.|\n)*stirred weights"):
+    with pytest.raises(VerificationError, match=r"^b changed(.|\n)*perturbed weights"):
         verify(sch, BATCH)
 
 

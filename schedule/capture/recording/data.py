@@ -16,7 +16,7 @@ from torch import fx
 from schedule.capture.recording.source import user_line
 from schedule.capture.recording.structure import leaves
 
-Place = tuple[str, str]  # line of the user's code, name of the function
+CallSite = tuple[str, str]  # line of the user's code, name of the function
 
 NUMBERS = frozenset({"__bool__", "__int__", "__float__", "__index__"})
 """Conversions that Python wants a number of its own from."""
@@ -68,7 +68,7 @@ def _shaped_by(index: Any) -> bool:
     return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
 
 
-def place(func: Any) -> Place:
+def place(func: Any) -> CallSite:
     """What tells a call from others of the same forward, in a recorded run and in a trace."""
     return user_line(), getattr(func, "__name__", "")
 
@@ -77,7 +77,7 @@ class Seen:
     """What the calls of one module gave that depend on data, in order."""
 
     def __init__(self) -> None:
-        self.results: dict[Place, list[Any]] = {}
+        self.results: dict[CallSite, list[Any]] = {}
 
     def add(self, func: Any, result: Any) -> None:
         """Keep a described result; of a list of numbers the numbers one by one, as they are read without data."""
@@ -92,7 +92,7 @@ class Replay:
     """The results of recorded calls, each taken once; the last of a place where there are more calls than recorded."""
 
     def __init__(self) -> None:
-        self._taken: Counter[tuple[int, Place]] = Counter()
+        self._taken: Counter[tuple[int, CallSite]] = Counter()
 
     def next(self, seen: Seen | None, func: Any) -> list[Any]:
         """The described result of the next such call in a list; an empty list if none was seen."""

@@ -53,7 +53,7 @@ class _Context:
         """No difference in a result."""
 
 
-def entered(cls: type[Function], args: tuple[Any, ...]) -> Any:
+def inlined(cls: type[Function], args: tuple[Any, ...]) -> Any:
     """What ``cls.apply(*args)`` computes, step by step."""
     return cls.forward(*args) if _in_two_parts(cls) else cls.forward(_Context(), *args)
 
@@ -78,7 +78,7 @@ def _agrees(cls: type[Function], count: int, shape: tuple[int, ...]) -> bool:
     try:
         with _OnlyAnalytic():
             own = _gradients(cls.apply(*given), given, incoming)
-        derived = _gradients(entered(cls, tuple(given)), given, incoming)
+        derived = _gradients(inlined(cls, tuple(given)), given, incoming)
     except (_Other, RuntimeError, TypeError, ValueError, AttributeError):  # it takes other arguments than a sample
         return False
     return all(torch.allclose(a, b, rtol=1e-6, atol=1e-8) for a, b in zip(own, derived, strict=True))

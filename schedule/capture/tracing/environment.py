@@ -87,7 +87,7 @@ class Environment:
         """Whether there is autocast for the device type."""
         return self.device_type is not None and torch.amp.is_autocast_available(self.device_type)
 
-    def entered(self) -> AbstractContextManager[Any]:
+    def inlined(self) -> AbstractContextManager[Any]:
         """The autocast block to trace under, which also shuts out one that happens to be open."""
         if not self.can_autocast:
             return contextlib.nullcontext()

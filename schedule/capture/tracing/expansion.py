@@ -30,7 +30,7 @@ from schedule.capture.tracing.own_forward import is_conv1d, is_projection
 from schedule.capture.tracing.portable import pack_graph, unpack_graph
 from schedule.capture.tracing.reading.ledger import Ledger, whole
 from schedule.capture.tracing.signature import Parameters
-from schedule.capture.tracing.specialization import Entered, Specialization, in_mode, original_class, specialize
+from schedule.capture.tracing.specialization import Inlined, Specialization, in_mode, original_class, specialize
 from schedule.util.errors import TraceError
 
 _LARGEST = 40
@@ -50,7 +50,7 @@ class Expansion:
 
     graph: fx.Graph
     origin: dict[str, str] = field(default_factory=dict)
-    entered: dict[str, Entered] = field(default_factory=dict)
+    inlined: dict[str, Inlined] = field(default_factory=dict)
     closed: set[str] = field(default_factory=set)
 
 
@@ -83,13 +83,13 @@ def expand(
 def _fits(expansion: Expansion, graph: fx.Graph, module: nn.Module) -> bool:
     """Whether an expansion made for one module holds for another that shares its graph."""
     for path in {str(node.target) for node in graph.nodes if node.op == "call_module"}:
-        child, entered = module.get_submodule(path), expansion.entered.get(path)
-        if entered is None:
+        child, inlined = module.get_submodule(path), expansion.inlined.get(path)
+        if inlined is None:
             if _can_open(child) and not (is_projection(child) and child.bias is None) and path not in expansion.closed:
                 return False
             continue
-        unlike = entered.scheduled is (type(child) is original_class(child))
-        if unlike or not _can_open(child) or not entered.ledger.holds(child):
+        unlike = inlined.scheduled is (type(child) is original_class(child))
+        if unlike or not _can_open(child) or not inlined.ledger.holds(child):
             return False
     return True
 
@@ -116,7 +116,7 @@ def _own_graph(child: nn.Module, training: bool) -> Specialization | None:
     """The graph that a scheduled child runs whatever it is given, as a sharded one does; None if there is none."""
     state = vars(child).get("_schedule_state")
     for made in getattr(state, "specializations", ()):
-        conditional = made.signature.conditions or made.guards or made.ledger or made.entered
+        conditional = made.signature.conditions or made.guards or made.ledger or made.inlined
         if made.training is training and not conditional and not made.has_checks:
             return made
     return None
@@ -148,7 +148,7 @@ def _open(
         expansion.closed.add(path)
         return
     expansion.origin.update(dict.fromkeys((node.name for node in nodes), call.name))
-    expansion.entered[path] = Entered(original_class(child), ledger, scheduled=own is not None)
+    expansion.inlined[path] = Inlined(original_class(child), ledger, scheduled=own is not None)
     call.replace_all_uses_with(result)
     graph.erase_node(call)
 

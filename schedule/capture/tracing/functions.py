@@ -17,7 +17,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from schedule.capture.recording.source import user_line
 from schedule.capture.recording.structure import leaves, map_structure
-from schedule.capture.tracing.derivatives import entered, is_derivative
+from schedule.capture.tracing.derivatives import inlined, is_derivative
 from schedule.capture.tracing.trace import Trace
 from schedule.util.errors import TraceError
 
@@ -67,7 +67,7 @@ class FunctionTracker:
         if cls is CheckpointFunction or not writes(self.tracer):
             return cls.apply(*args, **kwargs)
         if is_derivative(cls, args, kwargs):
-            return entered(cls, args)
+            return inlined(cls, args)
         with torch._C.DisableTorchFunction():
             return _written(self.tracer, Applied(cls), cls.apply, args, kwargs)
 

@@ -26,9 +26,6 @@ from schedule.capture.tracing.reading.instrument import original_code
 from schedule.capture.tracing.trace import Trace
 from schedule.util.errors import TraceError
 
-Place = CodeType
-"""A function, by its code."""
-
 _NUMBERS = (bool, int, float, str, type(None), torch.SymInt, torch.SymFloat, torch.SymBool, torch.dtype, torch.device)
 
 
@@ -61,10 +58,10 @@ class IndexFunctions:
         refused: whether one of those that are known does more than a call of the graph may.
     """
 
-    def __init__(self, tracer: Trace, known: frozenset[Place]) -> None:
+    def __init__(self, tracer: Trace, known: frozenset[CodeType]) -> None:
         self.tracer, self.known = tracer, known
-        self.outermost: set[Place] = set()
-        self.innermost: set[Place] = set()
+        self.outermost: set[CodeType] = set()
+        self.innermost: set[CodeType] = set()
         self.refused = False
         self._inside = False
         self._replaced: list[list[fx.Node]] = []
@@ -76,7 +73,7 @@ class IndexFunctions:
         frame = sys._getframe(2)
         if not is_shaped_by_data(func, args) and not _lists_numbers(func, frame):
             return
-        places: list[Place] = []
+        places: list[CodeType] = []
         while frame.f_back is not None and not self._is_forward(frame):
             if self._may_take_indices(frame) and (place := self._place(frame)) is not None:
                 places.append(place)
@@ -84,7 +81,7 @@ class IndexFunctions:
         self.innermost.update(places[:1])
         self.outermost.update(places[-1:])
 
-    def choices(self) -> list[frozenset[Place]]:
+    def choices(self) -> list[frozenset[CodeType]]:
         """Which functions to call, the best choice first; none where no function looks at data."""
         return list(dict.fromkeys(frozenset(each) for each in (self.outermost, self.innermost) if each))
 
@@ -99,7 +96,7 @@ class IndexFunctions:
         found = [leaf for leaf in given if isinstance(leaf, torch.Tensor)]
         return bool(found) and _are_indices(found)
 
-    def _place(self, frame: FrameType) -> Place | None:
+    def _place(self, frame: FrameType) -> CodeType | None:
         """The function that runs in ``frame``, if it is followed and can be called by a graph."""
         code = original_code(frame.f_code)
         return None if code is frame.f_code or "<locals>" in code.co_qualname else code
@@ -121,7 +118,7 @@ class IndexFunctions:
     def _is_watched(self, module: nn.Module) -> bool:
         """Whether what ``module`` assigns to its attributes is seen."""
         path = self.tracer.path_of(module)
-        return path is not None and ("." not in path or path in self.tracer.entered)
+        return path is not None and ("." not in path or path in self.tracer.inlined)
 
     def _target(self, function: FunctionType, module: nn.Module | None) -> Callable[[], Any]:
         """What the function is in the graph, to be written."""

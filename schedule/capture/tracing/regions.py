@@ -120,7 +120,7 @@ class RegionTracker:
         """Whether the answer to ``torch.is_grad_enabled`` and the like is given by a block of the forward."""
         return bool(self._grad) if "grad" in question else bool(self._autocast) and "autocast" in question
 
-    def entered(self, block: torch.autocast) -> None:
+    def inlined(self, block: torch.autocast) -> None:
         """``block`` is entered by the forward."""
         arguments = (block.device, block.fast_dtype, block._enabled, block._cache_enabled)
         self._autocast[id(block)] = self.tracer.emit(begin_autocast, arguments)
@@ -137,7 +137,7 @@ class TrackedAutocast(AbstractContextManager[Any]):
         self._regions, self._block = regions, block
 
     def __enter__(self) -> Any:
-        self._regions.entered(self._block)
+        self._regions.inlined(self._block)
         return self._block.__enter__()
 
     def __exit__(self, *error: Any) -> Any:

@@ -23,7 +23,7 @@ _HOOKS = {name for name in vars(nn.Module()) if name.startswith(("_", "training"
 _HOOKS.add("_schedule_state")  # a child is called, whatever it runs
 
 
-def likeness(module: nn.Module, call: Call, *context: Hashable) -> Hashable:
+def structural_key(module: nn.Module, call: Call, *context: Hashable) -> Hashable:
     """A key that modules share if their forwards run alike on ``call``, up to plain attributes."""
     return (tuple(_described(module)), _call_key(call), context)
 

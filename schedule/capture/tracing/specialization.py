@@ -23,7 +23,7 @@ from schedule.capture.tracing.lock import TRACING
 from schedule.capture.tracing.outputs import check_output, insert_checks
 from schedule.capture.tracing.reading.ledger import Ledger
 from schedule.capture.tracing.regions import REGION_FUNCTIONS, closing
-from schedule.capture.tracing.sharing import has_constants, likeness
+from schedule.capture.tracing.sharing import has_constants, structural_key
 from schedule.capture.tracing.signature import Parameters, Signature, SignatureBuilder, bound_or_refused
 from schedule.capture.tracing.spelling import check_keywords, source_of
 from schedule.capture.tracing.tracer import EnterChild, ModuleTracer
@@ -32,7 +32,7 @@ from schedule.util.errors import TraceError
 
 
 @dataclass(frozen=True)
-class Entered:
+class Inlined:
     """A submodule whose inside is part of a graph: what must stay true of it.
 
     Attributes:
@@ -67,7 +67,7 @@ class Specialization:
     training: bool
     guards: tuple[str, ...]
     ledger: Ledger
-    entered: Mapping[str, Entered]
+    inlined: Mapping[str, Inlined]
     call: Call
     returned: Any = None
     autocast: torch.dtype | None = None
@@ -78,9 +78,9 @@ class Specialization:
         around = closing if self.has_regions else lambda run: run
         return tried(self.graph, self.training, lambda graph: around(compiled(graph)))
 
-    def with_graph(self, graph: fx.Graph, entered: Mapping[str, Entered] | None = None) -> Specialization:
-        """The same specialization with another graph; ``entered`` adds submodules whose inside it now holds."""
-        return dataclasses.replace(self, graph=graph, entered={**self.entered, **(entered or {})})
+    def with_graph(self, graph: fx.Graph, inlined: Mapping[str, Inlined] | None = None) -> Specialization:
+        """The same specialization with another graph; ``inlined`` adds submodules whose inside it now holds."""
+        return dataclasses.replace(self, graph=graph, inlined={**self.inlined, **(inlined or {})})
 
     @property
     def has_regions(self) -> bool:
@@ -139,7 +139,7 @@ def specialize(
     """
     known: list[Specialization] = []
     if enter is None:
-        known = recording.traced.setdefault(likeness(module, call, forward, training, autocast), [])
+        known = recording.traced.setdefault(structural_key(module, call, forward, training, autocast), [])
     made = _holding(known, module, training)
     if made is None:
         made = _traced(module, forward, call, recording, training, enter or (lambda child, path: False), autocast)
@@ -195,7 +195,7 @@ def _traced_by(
     builder = SignatureBuilder(tracer.placeholder)
     args, kwargs = builder.build(parameters, call)
     tracer.evaluator.know_arguments((args, kwargs))
-    with in_mode(module, training), environment.entered(), attributes_unchanged(module):
+    with in_mode(module, training), environment.inlined(), attributes_unchanged(module):
         result = tracer.run(forward, (module, *args), kwargs)
         returned = tracer.described(result)
         written = _written(tracer, result)
@@ -237,14 +237,14 @@ def _finished(
     check_keywords(graph)
     insert_checks(tracer.outputs)
     graph.lint()
-    entered = {path: Entered(original_class(child)) for path, child in tracer.entered.items() if path}
+    inlined = {path: Inlined(original_class(child)) for path, child in tracer.inlined.items() if path}
     return Specialization(
         graph=graph,
         signature=signature,
         training=training,
         guards=tuple(guards),
         ledger=tracer.evaluator.ledger(),
-        entered=entered,
+        inlined=inlined,
         call=call,
         autocast=autocast,
     )

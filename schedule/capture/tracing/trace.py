@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from torch import fx, nn
 
 from schedule.capture.recording.recording import Recording
-from schedule.capture.tracing.texts import Texts
+from schedule.capture.tracing.string_formatting import Texts
 
 
 class Trace(Protocol):
@@ -29,7 +29,7 @@ class Trace(Protocol):
     recording: Recording
     graph: fx.Graph
     guards: dict[fx.Node, Any]
-    entered: dict[str, nn.Module]
+    inlined: dict[str, nn.Module]
     outputs: dict[fx.Node, Any]
     texts: Texts
     inside_child: bool

@@ -35,8 +35,9 @@ from schedule.capture.tracing.attributes import attributes, attributes_as
 from schedule.capture.tracing.functions import FunctionTracker
 from schedule.capture.tracing.gradients import requires_grad
 from schedule.capture.tracing.hooks import collecting_hooks, is_hooked, nothing_collected
-from schedule.capture.tracing.index_functions import IndexFunctions, Place
+from schedule.capture.tracing.index_functions import CodeType, IndexFunctions
 from schedule.capture.tracing.memory import Memory
+from schedule.capture.tracing.meta_kernels import stand_in
 from schedule.capture.tracing.opaque import OpaqueTracker, untracked
 from schedule.capture.tracing.pieces import guard_number
 from schedule.capture.tracing.reading.evaluator import Evaluator
@@ -46,8 +47,7 @@ from schedule.capture.tracing.regions import RegionTracker
 from schedule.capture.tracing.scalars import scalar_of, symbolic
 from schedule.capture.tracing.sharing import comparable
 from schedule.capture.tracing.sizes import SizeReader
-from schedule.capture.tracing.standins import stand_in
-from schedule.capture.tracing.texts import Texts
+from schedule.capture.tracing.string_formatting import Texts
 from schedule.util.errors import ScheduleError, TraceError
 
 EnterChild = Callable[[nn.Module, str], bool]
@@ -73,7 +73,7 @@ class ModuleTracer(TorchFunctionMode):
         enter: EnterChild,
         use_recorded_outputs: bool = True,
         exact_texts: bool = False,
-        index_functions: frozenset[Place] = frozenset(),
+        index_functions: frozenset[CodeType] = frozenset(),
     ) -> None:
         super().__init__()
         self.texts = Texts(exact_texts)
@@ -82,7 +82,7 @@ class ModuleTracer(TorchFunctionMode):
         self.module, self.recording, self.enter_child = module, recording, enter
         self.graph = fx.Graph()
         self.guards: dict[fx.Node, Any] = {}
-        self.entered: dict[str, nn.Module] = {}
+        self.inlined: dict[str, nn.Module] = {}
         self.outputs: dict[fx.Node, Any] = {}
         self._nodes: dict[int, tuple[torch.Tensor, fx.Node]] = {}
         self._requires_grad: dict[fx.Node, bool] = {}
@@ -337,7 +337,7 @@ class ModuleTracer(TorchFunctionMode):
         call = functools.partial(self._enter, child)
         if self.inside_child or child is self.module or self.enter_child(child, path):
             if not self.inside_child:
-                self.entered[path] = child
+                self.inlined[path] = child
             self._within.append(child)
             try:
                 return call(*args, **kwargs)

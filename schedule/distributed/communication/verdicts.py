@@ -55,12 +55,12 @@ class Verdicts:
         """Whether it is right on every rank."""
         return not self.wrong("" if right else "wrong")
 
-    def error(self, wrong: dict[int, str], guilty: str) -> VerificationError:
+    def error(self, wrong: dict[int, str], cause: str) -> VerificationError:
         """What :meth:`wrong` returned, as an error that names the ranks and, if it is known, the primitive."""
         right = [str(rank) for rank in self.ranks if rank not in wrong]
         others = f" (as it should be on rank {', '.join(right)})" if right else ""
         return VerificationError(
-            "; ".join([*filter(None, [guilty]), *(f"rank {rank}: {text}" for rank, text in wrong.items())]) + others,
+            "; ".join([*filter(None, [cause]), *(f"rank {rank}: {text}" for rank, text in wrong.items())]) + others,
             fix="undo or correct it; schedule.distributed.missing_syncs(model) finds reductions that were left out",
         )
 

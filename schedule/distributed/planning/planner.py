@@ -322,11 +322,11 @@ class _Planner:
             return "it was not called in the recorded run"
         call = recording.calls[module][0]
 
-        def entered(child: nn.Module, path: str) -> bool:
+        def inlined(child: nn.Module, path: str) -> bool:
             return not stays_call(child)
 
         try:
-            whole = specialize(module, original_class(module).forward, call, recording, False, entered)
+            whole = specialize(module, original_class(module).forward, call, recording, False, inlined)
         except TraceError as error:
             return f"it cannot be traced: {error.why}"
         steps: list[SyncStep] | str = synchronized(path, module, whole, axes)

@@ -238,11 +238,11 @@ def _propagated(link: Link, module: nn.Module, apart: set[str], state: Sharded) 
         raise NotSequential("it was not called in the recorded run")
     call = recording.calls[module][0]
 
-    def entered(child: nn.Module, path: str) -> bool:
+    def inlined(child: nn.Module, path: str) -> bool:
         return not stays_call(child) and path not in apart
 
     try:
-        made = specialize(module, forward_of(module), call, recording, False, entered)
+        made = specialize(module, forward_of(module), call, recording, False, inlined)
     except TraceError as error:
         raise NotSequential(error.why) from error
     inputs = {name for name, text in made.signature.inputs.items() if text == link.argument}

@@ -14,7 +14,7 @@ from torch import fx, nn
 
 from schedule.capture.tracing.specialization import Specialization, original_class
 from schedule.core.edits import SetState
-from schedule.core.wrapping import arounds_of, rewrapped
+from schedule.core.wrapping import rewrapped, wrappers_of
 from schedule.distributed.tensor_parallel.modules import COLUMN, sharding_of
 from schedule.runtime.scheduled import install
 from schedule.util.errors import ShardError
@@ -93,4 +93,4 @@ class WrapForward(SetState):
 
     def install(self) -> None:
         """Install it; what is around the forward, such as a checkpoint, stays."""
-        install(self.module, (), self.name, rewrapped(self.make(), arounds_of(self.module)))
+        install(self.module, (), self.name, rewrapped(self.make(), wrappers_of(self.module)))

@@ -70,7 +70,7 @@ def sharded_specializations(
         training=True,
         guards=(),
         ledger=Ledger(),
-        entered={},
+        inlined={},
         call=Call((spec,), {}, None),
     )
     return made, replace(made, training=False)

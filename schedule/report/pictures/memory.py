@@ -11,7 +11,7 @@ from schedule.report.comparing import refuse_shared_out, trains
 from schedule.report.costs import training
 from schedule.util.errors import NotApplicable
 from schedule.util.wording import size_text
-from schedule.verify.guilty import undone
+from schedule.verify.bisection import undone
 
 if TYPE_CHECKING:
     from schedule.core.node import Node

@@ -101,7 +101,7 @@ class Remembering(nn.Module):
         return x + self.state
 
 
-class Around(nn.Module):
+class Wrapper(nn.Module):
     def __init__(self):
         super().__init__()
         self.inner = Model()
@@ -114,7 +114,7 @@ class Around(nn.Module):
 
 def test_a_module_that_is_run_without_data_keeps_its_attributes():
     """A call that was not recorded is run on tensors without data; these stayed in the attributes of the model."""
-    module = Around()
+    module = Wrapper()
     module(torch.randn(3, 4))
     sch = schedule.create_schedule(module, (torch.randn(3, 4),))
     _ = sch.tree.graphs.recording
@@ -124,7 +124,7 @@ def test_a_module_that_is_run_without_data_keeps_its_attributes():
     assert type(state) is type(last) is torch.Tensor
 
 
-class SettingUp(Around):
+class SettingUp(Wrapper):
     """Gives parts of its parts a new state, as transformers' recurrent models do."""
 
     def forward(self, x):

@@ -35,8 +35,8 @@ def test_the_expanded_graph_computes_the_same(name, path):
     recording = record(model, batch(name))
     made = specialize(module, type(module).forward, recording.calls[module][0], recording, False)
     expansion = expand(made, module, recording)
-    assert expansion.entered and any(node.op == "call_module" for node in made.graph.nodes)
-    install(module, [made.with_graph(expansion.graph, expansion.entered)])
+    assert expansion.inlined and any(node.op == "call_module" for node in made.graph.nodes)
+    install(module, [made.with_graph(expansion.graph, expansion.inlined)])
     for rows, length in ((2, 7), (3, 4)):
         inputs = batch(name, rows, length)
         torch.testing.assert_close(model(**inputs).logits, twin(**inputs).logits, rtol=1e-5, atol=1e-6)
@@ -65,21 +65,21 @@ def test_names_do_not_depend_on_what_else_is_opened():
     _, some = expanded(block, block, only={"act"})
     inside = [node.name for node in some.graph.nodes if node.name in some.origin]
     assert inside and set(inside) <= {node.name for node in everything.graph.nodes}
-    assert list(some.entered) == ["act"]
+    assert list(some.inlined) == ["act"]
 
 
 def test_a_hooked_module_stays_closed():
     block = Block()
     block.act.register_forward_hook(lambda *_: None)
     _, expansion = expanded(block, block)
-    assert "act" not in expansion.entered and "first" in expansion.entered
+    assert "act" not in expansion.inlined and "first" in expansion.inlined
 
 
 @pytest.mark.parametrize("change", ["hook", "replace", "setting", "eval"])
 def test_an_opened_module_that_changes_sends_calls_to_the_original_forward(change):
     block = Block(p=0.0)
     made, expansion = expanded(block, block)
-    install(block, [made.with_graph(expansion.graph, expansion.entered)])
+    install(block, [made.with_graph(expansion.graph, expansion.inlined)])
     x = torch.randn(3, 4)
     block(x)
     assert state_of(block).fallbacks == 0

@@ -68,17 +68,17 @@ def test_a_plain_call_sets_the_process_default():
 
 
 def test_a_context_stays_in_its_thread():
-    entered, leave, seen = threading.Event(), threading.Event(), []
+    inlined, leave, seen = threading.Event(), threading.Event(), []
 
     def other():
         with fused.backend("inductor"):
-            entered.set()
+            inlined.set()
             leave.wait(10)
             seen.append(requested())
 
     thread = threading.Thread(target=other)
     thread.start()
-    entered.wait(10)
+    inlined.wait(10)
     with fused.backend("reference"):
         leave.set()
         thread.join()

@@ -40,12 +40,12 @@ def text(graph):
 def refused(function, what=pattern, modules=None, match=""):
     """The error for the single place where ``what`` is found in ``function``; nothing may have changed."""
     graph = function if isinstance(function, fx.Graph) else trace(function)
-    (occurrence,) = search(graph, what, modules, closed=False).occurrences
+    (graph_match,) = search(graph, what, modules, closed=False).graph_matches
     before = text(graph)
     for attempt in (
-        lambda: check(graph, [occurrence], modules),
-        lambda: rewrite(graph, [occurrence], build, modules),
-        lambda: splice(graph, occurrence, build, modules),
+        lambda: check(graph, [graph_match], modules),
+        lambda: rewrite(graph, [graph_match], build, modules),
+        lambda: splice(graph, graph_match, build, modules),
     ):
         with pytest.raises(MatchError, match=match) as caught:
             attempt()
@@ -57,7 +57,7 @@ def replaced(function, what=pattern, make=build, inputs=(X, Y), modules=None):
     """The rewritten graph, after checking that it computes what ``function`` computes."""
     graph = trace(function)
     before = text(graph)
-    found = search(graph, what, modules).occurrences
+    found = search(graph, what, modules).graph_matches
     assert found
     new, _ = rewrite(graph, found, make, modules)
     assert text(graph) == before

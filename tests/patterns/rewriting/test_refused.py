@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from schedule.capture.tracing.regions import begin_grad_mode, end_region
 from schedule.patterns import search
-from schedule.patterns.rewriting import check, copy_graph, rewrite, sift, splice
+from schedule.patterns.rewriting import check, copy_graph, partition, rewrite, splice
 from schedule.util.errors import MatchError
 from tests.patterns.rewriting.replacing import (
     X,
@@ -107,7 +107,7 @@ def test_an_unknown_module_amid_the_match():
     refused(graph_for("a"), match="leaf may change")
     for modules, argument in (({"leaf": nn.Tanh()}, "a"), ({"leaf": Leaf()}, "other")):
         graph = graph_for(argument)
-        check(graph, search(graph, pattern, modules).occurrences, modules)
+        check(graph, search(graph, pattern, modules).graph_matches, modules)
 
 
 def dropped(x, y):
@@ -130,7 +130,7 @@ def test_random_numbers_keep_their_order():
     graph = trace(harmless)
     torch.manual_seed(0)
     new, _ = rewrite(
-        graph, search(graph, dropped).occurrences, lambda g, i, s: g.call_function(dropped, (*i.values(),))
+        graph, search(graph, dropped).graph_matches, lambda g, i, s: g.call_function(dropped, (*i.values(),))
     )
     torch.manual_seed(1)
     expected = harmless(X, Y)
@@ -194,8 +194,8 @@ def test_in_place_operations_inside():
 
 def test_overlapping_foreign_and_consumed_matches():
     graph = trace(lambda a, b: torch.tanh(torch.relu(a + b)))
-    (one,) = search(graph, pattern).occurrences
-    (two,) = search(graph, lambda x: torch.tanh(torch.relu(x))).occurrences
+    (one,) = search(graph, pattern).graph_matches
+    (two,) = search(graph, lambda x: torch.tanh(torch.relu(x))).graph_matches
     with pytest.raises(MatchError, match="two matches share"):
         check(graph, [one, two])
     with pytest.raises(MatchError, match="another graph"):
@@ -217,7 +217,7 @@ def test_a_build_that_raises_leaves_nothing_behind():
         raise KeyError("no")
 
     with pytest.raises(KeyError):
-        splice(graph, search(graph, pattern).occurrences[0], breaks)
+        splice(graph, search(graph, pattern).graph_matches[0], breaks)
     assert text(graph) == before
 
 
@@ -229,7 +229,7 @@ def test_sift_separates_sound_from_unsound():
         return torch.tanh(inner)
 
     graph = trace(model)
-    sound, unsound = sift(graph, search(graph, pattern).occurrences)
+    sound, unsound = partition(graph, search(graph, pattern).graph_matches)
     assert [o.outputs[0].name for o in sound] == ["tanh"]
     assert [o.outputs[0].name for o, _ in unsound] == ["tanh_1"] and "add_" in str(unsound[0][1])
 

@@ -50,7 +50,7 @@ def test_names_are_fresh_and_deterministic_and_metadata_stays():
         graph = trace(model)
         for node in graph.nodes:
             node.meta.update(spec=("spec of", node.name), source="model.py:7")
-        new, made = rewrite(graph, search(graph, pattern).occurrences, build)
+        new, made = rewrite(graph, search(graph, pattern).graph_matches, build)
         assert [[n.name for n in nodes] for nodes in made] == [["fused"], ["fused_1"]]
         assert made[1][0].meta == {"spec": ("spec of", "tanh_1"), "source": "model.py:7"}
         graphs.append(new)
@@ -61,7 +61,7 @@ def test_names_are_fresh_and_deterministic_and_metadata_stays():
 def test_names_are_not_used_again_in_copies():
     graph = trace(lambda a, b: torch.tanh(torch.relu(a + b)))
     new, _ = rewrite(
-        graph, search(graph, pattern).occurrences, lambda g, i, s: g.call_function(torch.sub, (*i.values(),))
+        graph, search(graph, pattern).graph_matches, lambda g, i, s: g.call_function(torch.sub, (*i.values(),))
     )
     twin = copy_graph(copy_graph(new))
     with twin.inserting_after(next(n for n in twin.nodes if n.name == "sub")):
@@ -94,11 +94,11 @@ def test_several_outputs_go_before_the_first_use_and_after_all_inputs():
 
 def test_unused_outputs_may_be_missing_used_ones_not():
     graph = trace(lambda a, w, v: (a @ w).relu() + 0 * (a @ v).sum())
-    found = search(graph, pair).occurrences
+    found = search(graph, pair).graph_matches
     with pytest.raises(MatchError, match="gives no value for matmul_1"):
         rewrite(graph, found, lambda g, i, s: [g.call_function(torch.matmul, (i["x"], i["w"]))])
     dead = trace(lambda a, w, v: (a @ w, a @ v)[0])
-    found = search(dead, pair).occurrences
+    found = search(dead, pair).graph_matches
     new, _ = rewrite(dead, found, lambda g, i, s: [g.call_function(torch.mm, (i["x"], i["w"]))])
     torch.testing.assert_close(run(new, X, W, V), X @ W)
 
@@ -109,7 +109,7 @@ def test_parallel_chains_merge_into_one_call():
 
     graph = trace(model)
     product = compile_pattern(lambda x, w: x @ w)
-    merged = merge(search(graph, product).occurrences)
+    merged = merge(search(graph, product).graph_matches)
     assert {k: n.name for k, n in merged.inputs.items()} == {"x": "a", "w_0": "w", "w_1": "v"}
     new, _ = rewrite(graph, [merged], lambda g, i, s: g.call_function(matmuls, (i["x"], i["w_0"], i["w_1"])))
     torch.testing.assert_close(run(new, X, W, V), model(X, W, V))
@@ -117,7 +117,7 @@ def test_parallel_chains_merge_into_one_call():
         merge([])
     apart = trace(lambda a, b: torch.relu(a) + torch.relu(b))
     with pytest.raises(MatchError, match="share no input"):
-        merge(search(apart, lambda x: torch.relu(x)).occurrences)
+        merge(search(apart, lambda x: torch.relu(x)).graph_matches)
 
 
 def test_what_only_fed_the_match_goes_and_effects_stay():
@@ -130,7 +130,7 @@ def test_what_only_fed_the_match_goes_and_effects_stay():
         return torch.relu(a).view(a.size(0), -1) + b
 
     graph = trace(model)
-    new, _ = rewrite(graph, search(graph, shaped).occurrences, build)
+    new, _ = rewrite(graph, search(graph, shaped).graph_matches, build)
     assert ops(new) == [
         "size",
         "add_",
@@ -174,7 +174,7 @@ def test_parameters_of_module_calls_are_read_by_path():
 
     new, (made,) = rewrite(
         graph,
-        search(graph, what, modules).occurrences,
+        search(graph, what, modules).graph_matches,
         lambda g, i, s: g.call_function(what, (*i.values(),)),
         modules,
     )
@@ -186,8 +186,8 @@ def test_parameters_of_module_calls_are_read_by_path():
 def test_linear_splits_into_product_and_sum():
     graph = trace(lambda x, w, b: torch.relu(F.linear(x, w, b)))
     what = compile_pattern(lambda x, b: torch.relu(x + b))
-    assert not search(graph, what).occurrences
-    assert split_linear(graph) == 1 and search(graph, what).occurrences
+    assert not search(graph, what).graph_matches
+    assert split_linear(graph) == 1 and search(graph, what).graph_matches
     bias = torch.randn(4)
     torch.testing.assert_close(run(graph, X, W, bias), torch.relu(F.linear(X, W, bias)))
 

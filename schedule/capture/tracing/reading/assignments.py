@@ -57,7 +57,7 @@ class Assignments:
                 evaluator.guard("same", place, current)
                 return
         kind = type(owner).__name__
-        inside = path is not None and (path == "" or path in evaluator.tracer.entered)
+        inside = path is not None and (path == "" or path in evaluator.tracer.inlined)
         if not inside or table in ("_parameters", "_modules"):
             raise evaluator.refused(f"the forward assigns attribute {name!r} of a {kind}, {described(source)}", _FIX)
         if evaluator.was_compared(place):

@@ -1,4 +1,4 @@
-"""What a search hands back: occurrences, near misses, the cost."""
+"""What a search hands back: matches, near misses, the cost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from schedule.patterns.values import OpNode
 
 
 @dataclass(frozen=True, eq=False)
-class Occurrence:
+class GraphMatch:
     """One place where a pattern was found.
 
     Attributes:
@@ -81,17 +81,17 @@ class SearchResult:
     """What :func:`search` found.
 
     Attributes:
-        occurrences: disjoint, in graph order.
+        matches: disjoint, in graph order.
         visited: graph nodes compared with pattern nodes, repeats counted.
     """
 
-    occurrences: list[Occurrence]
+    graph_matches: list[GraphMatch]
     visited: int
     _explain: Callable[[], list[NearMiss]] = field(repr=False)
 
     @cached_property
     def near_misses(self) -> list[NearMiss]:
-        """The best partial matches that are no part of an occurrence, best first; made when first read."""
+        """The best partial matches that are no part of a match, best first; made when first read."""
         return self._explain()
 
 
@@ -122,9 +122,9 @@ def disjoint(regions: Iterable[AnyRegion]) -> list[AnyRegion]:
     return kept
 
 
-def resolve(occurrences: Iterable[Occurrence]) -> list[Occurrence]:
-    """The disjoint occurrences of greatest benefit, in graph order; they may stem from several patterns.
+def resolve(graph_matches: Iterable[GraphMatch]) -> list[GraphMatch]:
+    """The disjoint matches of greatest benefit, in graph order; they may stem from several patterns.
 
     More consumed nodes come first; among equals the one earlier in the graph, then the one given earlier.
     """
-    return disjoint(occurrences)
+    return disjoint(graph_matches)

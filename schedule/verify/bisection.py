@@ -52,7 +52,7 @@ def undone(sch: Undoable, down_to: int = 0) -> Iterator[None]:
             sch.redo()
 
 
-def guilty_step(
+def first_failing_step(
     sch: Undoable,
     case: Case,
     reference: Observation,

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 GAIN = 1.0
-"""Size of what a stirred matrix makes of inputs of size one. There the two GELUs differ by 3e-4, far above
+"""Size of what a perturbed matrix makes of inputs of size one. There the two GELUs differ by 3e-4, far above
 rounding. At 2 attention sharpens so much that rounding grows tenfold over 12 layers."""
 NUDGE = 4.0
 """What is added to weights to see what rounding does, in units of the dtype's. A reordered sum of n terms is off by
@@ -23,7 +23,7 @@ SPREAD = 0.2
 
 
 @torch.no_grad()
-def stir(model: nn.Module, names: set[str]) -> None:
+def perturb(model: nn.Module, names: set[str]) -> None:
     """Give the parameters of ``model`` other values, the same for any two models that start equal.
 
     Args:
@@ -44,7 +44,7 @@ def stir(model: nn.Module, names: set[str]) -> None:
 
 
 @torch.no_grad()
-def nudge(model: nn.Module, attempt: int) -> None:
+def perturb_slightly(model: nn.Module, attempt: int) -> None:
     """Move every floating parameter by a few roundings; each ``attempt`` in another direction."""
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point():
