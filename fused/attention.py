@@ -18,6 +18,8 @@ from torch.nn.attention import SDPBackend
 
 from fused.backends.tracing import PLAIN, differentiated, transformed
 from fused.loss_autograd import watched
+from fused.torch_internals.kernels import choose_attention_kernel
+from fused.torch_internals.modes import is_tracing_dispatch_active
 
 Tensor = torch.Tensor
 Filling = tuple[Tensor, float]
@@ -26,11 +28,6 @@ Operands = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 
 _FAR = -128.0
 """A row whose every key has less added to it is computed as eager torch does: a float32 is exact to 1e-5 up to here."""
-_INFRASTRUCTURE = (
-    torch._C._TorchDispatchModeKey.FAKE,
-    torch._C._TorchDispatchModeKey.PROXY,
-    torch._C._TorchDispatchModeKey.FUNCTIONAL,
-)
 _aten = torch.ops.aten
 
 
@@ -83,7 +80,7 @@ def attention(
 
 def _is_watched(operands: Sequence[Tensor | None]) -> bool:
     """Whether somebody traces or transforms what is done, or tensors have no data to look at."""
-    if transformed() or any(torch._C._get_dispatch_mode(key) is not None for key in _INFRASTRUCTURE):
+    if transformed() or is_tracing_dispatch_active():
         return True
     return any(tensor is not None and (type(tensor) not in PLAIN or tensor.is_meta) for tensor in operands)
 
@@ -96,7 +93,7 @@ def _is_kernels_own(
         return False
     if mask is not None and not _fits(mask, (*q.shape[:-1], k.shape[-2])):
         return False
-    chosen = torch._fused_sdp_choice(q, k, v, mask, dropout_p, False, scale=scale, enable_gqa=enable_gqa)
+    chosen = choose_attention_kernel(q, k, v, mask, dropout_p, False, scale=scale, enable_gqa=enable_gqa)
     return bool(chosen != SDPBackend.MATH.value)
 
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from fused.backends import Op, requested
 from fused.backends.reference import losses as formulas
 from fused.backends.tracing import differentiated, transformed
+from fused.torch_internals.modes import is_batched_by_autograd
 
 Tensor = torch.Tensor
 Statistics = tuple[Tensor, Tensor, Tensor | None]
@@ -101,7 +102,7 @@ class _LogitStatistics(torch.autograd.Function):
 
 def watched(g: Tensor) -> bool:
     """Whether a backward pass for g needs plain operations: it is recorded, transformed, or of several gradients."""
-    batched: bool = torch._C._functorch.is_legacy_batchedtensor(g)
+    batched: bool = is_batched_by_autograd(g)
     return batched or torch.is_grad_enabled() or transformed()
 
 

@@ -64,7 +64,7 @@ class Local:
         """Where the local shard of x begins along a dimension."""
         if self.mesh is None:
             return 0
-        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+        from fused.torch_internals.sharded import compute_local_shape_and_global_offset
 
         _, offsets = compute_local_shape_and_global_offset(self.shape, self.mesh, self.placements)
         return int(offsets[dim])

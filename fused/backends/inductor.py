@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from fused.backends import availability, kernels
+from fused.torch_internals.modes import DisableTorchFunction, count_function_modes
 
 Formula = Callable[..., Any]
 
@@ -77,7 +78,7 @@ def _by_torch_compile(formula: Formula, inputs: Sequence[Any], statics: Mapping[
     try:
         return compiled(*inputs)
     except _failures() as error:
-        from torch._dynamo.exc import FailOnRecompileLimitHit
+        from fused.torch_internals.compiler import FailOnRecompileLimitHit
 
         if isinstance(error, FailOnRecompileLimitHit):
             _compiled[key] = functools.partial(formula, **statics)
@@ -93,7 +94,7 @@ def _first_line(error: Exception) -> str:
 @functools.cache
 def _failures() -> tuple[type[Exception], ...]:
     try:
-        from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+        from fused.torch_internals.compiler import FailOnRecompileLimitHit, TorchDynamoException
     except ImportError:
         return (ImportError,)
     return (TorchDynamoException, FailOnRecompileLimitHit, ImportError, OSError)
@@ -138,6 +139,6 @@ def _no_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
 
 def _no_function_modes() -> contextlib.AbstractContextManager[Any]:
     """Nothing to see for a ``TorchFunctionMode``, such as a recording: dynamo would trace into it and guard on it."""
-    if torch._C._len_torch_function_stack():
-        return torch._C.DisableTorchFunction()
+    if count_function_modes():
+        return DisableTorchFunction()
     return contextlib.nullcontext()

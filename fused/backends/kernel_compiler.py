@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from fused.backends import kernel_store
 from fused.backends.kernel_store import Kernel, Stored, fitting
 from fused.backends.tracing import for_the_compiler
+from fused.torch_internals.compiler import INDUCTOR, compile_fx, compile_fx_inner
+from fused.torch_internals.tensors import FakeTensor, FakeTensorMode
 
 Tensor = torch.Tensor
 
@@ -129,7 +129,7 @@ def _parts(made: Any) -> tuple[str, dict[str, str]]:
     kept: list[ast.stmt] = []
     libraries: dict[str, str] = {}
     for statement in ast.parse(made.source_code).body:
-        if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith("torch._inductor"):
+        if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith(INDUCTOR):
             continue
         if "async_compile" in {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}:
             if isinstance(statement, ast.Assign) and statement.targets[0].id != "async_compile":  # type: ignore[attr-defined]

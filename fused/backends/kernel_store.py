@@ -80,7 +80,7 @@ class Stored:
 
 def cache() -> Path:
     """Where inductor keeps its libraries; TORCHINDUCTOR_CACHE_DIR sets it."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
+    from fused.torch_internals.kernel_cache import cache_dir
 
     return Path(cache_dir())
 
@@ -89,8 +89,9 @@ def cache() -> Path:
 def _library(path: str) -> Callable[..., None]:
     """The function in a library that inductor built for Python."""
     # The library asks for this on being loaded.
-    address = torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]
-    os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(address)
+    from fused.torch_internals.kernel_cache import data_pointer_address
+
+    os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(data_pointer_address())
     name = f"fused_{hashlib.sha256(path.encode()).hexdigest()[:16]}.kernel"
     loader = importlib.machinery.ExtensionFileLoader(name, path)
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)

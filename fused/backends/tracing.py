@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from fused.torch_internals.modes import are_functorch_transforms_active, count_dispatch_modes, is_batched_by_autograd
+
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 _thread = threading.local()
@@ -37,7 +39,7 @@ def transformed() -> bool:
     """
     return (
         torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
+        or are_functorch_transforms_active()
         or forward_ad._current_level >= 0
         or torch.jit.is_tracing()
     )
@@ -53,9 +55,9 @@ def watched(tensors: Iterable[torch.Tensor]) -> bool:
 
     Tracing and transforms; dispatch modes; tensor subclasses; batched gradients (``is_grads_batched``).
     """
-    if transformed() or torch._C._len_torch_dispatch_stack() > 0:
+    if transformed() or count_dispatch_modes() > 0:
         return True
-    return any(type(t) not in PLAIN or torch._C._functorch.is_legacy_batchedtensor(t) for t in tensors)
+    return any(type(t) not in PLAIN or is_batched_by_autograd(t) for t in tensors)
 
 
 def needs_reference(tensors: Iterable[Any]) -> bool:
@@ -64,7 +66,7 @@ def needs_reference(tensors: Iterable[Any]) -> bool:
     Tracing and transforms; dispatch modes (fake tensors, `make_fx`, operation counters); tensor subclasses;
     the meta device; a backward pass that is itself recorded for another one.
     """
-    if transformed() or torch._C._len_torch_dispatch_stack() > 0:
+    if transformed() or count_dispatch_modes() > 0:
         return True
     recording = torch.is_grad_enabled()
     for tensor in tensors:

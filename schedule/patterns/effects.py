@@ -10,6 +10,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import fx, nn
 
+from fused.torch_internals.kernels import NATIVE_MODULES
 from schedule.capture.tracing.effects import changed, drops, first_argument, is_pure_query, uses_random
 from schedule.capture.tracing.opaque import Constant
 from schedule.capture.tracing.regions import REGION_FUNCTIONS
@@ -21,7 +22,7 @@ _GLOBAL_PREFIXES = ("set_", "_set", "manual_seed", "seed", "use_", "_enter", "_e
 _PURE_MODULES = frozenset(
     (
         *("torch", "torch.functional", "torch.nn.functional", "torch.special", "torch.linalg", "torch.fft"),
-        *("torch._tensor", "torch._C._nn", "torch._C._special", "torch._C._linalg", "torch._C._fft"),
+        *NATIVE_MODULES,
         *("_operator", "operator", "math"),
     )
 )

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
+from fused.torch_internals.tensors import neural_functions
 from schedule.capture.tracing.own_forward import functions_called, has_own_forward
 
 REQUIRED = inspect.Parameter.empty
@@ -190,7 +191,7 @@ def register_op(
     params, variadic = parse_signature(signature)
     definition = OpDef(name, params, variadic, tuple(commutative), frozenset(dims), view, rng, metadata)
     DEFINITIONS[name] = definition
-    spaces = (torch, functional, torch.special, torch._C._nn, operator)
+    spaces = (torch, functional, torch.special, neural_functions, operator)
     found = [getattr(space, n) for space in spaces for n in (name, name + "_") if hasattr(space, n)]
     for function in [*filter(_is_shipped, found), *functions]:
         if callable(function):

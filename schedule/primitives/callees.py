@@ -96,7 +96,7 @@ class CompiledRegion(Region):
 
 def _failures() -> tuple[type[Exception], ...]:
     try:
-        from torch._dynamo.exc import TorchDynamoException
+        from fused.torch_internals.compiler import TorchDynamoException
     except ImportError:
         return (ImportError, OSError)
     return (TorchDynamoException, ImportError, OSError)

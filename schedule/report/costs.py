@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fused.backends import Op
+from fused.torch_internals.modes import TorchDispatchMode
 from schedule.runtime.scheduled import uncounted
 from schedule.util.generators import seed_all
 from schedule.util.named_values import call

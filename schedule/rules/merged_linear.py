@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fused.backends.tracing import differentiated, watched
 from fused.linear import linear, linear_backward
+from fused.torch_internals.modes import count_function_modes
 
 
 def merged_linear(
@@ -48,7 +49,7 @@ def merged_linear(
 
 def _mergeable(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
     given = [x, *weights, *(bias for bias in biases if bias is not None)]
-    if watched(given) or torch._C._len_torch_function_stack() or torch.is_autocast_enabled(x.device.type):
+    if watched(given) or count_function_modes() or torch.is_autocast_enabled(x.device.type):
         return False
     if any((each.dtype, each.device, each.layout) != (x.dtype, x.device, torch.strided) for each in given):
         return False

@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
-from torch.fx._symbolic_trace import _patch_function
 
+from fused.torch_internals.symbolic_trace import with_arguments
 from schedule.capture.recording.structure import generated_class
 from schedule.capture.tracing.lock import TRACING
 from schedule.util.errors import NotApplicable
@@ -104,7 +104,7 @@ def _dispatching(cls: type[nn.Module]) -> Callable[..., Any]:
     cells = dict(zip(*_closure(original), strict=True))
     cells.pop("__class__", None)
     names = _followed_names(original)
-    patched = functools.partial(_patch_function, original, len(names))
+    patched = functools.partial(with_arguments, original, len(names))
     text = _FORWARD.format(
         captured="".join(f", {name}" for name in cells),
         follow=_FOLLOW.format(names=", ".join(names)) if names else "pass",

@@ -18,10 +18,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.overrides import _get_current_function_mode_stack
 
+from fused.torch_internals.modes import count_dispatch_modes, count_function_modes, innermost_transform
+from fused.torch_internals.tensors import FakeTensor, FunctionalTensor
 from schedule.capture.recording.structure import leaves
 from schedule.capture.tracing.guards import GuardMiss
 from schedule.capture.tracing.hooks import acts_on_all
@@ -110,7 +110,7 @@ class ScheduledState:
 
     def run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the graph made for calls like this one, else the original forward."""
-        if torch._C._len_torch_function_stack() and not torch.compiler.is_compiling() and sees_functions():
+        if count_function_modes() and not torch.compiler.is_compiling() and sees_functions():
             return self.fall_back(module, args, kwargs, "a mode that watches torch's functions is active")
         selected = self.selected(module, args, kwargs) or self.adapt(module, args, kwargs)
         if selected is None:
@@ -245,7 +245,7 @@ def is_only_traced(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call is no run of the model: it is compiled, exported, transformed, or without data."""
     if torch.compiler.is_compiling() or _busy.now or torch.jit.is_tracing():
         return True
-    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+    if count_dispatch_modes() or innermost_transform() is not None:
         return True
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         return True

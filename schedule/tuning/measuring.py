@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
 
+from schedule.capture.recording.structure import map_structure
 from schedule.core.node import Node
 from schedule.report.costs import step_peak, step_seconds
 from schedule.util.errors import NotApplicable
@@ -141,12 +141,9 @@ class TrainingStep:
 
 def _compiling_afresh() -> AbstractContextManager[None]:
     """Inside, torch.compile does not give up because earlier trials compiled the same forwards."""
-    import torch._dynamo  # which takes seconds
+    from fused.torch_internals.compiler import many_recompilations  # takes seconds
 
-    patched: AbstractContextManager[None] = torch._dynamo.config.patch(
-        recompile_limit=1_000, accumulated_recompile_limit=10_000
-    )
-    return patched
+    return many_recompilations()
 
 
 def _rows_that_fit(model: nn.Module, batch: Any) -> int:
@@ -186,4 +183,4 @@ def split(batch: Any, micro_batch: int | None) -> list[Any]:
         return value[start : start + micro_batch] if own else value
 
     given = dict(batch) if isinstance(batch, Mapping) else batch
-    return [tree_map(partial(part, start=start), given) for start in range(0, rows, micro_batch)]
+    return [map_structure(given, partial(part, start=start)) for start in range(0, rows, micro_batch)]

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from fused.torch_internals.modes import EnableTorchFunction
+
 
 class _CopiedBy(TorchFunctionMode):
     """Under it, ``copy.deepcopy`` copies tensors by a function, also those within a graph of autograd."""
@@ -26,5 +28,5 @@ class _CopiedBy(TorchFunctionMode):
 
 def copied(value: Any, tensor_copy: Callable[[torch.Tensor], torch.Tensor], memo: dict[int, Any] | None = None) -> Any:
     """``copy.deepcopy(value, memo)``, with ``tensor_copy(tensor)`` in place of each tensor."""
-    with torch._C._EnableTorchFunction(), _CopiedBy(tensor_copy):
+    with EnableTorchFunction(), _CopiedBy(tensor_copy):
         return copy.deepcopy(value, memo)

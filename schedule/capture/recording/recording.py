@@ -18,11 +18,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fused.linear import linear
+from fused.torch_internals.modes import DisableTorchFunction, EnableTorchFunction
+from fused.torch_internals.tensors import FakeTensor, FakeTensorMode
 from schedule.capture.recording.calls import intercepted_calls
 from schedule.capture.recording.data import Seen, depends_on_data, writes_number
 from schedule.capture.recording.specs import TensorSpec
@@ -121,7 +122,7 @@ class Recording:
     def snapshot(self, value: Any) -> Any:
         """A deep copy of ``value`` in which every tensor is a data-free one; itself where it cannot be copied."""
         try:
-            with torch._C._EnableTorchFunction(), _DataFreeCopies(self.fake_mode, self._data_free):
+            with EnableTorchFunction(), _DataFreeCopies(self.fake_mode, self._data_free):
                 return copy.deepcopy(value)
         except (TypeError, ValueError, RuntimeError, AttributeError):
             return value
@@ -210,7 +211,7 @@ class _DataFreeCopies(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not torch.Tensor.__deepcopy__:
-            with torch._C.DisableTorchFunction():
+            with DisableTorchFunction():
                 return func(*args, **(kwargs or {}))
         tensor, memo = args
         if id(tensor) not in memo:
@@ -221,7 +222,7 @@ class _DataFreeCopies(TorchFunctionMode):
         if isinstance(tensor, FakeTensor):
             return tensor  # its storage must never be read
         if tensor not in self.known:  # a cache goes to every layer, with the tensors of all layers before
-            with torch._C.DisableTorchFunction(), self.fake_mode:
+            with DisableTorchFunction(), self.fake_mode:
                 self.known[tensor] = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         return self.known[tensor]
 
@@ -252,11 +253,11 @@ def record(root: nn.Module, example_inputs: Any) -> Recording:
     watching = _WatchingFunctions(recording)
 
     def keep(module: nn.Module, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with torch._C.DisableTorchFunction():  # describing reads shapes, which is no reading of the model's
+        with DisableTorchFunction():  # describing reads shapes, which is no reading of the model's
             received = recording.describe(args), recording.describe(kwargs)
         with watching.inside(module):
             output = call(*args, **kwargs)
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             recording.add(module, *received, recording.describe(output))
         watching.returned(module, output)
         return output

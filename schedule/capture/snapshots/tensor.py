@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 
+from fused.torch_internals.tensors import FakeTensor, set_version
 from schedule.capture.snapshots.pieces import Difference, Part
 
 SMALL = 2**14
@@ -73,8 +72,7 @@ class SavedTensor:
             with torch.inference_mode(live.is_inference()), torch.no_grad():
                 live.copy_(self.clone)
             if self.version is not None:  # a graph of autograd that has saved it finds what it saved
-                versions: Any = torch._C._autograd._unsafe_set_version_counter
-                versions((live,), (self.version,))
+                set_version(live, self.version)
         return None
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import operator
 from typing import Any, NoReturn
 
-import torch
 from torch import fx
 
+from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.recording.source import user_line
 from schedule.capture.tracing.trace import Trace
 from schedule.util.errors import TraceError
@@ -22,7 +22,7 @@ class TrackedDict(dict[Any, Any]):
         node.meta["object"] = True
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             self._tracer.emit(operator.setitem, (self.node, key, self._tracer.as_nodes(value)))
         super().__setitem__(key, value)
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch.autograd import Function
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from fused.torch_internals.modes import DisableTorchFunction, TorchDispatchMode
 
 _ANALYTIC = {"add", "sub", "rsub", "mul", "div", "neg", "pow", "reciprocal", "exp", "tanh", "sigmoid", "erf"}
 _ANALYTIC |= {"sin", "cos", "detach", "alias", "clone", "_to_copy"}
@@ -62,7 +63,7 @@ def is_derivative(cls: type[Function], args: tuple[Any, ...], kwargs: dict[str, 
     """Whether the backward of ``cls`` is the derivative of its forward; its arguments are tensors of one shape."""
     if kwargs or not all(isinstance(arg, torch.Tensor) and arg.is_floating_point() for arg in args):
         return False
-    with torch._C.DisableTorchFunction(), torch.enable_grad():  # sizes that a tracer knows stay open
+    with DisableTorchFunction(), torch.enable_grad():  # sizes that a tracer knows stay open
         if any(arg.shape != args[0].shape for arg in args):
             return False
         if cls not in _known:

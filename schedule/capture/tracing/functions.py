@@ -15,6 +15,7 @@ from torch.jit import ScriptFunction
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import CheckpointFunction
 
+from fused.torch_internals.modes import DisableTorchFunction, is_torch_function_disabled
 from schedule.capture.recording.source import user_line
 from schedule.capture.recording.structure import leaves, map_structure
 from schedule.capture.tracing.derivatives import inlined, is_derivative
@@ -68,20 +69,20 @@ class FunctionTracker:
             return cls.apply(*args, **kwargs)
         if is_derivative(cls, args, kwargs):
             return inlined(cls, args)
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             return _written(self.tracer, Applied(cls), cls.apply, args, kwargs)
 
     def scripted(self, function: ScriptFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of a function of TorchScript."""
         if not writes(self.tracer):
             return function(*args, **kwargs)
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             return _written(self.tracer, Applied(function), function, args, kwargs)
 
 
 def writes(tracer: Trace) -> bool:
     """Whether ``tracer`` is not just finding out what a call computes."""
-    return not torch._C._is_torch_function_all_disabled() and tracer in _get_current_function_mode_stack()
+    return not is_torch_function_disabled() and tracer in _get_current_function_mode_stack()
 
 
 def _written(

@@ -15,8 +15,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
+from fused.torch_internals.modes import DisableTorchFunction
+from fused.torch_internals.tensors import FakeTensor
 from schedule.capture.recording.data import is_shaped_by_data
 from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.recording.structure import leaves
@@ -153,7 +154,7 @@ class IndexFunctions:
         tracer.guards.clear()
         tracer.guards.update(guards)
         self._replaced.append(steps)
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             operands, options = tracer.as_nodes(given), tracer.as_nodes(kwargs)
             node = tracer.emit(indices_of, (target(), *operands), options)
             value = tracer.outputs[node] = tracer.track(value, node)
@@ -161,7 +162,7 @@ class IndexFunctions:
 
     def _state(self, following: Following, value: Any) -> list[Any]:
         """What is in the containers of ``value``, how often its tensors were written to, and attributes assigned."""
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             held = [(path, id(x), x._version if isinstance(x, torch.Tensor) else 0) for path, x in leaves(value)]
         return [held, following.assigned]
 
@@ -193,7 +194,7 @@ def _are_indices(value: Any) -> bool:
 def _is_index(leaf: Any) -> bool:
     if not isinstance(leaf, torch.Tensor):
         return isinstance(leaf, _NUMBERS)
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         return not (leaf.is_floating_point() or leaf.is_complex())
 
 

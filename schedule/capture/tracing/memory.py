@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.recording.structure import leaves, tensors
 from schedule.capture.tracing.hooks import is_hooked
 
@@ -52,7 +53,7 @@ class Memory:
                 self._keep(tensor)
 
     def _keep(self, tensor: torch.Tensor) -> None:
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             storage = tensor.untyped_storage()
             self._new[storage._cdata] = storage
 
@@ -62,7 +63,7 @@ class Memory:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         return int(tensor.untyped_storage()._cdata)
 
 

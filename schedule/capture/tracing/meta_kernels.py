@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fused.torch_internals.kernels import grouped_mm
 from schedule.capture.recording.structure import tensors
 
 
@@ -58,14 +59,14 @@ def _is_number(value: Any) -> bool:
     )
 
 
-_STAND_INS: dict[Any, Callable[..., Any]] = {
+_META_KERNELS: dict[Any, Callable[..., Any]] = {
     function: _grouped_mm
-    for owner, name in ((torch.nn.functional, "grouped_mm"), (torch, "_grouped_mm"))
-    if (function := getattr(owner, name, None)) is not None
+    for function in (getattr(torch.nn.functional, "grouped_mm", None), grouped_mm)
+    if function is not None
 }
-_STAND_INS |= {torch.tensor: _tensor, torch.Tensor.__getitem__: _picked}
+_META_KERNELS |= {torch.tensor: _tensor, torch.Tensor.__getitem__: _picked}
 
 
 def stand_in(function: Any) -> Callable[..., Any]:
     """What gives the result of ``function`` for tensors without data: the function itself, as a rule."""
-    return _STAND_INS.get(function, function)
+    return _META_KERNELS.get(function, function)

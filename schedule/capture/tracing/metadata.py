@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+from fused.torch_internals.tensors import TENSOR_MODULE, DataDependentOutputException, DynamicOutputShapeException
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 
@@ -71,7 +72,7 @@ def is_method(func: Any) -> bool:
     owner = getattr(func, "__objclass__", None)
     if owner is not None:
         return issubclass(torch.Tensor, owner)
-    return getattr(func, "__module__", "") == "torch._tensor"
+    return getattr(func, "__module__", "") == TENSOR_MODULE
 
 
 def is_constant_query(func: Any) -> bool:

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
+from fused.torch_internals.modes import DisableTorchFunction
+from fused.torch_internals.tensors import FakeTensor
 from schedule.capture.recording.source import user_line
 from schedule.capture.recording.structure import map_structure
 from schedule.capture.tracing.containers import TrackedDict
@@ -143,7 +144,7 @@ class OpaqueTracker:
         if isinstance(attribute, bool) or attribute is None:
             self.tracer.guard(read, attribute)
             return attribute
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             tracked = self.tracer.track(attribute, read)
         return TrackedDict(self.tracer, read, tracked) if type(attribute) is dict else tracked
 
@@ -158,7 +159,7 @@ class OpaqueTracker:
     ) -> Any:
         """Call a method of a watched object on its data-free copy, and write the call."""
         tracer, kwargs = self.tracer, kwargs or {}
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             operands = (*leading, *tracer.as_nodes(args[len(leading) - 1 :]))
             written = tracer.emit(target, operands, tracer.as_nodes(kwargs))
             written.meta["opaque"] = True
@@ -197,7 +198,7 @@ class OpaqueTracker:
     def construct(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``cls(*args, **kwargs)``, such as ``DynamicCache(…)``: a node; what it makes is watched."""
         tracer = self.tracer
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             node = tracer.emit(cls, tracer.as_nodes(args), tracer.as_nodes(kwargs))
             real_args, real_kwargs = (map_structure(part, tracer.value_of) for part in (args, kwargs))
             with tracer.recording.fake_mode:

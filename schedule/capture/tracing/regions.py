@@ -16,6 +16,7 @@ import torch
 from torch import fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fused.torch_internals.modes import set_grad_enabled
 from schedule.capture.tracing.trace import Trace
 
 
@@ -30,7 +31,7 @@ _open = _Open()
 def begin_grad_mode(enabled: bool) -> AbstractContextManager[Any]:
     """Enter ``torch.set_grad_enabled(enabled)``; the result goes to :func:`end_region`."""
     previous = torch.is_grad_enabled()
-    torch._C._set_grad_enabled(enabled)
+    set_grad_enabled(enabled)
     return _opened(_GradMode(previous))
 
 
@@ -66,7 +67,7 @@ class _GradMode(AbstractContextManager[Any]):
         self.previous = previous
 
     def __exit__(self, *_: object) -> None:
-        torch._C._set_grad_enabled(self.previous)
+        set_grad_enabled(self.previous)
 
 
 REGION_FUNCTIONS = frozenset({begin_grad_mode, begin_autocast, begin_sdpa_kernel, end_region})
@@ -103,7 +104,7 @@ class RegionTracker:
 
     def handles(self, func: Any) -> bool:
         """Whether ``func`` begins or ends a block."""
-        return func is torch._C._set_grad_enabled
+        return func is set_grad_enabled
 
     def on_call(self, func: Any, args: Any) -> None:
         """Grad mode is being set: the end of the innermost block if it restores what was, else a new block."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.tracing import metadata
 from schedule.capture.tracing.bounds import sliced_length
@@ -64,7 +65,7 @@ class SizeReader:
 
     def shape(self, tensor: torch.Tensor) -> torch.Size:
         """``tensor.shape`` with symbolic sizes."""
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             node = self.tracer.node_of(tensor)
             sizes = tuple(tensor.shape)
             return torch.Size([self.size(node, dim, int(value)) for dim, value in enumerate(sizes)])

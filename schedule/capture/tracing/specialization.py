@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.recording.recording import Call, Recording
 from schedule.capture.recording.structure import is_dataclass_value, is_plain_mapping, original_class
 from schedule.capture.tracing.attributes import attributes_unchanged
@@ -252,7 +253,7 @@ def _finished(
 
 def _written(tracer: ModuleTracer, value: Any) -> Any:
     """A forward's result as the graph's output: containers as they are, dataclasses rebuilt by a call."""
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         if isinstance(value, (list, dict)) and tracer.evaluator.is_outside(value):
             return tracer.held(value)
         if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):

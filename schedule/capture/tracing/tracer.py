@@ -18,6 +18,7 @@ import torch
 from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 
+from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.recording.calls import intercepted_calls, unwatched
 from schedule.capture.recording.data import NUMBERS, Replay, decided, expected, writes_number
 from schedule.capture.recording.recording import Recording
@@ -124,7 +125,7 @@ class ModuleTracer(TorchFunctionMode):
 
     def described(self, value: Any) -> Any:
         """``value``, which the forward returned, by metadata."""
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             return self.recording.describe(map_structure(value, self.value_of))
 
     # -- values and nodes ------------------------------------------------------------------------------
@@ -378,7 +379,7 @@ class ModuleTracer(TorchFunctionMode):
         self, child: nn.Module, path: str, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """What the call of ``child`` returns, a node of the graph."""
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             node = self._call_module(path, self.as_nodes(args), self.as_nodes(kwargs))
             node.meta["source"] = user_line()
             described = self._recorded_output(child, args, kwargs)

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from fused.torch_internals.modes import TorchDispatchMode
+from fused.torch_internals.tensors import FakeTensorMode
 from schedule.distributed.checkpoint.slots import Slot
 from schedule.util.errors import NotApplicable
 from schedule.util.generators import generator_states, restore_generators

@@ -15,6 +15,7 @@ import torch
 from torch import fx, nn
 from torch.overrides import _pop_mode_temporarily
 
+from fused.torch_internals.modes import count_function_modes
 from schedule.capture.tracing.own_forward import has_own_forward
 from schedule.patterns.normalize import normalize
 from schedule.patterns.values import OpNode
@@ -35,7 +36,7 @@ def computes_linear(cls: type[Any], biased: bool) -> bool:
     if not issubclass(cls, nn.Linear) or cls.__call__ is not nn.Module.__call__:
         return False
     with ExitStack() as stack:  # it may be asked in the middle of a trace, which this one is no part of
-        while torch._C._len_torch_function_stack():
+        while count_function_modes():
             stack.enter_context(_pop_mode_temporarily())
         return all(_is_linear(_stand_in(cls, biased, training), biased) for training in (True, False))
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from fused.torch_internals.modes import TorchDispatchMode
 from schedule.capture.recording.calls import intercepted_calls
 from schedule.capture.recording.recording import as_call, undisturbed
 from schedule.capture.recording.structure import tensors

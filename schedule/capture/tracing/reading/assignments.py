@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.recording.structure import leaves
 from schedule.capture.tracing.reading.ledger import is_atom, same
 from schedule.capture.tracing.reading.reads import Reads
@@ -72,7 +73,7 @@ class Assignments:
 
     def write(self, tracer: Trace) -> None:
         """Add the assignments to the graph, which is complete but for its output."""
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             for (path, name), value in self._values.items():
                 table = self._tables[path, name]
                 holder = tracer.graph.get_attr(f"{path}.{table}" if path else table)

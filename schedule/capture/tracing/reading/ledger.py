@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.recording.structure import member_source, original_class
 from schedule.capture.tracing.hooks import acts_now
 from schedule.capture.tracing.own_forward import functions_called
@@ -174,7 +175,7 @@ def _calls(value: Any, function: Any) -> bool:
 
 def kind_of(tensor: torch.Tensor) -> tuple[torch.dtype, Any]:
     """What a graph builds on: the dtype, and the shape of a parameter; the rank of others, which may grow."""
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         return tensor.dtype, tensor.shape if isinstance(tensor, nn.Parameter) else tensor.dim()
 
 

@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from fused.torch_internals.modes import DisableTorchFunction, count_function_modes
+from fused.torch_internals.tensors import parse_to
 from schedule.capture.tracing.reading.attributes import class_of
 from schedule.capture.tracing.reading.evaluator import Evaluator
 from schedule.capture.tracing.reading.following import Handler
@@ -135,7 +137,7 @@ def _id(ev: Evaluator, value: Any) -> int:
 
 @_handles(len)
 def _len(ev: Evaluator, value: Any) -> Any:
-    if isinstance(value, torch.Tensor) and value.ndim and torch._C._len_torch_function_stack():
+    if isinstance(value, torch.Tensor) and value.ndim and count_function_modes():
         return value.shape[0]
     source = ev.source_of(value)
     method = ev.python_method(value, "__len__")
@@ -319,8 +321,8 @@ def _attention(ev: Evaluator, *args: Any, **kwargs: Any) -> Any:
 @_handles(nn.Module.to)
 def _to(ev: Evaluator, module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
     """``module.to(…)`` is the module where nothing has to be moved, else it is refused."""
-    with torch._C.DisableTorchFunction():
-        device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+    with DisableTorchFunction():
+        device, dtype, *_ = parse_to(*args, **kwargs)
     for tensor in (*module.parameters(), *module.buffers()):
         cast = dtype is not None and tensor.is_floating_point()
         if (cast and tensor.dtype != dtype) or (device is not None and tensor.device != device):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.recording.source import user_line
 from schedule.capture.recording.structure import leaves
 from schedule.capture.tracing.reading.following import Followed
@@ -165,7 +166,7 @@ class Reads:
         source = self.source_of(child)
         if source is None:
             return
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             floating = ((path, each.dtype) for path, each in child.named_parameters() if each.is_floating_point())
             path, dtype = next(floating, (None, None))
         if path is not None:

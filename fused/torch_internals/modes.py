@@ -1,0 +1,44 @@
+"""Modes and transforms that are active in this thread. The names are torch's own functions: no call is added."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = [
+    "DisableTorchFunction",
+    "EnableTorchFunction",
+    "TorchDispatchMode",
+    "are_functorch_transforms_active",
+    "count_dispatch_modes",
+    "count_function_modes",
+    "innermost_transform",
+    "is_batched_by_autograd",
+    "is_torch_function_disabled",
+    "is_tracing_dispatch_active",
+    "set_grad_enabled",
+]
+
+DisableTorchFunction: Any = torch._C.DisableTorchFunction
+EnableTorchFunction: Any = torch._C._EnableTorchFunction
+set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
+count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+is_torch_function_disabled: Callable[[], bool] = torch._C._is_torch_function_all_disabled
+are_functorch_transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+innermost_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
+is_batched_by_autograd: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
+
+_TRACING_MODES = (
+    torch._C._TorchDispatchModeKey.FAKE,
+    torch._C._TorchDispatchModeKey.PROXY,
+    torch._C._TorchDispatchModeKey.FUNCTIONAL,
+)
+
+
+def is_tracing_dispatch_active() -> bool:
+    """Check whether a fake, proxy or functional mode of torch is active."""
+    return any(torch._C._get_dispatch_mode(key) is not None for key in _TRACING_MODES)

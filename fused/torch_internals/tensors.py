@@ -1,0 +1,44 @@
+"""Kinds of tensors without data, and parts of tensors that have no public name."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+__all__ = [
+    "TENSOR_MODULE",
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "FakeTensor",
+    "FakeTensorMode",
+    "FunctionalTensor",
+    "neural_functions",
+    "parse_to",
+    "set_version",
+]
+
+TENSOR_MODULE = "torch._tensor"
+"""Module of the methods of tensors that are written in Python."""
+
+neural_functions: ModuleType = torch._C._nn
+"""Functions that :mod:`torch.nn.functional` hands on as they are."""
+
+
+def parse_to(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtype | None]:
+    """Return the device and the dtype that ``module.to(*args, **kwargs)`` asks for."""
+    device, dtype, *_ = neural_functions._parse_to(*args, **kwargs)
+    return device, dtype
+
+
+def set_version(tensor: torch.Tensor, version: int) -> None:
+    """Set the number of in-place changes that autograd has counted for ``tensor``."""
+    torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
