@@ -8,9 +8,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
-from fused.torch_internals.modes import are_functorch_transforms_active, count_dispatch_modes, is_batched_by_autograd
+from fused.torch_internals.modes import (
+    are_functorch_transforms_active,
+    count_dispatch_modes,
+    is_batched_by_autograd,
+    is_forward_ad_active,
+)
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -40,7 +44,7 @@ def transformed() -> bool:
     return (
         torch.compiler.is_compiling()
         or are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
+        or is_forward_ad_active()
         or torch.jit.is_tracing()
     )
 

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
+from torch.overrides import _get_current_function_mode_stack as function_mode_stack
+from torch.overrides import _pop_mode_temporarily as popped_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
@@ -15,10 +18,13 @@ __all__ = [
     "are_functorch_transforms_active",
     "count_dispatch_modes",
     "count_function_modes",
+    "function_mode_stack",
     "innermost_transform",
     "is_batched_by_autograd",
+    "is_forward_ad_active",
     "is_torch_function_disabled",
     "is_tracing_dispatch_active",
+    "popped_function_mode",
     "set_grad_enabled",
 ]
 
@@ -42,3 +48,8 @@ _TRACING_MODES = (
 def is_tracing_dispatch_active() -> bool:
     """Check whether a fake, proxy or functional mode of torch is active."""
     return any(torch._C._get_dispatch_mode(key) is not None for key in _TRACING_MODES)
+
+
+def is_forward_ad_active() -> bool:
+    """Check whether a level of forward-mode differentiation is open."""
+    return forward_ad._current_level >= 0

@@ -21,6 +21,7 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "FunctionalTensor",
+    "make_wrapper_subclass",
     "neural_functions",
     "parse_to",
     "set_version",
@@ -31,6 +32,9 @@ TENSOR_MODULE = "torch._tensor"
 
 neural_functions: ModuleType = torch._C._nn
 """Functions that :mod:`torch.nn.functional` hands on as they are."""
+
+
+make_wrapper_subclass: Any = torch.Tensor._make_wrapper_subclass
 
 
 def parse_to(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtype | None]:

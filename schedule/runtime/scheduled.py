@@ -18,9 +18,13 @@ from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
-from torch.overrides import _get_current_function_mode_stack
 
-from fused.torch_internals.modes import count_dispatch_modes, count_function_modes, innermost_transform
+from fused.torch_internals.modes import (
+    count_dispatch_modes,
+    count_function_modes,
+    function_mode_stack,
+    innermost_transform,
+)
 from fused.torch_internals.tensors import FakeTensor, FunctionalTensor
 from schedule.capture.recording.structure import leaves
 from schedule.capture.tracing.guards import GuardMiss
@@ -238,7 +242,7 @@ class ScheduledState:
 def sees_functions() -> bool:
     """Whether a mode of the user's is active that sees, and may change, each function of torch that is called."""
     own = ("torch.utils._device", "schedule.")
-    return not all(type(mode).__module__.startswith(own) for mode in _get_current_function_mode_stack())
+    return not all(type(mode).__module__.startswith(own) for mode in function_mode_stack())
 
 
 def is_only_traced(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from fused.torch_internals.modules import BatchNormBase, ConvolutionBase
 from schedule.capture.recording.recording import Call, Recording
 from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.recording.structure import map_structure
@@ -34,7 +35,7 @@ from schedule.capture.tracing.specialization import Inlined, Specialization, in_
 from schedule.util.errors import TraceError
 
 _LARGEST = 40
-_CLOSED = (nn.modules.batchnorm._BatchNorm, nn.Embedding, nn.EmbeddingBag, nn.modules.conv._ConvNd, nn.RNNBase)
+_CLOSED = (BatchNormBase, nn.Embedding, nn.EmbeddingBag, ConvolutionBase, nn.RNNBase)
 
 
 @dataclass

@@ -12,10 +12,9 @@ import torch
 from torch import fx, nn
 from torch.autograd import Function
 from torch.jit import ScriptFunction
-from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import CheckpointFunction
 
-from fused.torch_internals.modes import DisableTorchFunction, is_torch_function_disabled
+from fused.torch_internals.modes import DisableTorchFunction, function_mode_stack, is_torch_function_disabled
 from schedule.capture.recording.source import user_line
 from schedule.capture.recording.structure import leaves, map_structure
 from schedule.capture.tracing.derivatives import inlined, is_derivative
@@ -82,7 +81,7 @@ class FunctionTracker:
 
 def writes(tracer: Trace) -> bool:
     """Whether ``tracer`` is not just finding out what a call computes."""
-    return not is_torch_function_disabled() and tracer in _get_current_function_mode_stack()
+    return not is_torch_function_disabled() and tracer in function_mode_stack()
 
 
 def _written(

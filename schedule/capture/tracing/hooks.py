@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from fused.torch_internals.modules import has_global_hooks
+
 _ON_ALL = (
     "_global_forward_hooks",
     "_global_forward_pre_hooks",
@@ -33,7 +35,7 @@ def is_hooked(module: nn.Module) -> bool:
 
 def acts_on_all() -> bool:
     """Whether a hook on all modules is registered, other than torch's own, which count and only watch."""
-    if not torch.nn.modules.module._has_any_global_hook():
+    if not has_global_hooks():
         return False
     hooks = (hook for table in _ON_ALL for hook in getattr(torch.nn.modules.module, table).values())
     return not all(getattr(hook, "__module__", "").startswith("torch.") for hook in hooks)

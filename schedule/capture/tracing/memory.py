@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from fused.torch_internals.modes import DisableTorchFunction
+from fused.torch_internals.modules import DropoutBase
 from schedule.capture.recording.structure import leaves, tensors
 from schedule.capture.tracing.hooks import is_hooked
 
@@ -19,7 +20,7 @@ _NEW_MEMORY = {
     f"torch.nn.modules.{name}"
     for name in ("linear", "sparse", "conv", "normalization", "batchnorm", "instancenorm", "pooling", "activation")
 }
-_PASSING = (nn.Identity, nn.Flatten, nn.Unflatten, nn.modules.dropout._DropoutNd)
+_PASSING = (nn.Identity, nn.Flatten, nn.Unflatten, DropoutBase)
 
 
 class Memory:

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 
+from fused.torch_internals.modules import NormBase
 from schedule.capture.snapshots.code import function_in, globals_named, is_outside, members_named, names_in
 from schedule.capture.tracing.hooks import is_hooked
 
@@ -39,7 +39,7 @@ def is_repeatable(module: nn.Module, training: bool) -> bool:
 
 
 def _counts(module: nn.Module) -> bool:
-    return isinstance(module, _NormBase) and module.track_running_stats
+    return isinstance(module, NormBase) and module.track_running_stats
 
 
 def may_write(module: nn.Module) -> bool:
@@ -48,7 +48,7 @@ def may_write(module: nn.Module) -> bool:
         return True
     cls: Any = getattr(type(module), "_schedule_original", type(module))
     if is_outside(cls.__module__):
-        return not cls.__module__.startswith("torch.nn.modules") and not isinstance(module, _NormBase)
+        return not cls.__module__.startswith("torch.nn.modules") and not isinstance(module, NormBase)
     names = _names(cls)
     if names is None:
         return True

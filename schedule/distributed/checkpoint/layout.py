@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.placement_types import _StridedShard
 
+from fused.torch_internals.sharded import StridedShard
 from schedule.util.errors import ShardError
 
 Slices = tuple[slice, ...]
@@ -66,9 +66,9 @@ class Layout:
         indices: dict[int, Tensor] = {}
         for dim in reversed(range(mesh.ndim)):  # tensor parallel first, then FSDP on what is left
             how = tensor.placements[dim]
-            if isinstance(how, (Shard, _StridedShard)):
+            if isinstance(how, (Shard, StridedShard)):
                 axis = how.dim % tensor.ndim
-                parts = how.split_factor if isinstance(how, _StridedShard) and axis not in indices else 1
+                parts = how.split_factor if isinstance(how, StridedShard) and axis not in indices else 1
                 here = indices.get(axis, torch.arange(tensor.shape[axis]))
                 indices[axis] = _chunk(here, int(parts), mesh.size(dim), coordinate[dim])
             elif not how.is_replicate():

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
+from fused.torch_internals.tensors import make_wrapper_subclass
 from schedule.distributed.checkpoint.layout import Layout, Piece
 
 
@@ -31,7 +32,7 @@ class Pieces(torch.Tensor):
     @staticmethod
     def __new__(cls, share: Tensor, layout: Layout) -> Pieces:
         """As the class says."""
-        made: Pieces = torch.Tensor._make_wrapper_subclass(
+        made: Pieces = make_wrapper_subclass(
             cls, layout.shape, dtype=share.dtype, device=share.device, requires_grad=False
         )
         made.share = share.detach()

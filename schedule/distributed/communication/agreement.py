@@ -13,8 +13,9 @@ from typing import cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import GroupName, _resolve_process_group
+from torch.distributed.distributed_c10d import GroupName
 
+from fused.torch_internals.process_groups import process_group_by_name
 from schedule.distributed.communication.exchange import exchanged_texts
 from schedule.util.errors import ShardError
 
@@ -52,7 +53,7 @@ def agree(group: str) -> None:
     lines = _done.get(group, [])
     if _agreed.get(group, []) == lines or torch.compiler.is_compiling():
         return
-    process_group = _resolve_process_group(cast(GroupName, group))
+    process_group = process_group_by_name(cast(GroupName, group))
     ranks = dist.get_process_group_ranks(process_group)
     if len(ranks) > 1:
         _compare(group, lines, ranks)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _get_default_store
+
+from fused.torch_internals.process_groups import default_store
 
 
 def exchanged_texts(key: str, own: str, ranks: Sequence[int], limit: float) -> dict[int, str | None]:
@@ -21,7 +22,7 @@ def exchanged_texts(key: str, own: str, ranks: Sequence[int], limit: float) -> d
     Returns:
         By rank; None for one that says nothing in time, or died.
     """
-    store = _get_default_store()
+    store = default_store()
     store.set(f"schedule/{key}/{dist.get_rank()}", f"said {own}")  # a store may wait for ever for an empty text
     return {rank: _heard(store, f"schedule/{key}/{rank}", limit) for rank in ranks}
 

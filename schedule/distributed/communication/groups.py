@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
-from torch.distributed.distributed_c10d import _get_group_size_by_name, _resolve_process_group
 
+from fused.torch_internals.process_groups import group_size_by_name, process_group_by_name
 from schedule.distributed.communication.agreement import agree
 from schedule.util.errors import ShardError
 
@@ -94,13 +94,13 @@ class SimulatedRanks:
 def group_size(group: str) -> int:
     """How many ranks the group of this name has."""
     ranks = _simulated.get(group)
-    return ranks.size if ranks is not None else int(_get_group_size_by_name(cast("GroupName", group)))
+    return ranks.size if ranks is not None else int(group_size_by_name(cast("GroupName", group)))
 
 
 def group_rank(group: str) -> int:
     """Which of them this is."""
     ranks = _simulated.get(group)
-    return ranks.rank if ranks is not None else int(_resolve_process_group(cast("GroupName", group)).rank())
+    return ranks.rank if ranks is not None else int(process_group_by_name(cast("GroupName", group)).rank())
 
 
 def _made(op: str, group: str, *args: Any) -> Tensor:

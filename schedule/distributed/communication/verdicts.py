@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _set_pg_timeout
 
+from fused.torch_internals.process_groups import set_timeout
 from schedule.distributed.communication.agreement import difference
 from schedule.distributed.communication.exchange import exchanged_texts
 from schedule.distributed.communication.mesh import tensor_parallel
@@ -81,8 +81,8 @@ def limited(mesh: Any, limit: float) -> Iterator[None]:
         return
     group = tensor_parallel(mesh).mesh.get_group()  # type: ignore[union-attr]
     before = group._get_backend(torch.device(mesh.device_type)).options._timeout
-    _set_pg_timeout(timedelta(seconds=limit), group)
+    set_timeout(timedelta(seconds=limit), group)
     try:
         yield
     finally:
-        _set_pg_timeout(before, group)
+        set_timeout(before, group)

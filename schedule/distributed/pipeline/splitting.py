@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from fused.torch_internals.modules import DropoutBase
 from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.tracing.outputs import check_output
 from schedule.capture.tracing.portable import pack_graph, unpack_graph
@@ -110,7 +111,7 @@ class _Splitting:
             return not isinstance(_tensor_at(self.root, str(node.target)), nn.Parameter)
         if node.op == "call_module":
             inside = list(self.modules[str(node.target)].modules())
-            dropping = any(isinstance(module, nn.modules.dropout._DropoutNd) for module in inside)
+            dropping = any(isinstance(module, DropoutBase) for module in inside)
             return not dropping and not any(True for module in inside for _ in module.parameters(recurse=False))
         return node.op != "output" and self._is_pure(node)
 

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.overrides import _pop_mode_temporarily
 
-from fused.torch_internals.modes import count_function_modes
+from fused.torch_internals.modes import count_function_modes, popped_function_mode
 from schedule.capture.tracing.own_forward import has_own_forward
 from schedule.patterns.normalize import normalize
 from schedule.patterns.values import OpNode
@@ -37,7 +36,7 @@ def computes_linear(cls: type[Any], biased: bool) -> bool:
         return False
     with ExitStack() as stack:  # it may be asked in the middle of a trace, which this one is no part of
         while count_function_modes():
-            stack.enter_context(_pop_mode_temporarily())
+            stack.enter_context(popped_function_mode())
         return all(_is_linear(_stand_in(cls, biased, training), biased) for training in (True, False))
 
 

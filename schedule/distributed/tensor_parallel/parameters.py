@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.placement_types import Placement, _StridedShard
+from torch.distributed.tensor.placement_types import Placement
 
+from fused.torch_internals.sharded import StridedShard
 from schedule.distributed.communication.chunks import part_of
 from schedule.distributed.communication.mesh import TensorParallel
 
@@ -31,7 +32,7 @@ def placement(axis: int, parts: int) -> Placement:
 
     The strided placement keeps the order of the whole tensor: gathering it gives the packed layout back.
     """
-    return Shard(axis) if parts == 1 else _StridedShard(axis, split_factor=parts)
+    return Shard(axis) if parts == 1 else StridedShard(axis, split_factor=parts)
 
 
 def distributed(tensor: Tensor, tp: TensorParallel, axis: int, parts: int) -> Tensor:

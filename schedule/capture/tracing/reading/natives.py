@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from fused.torch_internals.modes import DisableTorchFunction, count_function_modes
+from fused.torch_internals.modules import MODULE_CALLS
 from fused.torch_internals.tensors import parse_to
 from schedule.capture.tracing.reading.attributes import class_of
 from schedule.capture.tracing.reading.evaluator import Evaluator
@@ -335,6 +336,6 @@ def _to(ev: Evaluator, module: nn.Module, *args: Any, **kwargs: Any) -> nn.Modul
     return module
 
 
-@_handles(nn.Module.__call__, nn.Module._call_impl, nn.Module._wrapped_call_impl)
+@_handles(*MODULE_CALLS)
 def _call_module(ev: Evaluator, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return ev.tracer.call_forward(module, args, kwargs)
