@@ -90,9 +90,7 @@ class _Planned:
 
 
 class _Optimization:
-    def __init__(
-        self, top: Node, nodes: Sequence[Node], rules: Sequence[Rule], cost_guard: bool, record: Any
-    ) -> None:
+    def __init__(self, top: Node, nodes: Sequence[Node], rules: Sequence[Rule], cost_guard: bool, record: Any) -> None:
         self.top, self.nodes, self.rules, self.cost_guard, self.record = top, nodes, rules, cost_guard, record
         self.graphs = top.tree.graphs
         self.opened: set[nn.Module] = set()

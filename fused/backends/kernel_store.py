@@ -13,13 +13,14 @@ import json
 import os
 import platform
 import sys
-import tempfile
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from fused.whole_files import write_whole
 
 Tensor = torch.Tensor
 
@@ -174,8 +175,6 @@ def write(path: Path, text: str) -> None:
     """A file, whole or not at all; where it cannot be written, there is none."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
-            file.write(text)
-        os.replace(file.name, path)
+        write_whole(path, text)
     except OSError:
         return

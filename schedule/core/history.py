@@ -6,15 +6,13 @@ the primitive raises later on: a primitive, on one module or on a group, changes
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
-
 from schedule.util.errors import NotApplicable
+from schedule.util.generators import generator_states, restore_generators
 
 
 def reached(point: str) -> None:
@@ -116,7 +114,7 @@ class History:
             record = self.record(primitive, paths, glob, arguments)
         pending = self._pending = outer or Pending(description)
         mark, touched = len(pending.edits), dict(pending.touched)
-        generators = _generators()
+        generators = generator_states()
         complete = False
         try:
             reached(f"{primitive}: begin")
@@ -129,7 +127,7 @@ class History:
                 while len(pending.edits) > mark:
                     pending.edits.pop().revert()
                 pending.touched = touched
-                _restore(generators)
+                restore_generators(generators)
         if outer is None and pending.edits:
             edits, touched = tuple(pending.edits), pending.touched
             step = Step(primitive, tuple(paths), dict(arguments), description, edits, touched, record)
@@ -214,7 +212,7 @@ class Savepoint:
         self._done, self._undone = list(history._done), list(history._undone)
         self._edits = len(self._pending.edits) if self._pending is not None else 0
         self._touched = dict(self._pending.touched) if self._pending is not None else {}
-        self._generators = _generators()
+        self._generators = generator_states()
 
     def roll_back(self) -> None:
         """Take back what was done since, and do again what was undone, to the bit."""
@@ -232,7 +230,7 @@ class Savepoint:
             for edit in step.edits:
                 edit.apply()
         history._done, history._undone = list(self._done), list(self._undone)
-        _restore(self._generators)
+        restore_generators(self._generators)
 
 
 def _all(changes: Sequence[tuple[Callable[[], None], Callable[[], None]]]) -> None:
@@ -247,17 +245,3 @@ def _all(changes: Sequence[tuple[Callable[[], None], Callable[[], None]]]) -> No
     finally:
         for back in reversed(made if not complete else ()):
             back()
-
-
-def _generators() -> dict[str, Any]:
-    states: dict[str, Any] = {"python": random.getstate(), "cpu": torch.get_rng_state()}
-    if torch.cuda.is_initialized():
-        states["cuda"] = torch.cuda.get_rng_state_all()
-    return states
-
-
-def _restore(states: dict[str, Any]) -> None:
-    random.setstate(states["python"])
-    torch.set_rng_state(states["cpu"])
-    if "cuda" in states:
-        torch.cuda.set_rng_state_all(states["cuda"])

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fused.whole_files import write_whole
 from schedule.recipes.building import recipe_of
 from schedule.recipes.recipe import Recipe
 from schedule.util.errors import RecipeError
@@ -25,11 +26,9 @@ def save_recipe(sch: Node, folder: str | os.PathLike[str]) -> Path:
         RecipeError: something in it cannot be written down; or the folder cannot be written to.
     """
     text, path = recipe_of(sch.tree).to_json(), Path(folder) / NAME
-    part = path.with_suffix(f".{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
+        write_whole(path, text)
     except OSError as error:
         raise RecipeError(f"{path} cannot be written: {error.strerror}", fix="give a folder to write to") from error
     return path

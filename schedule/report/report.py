@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from schedule.core.node import Node
 
+
 @dataclass(repr=False)
 class Report:
     """What was rewritten, what was not and why; prints as a table, also in a notebook.

@@ -22,7 +22,6 @@ Selected = tuple[Any, tuple[Any, ...]]
 Select = Callable[..., Selected | None]
 
 
-
 @dataclass(frozen=True)
 class Declined:
     """Calls that run the original forward, and why; "" if nothing that was rewritten is in them."""

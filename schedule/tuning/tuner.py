@@ -73,9 +73,7 @@ class Tuner:
         create: makes the schedule of a model, for :meth:`Tuning.apply`.
     """
 
-    def __init__(
-        self, sch: Node, plan: Plan, space: Space, cost: Cost, bound: int | None, create: Create
-    ) -> None:
+    def __init__(self, sch: Node, plan: Plan, space: Space, cost: Cost, bound: int | None, create: Create) -> None:
         self.sch, self.plan, self.space, self.cost, self.bound, self.create = sch, plan, space, cost, bound, create
         taken = _parameters(plan) | _parameters(cost)
         for knob in space.knobs:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 
+from fused.whole_files import write_whole
 from schedule.util.errors import NotApplicable
 
 
@@ -34,14 +34,4 @@ def write(path: Path, text: str) -> None:
         NotApplicable: it cannot be written.
     """
     refuse_unwritable(path, "file")
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)  # what a file gets that is opened the usual way
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    write_whole(path, text)

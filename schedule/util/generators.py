@@ -10,12 +10,20 @@ import torch
 from torch import nn
 
 
-def generator_states(model: nn.Module) -> dict[str, Any]:
-    """The states of every random generator ``model`` may draw from: torch, its devices, Python, numpy."""
+def generator_states(model: nn.Module | None = None) -> dict[str, Any]:
+    """Return the states of the random generators of torch, its devices, Python and numpy.
+
+    Args:
+        model: take only the GPUs of its parameters; all GPUs that are in use if None.
+    """
     states: dict[str, Any] = {"cpu": torch.get_rng_state(), "python": random.getstate()}
     if _numpy() is not None:
         states["numpy"] = _numpy().random.get_state()
-    for index in sorted({t.device.index or 0 for t in model.parameters() if t.device.type == "cuda"}):
+    if model is not None:
+        gpus = {t.device.index or 0 for t in model.parameters() if t.device.type == "cuda"}
+    else:
+        gpus = set(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else set()
+    for index in sorted(gpus):
         states[f"cuda:{index}"] = torch.cuda.get_rng_state(index)
     return states
 

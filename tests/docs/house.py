@@ -76,7 +76,8 @@ class House:
     def broad_excepts(self) -> list[str]:
         """``module:line`` of each handler of ``Exception``, ``BaseException`` or everything."""
         nodes = ((name, node) for name, tree in self.trees.items() for node in ast.walk(tree))
-        return [f"{name}:{node.lineno}" for name, node in nodes if isinstance(node, ast.ExceptHandler) and _is_broad(node)]
+        handlers = ((name, node) for name, node in nodes if isinstance(node, ast.ExceptHandler))
+        return [f"{name}:{handler.lineno}" for name, handler in handlers if _is_broad(handler)]
 
     def summaries(self) -> list[tuple[str, str]]:
         """(``module:line``, first line) of each docstring."""

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import nn
 
 from schedule.distributed.checkpoint.layout import Layout
 from schedule.distributed.checkpoint.pieces import Pieces
+from schedule.util.tensors import local_part
 
 
 def sharded_state(model: nn.Module) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def sharded_state(model: nn.Module) -> dict[str, Any]:
     saved = set(model.state_dict())
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if name in saved:
-            found[first.get(id(tensor), name)] = Pieces(_local(tensor), Layout.of(tensor))
+            found[first.get(id(tensor), name)] = Pieces(local_part(tensor), Layout.of(tensor))
     return found
 
 
@@ -61,7 +61,3 @@ def load_sharded(model: nn.Module, path: str | os.PathLike[str]) -> None:
         path: the same folder on all ranks.
     """
     dcp.load(sharded_state(model), checkpoint_id=path, no_dist=not dist.is_initialized())
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

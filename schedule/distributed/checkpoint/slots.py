@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from schedule.distributed.checkpoint.layout import Layout
+from schedule.util.tensors import local_part
 
 
 @dataclass(eq=False)
@@ -85,4 +86,4 @@ def meta_slots(root: nn.Module) -> list[Slot]:
 
 def is_meta(tensor: Tensor) -> bool:
     """Whether it has no data; of a DTensor, this rank's share."""
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).is_meta
+    return local_part(tensor).is_meta

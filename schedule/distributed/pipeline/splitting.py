@@ -22,6 +22,7 @@ from schedule.capture.tracing.portable import pack_graph, unpack_graph
 from schedule.capture.tracing.specialization import Specialization
 from schedule.patterns.hazards import Hazards
 from schedule.util.errors import NotApplicable
+from schedule.util.tensors import tensor_at
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ class _Splitting:
         if node.op == "placeholder":
             return True
         if node.op == "get_attr":
-            return not isinstance(_tensor_at(self.root, str(node.target)), nn.Parameter)
+            return not isinstance(tensor_at(self.root, str(node.target)), nn.Parameter)
         if node.op == "call_module":
             inside = list(self.modules[str(node.target)].modules())
             dropping = any(isinstance(module, DropoutBase) for module in inside)
@@ -193,7 +194,7 @@ class _Splitting:
         return needed
 
     def _refuse_empty(self, number: int, stage: StageGraph) -> None:
-        reads = any(isinstance(_tensor_at(self.root, path), nn.Parameter) for path in stage.tensors)
+        reads = any(isinstance(tensor_at(self.root, path), nn.Parameter) for path in stage.tensors)
         if reads or any(True for path in stage.modules for _ in self.modules[path].parameters()):
             return
         raise NotApplicable(
@@ -222,14 +223,9 @@ def _moved(value: Any, device: torch.device) -> Any:
     return device if isinstance(value, torch.device) and value.type == "meta" else value
 
 
-def _tensor_at(root: nn.Module, path: str) -> Any:
-    owner, _, name = path.rpartition(".")
-    return getattr(root.get_submodule(owner), name)
-
-
 def held(root: nn.Module, stages: Sequence[StageGraph]) -> Mapping[str, Any]:
     """Path → module or tensor of ``root`` that the stages use."""
     return {
         **{path: root.get_submodule(path) for stage in stages for path in stage.modules},
-        **{path: _tensor_at(root, path) for stage in stages for path in stage.tensors},
+        **{path: tensor_at(root, path) for stage in stages for path in stage.tensors},
     }

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import nn
+
+from schedule.util.tensors import local_part
 
 
 class TiedGradients:
@@ -48,7 +49,7 @@ class TiedGradients:
             for parameter, group in self.shared:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-                dist.all_reduce(_local(parameter.grad), group=group)
+                dist.all_reduce(local_part(parameter.grad), group=group)
         finally:
             for (parameter, _), grad in zip(self.shared, before, strict=True):
                 if grad is not None:
@@ -63,7 +64,3 @@ def _own_group(enumeration: Sequence[Sequence[int]]) -> Any:
         if dist.get_rank() in ranks:
             own = group
     return own
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

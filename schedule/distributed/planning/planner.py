@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import fx, nn
 
 from schedule.capture.tracing.specialization import original_class, specialize
@@ -32,6 +31,7 @@ from schedule.distributed.tensor_parallel.modules import COLUMN, OWN, ROW, proje
 from schedule.distributed.tensor_parallel.state import Sharded
 from schedule.patterns.values import OpNode, operands
 from schedule.util.errors import ShardError, TraceError
+from schedule.util.tensors import tensor_at
 
 _INNER = "it is not the outermost factor, and the outer ones are not picked from"
 ATTENDING = ("matmul", "bmm", "baddbmm", "einsum", "scaled_dot_product_attention")
@@ -70,15 +70,15 @@ class _Planner:
         self.layered = {f"{layer.path}.{name}" for layer in found.layers for name in ("weight", "bias")}
         self.users = users_of(found)
         read = [str(node.fx.target) for node in found.nodes if node.fx is not None and node.fx.op == "get_attr"]
-        self.read = {id(_tensor_at(root, path)) for path in read}
+        self.read = {id(tensor_at(root, path)) for path in read}
 
     def plan(self, vocabulary: bool) -> Plan:
         groups: list[Group] = []
         left: dict[str, str] = {}
-        lookups = {id(_tensor_at(self.root, f"{layer.path}.weight")) for layer in self.found.layers if layer.lookup}
+        lookups = {id(tensor_at(self.root, f"{layer.path}.weight")) for layer in self.found.layers if layer.lookup}
         for candidate in sorted(self.candidates(), key=lambda one: -self.weight_of(one)):
             paths = {path for path, _ in candidate.axes}
-            tensors = {id(_tensor_at(self.root, path)) for path in paths}
+            tensors = {id(tensor_at(self.root, path)) for path in paths}
             if tensors & self.taken or tensors <= lookups:
                 continue
             group = self.group(candidate)
@@ -124,7 +124,7 @@ class _Planner:
         return sum(self.nbytes(path) for path, _ in candidate.axes)
 
     def nbytes(self, path: str) -> int:
-        tensor = _tensor_at(self.root, path)
+        tensor = tensor_at(self.root, path)
         return tensor.numel() * tensor.element_size()
 
     def group(self, candidate: Candidate) -> Group | None:
@@ -179,7 +179,7 @@ class _Planner:
             owner, _, name = path.rpartition(".")
             module, replicas = self.root.get_submodule(owner), candidate.replicas.get((path, axis), 1)
             role = role_of(module, name, axis)
-            if role != OWN and id(_tensor_at(self.root, path)) in self.read:
+            if role != OWN and id(tensor_at(self.root, path)) in self.read:
                 candidate.refused = f"{path} is read by the code of another module"
                 return None
             common = candidate.common.get((path, axis), 0)
@@ -377,9 +377,3 @@ class _Planner:
             )
             found[path] = left.get(path) or default
         return found
-
-
-def _tensor_at(root: nn.Module, path: str) -> torch.Tensor:
-    owner, _, name = path.rpartition(".")
-    tensor: torch.Tensor = getattr(root.get_submodule(owner), name)
-    return tensor

@@ -39,6 +39,7 @@ from schedule.distributed.tensor_parallel.modules import (
     projection_of,
 )
 from schedule.util.errors import ShardError
+from schedule.util.tensors import local_part
 
 
 def refuse(x: Tensor, why: str) -> Tensor:
@@ -222,5 +223,4 @@ def local_spec(parameter: nn.Parameter | None) -> TensorSpec:
     """The spec of this rank's share."""
     if parameter is None:
         raise ShardError("there is no weight")
-    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-    return TensorSpec.of(local)
+    return TensorSpec.of(local_part(parameter))

@@ -13,6 +13,7 @@ from torch.distributed.tensor.placement_types import Placement
 from fused.torch_internals.sharded import StridedShard
 from schedule.distributed.communication.chunks import part_of
 from schedule.distributed.communication.mesh import TensorParallel
+from schedule.util.tensors import local_part
 
 Owner = tuple[nn.Module, str]
 
@@ -87,7 +88,7 @@ class ShardedTensor:
         else:  # sharded again: the same object, so that optimizers made for it still hold it
             self.sharded.requires_grad_(fresh.requires_grad)
             with torch.no_grad():
-                _local(self.sharded).copy_(_local(fresh))
+                local_part(self.sharded).copy_(local_part(fresh))
             self.sharded.grad = fresh.grad
         for module, name in self.places:
             _table(module, name)[name] = self.sharded
@@ -116,10 +117,6 @@ class ShardedTensor:
 
 def _table(module: nn.Module, name: str) -> dict[str, Any]:
     return module._parameters if name in module._parameters else module._buffers
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class LoadWhole:

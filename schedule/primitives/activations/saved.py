@@ -16,6 +16,7 @@ from fused.torch_internals.modes import TorchDispatchMode
 from schedule.capture.recording.calls import intercepted_calls
 from schedule.capture.recording.recording import as_call, undisturbed
 from schedule.capture.recording.structure import tensors
+from schedule.util.tensors import local_part
 
 FLOPS_PER_BYTE = 50
 """Arithmetic that takes as long as moving one byte: an accelerator's 100 TFLOP/s over its 2 TB/s."""
@@ -117,7 +118,7 @@ class _Watch:
     def _note(self, tensor: torch.Tensor, table: dict[int, int] | None = None) -> int | None:
         if tensor.layout is not torch.strided:
             return None
-        storage = _local(tensor).untyped_storage()
+        storage = local_part(tensor).untyped_storage()
         if storage._cdata in self._own:
             return None
         self._alive.append(storage)
@@ -129,12 +130,6 @@ class _Watch:
     def _worked(self, work: float) -> None:
         for path in self._running:
             self.seen.modules[path].work += work
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    from torch.distributed.tensor import DTensor
-
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class _Counting(TorchDispatchMode):

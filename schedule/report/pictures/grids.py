@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from schedule.distributed.tensor_parallel.modules import ModuleSharding, Split, sharding_of
 from schedule.report.pictures.paths import ranged
+from schedule.util.tensors import local_part
 from schedule.util.wording import size_text
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def _cover(module: nn.Module, path: str, stage_of: dict[nn.Module, int], found: 
 
 
 def _local_bytes(parameter: Tensor) -> int:
-    own = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    own = local_part(parameter)
     return int(own.numel() * own.element_size())
 
 
