@@ -28,7 +28,7 @@ from schedule.patterns.ops import find_form, operation_of
 from schedule.patterns.rewriting import Build
 from schedule.primitives.group import Group
 from schedule.primitives.registry import query
-from schedule.primitives.repeating import ByRules
+from schedule.primitives.rewrites import ByRules
 from schedule.primitives.splicing import MatchGroup, splice_in
 from schedule.report.comparing import costs_since, ratio_since
 from schedule.report.costs import collector_paused

@@ -8,18 +8,15 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from schedule.core import history
-from schedule.core.adapting import Adapter, adapter_for
 from schedule.core.edits import WrapCalls
-from schedule.core.matching import Match, Site
+from schedule.core.matching import Match
 from schedule.core.wrapping import wrappers_of
 from schedule.patterns import GraphMatch
-from schedule.patterns.rewriting import Build
 from schedule.primitives.activations import Recomputed, measure_saved
 from schedule.primitives.activations.budget import OutOfBudget, choose
 from schedule.primitives.callees import Region, region_of
 from schedule.primitives.registry import primitive
-from schedule.primitives.repeating import ByPattern, Item, Prepare, of_searches
-from schedule.primitives.splicing import MatchGroup, splice_in
+from schedule.primitives.rewrites import PatternRewrite, Replacement, rewrite_matches
 from schedule.util.errors import NotApplicable
 
 if TYPE_CHECKING:
@@ -121,27 +118,16 @@ class RecomputedRegion(Region):
 
 
 def _checkpoint_matches(sch: Node, matches: Sequence[Match]) -> None:
-    def prepare(place: MatchGroup, graph_match: GraphMatch) -> tuple[GraphMatch, Build]:
-        return region_of(graph_match, f"recomputed_{place[0].name}", RecomputedRegion)
-
-    def repeat(node: Node, _: Sequence[MatchGroup]) -> Adapter | None:
-        own = [[match] for match in matches if match.schedule is node]
-        return adapter_for(node, of_searches(own, lambda wanted, sizes: CheckpointAgain(wanted)))
-
-    splice_in(sch, [[match] for match in matches], prepare, repeat)
+    rewrite_matches(sch, [[match] for match in matches], lambda _, wanted, sizes: Recomputation(wanted))
 
 
-class CheckpointAgain(ByPattern):
-    """All that a pattern matches, computed again in the backward pass."""
+class Recomputation(PatternRewrite):
+    """Each match computed again in the backward pass."""
 
     def settings(self) -> tuple[Any, ...]:
-        """None."""
+        """Return nothing: there is one way."""
         return ()
 
-    def planned(self, places: Sequence[Sequence[Site]], module: nn.Module) -> tuple[list[Item], Prepare]:
-        """As :func:`checkpoint` does it."""
-
-        def prepare(_: Any, graph_match: GraphMatch) -> tuple[GraphMatch, Build]:
-            return region_of(graph_match, f"recomputed_{self.name}", RecomputedRegion)
-
-        return [(None, place) for place in places], prepare
+    def replacement(self, graph_match: GraphMatch, module: nn.Module) -> Replacement:
+        """Return the match and a region that is checkpointed."""
+        return region_of(graph_match, f"recomputed_{self.name}", RecomputedRegion)

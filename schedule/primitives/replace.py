@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Any
 from torch import fx, nn
 
 from schedule.core import history
-from schedule.core.adapting import Adapter, adapter_for
 from schedule.core.edits import AddModule, SetItem, SwapModule
 from schedule.core.history import Edit
-from schedule.core.matching import Match, Site, Wanted
+from schedule.core.matching import Match, Wanted
 from schedule.patterns import GraphMatch
 from schedule.patterns.rewriting import Build
 from schedule.primitives.annotate import tags_carried
 from schedule.primitives.callees import Named
 from schedule.primitives.interface import call_arguments, refuse_other_interface
 from schedule.primitives.registry import primitive
-from schedule.primitives.repeating import ByPattern, Item, Prepare, of_searches
-from schedule.primitives.splicing import MatchGroup, splice_in
+from schedule.primitives.rewrites import PatternRewrite, Replacement, rewrite_matches
+from schedule.primitives.splicing import MatchGroup, refuse_foreign
 from schedule.util.errors import MatchError, NotApplicable
 
 if TYPE_CHECKING:
@@ -71,8 +70,9 @@ def replace(
         return sch
     places = [[item] if isinstance(item, Match) else list(item) for item in matches]
     target = _Replacement(new, places)
-    splice_in(sch, places, target.prepare, target.repeat)
+    refuse_foreign(sch, places)
     target.add_to(sch)
+    rewrite_matches(sch, places, target.rewrite)
     return sch
 
 
@@ -212,26 +212,25 @@ def _calling(function: Callable[..., Any], callee: Any, name: str) -> Build:
     return build
 
 
-class ReplaceAgain(ByPattern):
-    """All that a pattern matches, one by one or in parallel, replaced by a call."""
+class Replacing(PatternRewrite):
+    """Each match, or each group of parallel matches, as a call of a function or of a child module."""
 
     def __init__(self, wanted: Wanted, sizes: frozenset[int], callee: Any, callee_name: str) -> None:
         super().__init__(wanted, sizes)
         self.callee, self.callee_name = callee, callee_name
 
     def settings(self) -> tuple[Any, ...]:
-        """How many matches become one call, and of what."""
+        """Return the numbers of matches that become one call, and its target."""
         return self.sizes, self.callee, self.callee_name
 
-    def planned(self, places: Sequence[Sequence[Site]], module: nn.Module) -> tuple[list[Item], Prepare]:
-        """As :func:`replace` does it."""
+    def replacement(self, graph_match: GraphMatch, module: nn.Module) -> Replacement:
+        """Return the match and a call with what the pattern binds."""
         callee = self.callee
         if isinstance(callee, str):
             function = module.get_submodule(callee).forward
         else:
             function = callee.function if isinstance(callee, Named) else callee
-        build = _calling(function, callee, self.callee_name)
-        return [(None, place) for place in places], lambda _, graph_match: (graph_match, build)
+        return graph_match, _calling(function, callee, self.callee_name)
 
 
 # -- matches ------------------------------------------------------------------------------------------------
@@ -262,20 +261,13 @@ class _Replacement:
             name, number = f"{stem}_{number}", number + 1
         return name
 
-    def prepare(self, place: MatchGroup, graph_match: GraphMatch) -> tuple[GraphMatch, Build]:
-        """Insert a call with what the pattern binds."""
-        function = self.new.forward if self.is_module else self.new
-        return graph_match, _calling(function, self.callee(place[0].schedule.module), self.name)
-
     def callee(self, parent: nn.Module) -> Any:
         """What the graph of ``parent`` calls: the function, or the name of the child."""
         return self.child_name(parent) if self.is_module else self.target
 
-    def repeat(self, node: Node, places: Sequence[MatchGroup]) -> Adapter | None:
-        """How to do it again in further graphs of a module."""
-        callee = self.callee(node.module)
-        again = of_searches(places, lambda wanted, sizes: ReplaceAgain(wanted, sizes, callee, self.name))
-        return adapter_for(node, again)
+    def rewrite(self, node: Node, wanted: Wanted, sizes: frozenset[int]) -> Replacing:
+        """Return the rewrite of the matches of a module."""
+        return Replacing(wanted, sizes, self.callee(node.module), self.name)
 
     def add_to(self, sch: Node) -> None:
         """Make a module a child of every module whose graph calls it."""

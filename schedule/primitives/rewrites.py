@@ -1,8 +1,9 @@
-"""Rewrites as data, to be made again in further graphs of the same module."""
+"""Rewrites as data: applied to the matches that a primitive is given, and again in graphs made later."""
 
 from __future__ import annotations
 
 import pickle
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -14,18 +15,20 @@ from schedule.capture.recording.recording import Recording
 from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.tracing.expansion import expand
 from schedule.capture.tracing.specialization import Specialization
-from schedule.core.adapting import Rewrite, Rewritten, Unrepeatable
-from schedule.core.matching import Match, Search, Site, Wanted, parallel, sites_in
+from schedule.core.adapting import Adapter, Rewrite, Rewritten, Unrepeatable, adapter_for
+from schedule.core.matching import Search, Site, Wanted, parallel, sites_in
+from schedule.core.node import Node
 from schedule.patterns import GraphMatch
 from schedule.patterns.rewriting import Build
-from schedule.primitives.splicing import rewritten
+from schedule.primitives.splicing import MatchGroup, rewritten, splice_in
 from schedule.rules import Rule
 from schedule.rules.applying import find_all
 from schedule.rules.registry import RULES
 from schedule.rules.rule import spec_of
 
 Item = tuple[Any, Sequence[Site]]
-Prepare = Callable[[Any, GraphMatch], tuple[GraphMatch, Build]]
+Replacement = tuple[GraphMatch, Build]
+"""The match to replace, perhaps with other inputs, and what inserts the replacement."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class ByRules:
         if not items:
             return made, {}
 
-        def prepare(rule: Rule, graph_match: GraphMatch) -> tuple[GraphMatch, Build]:
+        def prepare(rule: Rule, graph_match: GraphMatch) -> Replacement:
             return graph_match, rule.build if made.autocast is None else as_wide(graph_match, rule.build)
 
         return rewritten(made, module, recording, items, prepare, "optimize"), Counter(rule.name for rule, _ in chosen)
@@ -91,36 +94,45 @@ def as_wide(graph_match: GraphMatch, build: Build) -> Build:
 # -- patterns ------------------------------------------------------------------------------------------------
 
 
-class ByPattern:
-    """Every match of a pattern rewritten in one way; copies as it is, pickles by what ``find`` was given."""
+class PatternRewrite(ABC):
+    """Replace the matches of a pattern in one way. Copies as it is, pickles by what ``find`` was given.
+
+    Args:
+        wanted: the pattern.
+        sizes: how many parallel matches become one call; ``{1}`` where each becomes its own.
+    """
 
     def __init__(self, wanted: Wanted, sizes: Collection[int] = (1,)) -> None:
         self.wanted, self.sizes = wanted, frozenset(sizes)
 
     @property
     def name(self) -> str:
-        """That of the pattern."""
+        """Name of the pattern."""
         return self.wanted.name
 
+    @abstractmethod
+    def replacement(self, graph_match: GraphMatch, module: nn.Module) -> Replacement:
+        """Return the match to replace in a graph of ``module``, and what inserts the replacement."""
+
+    @abstractmethod
+    def settings(self) -> tuple[Any, ...]:
+        """Return the arguments of the class besides the pattern."""
+
     def on(self, made: Specialization, module: nn.Module, recording: Recording) -> Rewritten:
-        """Find it in this graph and rewrite it."""
+        """Find the pattern in this graph and replace it."""
         sites, _ = sites_in(made, module, recording, self.wanted)
-        places = [[site] for site in sites] if self.sizes == {1} else parallel(sites)
-        items, prepare = self.planned([place for place in places if len(place) in self.sizes], module)
+        groups = [[site] for site in sites] if self.sizes == {1} else parallel(sites)
+        items: list[Item] = [(None, group) for group in groups if len(group) in self.sizes]
         if not items:
             return made, {}
+
+        def prepare(_: Any, graph_match: GraphMatch) -> Replacement:
+            return self.replacement(graph_match, module)
+
         return rewritten(made, module, recording, items, prepare, self.name), {self.name: len(items)}
 
-    def planned(self, places: Sequence[Sequence[Site]], module: nn.Module) -> tuple[list[Item], Prepare]:
-        """What is to be spliced in, and how."""
-        raise NotImplementedError
-
-    def settings(self) -> tuple[Any, ...]:
-        """What makes one like this, besides the pattern."""
-        raise NotImplementedError
-
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ByPattern) and self._identity() == other._identity()
+        return isinstance(other, PatternRewrite) and self._identity() == other._identity()
 
     def __hash__(self) -> int:
         return hash(self._identity())
@@ -129,7 +141,7 @@ class ByPattern:
         settings = (each if isinstance(each, (str, frozenset)) else id(each) for each in self.settings())
         return (type(self), id(self.wanted), self.sizes, *settings)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ByPattern:
+    def __deepcopy__(self, memo: dict[int, Any]) -> PatternRewrite:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -152,11 +164,36 @@ def _portable(value: Any) -> bool:
     return True
 
 
-def of_searches(places: Sequence[Sequence[Match]], make: Callable[[Wanted, frozenset[int]], Rewrite]) -> list[Rewrite]:
-    """How to do again what is done to all that searches found in a module; not to what was picked by hand."""
-    by_search: dict[Search | None, list[Sequence[Match]]] = {}
-    for place in places:
-        by_search.setdefault(place[0].search, []).append(place)
+Make = Callable[[Node, Wanted, frozenset[int]], PatternRewrite]
+"""Makes the rewrite of a module's matches, given what was searched and how many matches become one call."""
+
+
+def rewrite_matches(sch: Node, groups: Sequence[MatchGroup], make: Make) -> None:
+    """Apply rewrites to the given matches, and let graphs that are made later have them too.
+
+    Raises:
+        MatchError: a match is of another model, not under ``sch``, consumed, or unsafe to replace.
+        NotApplicable: no matches; or the module is in the middle of another's graph.
+    """
+
+    def prepare(group: MatchGroup, graph_match: GraphMatch) -> Replacement:
+        match = group[0]
+        searched = Wanted(match.name, (match.pattern,), match.rule, match.pattern)
+        wanted = searched if match.search is None else match.search.wanted
+        rewrite = make(match.schedule, wanted, frozenset({len(group)}))
+        return rewrite.replacement(graph_match, match.schedule.module)
+
+    def repeat(node: Node, own: Sequence[MatchGroup]) -> Adapter | None:
+        return adapter_for(node, _of_searches(node, own, make))
+
+    splice_in(sch, groups, prepare, repeat)
+
+
+def _of_searches(node: Node, groups: Sequence[MatchGroup], make: Make) -> list[Rewrite]:
+    """Return the rewrites of all that searches found in a module; matches picked by hand cannot be repeated."""
+    by_search: dict[Search | None, list[MatchGroup]] = {}
+    for group in groups:
+        by_search.setdefault(group[0].search, []).append(group)
     rewrites: list[Rewrite] = []
     for search, own in by_search.items():
         name = own[0][0].name
@@ -166,7 +203,7 @@ def of_searches(places: Sequence[Sequence[Match]], make: Callable[[Wanted, froze
         sizes = frozenset(map(len, own))
         all_found = [[match] for match in search.matches] if sizes == {1} else parallel(search.matches)
         if set(map(frozenset, own)) == set(map(frozenset, all_found)):
-            rewrites.append(make(search.wanted, sizes))
+            rewrites.append(make(node, search.wanted, sizes))
         else:
             picked = f"{len(own)} of the {len(all_found)} matches of {name} were picked by hand"
             rewrites.append(Unrepeatable(f"{picked}, and nobody knows which they are in another graph"))
