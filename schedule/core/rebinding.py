@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import fx, nn
@@ -12,7 +11,7 @@ from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.tracing.expansion import Expansion
 from schedule.core.history import Step
 from schedule.patterns import GraphMatch
-from schedule.patterns.rewriting import Erased, erased
+from schedule.patterns.copying import Erased, Follower, LostNode, erased
 from schedule.util.errors import MatchError
 
 if TYPE_CHECKING:
@@ -32,53 +31,24 @@ def rebound(site: Site, expansion: Expansion, modules: Mapping[str, nn.Module]) 
     Raises:
         MatchError: its nodes are gone, wired otherwise or compute something else; says which primitive consumed them.
     """
-    graph_match, graph = site.graph_match, expansion.graph
-    names: dict[str, fx.Node] = {node.name: node for node in graph.nodes}
-    gone = erased(graph)
-    consumed = frozenset(graph_match.nodes)
-
-    def here(node: fx.Node) -> fx.Node:
-        twin = names.get(node.name)
-        if twin is not None and (twin.op, twin.target) == (node.op, node.target):
-            return twin
-        if node not in consumed:
-            was: Erased | None = gone.get(node.name)
-            while was is not None and was.successor is not None:
-                successor: fx.Node = was.successor
-                if names.get(successor.name) is successor:
-                    return successor
-                was = gone.get(successor.name)
-            call = names.get(site.origin.get(node.name, ""))
-            if call is not None and call.op == "call_module":
-                return call
-        raise _lost(site, node, gone)
-
+    graph_match, follower = site.graph_match, Follower(expansion.graph, site.origin)
     for path, module in site.called.items():
         if modules.get(path) is not module:
             raise StaleMatch(f"{path}, whose call is the match, was replaced since", fix="find it again")
-    nodes = tuple(here(node) for node in graph_match.nodes)
-    for old, new in zip(graph_match.nodes, nodes, strict=True):
-        if not _alike((old.args, old.kwargs), (new.args, new.kwargs), here) or _kind(old) != _kind(new):
-            raise StaleMatch(
-                f"{new.name} computes something else, or from something else, "
-                f"since {graph_match.pattern.name} was found",
-                fix="find it again",
-            )
-
-    def move(value: Any) -> Any:
-        if isinstance(value, fx.Node):
-            return here(value)
-        return tuple(map(move, value)) if isinstance(value, tuple) else value
-
-    return replace(
-        graph_match,
-        graph=graph,
-        nodes=nodes,
-        outputs=move(graph_match.outputs),
-        inputs={name: move(value) for name, value in graph_match.inputs.items()},
-        scalars={name: move(value) for name, value in graph_match.scalars.items()},
-        binding={},
-    )
+    consumed = frozenset(graph_match.nodes)
+    try:
+        moved = follower.match(graph_match)
+        for old, new in zip(graph_match.nodes, moved.nodes, strict=True):
+            same = _alike((old.args, old.kwargs), (new.args, new.kwargs), lambda node: follower.node(node, consumed))
+            if not same or _kind(old) != _kind(new):
+                raise StaleMatch(
+                    f"{new.name} computes something else, or from something else, "
+                    f"since {graph_match.pattern.name} was found",
+                    fix="find it again",
+                )
+    except LostNode as lost:
+        raise _lost(site, lost.node, follower.erased) from None
+    return moved
 
 
 def _alike(old: Any, new: Any, here: Callable[[fx.Node], fx.Node]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import fx
 
 from schedule.patterns.graph_match import GraphMatch
-from schedule.util.errors import MatchError
 
 _ERASED = "_schedule_erased"
 
@@ -72,43 +71,67 @@ def split_linear(graph: fx.Graph) -> int:
     return count
 
 
-def rebase(graph_match: GraphMatch, graph: fx.Graph, names: Mapping[str, fx.Node]) -> GraphMatch:
-    """The same match in ``graph``, which is its graph or a copy of it, by the nodes' names."""
-    gone = erased(graph)
+class LostNode(Exception):
+    """A node of a match that a graph no longer has; ``erased`` tells which rewrite took it out, if one did."""
 
-    def here(node: fx.Node) -> fx.Node:
-        name = node.name
-        if name in names:
-            twin = names[name]
-            if twin is node or (twin.graph is not node.graph and (twin.op, twin.target) == (node.op, node.target)):
-                return twin
-        elif name in gone:
-            successor = gone[name].successor
-            if successor is not None and node not in consumed:
-                return here(successor) if successor.name not in names else names[successor.name]
-            raise MatchError(
-                f"{name} was already consumed by {gone[name].by or 'another rewrite'}",
-                node=node,
-                fix="search again after each rewrite",
-            )
-        raise MatchError(
-            f"the match of {graph_match.pattern.name} is from another graph: there is no such {name} here",
-            node=node,
-            fix="search this graph and use what that finds",
+    def __init__(self, node: fx.Node, erased: Erased | None) -> None:
+        super().__init__(node.name)
+        self.node, self.erased = node, erased
+
+
+class Follower:
+    """Finds matches again, by the names of their nodes, in what became of the graph that they were found in.
+
+    Args:
+        graph: that graph itself, a copy of it, or a copy that was rewritten since.
+        origin: name of a node of an inlined module → name of the call that stands for it where it is not inlined.
+    """
+
+    def __init__(self, graph: fx.Graph, origin: Mapping[str, str] | None = None) -> None:
+        self.graph, self.origin, self.erased = graph, origin or {}, erased(graph)
+        self.names: dict[str, fx.Node] = {node.name: node for node in graph.nodes}
+
+    def node(self, node: fx.Node, consumed: Collection[fx.Node]) -> fx.Node:
+        """Return what ``node`` became: itself, its copy, or, unless it is consumed, the node in its place.
+
+        Raises:
+            LostNode: it is gone.
+        """
+        twin = self.names.get(node.name)
+        if twin is node:
+            return node
+        if twin is not None and twin.graph is not node.graph and (twin.op, twin.target) == (node.op, node.target):
+            return twin
+        if node not in consumed:
+            was = self.erased.get(node.name)
+            while was is not None and was.successor is not None:
+                if self.names.get(was.successor.name) is was.successor:
+                    return was.successor
+                was = self.erased.get(was.successor.name)
+            call = self.names.get(self.origin.get(node.name, ""))
+            if call is not None and call.op == "call_module":
+                return call
+        raise LostNode(node, self.erased.get(node.name))
+
+    def match(self, graph_match: GraphMatch) -> GraphMatch:
+        """Return the same match in this graph.
+
+        Raises:
+            LostNode: a node that it consumes or reads is gone.
+        """
+        consumed = frozenset(graph_match.nodes)
+
+        def move(value: Any) -> Any:
+            if isinstance(value, fx.Node):
+                return self.node(value, consumed)
+            return tuple(map(move, value)) if isinstance(value, tuple) else value
+
+        return replace(
+            graph_match,
+            graph=self.graph,
+            nodes=move(graph_match.nodes),
+            outputs=move(graph_match.outputs),
+            inputs={name: move(value) for name, value in graph_match.inputs.items()},
+            scalars={name: move(value) for name, value in graph_match.scalars.items()},
+            binding={},
         )
-
-    def move(value: Any) -> Any:
-        if isinstance(value, fx.Node):
-            return here(value)
-        return tuple(move(item) for item in value) if isinstance(value, tuple) else value
-
-    consumed = frozenset(graph_match.nodes)
-    return replace(
-        graph_match,
-        graph=graph,
-        nodes=move(graph_match.nodes),
-        outputs=move(graph_match.outputs),
-        inputs={k: move(v) for k, v in graph_match.inputs.items()},
-        scalars={k: move(v) for k, v in graph_match.scalars.items()},
-        binding={},
-    )

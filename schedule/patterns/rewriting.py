@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from schedule.patterns.copying import Erased, copy_graph, erased, rebase, split_linear
+from schedule.patterns.copying import Erased, Follower, LostNode, copy_graph, erased, split_linear
 from schedule.patterns.graph_match import GraphMatch
 from schedule.patterns.hazards import Hazards, check_region, plan_hoist
 from schedule.patterns.saving import refuse_saving
@@ -64,29 +64,52 @@ def partition(
     return sound, refused
 
 
-def _checked(graph: fx.Graph, graph_matches: list[GraphMatch], hazards: Hazards) -> list[GraphMatch]:
-    names = {node.name: node for node in graph.nodes}
-    here = [rebase(graph_match, graph, names) for graph_match in graph_matches]
+def _checked(graph: fx.Graph, graph_matches: list[GraphMatch], hazards: Hazards) -> None:
+    for graph_match in _disjoint(graph, graph_matches):
+        region = set(graph_match.nodes)
+        check_region(region, graph_match.outputs, hazards)
+        _plan(region, graph_match.outputs, _nodes(graph_match.inputs, graph_match.scalars), hazards)
+
+
+def _disjoint(graph: fx.Graph, graph_matches: list[GraphMatch]) -> list[GraphMatch]:
+    """Return the matches in ``graph``; raise if one is stale or two share a node."""
+    follower = Follower(graph)
     owner: dict[fx.Node, GraphMatch] = {}
-    for graph_match in here:
-        for node in graph_match.nodes:
+    here = []
+    for graph_match in graph_matches:
+        try:
+            here.append(follower.match(graph_match))
+        except LostNode as lost:
+            raise _stale(graph_match, lost) from None
+        for node in here[-1].nodes:
             if node in owner:
                 raise MatchError(
                     f"two matches share {node.name}: {owner[node].pattern.name} and {graph_match.pattern.name}",
                     node=node,
                     fix="give the matches of one search, or pick with schedule.patterns.resolve",
                 )
-            owner[node] = graph_match
-        region = set(graph_match.nodes)
-        check_region(region, graph_match.outputs, hazards)
-        _plan(region, graph_match.outputs, _nodes(graph_match.inputs, graph_match.scalars), hazards)
+            owner[node] = here[-1]
     return here
+
+
+def _stale(graph_match: GraphMatch, lost: LostNode) -> MatchError:
+    if lost.erased is not None:
+        return MatchError(
+            f"{lost.node.name} was already consumed by {lost.erased.by or 'another rewrite'}",
+            node=lost.node,
+            fix="search again after each rewrite",
+        )
+    return MatchError(
+        f"the match of {graph_match.pattern.name} is from another graph: there is no such {lost.node.name} here",
+        node=lost.node,
+        fix="search this graph and use what that finds",
+    )
 
 
 def rewrite(
     graph: fx.Graph,
     graph_matches: Iterable[GraphMatch],
-    build: Build | Callable[[GraphMatch], Build],
+    build: Build,
     modules: Modules = None,
     *,
     by: str = "",
@@ -101,10 +124,21 @@ def rewrite(
         MatchError: as :func:`check` and :func:`splice`.
     """
     twin = copy_graph(graph)
-    here = _checked(twin, list(graph_matches), Hazards(modules))
-    made = [_splice(twin, graph_match, build, modules, by) for graph_match in here]
-    twin.lint()
-    return twin, made
+    return twin, rewrite_in_place(twin, graph_matches, build, modules, by=by)
+
+
+def rewrite_in_place(
+    graph: fx.Graph, graph_matches: Iterable[GraphMatch], build: Build, modules: Modules = None, *, by: str = ""
+) -> list[list[fx.Node]]:
+    """Replace every match in ``graph`` itself, which an error leaves half changed; return the new nodes of each.
+
+    Raises:
+        MatchError: as :func:`check` and :func:`splice`.
+    """
+    here = _disjoint(graph, list(graph_matches))
+    made = [_splice(graph, graph_match, build, modules, by) for graph_match in here]
+    graph.lint()
+    return made
 
 
 def splice(
@@ -121,10 +155,7 @@ def splice(
         MatchError: as :func:`check`; or the replacement has fewer outputs than are used, or saves a tensor for the
             backward pass that is changed in place later and was not saved before.
     """
-    (here,) = _checked(graph, [graph_match], Hazards(modules))
-    made = _splice(graph, here, build, modules, by)
-    graph.lint()
-    return made
+    return rewrite_in_place(graph, [graph_match], build, modules, by=by)[0]
 
 
 def _splice(graph: fx.Graph, graph_match: GraphMatch, build: Any, modules: Modules, by: str) -> list[fx.Node]:

@@ -18,7 +18,7 @@ from schedule.core.edits import SetSpecializations
 from schedule.core.matching import Match, Site, holds
 from schedule.core.rebinding import StaleMatch, blamed, keep_erased, rebound
 from schedule.patterns import GraphMatch
-from schedule.patterns.rewriting import Build, merge, rewrite
+from schedule.patterns.rewriting import Build, merge, rewrite_in_place
 from schedule.util.errors import MatchError, NotApplicable
 
 if TYPE_CHECKING:
@@ -143,8 +143,8 @@ def rewritten(
     def build_next(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> Any:
         return next(order)(graph, inputs, scalars)
 
-    graph, _ = rewrite(expansion.graph, graph_matches, build_next, modules, by=by)
-    return made.with_graph(graph, {**expansion.inlined, **_called(graph_matches, modules)})
+    rewrite_in_place(expansion.graph, graph_matches, build_next, modules, by=by)
+    return made.with_graph(expansion.graph, {**expansion.inlined, **_called(graph_matches, modules)})
 
 
 def _called(graph_matches: Sequence[GraphMatch], modules: Mapping[str, nn.Module]) -> dict[str, Inlined]:
