@@ -164,7 +164,7 @@ class Wanted:
         return model
 
     def _random(self, cls: Any, config: PreTrainedConfig) -> nn.Module:
-        from schedule.capture.examples.shrink import shrink
+        from schedule.cli.tiny.configs import shrink
 
         written = shrink(config.to_dict()) if self.tiny else config.to_dict()
         settings = {"attn_implementation": self.attention} if self.attention else {}

@@ -13,6 +13,7 @@ from schedule.api.schedule import Schedule, create_schedule
 from schedule.capture.examples import example_inputs
 from schedule.cli.models import Loaded, Wanted
 from schedule.cli.output import Code, CommandError, stage
+from schedule.cli.tiny.batches import repaired
 from schedule.rules import Rule, select_rules
 from schedule.util.errors import MatchError
 
@@ -83,7 +84,7 @@ class Asked:
         batch = loaded.batch
         if batch is None:
             with stage("making a batch for it"):
-                batch = example_inputs(model, self.rows, self.length)
+                batch = example_inputs(model, self.rows, self.length, repaired if self.wanted.tiny else None)
         return loaded, create_schedule(model, _moved(batch, self.device))
 
 

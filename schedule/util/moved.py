@@ -33,6 +33,8 @@ _MOVED = {
     "schedule.building": "schedule.api.build",
     "schedule.distributed.initialise": "schedule.distributed.checkpoint.initialize",
     "schedule.distributed.simulate": "schedule.api.simulate",
+    "schedule.examples.mending": "schedule.cli.tiny.batches",
+    "schedule.examples.shrink": "schedule.cli.tiny.configs",
     "schedule.html": "schedule.report.pages",
     "schedule.patterns.normalise": "schedule.patterns.normalize",
     "schedule.patterns.occurrence": "schedule.patterns.graph_match",

@@ -19,7 +19,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_M
 
 from schedule.capture.examples import example_inputs
 from schedule.capture.examples.inputs import Inputs
-from schedule.capture.examples.shrink import CATEGORIES, Config, shrink
+from schedule.cli.tiny.batches import repaired
+from schedule.cli.tiny.configs import CATEGORIES, Config, shrink
 from schedule.util.errors import NotApplicable
 from tests.sweep.parts import REFUSED, holders, part_of
 
@@ -192,7 +193,7 @@ def _shrunk(cls: type[nn.Module], name: str, default: Config, seed: int) -> Buil
     for kept in _attempts():
         try:
             model = _with_forward(_built(cls, CONFIG_MAPPING[name], shrink(default, kept), seed))
-            return Built(model, example_inputs(model), kept)
+            return Built(model, example_inputs(model, repair=repaired), kept)
         except NotApplicable as question:
             failure = _later(failure, NotBuilt("no example inputs", _first_line(question)))
         except ImportError as error:

@@ -19,6 +19,7 @@ from schedule.capture.examples import example_inputs
 from schedule.capture.examples.inputs import REFUSALS, Inputs
 from schedule.capture.recording.recording import undisturbed
 from schedule.capture.recording.structure import leaves
+from schedule.cli.tiny.batches import repaired
 from schedule.util.errors import NotApplicable
 
 REFUSED: tuple[type[BaseException], ...] = (*REFUSALS, StrictDataclassError)
@@ -61,7 +62,7 @@ def part_of(whole: nn.Module, config: type[PreTrainedConfig]) -> tuple[nn.Module
         NotApplicable: there is no such part that can be called by itself with what it receives.
     """
     for part in parts(whole, config):
-        batch = received(whole, part, example_inputs(whole))
+        batch = received(whole, part, example_inputs(whole, repair=repaired))
         if batch is None:
             continue
         mine = copy.deepcopy(part)
@@ -82,9 +83,9 @@ def inputs_for(model: nn.Module, rows: int, length: int) -> Inputs:
         NotApplicable: there is none.
     """
     if model not in _WHOLES:
-        return example_inputs(model, rows, length)
+        return example_inputs(model, rows, length, repaired)
     whole, part = _WHOLES[model]
-    batch = received(whole, part, example_inputs(whole, rows, length))
+    batch = received(whole, part, example_inputs(whole, rows, length, repaired))
     if batch is None:
         raise NotApplicable(f"the example of {type(whole).__name__} does not reach its part {type(part).__name__}")
     return batch

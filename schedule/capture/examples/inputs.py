@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,12 +15,12 @@ from torch import nn
 from schedule.capture.examples.arguments import MAKERS, labels_like, make
 from schedule.capture.examples.configs import Configs
 from schedule.capture.examples.documented import documented
-from schedule.capture.examples.mending import mended
 from schedule.capture.examples.questions import because, no_forward, nothing_says, question
 from schedule.capture.examples.sizes import Layouts, Sizes
 from schedule.capture.recording.recording import undisturbed
 
 Inputs = dict[str, torch.Tensor]
+Repair = Callable[[Inputs, Exception], Iterator[Inputs]]
 
 REFUSALS: tuple[type[Exception], ...] = (
     RuntimeError,
@@ -37,7 +37,7 @@ REFUSALS: tuple[type[Exception], ...] = (
 """How a model refuses a batch."""
 
 MAX_TRIALS = 64
-MAX_MENDS = 3
+MAX_REPAIRS = 3
 
 _MAIN = ("input_ids", "pixel_values", "input_features", "input_values", "past_values", "pixel_values_videos")
 _TEXT = ("input_ids", "attention_mask", "bbox")
@@ -84,7 +84,7 @@ _SELDOM = ("pixel_attention_mask", "image_sizes", "input_features_mask", "featur
 _LEADING = 4  # ordinary tokens before the first placeholder
 
 
-def example_inputs(model: nn.Module, rows: int = 2, length: int = 12) -> Inputs:
+def example_inputs(model: nn.Module, rows: int = 2, length: int = 12, repair: Repair | None = None) -> Inputs:
     """A batch for ``model``: text, images, sound, series or several of them, with labels where it takes some.
 
     Nothing here knows a model by name. Which arguments there are comes from the signature of the forward and from
@@ -96,6 +96,7 @@ def example_inputs(model: nn.Module, rows: int = 2, length: int = 12) -> Inputs:
         model: a transformers model, or one with a ``config`` like theirs.
         rows: batch size.
         length: text tokens of each row, placeholders not counted.
+        repair: makes further batches of one that the model refused, and of its error.
 
     Raises:
         NotApplicable: no batch could be made; asks for what is missing.
@@ -110,15 +111,15 @@ def example_inputs(model: nn.Module, rows: int = 2, length: int = 12) -> Inputs:
         raise question(model, required or names[:1], "it has no config to make them from")
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     sizes = Sizes(Configs(config), rows, length, names, device, documented(model.forward))
-    return _Search(model, sizes, required).run()
+    return _Search(model, sizes, required, repair).run()
 
 
 _VARIADIC = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 
 class _Search:
-    def __init__(self, model: nn.Module, sizes: Sizes, required: Sequence[str]) -> None:
-        self.model, self.sizes, self.required = model, sizes, list(required)
+    def __init__(self, model: nn.Module, sizes: Sizes, required: Sequence[str], repair: Repair | None) -> None:
+        self.model, self.sizes, self.required, self.repair = model, sizes, list(required), repair
         self.main = _listed(getattr(model, "main_input_name", None))
         self.why = ""  # the model refused the first batch: the richest one was meant
         self.named: list[str] = []  # in that refusal
@@ -247,8 +248,8 @@ class _Search:
             self.model.eval()
             yield
 
-    def accepted(self, batch: Inputs, mends: int = MAX_MENDS) -> tuple[Inputs, Any] | None:
-        """``batch`` with what the model returns for it, after the sizes were changed that its refusals ask for.
+    def accepted(self, batch: Inputs, repairs: int = MAX_REPAIRS) -> tuple[Inputs, Any] | None:
+        """``batch`` with what the model returns for it, after what its refusals ask for was changed.
 
         None if it refuses all the same, or returns nothing.
         """
@@ -257,10 +258,15 @@ class _Search:
                 output = self.model(**batch)
         except REFUSALS as error:
             self.note(error, batch)
-            better = itertools.chain(mended(batch, error), self.completed(batch, error)) if mends else ()
-            others = (self.accepted(other, mends - 1) for other in better)
+            others = (self.accepted(other, repairs - 1) for other in (self.better(batch, error) if repairs else ()))
             return next((found for found in others if found is not None), None)
         return (batch, output) if output is not None else None
+
+    def better(self, batch: Inputs, error: Exception) -> Iterator[Inputs]:
+        """Yield batches in place of one that was refused."""
+        if self.repair is not None:
+            yield from self.repair(batch, error)
+        yield from self.completed(batch, error)
 
     def completed(self, batch: Inputs, error: Exception) -> Iterator[Inputs]:
         """``batch`` with the arguments that ``error`` names: each of them, then all."""
@@ -290,7 +296,7 @@ class _Search:
         if labels is None:
             return batch
         with_labels = {**batch, "labels": labels}
-        found = self.accepted(with_labels, mends=0)
+        found = self.accepted(with_labels, repairs=0)
         loss = _loss(found[1]) if found is not None else None
         return with_labels if loss is not None and bool(torch.isfinite(loss).all()) else batch
 

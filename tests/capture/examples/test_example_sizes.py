@@ -15,7 +15,7 @@ import schedule
 from schedule.capture.examples import example_inputs
 from schedule.capture.examples.configs import Configs
 from schedule.capture.examples.documented import Documented, documented
-from schedule.capture.examples.mending import mended
+from schedule.cli.tiny.batches import repaired
 from schedule.util.errors import NotApplicable
 
 
@@ -55,43 +55,8 @@ def whole_frames(features: torch.Tensor) -> torch.Tensor:
     ],
 )
 def test_sizes_that_a_refusal_tells(take: Callable[[torch.Tensor], torch.Tensor], shape: tuple[int, ...]) -> None:
-    batch = example_inputs(Audio(take))
+    batch = example_inputs(Audio(take), repair=repaired)
     assert tuple(batch["input_features"].shape) == shape
-
-
-def test_a_wave_is_cut_to_whole_frames() -> None:
-    wave = torch.randn(2, 1024)
-    with pytest.raises(RuntimeError) as caught:
-        wave.reshape(2, -1, 80)
-    (batch,) = mended({"input_values": wave, "mask": torch.ones(2, 1024).bool()}, caught.value)
-    assert batch["input_values"].shape == (2, 1040) and torch.equal(batch["input_values"][:, :1024], wave)
-
-
-def test_text_becomes_as_long_as_what_is_added_to_it() -> None:
-    text = {"input_ids": torch.ones(2, 12).long(), "features": torch.randn(2, 8, 12)}
-    with pytest.raises(RuntimeError) as caught:
-        torch.zeros(2, 12, 4) + torch.zeros(2, 8, 4)
-    (batch,) = mended(text, caught.value)
-    assert batch["input_ids"].shape == (2, 8) and batch["features"] is text["features"]
-
-
-def test_images_become_as_large_as_what_is_added_to_them() -> None:
-    with pytest.raises(RuntimeError) as caught:
-        torch.zeros(2, 3, 8, 8) + torch.zeros(2, 3, 20, 20)
-    (batch,) = mended({"pixel_values": torch.randn(2, 3, 8, 8), "input_ids": torch.ones(2, 8).long()}, caught.value)
-    assert batch["pixel_values"].shape == (2, 3, 20, 20) and batch["input_ids"].shape == (2, 8)
-
-
-def test_images_that_are_put_together_are_scaled_together() -> None:
-    halves = {"pixel_values": torch.randn(2, 3, 8, 8), "masks": torch.ones(2, 3, 8, 8).long(), "ids": torch.ones(2, 8)}
-    error = ValueError("Input image size (16*8) doesn't match model (8*8).")
-    (batch,) = mended(halves, error)
-    assert [tuple(value.shape) for value in batch.values()] == [(2, 3, 4, 8), (2, 3, 4, 8), (2, 8)]
-
-
-def test_an_error_that_names_no_size_mends_nothing() -> None:
-    assert not list(mended({"input_ids": torch.ones(2, 12)}, ValueError("no")))
-    assert not list(mended({"input_ids": torch.ones(2, 12)}, ValueError("7 is not a multiple of 3"))), "no size is 7"
 
 
 class Told(nn.Module):

@@ -1,4 +1,4 @@
-"""What an error message says that a batch should have been."""
+"""Batches with the sizes that a model asks for in its error messages."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 Batch = dict[str, torch.Tensor]
 
 
-def mended(batch: Batch, error: Exception) -> Iterator[Batch]:
+def repaired(batch: Batch, error: Exception) -> Iterator[Batch]:
     """Batches with the sizes that ``error`` asks for in place of those that it names; none if it asks for nothing."""
-    for pattern, mend in _MENDS:
+    for pattern, repair in _REPAIRS:
         found = pattern.search(str(error))
         if found is not None:
-            changed = mend(batch, *(int(number) for number in re.findall(r"\d+", " ".join(found.groups()))))
+            changed = repair(batch, *(int(number) for number in re.findall(r"\d+", " ".join(found.groups()))))
             if any(value.shape != batch[name].shape for name, value in changed.items()):
                 yield {**batch, **changed}
 
@@ -93,9 +93,9 @@ def _scaled(batch: Batch, *numbers: int) -> Batch:
     return changed
 
 
-_MENDS: list[tuple[re.Pattern[str], Callable[..., Batch]]] = [
-    (re.compile(pattern, re.DOTALL), mend)
-    for pattern, mend in (
+_REPAIRS: list[tuple[re.Pattern[str], Callable[..., Batch]]] = [
+    (re.compile(pattern, re.DOTALL), repair)
+    for pattern, repair in (
         (r"cannot be multiplied \((\d+x\d+ and \d+x\d+)\)", _product),
         (r"to have (\d+) channels, but got (\d+) channels", _channels),
         (r"a multiple of [^()]*\(?(\d+)\)?,? but got (\d+)", _multiple),
