@@ -21,6 +21,5 @@ def write_whole(path: Path, text: str) -> None:
         os.umask(umask)
         os.chmod(name, 0o666 & ~umask)  # the mode of a file that is opened the usual way
         os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    finally:
+        Path(name).unlink(missing_ok=True)

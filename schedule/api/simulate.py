@@ -22,6 +22,7 @@ from schedule.distributed.planning.plan import Plan
 from schedule.distributed.tensor_parallel.modules import sharding_of
 from schedule.util.errors import ScheduleError, ShardError
 from schedule.util.named_values import limit_of
+from schedule.util.user_code import UserCodeError, user_code
 
 LIMIT = 60.0
 
@@ -124,9 +125,10 @@ def _on_threads(group: SimulatedRanks, steps: Sequence[Callable[[], Any]]) -> li
     def work(rank: int) -> None:
         group.enter(rank)
         try:
-            results[rank] = steps[rank]()
-        except Exception as error:  # the user's model may raise anything; it is raised again below
-            errors[rank] = error
+            with user_code():
+                results[rank] = steps[rank]()
+        except (ScheduleError, UserCodeError) as failed:  # raised again below
+            errors[rank] = failed.error if isinstance(failed, UserCodeError) else failed
             group.leave()
 
     threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(len(steps))]

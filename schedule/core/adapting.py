@@ -44,6 +44,7 @@ from schedule.runtime.scheduled import Adaptation, ScheduledState, state_of
 from schedule.util.copying import copied
 from schedule.util.errors import NotApplicable, ScheduleError, TraceError
 from schedule.util.generators import generator_states, restore_generators
+from schedule.util.user_code import UserCodeError, user_code
 
 if TYPE_CHECKING:
     from schedule.core.node import Node
@@ -130,14 +131,14 @@ class Adapter:
             known = _known.get(key)
             if known is not None and all(_holds_for(module, made) for made in known.specializations):
                 return known
-            with _undisturbed(module):
+            with user_code(), _undisturbed(module):
                 made, summary = self._made(module, forward, call, recording, autocast, (args, kwargs))
         except _NothingToRewrite as error:
             why = error.why if _altered(module) else ""  # else the original forward misses nothing: no fallback
         except ScheduleError as error:
             why = error.why
-        except Exception as error:  # the user's forward, on tensors without data or of other sizes, may raise anything
-            why = f"{type(error).__name__}: {error}"
+        except UserCodeError as failed:  # on tensors without data, or of other sizes
+            why = str(failed)
         else:
             adaptation = Adaptation(made, Declined(signature, "the graph made for it does not take it"), summary)
             if not any(map(has_constants, made)):
@@ -301,11 +302,11 @@ def _check(shadow: nn.Module, forward: Callable[..., Any], made: Specialization,
         for batch in [live, *other_shapes(live)[:_CHECKED_SHAPES]]:
             (args, kwargs), (own_args, own_kwargs) = map_structure(batch, _own), map_structure(batch, _own)
             try:
-                with restored({"self": shadow}):
+                with user_code(), restored({"self": shadow}):
                     expected = forward(shadow, *args, **kwargs)
-            except Exception:  # the user's forward may raise anything: it does not take this shape
+            except UserCodeError as failed:  # it does not take this shape
                 if batch is live:
-                    raise
+                    raise failed.error from None
                 continue
             selected = select(shadow, *own_args, **own_kwargs)
             if selected is not None:

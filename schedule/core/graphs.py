@@ -23,8 +23,9 @@ from schedule.capture.tracing.specialization import Specialization, original_cla
 from schedule.capture.tracing.unchanged import written
 from schedule.core.wrapping import unwrapped, wrapped
 from schedule.runtime.scheduled import ScheduledState, as_scheduled, forward_of, state_of, uncounted
-from schedule.util.errors import ScheduleError, TraceError
+from schedule.util.errors import TraceError
 from schedule.util.generators import torch_states
+from schedule.util.user_code import UserCodeError, user_code
 
 Specializations = tuple[Specialization, ...]
 Enter = Callable[[nn.Module, str], bool]
@@ -257,12 +258,10 @@ class Graphs:
                 args, kwargs = as_call(batch)
                 comparison.compared.clear()
                 try:
-                    with intercepted_calls(self.root, comparison.on_call):
+                    with user_code(), intercepted_calls(self.root, comparison.on_call):
                         self.root(*args, **kwargs)
                     ran += 1
-                except ScheduleError:
-                    raise
-                except Exception:  # the user's forward may raise anything: it does not take this shape
+                except UserCodeError:  # it does not take this shape
                     continue
         return wrong
 
@@ -322,13 +321,13 @@ class _Comparison:
         where = ", ".join(str(list(t.shape)) for t in tensors((args, kwargs)))
         self.comparing = True
         try:
-            with nothing_collected():
+            with user_code(GuardMiss), nothing_collected():
                 got = run(module, *inputs)
             why = difference(got, expected)
         except GuardMiss:  # the original forward runs then
             return
-        except Exception as error:  # code generated from the user's forward may raise anything
-            why = f"it raises {type(error).__name__}: {error}"
+        except UserCodeError as failed:  # generated from the user's forward
+            why = f"it raises {failed}"
         finally:
             self.comparing = False
         self.compared.add(self.shared[module])

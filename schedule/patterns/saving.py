@@ -16,7 +16,8 @@ from torch import fx, nn
 import fused
 from schedule.capture.recording.specs import TensorSpec
 from schedule.patterns.hazards import Hazards
-from schedule.util.errors import MatchError
+from schedule.util.errors import MatchError, ScheduleError
+from schedule.util.user_code import UserCodeError, user_code
 
 Modules = Mapping[str, nn.Module] | None
 
@@ -101,17 +102,17 @@ def _saved(
         kept.append(tensor)
         return tensor
 
-    surroundings = (
+    contexts = (
         *(torch.random.fork_rng(), torch.inference_mode(False), torch.enable_grad(), fused.backend("reference")),
         torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
     )
     try:
-        with ExitStack() as stack:
-            for each in surroundings:
+        with user_code(), ExitStack() as stack:
+            for each in contexts:
                 stack.enter_context(each)
             for node in nodes:
                 values[node] = _run(node, values, differentiated, modules)
-    except Exception:  # a function of the user may raise anything on tensors that are all zeros
+    except (ScheduleError, UserCodeError):  # on tensors that are all zeros
         return None
     storages = {tensor.untyped_storage()._cdata for tensor in kept}
     found = {key: values.get(node) for key, node in wanted.items() if node is not None}

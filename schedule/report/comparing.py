@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from schedule.distributed.tensor_parallel.modules import is_sharded
 from schedule.report.costs import Cost, TimeRatio, measure, step_seconds
-from schedule.util.errors import NotApplicable, ScheduleError
+from schedule.util.errors import NotApplicable
+from schedule.util.user_code import UserCodeError, user_code
 from schedule.verify.bisection import undone
 
 if TYPE_CHECKING:
@@ -52,15 +53,14 @@ def ratio_since(top: Node, batch: Any, steps_before: int, rounds: int) -> TimeRa
 def trains() -> Iterator[None]:
     """Within, whatever a model raises as it trains becomes one error that says so."""
     try:
-        yield
-    except ScheduleError:
-        raise
-    except Exception as error:  # the user's forward may raise anything, and a batch that evaluates need not train
+        with user_code():
+            yield
+    except UserCodeError as failed:  # a batch that evaluates need not train
         raise NotApplicable(
-            f"the model does not train on its example inputs: {type(error).__name__}: {error}",
+            f"the model does not train on its example inputs: {failed}",
             asked="measure a training step",
             fix="give optimize() a batch that model.train() accepts, with labels where it asks for them",
-        ) from error
+        ) from failed.error
 
 
 def refuse_shared_out(top: Node) -> None:

@@ -40,3 +40,7 @@ def test_the_counts_can_fail(tmp_path: Path) -> None:
     assert house.private() == ["schedule.core.high"]
     assert house.broad_excepts() == ["schedule.util.broad:3"]
     assert len(house.hanging()) == len(house.with_semicolon()) == 1
+
+
+def test_few_handlers_catch_everything() -> None:
+    assert len(HOUSE.broad_excepts()) <= 8

@@ -29,8 +29,9 @@ from schedule.capture.recording.data import Seen, depends_on_data, writes_number
 from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.recording.structure import Path, leaves, map_structure, tensors
 from schedule.capture.snapshots import Entry, Snapshot, entries_as_after, modes_restored, restored
-from schedule.util.errors import NotApplicable, ScheduleError
+from schedule.util.errors import NotApplicable
 from schedule.util.generators import generator_states, restore_generators
+from schedule.util.user_code import UserCodeError, user_code
 
 MAX_SIGNATURES = 4
 _IMMUTABLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, range)
@@ -265,17 +266,15 @@ def record(root: nn.Module, example_inputs: Any) -> Recording:
     with undisturbed(root, args, kwargs) as before, torch.no_grad(), intercepted_calls(root, keep):
         root.eval()
         try:
-            with watching:
+            with user_code(), watching:
                 watching.reads(root(*args, **kwargs))
             recording.set_by_run = before.changed_entries()
-        except ScheduleError:
-            raise
-        except Exception as error:
+        except UserCodeError as failed:
             raise NotApplicable(
-                f"the model refused the example inputs: {type(error).__name__}: {error}",
+                f"the model refused the example inputs: {failed}",
                 where=f"{type(root).__name__}.forward{inspect.signature(type(root).forward)}",
                 fix="pass example_inputs that `model(**example_inputs)` accepts",
-            ) from error
+            ) from failed.error
     return recording
 
 

@@ -13,7 +13,7 @@ import functools
 import types
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -258,10 +258,11 @@ def restored(roots: Mapping[str, Any], known: Iterable[Any] = ()) -> Iterator[Sn
         NotApplicable: something was changed that cannot be put back.
     """
     snapshot = Snapshot(roots, known=known)
-    try:
-        yield snapshot
-    except BaseException:
-        with suppress(NotApplicable):  # the error inside says more
+
+    def leave(raised: type[BaseException] | None, *_: Any) -> None:
+        with nullcontext() if raised is None else suppress(NotApplicable):  # the error inside says more
             snapshot.restore()
-        raise
-    snapshot.restore()
+
+    with ExitStack() as stack:
+        stack.push(leave)
+        yield snapshot

@@ -49,7 +49,8 @@ from schedule.capture.tracing.scalars import scalar_of, symbolic
 from schedule.capture.tracing.sharing import comparable
 from schedule.capture.tracing.sizes import SizeReader
 from schedule.capture.tracing.string_formatting import Texts
-from schedule.util.errors import ScheduleError, TraceError
+from schedule.util.errors import TraceError
+from schedule.util.user_code import UserCodeError, user_code
 
 EnterChild = Callable[[nn.Module, str], bool]
 
@@ -111,11 +112,10 @@ class ModuleTracer(TorchFunctionMode):
             stack.enter_context(nothing_collected())
             stack.enter_context(self)
             try:
-                return outermost(self.evaluator.run, (forward, *args), kwargs)
-            except ScheduleError:
-                raise
-            except Exception as error:  # the user's forward, and torch on tensors without data, may raise anything
-                raise raised(error) from error
+                with user_code():
+                    return outermost(self.evaluator.run, (forward, *args), kwargs)
+            except UserCodeError as failed:
+                raise raised(failed.error) from failed.error
 
     def placeholder(self, name: str, described: Any) -> Any:
         """A tracked input: a data-free tensor, a symbolic number, or a watched opaque object."""

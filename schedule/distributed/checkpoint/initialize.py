@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from fused.torch_internals.modes import TorchDispatchMode
 from fused.torch_internals.tensors import FakeTensorMode
 from schedule.distributed.checkpoint.slots import Slot
-from schedule.util.errors import NotApplicable
+from schedule.util.errors import NotApplicable, ScheduleError
 from schedule.util.generators import generator_states, restore_generators
+from schedule.util.user_code import UserCodeError, user_code
 
 Initialize = Callable[[nn.Module], Any]
 
@@ -136,9 +137,9 @@ def _written(root: nn.Module, ways: dict[nn.Module, Initialize], slots: Sequence
                     continue
                 watching.seen.clear()
                 try:
-                    with torch.no_grad(), watching:
+                    with user_code(), torch.no_grad(), watching:
                         way(module)
-                except Exception:  # a user's function may need data: then it may write all that is below
+                except (ScheduleError, UserCodeError):  # it may need data: then it may write all that is below
                     watching.seen |= dict.fromkeys(
                         _storage(t) for table in tables for t in table.values() if t is not None
                     )
