@@ -221,14 +221,13 @@ class _Optimization:
         with self.top.tree.history.transaction("optimize", paths, arguments, description, record=self.record):
             for each in ours:
                 matches = each.matches[rule.name]
-                splice_in(self.top, [[match] for match in matches], _prepare, lambda node, _: adapters[node])
+                splice_in(self.top, [[match] for match in matches], _prepare, lambda node, _: adapters.pop(node))
                 first = matches[0].source
                 each.entries.append(Entry(rule.name, each.node.path, "applied", len(matches), "", first))
-            rewritten = {each.node for each in ours}
-            for node in (n for n in adapters if n not in rewritten):  # what they adapt to follows this rule too
+            for node, adapter in adapters.items():  # modules without a match adapt to further calls by this rule too
                 state = state_of(node.module)
                 if state is not None:
-                    kept = SetSpecializations(node.module, state.specializations, node.path, adapters[node])
+                    kept = SetSpecializations(node.module, state.specializations, node.path, adapter)
                     node.commit([kept], 0)
         self.record.rules[rule.name] = [match for each in ours for match in each.matches[rule.name]]
 

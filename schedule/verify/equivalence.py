@@ -214,8 +214,9 @@ def refuse_meta(model: nn.Module) -> None:
 
 
 def _worst_of_each_kind(deviations: list[Deviation]) -> tuple[Deviation, ...]:
+    """Return the deviation of largest excess of each kind, the worst kind first."""
     first: dict[str, Deviation] = {}
-    for deviation in deviations:
+    for deviation in sorted(deviations, key=lambda each: each.excess, reverse=True):
         first.setdefault(deviation.kind, deviation)
     return tuple(first.values())
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from schedule.verify import equivalent
+from schedule.verify import equivalence, equivalent
+from schedule.verify.compare import TRAINED
 from schedule.verify.equivalence import TELL_NOTHING, check_case
 from schedule.verify.observe import Case, observe
-from schedule.verify.report import EquivalenceReport
+from schedule.verify.report import Deviation, EquivalenceReport
 from schedule.verify.tolerances import tolerance_for
 
 
@@ -93,3 +94,18 @@ def test_weights_remembered_from_before_training_are_found() -> None:
     between = _trained_to(0.0) / 2
     assert _compared(between, remembers=False)
     assert not _compared(between, remembers=True)
+
+
+def test_a_tensor_that_differs_is_not_hidden_by_one_that_agrees_when_compared_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is compared again keeps its place in the list, which was sorted before."""
+
+    def again(deviations: list[Deviation], *_: object) -> list[Deviation]:
+        return [Deviation(TRAINED, "agrees", excess=0.5), Deviation(TRAINED, "differs", excess=3.0)]
+
+    monkeypatch.setattr(equivalence, "_at_its_own_weights", again)
+    monkeypatch.setattr(equivalence, "_told", lambda deviations, *_: deviations)
+    models = (Choosing(0.0, 0.0), Choosing(2e-4, (_trained_to(0.0) + _trained_to(2e-4)) / 2))
+    result, _ = check_case(_CASE, *models, tolerance_for(models[0]), EquivalenceReport(), required=True)
+    assert result is not None and not result.equal and result.worst.name == "differs"

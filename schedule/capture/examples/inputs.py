@@ -140,14 +140,9 @@ class _Search:
         known = [name for name in (*self.main, *_MAIN) if name in self.sizes.names and name in MAKERS]
         least = [*self.required, *(name for name in self.main if name in known)] or known[:1]
         seen: set[frozenset[str]] = set()
-        series = [name for name in _SERIES if name in self.sizes.names]
         for kinds in (["image", "audio"], ["image"], ["audio"], []):
-            of_kinds = [name for kind in kinds for name in _KINDS[kind]]
-            plain = [*_TEXT, *_DECODER, *series, *(name for name in of_kinds if name not in _SELDOM)]
-            for extra in (plain, [*plain, *of_kinds], [*_TEXT, *_DECODER], _DECODER, []):
-                chosen = [n for n in self.sizes.names if n in least or (n in extra and make(n, self.sizes))]
-                if "input_ids" not in chosen and "attention_mask" not in self.required:
-                    chosen = [name for name in chosen if name != "attention_mask"]
+            for extra in self.extras(kinds):
+                chosen = self.chosen(least, extra)
                 if chosen and frozenset(chosen) not in seen:
                     seen.add(frozenset(chosen))
                     yield chosen, kinds
@@ -155,6 +150,19 @@ class _Search:
         for main in (*known, *embedded):  # in place of the one that it says is the main one
             decoder = [n for n in _DECODER if make(n, self.sizes)]
             yield [n for n in self.sizes.names if n in (*self.required, *decoder, main)], []
+
+    def extras(self, kinds: Sequence[str]) -> Iterator[Sequence[str]]:
+        """Yield the optional arguments of a plan, from all to none."""
+        of_kinds = [name for kind in kinds for name in _KINDS[kind]]
+        series = [name for name in _SERIES if name in self.sizes.names]
+        plain = [*_TEXT, *_DECODER, *series, *(name for name in of_kinds if name not in _SELDOM)]
+        yield from (plain, [*plain, *of_kinds], [*_TEXT, *_DECODER], _DECODER, [])
+
+    def chosen(self, least: Sequence[str], extra: Sequence[str]) -> list[str]:
+        """Return the arguments of the forward that are required, or optional and can be made."""
+        chosen = [n for n in self.sizes.names if n in least or (n in extra and make(n, self.sizes))]
+        masked = "input_ids" in chosen or "attention_mask" in self.required
+        return chosen if masked else [name for name in chosen if name != "attention_mask"]
 
     def batches(self) -> Iterator[Inputs]:
         for names, kinds in self.plans():

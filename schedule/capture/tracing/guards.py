@@ -96,12 +96,18 @@ def expression(node: Any, inputs: dict[fx.Node, str], tracer: ModuleTracer) -> s
             raise NotBeforehand(node.name)
         return _QUESTIONS[node.target].format(*(expression(arg, inputs, tracer) for arg in node.args))
     if (read := size_read(node)) is not None and read[0].op not in ("placeholder", "get_attr"):
-        size = tracer.sizes.assumed(*read, node.meta["spec"])
-        if size is None:
-            raise NotBeforehand(node.name)
-        scalar = scalar_of(size)
-        return repr(size) if scalar is None else expression(scalar.node, inputs, tracer)
+        return _size_expression(node, read, inputs, tracer)
     return _call_expression(node, [expression(arg, inputs, tracer) for arg in node.args])
+
+
+def _size_expression(
+    node: fx.Node, read: tuple[fx.Node, int], inputs: dict[fx.Node, str], tracer: ModuleTracer
+) -> str:
+    size = tracer.sizes.assumed(*read, node.meta["spec"])
+    if size is None:
+        raise NotBeforehand(node.name)
+    scalar = scalar_of(size)
+    return repr(size) if scalar is None else expression(scalar.node, inputs, tracer)
 
 
 def _changed_before(question: fx.Node) -> bool:

@@ -113,19 +113,13 @@ class SizeReader:
             return self._through_view(node, dim, rank, value)
         if name in ("transpose", "permute"):
             return self._from(source, permuted(name, node.args[1:], dim, rank), value)
-        if name == "linear" and dim < rank - 1:
-            return self._from(source, dim, value)
-        if name in _CONVOLUTIONS and dim == 0:
-            return self._from(source, dim, value)
-        if name == "matmul" and dim < rank - 1 and _rank(node.args[1]) == 2:
+        if _is_leading(node, name, dim, rank) or source in changed(node):
             return self._from(source, dim, value)
         if name == "unsqueeze" and isinstance(node.args[1], int):
             at = node.args[1] % rank
             return 1 if dim == at else self._from(source, dim - (dim > at), value)
         if node.target is operator.getitem:
             return self._through_getitem(node, dim, value)
-        if source in changed(node):
-            return self._from(source, dim, value)
         if name in _REDUCTIONS:
             return self._through_reduction(node, dim, rank, value)
         if same_shape(node):
@@ -290,8 +284,12 @@ class SizeReader:
             if at == ADDED:
                 return 1
             return self._through_slice(node, parent, dim, value) if at is None else self._from(parent, at, value)
-        if not isinstance(parent, fx.Node) or parent.target not in ("split", "chunk", torch.split, torch.chunk):
-            return None
+        if isinstance(parent, fx.Node) and parent.target in ("split", "chunk", torch.split, torch.chunk):
+            return self._through_split(node, parent, dim, value)
+        return None
+
+    def _through_split(self, node: fx.Node, parent: fx.Node, dim: int, value: int) -> Any:
+        rank = len(node.meta["spec"].shape)
         along = parent.kwargs.get("dim", parent.args[2] if len(parent.args) > 2 else 0)
         if not isinstance(along, int):
             return None
@@ -304,6 +302,13 @@ class SizeReader:
 
 def _computes_as(child: nn.Module, cls: type[nn.Module]) -> bool:
     return isinstance(child, cls) and type(child).forward is cls.forward
+
+
+def _is_leading(node: fx.Node, name: str, dim: int, rank: int) -> bool:
+    """Check whether ``dim`` is a dimension of rows, which a product or a convolution leaves as it is."""
+    if name == "linear" or (name == "matmul" and _rank(node.args[1]) == 2):
+        return dim < rank - 1
+    return name in _CONVOLUTIONS and dim == 0
 
 
 def _rank(node: Any) -> int | None:

@@ -8,7 +8,7 @@ that occurs in two configs becomes one new id.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -118,14 +118,8 @@ class _Shrinking:
         layers = self.chosen_layers(config)
         small: Config = {}
         for name, value in config.items():
-            if name == "per_layer_config" and isinstance(value, dict):
-                small[name] = {new: self.config(value[old]) for new, old in enumerate(layers) if old in value}
-            elif isinstance(value, dict) and ("model_type" in value or name.endswith("config")):
-                small[name] = self.config(value)
-            elif isinstance(value, dict) and name.startswith("rope"):
-                small[name] = value if "heads" in self.keep else _rope(value, _has_sections(config))
-            else:
-                small[name] = self.value(name, value, config, layers)
+            nested = self.nested(name, value, config, layers) if isinstance(value, dict) else None
+            small[name] = self.value(name, value, config, layers) if nested is None else nested
         if _staged(config) and "layers" not in self.keep:
             small.pop("stage_names")
             small.pop("out_indices", None)
@@ -133,6 +127,16 @@ class _Shrinking:
             small["out_features"] = [f"stage{1 + layer}" for layer in range(len(layers))][-read:]
         exceptions = EXCEPTIONS.get(str(config.get("model_type")), {})
         return {**small, **_first_stages(config, small), **exceptions}
+
+    def nested(self, name: str, value: dict[Any, Any], config: Config, layers: list[int]) -> dict[Any, Any] | None:
+        """Return a dict in a config made small; None if it is a value like any other."""
+        if name == "per_layer_config":
+            return {new: self.config(value[old]) for new, old in enumerate(layers) if old in value}
+        if "model_type" in value or name.endswith("config"):
+            return self.config(value)
+        if name.startswith("rope"):
+            return value if "heads" in self.keep else _rope(value, _has_sections(config))
+        return None
 
     def chosen_layers(self, config: Config) -> list[int]:
         """The layers that stay: one of each kind, two at least, and as many as are asked for by number."""
@@ -171,12 +175,8 @@ class _Shrinking:
         return self.ids.setdefault(value, VOCABULARY - 1 - len(self.ids))
 
     def list(self, name: str, value: list[Any], config: Config, layers: list[int]) -> Any:
-        if "layers" not in self.keep:
-            count = next((config[n] for n in _DEPTH_NAMES if _whole(config.get(n))), 0)
-            if _is_indices(name, value):
-                return [min(v, place) if v >= 0 else v for place, v in enumerate(value)]
-            if len(value) == count > len(layers):
-                return [value[i] for i in layers]
+        if "layers" not in self.keep and (chosen := self.by_layer(name, value, config, layers)) is not None:
+            return chosen
         if not value or not all(_whole(v) for v in value):
             return value
         if _TOKEN.search(name):
@@ -189,6 +189,15 @@ class _Shrinking:
             if pattern.search(name):
                 return value if category in self.keep else small(value)
         return value
+
+
+    @staticmethod
+    def by_layer(name: str, value: Sequence[Any], config: Config, layers: Sequence[int]) -> Sequence[Any] | None:
+        """Return a list of layers, or of a value for each, made shorter; None for any other list."""
+        count = next((config[n] for n in _DEPTH_NAMES if _whole(config.get(n))), 0)
+        if _is_indices(name, value):
+            return [min(v, number) if v >= 0 else v for number, v in enumerate(value)]
+        return [value[i] for i in layers] if len(value) == count > len(layers) else None
 
 
 _DEPTH_NAMES = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth", "encoder_layers")

@@ -7,6 +7,7 @@ the ranks, and so is the gradient of everything whole that goes in.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -49,24 +50,37 @@ def synchronized(path: str, module: nn.Module, whole: Specialization, axes: dict
     if isinstance(partial, str):
         return partial
     outputs = [one for node in found.nodes if node.op == "output" for one in operands(node.args)]
-    floating = [one for one in outputs if isinstance(one.spec, TensorSpec) and one.spec.dtype.is_floating_point]
+    floating = [one for one in outputs if _is_floating(one.spec)]
     sums = [one in partial for one in floating]
     if not floating or not (all(sums) or all(holds(found, one, factor) for one in floating)):
         return "some of its outputs are whole and others are not"
-    steps = [SyncStep(path, "fwd_post", "all_reduce", nbytes=floating[0].spec.nbytes)] if any(sums) else []
-    if len(steps) and len(floating) > 1:
+    if any(sums) and len(floating) > 1:
         return "several of its outputs are partial sums"
+    steps = [SyncStep(path, "fwd_post", "all_reduce", nbytes=floating[0].spec.nbytes)] if any(sums) else []
+    return [*steps, *_gradient_steps(path, module, whole, axes, found, factor)]
+
+
+def _gradient_steps(
+    path: str,
+    module: nn.Module,
+    whole: Specialization,
+    axes: dict[str, tuple[int, int]],
+    found: Propagated,
+    factor: Factor,
+) -> Iterator[SyncStep]:
+    """Yield the all-reduces of the gradients of replicated inputs and parameters."""
     for node in found.nodes:
-        spec = node.spec
-        given = node.op == "placeholder" and isinstance(spec, TensorSpec) and spec.dtype.is_floating_point
-        if given and not holds(found, node, factor):
+        if node.op == "placeholder" and _is_floating(node.spec) and not holds(found, node, factor):
             name = whole.signature.inputs.get(str(node.target), str(node.target))
-            steps.append(SyncStep(path, "bwd_post", "all_reduce", argument=name, nbytes=spec.nbytes))
+            yield SyncStep(path, "bwd_post", "all_reduce", argument=name, nbytes=node.spec.nbytes)
     for name, parameter in module._parameters.items():
         if parameter is not None and name not in axes:
             size = parameter.numel() * parameter.element_size()
-            steps.append(SyncStep(path, "bwd_post", "all_reduce", argument=name, nbytes=size))
-    return steps
+            yield SyncStep(path, "bwd_post", "all_reduce", argument=name, nbytes=size)
+
+
+def _is_floating(spec: Any) -> bool:
+    return isinstance(spec, TensorSpec) and spec.dtype.is_floating_point
 
 
 def holds(found: Propagated, value: Any, factor: Factor) -> bool:

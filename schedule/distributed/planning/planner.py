@@ -229,21 +229,14 @@ class _Planner:
         partial: list[tuple[OpNode, OpNode]] = []
         owned: dict[str, dict[str, tuple[int, int]]] = {}
         for node in self.found.nodes:
-            summed = any(factor in factors(dim) for dim in self.found.contracted.get(node, ()))
-            out = self.holds(node, factor)
-            if summed:
-                layer = self.layers.get(node)
+            layer = self.layers.get(node)
+            if any(factor in factors(dim) for dim in self.found.contracted.get(node, ())):
                 if layer is not None:
                     made[SyncStep(layer.path, "fwd_post", "all_reduce", nbytes=nbytes(node.spec))] = None
                 elif not self.own(node, candidate, owned):
                     candidate.refused = f"{node.op} sums over it inside of a module's own code"
                     return None
-            if not out:
-                continue
-            for operand in dict.fromkeys(operands(node.args)):
-                if self.holds(operand, factor) or operand not in self.differentiable:
-                    continue
-                layer = self.layers.get(node)
+            for operand in self.whole_operands(node, factor):
                 if layer is not None and operand is layer.given:
                     columns[layer.path] = layer
                     continue
@@ -261,13 +254,28 @@ class _Planner:
                 candidate.refused = steps
                 return None
             made.update(dict.fromkeys(steps))
+        steps = self.all_synchronized(owned)
+        if isinstance(steps, str):
+            candidate.refused = steps
+            return None
+        return [*self.inputs(columns), *dict.fromkeys([*made, *steps])]
+
+    def all_synchronized(self, owned: dict[str, dict[str, tuple[int, int]]]) -> list[SyncStep] | str:
+        """Return the steps of modules that compute with shares of their own parameters, or the first refusal."""
+        found: list[SyncStep] = []
         for path, axes in owned.items():
             steps = self.synchronized(path, axes)
             if isinstance(steps, str):
-                candidate.refused = f"{path}: {steps}"
-                return None
-            made.update(dict.fromkeys(steps))
-        return [*self.inputs(columns), *made]
+                return f"{path}: {steps}"
+            found += steps
+        return found
+
+    def whole_operands(self, node: OpNode, factor: Factor) -> list[OpNode]:
+        """Return the operands with a gradient that every rank has whole, of a node that is sharded."""
+        if not self.holds(node, factor):
+            return []
+        given = dict.fromkeys(operands(node.args))
+        return [one for one in given if not self.holds(one, factor) and one in self.differentiable]
 
     def whole_parameter(self, path: str) -> SyncStep:
         owner, _, name = path.rpartition(".")

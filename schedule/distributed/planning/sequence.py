@@ -13,6 +13,7 @@ import inspect
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import fx, nn
 
@@ -170,6 +171,22 @@ def _layer(
     scattered = {step.path for step in summed.values()}
     partial = dict.fromkeys(_around(units.values(), scattered, below, layers, factor, found))
     apart = {layers[path].node for path in alone if path in layers}
+    for path in _replicated_parameters(found, users, moving, apart, factor):
+        owner, _, name = f"{below}{path}".rpartition(".")
+        if owner not in projections:
+            size = _nbytes(module, path)
+            partial[SyncStep(owner, "bwd_post", "all_reduce", argument=name, nbytes=size)] = None
+    return {**replaced, **summed}, list(partial)
+
+
+def _replicated_parameters(
+    found: Propagated, users: Any, moving: Any, apart: Collection[OpNode], factor: Factor
+) -> Iterator[str]:
+    """Yield the parameters that are whole where the rest of an operation has a part of the sequence.
+
+    Raises:
+        NotSequential: what is whole is not a parameter.
+    """
     for node in found.nodes:
         if node in apart or node.op == "output" or not holds(found, node, factor):
             continue
@@ -179,12 +196,7 @@ def _layer(
             paths = parameters_of(found, users, moving, operand, factor)
             if paths is None:
                 raise NotSequential(f"{node.name} takes {operand.name}, which is whole")
-            for path in paths:
-                owner, _, name = f"{below}{path}".rpartition(".")
-                if owner not in projections:
-                    size = _nbytes(module, path)
-                    partial[SyncStep(owner, "bwd_post", "all_reduce", argument=name, nbytes=size)] = None
-    return {**replaced, **summed}, list(partial)
+            yield from paths
 
 
 def _mixes(unit: Unit, root: nn.Module, state: Sharded) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Collection
 
 from torch import nn
 
@@ -120,8 +121,11 @@ def _check_parts(
             f"{split.size} outputs, {split.common} of them common, cannot be shared evenly by {ranks} ranks",
             fix="use as many ranks as divide those that are not common",
         )
-    if split.parts == 1:
-        return
+    if split.parts != 1:
+        _check_packed(module, name, split, ranks, projection)
+
+
+def _check_packed(module: nn.Module, name: str, split: Split, ranks: int, projection: Projection) -> None:
     if name == "weight" and split.axis != projection.output:
         raise ShardError("only outputs can be packed", fix=f"shard axis {projection.output}, or leave out parts")
     size = module._parameters[name].shape[split.axis]  # type: ignore[union-attr]
@@ -227,16 +231,7 @@ def check_boundary(module: nn.Module, sharding: ModuleSharding | None, mode: str
             else f"{sync} in {mode} of a {original_class(module).__name__}: its inputs are no partial sums",
             fix=f"one of {', '.join(allowed)}",
         )
-    if sync.argument in own and (mode, sync.op) != ("bwd_post", "all_reduce"):
-        raise ShardError(
-            f"{sync.argument} is a parameter, of which only the gradient can be synchronized",
-            fix=f'sync("bwd_post", "all_reduce", argument="{sync.argument}")',
-        )
-    if sync.argument in own and sharding is not None and sync.argument in sharding.splits:
-        raise ShardError(f"{sync.argument} is sharded, so its gradient is whole", fix="leave it out")
-    names = [name for name in inspect.signature(original_class(module).forward).parameters if name != "self"]
-    if sync.argument is not None and sync.argument not in own and (mode == "fwd_post" or sync.argument not in names):
-        raise ShardError(f"it has no argument {sync.argument!r} to synchronize", fix=f"one of {', '.join(names)}")
+    _check_argument(module, sharding, mode, sync, own)
     if sync.axis is None and sync.op in ("all_gather", "reduce_scatter", "scatter"):
         raise ShardError(f"{sync.op} needs the axis to share out", fix=f'sync("{mode}", "{sync.op}", axis=1)')
     sums = mode == "fwd_post" and sync.op in ("all_reduce", "reduce_scatter")
@@ -248,6 +243,22 @@ def check_boundary(module: nn.Module, sharding: ModuleSharding | None, mode: str
     moves = sync.op == "scatter" or isinstance(sync.op, Resharding) or sync.argument in own or mode == "bwd_post"
     if not moves and not any(sharding_of(child) for child in module.modules()):
         raise ShardError("nothing in it is sharded, so there is nothing to synchronize", fix="shard it first")
+
+
+def _check_argument(
+    module: nn.Module, sharding: ModuleSharding | None, mode: str, sync: Sync, own: Collection[str]
+) -> None:
+    """Refuse an argument that the module does not have, or that needs no synchronization."""
+    if sync.argument in own and (mode, sync.op) != ("bwd_post", "all_reduce"):
+        raise ShardError(
+            f"{sync.argument} is a parameter, of which only the gradient can be synchronized",
+            fix=f'sync("bwd_post", "all_reduce", argument="{sync.argument}")',
+        )
+    if sync.argument in own and sharding is not None and sync.argument in sharding.splits:
+        raise ShardError(f"{sync.argument} is sharded, so its gradient is whole", fix="leave it out")
+    names = [name for name in inspect.signature(original_class(module).forward).parameters if name != "self"]
+    if sync.argument is not None and sync.argument not in own and (mode == "fwd_post" or sync.argument not in names):
+        raise ShardError(f"it has no argument {sync.argument!r} to synchronize", fix=f"one of {', '.join(names)}")
 
 
 def check_output_gradient(module: nn.Module, sharding: ModuleSharding | None, sync: Sync) -> None:

@@ -9,7 +9,7 @@ the caller is to be divided by the ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -90,29 +90,26 @@ class _Following(Sizes):
         source = node.args[0] if node.args else None
         if name in _CONSTANTS:
             sizes = node.args[1] if name.startswith("new_") else source
-            sizes = sizes if isinstance(sizes, (tuple, list)) else ()
-            self.made[node] = {at - len(sizes): one for at, one in enumerate(sizes) if isinstance(one, Setting)}
+            self.of_sizes(node, sizes if isinstance(sizes, (tuple, list)) else ())
             return None
         cut = self.cuts.get(source) if isinstance(source, fx.Node) else None
         if name in ("expand", "broadcast_to") and cut is None:
-            sizes = sizes_of(node)
-            self.made[node] = {at - len(sizes): one for at, one in enumerate(sizes) if isinstance(one, Setting)}
+            self.of_sizes(node, sizes_of(node))
             return None
         if name == "getitem" and isinstance(source, fx.Node):
             return self.item(node, source, cut)
-        if isinstance(cut, Cut) and cut.common and isinstance(source, fx.Node) and name in _HANDLERS:
-            if name not in _BESIDE:
+        if isinstance(cut, Cut) and name in _HANDLERS:
+            if cut.common and name not in _BESIDE:
                 raise self.refuse(node, f"{name} of shared features beside whole ones", WHOLE_HEADS)
-            beside: Cuts = _BESIDE[name](self, node, source, cut)
-            return beside
-        if isinstance(cut, Cut) and isinstance(source, fx.Node):
-            handler = _HANDLERS.get(name)
-            if handler is not None:
-                result: Cuts = handler(self, node, source, cut)
-                return result
+            result: Cuts = (_BESIDE if cut.common else _HANDLERS)[name](self, node, source, cut)
+            return result
         if name in ("matmul", "bmm", "baddbmm", "__matmul__"):
             return self.product(node)
         return self.elementwise(node)
+
+    def of_sizes(self, node: fx.Node, sizes: Sequence[Any]) -> None:
+        """Note which sizes of a tensor that is made here are settings of the module."""
+        self.made[node] = {at - len(sizes): one for at, one in enumerate(sizes) if isinstance(one, Setting)}
 
     def source(self, node: fx.Node) -> Cut | None:
         """The first operand's cut that is one."""
