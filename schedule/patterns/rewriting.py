@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import fx, nn
 
+from schedule.capture.recording.specs import TensorSpec
 from schedule.patterns.copying import Erased, Follower, LostNode, copy_graph, erased, split_linear
 from schedule.patterns.graph_match import GraphMatch
 from schedule.patterns.hazards import Hazards, check_region, plan_hoist
@@ -239,8 +240,6 @@ def _build(
 def _read(graph: fx.Graph, attr: Attr) -> fx.Node:
     node = graph.create_node("get_attr", attr.path)
     if attr.value is not None:
-        from schedule.capture.recording.specs import TensorSpec
-
         node.meta["spec"] = TensorSpec.of(attr.value)
     return node
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from schedule.core.edits import WrapCalls
 from schedule.core.wrapping import wrappers_of
+from schedule.distributed.communication.mesh import tensor_parallel
 from schedule.primitives.registry import primitive
 from schedule.util.errors import ShardError
 
@@ -30,8 +31,7 @@ def fork_rng(sch: NodeT) -> NodeT:
         ShardError: no mesh or process group; forked already.
         NotApplicable: the module is in the middle of another's graph.
     """
-    from schedule.distributed.communication.mesh import tensor_parallel
-    from schedule.distributed.communication.rng import OwnRandomNumbers
+    from schedule.distributed.communication.rng import OwnRandomNumbers  # torch.compiler.disable loads dynamo
 
     tp = tensor_parallel(sch.tree.mesh)
     sch.refuse_inside_other_graph()

@@ -5,6 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from schedule.capture.tracing.specialization import Specialization, specialize
+from schedule.distributed.communication.mesh import TensorParallel, checked_mesh, tensor_parallel
+from schedule.distributed.planning.plan import with_parallel_loss
+from schedule.distributed.planning.planner import find_plan
+from schedule.distributed.planning.sequence import with_sequence_parallel
+from schedule.distributed.tensor_parallel.modules import LEFT, stays_call
+from schedule.distributed.tensor_parallel.state import Sharded, sharded_state
 from schedule.primitives.registry import primitive, query
 from schedule.primitives.shard import shard
 from schedule.primitives.sync import sync
@@ -50,11 +56,6 @@ def shard_plan(
         TraceError: the model cannot be traced.
         NotApplicable: it is sharded or rewritten already.
     """
-    from schedule.distributed.planning.plan import with_parallel_loss
-    from schedule.distributed.planning.planner import find_plan
-    from schedule.distributed.planning.sequence import with_sequence_parallel
-    from schedule.distributed.tensor_parallel.state import Sharded
-
     _refuse_inner(sch)
     touched = [module for module in sch.module.modules() if state_of(module) is not None]
     if touched:
@@ -82,8 +83,6 @@ def apply_plan(sch: Node, plan: Plan) -> None:
     Raises:
         ShardError: the plan is for another number of ranks, or one of its steps cannot be made.
     """
-    from schedule.distributed.tensor_parallel.state import sharded_state
-
     _refuse_inner(sch)
     size = sharded_state(sch.tree).tp.size
     if plan.ranks != size:
@@ -93,9 +92,6 @@ def apply_plan(sch: Node, plan: Plan) -> None:
 
 def _apply(sch: Node, plan: Plan) -> None:
     """Shard and synchronize as ``plan`` says."""
-    from schedule.distributed.tensor_parallel.modules import LEFT
-    from schedule.distributed.tensor_parallel.state import sharded_state
-
     state = sharded_state(sch.tree)
     whole = [("fwd_post", "all_gather"), ("fwd_post", LEFT)]
     state.gathered = frozenset(step.path for step in plan.syncs if (step.mode, step.op) in whole)
@@ -112,8 +108,6 @@ def _refuse_inner(sch: Node) -> None:
 
 
 def _ranks(sch: Node, mesh: Any) -> TensorParallel:
-    from schedule.distributed.communication.mesh import TensorParallel, checked_mesh, tensor_parallel
-
     if isinstance(mesh, int) and not isinstance(mesh, bool):
         if mesh < 1:
             raise ShardError(f"{mesh} ranks cannot share anything", fix="shard_plan(2), say, or a mesh")
@@ -127,8 +121,6 @@ def _ranks(sch: Node, mesh: Any) -> TensorParallel:
 
 def _flattened(sch: Node) -> Specialization:
     """The root's graph with the inside of everything but basic layers, in training or else in evaluation."""
-    from schedule.distributed.tensor_parallel.modules import stays_call
-
     graphs, module = sch.tree.graphs, sch.module
     call = graphs.calls(module)[0]
 

@@ -8,6 +8,21 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from schedule.core.edits import SetItem, SetSpecializations
+from schedule.distributed.tensor_parallel.callers import WrapForward
+from schedule.distributed.tensor_parallel.conflicts import check_split
+from schedule.distributed.tensor_parallel.edits import ConvertOnLoad, ForgetRun, FreeWhole, ShardParameter
+from schedule.distributed.tensor_parallel.forwards import sharded_specializations
+from schedule.distributed.tensor_parallel.modules import (
+    COLUMN,
+    SHARDING,
+    Split,
+    own_features,
+    projection_of,
+    sharding_of,
+)
+from schedule.distributed.tensor_parallel.parameters import ShardedTensor, owners
+from schedule.distributed.tensor_parallel.state import fresh_sharding, sharded_state
+from schedule.distributed.tensor_parallel.wrapped import ShardedForward
 from schedule.primitives.registry import primitive
 from schedule.runtime.scheduled import state_of
 from schedule.util.errors import NotApplicable, ShardError
@@ -50,9 +65,6 @@ def shard(sch: Node, name: str, axis: int, parts: int = 1, replicas: int = 1, co
         ShardError: no mesh, no such parameter or axis, sharded already, tied to a module that cannot be sharded,
             heads that the ranks cannot share; or another shard or sync contradicts it.
     """
-    from schedule.distributed.tensor_parallel.modules import Split
-    from schedule.distributed.tensor_parallel.state import sharded_state
-
     state = sharded_state(sch.tree)
     state.remember_whole(sch.module)
     split = _checked(sch, state, name, Split(axis, 0, parts, replicas, common))
@@ -62,10 +74,6 @@ def shard(sch: Node, name: str, axis: int, parts: int = 1, replicas: int = 1, co
 
 def _checked(sch: Node, state: Sharded, name: str, asked: Split) -> Split:
     """The split that is asked for, of the size that there is, if it can be made."""
-    from schedule.distributed.tensor_parallel.conflicts import check_split
-    from schedule.distributed.tensor_parallel.modules import sharding_of
-    from schedule.distributed.tensor_parallel.state import fresh_sharding
-
     module, axis = sch.module, asked.axis
     tensor, sharding = _tensor(module, name), sharding_of(module)
     if sharding is not None and name in sharding.splits:
@@ -104,16 +112,11 @@ def _tensor(module: nn.Module, name: str) -> Tensor:
 
 
 def _places(sch: Node, tensor: Tensor, name: str) -> list[tuple[nn.Module, str]]:
-    from schedule.distributed.tensor_parallel.parameters import owners
-
     return owners(sch.tree.root, tensor) or [(sch.module, name)]
 
 
 def refuse_rewritten(sch: Node, module: nn.Module) -> None:
     """Refuse a module whose own graph another primitive has changed."""
-    from schedule.distributed.tensor_parallel.forwards import sharded_specializations
-    from schedule.distributed.tensor_parallel.modules import projection_of, sharding_of
-
     state, sharding = state_of(module), sharding_of(module)
     if state is None:
         return
@@ -139,11 +142,6 @@ def refuse_opened(sch: Node, state: Sharded, changes_shapes: bool) -> None:
 
 
 def _edits(sch: Node, state: Sharded, name: str, split: Split) -> list[Edit]:
-    from schedule.distributed.tensor_parallel.edits import ConvertOnLoad, ForgetRun, FreeWhole, ShardParameter
-    from schedule.distributed.tensor_parallel.modules import SHARDING, sharding_of
-    from schedule.distributed.tensor_parallel.parameters import ShardedTensor
-    from schedule.distributed.tensor_parallel.state import fresh_sharding
-
     whole = _tensor(sch.module, name)
     places = _places(sch, whole, name)
     tensor = ShardedTensor(whole, places, state.tp, split.axis, split.parts)
@@ -163,16 +161,12 @@ def _edits(sch: Node, state: Sharded, name: str, split: Split) -> list[Edit]:
 
 def _features(module: nn.Module, name: str, sharding: ModuleSharding, state: Sharded) -> list[Edit]:
     """The module's own numbers of features."""
-    from schedule.distributed.tensor_parallel.modules import own_features
-
     found = own_features(module, name, sharding.splits[name], state.tp.size, state.tp.rank)
     return [SetItem(_vars(module), attribute, number) for attribute, number in found.items()]
 
 
 def _followers(sch: Node, module: nn.Module, name: str, sharding: ModuleSharding, state: Sharded) -> list[Edit]:
     """Sizes that the calling module keeps."""
-    from schedule.distributed.tensor_parallel.modules import COLUMN
-
     if name != "weight" or sharding.role(module) != COLUMN:
         return []
     followed = state.settings(module, sch.tree.path_of(module), sharding.splits["weight"])
@@ -188,10 +182,6 @@ def _vars(module: nn.Module):  # type: ignore[no-untyped-def]
 
 def reforward(sch: Node, module: nn.Module, sharding: ModuleSharding, state: Sharded) -> Edit:
     """The edit that makes ``module`` run as ``sharding`` says."""
-    from schedule.distributed.tensor_parallel.callers import WrapForward
-    from schedule.distributed.tensor_parallel.modules import projection_of
-    from schedule.distributed.tensor_parallel.wrapped import ShardedForward
-
     if projection_of(module) is not None:
         return Reforward(sch, module, sharding, state)
     return WrapForward(module, lambda: ShardedForward(module, sharding), sch.tree.path_of(module))
@@ -207,8 +197,6 @@ class Reforward:
 
     def apply(self) -> None:
         """Write the graph, once the parameters are sharded, and install it."""
-        from schedule.distributed.tensor_parallel.forwards import sharded_specializations
-
         if self._set is None:
             made = sharded_specializations(self.module, self.sharding, self.like)
             self._set = SetSpecializations(self.module, made, self.path)

@@ -9,6 +9,22 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from schedule.core.edits import SetItem
+from schedule.distributed.communication.resharding import Resharding
+from schedule.distributed.tensor_parallel.callers import check_columns, shared_inputs
+from schedule.distributed.tensor_parallel.conflicts import check_boundary, check_output_gradient, check_sync
+from schedule.distributed.tensor_parallel.edits import ForgetRun
+from schedule.distributed.tensor_parallel.modules import (
+    COLUMN,
+    OWN,
+    SHARDING,
+    ModuleSharding,
+    Sync,
+    is_torch_layer,
+    projection_of,
+    sharding_of,
+    sync_key,
+)
+from schedule.distributed.tensor_parallel.state import sharded_state
 from schedule.primitives.registry import primitive
 from schedule.primitives.shard import reforward, refuse_opened, refuse_rewritten
 from schedule.util.errors import ShardError, TraceError
@@ -66,9 +82,6 @@ def sync(
     Raises:
         ShardError: the module is not sharded, or the collective contradicts how it is.
     """
-    from schedule.distributed.tensor_parallel.modules import is_torch_layer, projection_of, sharding_of
-    from schedule.distributed.tensor_parallel.state import sharded_state
-
     state, sharding = sharded_state(sch.tree), sharding_of(sch.module)
     wanted = _wanted(state, op_or_fn, axis, argument)
     if mode == "bwd_pre":
@@ -82,18 +95,12 @@ def sync(
 
 
 def _wanted(state: Sharded, op: str | Callable[[Tensor], Tensor], axis: int | None, argument: str | None) -> Sync:
-    from schedule.distributed.communication.resharding import Resharding
-    from schedule.distributed.tensor_parallel.modules import Sync
-
     if isinstance(op, str) and "->" in op:
         op = Resharding(op, state.tp.group)
     return Sync(op, axis, argument)
 
 
 def _sync_projection(sch: Node, state: Sharded, mode: str, wanted: Sync) -> None:
-    from schedule.distributed.tensor_parallel.conflicts import check_sync
-    from schedule.distributed.tensor_parallel.modules import sharding_of
-
     module, sharding = sch.module, sharding_of(sch.module)
     check_sync(module, sharding, mode, wanted)
     if sharding is None:
@@ -109,9 +116,6 @@ def _sync_projection(sch: Node, state: Sharded, mode: str, wanted: Sync) -> None
 
 def _sync_layer(sch: Node, state: Sharded, mode: str, wanted: Sync) -> None:
     """A convolution, an embedding, a batch norm."""
-    from schedule.distributed.tensor_parallel.conflicts import check_sync
-    from schedule.distributed.tensor_parallel.modules import sharding_of
-
     sharding = sharding_of(sch.module)
     check_sync(sch.module, sharding, mode, wanted)
     if sharding is not None:
@@ -120,9 +124,6 @@ def _sync_layer(sch: Node, state: Sharded, mode: str, wanted: Sync) -> None:
 
 
 def _sync_output_gradient(sch: Node, state: Sharded, wanted: Sync) -> None:
-    from schedule.distributed.tensor_parallel.conflicts import check_output_gradient
-    from schedule.distributed.tensor_parallel.modules import ModuleSharding, sharding_of
-
     sharding = sharding_of(sch.module)
     check_output_gradient(sch.module, sharding, wanted)
     if sch.tree.graphs.current(sch.module) and sharding is None:
@@ -133,10 +134,6 @@ def _sync_output_gradient(sch: Node, state: Sharded, wanted: Sync) -> None:
 
 def _sync_boundary(sch: Node, state: Sharded, mode: str, wanted: Sync) -> None:
     """The inputs, the output, or a whole parameter, of a module that is no sharded layer."""
-    from schedule.distributed.tensor_parallel.callers import check_columns, shared_inputs
-    from schedule.distributed.tensor_parallel.conflicts import check_boundary
-    from schedule.distributed.tensor_parallel.modules import COLUMN, OWN, ModuleSharding, sharding_of
-
     module, sharding = sch.module, sharding_of(sch.module)
     check_boundary(module, sharding, mode, wanted)
     if wanted.argument is None and sharding is not None and any(key.startswith(f"{mode} ") for key in sharding.syncs):
@@ -162,9 +159,6 @@ def _sync_boundary(sch: Node, state: Sharded, mode: str, wanted: Sync) -> None:
 
 
 def _commit(sch: Node, state: Sharded, mode: str, wanted: Sync, sharding: ModuleSharding) -> None:
-    from schedule.distributed.tensor_parallel.edits import ForgetRun
-    from schedule.distributed.tensor_parallel.modules import SHARDING, sync_key
-
     module, after = sch.module, sharding.with_sync(mode, wanted)
     asked = f"{sch.path}.sync({sync_key(mode, wanted.argument)!r}, {wanted}, axis={wanted.axis})"
     sch.commit(

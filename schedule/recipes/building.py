@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from schedule.capture.tracing.specialization import original_class
 from schedule.core import history
 from schedule.core.matching import Found, Match, Wanted
 from schedule.recipes.describing import Chosen, Refused, Undescribable, described
@@ -17,6 +18,7 @@ from schedule.recipes.rolling import renamed, rolled
 from schedule.recipes.steps import Call, Find, Step, Undo
 from schedule.recipes.values import changed, inner
 from schedule.util.errors import RecipeError, ScheduleError
+from schedule.verify.bisection import undone
 
 if TYPE_CHECKING:
     from schedule.core.node import Tree
@@ -28,21 +30,19 @@ def recipe_of(tree: Tree, singly: bool = False) -> Recipe:
     finds = _finds(tree.history.steps, calls)
     names = {found: f"m{number}" for number, found in enumerate(finds, 1)}
     steps: list[Step] = []
-    for start, record, undone in calls:
+    for start, record, times in calls:
         for found, (position, users) in list(finds.items()):
             if position <= start:
                 steps.append(_find(tree, found, names[found], users))
                 del finds[found]
         steps.append(_call(record, names))
-        steps += [Undo(undone)] if undone else []
+        steps += [Undo(times)] if times else []
     architecture = original_name(tree.root)
     return Recipe(architecture, renamed(rolled(steps, lambda glob: selected(tree, glob))), _versions())
 
 
 def original_name(module: nn.Module) -> str:
     """The name of the class that a module had before it was scheduled."""
-    from schedule.capture.tracing.specialization import original_class
-
     return original_class(module).__name__
 
 
@@ -110,8 +110,6 @@ def _as_fuse(tree: Tree, index: int, record: Recorded, rule: str) -> Recorded:
     Raises:
         RecipeError: a find of the rule would not find the same.
     """
-    from schedule.verify.bisection import undone
-
     matches = record.rules[rule]
     with undone(tree.node(tree.root), index):
         members = list(dict.fromkeys(match.schedule for match in matches))

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from schedule.distributed.planning.plan import Plan
 from schedule.primitives.registry import registered
 from schedule.recipes.steps import VERSION, Call, Find, Step, Undo, finds_used
 from schedule.recipes.values import Items, Joined, Made, ModuleCall, Picked, Reference, SharingPlan, Table, Torch, Value
@@ -221,8 +222,6 @@ def _make(data: Any, where: str, depth: int) -> Made:
 
 
 def _plan(data: Any, where: str, depth: int) -> SharingPlan:
-    from schedule.distributed.planning.plan import Plan
-
     plan = _object(_object(data, where, required=("plan",))["plan"], where)
     try:
         return SharingPlan(Plan.from_json(json.dumps(plan)).to_json())

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from schedule.core.matching import Match, parallel
+from schedule.distributed.planning.plan import Plan
 from schedule.patterns import call_module
 from schedule.util.errors import RecipeError
 from schedule.util.wording import counted
@@ -196,8 +197,6 @@ class SharingPlan:
 
     def live(self, finds: Finds) -> Any:
         """The plan."""
-        from schedule.distributed.planning.plan import Plan
-
         return Plan.from_json(self.text)
 
     def source(self, modules: set[str]) -> str:

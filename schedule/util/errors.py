@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rich.text import Text
 from torch import fx
 
 from schedule.util.graph_text import graph_lines
@@ -93,8 +94,6 @@ class ScheduleError(Exception):
 
     def __rich__(self) -> Text:
         """The same, in colors."""
-        from rich.text import Text
-
         return Text("\n").join(Text.styled(text, style) if style else _labeled(text) for text, style in self._lines())
 
     def to_dict(self) -> dict[str, Any]:
@@ -135,8 +134,6 @@ def _source_line(where: str) -> Iterator[str]:
 
 
 def _labeled(text: str) -> Text:
-    from rich.text import Text
-
     label, colon, rest = text.partition(": ")
     if not text.startswith("  ") or text.startswith("    "):
         return Text(text)

@@ -11,6 +11,7 @@ import zlib
 
 import torch
 from torch import nn
+from torch.distributed.tensor import distribute_tensor
 
 GAIN = 1.0
 """Size of what a perturbed matrix makes of inputs of size one. There the two GELUs differ by 3e-4, far above
@@ -71,6 +72,4 @@ def _noise(name: str, like: torch.Tensor) -> torch.Tensor:
     mesh = getattr(like, "device_mesh", None)
     if mesh is None:
         return noise
-    from torch.distributed.tensor import distribute_tensor
-
     return distribute_tensor(noise, mesh, like.placements)  # type: ignore[attr-defined]

@@ -6,6 +6,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from schedule.distributed.communication.verdicts import limited, verdicts_of
 from schedule.util.errors import VerificationError
 from schedule.verify.bisection import Undoable, first_failing_step, undone
 from schedule.verify.equivalence import REFUSALS, cases, check_case, refuse_meta
@@ -66,8 +67,6 @@ class Verification:
 
     def _check_ranks(self, mesh: Any) -> EquivalenceReport:
         """The same on every rank of a mesh: all of them pass or fail together, case by case."""
-        from schedule.distributed.communication.verdicts import limited, verdicts_of
-
         sch, verdicts = self._sch, verdicts_of(mesh, self._limit)
         tolerance = self._tolerance or tolerance_for(sch.module)
         with limited(mesh, self._limit):

@@ -100,9 +100,7 @@ def expression(node: Any, inputs: dict[fx.Node, str], tracer: ModuleTracer) -> s
     return _call_expression(node, [expression(arg, inputs, tracer) for arg in node.args])
 
 
-def _size_expression(
-    node: fx.Node, read: tuple[fx.Node, int], inputs: dict[fx.Node, str], tracer: ModuleTracer
-) -> str:
+def _size_expression(node: fx.Node, read: tuple[fx.Node, int], inputs: dict[fx.Node, str], tracer: ModuleTracer) -> str:
     size = tracer.sizes.assumed(*read, node.meta["spec"])
     if size is None:
         raise NotBeforehand(node.name)

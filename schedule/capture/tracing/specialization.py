@@ -22,6 +22,7 @@ from schedule.capture.tracing.generated_code import generated
 from schedule.capture.tracing.guards import check, conditions
 from schedule.capture.tracing.lock import TRACING
 from schedule.capture.tracing.outputs import check_output, insert_checks
+from schedule.capture.tracing.portable import pack_graph, unpack_graph
 from schedule.capture.tracing.reading.ledger import Ledger
 from schedule.capture.tracing.regions import REGION_FUNCTIONS, closing
 from schedule.capture.tracing.sharing import has_constants, structural_key
@@ -94,14 +95,10 @@ class Specialization:
         return any(node.target in (check, check_output) for node in self.graph.nodes)
 
     def __getstate__(self) -> dict[str, Any]:
-        from schedule.capture.tracing.portable import pack_graph
-
         state = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return {**state, "graph": pack_graph(self.graph)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        from schedule.capture.tracing.portable import unpack_graph
-
         for name, value in {**state, "graph": unpack_graph(state["graph"])}.items():
             object.__setattr__(self, name, value)
 

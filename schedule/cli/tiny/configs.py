@@ -190,7 +190,6 @@ class _Shrinking:
                 return value if category in self.keep else small(value)
         return value
 
-
     @staticmethod
     def by_layer(name: str, value: Sequence[Any], config: Config, layers: Sequence[int]) -> Sequence[Any] | None:
         """Return a list of layers, or of a value for each, made shorter; None for any other list."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from schedule.distributed.communication.agreement import Noted
 from schedule.distributed.communication.groups import SimulatedRanks
@@ -86,8 +87,6 @@ def tensor_parallel(mesh: DeviceMesh | SimulatedMesh | None) -> TensorParallel:
 
 def _dimension(mesh: Any) -> str | None:
     """Name of the tensor-parallel dimension; None for the only dimension of a mesh without names."""
-    from torch.distributed.device_mesh import DeviceMesh
-
     if not isinstance(mesh, DeviceMesh):
         raise ShardError(f"a mesh is a DeviceMesh of torch.distributed, no {type(mesh).__name__}", fix=_MAKE_MESH)
     names = mesh.mesh_dim_names or ()
