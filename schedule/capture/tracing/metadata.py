@@ -20,9 +20,9 @@ AUTOGRAD_STATE = {"is_leaf", "grad_fn", "grad", "_version", "retains_grad", "out
 """Attributes of a tensor that tell how it was computed, and what was done with it since: no trace has them."""
 _CONSTANT_METHODS = {
     "dim", "ndimension", "is_floating_point", "is_complex", "element_size",
-    "__hash__", "is_signed", "__contains__",
+    "__hash__", "is_signed",
 }  # fmt: skip
-_CONSTANT_FUNCTIONS = {torch.is_floating_point, torch.is_complex, torch.is_same_size, torch.result_type}
+_CONSTANT_FUNCTIONS = {torch.is_floating_point, torch.is_complex, torch.result_type}
 
 _OPERATORS: dict[str, Callable[..., Any]] = {
     "add": operator.add,

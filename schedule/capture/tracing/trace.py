@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from torch import fx, nn
 
 from schedule.capture.recording.recording import Recording
-from schedule.capture.tracing.string_formatting import Texts
+from schedule.capture.tracing.string_formatting import Strings
 
 
 class Trace(Protocol):
@@ -31,7 +31,7 @@ class Trace(Protocol):
     guards: dict[fx.Node, Any]
     inlined: dict[str, nn.Module]
     outputs: dict[fx.Node, Any]
-    texts: Texts
+    texts: Strings
     inside_child: bool
 
     def emit(self, target: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: Any = None) -> fx.Node:

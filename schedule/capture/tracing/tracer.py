@@ -48,7 +48,7 @@ from schedule.capture.tracing.regions import RegionTracker
 from schedule.capture.tracing.scalars import scalar_of, symbolic
 from schedule.capture.tracing.sharing import comparable
 from schedule.capture.tracing.sizes import SizeReader
-from schedule.capture.tracing.string_formatting import Texts
+from schedule.capture.tracing.string_formatting import Strings
 from schedule.util.errors import TraceError
 from schedule.util.user_code import UserCodeError, user_code
 
@@ -78,7 +78,7 @@ class ModuleTracer(TorchFunctionMode):
         index_functions: frozenset[CodeType] = frozenset(),
     ) -> None:
         super().__init__()
-        self.texts = Texts(exact_texts)
+        self.texts = Strings(exact_texts)
         self.index_functions = IndexFunctions(self, index_functions)
         self._use_recorded_outputs = use_recorded_outputs
         self.module, self.recording, self.enter_child = module, recording, enter

@@ -51,7 +51,7 @@ class _Trial:
         calls = [node for node in found if node.op == "call_module"]
         self.called = tuple(dict.fromkeys(str(node.target) for node in calls))
         self.writing = {str(node.target) for node in calls if has_effect(node)}
-        self.drawing = any(map(uses_random, found)) or (training and bool(calls))
+        self.drawing = any(map(uses_random, found)) or bool(calls)
         given = [node for node in graph.nodes if node.op == "placeholder"]
         changing = any(map(changes_given, found))
         self.objects = tuple(index for index, node in enumerate(given) if changing and node.meta.get("object"))

@@ -49,6 +49,22 @@ class Calling(ItemReads):
 
     def call(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """``function(*args, **kwargs)``, its code followed if it is the user's."""
+        strings = self.tracer.texts
+        if strings.written and self.on and not self._is_followed(function):
+            args, kwargs = strings.handed(function, args, kwargs)
+        result = self._call(function, args, kwargs)
+        return strings.marked(result) if type(result) is str else result
+
+    def _is_followed(self, function: Any) -> bool:
+        """Check whether a call of ``function`` runs code that is followed, or is made through another call."""
+        kind = type(function)
+        if kind is types.FunctionType:
+            return is_instrumented(function) or not self.is_native(function)
+        if isinstance(function, type):
+            return not (is_native_class(function) or issubclass(function, BaseException))
+        return kind in (types.MethodType, functools.partial) or isinstance(function, nn.Module)
+
+    def _call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kind = type(function)
         if kind in _CODE or isinstance(function, type):
             handler = self._handlers.get(function)
@@ -86,6 +102,7 @@ class Calling(ItemReads):
         once = isinstance(method.__func__, functools._lru_cache_wrapper)
         if self.on and not once and isinstance(level, int) and logger.isEnabledFor(level):
             raise self.refused("the forward writes a log message, which a graph would not do at each call", _QUIET)
+        args, kwargs = self.tracer.texts.handed(method, args, kwargs)
         return method(*args, **kwargs)
 
     def _call_cached(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -165,6 +165,6 @@ class Here:
 
 
 _OPERATIONS = (
-    "attr", "item", "call", "truth", "operand", "shown", "iterate", "mapping", "context", "augmented",
+    "attr", "item", "call", "truth", "operand", "shown", "formatted", "iterate", "mapping", "context", "augmented",
     "is_", "is_not", "eq", "ne", "in_", "not_in", "set_attr", "set_item", "del_attr", "del_item",
 )  # fmt: skip

@@ -132,6 +132,10 @@ class ItemReads(AttributeReads):
             self.guard("content", source, snapshot(value))
         return value
 
+    def formatted(self, value: Any) -> Any:
+        """Return the result of formatting, marked if it names a size that the graph is not bound to."""
+        return self.tracer.texts.marked(value)
+
     def truth(self, value: Any) -> Any:
         """``value`` is tested; itself."""
         source = self.source_of(value)

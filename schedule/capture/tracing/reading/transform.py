@@ -18,6 +18,10 @@ _AUGMENTED = {
 _COMPARED = {ast.Is: "is_", ast.IsNot: "is_not", ast.Eq: "eq", ast.NotEq: "ne", ast.In: "in_", ast.NotIn: "not_in"}
 
 
+def _is_formatted(part: ast.expr) -> bool:
+    return isinstance(part, ast.FormattedValue)
+
+
 class NoSource(Exception):
     """A function whose source cannot be found, or holds what is not instrumented."""
 
@@ -225,7 +229,8 @@ class Transformer(ast.NodeTransformer):
 
     def visit_BinOp(self, node: ast.BinOp) -> Any:
         left, right = self._operand(self.visit(node.left)), self._operand(self.visit(node.right))
-        return ast.copy_location(ast.BinOp(left, node.op, right), node)
+        made = ast.copy_location(ast.BinOp(left, node.op, right), node)
+        return self._here("formatted", node, made) if isinstance(node.op, ast.Mod) else made
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
         operand = self.visit(node.operand)
@@ -247,9 +252,14 @@ class Transformer(ast.NodeTransformer):
     visit_If = visit_While = visit_IfExp = visit_Assert = _tested
 
     def visit_FormattedValue(self, node: ast.FormattedValue) -> Any:
-        self.generic_visit(node)
-        node.value = self._here("shown", node, node.value)
+        node.value = self._here("shown", node, self.visit(node.value))
+        if node.format_spec is not None:
+            self.generic_visit(node.format_spec)
         return node
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> Any:
+        self.generic_visit(node)
+        return self._here("formatted", node, node) if any(map(_is_formatted, node.values)) else node
 
     def visit_comprehension(self, node: ast.comprehension) -> Any:
         node.iter = self._here("iterate", node.iter, self.visit(node.iter))
