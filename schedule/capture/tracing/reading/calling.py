@@ -260,6 +260,8 @@ class Calling(ItemReads):
         """A question to the process becomes a guard: it is asked again."""
         name = getattr(function, "__name__", "")
         plain = not kwargs and is_atom(result) and all(is_atom(each) or is_fixed(each) for each in args)
+        if any(isinstance(leaf, _SYMBOLIC) for _, leaf in leaves((args, result))):
+            return  # it holds for the sizes at hand, which its branches have guarded
         if not plain or name in _COMPILERS or not module.startswith(_ASKED_AGAIN) or isinstance(function, type):
             return
         if isinstance(getattr(function, "__self__", None), (torch.Tensor, str)) or result is None:
@@ -339,6 +341,7 @@ class _Context:
         return self._evaluator.call(type(self._value).__exit__, self._value, *error)
 
 
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _UNBOUND = (types.MethodDescriptorType, types.WrapperDescriptorType)
 _BUILTIN = (types.BuiltinFunctionType, types.MethodWrapperType, *_UNBOUND, types.ClassMethodDescriptorType)
 _CODE = (types.FunctionType, *_BUILTIN)
