@@ -21,7 +21,7 @@ SIZES: dict[str, Question] = {
     "is_same_size": lambda x, y: torch.is_same_size(x, y),
     "is_same_size by keywords": lambda x, y: torch.is_same_size(input=x, other=y),
     "x.is_same_size": lambda x, y: x.is_same_size(y),
-    "broadcast_shapes": lambda x, y: torch.broadcast_shapes(x.shape, y.shape)[0] > 2,
+    "broadcast_shapes": lambda x, y: torch.broadcast_shapes(y.shape, (1, 4))[0] > 2,
     "nbytes": lambda x, y: y.nbytes > 32,
     "hash of a shape": lambda x, y: hash(tuple(y.shape)) == hash((2, 4)),
 }
