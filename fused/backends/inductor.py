@@ -1,9 +1,9 @@
-"""The formulas compiled by inductor: one kernel a formula, setting and kind of input.
+"""Formulas compiled by inductor: one kernel per formula, setting and kind of input.
 
-Inputs are brought to a normal form first: detached, contiguous, numbers as tensors without dimensions. On the CPU the
-rest is our own: :mod:`fused.backends.kernels`. On other devices it is `torch.compile`, which specializes on more than
-we want (sizes 0 and 1, `requires_grad`, numbers, autocast, strides) and gives up after a few recompilations of one
-code object: so every kind of input gets a code object of its own.
+Inputs are normalized first: detached, contiguous, numbers as tensors without dimensions. On the CPU the rest is done
+by :mod:`fused.backends.kernels`. On other devices it is `torch.compile`, which specializes on more than needed
+(sizes 0 and 1, `requires_grad`, numbers, autocast, strides) and gives up after a few recompilations of one code
+object: so every kind of input gets a separate code object.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _serial = itertools.count()
 
 
 def run(formula: Formula, args: Sequence[Any], statics: Mapping[str, Hashable], device: str) -> Any:
-    """`formula(*args, **statics)`, compiled. Falls back to the formula itself, with a warning, if that fails.
+    """Run `formula(*args, **statics)` compiled, or uncompiled with a warning if compiling fails.
 
     Args:
-        formula: plain torch operations; no side effects but writing to an argument that it returns.
+        formula: plain torch operations; its only side effect may be writing to an argument that it returns.
         args: tensors, None, or numbers (which may change from call to call without a recompilation).
-        statics: what the code is specialized for.
+        statics: settings for which the code is specialized.
         device: device type of the tensors.
     """
     inputs = [_normal(arg) for arg in args]
@@ -58,7 +58,7 @@ def _too_often(formula: Formula, inputs: Sequence[Any], statics: Mapping[str, Ha
 def _uncompiled(
     formula: Formula, inputs: Sequence[Any], statics: Mapping[str, Hashable], device: str, error: Exception
 ) -> Any:
-    # First the formula, so that an error that is the caller's own comes out as itself.
+    # Run the formula first, so an error of the caller is raised unchanged.
     result = formula(*inputs, **statics)
     reason = f"compiling failed ({_first_line(error)})"
     availability.mark_broken("inductor", device, reason)
@@ -103,7 +103,7 @@ def _specialize(formula: Formula, statics: Mapping[str, Hashable]) -> Formula:
     def fused_formula(*inputs: Any) -> Any:
         return formula(*inputs, **statics)
 
-    # Dynamo counts recompilations per code object: give each specialization its own.
+    # Dynamo counts recompilations per code object: give each specialization a separate one.
     code = fused_formula.__code__.replace(co_name=f"fused_{formula.__name__}_{next(_serial)}")
     own = types.FunctionType(code, globals(), code.co_name, None, fused_formula.__closure__)
     compiled: Formula = torch.compile(own, dynamic=True, fullgraph=True)
@@ -118,7 +118,7 @@ def _normal(arg: Any) -> Any:
 
 @functools.lru_cache(maxsize=1024)
 def _number(value: float) -> torch.Tensor:
-    # float64 without dimensions: takes no part in type promotion, so it acts like the Python number.
+    # float64 without dimensions does not take part in type promotion, so it acts like the Python number.
     with torch.inference_mode(False):
         return torch.tensor(value, dtype=torch.float64)
 
@@ -137,7 +137,7 @@ def _no_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
 
 
 def _no_function_modes() -> contextlib.AbstractContextManager[Any]:
-    """Nothing to see for a ``TorchFunctionMode``, such as a recording: dynamo would trace into it and guard on it."""
+    """Disable any ``TorchFunctionMode``, such as a recording: dynamo would trace into it and guard on it."""
     if torch._C._len_torch_function_stack():
         return torch._C.DisableTorchFunction()
     return contextlib.nullcontext()

@@ -1,4 +1,4 @@
-"""``fuse``: matches become one call each, of a fused op or of compiled code."""
+"""``fuse``: one call per match, of a fused op or of compiled code."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ Compiler = Literal["auto", "inductor"]
 
 @primitive
 def fuse(sch: NodeT, matches: Sequence[Match], compiler: Compiler | None = "auto") -> NodeT:
-    """Each match becomes one call: of the fused op a rule has for it, or of the same operations compiled.
+    """Replace each match by one call, of a rule's fused op or of the same operations compiled.
 
     ::
 
         before:  y = F.linear(x, self.c_fc.weight);  z = F.gelu(y + self.c_fc.bias, approximate="tanh")
         after:   y = F.linear(x, self.c_fc.weight);  z = bias_gelu(y, self.c_fc.bias)
 
-    Parameters stay where they are. Training, eval and every recorded signature are rewritten together.
+    Parameters keep their paths. Training, eval and every recorded signature are rewritten together.
 
     Args:
-        matches: what ``find`` returned.
+        matches: result of ``find``.
         compiler: ``"auto"`` takes the registered fused op if any rule matches the same operations, else
-            ``"inductor"``: the matched part through ``torch.compile`` at its first call, with open sizes; it
-            runs uncompiled where there is no compiler. None only makes it one call.
+            ``"inductor"``: the matched part is compiled by ``torch.compile`` at its first call, with dynamic
+            shapes, or runs uncompiled without a compiler. None only makes it one call.
 
     Raises:
-        MatchError: a match is of another model, consumed already (says by which primitive), or unsafe: an
-            interior value is used outside, operations would change order, or a hook would be swallowed.
-        NotApplicable: no matches; an unknown compiler; or the module is in the middle of another's graph.
+        MatchError: a match is of another model, consumed already (gives the primitive), or unsafe: an
+            interior value is used outside, operations would change order, or a hook would be bypassed.
+        NotApplicable: no matches; an unknown compiler; or the module is inlined in another module's graph.
     """
     if compiler not in ("auto", "inductor", None):
         raise NotApplicable(f"there is no compiler {compiler!r}", fix='"auto", "inductor" or None')
@@ -74,18 +74,18 @@ def fuse(sch: NodeT, matches: Sequence[Match], compiler: Compiler | None = "auto
 
 
 class FuseAgain(ByPattern):
-    """All that a pattern matches, fused."""
+    """Rewrite to fuse all matches of a pattern."""
 
     def __init__(self, wanted: Wanted, compiler: Compiler | None) -> None:
         super().__init__(wanted)
         self.compiler = compiler
 
     def settings(self) -> tuple[Any, ...]:
-        """The compiler."""
+        """Return the compiler."""
         return (self.compiler,)
 
     def planned(self, places: Sequence[Sequence[Site]], module: nn.Module) -> tuple[list[Item], Prepare]:
-        """As :func:`fuse` does it."""
+        """Plan the rewrite of :func:`fuse`."""
         items: list[Item] = []
         for (site,) in places:
             seen = self._as_rule_sees_it(site.graph_match)
@@ -105,7 +105,7 @@ class FuseAgain(ByPattern):
 
 
 def _as_rule_sees_it(match: Match) -> Match | None:
-    """The match by the pattern of a rule that consumes the same nodes; None if not in every graph."""
+    """Return the match by the pattern of a rule for the same nodes, or None if a graph has none."""
     if match.rule is not None:
         return match
     sites, rule = [], None

@@ -1,4 +1,4 @@
-"""Rewrites as data, to be made again in further graphs of the same module."""
+"""Rewrites as data, repeatable on further graphs of the same module."""
 
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ Prepare = Callable[[Any, GraphMatch], tuple[GraphMatch, Build]]
 
 @dataclass(frozen=True)
 class ByRules:
-    """Rules, wherever they fit; copies as it is, pickles by the rules' names.
+    """Rewrite of all matches of some rules.
+
+    Deep copies are the same object, pickles contain the rules' names.
 
     Attributes:
         rules: in order of preference.
-        settled: families that were applied in the module already: size does not matter there any more.
-        cost_guard: whether it does for the others.
+        settled: families applied in the module already, exempt from the cost guard.
+        cost_guard: whether matches of other families that are not profitable are left alone.
     """
 
     rules: tuple[Rule, ...]
@@ -43,7 +45,7 @@ class ByRules:
     cost_guard: bool
 
     def on(self, made: Specialization, module: nn.Module, recording: Recording) -> Rewritten:
-        """What ``optimize`` would do."""
+        """Rewrite one graph like ``optimize``."""
         expansion = expand(made, module, recording)
         modules = dict(module.named_modules(remove_duplicate=False))
         chosen = find_all(expansion.graph, self.rules, modules, self.cost_guard, self.settled).chosen
@@ -74,7 +76,10 @@ def _by_registered_rules(names: tuple[str, ...], settled: frozenset[str], cost_g
 
 
 def as_wide(graph_match: GraphMatch, build: Build) -> Build:
-    """``build`` with its result cast as autocast casts inside the construct: to fp32 in softmax and powers, on CUDA."""
+    """Wrap ``build`` to cast its result to the recorded dtype.
+
+    On CUDA, autocast computes softmax and powers in fp32, so the matched operations may return a wider dtype.
+    """
     x, out = spec_of(graph_match.inputs.get("x")), spec_of(graph_match.outputs[0])
     if x is None or out is None or x.dtype == out.dtype or len(graph_match.outputs) > 1:
         return build
@@ -92,18 +97,21 @@ def as_wide(graph_match: GraphMatch, build: Build) -> Build:
 
 
 class ByPattern:
-    """Every match of a pattern rewritten in one way; copies as it is, pickles by what ``find`` was given."""
+    """Rewrite of all matches of a pattern.
+
+    Deep copies are the same object, pickles contain the pattern as given to ``find``.
+    """
 
     def __init__(self, wanted: Wanted, sizes: Collection[int] = (1,)) -> None:
         self.wanted, self.sizes = wanted, frozenset(sizes)
 
     @property
     def name(self) -> str:
-        """That of the pattern."""
+        """The pattern's name."""
         return self.wanted.name
 
     def on(self, made: Specialization, module: nn.Module, recording: Recording) -> Rewritten:
-        """Find it in this graph and rewrite it."""
+        """Find the pattern in this graph and rewrite its matches."""
         sites, _ = sites_in(made, module, recording, self.wanted)
         places = [[site] for site in sites] if self.sizes == {1} else parallel(sites)
         items, prepare = self.planned([place for place in places if len(place) in self.sizes], module)
@@ -112,11 +120,11 @@ class ByPattern:
         return rewritten(made, module, recording, items, prepare, self.name), {self.name: len(items)}
 
     def planned(self, places: Sequence[Sequence[Site]], module: nn.Module) -> tuple[list[Item], Prepare]:
-        """What is to be spliced in, and how."""
+        """Return the items to rewrite, and a function to prepare each."""
         raise NotImplementedError
 
     def settings(self) -> tuple[Any, ...]:
-        """What makes one like this, besides the pattern."""
+        """Return the constructor arguments after the pattern."""
         raise NotImplementedError
 
     def __eq__(self, other: object) -> bool:
@@ -153,7 +161,10 @@ def _portable(value: Any) -> bool:
 
 
 def of_searches(places: Sequence[Sequence[Match]], make: Callable[[Wanted, frozenset[int]], Rewrite]) -> list[Rewrite]:
-    """How to do again what is done to all that searches found in a module; not to what was picked by hand."""
+    """Return rewrites to repeat a primitive applied to all matches of a search.
+
+    Matches picked by hand, from no search or not all of a search, give :class:`Unrepeatable`.
+    """
     by_search: dict[Search | None, list[Sequence[Match]]] = {}
     for place in places:
         by_search.setdefault(place[0].search, []).append(place)

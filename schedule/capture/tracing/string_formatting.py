@@ -1,8 +1,8 @@
-"""Sizes and tensors written into texts: messages of checks and logs, which nobody reads unless something is wrong.
+"""Formatting of sizes and tensors in strings, such as messages of checks and logs.
 
-A graph is not bound to a size because an f-string names it. The text gets an invisible mark; where a marked text is
-found to matter, because the graph holds it or because the forward fails with it, the module is traced once more, and
-then a size in a text is a size that Python has asked for.
+A size in an f-string does not add a guard to the graph. Instead the string gets an invisible mark. If a marked string
+matters, because the graph contains it or tracing fails, the module is traced once more, and then a size in a string
+adds a guard like any other use by Python.
 """
 
 from __future__ import annotations
@@ -18,44 +18,44 @@ _MARK = "\u2060"  # a word joiner: no key, no name and no number contains one
 
 
 class Scalar(Protocol):
-    """A number that Python may ask for, which binds the graph to it."""
+    """Symbolic number. Reading its value adds a guard."""
 
     value: int | float | bool
 
     def known(self) -> Any:
-        """The number itself, for Python to use."""
+        """Return the number itself for use by Python."""
 
 
 class Texts:
-    """How one trace writes sizes as text.
+    """String formatting of sizes in one trace.
 
     Attributes:
-        exact: whether a size in a text binds the graph to it.
-        written: whether a size was written without binding the graph.
+        exact: whether formatting a size adds a guard on it.
+        written: whether a size or tensor was formatted without a guard.
     """
 
     def __init__(self, exact: bool) -> None:
         self.exact, self.written = exact, False
 
     def of(self, scalar: Scalar) -> str:
-        """``scalar`` as text."""
+        """Return ``scalar`` as a string."""
         if self.exact:
             return str(scalar.known())
         self.written = True
         return f"{scalar.value}{_MARK}"
 
     def of_tensor(self, number: Any, specification: str = "") -> str:
-        """A tensor as text: the number in it, if it holds one only, else nothing that a graph could use."""
+        """Format a tensor: its ``number`` if given, else a marked placeholder string."""
         if number is not None:
             return format(number, specification)
         self.written = True
         return f"tensor(…){_MARK}"
 
     def check(self, graph: fx.Graph) -> None:
-        """See that no text with a mark is part of the graph.
+        """Raise if a string with a mark is part of the graph.
 
         Raises:
-            TraceError: one is.
+            TraceError: the graph contains a marked string.
         """
         if not self.written:
             return
