@@ -1,8 +1,8 @@
-"""Fused ops: one pass forward, one pass backward, and the least possible saved between them.
+"""Fused ops with one pass forward, one pass backward, and minimal saved tensors.
 
-Each op is a plain function on tensors of any rank and stride, differentiable any number of times, and seen
-through by `torch.compile`, `torch.func` and DTensor. `fused.backend` chooses how they run; `fused.backends()`
-tells.
+Each op is a plain function on tensors of any rank and stride. It is differentiable any number of times and
+supports `torch.compile`, `torch.func` and DTensor. `fused.backend` sets the backend; `fused.backends()` reports
+it for every op.
 """
 
 from typing import TYPE_CHECKING
@@ -89,7 +89,7 @@ from fused.vocab_parallel import vocab_parallel_cross_entropy
 if TYPE_CHECKING:
     from fused.backends import backends
 else:
-    # The package and the function have one name: calling the package calls the function.
+    # The package and the function share a name: calling the package calls the function.
     import fused.backends as backends
 
 __all__ = [

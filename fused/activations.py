@@ -1,4 +1,4 @@
-"""Bias + activation in one pass, saving one tensor and the bias."""
+"""Bias + activation in one pass, with one tensor and the bias saved."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fused.sharding import localise, sharded
 Tensor = torch.Tensor
 
 
-# Elements from which compiled code is faster on the CPU, forward and backward together. Below, its fixed cost
-# of some 100 µs a call outweighs.
+# Number of elements from which compiled code is faster on the CPU, forward and backward together. Below it, the
+# fixed cost of about 100 µs per call outweighs the gain.
 _COMPILED_FROM = {
     "relu": 2**18,
     "relu2": 2**16,
@@ -30,7 +30,7 @@ _COMPILED_FROM = {
     "tanh": 2**20,
     "sigmoid": 2**18,
 }
-# Without a bias these are one pass of torch's own, forward and backward, which compiled code only equals.
+# Without a bias, torch's own kernels compute these in one pass forward and backward; compiled code is no faster.
 _ONE_PASS = ("relu", "silu", "sigmoid")
 
 
@@ -62,7 +62,7 @@ WEIGHTED_SQUARED_RELU = Op(
 
 
 def _backend(inp: Tensor, bias: Tensor | None, activation: str) -> str | None:
-    """What is asked for; where nothing is, plain torch if that is as fast."""
+    """Return the requested backend, or "reference" if none is requested and plain torch is as fast."""
     asked = requested()
     if asked is None and bias is None and activation in _ONE_PASS and inp.is_cpu:
         return "reference"
@@ -91,9 +91,10 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
 
 
 class _BiasActivation(torch.autograd.Function):
-    """act(inp + bias), for plain tensors. Saves inp or the result, and the bias.
+    """Autograd function of act(inp + bias) for plain tensors, saving inp or the result, and the bias.
 
-    Not in two parts: torch looks up the signature of those at every call, for as long as a small op takes.
+    Does not split `forward` and `setup_context`: torch would look up their signatures at every call, which takes
+    as long as a small op.
     """
 
     @staticmethod
@@ -108,7 +109,7 @@ class _BiasActivation(torch.autograd.Function):
 
 
 class BiasGeLUFunction(torch.autograd.Function):
-    """Megatron's and Slapo's fused bias + GELU (tanh form): ``BiasGeLUFunction.apply(inp, bias)``.
+    """Megatron's and Slapo's fused bias + GELU in the tanh form, called as ``BiasGeLUFunction.apply(inp, bias)``.
 
     Args:
         inp: ``[..., hidden]``, floating point.
@@ -125,10 +126,10 @@ class BiasGeLUFunction(torch.autograd.Function):
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
-        """As `bias_gelu` with ``approximate="tanh"``."""
+        """Apply `bias_gelu` with ``approximate="tanh"``."""
         return bias_gelu(*args)
 
-    # Tracers that open an autograd function by its parts see these and not `apply`.
+    # Tracers that inline an autograd function call these methods instead of `apply`.
     @staticmethod
     def forward(inp: Tensor, bias: Tensor | None) -> Tensor:
         return _forward(inp, bias, "gelu_tanh")
@@ -146,7 +147,7 @@ GeLUFunction = BiasGeLUFunction
 
 
 class _WeightedSquaredReLU(torch.autograd.Function):
-    """relu(x)² · weights, for plain tensors. Saves both."""
+    """Autograd function of relu(x)² · weights for plain tensors, saving both."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weights: Tensor) -> Tensor:
@@ -167,9 +168,9 @@ class _WeightedSquaredReLU(torch.autograd.Function):
 
 
 def bias_activation(x: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-    """``act(x + bias)``, saving only the bias and x for the backward pass, or the result for x.
+    """Compute ``act(x + bias)``, saving for the backward pass only the bias and either x or the result.
 
-    Relu, and in float32 and float64 tanh and sigmoid save their result, which the next layer mostly saves as well.
+    Relu saves its result, and so do tanh and sigmoid in float32 and float64: the next layer mostly saves it as well.
 
     Args:
         x: ``[..., hidden]``, any rank from 1, any strides; float16, bfloat16, float32 or float64. A DTensor
@@ -180,12 +181,12 @@ def bias_activation(x: Tensor, bias: Tensor | None, activation: str) -> Tensor:
 
     Returns:
         ``[..., hidden]`` in the dtype that ``x + bias`` has in torch (bfloat16 with a float32 bias gives
-        float32). 16-bit inputs are computed in float32 and rounded once. Each gradient has its own tensor's
-        dtype; the bias gradient is summed in float32.
+        float32). 16-bit inputs are computed in float32 and rounded once. Each gradient has the dtype of its
+        tensor; the bias gradient is summed in float32.
 
     Raises:
         TypeError: if x or the bias is not a floating-point tensor.
-        ValueError: for an unknown activation, a bias that is not ``[hidden]``, or two devices.
+        ValueError: for an unknown activation, a bias that is not ``[hidden]``, or tensors on two devices.
 
     Source: Megatron-LM ``fused_bias_gelu``, Slapo ``fused_bias``.
     """
@@ -193,7 +194,7 @@ def bias_activation(x: Tensor, bias: Tensor | None, activation: str) -> Tensor:
 
 
 def bias_gelu(x: Tensor, bias: Tensor | None, approximate: str = "tanh") -> Tensor:
-    """``gelu(x + bias)``.
+    """Compute ``gelu(x + bias)``.
 
     Args:
         x: ``[..., hidden]``, floating point.
@@ -215,12 +216,12 @@ def bias_gelu(x: Tensor, bias: Tensor | None, approximate: str = "tanh") -> Tens
 
 
 def bias_gelu_impl(input: Tensor, bias: Tensor | None) -> Tensor:
-    """Megatron's name for `bias_gelu` with ``approximate="tanh"``: its shapes, dtypes and errors."""
+    """Compute `bias_gelu` in the tanh form under Megatron's name, with the same shapes, dtypes and errors."""
     return _bias_activation("bias_gelu_impl", input, bias, "gelu_tanh")
 
 
 def new_gelu(x: Tensor) -> Tensor:
-    """HuggingFace's ``NewGELUActivation``: the tanh form of GELU, in one pass.
+    """Compute the tanh form of GELU in one pass, as HuggingFace's ``NewGELUActivation``.
 
     Args:
         x: ``[..., hidden]``, floating point.
@@ -237,12 +238,12 @@ def new_gelu(x: Tensor) -> Tensor:
 
 
 def bias_new_gelu(x: Tensor, bias: Tensor | None) -> Tensor:
-    """``new_gelu(x + bias)``: `bias_gelu` with the tanh form, with its shapes, dtypes and errors."""
+    """Compute ``new_gelu(x + bias)``: `bias_gelu` in the tanh form, with the same shapes, dtypes and errors."""
     return _bias_activation("bias_new_gelu", x, bias, "gelu_tanh")
 
 
 def weighted_squared_relu(x: Tensor, weights: Tensor) -> Tensor:
-    """``relu(x)² · weights`` with a weight for each token, as in a mixture of experts.
+    """Compute ``relu(x)² · weights`` with a weight for each token, as in a mixture of experts.
 
     Args:
         x: ``[..., hidden]``, floating point.
@@ -252,8 +253,8 @@ def weighted_squared_relu(x: Tensor, weights: Tensor) -> Tensor:
         The shape and dtype of x. Saves x and the weights. dw = Σ_last relu(x)²·g in the weights' dtype.
 
     Raises:
-        TypeError: if one is not a floating-point tensor.
-        ValueError: for other shapes of the weights, or two devices.
+        TypeError: if x or the weights are not a floating-point tensor.
+        ValueError: for other shapes of the weights, or tensors on two devices.
 
     Source: Megatron-LM ``weighted_squared_relu_impl``.
     """
@@ -280,7 +281,7 @@ def _bias_activation(op: str, x: Tensor, bias: Tensor | None, activation: str) -
 
 
 def _bias_activation_sharded(op: str, x: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-    # A plain x is a local shard: its bias is checked against it once it is local too.
+    # A plain x is a local shard: the bias is checked against it once the bias is local too.
     check_float(op, "input", x, min_ndim=1)
     if sharded(x):
         check_bias(op, x, bias)

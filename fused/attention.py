@@ -1,9 +1,9 @@
-"""Attention without the weights where torch's kernel gives what eager torch gives, and written out where it does not.
+"""Attention by torch's fused kernel, or by the eager expression if their results would differ.
 
-The kernel keeps the logarithm of the sum of a row's exponentials in one float. Of a row that a mask hides whole, by the
-lowest number or by any that is large beside the scores, that sum is lost in rounding, and with it the gradients; in 16
-bits the output is another as well, and of a row of -inf eager torch makes NaN. Such rows are rare, and looking for them
-costs one pass over the mask; a call with one of them computes scores and weights as eager torch does.
+The kernel saves the logarithm of the sum of a row's exponentials in one float. For a row that a mask hides completely,
+with the lowest number or any number large compared with the scores, that sum is lost in rounding, and the gradients
+with it. In 16 bits the output differs as well, and for a row of -inf eager torch returns NaN. Such rows are rare, and
+finding them costs one pass over the mask; a call with such a row computes scores and weights as eager torch does.
 """
 
 from __future__ import annotations
@@ -44,25 +44,27 @@ def attention(
     filled: Filling | None = None,
     filled_last: Filling | None = None,
 ) -> Tensor:
-    """``dropout(softmax(scale·q·kᵀ + bias + mask))·v``, without the weights where that gives what eager torch gives.
+    """Compute ``dropout(softmax(scale·q·kᵀ + bias + mask))·v``, without storing the weights if possible.
+
+    The weights are stored if torch's fused kernel would give another result than eager torch.
 
     Args:
         q: ``[..., heads, queries, features]``.
         k, v: ``[..., heads, keys, features]``, broadcast with q as `torch.matmul` does.
         bias, attn_mask: added to the scores in this order; anything that broadcasts with them.
-        dropout_p: probability of dropping a weight; drawn whenever it is above 0.
-        scale: of the scores.
-        enable_gqa: k and v have fewer heads, each for as many of q in a row.
-        filled: booleans that broadcast with the scores, and the number that the scores become where they are True:
-            before `bias` and `attn_mask` are added. The number must be about the lowest there is, or -inf.
+        dropout_p: probability of dropping a weight; weights are dropped whenever it is above 0.
+        scale: factor of the scores.
+        enable_gqa: k and v have fewer heads, each shared by the same number of consecutive heads of q.
+        filled: a boolean mask that broadcasts with the scores, and the value to fill them with where it is True,
+            before `bias` and `attn_mask` are added. The value must be about the lowest of the dtype, or -inf.
         filled_last: likewise, after they are added.
 
     Returns:
-        ``[..., heads, queries, features]``, within rounding of the expression. On the CPU its second derivatives are
-        there too, and so is forward-mode differentiation.
+        ``[..., heads, queries, features]``, within rounding of the expression. On the CPU it supports second
+        derivatives and forward-mode differentiation.
 
     Raises:
-        RuntimeError: as the expression, for shapes that do not fit.
+        RuntimeError: for shapes that do not fit, as the expression does.
     """
     operands: Operands = (q, k, v, bias, attn_mask)
     how = (dropout_p, scale, enable_gqa, filled, filled_last)
@@ -79,7 +81,7 @@ def attention(
 
 
 def _is_watched(operands: Sequence[Tensor | None]) -> bool:
-    """Whether somebody traces or transforms what is done, or tensors have no data to look at."""
+    """Check whether the call is traced or transformed, or operands have no data to read."""
     if transformed() or is_tracing_dispatch_active():
         return True
     return any(tensor is not None and (type(tensor) not in PLAIN or tensor.is_meta) for tensor in operands)
@@ -88,7 +90,7 @@ def _is_watched(operands: Sequence[Tensor | None]) -> bool:
 def _is_kernels_own(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, scale: float, enable_gqa: bool
 ) -> bool:
-    """Whether torch has a kernel for these, other than the expression itself."""
+    """Check whether torch has a fused kernel for these operands, not only the math fallback."""
     if any(each.ndim != 4 for each in (q, k, v)):
         return False
     if mask is not None and not _fits(mask, (*q.shape[:-1], k.shape[-2])):
@@ -102,7 +104,7 @@ def _fits(mask: Tensor, scores: tuple[int, ...]) -> bool:
 
 
 def _is_far(mask: Tensor | None, operands: Operands) -> bool:
-    """Whether there is a row of which the kernel does not make what eager torch does."""
+    """Check whether any row of the mask may give another result in the kernel than in eager torch."""
     if mask is None:
         return False
     highest = float(mask.detach().amax(-1).amin())
@@ -113,7 +115,7 @@ def _is_far(mask: Tensor | None, operands: Operands) -> bool:
 
 
 def _one_mask(operands: Operands, *fillings: Filling | None) -> Tensor | None:
-    """All that is added to the scores, with four dimensions at least; scores are filled by adding as well."""
+    """Return the sum of all masks and fillings as one additive mask of at least four dimensions."""
     q, _, _, bias, mask = operands
     parts = [bias, mask]
     parts += [None if each is None else q.new_zeros(()).masked_fill(*each) for each in fillings]
@@ -134,7 +136,7 @@ def _written_out(
     filled: Filling | None = None,
     filled_last: Filling | None = None,
 ) -> Tensor:
-    """The expression, in the order in which eager code has it."""
+    """Compute attention by the plain expression, in the order of eager code."""
     q, k, v, bias, mask = operands
     if enable_gqa:
         k, v = (each.repeat_interleave(q.shape[-3] // each.shape[-3], -3) for each in (k, v))
@@ -149,7 +151,7 @@ def _written_out(
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The operands as autocast would give them to torch's own attention."""
+    """Cast the operands as autocast does for torch's own attention."""
     if not torch.is_autocast_enabled(q.device.type) or q.dtype == torch.float64:
         return q, k, v, mask
     dtype = torch.get_autocast_dtype(q.device.type)
@@ -157,7 +159,10 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Ten
 
 
 class _Attention(torch.autograd.Function):
-    """The CPU's kernel. Saves its inputs, its result and a number for each row; differentiable any number of times."""
+    """Autograd function around torch's CPU kernel, differentiable any number of times.
+
+    Saves its inputs, its result and one number per row.
+    """
 
     @staticmethod
     def forward(
@@ -185,7 +190,7 @@ class _Attention(torch.autograd.Function):
 def _by_autograd(
     g: Tensor, operands: Operands, needed: Sequence[bool], scale: float, enable_gqa: bool
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of q, k and v as those of the expression, for whoever is watching."""
+    """Compute the gradients of q, k and v by autograd of the expression, for tracers and double backward."""
     recorded = torch.is_grad_enabled()
     inputs = [each for each, wanted in zip(operands[:3], needed, strict=True) if wanted]
     with torch.enable_grad():

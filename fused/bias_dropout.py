@@ -1,4 +1,4 @@
-"""Bias + dropout + residual in one pass, saving one byte an element: what was kept."""
+"""Bias + dropout + residual in one pass, with the keep mask saved as one byte per element."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ BiasDropoutAdd = Callable[[tuple[Tensor, Tensor | None], Tensor, float], Tensor]
 def _elementwise_backward(
     g: Tensor, keep: Tensor | None, scale: Any, *, x_dtype: torch.dtype | None, bias_dtype: torch.dtype | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradient for x, and where that is not it, the one for x + bias, not yet summed."""
+    """Compute the gradients of x and of x + bias, the latter not yet summed over rows.
+
+    The second is None if the bias needs no gradient or the gradient of x can be summed for it.
+    """
     wanted = formulas.compute_dtype(g.dtype)
     dx, _ = formulas.bias_dropout_backward(g, keep, scale, x_dtype=x_dtype, bias_dtype=None)
     if bias_dtype is None or x_dtype == wanted:
@@ -39,13 +42,16 @@ def _sum_compiled(
     x_dtype: torch.dtype | None,
     bias_dtype: torch.dtype | None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients for x and the bias. Compiled, the sum would be slower, and one running sum a column."""
+    """Compute the gradients of x and the bias from those of the compiled code.
+
+    The sum over rows is not compiled: it would be slower there, and one running sum per column.
+    """
     dx, dz = gradients
     dz = dx if dz is None else dz
     return dx, None if bias_dtype is None or dz is None else formulas.sum_over_rows(dz, bias_dtype)
 
 
-# Where compiled code begins to be faster, forward and backward together.
+# Number of elements from which compiled code is faster, forward and backward together.
 _COMPILED_FROM = 2**17
 
 BIAS_DROPOUT = Op(
@@ -62,9 +68,9 @@ BIAS_DROPOUT.register(
 
 
 class _BiasDropout(torch.autograd.Function):
-    """residual + keep·scale·(x + bias), for plain tensors. Saves `keep`, a byte an element."""
+    """Autograd function of residual + keep·scale·(x + bias) for plain tensors, saving `keep`, one byte per element."""
 
-    # Not in two parts: torch looks up the signature of those at every call.
+    # `forward` and `setup_context` are not split: torch would look up their signatures at every call.
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, bias: Tensor | None, residual: Tensor | None, keep: Tensor | None, scale: float
@@ -95,24 +101,24 @@ class _BiasDropout(torch.autograd.Function):
 
 
 def bias_dropout(x: Tensor, bias: Tensor | None, p: float, training: bool = True) -> Tensor:
-    """``F.dropout(x + bias, p, training)`` in one pass.
+    """Compute ``F.dropout(x + bias, p, training)`` in one pass.
 
     Args:
         x: ``[..., hidden]``, any rank from 1, any strides; float16, bfloat16, float32 or float64. Never
-            changed. A DTensor may be sharded on any dimension; without dropout nothing is gathered.
+            modified. A DTensor may be sharded on any dimension; without dropout nothing is gathered.
         bias: ``[hidden]``, or anything that broadcasts with x, or None for no bias.
         p: probability of dropping an element.
         training: False for no dropout.
 
     Returns:
-        The shape of ``x + bias``, in the dtype that this has in torch. Saves one byte an element, what was kept,
-        and nothing without dropout. Each gradient has its own tensor's dtype; the bias gradient is summed in
-        float32. Under one seed the CPU and the reference backend drop what ``F.dropout`` drops. NaN and
-        infinity are NaN where they are dropped, as in eager torch.
+        The shape of ``x + bias``, in the dtype that this sum has in torch. Saves the keep mask, one byte per
+        element, and nothing without dropout. Each gradient has the dtype of its tensor; the bias gradient is
+        summed in float32. With the same seed the CPU and the reference backend drop the same elements as
+        ``F.dropout``. NaN and infinity become NaN where they are dropped, as in eager torch.
 
     Raises:
         TypeError: if x or the bias is not a floating-point tensor.
-        ValueError: for a bias that does not broadcast with x, two devices, or p outside [0, 1].
+        ValueError: for a bias that does not broadcast with x, tensors on two devices, or p outside [0, 1].
 
     Source: Megatron-LM ``fused_bias_dropout``.
     """
@@ -120,7 +126,7 @@ def bias_dropout(x: Tensor, bias: Tensor | None, p: float, training: bool = True
 
 
 def bias_dropout_add(x: Tensor, bias: Tensor | None, residual: Tensor, p: float, training: bool = True) -> Tensor:
-    """``residual + F.dropout(x + bias, p, training)`` in one pass.
+    """Compute ``residual + F.dropout(x + bias, p, training)`` in one pass.
 
     Args:
         x, bias, p, training: as for `bias_dropout`.
@@ -129,8 +135,8 @@ def bias_dropout_add(x: Tensor, bias: Tensor | None, residual: Tensor, p: float,
     Returns:
         The shape of the sum in the widest of the dtypes: a 16-bit x with a float32 residual gives float32. 16-bit
         numbers are computed in float32 and rounded once. Saved, dropped and non-finite numbers as for
-        `bias_dropout`. The result is always new memory: whether anything else still reads x or the residual
-        cannot be known, so only what the op itself has made is overwritten.
+        `bias_dropout`. The result is always new memory: the op cannot know whether other code still reads x or
+        the residual, so it overwrites only tensors that it has created.
 
     Raises:
         TypeError: if x, the bias or the residual is not a floating-point tensor.
@@ -144,10 +150,10 @@ def bias_dropout_add(x: Tensor, bias: Tensor | None, residual: Tensor, p: float,
 
 
 def get_bias_dropout_add(training: bool, fused: bool) -> BiasDropoutAdd:
-    """Megatron's way to the op: a function ``(x_with_bias, residual, prob) -> Tensor``.
+    """Return a function ``(x_with_bias, residual, prob) -> Tensor``, as Megatron's ``get_bias_dropout_add``.
 
     Args:
-        training: whether it drops anything.
+        training: whether the function applies dropout.
         fused: True for `bias_dropout_add`, False for the same in plain torch operations.
 
     Returns:
@@ -184,15 +190,15 @@ def _bias_dropout(op: str, x: Tensor, bias: Tensor | None, residual: Tensor | No
     _check_operands(op, local.x, bias, residual)
     if local.mesh is None or p == 0:
         return local.wrap(_apply(local.x, bias, residual, p))
-    # Only torch knows which shards must drop alike.
+    # Only torch's own dropout knows which shards must drop the same elements.
     dropped: Any = F.dropout(local.wrap(_apply(local.x, bias, None, 0.0)), p)
     return local.wrap(_apply(dropped.to_local(grad_placements=local.placements), None, residual, 0.0))
 
 
 def _broadcast(op: str, x: Tensor, bias: Tensor | None, residual: Tensor | None, p: float) -> Tensor:
-    """The op on plain tensors: one pass where a row of bias and a residual of one shape are added, as they mostly are.
+    """Apply the op to plain tensors, in one pass for a bias of one row and a residual of the shape of x.
 
-    Otherwise the sum that broadcasts is torch's own, before the pass or after it.
+    For other shapes torch computes the broadcasting sum, before or after the pass.
     """
     if bias is not None and bias.shape != x.shape[-1:]:
         broadcast_shape(op, x, "bias", bias)
@@ -222,7 +228,7 @@ def _check_operands(op: str, x: Tensor, bias: Tensor | None, residual: Tensor | 
 
 def _apply(x: Tensor, bias: Tensor | None, residual: Tensor | None, p: float) -> Tensor:
     if bias is not None and bias.shape != x.shape[-1:]:
-        x, bias = x + bias, None  # more than a row of numbers: nothing to gain by reading it in the same pass
+        x, bias = x + bias, None  # a bias of more than one row gains nothing from being read in the same pass
     if transformed():
         z = formulas.bias_dropout(x, bias, None, None, 1.0)
         z = F.dropout(z, p) if p > 0 else z
@@ -236,7 +242,7 @@ def _apply(x: Tensor, bias: Tensor | None, residual: Tensor | None, p: float) ->
 
 
 def _keep(x: Tensor, bias: Tensor | None, p: float) -> Tensor:
-    """What eager torch keeps of x + bias: it draws in the order of that sum in memory."""
+    """Return the keep mask of eager torch for x + bias, drawn in the memory order of this sum."""
     dtype = x.dtype if bias is None else torch.promote_types(x.dtype, bias.dtype)
     if x.is_contiguous():
         return keep_mask(x, p, dtype)

@@ -1,4 +1,4 @@
-"""Checks of the arguments, before any work."""
+"""Checks of the arguments of the ops."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def check_broadcast(op: str, x: torch.Tensor, name: str, other: torch.Tensor) ->
 
 
 def broadcasts_to(other: torch.Tensor, x: torch.Tensor) -> bool:
-    """Whether ``other + x`` has the shape of x."""
+    """Check whether ``other + x`` has the shape of x."""
     leading = x.ndim - other.ndim
     return leading >= 0 and all(size in (1, x.shape[leading + dim]) for dim, size in enumerate(other.shape))
 
 
 def broadcast_shape(op: str, x: torch.Tensor, name: str, other: torch.Tensor, x_name: str = "the input") -> torch.Size:
-    """Return the shape that `other` and x broadcast to. Raise ValueError if there is none, or for two devices."""
+    """Return the broadcast shape of `other` and x, or raise ValueError if there is none or for two devices."""
     check_same_device(op, x, name, other)
     try:
         return torch.broadcast_shapes(x.shape, other.shape)
@@ -68,5 +68,5 @@ def broadcast_shape(op: str, x: torch.Tensor, name: str, other: torch.Tensor, x_
 
 
 def shape(tensor: torch.Tensor) -> str:
-    """The shape as text: ``[2, 3]``."""
+    """Return the shape as a string such as ``[2, 3]``."""
     return "[" + ", ".join(str(size) for size in tensor.shape) + "]"

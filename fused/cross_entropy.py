@@ -1,4 +1,4 @@
-"""Cross entropy of logits in one pass forward and one backward, saving the logits and one number a row."""
+"""Cross entropy of logits in one pass forward and one backward, with the logits and one number per row saved."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REDUCTIONS = ("mean", "sum", "none")
 
 @dataclass(frozen=True)
 class Loss:
-    """The settings of a cross entropy, and the arithmetic on rows that follows from them."""
+    """Settings of a cross entropy, with the arithmetic on rows."""
 
     op: str
     ignore_index: int = -100
@@ -34,7 +34,7 @@ class Loss:
     reduction: str = "mean"
 
     def checked(self) -> Loss:
-        """These settings, if they are possible; else ValueError."""
+        """Return these settings, or raise ValueError if one is out of range."""
         if not 0.0 <= self.label_smoothing <= 1.0:
             raise ValueError(f"{self.op}: label_smoothing must be between 0 and 1, got {self.label_smoothing}")
         if not self.z_loss >= 0.0:
@@ -51,25 +51,25 @@ class Loss:
         return self.label_smoothing != 0.0
 
     def rows(self, statistics: Statistics, targets: Tensor, classes: int) -> Tensor:
-        """The loss of each row from its statistics."""
+        """Compute the loss of each row from its statistics."""
         return row_losses(*statistics, targets == self.ignore_index, **self._settings(classes))
 
     def rows_backward(self, g: Tensor, lse: Tensor, targets: Tensor, classes: int) -> Sequence[Tensor | None]:
-        """The gradients of the statistics for those of the rows' losses."""
+        """Compute the gradients of the statistics from the gradients of the rows' losses."""
         return row_losses_backward(g, lse, targets == self.ignore_index, **self._settings(classes))
 
     def _settings(self, classes: int) -> dict[str, Any]:
         return {"classes": classes, "label_smoothing": self.label_smoothing, "z_loss": self.z_loss}
 
     def reduce(self, losses: Tensor, targets: Tensor) -> Tensor:
-        """The losses of all rows as one number, NaN for a mean of none."""
+        """Reduce the losses of all rows, with NaN for the mean of no rows."""
         if self.reduction == "none":
             return losses
         total = losses.sum()
         return total if self.reduction == "sum" else total / (targets != self.ignore_index).sum()
 
     def index(self, targets: Tensor, start: int = 0) -> Tensor:
-        """The columns that the targets pick, in a shard that begins at `start`; negative for ignored targets."""
+        """Return the columns of the targets in a shard beginning at column `start`, negative for ignored targets."""
         targets = targets.long()
         if self.ignore_index >= 0:
             targets = targets.masked_fill(targets == self.ignore_index, -1)
@@ -87,25 +87,25 @@ def cross_entropy(
     reduction: str = "mean",
     inplace_backward: bool = False,
 ) -> Tensor:
-    """``F.cross_entropy(logits.float(), targets)`` over the last dimension, without a float32 copy of the logits.
+    """Compute ``F.cross_entropy(logits.float(), targets)`` over the last dimension without a float32 copy of logits.
 
     With z the (capped) logits of a row, V classes and ε the smoothing, its loss is ``logsumexp(z) − (1 − ε)·z[target]
     − ε·Σz / V + z_loss·logsumexp(z)²``.
 
     Args:
         logits: ``[..., vocab]``, any rank from 1, any strides; float16, bfloat16, float32 or float64. A DTensor may be
-            sharded on any dimension; on the last one, it is `vocab_parallel_cross_entropy` that runs.
+            sharded on any dimension; if sharded on the last one, the loss is vocabulary-parallel.
         targets: ``[...]``, integers from 0 to vocab − 1, or `ignore_index`.
         ignore_index: rows with this target have loss 0 and no gradient, and do not count for the mean.
-        label_smoothing: from 0 to 1, as ``F.cross_entropy`` has it.
+        label_smoothing: from 0 to 1, as in ``F.cross_entropy``.
         z_loss: factor of the squared logsumexp (PaLM), for rows not ignored.
         softcap: logits become ``softcap·tanh(logits / softcap)`` (Gemma 2), in float32; None for none.
         reduction: ``"mean"`` over rows not ignored, ``"sum"`` or ``"none"``. HuggingFace's `num_items_in_batch` is
             ``reduction="sum"``, divided by it.
         inplace_backward: write the gradient over contiguous logits, which saves as much memory as they take and
-            leaves them unusable after the backward pass. It cannot be seen from here who else reads them, so the
-            caller promises that nobody does; whoever saved them for a backward pass of their own gets autograd's
-            error, as does a second backward pass. One recorded for double backward leaves them be.
+            leaves them unusable after the backward pass. The op cannot see other readers of the logits, so the
+            caller promises that there are none; an op that saved them for its backward pass raises autograd's
+            error, as does a second backward pass. A backward pass recorded for double backward does not overwrite.
 
     Returns:
         A number, or ``[...]`` for reduction "none"; float32 for 16-bit logits. The mean of no rows is NaN. Saves
@@ -113,10 +113,10 @@ def cross_entropy(
 
     Raises:
         TypeError: if the logits are not floating point or the targets not integers (class probabilities are not
-            taken).
-        ValueError: for other shapes, two devices, settings out of range, or `inplace_backward` with logits that are a
-            leaf (their own values would become their gradient).
-        IndexError: for a target that is no class, on the CPU; elsewhere, and under tracers, its loss is NaN.
+            supported).
+        ValueError: for other shapes, tensors on two devices, settings out of range, or `inplace_backward` with logits
+            that are a leaf (their values would become their gradient).
+        IndexError: for a target out of range, on the CPU; elsewhere, and under tracers, its loss is NaN.
 
     Source: HuggingFace ``ForCausalLMLoss``; Liger-Kernel ``LigerCrossEntropyFunction``.
     """
@@ -126,7 +126,7 @@ def cross_entropy(
 
 
 def losses_of_rows(loss: Loss, logits: Tensor, targets: Tensor, inplace: bool) -> Tensor:
-    """The loss of each row ``[...]`` of logits that are whole, or a DTensor sharded in any way."""
+    """Compute the loss of each row, ``[...]``, of plain logits or of a DTensor sharded in any way."""
     check_float(loss.op, "logits", logits, min_ndim=1)
     check_targets(loss.op, "logits", logits, targets)
     check_inplace(loss.op, logits, inplace)
@@ -151,14 +151,17 @@ def plain_losses(
     group: Any = None,
     inplace: bool = False,
 ) -> Tensor:
-    """The loss of each row, of plain logits that have the columns from `start` on; the others are in the group."""
+    """Compute the loss of each row of plain logits.
+
+    With a group, these are the columns from `start` on, and the other ranks of the group have the rest.
+    """
     index = loss.index(targets, start)
     statistics = logit_statistics(logits, index, loss.softcap, loss.total, inplace, group)
     return loss.rows(statistics, targets, classes)
 
 
 def check_targets(op: str, name: str, rows: Tensor, targets: object) -> None:
-    """Raise unless the targets are integers, one for each row of a tensor ``[..., columns]``, on its device."""
+    """Raise unless the targets are integers, one for each row of a tensor ``[..., columns]``, on the same device."""
     if not isinstance(targets, torch.Tensor):
         raise TypeError(f"{op}: targets must be a tensor, got {type(targets).__name__}")
     if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
@@ -177,7 +180,7 @@ def check_targets(op: str, name: str, rows: Tensor, targets: object) -> None:
 
 
 def check_inplace(op: str, logits: Tensor, inplace: bool) -> None:
-    """Raise ValueError if the gradient is to be written over logits that are a leaf."""
+    """Raise ValueError if the gradient is to be written over leaf logits."""
     if inplace and logits.is_leaf and logits.requires_grad:
         raise ValueError(
             f"{op}: inplace_backward would write the gradient over logits {shape(logits)} that are a leaf; leave "
@@ -186,7 +189,7 @@ def check_inplace(op: str, logits: Tensor, inplace: bool) -> None:
 
 
 def check_range(loss: Loss, targets: Tensor, classes: int) -> None:
-    """Raise IndexError for a target that is no class; where looking costs nothing, which is on the CPU."""
+    """Raise IndexError for a target out of range, on the CPU only, because elsewhere the check is not free."""
     if not targets.is_cpu or needs_reference((targets,)):
         return
     wrong = (targets != loss.ignore_index) & ((targets < 0) | (targets >= classes))
@@ -199,7 +202,10 @@ def check_range(loss: Loss, targets: Tensor, classes: int) -> None:
 
 
 def _vocabulary_group(op: str, local: Local) -> tuple[Any, int]:
-    """The processes that the last dimension of a DTensor is sharded over, and where the local shard begins."""
+    """Return the process group sharding the last dimension of a DTensor, and the start of the local shard.
+
+    Without such a group, returns None and 0.
+    """
     columns = len(local.shape) - 1
     dims = [n for n, placement in enumerate(local.placements) if placement.is_shard(columns)]
     if not dims:
@@ -213,7 +219,10 @@ def _vocabulary_group(op: str, local: Local) -> tuple[Any, int]:
 
 
 def _wrap_rows(local: Local, losses: Tensor) -> Tensor:
-    """Losses of local rows as a DTensor: as the logits are, and whole where those were sharded on the vocabulary."""
+    """Wrap the losses of local rows as a DTensor with the placements of the logits.
+
+    They are replicated over a mesh dimension on which the vocabulary was sharded.
+    """
     if local.mesh is None:
         return losses
     from torch.distributed.tensor import Replicate

@@ -1,7 +1,7 @@
-"""Gated activations in one pass: act(gate)·up, saving gate and up and nothing else.
+"""Gated activations in one pass: act(gate)·up, with only gate and up saved.
 
-One-tensor forms take gate and up side by side in the last dimension, the gate first, as Megatron's first linear
-layer gives them; `gated_activation` takes two tensors, as the models of HuggingFace have them.
+One-tensor forms take gate and up concatenated in the last dimension, the gate first, as Megatron's first linear
+layer returns them; `gated_activation` takes two tensors, as in HuggingFace models.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def gated_activation(
     clamp_value: float | None = None,
     fp8_input_store: bool = False,
 ) -> Tensor:
-    """``act(gate) · (up + linear_offset)``, saving only gate and up for the backward pass.
+    """Compute ``act(gate) · (up + linear_offset)``, saving only gate and up for the backward pass.
 
     Args:
         gate, up: ``[..., hidden]``, which broadcast with each other; any rank from 1, any strides (two halves of one
@@ -40,21 +40,21 @@ def gated_activation(
             ``"gelu_tanh"`` for GEGLU, ``"relu"`` for ReGLU, ``"quick_gelu"``, ``"sigmoid"`` for GLU, and others.
         linear_offset: added to the up (1 in GPT-OSS).
         weights: ``[..., 1]``, a number for each token to multiply the result with; may have another dtype.
-        clamp_value: first cuts the gate above c, and the up below −c and above c (7 in GPT-OSS). What is cut
-            has no gradient; what is c exactly has.
-        fp8_input_store: keep gate and up for the backward pass as float8_e4m3fn, each with one scale for the
-            tensor (for its shard, if it is a DTensor): a quarter of the memory of float32, for gradients of
-            inputs that are off by up to 1/16 of themselves. Infinities are kept as NaN. `torch.func` transforms
-            use the inputs themselves; a second derivative raises RuntimeError.
+        clamp_value: c, at which the gate is first clamped from above, and the up to −c … c (7 in GPT-OSS). Clamped
+            elements have no gradient; elements equal to c have one.
+        fp8_input_store: save gate and up for the backward pass as float8_e4m3fn, each with one scale for the
+            tensor (for its shard, if it is a DTensor). This takes a quarter of the memory of float32; the
+            gradients are those of inputs that are off by up to 1/16 of their value. Infinities are saved as NaN.
+            `torch.func` transforms use the original inputs; a second derivative raises RuntimeError.
 
     Returns:
-        ``[..., hidden]`` in the dtype that ``gate * up`` has in torch, whatever that of the weights. 16-bit
-        inputs are computed in float32 and rounded once. Each gradient has its own tensor's dtype; the one of
+        ``[..., hidden]`` in the dtype that ``gate * up`` has in torch, for any dtype of the weights. 16-bit
+        inputs are computed in float32 and rounded once. Each gradient has the dtype of its tensor; the gradient of
         the weights is summed in float32.
 
     Raises:
         TypeError: if a tensor is not floating point, or the offset or the clamp not a number.
-        ValueError: for an unknown activation, shapes that do not fit, two devices, or a negative clamp.
+        ValueError: for an unknown activation, shapes that do not fit, tensors on two devices, or a negative clamp.
 
     Source: HuggingFace's gated MLPs; Megatron-LM ``fused_bias_swiglu`` and ``fused_bias_geglu``; Liger-Kernel.
     """
@@ -90,7 +90,7 @@ def settings(
     linear_offset: float = 0.0,
     offload: bool = False,
 ) -> Gated:
-    """The settings of an op, checked."""
+    """Check the settings of an op and return them."""
     offset = None if linear_offset == 0 else _number(op, "linear_offset", linear_offset)
     clamp = None if clamp_value is None else _number(op, "clamp_value", clamp_value)
     if clamp is not None and not torch.compiler.is_compiling() and (clamp < 0 or math.isnan(clamp)):
@@ -105,11 +105,11 @@ def _number(op: str, name: str, value: object) -> float:
 
 
 def gated(op: str, y: Tensor, bias: Tensor | None, weights: Tensor | None, how: Gated) -> Tensor:
-    """A one-tensor form under the name `op`: checks, shards, and the op itself."""
+    """Run a one-tensor form under the name `op`: check the arguments, take local shards, and apply the op."""
     check_float(op, "input", y, min_ndim=1)
     if sharded(y) or not sharded(bias, weights):
         _check_one(op, y, bias, weights)
-    # A shard of y's last dimension is not the gate and the up of anything.
+    # The halves of a shard of y's last dimension are not a matching gate and up.
     local = localise(op, y, [bias, weights], whole=[-1])
     bias, weights = local.others
     _check_one(op, local.x, bias, weights)
@@ -133,7 +133,7 @@ def _check_weights(op: str, x: Tensor, weights: Tensor | None) -> None:
 
 
 def _apply(y: Tensor, up: Tensor | None, bias: Tensor | None, weights: Tensor | None, how: Gated) -> Tensor:
-    # A compiler sees through the autograd function too, and keeps the 8 bits only with it.
+    # The compiler can trace the autograd function as well, and only then are the 8-bit tensors saved.
     if transformed() and not (how.fp8 and torch.compiler.is_compiling()):
         return formulas.gated_activation(y, up, bias, weights, how.offset, how.clamp, activation=how.activation)
     if not differentiated(y, up, bias, weights):

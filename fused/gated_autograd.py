@@ -1,4 +1,4 @@
-"""The gated activations as an op and as an autograd function, for checked plain tensors."""
+"""Gated activations as an op and as an autograd function, for checked plain tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ FP8 = torch.float8_e4m3fn
 
 
 def _rows(args: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-    """Inputs as [rows, hidden], and the halves of one tensor as that tensor, for compiled code."""
+    """Return the inputs as [rows, hidden] for compiled code, and a function to reshape the results.
+
+    If gate and up are the halves of one tensor, that tensor is passed.
+    """
     *first, y, up, bias, weights, offset, clamp = args
     whole = None if up is None else _whole(y, up)
     if whole is not None:
@@ -38,7 +41,7 @@ def _rows(args: Sequence[Any]) -> tuple[Sequence[Any], Any]:
 
 
 def _whole(gate: Tensor, up: Tensor) -> Tensor | None:
-    """The contiguous tensor whose halves these two are, if they are."""
+    """Return the contiguous tensor with these two as its halves, or None if there is none."""
     half = gate.shape[-1]
     strides = [1]
     size = 2 * half
@@ -56,7 +59,7 @@ def _whole(gate: Tensor, up: Tensor) -> Tensor | None:
     return gate.as_strided((*gate.shape[:-1], 2 * half), strides)
 
 
-# Where compiled code begins to be faster, forward and backward together: later for what torch has kernels of both ways.
+# Elements from which compiled code is faster, forward and backward together: more if torch has kernels for both passes.
 _COMPILED_FROM = {"silu": 2**18, "relu": 2**18, "sigmoid": 2**18}
 
 
@@ -82,14 +85,14 @@ GATED_ACTIVATION.register(
 
 @dataclass(frozen=True)
 class Gated:
-    """The settings of a gated activation.
+    """Settings of a gated activation.
 
     Args:
         activation: of the gate.
         offset: added to the up, after the clamp; None for none.
         clamp: limit of the gate from above and of the up from both sides; None for none.
-        fp8: whether gate and up are kept for the backward pass in 8 bits.
-        offload: whether what is kept is marked for an offloader, as in Megatron.
+        fp8: whether gate and up are saved for the backward pass in 8 bits.
+        offload: whether the saved tensors are marked for an offloader, as in Megatron.
     """
 
     activation: str
@@ -100,7 +103,7 @@ class Gated:
 
 
 def forward(y: Tensor, up: Tensor | None, bias: Tensor | None, weights: Tensor | None, how: Gated) -> Tensor:
-    """Run the forward formula on the backend asked for."""
+    """Run the forward formula on the requested backend."""
     result: Tensor = GATED_ACTIVATION.run(
         "forward",
         (y, up, bias, weights, how.offset, how.clamp),
@@ -111,7 +114,7 @@ def forward(y: Tensor, up: Tensor | None, bias: Tensor | None, weights: Tensor |
 
 
 def save(ctx: Any, y: Tensor, up: Tensor | None, bias: Tensor | None, weights: Tensor | None, how: Gated) -> None:
-    """Keep gate and up, in 8 bits if so asked, the bias and the weights."""
+    """Save gate and up, in 8 bits if the settings say so, and the bias and the weights."""
     ctx.how = how
     ctx.backend = requested()
     ctx.dtypes = (y.dtype, None if up is None else up.dtype)
@@ -129,7 +132,7 @@ def save(ctx: Any, y: Tensor, up: Tensor | None, bias: Tensor | None, weights: T
 
 
 def gradients(ctx: Any, g: Tensor, needs: tuple[bool, bool, bool, bool]) -> formulas.Gradients:
-    """The gradients of y, up, bias and weights, as far as they are needed."""
+    """Compute the needed gradients among those of y, up, bias and weights."""
     how: Gated = ctx.how
     y, up, bias, weights, y_scale, up_scale = ctx.saved_tensors
     if how.fp8:
@@ -151,24 +154,27 @@ def gradients(ctx: Any, g: Tensor, needs: tuple[bool, bool, bool, bool]) -> form
 
 
 def stored(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x in 8 bits, and the scale to multiply them with: the largest finite number becomes the largest of 8 bits."""
+    """Quantize x to 8 bits and return it with its scale.
+
+    The largest finite number of x becomes the largest 8-bit number. Infinities become NaN.
+    """
     wide = x if x.dtype == torch.float64 else x.float()
     finite = wide.isfinite()
     largest = torch.where(finite, wide.abs(), 0).amax() if x.numel() > 0 else wide.new_zeros(())
     scale = (largest / torch.finfo(FP8).max).clamp(min=torch.finfo(wide.dtype).tiny)
-    # What a cast makes of infinities differs from device to device.
+    # The cast of infinities differs between devices.
     return torch.where(finite, wide / scale, torch.nan).to(FP8), scale
 
 
 def restored(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is left of a tensor that was `stored`."""
+    """Dequantize the result of `stored`."""
     return (x.to(scale.dtype) * scale).to(dtype)
 
 
 class GatedActivation(torch.autograd.Function):
-    """act(gate)·(up + offset)·weights, for plain tensors. Saves gate and up, the bias and the weights."""
+    """Autograd function of act(gate)·(up + offset)·weights for plain tensors, saving gate, up, bias and weights."""
 
-    # Not in two parts: torch looks up the signature of those at every call.
+    # `forward` and `setup_context` are not split: torch would look up their signatures at every call.
     @staticmethod
     def forward(
         ctx: Any, y: Tensor, up: Tensor | None, bias: Tensor | None, weights: Tensor | None, how: Gated

@@ -1,4 +1,4 @@
-"""The gated activations under Megatron-LM's names, called as Megatron calls them."""
+"""Gated activations under Megatron-LM's names and with Megatron's signatures."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _OPERANDS = ("input", "bias", "weights")
 
 
 class _GatedFunction(torch.autograd.Function):
-    """A gated activation as an autograd function, with positional arguments of the names in `names`."""
+    """Gated activation as an autograd function, with the positional arguments in `names`."""
 
     activation: ClassVar[str]
     names: ClassVar[tuple[str, ...]]
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
-        """As the function of the same formula, with Megatron's arguments."""
+        """Apply the gated activation to Megatron's positional arguments."""
         y, bias, weights, how = cls._arguments(args)
         return gated(cls.__name__, y, bias, weights, how)
 
@@ -42,8 +42,8 @@ class _GatedFunction(torch.autograd.Function):
         return named["input"], named.get("bias"), named.get("weights"), how
 
     def __init_subclass__(cls) -> None:
-        # Tracers that open an autograd function by its parts see these and not `apply`. They are functions and not
-        # class methods, of which there would be a new one at every look.
+        # Tracers that inline an autograd function call these instead of `apply`. They are functions and not class
+        # methods, because every access to a class method makes a new object.
         def forward_of(*args: Any) -> Tensor:
             y, bias, weights, how = cls._arguments(args)
             return forward(y, None, bias, weights, how)
@@ -69,42 +69,42 @@ class _GatedFunction(torch.autograd.Function):
 
 
 class SwiGLUFunction(_GatedFunction):
-    """``SwiGLUFunction.apply(input, fp8_input_store, cpu_offload_input)``: as `swiglu`."""
+    """`swiglu` as ``SwiGLUFunction.apply(input, fp8_input_store, cpu_offload_input)``."""
 
     activation = "silu"
     names = ("input", "fp8_input_store", "cpu_offload_input")
 
 
 class BiasSwiGLUFunction(_GatedFunction):
-    """``BiasSwiGLUFunction.apply(input, bias, fp8_input_store, cpu_offload_input)``: as `bias_swiglu`."""
+    """`bias_swiglu` as ``BiasSwiGLUFunction.apply(input, bias, fp8_input_store, cpu_offload_input)``."""
 
     activation = "silu"
     names = ("input", "bias", "fp8_input_store", "cpu_offload_input")
 
 
 class WeightedSwiGLUFunction(_GatedFunction):
-    """``WeightedSwiGLUFunction.apply(input, weights, fp8_input_store)``: as `weighted_swiglu`."""
+    """`weighted_swiglu` as ``WeightedSwiGLUFunction.apply(input, weights, fp8_input_store)``."""
 
     activation = "silu"
     names = ("input", "weights", "fp8_input_store")
 
 
 class GeGLUFunction(_GatedFunction):
-    """``GeGLUFunction.apply(input)``: as `geglu`, the tanh form."""
+    """`geglu` in the tanh form as ``GeGLUFunction.apply(input)``."""
 
     activation = "gelu_tanh"
     names = ("input",)
 
 
 class BiasGeGLUFunction(_GatedFunction):
-    """``BiasGeGLUFunction.apply(input, bias)``: as `bias_geglu`, the tanh form."""
+    """`bias_geglu` in the tanh form as ``BiasGeGLUFunction.apply(input, bias)``."""
 
     activation = "gelu_tanh"
     names = ("input", "bias")
 
 
 class WeightedQuickGeGLUFunction(_GatedFunction):
-    """``WeightedQuickGeGLUFunction.apply(input, weights, fp8_input_store, linear_offset)``: as `weighted_quick_geglu`.
+    """`weighted_quick_geglu` as ``WeightedQuickGeGLUFunction.apply(input, weights, fp8_input_store, linear_offset)``.
 
     The offset may be a tensor without dimensions, as in Megatron; it has no gradient.
     """
@@ -114,7 +114,7 @@ class WeightedQuickGeGLUFunction(_GatedFunction):
 
 
 class WeightedBiasQuickGeGLUFunction(_GatedFunction):
-    """``.apply(input, bias, weights, fp8_input_store, linear_offset)``: as `weighted_bias_quick_geglu`.
+    """`weighted_bias_quick_geglu` as ``.apply(input, bias, weights, fp8_input_store, linear_offset)``.
 
     The offset may be a tensor without dimensions, as in Megatron; it has no gradient.
     """
@@ -124,7 +124,7 @@ class WeightedBiasQuickGeGLUFunction(_GatedFunction):
 
 
 def quick_gelu(y: Tensor) -> Tensor:
-    """``y·σ(1.702·y)``: as `bias_activation` with ``"quick_gelu"`` and no bias."""
+    """Compute ``y·σ(1.702·y)``, as `bias_activation` with ``"quick_gelu"`` and no bias."""
     return bias_activation(y, None, "quick_gelu")
 
 
@@ -135,9 +135,9 @@ def bias_swiglu_impl(
     cpu_offload_input: bool = False,
     clamp_value: float | None = None,
 ) -> Tensor:
-    """Megatron's name for `bias_swiglu`: its shapes (of any rank from 1), dtypes and errors.
+    """Compute `bias_swiglu` under Megatron's name, with the same shapes (any rank from 1), dtypes and errors.
 
-    `cpu_offload_input` marks what is saved with ``activation_offloading``, for Transformer Engine's offloader.
+    `cpu_offload_input` sets ``activation_offloading`` on the saved tensors, for Transformer Engine's offloader.
     """
     op = "bias_swiglu_impl"
     how = settings(op, "silu", clamp_value, fp8_input_store, offload=cpu_offload_input)
@@ -151,13 +151,13 @@ def weighted_bias_swiglu_impl(
     fp8_input_store: bool = False,
     clamp_value: float | None = None,
 ) -> Tensor:
-    """Megatron's name for `weighted_bias_swiglu`: its shapes, dtypes and errors. Takes a bias, too."""
+    """Compute `weighted_bias_swiglu` under Megatron's name, with the same shapes, dtypes and errors."""
     op = "weighted_bias_swiglu_impl"
     return gated(op, input, bias, weights, settings(op, "silu", clamp_value, fp8_input_store))
 
 
 def bias_geglu_impl(input: Tensor, bias: Tensor | None) -> Tensor:
-    """Megatron's name for `bias_geglu` in the tanh form: its shapes, dtypes and errors."""
+    """Compute `bias_geglu` in the tanh form under Megatron's name, with the same shapes, dtypes and errors."""
     op = "bias_geglu_impl"
     return gated(op, input, bias, None, settings(op, "gelu_tanh", None, False))
 
@@ -170,9 +170,9 @@ def weighted_bias_quick_geglu_impl(
     linear_offset: float = 0.0,
     clamp_value: float | None = None,
 ) -> Tensor:
-    """Megatron's name for `weighted_bias_quick_geglu`: its shapes, dtypes and errors.
+    """Compute `weighted_bias_quick_geglu` under Megatron's name, with the same shapes, dtypes and errors.
 
-    The clamp comes after the bias; Megatron clamps before it adds one.
+    The clamp is applied after the bias is added; Megatron clamps before.
     """
     op = "weighted_bias_quick_geglu_impl"
     how = settings(op, "quick_gelu", clamp_value, fp8_input_store, linear_offset)

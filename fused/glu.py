@@ -1,6 +1,6 @@
-"""The gated activations by name: each plain, with a bias, with a weight for each token, and with both.
+"""Gated activations by name: each plain, with a bias, with a weight for each token, and with both.
 
-All take gate and up side by side, ``[..., 2·hidden]``, the gate first.
+All take gate and up concatenated, ``[..., 2·hidden]``, the gate first.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ def swiglu(
     clamp_value: float | None = None,
     fp8_input_store: bool = False,
 ) -> Tensor:
-    """``silu(y₁)·y₂`` with y₁ and y₂ the halves of y, saving y and nothing else.
+    """Compute ``silu(y₁)·y₂`` with y₁ and y₂ the halves of y, saving only y.
 
     Args:
         y: ``[..., 2·hidden]``, any rank from 1, any strides; float16, bfloat16, float32 or float64. A DTensor
-            whose last dimension is sharded is gathered.
+            sharded on the last dimension is gathered.
         clamp_value, fp8_input_store: as in `gated_activation`.
 
     Returns:
@@ -46,7 +46,7 @@ def weighted_swiglu(
     clamp_value: float | None = None,
     fp8_input_store: bool = False,
 ) -> Tensor:
-    """As `swiglu`, times a weight for each token, ``[..., 1]`` and of any floating-point dtype."""
+    """Compute `swiglu` times a weight for each token, ``[..., 1]`` of any floating-point dtype."""
     op = "weighted_swiglu"
     how = settings(op, "silu", clamp_value, fp8_input_store)
     return gated(op, y, None, weights, how)
@@ -59,7 +59,7 @@ def bias_swiglu(
     clamp_value: float | None = None,
     fp8_input_store: bool = False,
 ) -> Tensor:
-    """As `swiglu` of ``y + bias``, the bias ``[2·hidden]`` or None and of any floating-point dtype."""
+    """Compute `swiglu` of ``y + bias`` with a bias ``[2·hidden]`` or None, of any floating-point dtype."""
     op = "bias_swiglu"
     how = settings(op, "silu", clamp_value, fp8_input_store)
     return gated(op, y, bias, None, how)
@@ -73,7 +73,7 @@ def weighted_bias_swiglu(
     clamp_value: float | None = None,
     fp8_input_store: bool = False,
 ) -> Tensor:
-    """As `swiglu` of ``y + bias``, the bias ``[2·hidden]`` or None, times the weights ``[..., 1]``."""
+    """Compute `swiglu` of ``y + bias`` with a bias ``[2·hidden]`` or None, times the weights ``[..., 1]``."""
     op = "weighted_bias_swiglu"
     how = settings(op, "silu", clamp_value, fp8_input_store)
     return gated(op, y, bias, weights, how)
@@ -86,11 +86,11 @@ def geglu(
     clamp_value: float | None = None,
     fp8_input_store: bool = False,
 ) -> Tensor:
-    """``gelu(y₁)·y₂`` with y₁ and y₂ the halves of y, saving y and nothing else.
+    """Compute ``gelu(y₁)·y₂`` with y₁ and y₂ the halves of y, saving only y.
 
     Args:
         y: ``[..., 2·hidden]``, any rank from 1, any strides; float16, bfloat16, float32 or float64. A DTensor
-            whose last dimension is sharded is gathered.
+            sharded on the last dimension is gathered.
         approximate: ``"tanh"`` or ``"none"`` (erf), the two forms of GELU; they differ by up to 4.7e-4.
         clamp_value, fp8_input_store: as in `gated_activation`.
 
@@ -116,7 +116,7 @@ def weighted_geglu(
     clamp_value: float | None = None,
     fp8_input_store: bool = False,
 ) -> Tensor:
-    """As `geglu`, times a weight for each token, ``[..., 1]`` and of any floating-point dtype."""
+    """Compute `geglu` times a weight for each token, ``[..., 1]`` of any floating-point dtype."""
     op = "weighted_geglu"
     how = settings(op, _gelu(op, approximate), clamp_value, fp8_input_store)
     return gated(op, y, None, weights, how)
@@ -130,7 +130,7 @@ def bias_geglu(
     clamp_value: float | None = None,
     fp8_input_store: bool = False,
 ) -> Tensor:
-    """As `geglu` of ``y + bias``, the bias ``[2·hidden]`` or None and of any floating-point dtype."""
+    """Compute `geglu` of ``y + bias`` with a bias ``[2·hidden]`` or None, of any floating-point dtype."""
     op = "bias_geglu"
     how = settings(op, _gelu(op, approximate), clamp_value, fp8_input_store)
     return gated(op, y, bias, None, how)
@@ -145,7 +145,7 @@ def weighted_bias_geglu(
     clamp_value: float | None = None,
     fp8_input_store: bool = False,
 ) -> Tensor:
-    """As `geglu` of ``y + bias``, the bias ``[2·hidden]`` or None, times the weights ``[..., 1]``."""
+    """Compute `geglu` of ``y + bias`` with a bias ``[2·hidden]`` or None, times the weights ``[..., 1]``."""
     op = "weighted_bias_geglu"
     how = settings(op, _gelu(op, approximate), clamp_value, fp8_input_store)
     return gated(op, y, bias, weights, how)
@@ -163,11 +163,11 @@ def reglu(
     clamp_value: float | None = None,
     fp8_input_store: bool = False,
 ) -> Tensor:
-    """``relu(y₁)·y₂`` with y₁ and y₂ the halves of y, saving y and nothing else.
+    """Compute ``relu(y₁)·y₂`` with y₁ and y₂ the halves of y, saving only y.
 
     Args:
         y: ``[..., 2·hidden]``, any rank from 1, any strides; float16, bfloat16, float32 or float64. A DTensor
-            whose last dimension is sharded is gathered.
+            sharded on the last dimension is gathered.
         clamp_value, fp8_input_store: as in `gated_activation`.
 
     Returns:
@@ -191,7 +191,7 @@ def weighted_reglu(
     clamp_value: float | None = None,
     fp8_input_store: bool = False,
 ) -> Tensor:
-    """As `reglu`, times a weight for each token, ``[..., 1]`` and of any floating-point dtype."""
+    """Compute `reglu` times a weight for each token, ``[..., 1]`` of any floating-point dtype."""
     op = "weighted_reglu"
     how = settings(op, "relu", clamp_value, fp8_input_store)
     return gated(op, y, None, weights, how)
@@ -204,7 +204,7 @@ def bias_reglu(
     clamp_value: float | None = None,
     fp8_input_store: bool = False,
 ) -> Tensor:
-    """As `reglu` of ``y + bias``, the bias ``[2·hidden]`` or None and of any floating-point dtype."""
+    """Compute `reglu` of ``y + bias`` with a bias ``[2·hidden]`` or None, of any floating-point dtype."""
     op = "bias_reglu"
     how = settings(op, "relu", clamp_value, fp8_input_store)
     return gated(op, y, bias, None, how)
@@ -218,7 +218,7 @@ def weighted_bias_reglu(
     clamp_value: float | None = None,
     fp8_input_store: bool = False,
 ) -> Tensor:
-    """As `reglu` of ``y + bias``, the bias ``[2·hidden]`` or None, times the weights ``[..., 1]``."""
+    """Compute `reglu` of ``y + bias`` with a bias ``[2·hidden]`` or None, times the weights ``[..., 1]``."""
     op = "weighted_bias_reglu"
     how = settings(op, "relu", clamp_value, fp8_input_store)
     return gated(op, y, bias, weights, how)
@@ -231,11 +231,11 @@ def quick_geglu(
     clamp_value: float | None = None,
     fp8_input_store: bool = False,
 ) -> Tensor:
-    """``y₁·σ(1.702·y₁)·(y₂ + linear_offset)`` with y₁ and y₂ the halves of y, saving y and nothing else.
+    """Compute ``y₁·σ(1.702·y₁)·(y₂ + linear_offset)`` with y₁ and y₂ the halves of y, saving only y.
 
     Args:
         y: ``[..., 2·hidden]``, any rank from 1, any strides; float16, bfloat16, float32 or float64. A DTensor
-            whose last dimension is sharded is gathered.
+            sharded on the last dimension is gathered.
         linear_offset: added to y₂, after the clamp.
         clamp_value, fp8_input_store: as in `gated_activation`.
 
@@ -261,7 +261,7 @@ def weighted_quick_geglu(
     clamp_value: float | None = None,
     fp8_input_store: bool = False,
 ) -> Tensor:
-    """As `quick_geglu`, times a weight for each token, ``[..., 1]`` and of any floating-point dtype."""
+    """Compute `quick_geglu` times a weight for each token, ``[..., 1]`` of any floating-point dtype."""
     op = "weighted_quick_geglu"
     how = settings(op, "quick_gelu", clamp_value, fp8_input_store, linear_offset)
     return gated(op, y, None, weights, how)
@@ -275,7 +275,7 @@ def bias_quick_geglu(
     clamp_value: float | None = None,
     fp8_input_store: bool = False,
 ) -> Tensor:
-    """As `quick_geglu` of ``y + bias``, the bias ``[2·hidden]`` or None and of any floating-point dtype."""
+    """Compute `quick_geglu` of ``y + bias`` with a bias ``[2·hidden]`` or None, of any floating-point dtype."""
     op = "bias_quick_geglu"
     how = settings(op, "quick_gelu", clamp_value, fp8_input_store, linear_offset)
     return gated(op, y, bias, None, how)
@@ -290,7 +290,7 @@ def weighted_bias_quick_geglu(
     clamp_value: float | None = None,
     fp8_input_store: bool = False,
 ) -> Tensor:
-    """As `quick_geglu` of ``y + bias``, the bias ``[2·hidden]`` or None, times the weights ``[..., 1]``."""
+    """Compute `quick_geglu` of ``y + bias`` with a bias ``[2·hidden]`` or None, times the weights ``[..., 1]``."""
     op = "weighted_bias_quick_geglu"
     how = settings(op, "quick_gelu", clamp_value, fp8_input_store, linear_offset)
     return gated(op, y, bias, weights, how)

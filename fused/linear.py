@@ -1,4 +1,4 @@
-"""A linear layer by the faster of the machine's two libraries of products."""
+"""Linear layer on oneDNN or torch's BLAS, the faster of the two on this machine."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from fused.backends.tracing import differentiated, watched
 Tensor = torch.Tensor
 
 LEAST_PRODUCTS = 2**24
-"""From how many multiplications on oneDNN is faster, and the call of it pays."""
+"""Number of multiplications from which a call of oneDNN is faster."""
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``F.linear(input, weight, bias)``: in float32 on a CPU where oneDNN multiplies faster than torch's BLAS, by that.
+    """Compute ``F.linear(input, weight, bias)``, by oneDNN if it is faster than torch's BLAS.
 
-    Three products of a training step, forward and backward, in about half of MKL's time on processors by AMD.
-    Everything else is ``F.linear`` itself: other dtypes, autocast and devices, fewer than 2**24 multiplications,
-    tensor subclasses, `torch.func`, exported programs, and machines where torch's products are as fast.
-    ``FUSED_ONEDNN`` set to 0 or 1 settles the last, instead of a measurement that is made once and kept on disk.
+    oneDNN is used in float32 on the CPU. The three products of a training step, forward and backward, then take
+    about half of MKL's time on AMD processors. All other calls run ``F.linear``: other dtypes, autocast and
+    devices, fewer than 2**24 multiplications, tensor subclasses, `torch.func`, exported programs, and machines on
+    which torch's products are as fast. The latter is measured once and the result saved on disk; ``FUSED_ONEDNN``
+    set to 0 or 1 overrides it.
 
     Args:
         input: ``[..., in]``.
-        weight: ``[out, in]``; ``w.t()`` for a weight stored as ``[in, out]``, whose gradient then lies as it does.
+        weight: ``[out, in]``; ``w.t()`` for a weight stored as ``[in, out]``, whose gradient then has the same layout.
         bias: ``[out]`` or None.
 
     Returns:
-        ``[..., out]``. Saves what ``F.linear`` saves, its input and weight; differentiable any number of times.
+        ``[..., out]``. Saves its input and weight, as ``F.linear`` does; differentiable any number of times.
 
     Raises:
-        RuntimeError: as ``F.linear``, for operands that do not fit.
+        RuntimeError: for operands that do not fit, as ``F.linear``.
     """
     if not _by_onednn(input, weight, bias):
         return F.linear(input, weight, bias)
@@ -58,14 +59,17 @@ def _by_onednn(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def _watched(tensors: tuple[Tensor, ...]) -> bool:
-    """Whether somebody wants to see plain torch operations, or tensors do more than be multiplied."""
+    """Check whether the call must run plain torch operations: it is traced or transformed, or has tensor subclasses."""
     if torch.compiler.is_compiling():
         return torch.compiler.is_exporting()
     return watched(tensors)
 
 
 class _Linear(torch.autograd.Function):
-    """The three products by oneDNN. Saves the input and the weight, each only for the gradient of the other."""
+    """Autograd function of the three products by oneDNN.
+
+    Saves the input and the weight, each only if the gradient of the other is needed.
+    """
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -83,13 +87,13 @@ class _Linear(torch.autograd.Function):
 def linear_backward(
     g: Tensor, input: Tensor | None, weight: Tensor | None, by_rows: bool, wanted: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Compute the gradients of :func:`linear`'s input, weight and bias; None for those that are not ``wanted``.
+    """Compute the gradients of :func:`linear`'s input, weight and bias, or None for those not ``wanted``.
 
     Args:
         g: ``[..., out]``, the gradient of the result.
-        input: ``[..., in]``; may be None if that of the weight is not wanted.
-        weight: ``[out, in]``; may be None if that of the input is not wanted.
-        by_rows: whether the weight is contiguous; its gradient lies in memory as it does.
+        input: ``[..., in]``; may be None if the gradient of the weight is not wanted.
+        weight: ``[out, in]``; may be None if the gradient of the input is not wanted.
+        by_rows: whether the weight is contiguous; its gradient gets the same layout.
         wanted: for the input, the weight and the bias.
     """
     rows = g.reshape(-1, g.shape[-1]).contiguous()
@@ -102,9 +106,10 @@ def linear_backward(
 
 
 def _outer(g: Tensor, x: Tensor, by_rows: bool) -> Tensor:
-    """``g.t() @ x``, in memory by rows or by columns as the weight is: autograd would copy it otherwise.
+    """Compute ``g.t() @ x`` in the layout of the weight, by rows or by columns: autograd would copy any other.
 
-    oneDNN copies what it is given first into rows, unless it lies so: g, or else x and then we the result.
+    oneDNN copies its first operand into row order. This is g; if x and the result are much smaller, x is the first
+    operand, and the result is copied here.
     """
     if not by_rows:
         return linear(x.t(), g.t()).t()

@@ -1,4 +1,4 @@
-"""Cross entropy of a linear layer, a few rows at a time: the logits are never whole."""
+"""Cross entropy of a linear layer in chunks of rows, without the full logits in memory."""
 
 from __future__ import annotations
 
@@ -35,36 +35,36 @@ def linear_cross_entropy(
     reduction: str = "mean",
     chunk_rows: int | None = None,
 ) -> Tensor:
-    """``cross_entropy(F.linear(hidden, weight, bias), targets)``, a few rows at a time: the logits are never whole.
+    """Compute ``cross_entropy(F.linear(hidden, weight, bias), targets)`` in chunks of rows, without full logits.
 
-    The gradients of "mean" and "sum" are computed beside the loss, while the logits of a chunk are there, and only
-    scaled in the backward pass: three matrix products, as many as with whole logits. They are there from then on, the
-    weight's in float32, which is what the backward pass would take in any case. For reduction "none", and where a
-    product of 16-bit matrices cannot be had in float32 (the CPU), the backward pass computes the logits again: a
-    fourth product; a gradient scaled after it has been rounded would be rounded twice.
+    For "mean" and "sum" the gradients are computed together with the loss, while the logits of a chunk are in memory,
+    and only scaled in the backward pass: three matrix products, as many as with full logits. The gradients stay in
+    memory from then on, the weight's in float32, as much as the backward pass would take in any case. For reduction
+    "none", and where torch has no product of 16-bit matrices with a float32 result (the CPU), the backward pass
+    recomputes the logits, a fourth product: a gradient scaled after rounding would be rounded twice.
 
     Args:
         hidden: ``[..., features]``; float16, bfloat16, float32 or float64. A DTensor may be sharded on any dimension
             but the last.
-        weight: ``[vocab, features]`` in the dtype of `hidden`. A DTensor sharded on the vocabulary gives whole rows of
-            logits, sharded on the vocabulary as well, for `vocab_parallel_cross_entropy`.
+        weight: ``[vocab, features]`` in the dtype of `hidden`. With a DTensor sharded on the vocabulary the logits are
+            computed for all rows at once, sharded on the vocabulary as well, for `cross_entropy`.
         targets: ``[...]``, integers from 0 to vocab − 1, or `ignore_index`.
         bias: ``[vocab]`` in the dtype of `hidden`, or None.
         ignore_index, label_smoothing, z_loss, softcap, reduction: as in `cross_entropy`.
-        chunk_rows: rows at a time, by default half of the features, and at least 256: the logits of a chunk then take
+        chunk_rows: rows per chunk, by default half of the features, and at least 256: the logits of a chunk then take
             half of the weight's memory.
 
     Returns:
         A number, or ``[...]`` for reduction "none"; float32 for 16-bit inputs. Saves its inputs. Double backward,
-        `torch.func` and `torch.compile` see the plain expression, logits and all.
+        `torch.func` and `torch.compile` run the plain expression with full logits.
 
     Raises:
         TypeError: if the operands are not floating point or of different dtypes, or the targets not integers.
-        ValueError: for shapes that do not fit, two devices, or settings out of range.
+        ValueError: for shapes that do not fit, tensors on two devices, or settings out of range.
         IndexError: as `cross_entropy`.
 
-    Source: Liger-Kernel ``LigerFusedLinearCrossEntropyFunction``. ``F.linear_cross_entropy`` of torch 2.13 in chunks
-    knows no z-loss, soft cap or second derivative, smooths labels on whole logits only, and took 17 times as long in
+    Source: Liger-Kernel ``LigerFusedLinearCrossEntropyFunction``. In chunks, ``F.linear_cross_entropy`` of torch 2.13
+    has no z-loss, soft cap or second derivative, smooths labels on full logits only, and took 17 times as long in
     float32 on a CPU (512 rows, 256 features, 16384 classes).
     """
     op = "linear_cross_entropy"
@@ -93,13 +93,16 @@ def _plain(
 
 
 def _expression(loss: Loss, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
-    """The definition, in plain differentiable operations."""
+    """Compute the loss by its definition, in plain differentiable operations."""
     logits = linear(hidden, weight, bias)
     return loss.reduce(plain_losses(loss, logits, targets, weight.shape[0]), targets)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """The loss, and beside it the gradients for a loss gradient of 1 where those can be scaled later."""
+    """Autograd function of the loss.
+
+    The forward pass also computes the gradients for a loss gradient of 1, if they can be scaled later.
+    """
 
     @staticmethod
     def forward(
@@ -117,7 +120,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         g = _row_gradients(loss, torch.ones((), dtype=compute_dtype(hidden.dtype)), targets) if now else None
         inputs = (hidden, weight, bias, targets, loss, chunk_rows)
         losses, gradients = _sweep(*inputs, ctx.backend, g, ctx.needs_input_grad)
-        # Not among the saved tensors: they are scaled in place, and gone then. A second backward pass starts afresh.
+        # Not in save_for_backward: backward scales them in place and drops them. A second one recomputes them.
         ctx.gradients = gradients if now else None
         return loss.reduce(losses, targets)
 
@@ -141,7 +144,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def _by_autograd(
     ctx: Any, g: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """The gradients as plain torch finds them, for whoever is watching."""
+    """Compute the gradients by autograd of the plain expression, for tracers and double backward."""
     recorded = torch.is_grad_enabled()
     inputs = (hidden, weight, bias)
     wanted = [one for one, needed in zip(inputs, ctx.needs_input_grad, strict=False) if one is not None and needed]
@@ -152,7 +155,7 @@ def _by_autograd(
 
 
 def _row_gradients(loss: Loss, g: Tensor, targets: Tensor) -> Tensor:
-    """The gradient of each row's loss, ``[...]``, from that of the reduced loss."""
+    """Compute the gradient of each row's loss, ``[...]``, from the gradient of the reduced loss."""
     g = g.to(targets.device)
     if loss.reduction == "mean":
         g = g / (targets != loss.ignore_index).sum()
@@ -170,7 +173,10 @@ def _sweep(
     g: Tensor | None = None,
     needs: Sequence[bool] = (),
 ) -> tuple[Tensor, Gradients]:
-    """Losses of the rows ``[...]``, and with their gradients g those of hidden, weight and bias that are needed."""
+    """Compute the losses of the rows, ``[...]``, and the needed gradients of hidden, weight and bias.
+
+    Gradients are computed only if the losses' gradients g are given.
+    """
     rows, flat = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
     flat_g = None if g is None else g.reshape(-1)
     size = chunk_rows or max(hidden.shape[-1] // 2, 256)
@@ -191,7 +197,7 @@ def _sweep(
 
 
 class _Sums:
-    """The gradients of hidden, weight and bias, as the chunks come in."""
+    """Gradients of hidden, weight and bias, accumulated over the chunks."""
 
     def __init__(self, rows: Tensor, weight: Tensor, bias: Tensor | None, needs: Sequence[bool]) -> None:
         self.rows, self.weight_itself = rows, weight
@@ -223,14 +229,14 @@ class _Sums:
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b, in float32 for 16-bit matrices where that can be had."""
+    """Compute a @ b, with a float32 result for 16-bit matrices on CUDA."""
     if a.is_cuda and a.dtype.itemsize < 4:
         return torch.mm(a, b, out_dtype=torch.float32)
     return linear(a, b.t())
 
 
 def _autocast(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The operands as autocast would give them to F.linear."""
+    """Cast the operands as autocast does for F.linear."""
     if not _autocasting(hidden) or hidden.dtype == torch.float64:
         return hidden, weight, bias
     dtype = torch.get_autocast_dtype(hidden.device.type)

@@ -1,4 +1,4 @@
-"""The pass over the logits as an op and as an autograd function, for checked plain tensors."""
+"""Row statistics of the logits as an op and as an autograd function, for checked plain tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Statistics = tuple[Tensor, Tensor, Tensor | None]
 
 
 def _rows(args: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-    """Logits as [rows, vocab] and all else as [rows], so that one compilation serves every rank."""
+    """Reshape logits to [rows, vocab] and the rest to [rows], so one compilation serves every rank."""
     logits, *others = args
     leading = logits.shape[:-1]
 
@@ -44,7 +44,7 @@ LOGIT_STATISTICS = Op(
 def logit_statistics(
     logits: Tensor, index: Tensor, softcap: float | None, total: bool, inplace: bool = False, group: Any = None
 ) -> Statistics:
-    """logsumexp, picked logit and sum of each row; over all shards of the vocabulary where there is a group."""
+    """Compute the logsumexp, picked logit and sum of each row, over all shards of the vocabulary in a group."""
     if transformed() and group is None:
         return formulas.logit_statistics(logits, index, softcap, total=total, elsewhere=torch.nan)
     if not differentiated(logits):
@@ -62,7 +62,7 @@ def _forward(logits: Tensor, index: Tensor, softcap: float | None, total: bool, 
 
 
 def _over_shards(lse: Tensor, picked: Tensor, total: Tensor | None, group: Any) -> Statistics:
-    """The statistics of all shards together, from those of each: two all-reduces."""
+    """Combine the statistics of all shards by two all-reduces."""
     highest = lse.clone()
     dist.all_reduce(highest, dist.ReduceOp.MAX, group)
     sums = torch.stack([torch.exp(lse - highest), picked] + ([] if total is None else [total]))
@@ -71,7 +71,7 @@ def _over_shards(lse: Tensor, picked: Tensor, total: Tensor | None, group: Any) 
 
 
 class _LogitStatistics(torch.autograd.Function):
-    """The statistics of each row. Saves the logits, the index and the logsumexp."""
+    """Autograd function of the statistics of each row, saving the logits, the index and the logsumexp."""
 
     @staticmethod
     def forward(
@@ -101,7 +101,10 @@ class _LogitStatistics(torch.autograd.Function):
 
 
 def watched(g: Tensor) -> bool:
-    """Whether a backward pass for g needs plain operations: it is recorded, transformed, or of several gradients."""
+    """Check whether the backward pass for g must use plain operations.
+
+    It must if it is recorded, transformed, or computes a batch of gradients.
+    """
     batched: bool = is_batched_by_autograd(g)
     return batched or torch.is_grad_enabled() or transformed()
 
@@ -115,7 +118,7 @@ def gradient(
     inplace: bool,
     backend: str | None,
 ) -> Tensor:
-    """The gradient of the logits for those of the statistics; over the logits if `inplace`."""
+    """Compute the gradient of the logits from those of the statistics, over the logits if `inplace`."""
     g_lse = torch.zeros_like(lse) if grads[0] is None else grads[0]
     args = (logits, g_lse, grads[1], grads[2], index, lse, softcap)
     dx: Tensor = LOGIT_STATISTICS.run("backward", args, backend, inplace=inplace)

@@ -1,4 +1,4 @@
-"""Megatron's names for the softmax of attention: three autograd functions and a module."""
+"""Softmax of attention under Megatron's names: three autograd functions and a module."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class ScaledSoftmax(torch.autograd.Function):
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
-        """See the class."""
+        """Apply the softmax, as described in the class docstring."""
         inputs, scale = args
         return checked_softmax("ScaledSoftmax", inputs, None, scale)
 
-    # Tracers that open an autograd function by its parts see these and not `apply`.
+    # Tracers that inline an autograd function call these methods instead of `apply`.
     @staticmethod
     def forward(inputs: Tensor, scale: float | None) -> Tensor:
         return _plain_forward(inputs, None, scale, None)
@@ -62,7 +62,7 @@ class ScaledMaskedSoftmax(torch.autograd.Function):
         scale: a number; None is 1.
 
     Returns:
-        The shape and dtype of `inputs`; masked entries are exactly 0, and so is a row that is masked whole.
+        The shape and dtype of `inputs`; masked entries are exactly 0, and so is a completely masked row.
         Saves the probabilities.
 
     Raises:
@@ -74,7 +74,7 @@ class ScaledMaskedSoftmax(torch.autograd.Function):
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
-        """See the class."""
+        """Apply the softmax, as described in the class docstring."""
         inputs, mask, scale = args
         if mask is not None and mask.dtype not in (torch.bool, torch.uint8):
             raise TypeError(
@@ -100,7 +100,7 @@ class ScaledUpperTriangMaskedSoftmax(torch.autograd.Function):
     """Megatron's ``ScaledUpperTriangMaskedSoftmax.apply(inputs, scale)``: causal softmax(scale·x).
 
     Args:
-        inputs: ``[b·np, sq, sk]`` or ``[b, np, sq, sk]``, floating point. Where sq ≠ sk the last query is
+        inputs: ``[b·np, sq, sk]`` or ``[b, np, sq, sk]``, floating point. If sq ≠ sk, the last query is
             aligned to the last key.
         scale: a number; None is 1.
 
@@ -115,7 +115,7 @@ class ScaledUpperTriangMaskedSoftmax(torch.autograd.Function):
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
-        """See the class."""
+        """Apply the softmax, as described in the class docstring."""
         inputs, scale = args
         return checked_softmax("ScaledUpperTriangMaskedSoftmax", inputs, None, scale, window=CAUSAL)
 
@@ -143,7 +143,7 @@ def _plain_save(
     inputs = (x, mask, None, None, 1.0 if scale is None else scale, 1.0, window, 0)
     save(ctx, inputs, (output, None, None, None))
     if output.dtype.itemsize < 4:
-        # Rounded probabilities are not enough for the gradient, and a part by itself returns nothing else.
+        # Rounded probabilities are not enough for the gradient, and `forward` alone returns nothing else.
         ctx.save_for_backward(x, mask)
 
 
@@ -158,7 +158,7 @@ def _plain_gradient(ctx: Any, g: Tensor) -> Tensor | None:
 
 
 class AttnMaskType(enum.Enum):
-    """Megatron's kinds of attention mask. The causal ones mask beside the mask that is given."""
+    """Megatron's types of attention mask, with the causal ones applied in addition to a given mask."""
 
     padding = 1
     causal = 2
@@ -172,24 +172,25 @@ _CAUSAL_TYPES = ("causal", "padding_causal", "causal_bottom_right")
 
 
 class FusedScaleMaskSoftmax(nn.Module):
-    """Megatron's module: scale, mask and softmax of attention scores.
+    """Megatron's module for scale, mask and softmax of attention scores.
 
     Args:
-        input_in_fp16, input_in_bf16: the dtype that results get; neither: that of the input.
-        attn_mask_type: an `AttnMaskType` (Megatron's own or a name will do). The causal ones hide later keys,
-            the last query aligned to the last key, whatever mask is given beside.
+        input_in_fp16, input_in_bf16: the dtype of the results; with neither, the dtype of the input.
+        attn_mask_type: an `AttnMaskType` (Megatron's own type or a name is accepted). The causal types hide later
+            keys, with the last query aligned to the last key, in addition to a given mask.
         scaled_masked_softmax_fusion: one pass; else `mask_func` and softmax one after the other.
-        mask_func: ``mask_func(scores, mask)`` of the path that is not fused. It is given a tensor of its own,
-            which it may change. Not called by the fused path, whose masked entries are exactly 0.
+        mask_func: ``mask_func(scores, mask)`` of the path that is not fused. It gets a separate tensor, which it may
+            modify. Not called by the fused path, in which masked entries are exactly 0.
         softmax_in_fp32: must be True with a scale. As in `scaled_masked_softmax`.
         scale: number, or None for 1.
-        window_size: ``(left, right)`` keys that a query sees around its own, −1 for all; beside the mask.
+        window_size: ``(left, right)`` keys that a query sees on both sides of its position, −1 for all; in addition
+            to the mask.
 
     Raises:
         ValueError: if both dtype flags are set, or a scale is given without `softmax_in_fp32`.
 
-    Source: Megatron-LM ``fused_softmax``; corrected where that drops the caller's mask for a window or for
-    the causal path, and where it needs sq = sk.
+    Source: Megatron-LM ``fused_softmax``; corrected: Megatron drops the caller's mask for a window or for the
+    causal path, and the latter needs sq = sk.
     """
 
     def __init__(
@@ -223,10 +224,10 @@ class FusedScaleMaskSoftmax(nn.Module):
         self._window = checked_window("FusedScaleMaskSoftmax", name in _CAUSAL_TYPES, window_size)
 
     def forward(self, input: Tensor, mask: Tensor | None, softmax_offset: Tensor | None = None) -> Tensor:
-        """Probabilities of attention scores.
+        """Compute the probabilities of attention scores.
 
         Args:
-            input: ``[b, np, sq, sk]``, floating point; never changed.
+            input: ``[b, np, sq, sk]``, floating point; never modified.
             mask: broadcastable to it, True = masked, or None.
             softmax_offset: ``[np]`` logits of a sink, or None.
 
@@ -234,7 +235,7 @@ class FusedScaleMaskSoftmax(nn.Module):
             ``[b, np, sq, sk]``.
 
         Raises:
-            ValueError: if the input has not four dimensions; else as `scaled_masked_softmax`.
+            ValueError: if the input does not have four dimensions; else as `scaled_masked_softmax`.
         """
         if input.ndim != 4:
             raise ValueError(f"FusedScaleMaskSoftmax: the input must be [b, np, sq, sk], got {shape(input)}")

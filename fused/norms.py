@@ -1,6 +1,6 @@
-"""RMS and layer norms in one pass, with the residual sum before them if there is one.
+"""RMS and layer norms in one pass, with an optional residual sum before the norm.
 
-They save the normalized tensor's input (the sum, if there is one), the weight, and a number or two for each row.
+They save the input of the norm (the sum, if there is one), the weight, and one or two numbers per row.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ CASTINGS = ("llama", "gemma", "torch")
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float = 1e-6, *, casting: Casting = "llama") -> Tensor:
-    """``x / √(mean(x²) + eps) · weight`` over the last dimension.
+    """Compute ``x / √(mean(x²) + eps) · weight`` over the last dimension.
 
     Args:
         x: ``[..., hidden]``, any rank from 1, any strides; float16, bfloat16, float32 or float64. A DTensor may be
-            sharded on any dimension; one sharded on the last is gathered.
+            sharded on any dimension; if sharded on the last, it is gathered.
         weight: ``[hidden]``, or None for no weight. May have another dtype than x.
         eps: added to the mean square.
         casting: ``"llama"``: normalized in float32, cast to x's dtype, then times the weight (LlamaRMSNorm, T5,
@@ -38,13 +38,13 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float = 1e-6, *, casting: Ca
             float32, then cast, as ``F.rms_norm`` and OLMo.
 
     Returns:
-        ``[..., hidden]`` in x's dtype; with Llama's casting in the dtype of ``weight * x``. Compiled code may leave
-        out the first of Llama's two roundings. Saves x, the weight, and 1/RMS of each row in float32. The gradient
+        ``[..., hidden]`` in x's dtype; with Llama's casting in the dtype of ``weight * x``. Compiled code may skip
+        the first of Llama's two roundings. Saves x, the weight, and 1/RMS of each row in float32. The gradient
         of the weight is summed in float32 and has the weight's dtype.
 
     Raises:
         TypeError: if x or the weight is not a floating-point tensor, or eps not a number.
-        ValueError: for a weight that is not ``[hidden]``, two devices, or another casting.
+        ValueError: for a weight that is not ``[hidden]``, tensors on two devices, or another casting.
 
     Source: Zhang and Sennrich 2019; transformers ``LlamaRMSNorm`` and ``GemmaRMSNorm``.
     """
@@ -54,14 +54,14 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float = 1e-6, *, casting: Ca
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, eps: float = 1e-6, *, casting: Casting = "llama"
 ) -> tuple[Tensor, Tensor]:
-    """The residual sum and its norm: ``rms_norm(x + residual, weight, eps)`` and ``x + residual``.
+    """Compute ``rms_norm(x + residual, weight, eps)`` and ``x + residual``, in one pass.
 
     Args:
         x, weight, eps, casting: as `rms_norm`.
         residual: broadcastable with x; may have another dtype.
 
     Returns:
-        The norm as `rms_norm` of the sum, and the sum in the dtype that it has in torch. Both are differentiable.
+        The norm as from `rms_norm` of the sum, and the sum in the dtype that it has in torch. Both are differentiable.
         Saves the sum, the weight, and 1/RMS of each row.
 
     Raises:
@@ -75,7 +75,7 @@ def add_rms_norm(
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
-    """``(x − mean) / √(variance + eps) · weight + bias`` over the last dimension, as ``F.layer_norm``.
+    """Compute ``(x − mean) / √(variance + eps) · weight + bias`` over the last dimension, as ``F.layer_norm``.
 
     Args:
         x: ``[..., hidden]``, as `rms_norm`.
@@ -83,12 +83,12 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
         eps: added to the variance.
 
     Returns:
-        ``[..., hidden]`` in x's dtype (float32 where CUDA's autocast makes it so in torch). Saves x, the weight, and
+        ``[..., hidden]`` in x's dtype (float32 for 16-bit x under CUDA autocast, as in torch). Saves x, the weight, and
         mean and 1/deviation of each row in float32. The gradients of weight and bias are summed in float32.
 
     Raises:
         TypeError: if a tensor is not floating point, or eps not a number.
-        ValueError: for a weight or bias that is not ``[hidden]``, or two devices.
+        ValueError: for a weight or bias that is not ``[hidden]``, or tensors on two devices.
 
     Source: Ba, Kiros and Hinton 2016; ``torch.nn.functional.layer_norm``.
     """
@@ -98,15 +98,15 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 def add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor]:
-    """The residual sum and its norm: ``layer_norm(x + residual, weight, bias, eps)`` and ``x + residual``.
+    """Compute ``layer_norm(x + residual, weight, bias, eps)`` and ``x + residual``, in one pass.
 
     Args:
         x, weight, bias, eps: as `layer_norm`.
         residual: broadcastable with x; may have another dtype.
 
     Returns:
-        The norm as `layer_norm` of the sum, and the sum in the dtype that it has in torch. Both are differentiable.
-        Saves the sum, the weight, and mean and 1/deviation of each row.
+        The norm as from `layer_norm` of the sum, and the sum in the dtype that it has in torch. Both are
+        differentiable. Saves the sum, the weight, and mean and 1/deviation of each row.
 
     Raises:
         TypeError, ValueError: as `layer_norm`, also for the residual.
@@ -119,7 +119,7 @@ def add_layer_norm(
 
 
 def _broadcast_sum(op: str, x: Tensor, residual: Tensor) -> Tensor | None:
-    """The sum of two shapes, which is made before the norm; None if the norm's own pass makes it."""
+    """Return the sum of tensors of two shapes, or None if the pass of the norm can compute the sum."""
     check_float(op, "input", x)
     check_float(op, "residual", residual)
     if x.shape == residual.shape or sharded(x, residual):
@@ -178,7 +178,7 @@ def _layer_norm_dtype(x: Tensor, residual: Tensor | None) -> torch.dtype:
 
 
 def _on_shards(op: str, x: Tensor, residual: Tensor | None, parameters: Parameters, apply: Apply) -> Result:
-    """`apply` to the local shards. Rows are whole on every rank; parameters on all ranks get partial gradients."""
+    """Run `apply` on local shards with full rows, and partial gradients for replicated parameters."""
     check_float(op, "input", x, min_ndim=1)
     if sharded(x):
         _check_operands(op, x, residual, parameters)

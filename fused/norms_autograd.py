@@ -1,4 +1,4 @@
-"""The norms as ops and as autograd functions, for checked plain tensors."""
+"""Norms as ops and as autograd functions, for checked plain tensors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ LAYER_NORM.register(
 def rms_norm_forward(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, casting: Casting
 ) -> RMSResults:
-    """Run the forward formula on the backend asked for."""
+    """Run the forward formula on the requested backend."""
     results: RMSResults = RMS_NORM.run("forward", (x, residual, weight), requested(), eps=eps, casting=casting)
     return results
 
@@ -60,8 +60,8 @@ def layer_norm_forward(
     eps: float,
     out_dtype: torch.dtype,
 ) -> LayerResults:
-    """Run the forward formula on the backend asked for."""
-    # On the CPU torch's own kernel is the faster one, also after a sum.
+    """Run the forward formula on the requested backend."""
+    # On the CPU torch's own kernel is faster, even with a separate sum before it.
     backend = requested() or ("reference" if x.is_cpu else None)
     results: LayerResults = LAYER_NORM.run(
         "forward", (x, residual, weight, bias), backend, eps=eps, out_dtype=out_dtype
@@ -70,7 +70,7 @@ def layer_norm_forward(
 
 
 def _gradients_of_sum(ctx: Any, dx: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of x and of the residual, which are the sum's."""
+    """Cast the gradient of the sum to the gradients of x and of the residual."""
     x, residual = (
         None if dx is None or not needed else dx.to(dtype)
         for needed, dtype in zip(ctx.needs_input_grad[:2], ctx.dtypes, strict=True)
@@ -79,9 +79,9 @@ def _gradients_of_sum(ctx: Any, dx: Tensor | None) -> tuple[Tensor | None, Tenso
 
 
 class RMSNorm(torch.autograd.Function):
-    """Norm and residual sum, if there is one. Saves the sum (x, if there is none), the weight and 1/RMS."""
+    """Autograd function of the RMS norm and optional residual sum, saving the sum (or x), the weight and 1/RMS."""
 
-    # Not in two parts: torch looks up the signature of those at every call.
+    # `forward` and `setup_context` are not split: torch would look up their signatures at every call.
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, casting: Casting
@@ -99,7 +99,7 @@ class RMSNorm(torch.autograd.Function):
             return *_gradients_of_sum(ctx, g_total), None, None, None
         x, weight, rstd = ctx.saved_tensors
         if torch.is_grad_enabled():
-            rstd = formulas.reciprocal_rms(x, ctx.eps)  # as a function of x, to be differentiated again
+            rstd = formulas.reciprocal_rms(x, ctx.eps)  # recomputed from x to be differentiable again
         needs = any(ctx.needs_input_grad[:2]), ctx.needs_input_grad[2]
         args = (g, g_total, x, weight, rstd)
         dx, dweight = RMS_NORM.run("backward", args, ctx.backend, casting=ctx.casting, needs=needs)
@@ -107,7 +107,7 @@ class RMSNorm(torch.autograd.Function):
 
 
 class LayerNorm(torch.autograd.Function):
-    """Norm and residual sum, if there is one. Saves the sum (x, if there is none), the weight and statistics."""
+    """Autograd function of the layer norm and optional residual sum, saving the sum (or x), weight and statistics."""
 
     @staticmethod
     def forward(
@@ -132,7 +132,7 @@ class LayerNorm(torch.autograd.Function):
         if g is None:
             return *_gradients_of_sum(ctx, g_total), None, None, None, None
         x, weight, mean, rstd = ctx.saved_tensors
-        # That kernel sums 16-bit numbers in 16 bits, and a gradient of the sum would take a pass more.
+        # torch's own kernel sums 16-bit numbers in 16 bits, and a gradient of the sum would take one more pass.
         alone = x.is_cpu and g_total is None and x.dtype == mean.dtype
         dx, dweight, dbias = LAYER_NORM.run(
             "backward",

@@ -1,4 +1,4 @@
-"""Rotary position embedding of queries and keys in one pass, saving cos and sin alone."""
+"""Rotary position embedding of queries and keys in one pass, with only cos and sin saved."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Tensor = torch.Tensor
 
 
 def _as_in_memory(args: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-    """Dimensions in the order of the first tensor in memory: heads turned out of a projection are not copied."""
+    """Permute dimensions to the memory order of the first tensor, to avoid copies of transposed heads."""
     x = args[0]
     order = sorted(range(x.ndim - 1), key=lambda dim: -x.stride(dim))
     order.append(x.ndim - 1)
@@ -44,9 +44,9 @@ ROTARY = Op(
 
 
 class _Rotary(torch.autograd.Function):
-    """q and, if there is one, k turned. Saves cos and sin, which get no gradient."""
+    """Autograd function to rotate q and, if given, k, saving cos and sin and returning no gradient for them."""
 
-    # Not in two parts: torch looks up the signature of those at every call.
+    # `forward` and `setup_context` are not split: torch would look up their signatures at every call.
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool
@@ -80,27 +80,29 @@ def rotary_embedding(
     interleaved: bool = False,
     unsqueeze_dim: int | None = 1,
 ) -> tuple[Tensor, Tensor]:
-    """Turn the pairs of dimensions of queries and keys by their positions' angles, as ``apply_rotary_pos_emb``.
+    """Rotate the pairs of dimensions of queries and keys by the angles of their positions.
+
+    Same as HuggingFace's ``apply_rotary_pos_emb``.
 
     Args:
         q: ``[batch, heads, seq, head_dim]`` or any other shape that cos broadcasts with; floating point, any strides.
-            A DTensor may be sharded on any dimension; one sharded on the last is gathered.
-        k: as q, with its own number of heads.
-        cos, sin: ``[batch, seq, rotary_dim]``, an even rotary_dim at most head_dim: what follows is passed on. Every
-            dimension has its own number, the two of a pair usually the same one: HuggingFace's Llama repeats the
-            halves; interleaved, its Cohere repeats each number (GLM's cos is
+            A DTensor may be sharded on any dimension; if sharded on the last, it is gathered.
+        k: as q; may have another number of heads.
+        cos, sin: ``[batch, seq, rotary_dim]``, an even rotary_dim at most head_dim: the dimensions after it are passed
+            through. Each dimension has a separate value, usually equal for the two of a pair: HuggingFace's Llama
+            repeats the halves; interleaved, its Cohere repeats each number (GLM's cos is
             ``cos[..., : rotary_dim // 2].repeat_interleave(2, -1)``).
         interleaved: pairs are dimensions (0, 1), (2, 3), …; else (0, n/2), (1, n/2 + 1), … of n = rotary_dim.
-        unsqueeze_dim: where cos and sin get the dimension of the heads; None if they broadcast to q and k already.
+        unsqueeze_dim: position of the head dimension in cos and sin; None if they broadcast to q and k already.
 
     Returns:
-        q and k turned, in the dtypes of ``q * cos`` and ``k * cos``; 16-bit numbers are computed in float32 and
-        rounded once. Saves cos and sin alone; q and k too if cos or sin require a gradient.
+        q and k rotated, in the dtypes of ``q * cos`` and ``k * cos``; 16-bit numbers are computed in float32 and
+        rounded once. Saves only cos and sin; q and k too if cos or sin require a gradient.
 
     Raises:
-        TypeError: if one is not a floating-point tensor.
+        TypeError: if an argument is not a floating-point tensor.
         ValueError: for cos and sin of two shapes or dtypes, an odd or too large rotary_dim, shapes that do not
-            broadcast, or two devices.
+            broadcast, or tensors on two devices.
 
     Source: Su et al. 2021; transformers ``apply_rotary_pos_emb`` of Llama, GPT-NeoX and Cohere.
     """
@@ -119,14 +121,14 @@ def rotary_embedding(
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
-    """One tensor turned, as `rotary_embedding` turns q.
+    """Rotate one tensor, as `rotary_embedding` rotates q.
 
     Args:
-        x: as q there.
-        cos, sin: broadcast to x, but for the last dimension, which may be shorter: what follows is passed on.
-        interleaved: as there.
+        x: as q in `rotary_embedding`.
+        cos, sin: broadcast to x, except for the last dimension, which may be shorter: the rest of x is passed through.
+        interleaved: as in `rotary_embedding`.
 
-    Returns, raises: as there.
+    Returns, raises: as `rotary_embedding`.
     """
     op = "apply_rotary"
     check_float(op, "x", x, min_ndim=1)
@@ -144,7 +146,7 @@ def _forward(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved:
 
 
 def _apply(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor | None]:
-    # Their gradients are rare: autograd's own do.
+    # Gradients of cos and sin are rare: autograd of the plain formula is enough.
     if transformed() or differentiated(cos, sin):
         return formulas.rotary(q, k, cos, sin, interleaved=interleaved)
     if not differentiated(q, k):
@@ -154,7 +156,7 @@ def _apply(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: b
 
 
 def _on_shards(op: str, name: str, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """q or k alone: they may be sharded in two ways."""
+    """Rotate q or k alone: their sharding may differ."""
     if sharded(x):
         _check_fits(op, name, x, cos)
     local = localise(op, x, [cos, sin], whole=[-1])
@@ -174,7 +176,7 @@ def _check_angles(op: str, cos: Tensor, sin: Tensor) -> None:
 
 
 def _expanded(op: str, name: str, x: Tensor, cos: Tensor) -> Tensor:
-    """x in the shape that it and cos broadcast to; what is passed on beside the turned part stays as it is."""
+    """Expand x to its broadcast shape with cos, except for a partial rotation."""
     if cos.shape[-1] == x.shape[-1] and not broadcasts_to(cos, x):
         x = x.expand(broadcast_shape(op, x, "cos", cos, name))
     _check_fits(op, name, x, cos)
@@ -182,7 +184,7 @@ def _expanded(op: str, name: str, x: Tensor, cos: Tensor) -> Tensor:
 
 
 def _check_fits(op: str, name: str, x: Tensor, cos: Tensor) -> None:
-    """cos, its last dimension aside, broadcasts to x."""
+    """Raise ValueError unless cos broadcasts to x, except for a shorter last dimension."""
     if cos.shape[-1] > x.shape[-1]:
         raise ValueError(f"{op}: cos {shape(cos)} is wider than {name} {shape(x)}")
     extra = x.ndim - cos.ndim

@@ -1,6 +1,6 @@
-"""DTensor inputs: the op runs on the local shards, and the result gets the placements that follow.
+"""DTensor inputs of the ops: run on the local shards, and wrap the result with the resulting placements.
 
-Nothing is gathered unless the op needs a whole dimension, or one mesh dimension shards two different
+Nothing is gathered unless the op needs an unsharded dimension, or one mesh dimension shards two different
 dimensions of the operands (a batch-sharded input with an FSDP-sharded bias).
 """
 
@@ -20,14 +20,14 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def sharded(*tensors: torch.Tensor | None) -> bool:
-    """True if one of the tensors is a DTensor."""
+    """Check whether one of the tensors is a DTensor."""
     candidates = [tensor for tensor in tensors if tensor is not None and type(tensor) not in _PLAIN]
     return bool(candidates) and any(_is_dtensor(tensor) for tensor in candidates)
 
 
 @dataclass
 class Local:
-    """The local shards of an op's operands, and what is needed to put its result back together."""
+    """Local shards of an op's operands, with the placements to wrap its result as a DTensor."""
 
     x: torch.Tensor
     others: list[torch.Tensor | None]
@@ -36,14 +36,14 @@ class Local:
     shape: tuple[int, ...] = ()
 
     def given(self, index: int) -> torch.Tensor:
-        """One of the other operands, which was not None."""
+        """Return one of the other operands, or raise ValueError if it is None."""
         other = self.others[index]
         if other is None:
             raise ValueError(f"operand {index} is None")
         return other
 
     def wrap(self, local: torch.Tensor) -> torch.Tensor:
-        """A result of x's local shape, as a DTensor of x's global shape; plain where x is plain."""
+        """Wrap a result of x's local shape as a DTensor of x's global shape, unless x is plain."""
         if self.mesh is None:
             return local
         from torch.distributed.tensor import DTensor
@@ -61,7 +61,7 @@ class Local:
         )
 
     def offset(self, dim: int) -> int:
-        """Where the local shard of x begins along a dimension."""
+        """Return the start of the local shard of x along a dimension."""
         if self.mesh is None:
             return 0
         from fused.torch_internals.sharded import compute_local_shape_and_global_offset
@@ -71,16 +71,16 @@ class Local:
 
 
 def localise(op: str, x: torch.Tensor, others: Sequence[torch.Tensor | None], whole: Sequence[int] = ()) -> Local:
-    """Local shards of x and of tensors that broadcast to it.
+    """Return the local shards of x and of other tensors broadcasting to it.
 
-    A plain x is taken for a local shard, and the DTensors among `others` give theirs. Plain `others` beside a
-    DTensor x are taken for replicated ones. A partial sum in x is reduced first: the ops are not linear.
+    A plain x is treated as a local shard, and DTensors among `others` are converted to their local shards. Plain
+    `others` with a DTensor x are treated as replicated. A partial sum in x is reduced first: the ops are not linear.
 
     Args:
         op: name for errors.
         x: the tensor whose shape the result has.
         others: None, or tensors broadcastable to x.
-        whole: dimensions of x that one rank must hold whole.
+        whole: dimensions of x that must not be sharded.
 
     Raises:
         ValueError: if the operands are on different meshes.
@@ -100,7 +100,7 @@ def localise(op: str, x: torch.Tensor, others: Sequence[torch.Tensor | None], wh
 
 
 def _placements(x: DTensor, others: Sequence[DTensor | None], whole: Sequence[int]) -> list[Placement]:
-    """Where x must be: as it is, but whole where it has to be, and cut where another operand is cut."""
+    """Return the placements for x: replicated if required, else sharded if x or another operand is sharded."""
     from torch.distributed.tensor import Replicate, Shard
 
     targets: list[Placement] = []
@@ -123,7 +123,7 @@ def _placements(x: DTensor, others: Sequence[DTensor | None], whole: Sequence[in
 
 
 def _local_operand(x: torch.Tensor, other: DTensor, x_placements: Sequence[Placement], mesh: Any) -> torch.Tensor:
-    """The part of `other` that goes with a local shard of x; partial gradient where it is broadcast."""
+    """Return the part of `other` for the local shard of x, with a partial gradient if it is broadcast."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     placements: list[Placement] = []

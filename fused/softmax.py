@@ -1,4 +1,4 @@
-"""The softmax of attention: scale, mask, softmax, cast and dropout in one pass, saving the probabilities."""
+"""Softmax of attention: scale, mask, softmax, cast and dropout in one pass, with the probabilities saved."""
 
 from __future__ import annotations
 
@@ -32,41 +32,41 @@ def scaled_masked_softmax(
     dropout_p: float = 0.0,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """``dropout(softmax(scale·x + mask))`` over the last dimension, in one pass.
+    """Compute ``dropout(softmax(scale·x + mask))`` over the last dimension, in one pass.
 
     Args:
         x: scores ``[..., queries, keys]`` (``[..., keys]`` without `causal` and `window`); float16, bfloat16,
-            float32 or float64. Never changed. A DTensor may be sharded on any dimension but the last.
+            float32 or float64. Never modified. A DTensor may be sharded on any dimension but the last.
         mask: broadcastable with x, or None. Floating point: added to the scaled scores (a causal mask of
-            HuggingFace, T5's relative positions, ALiBi), and given its gradient if it requires one. bool or
+            HuggingFace, T5's relative positions, ALiBi), with a gradient if it requires one. bool or
             uint8: True (1) = masked, as in Megatron; HuggingFace's boolean masks mean the opposite.
         scale: a number, applied before the mask; None is 1.
         causal: a query sees no later keys; the last query is aligned to the last key.
-        window: ``(left, right)``: a query sees so many keys before and after its own, −1 for all.
+        window: ``(left, right)``: the number of keys before and after its position that a query sees, −1 for all.
             HuggingFace's ``sliding_window=n`` is ``(n - 1, 0)``. Mask, `causal` and `window` all apply.
         sink: ``[heads]`` (x then is ``[..., heads, queries, keys]``) or broadcastable to ``[..., queries,
-            1]``: logits of one more key, which takes its share of the probability and is left out (GPT-OSS).
-        softmax_in_fp32: 16-bit scores are computed in float32 and rounded once either way. False gives up the third
-            byte for each 16-bit probability, and with it gradients that are rounded once: they are then as near as
-            those of ``F.softmax`` on 16-bit scores.
-        dropout_p: probability of dropping; drawn whenever it is above 0, so pass 0 in evaluation. Under one
-            seed the CPU and the reference backend drop what ``F.dropout`` drops.
-        out_dtype: dtype of the result, by default that of x.
+            1]``: logits of one more key, which takes its share of the probability and is dropped (GPT-OSS).
+        softmax_in_fp32: 16-bit scores are computed in float32 and rounded once in both cases. False saves no third
+            byte for each 16-bit probability. Gradients are then not rounded once only, but are as accurate as those of
+            ``F.softmax`` on 16-bit scores.
+        dropout_p: probability of dropping; elements are dropped whenever it is above 0, so pass 0 in evaluation.
+            With the same seed the CPU and the reference backend drop the same elements as ``F.dropout``.
+        out_dtype: dtype of the result, by default the dtype of x.
 
     Returns:
-        The shape that x and the mask broadcast to. A row whose keys are all hidden by bool mask, `causal` or `window`
-        is zeros; one hidden by an additive mask is what eager torch gives (NaN for −inf, the softmax of the rest for
-        finite numbers, with scores and a mask of one 16-bit dtype rounded as their sum is). Saves the probabilities in
-        `out_dtype` (their sign says what was dropped), for 16-bit ones a third byte with what rounding took from them
-        (see `softmax_in_fp32`), and with a sink its column. Triton
-        kernels do not read what `causal` and `window` hide; plain and compiled torch compute it and set it to 0:
-        cutting the scores to what each block of queries sees would copy them.
+        The broadcast shape of x and the mask. A row with all keys hidden by a bool mask, `causal` or `window` is zeros;
+        a row hidden by an additive mask is as in eager torch (NaN for −inf, the softmax of the rest for finite
+        numbers; scores and a mask of one 16-bit dtype are rounded as their sum is). Saves the probabilities in
+        `out_dtype` (their sign marks dropped elements), for 16-bit ones a third byte with their rounding error
+        (see `softmax_in_fp32`), and with a sink its column. Triton kernels do not read keys hidden by `causal` and
+        `window`; plain and compiled torch compute them and set them to 0: slicing the scores to the keys seen by each
+        block of queries would copy them.
 
     Raises:
-        TypeError: if x, the sink or `out_dtype` is not floating point, the mask neither that nor bool or
+        TypeError: if x, the sink or `out_dtype` is not floating point, the mask neither floating point nor bool or
             uint8, the scale not a number, or the window not two integers.
-        ValueError: for shapes that do not broadcast, two devices, a probability outside [0, 1], or fewer than
-            two dimensions with `causal` or `window`.
+        ValueError: for shapes that do not broadcast, tensors on two devices, a probability outside [0, 1], or fewer
+            than two dimensions with `causal` or `window`.
 
     Source: Megatron-LM ``fused_softmax``; HuggingFace ``eager_attention_forward``.
     """
@@ -84,7 +84,7 @@ def scaled_masked_softmax(
 
 
 def checked_window(op: str, causal: bool, window: object) -> Window | None:
-    """Causality and a window as one window; None if everything is seen."""
+    """Check a window and combine it with causality, or return None if every key is seen."""
     before, after = -1, -1
     if window is not None:
         pair = tuple(window) if isinstance(window, tuple | list) else ()
@@ -109,7 +109,7 @@ def checked_softmax(
     out_dtype: torch.dtype | None = None,
     softmax_in_fp32: bool = True,
 ) -> Tensor:
-    """`scaled_masked_softmax` under the name `op`: checks, shards, and the op itself."""
+    """Run `scaled_masked_softmax` under the name `op`: check the arguments, take local shards, and apply the op."""
     scale = _checked_scale(op, scale)
     check_probability(op, dropout_p)
     check_float(op, "input", x, min_ndim=1 if window is None else 2)
@@ -137,7 +137,7 @@ def checked_softmax(
     if local.mesh is None:
         return _apply(local.x, mask, sink, scale, window, 0, dropout_p, out_dtype, softmax_in_fp32)
     out = local.wrap(_apply(local.x, mask, sink, scale, window, shift, 0.0, out_dtype, softmax_in_fp32))
-    # Only torch knows which shards must drop alike.
+    # Only torch's own dropout knows which shards must drop the same elements.
     return F.dropout(out, dropout_p) if dropout_p > 0 else out
 
 
@@ -169,7 +169,7 @@ def _checked_scale(op: str, scale: object) -> float:
     if scale is None:
         return 1.0
     if isinstance(scale, int | float) and torch.compiler.is_compiling():
-        return scale  # it may be symbolic, and stays so
+        return scale  # may be symbolic and must stay symbolic
     if not isinstance(scale, numbers.Real):
         raise TypeError(f"{op}: scale must be a number or None, got {type(scale).__name__}")
     return float(scale)

@@ -1,4 +1,4 @@
-"""The masked softmax as an op and as an autograd function, for checked plain tensors."""
+"""Masked softmax as an op and as an autograd function, for checked plain tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RANK = 4
 
 
 def _four_dimensions(args: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-    """Inputs as [batch, heads, queries, keys], and masks without expanded dimensions, for compiled code."""
+    """Reshape inputs to [batch, heads, queries, keys] for compiled code, masks without expanded dimensions."""
     ndim = args[0].ndim
 
     def pad(tensor: Any) -> Any:
@@ -35,7 +35,7 @@ def _four_dimensions(args: Sequence[Any]) -> tuple[Sequence[Any], Any]:
     return [pad(arg) for arg in args], finish
 
 
-# Where compiled code begins to be faster, forward and backward together.
+# Number of elements from which compiled code is faster, forward and backward together.
 _COMPILED_FROM = 2**17
 
 MASKED_SOFTMAX = Op(
@@ -62,9 +62,9 @@ def forward(
     out_dtype: torch.dtype,
     rounding: bool,
 ) -> Results:
-    """Run the forward formula on the backend asked for.
+    """Run the forward formula on the requested backend.
 
-    `rounding` says whether a backward pass will follow that is to be rounded once.
+    `rounding`: whether a backward pass follows whose gradients must be rounded only once.
     """
     results: Results = MASKED_SOFTMAX.run(
         "forward",
@@ -79,7 +79,7 @@ def forward(
 
 
 def save(ctx: Any, inputs: Sequence[Any], results: Sequence[Any]) -> None:
-    """Keep what the backward pass needs: tensors for the probabilities, shapes for all else."""
+    """Save the probabilities as tensors for the backward pass, and only shapes and dtypes of the inputs."""
     x, mask, sink, keep, ctx.scale, ctx.keep_scale, ctx.window, ctx.shift = inputs[:8]
     out, signed, p_sink, lost = results
     ctx.dropout = keep is not None
@@ -98,9 +98,9 @@ def gradients(
     g_sink: Tensor | None = None,
     saved: Sequence[Tensor | None] | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of x, mask and sink, as far as they are needed, in their own shapes and dtypes.
+    """Compute the needed gradients among those of x, mask and sink, in the shapes and dtypes of these.
 
-    `saved` are the tensors that `save` keeps, where they have been computed again.
+    `saved`: the tensors that `save` would save, if they have been recomputed.
     """
     p, p_sink, lost = saved if saved is not None else ctx.saved_tensors
     x_shape, x_dtype = ctx.x
@@ -125,16 +125,16 @@ def gradients(
 
 
 def _broadcast_dims(small: Sequence[int], large: Sequence[int]) -> tuple[int, ...]:
-    """The dimensions, counted from the end, along which `small` is broadcast to `large`."""
+    """Return the dimensions of the broadcast of `small` to `large`, counted from the end."""
     return tuple(
         -dim for dim in range(1, len(large) + 1) if large[-dim] != 1 and (dim > len(small) or small[-dim] == 1)
     )
 
 
 class MaskedSoftmax(torch.autograd.Function):
-    """All of `scaled_masked_softmax`, for plain tensors. Saves the probabilities, and a column for a sink."""
+    """Autograd function of `scaled_masked_softmax` for plain tensors, saving probabilities and the sink's column."""
 
-    # Not in two parts: torch looks up the signature of those at every call.
+    # `forward` and `setup_context` are not split: torch would look up their signatures at every call.
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Results:
         results = forward(*inputs)

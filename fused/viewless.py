@@ -1,7 +1,7 @@
-"""Tensors that are views of nothing, so that their memory can be given back while their graph lives on.
+"""Viewless tensors: their memory can be freed while their autograd graph stays alive.
 
-A pipeline stage sends its output on and then needs its gradient graph, not its numbers: it frees them by putting
-one element in their place. A view would defeat that, since its base holds the memory as well. ::
+A pipeline stage sends its output on and then needs only its autograd graph, not its data: it frees the data by
+replacing it with one element. With a view that would free nothing, since its base holds the memory as well. ::
 
     out = make_viewless_tensor(stage(x), requires_grad=True, keep_graph=True)
     send(out)
@@ -27,29 +27,29 @@ T = TypeVar("T")
 
 
 class MakeViewlessTensor(torch.autograd.Function):
-    """``MakeViewlessTensor.apply(inp, requires_grad)``: the same numbers in the same memory, not a view.
+    """Autograd function to make a viewless tensor in the same memory: ``MakeViewlessTensor.apply(inp, requires_grad)``.
 
     Args:
         inp: a tensor of any shape and dtype.
-        requires_grad: whether the result does. If so, and `inp` requires a gradient, it gets the gradient of the
-            result as it is.
+        requires_grad: whether the result requires a gradient. If so, and `inp` requires a gradient, the gradient of
+            the result is passed to `inp` unchanged.
 
     Returns:
-        A tensor with the storage, shape and strides of `inp`, with ``_base is None`` and a version counter of
-        its own: autograd does not notice writes to the one that invalidate what was saved of the other.
+        A tensor with the storage, shape and strides of `inp`, with ``_base is None`` and a separate version
+        counter: autograd does not detect writes to one of the two that invalidate saved data of the other.
 
     Raises:
         TypeError: if `inp` is not a tensor.
-        ValueError: if a gradient is asked for numbers that cannot have one.
+        ValueError: if a gradient is requested for a dtype that cannot have one.
     """
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
-        """As the class says."""
+        """Make the viewless tensor, as described in the class docstring."""
         inp, requires_grad = args
         _check(inp, requires_grad)
         out = super().apply(inp, requires_grad)
-        # Autograd leaves a result without gradient where the input has none.
+        # Autograd returns a result without gradient if the input has none.
         return out if out.requires_grad == requires_grad else out.detach().requires_grad_(requires_grad)
 
     @staticmethod
@@ -66,7 +66,7 @@ class MakeViewlessTensor(torch.autograd.Function):
 
 
 def make_viewless_tensor(inp: Tensor, requires_grad: bool, keep_graph: bool) -> Tensor:
-    """`inp` itself if it is no view, else a tensor with its numbers, memory and strides that is none.
+    """Return `inp` itself if it is not a view, else a viewless tensor with the same data, memory and strides.
 
     Args:
         inp: a tensor of any shape and dtype.
@@ -74,12 +74,12 @@ def make_viewless_tensor(inp: Tensor, requires_grad: bool, keep_graph: bool) -> 
         keep_graph: True to pass gradients on to `inp`; False for a leaf.
 
     Returns:
-        `inp`, or a tensor as `MakeViewlessTensor` gives. While tracing and in `torch.func` transforms `inp`,
-        which has no memory of its own there.
+        `inp`, or a tensor as from `MakeViewlessTensor`. While tracing and in `torch.func` transforms always `inp`,
+        because tensors have no separate memory there.
 
     Raises:
         TypeError: if `inp` is not a tensor.
-        ValueError: if a gradient is asked for numbers that cannot have one.
+        ValueError: if a gradient is requested for a dtype that cannot have one.
     """
     if transformed():
         return inp
@@ -95,14 +95,14 @@ def make_viewless_tensor(inp: Tensor, requires_grad: bool, keep_graph: bool) -> 
 
 
 def assert_viewless_tensor(tensor: T, extra_msg: str | None = None) -> T:
-    """`tensor` itself, if neither it nor a tensor in it, a list or tuple of any depth, is a view.
+    """Return `tensor` if it is not a view and, for nested lists and tuples, contains no view.
 
     Args:
-        tensor: a tensor of any shape, a list or tuple of anything, or anything else, which passes.
+        tensor: a tensor of any shape, a list or tuple of anything, or any other object, which passes.
         extra_msg: added to the error.
 
     Raises:
-        ValueError: naming the first view found and its base.
+        ValueError: for the first view found, with its shape and the shape of its base.
     """
     if isinstance(tensor, list | tuple):
         for one in tensor:
@@ -117,10 +117,10 @@ def assert_viewless_tensor(tensor: T, extra_msg: str | None = None) -> T:
 
 
 def safely_set_viewless_tensor_data(tensor: Tensor, new_data_tensor: Tensor) -> None:
-    """``tensor.data = new_data_tensor``, for a tensor that is no view.
+    """Set ``tensor.data = new_data_tensor`` for a tensor other than a view.
 
     Args:
-        tensor: keeps its place in the graph.
+        tensor: keeps its position in the graph.
         new_data_tensor: of any shape, with the dtype and device of `tensor`.
 
     Raises:
@@ -131,12 +131,12 @@ def safely_set_viewless_tensor_data(tensor: Tensor, new_data_tensor: Tensor) -> 
 
 
 def deallocate_output(out: Tensor | None) -> None:
-    """Give back the memory of a stage's output that was sent on; it keeps its graph and has one element left.
+    """Free the memory of a stage's output after it was sent on, keeping its graph and one element.
 
-    The memory goes if nothing else holds it, such as a backward pass that needs the output's numbers.
+    The memory is freed if nothing else references it, for example a backward pass that needs the output's data.
 
     Args:
-        out: the output, of any shape and dtype, or None, which is nothing to free.
+        out: the output, of any shape and dtype; None is ignored.
 
     Raises:
         TypeError: if `out` is not a plain tensor: free the local shard of a DTensor.
@@ -150,22 +150,22 @@ def deallocate_output(out: Tensor | None) -> None:
 
 
 def backward_from_deallocated(out: Tensor, grad: Tensor | None = None) -> None:
-    """``out.backward(grad)``, whatever `out` has for data now.
+    """Run ``out.backward(grad)``, even if the data of `out` has been freed.
 
     Args:
-        out: after `deallocate_output`, or not.
-        grad: ``[...]``, the shape that `out` had; None for an output that was one number.
+        out: a tensor, with or without a previous `deallocate_output`.
+        grad: ``[...]``, the original shape of `out`; None for an output of one number.
 
     Raises:
         RuntimeError: if `grad` does not have that shape.
-        ValueError: if `out` has no graph to go back through.
+        ValueError: if `out` has no autograd graph.
     """
     if out.grad_fn is None:
         raise ValueError(
             f"backward_from_deallocated: the output {shape(out)} has no graph: it was computed without a gradient, "
             "or detached"
         )
-    # The edge knows the shape that the output had when it was computed.
+    # The edge stores the shape that the output had when it was computed.
     torch.autograd.backward(get_gradient_edge(out), grad)
 
 

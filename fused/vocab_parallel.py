@@ -1,4 +1,4 @@
-"""Cross entropy of logits sharded on the vocabulary: no process ever has a whole row."""
+"""Cross entropy of logits sharded on the vocabulary, without gathering full rows."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ def vocab_parallel_cross_entropy(
     softcap: float | None = None,
     inplace_backward: bool = False,
 ) -> Tensor:
-    """Megatron's loss of each row, of logits that are sharded on the vocabulary over the processes of a group.
+    """Compute Megatron's loss of each row of logits sharded on the vocabulary over a process group.
 
-    One pass over the local logits, and two all-reduces of one to three numbers a row: the highest logsumexp of a
+    One pass over the local logits, and two all-reduces of one to three numbers per row: the highest logsumexp of a
     shard, then the sums (exponentials, the target's logit, and with smoothing the logits).
 
     Args:
         logits: ``[..., vocab / processes]``, the same number of columns on every process, in the order of ranks; or a
-            DTensor ``[..., vocab]`` sharded on the last dimension (unevenly, if need be), and on others.
-        targets: ``[...]``, integers from 0 to vocab − 1 (in the whole vocabulary), or `ignore_index`; the same on
+            DTensor ``[..., vocab]`` sharded on the last dimension (possibly unevenly), and on others.
+        targets: ``[...]``, integers from 0 to vocab − 1 (in the full vocabulary), or `ignore_index`; the same on
             every process of the group.
-        label_smoothing: from 0, below 1; as Megatron has it, ``ε·vocab / (vocab − 1)`` is what `cross_entropy` calls
-            its smoothing. Megatron takes vocabulary and mean of the local shard, so that its processes disagree; here
-            both are those of the whole vocabulary.
-        tp_group: the process group for plain logits, None for the default one; a DTensor brings its own.
+        label_smoothing: ε from 0, below 1, as in Megatron: it is a smoothing of ``ε·vocab / (vocab − 1)`` in
+            `cross_entropy`. Megatron uses the vocabulary and mean of the local shard, so its processes disagree; here
+            both are those of the full vocabulary.
+        tp_group: the process group for plain logits, None for the default one; a DTensor has its own.
         ignore_index, z_loss, softcap, inplace_backward: as in `cross_entropy`.
 
     Returns:
         ``[...]``, the loss of each row, the same on every process; float32 for 16-bit logits. For a DTensor a DTensor.
-        Saves the local logits, the targets and the logsumexp of each row. The gradient is that of the local logits,
-        and has no second derivative.
+        Saves the local logits, the targets and the logsumexp of each row. The gradient is computed for the local
+        logits, and has no second derivative.
 
     Raises:
         TypeError, ValueError, IndexError: as `cross_entropy`; ValueError if the smoothing is 1, or for plain logits
-            where no process group is.
+            without an initialized process group.
 
     Source: Megatron-LM ``vocab_parallel_cross_entropy``.
     """
@@ -76,7 +76,7 @@ def vocab_parallel_cross_entropy(
 
 
 def _as_megatron(loss: Loss, classes: int) -> Loss:
-    """Megatron spreads the smoothing over the wrong classes alone."""
+    """Convert Megatron's label smoothing, spread over the wrong classes only, to the one of `cross_entropy`."""
     if loss.label_smoothing == 0.0 or classes == 1:
         return loss
     return dataclasses.replace(loss, label_smoothing=loss.label_smoothing * classes / (classes - 1))

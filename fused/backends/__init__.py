@@ -1,6 +1,6 @@
-"""Backends of the fused ops: plain torch, compiled, hand-written; and what decides between them.
+"""Backends of the fused ops (plain torch, compiled, hand-written), and the choice between them.
 
-``fused.backends()`` tells for each op what would run here, and why.
+``fused.backends()`` returns the backend of each op on this machine, with the reason.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""What this machine can run: is there a compiler, is there Triton."""
+"""Availability of the backends on this machine: a C++ compiler, Triton."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _warned: set[str] = set()
 
 
 def why_unavailable(backend: str, device: str) -> str | None:
-    """Why `backend` cannot run on tensors of device type `device` here, with the fix; None if it can."""
+    """Return the reason for `backend` not running on device type `device`, with the fix, or None if it runs."""
     if backend == "reference":
         return None
     if (backend, device) in _broken:
@@ -32,24 +32,24 @@ def why_unavailable(backend: str, device: str) -> str | None:
 
 
 def mark_broken(backend: str, device: str, reason: str) -> None:
-    """Remember that `backend` failed on `device`, so that it is not tried at every call."""
+    """Record a failure of `backend` on `device`, to avoid trying it at every call."""
     _broken[backend, device] = reason
 
 
 def is_broken(backend: str, device: str) -> bool:
-    """Whether `backend` has failed on `device`, which has been said then."""
+    """Check whether `backend` has failed on `device`, as already reported by a warning."""
     return (backend, device) in _broken
 
 
 def warn_once(message: str) -> None:
-    """One warning a process for each message."""
+    """Issue a warning, once per process for each message."""
     if message not in _warned:
         _warned.add(message)
         warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 def forget() -> None:
-    """Look at the machine afresh, and warn again: after installing a compiler in a running session."""
+    """Clear the cached availability and the warnings, for use after installing a compiler in a running session."""
     _broken.clear()
     _warned.clear()
     _no_cpp_compiler.cache_clear()

@@ -1,6 +1,6 @@
-"""Formulas that the compiler turns into better code than the reference's.
+"""Formulas written for the compiler, for better code than from the reference formulas.
 
-They are never differentiated, so `abs` and `where` do no harm.
+They are never differentiated, so `abs` and `where` are safe.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fused.backends.reference.activations import ACTIVATIONS, biased
 
 Tensor = torch.Tensor
 
-# GELU's tanh form is z·σ(u) with u = 2√(2/π)(z + 0.044715z³): one exponential, and nothing cancels.
+# GELU's tanh form is z·σ(u) with u = 2√(2/π)(z + 0.044715z³): one exponential, and no cancellation.
 _LINEAR = 2 * math.sqrt(2 / math.pi)
 _CUBIC = _LINEAR * 0.044715
 
@@ -24,7 +24,7 @@ def _tanh_gelu(z: Tensor) -> Tensor:
 
 
 def tanh_gelu_pair(z: Tensor) -> tuple[Tensor, Tensor]:
-    """GELU's tanh form and its slope, from one exponential."""
+    """Compute GELU's tanh form and its slope from one exponential."""
     square = z * z
     u = z * (_LINEAR + _CUBIC * square)
     e = torch.exp(-u.abs())
@@ -39,7 +39,7 @@ _A = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
 
 
 def erf_gelu_pair(z: Tensor) -> tuple[Tensor, Tensor]:
-    """GELU, z·Φ(z), and its slope, from one exponential."""
+    """Compute GELU, z·Φ(z), and its slope from one exponential."""
     e = torch.exp(-0.5 * z * z)
     t = 1 / (1 + (_P * math.sqrt(0.5)) * z.abs())
     tail = t * (_A[0] + t * (_A[1] + t * (_A[2] + t * (_A[3] + t * _A[4])))) * e * 0.5
@@ -55,7 +55,7 @@ _GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def bias_activation(x: Tensor, bias: Tensor | None, *, activation: str) -> Tensor:
-    """As the reference formula of this name."""
+    """Compute the reference formula of this name."""
     z, dtype = biased(x, bias)
     return VALUES.get(activation, ACTIVATIONS[activation].value)(z).to(dtype)
 
@@ -63,7 +63,10 @@ def bias_activation(x: Tensor, bias: Tensor | None, *, activation: str) -> Tenso
 def bias_activation_backward(
     g: Tensor, x: Tensor, bias: Tensor | None, *, activation: str, needs: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradient for x, and where that is not it, the one for x + bias, not yet summed."""
+    """Compute the gradients of x and of x + bias, the latter not yet summed over rows.
+
+    The second is None if the bias needs no gradient or the gradient of x can be summed for it.
+    """
     entry = ACTIVATIONS[activation]
     from_result = entry.result_gradient if entry.saves_result(x.dtype) else None
     z, _ = biased(x, bias if from_result is None else None)
@@ -79,7 +82,10 @@ def sum_over_rows(
     activation: str,
     needs: tuple[bool, bool],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients for x and the bias. Compiled, the sum would be slower, and one running sum a column."""
+    """Compute the gradients of x and the bias from those of the compiled code.
+
+    The sum over rows is not compiled: it would be slower there, and one running sum per column.
+    """
     dx, dz = gradients
     dz, bias = dx if dz is None else dz, args[2]
     if not needs[1] or dz is None or bias is None:

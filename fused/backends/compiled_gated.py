@@ -1,4 +1,4 @@
-"""Gated activations for the compiler: an activation and its slope share their one exponential."""
+"""Gated activations written for the compiler, with one exponential for an activation and its slope."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def gated_activation(
     *,
     activation: str,
 ) -> Tensor:
-    """As the reference formula of this name."""
+    """Compute the reference formula of this name."""
     half = y.shape[-1] // 2 if up is None else y.shape[-1]
     gate, linear, dtype = operands(y, up, bias, weights, half)
     gate, linear = limited(gate, linear, offset, clamp)
@@ -78,8 +78,11 @@ def gated_activation_backward(
     activation: str,
     needs: tuple[bool, bool, bool, bool],
 ) -> Gradients:
-    """As the reference formula, but for the bias: the gradient of y + bias, not yet summed, where y's is not it."""
-    # The half is g's size and no quotient, or the compiler takes two sizes for different that are not.
+    """Compute the gradients of the reference formula, except for the bias.
+
+    For the bias, returns the gradient of y + bias not yet summed, or None if the gradient of y can be summed for it.
+    """
+    # The half is g's size, not a quotient: otherwise the compiler treats two equal sizes as different.
     gate, linear, _ = operands(y, up, bias, weights, g.shape[-1])
     g = g.to(gate.dtype)
     below, level = limited(gate, linear, offset, clamp)
@@ -90,7 +93,7 @@ def gated_activation_backward(
         g = g * weights.to(g.dtype)
     dgate = g * level * slope
     if activation == "relu":
-        # Not a product: a gradient of NaN or infinity is not let through where the slope is 0.
+        # Not a product: a gradient of NaN or infinity must become 0 where the slope is 0.
         dgate = torch.where(below <= 0, 0, g * level)
     dgate, dlinear = unlimited(dgate, g * a, gate, linear, clamp)
     if up is not None:
@@ -100,7 +103,7 @@ def gated_activation_backward(
             None,
             dweights,
         )
-    # Halves of one tensor may come as one: then either need is a need of it.
+    # Gate and up may be passed as one tensor: it needs a gradient if either of them does.
     wanted = needs[0] or needs[1]
     dy = torch.cat((dgate.to(y.dtype), dlinear.to(y.dtype)), -1) if wanted else None
     unsummed = bias is not None and needs[2] and not (wanted and gate.dtype == y.dtype)
@@ -110,7 +113,10 @@ def gated_activation_backward(
 def sum_over_rows(
     gradients: Gradients, args: Sequence[Tensor | None], *, activation: str, needs: tuple[bool, bool, bool, bool]
 ) -> Gradients:
-    """With the bias gradient summed, which is slower compiled, and one running sum a column."""
+    """Sum the bias gradient over rows, outside compiled code.
+
+    Compiled, the sum would be slower, and one running sum per column.
+    """
     dy, dup, dz, dweights = gradients
     bias, dz = args[3], dy if dz is None else dz
     if not needs[2] or bias is None or dz is None:

@@ -1,9 +1,9 @@
-"""The norms for the compiler: in one loop over the rows, without what would make it two.
+"""Norms written for the compiler, to compile to one loop over the rows.
 
-Compiled, a result of one number a row that is not itself a sum splits the loop. So does a sum over the rows, with a
-second one in the wrong order. torch's own layer norm sums the gradient of
-its weight row by row, and with a mean of 0 that is the one of the RMS norm; but 16-bit numbers it adds in 16 bits. Of
-those, compiled code sums blocks of rows.
+In compiled code, a result of one number per row splits the loop in two unless it is itself a sum. A sum over the rows
+splits it as well, with the second loop in the wrong order. torch's own layer norm sums the gradient of its weight row
+by row, and with a mean of 0 this is the gradient of the RMS norm; but it sums 16-bit numbers in 16 bits. For those,
+compiled code sums blocks of rows.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from fused.backends.reference.numbers import compute_dtype
 
 Tensor = torch.Tensor
 
-# Rows in a block: so many stay in the cache.
+# Rows in a block: this many stay in the cache.
 _BLOCK = 16
 
 
 def rms_norm(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, *, eps: float, casting: Casting
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """As the reference formula of this name, but for the last result: the sum of squares of each row."""
+    """Compute the reference formula of this name, with the sum of squares of each row as the last result."""
     total = None if residual is None else x + residual
     x = x if total is None else total
     squares = x.to(compute_dtype(x.dtype)).square().sum(-1, keepdim=True)
@@ -36,7 +36,7 @@ def rms_norm(
 def rms_norm_statistics(
     results: tuple[Tensor, Tensor | None, Tensor], args: Sequence[Tensor], *, eps: float, casting: Casting
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The results of `rms_norm`, with the reciprocal RMS of each row."""
+    """Replace the sum of squares in the results of `rms_norm` by the reciprocal RMS of each row."""
     normed, total, squares = results
     return normed, total, squares.div_(args[0].shape[-1]).add_(eps).rsqrt_()
 
@@ -51,7 +51,7 @@ def rms_norm_backward(
     casting: Casting,
     needs: tuple[bool, bool],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradient for x; and for 16-bit numbers, the one for the weight, summed over blocks of rows."""
+    """Compute the gradient of x, and for 16-bit numbers the gradient of the weight summed over blocks of rows."""
     dx, _ = formulas.rms_norm_backward(g, g_total, x, weight, rstd, casting=casting, needs=(needs[0], False))
     if not needs[1] or _torch_sums(g, x, rstd):
         return dx, None
@@ -65,7 +65,7 @@ def rms_norm_sums(
     casting: Casting,
     needs: tuple[bool, bool],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients for x and for the weight."""
+    """Compute the gradients of x and of the weight from those of the compiled code."""
     g, _, x, weight, rstd = args
     dx, dweight = gradients
     if needs[1] and dweight is None:
@@ -84,7 +84,7 @@ def layer_norm_backward(
     bias_dtype: torch.dtype | None,
     needs: tuple[bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradient for x; and for 16-bit numbers, the others, summed over blocks of rows."""
+    """Compute the gradient of x, and for 16-bit numbers the others summed over blocks of rows."""
     by_torch = _torch_sums(g, x, mean)
     g = g.to(mean.dtype)
     normed = (x.to(mean.dtype) - mean) * rstd
@@ -104,7 +104,7 @@ def layer_norm_sums(
     bias_dtype: torch.dtype | None,
     needs: tuple[bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients for x, the weight and the bias."""
+    """Compute the gradients of x, the weight and the bias from those of the compiled code."""
     g, _, x, weight, mean, rstd = args
     dx, dweight, dbias = gradients
     if _torch_sums(g, x, mean) and (needs[1] or bias_dtype is not None):
@@ -113,19 +113,19 @@ def layer_norm_sums(
 
 
 def _torch_sums(g: Tensor, x: Tensor, statistics: Tensor) -> bool:
-    """Whether torch's layer norm takes these dtypes, and sums in the one of the statistics."""
+    """Check whether torch's layer norm supports these dtypes and sums in the dtype of the statistics."""
     return g.dtype == x.dtype == statistics.dtype
 
 
 def _sums(g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, needs: tuple[bool, bool]) -> tuple[Tensor | None, ...]:
-    """Σ_rows g·(x − mean)·rstd and Σ_rows g."""
+    """Compute Σ_rows g·(x − mean)·rstd and Σ_rows g."""
     ones = torch.ones(x.shape[-1:], dtype=mean.dtype, device=x.device)
     sums = torch.ops.aten.native_layer_norm_backward(g, x, x.shape[-1:], mean, rstd, ones, ones, [False, *needs])
     return tuple(sums[1:])
 
 
 def _sum_blocks(gradient: Tensor) -> Tensor:
-    """``[blocks, hidden]`` from ``[rows, hidden]``."""
+    """Sum ``[rows, hidden]`` over blocks of rows to ``[blocks, hidden]``."""
     if gradient.ndim == 1 or gradient.shape[0] % _BLOCK:
         return formulas.sum_over_rows(gradient)
     return gradient.reshape(-1, _BLOCK, gradient.shape[1]).sum(1)

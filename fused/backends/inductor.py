@@ -1,9 +1,9 @@
-"""The formulas compiled by inductor: one kernel a formula, setting and kind of input.
+"""Formulas compiled by inductor: one kernel per formula, setting and kind of input.
 
-Inputs are brought to a normal form first: detached, contiguous, numbers as tensors without dimensions. On the CPU the
-rest is our own: :mod:`fused.backends.kernels`. On other devices it is `torch.compile`, which specializes on more than
-we want (sizes 0 and 1, `requires_grad`, numbers, autocast, strides) and gives up after a few recompilations of one
-code object: so every kind of input gets a code object of its own.
+Inputs are normalized first: detached, contiguous, numbers as tensors without dimensions. On the CPU the rest is done
+by :mod:`fused.backends.kernels`. On other devices it is `torch.compile`, which specializes on more than needed
+(sizes 0 and 1, `requires_grad`, numbers, autocast, strides) and gives up after a few recompilations of one code
+object: so every kind of input gets a separate code object.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _serial = itertools.count()
 
 
 def run(formula: Formula, args: Sequence[Any], statics: Mapping[str, Hashable], device: str) -> Any:
-    """`formula(*args, **statics)`, compiled. Falls back to the formula itself, with a warning, if that fails.
+    """Run `formula(*args, **statics)` compiled, or uncompiled with a warning if compiling fails.
 
     Args:
-        formula: plain torch operations; no side effects but writing to an argument that it returns.
+        formula: plain torch operations; its only side effect may be writing to an argument that it returns.
         args: tensors, None, or numbers (which may change from call to call without a recompilation).
-        statics: what the code is specialized for.
+        statics: settings for which the code is specialized.
         device: device type of the tensors.
     """
     inputs = [_normal(arg) for arg in args]
@@ -138,7 +138,7 @@ def _no_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
 
 
 def _no_function_modes() -> contextlib.AbstractContextManager[Any]:
-    """Nothing to see for a ``TorchFunctionMode``, such as a recording: dynamo would trace into it and guard on it."""
+    """Disable any ``TorchFunctionMode``, such as a recording: dynamo would trace into it and guard on it."""
     if count_function_modes():
         return DisableTorchFunction()
     return contextlib.nullcontext()

@@ -1,4 +1,4 @@
-"""From a formula to a CPU kernel: traced by `make_fx`, compiled by inductor, taken apart for the disk."""
+"""Compilation of a formula to a CPU kernel: traced by `make_fx`, compiled by inductor, split up for saving on disk."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ Tensor = torch.Tensor
 
 
 class _Unkept(Exception):
-    """Inductor made something that is more than libraries and a few lines."""
+    """Raised if inductor's output is more than libraries and a few lines of Python."""
 
 
 def compiled(
     formula: Callable[..., Any], inputs: Sequence[Any], statics: Mapping[str, Hashable], place: Path | None
 ) -> Kernel:
-    """A kernel for ``formula(*inputs, **statics)``; kept in ``place`` if that is one and it can be.
+    """Compile a kernel for ``formula(*inputs, **statics)``, and save it in ``place`` if possible.
 
-    A kernel is kept if what was kept, once loaded, gives the same bits as what inductor made.
+    A kernel is saved if its stored form gives the same bits as inductor's own callable.
 
     Raises:
-        Exception: whatever tracing or compiling raises.
+        Exception: any error of tracing or compiling.
     """
     tensors = [arg for arg in inputs if arg is not None]
     with torch.inference_mode(False), torch.no_grad():
@@ -60,14 +60,14 @@ def compiled(
         written = {index for index, fake in enumerate(fakes) if fake._version}
         if not _same(ours, theirs, tensors, written):
             return theirs
-    except Exception:  # another torch writes other code: then it runs as inductor made it
+    except Exception:  # another version of torch writes other code: then run inductor's own callable
         return theirs
     kernel_store.save(place, stored)
     return ours
 
 
 def _symbolic(tensor: Tensor, mode: FakeTensorMode) -> FakeTensor:
-    """A fake contiguous tensor; sizes from 2 on are symbols, equal ones the same."""
+    """Return a fake contiguous tensor with symbols for sizes from 2 on, the same symbol for equal sizes."""
     sizes = [DimDynamic.DUCK if size > 1 else DimDynamic.STATIC for size in tensor.shape]
     blank = torch.empty(tensor.shape, dtype=tensor.dtype)
     return mode.from_tensor(blank, symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes))
@@ -76,7 +76,7 @@ def _symbolic(tensor: Tensor, mode: FakeTensorMode) -> FakeTensor:
 def _traced(
     formula: Callable[..., Any], inputs: Sequence[Any], statics: Mapping[str, Hashable], fakes: Sequence[FakeTensor]
 ) -> tuple[fx.GraphModule, tuple[int | None, ...], bool]:
-    """The graph of what is computed; where each result of the formula is; and whether it gives one alone."""
+    """Trace the formula, and return the graph, the index of each result, and whether it returns one tensor."""
     results: list[int | None] = []
     single = False
 
@@ -102,7 +102,7 @@ def _traced(
 
 
 def _guard(shapes: ShapeEnv, fakes: Sequence[FakeTensor]) -> str:
-    """What has to hold of the sizes of all tensors, in one row."""
+    """Return the guard expression on the flat list of the sizes of all tensors."""
     sizes = [size for fake in fakes for size in fake.shape]
     symbols = [index for index, size in enumerate(sizes) if isinstance(size, torch.SymInt)]
     guard = shapes.produce_guards_expression([sizes[index] for index in symbols], ignore_static=False) or "True"  # type: ignore[misc]
@@ -117,10 +117,10 @@ _NOT_NEEDED = ("get_args", "benchmark_compiled_module")
 
 
 def _parts(made: Any) -> tuple[str, dict[str, str]]:
-    """The Python that inductor wrote without its own imports, and the libraries that it calls.
+    """Return inductor's Python source without imports of inductor, and the libraries called by it.
 
     Raises:
-        _Unkept: it is not of this form.
+        _Unkept: if the output is not of this form.
     """
     call = getattr(made, "current_callable", None)
     names = getattr(getattr(call, "__func__", call), "__globals__", None)
@@ -142,7 +142,7 @@ def _parts(made: Any) -> tuple[str, dict[str, str]]:
 
 
 def _relative(kernel: Any) -> str:
-    """Where in the cache the library of a kernel lies."""
+    """Return the path of a kernel's library, relative to the cache."""
     path = getattr(getattr(kernel, "__self__", None), "__file__", None)
     try:
         return str(Path(path or "").resolve().relative_to(kernel_store.cache().resolve()))
@@ -151,7 +151,7 @@ def _relative(kernel: Any) -> str:
 
 
 def _same(ours: Kernel, theirs: Kernel, tensors: Sequence[Tensor], written: set[int]) -> bool:
-    """Whether both give the same bits, in the same order of memory, and write the same into their inputs."""
+    """Check whether both kernels give the same bits and strides, and write the same into their inputs."""
     outputs = []
     for kernel in (ours, theirs):
         given = [tensor.clone() if index in written else tensor for index, tensor in enumerate(tensors)]

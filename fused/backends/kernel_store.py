@@ -1,6 +1,6 @@
-"""Compiled CPU kernels on disk, beside inductor's own cache, for as long as their libraries are in that.
+"""Compiled CPU kernels on disk, stored in inductor's cache folder and valid while their libraries are there.
 
-A kernel belongs to one build of torch, one kind of processor, one number of threads and one text of the formulas.
+A kernel is valid for one build of torch, one type of processor, one number of threads and one source of the formulas.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Kernel:
     """Compiled code for one formula, setting and kind of input.
 
     Attributes:
-        call: takes the list of tensors and empties it; gives the results that are no inputs.
-        fits: whether it holds for tensors of these sizes, all in one row.
-        results: for each result of the formula, the place in what ``call`` gives, or None, or ``-1 - i`` for the
+        call: takes the list of tensors and empties it; returns the results that are not inputs.
+        fits: whether the kernel is valid for tensors of these sizes, passed as one flat list.
+        results: for each result of the formula, its index in the output of ``call``, or None, or ``-1 - i`` for the
             i-th tensor itself, which was written to.
-        single: the formula gives one result, not a tuple of them.
+        single: whether the formula returns one result, not a tuple.
     """
 
     call: Callable[[list[Tensor]], Sequence[Any]]
@@ -53,12 +53,12 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Stored:
-    """A kernel as it lies on the disk.
+    """A kernel in its form on disk.
 
     Attributes:
-        source: Python that defines ``call``.
+        source: Python source that defines ``call``.
         libraries: the shared library of each name that ``source`` calls, relative to the cache.
-        guard: a Python expression about ``t``, the sizes of all tensors in one row.
+        guard: a Python expression in ``t``, the flat list of the sizes of all tensors.
         results, single: see :class:`Kernel`.
     """
 
@@ -69,10 +69,10 @@ class Stored:
     single: bool
 
     def kernel(self) -> Kernel:
-        """What runs it.
+        """Load the kernel.
 
         Raises:
-            OSError, ImportError: a library is gone, or not for this machine.
+            OSError, ImportError: a library is missing, or not for this machine.
         """
         names: dict[str, Any] = {name: _library(str(cache() / path)) for name, path in self.libraries.items()}
         exec(compile(self.source, "<fused kernel>", "exec"), names)
@@ -80,7 +80,7 @@ class Stored:
 
 
 def cache() -> Path:
-    """Where inductor keeps its libraries; TORCHINDUCTOR_CACHE_DIR sets it."""
+    """Return inductor's cache folder, set by TORCHINDUCTOR_CACHE_DIR."""
     from fused.torch_internals.kernel_cache import cache_dir
 
     return Path(cache_dir())
@@ -88,7 +88,7 @@ def cache() -> Path:
 
 @functools.cache
 def _library(path: str) -> Callable[..., None]:
-    """The function in a library that inductor built for Python."""
+    """Load the function from a library built by inductor for Python."""
     # The library asks for this on being loaded.
     from fused.torch_internals.kernel_cache import data_pointer_address
 
@@ -105,7 +105,7 @@ def _library(path: str) -> Callable[..., None]:
 
 
 def place(formula: Callable[..., Any], kind: Hashable) -> Path | None:
-    """The folder of the kernels for ``formula`` and this kind of inputs; None if they are not kept."""
+    """Return the folder of the kernels for ``formula`` and this kind of inputs, or None if they are not saved."""
     module, name = getattr(formula, "__module__", None) or "", getattr(formula, "__qualname__", "")
     described = repr(kind)
     if not module.startswith(f"{_PACKAGE.name}.") or not name.isidentifier() or " at 0x" in described:
@@ -120,7 +120,7 @@ def place(formula: Callable[..., Any], kind: Hashable) -> Path | None:
 
 @functools.cache
 def machine() -> str:
-    """What a kernel is bound to: torch, the processor, and the text of the formulas."""
+    """Return a digest of the conditions for a kernel: torch, the processor, and the source of the formulas."""
     digest = hashlib.sha256()
     build = (torch.__version__, torch.version.git_version, sys.implementation.cache_tag)
     processor = (platform.machine(), torch.backends.cpu.get_cpu_capability(), _processor_flags())
@@ -131,7 +131,7 @@ def machine() -> str:
 
 
 def _processor_flags() -> str:
-    """The instructions that the processor knows, where the system says so."""
+    """Return the processor's instruction sets as reported by the system, if available."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -141,10 +141,10 @@ def _processor_flags() -> str:
 
 @functools.cache
 def fitting(guard: str) -> Callable[[Sequence[int]], bool]:
-    """The guard as a function of the sizes.
+    """Compile the guard to a function of the sizes.
 
     Args:
-        guard: a Python expression about ``t``, the sizes.
+        guard: a Python expression in ``t``, the sizes.
     """
     from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
@@ -153,7 +153,7 @@ def fitting(guard: str) -> Callable[[Sequence[int]], bool]:
 
 
 def load(place: Path, sizes: Sequence[int]) -> Kernel | None:
-    """A kernel of this folder that fits ``sizes`` and whose libraries are there, if there is one."""
+    """Load a kernel for ``sizes`` from this folder, or return None if none fits or its libraries are missing."""
     for path in sorted(place.glob("*.json")):
         try:
             values = json.loads(path.read_text())
@@ -166,13 +166,13 @@ def load(place: Path, sizes: Sequence[int]) -> Kernel | None:
 
 
 def save(place: Path, stored: Stored) -> None:
-    """Keep a kernel; where the folder cannot be written, do without."""
+    """Save a kernel in the folder, if it can be written."""
     text = json.dumps(asdict(stored))
     write(place / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json", text)
 
 
 def write(path: Path, text: str) -> None:
-    """A file, whole or not at all; where it cannot be written, there is none."""
+    """Write a file atomically, or do nothing if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text)

@@ -1,8 +1,8 @@
-"""Compiled CPU kernels: traced and compiled once, kept on disk, loaded by later processes without the compiler.
+"""Compiled CPU kernels: traced and compiled once, saved on disk, loaded by later processes without the compiler.
 
-Importing inductor takes seconds and tracing a formula for it half a second more, warm caches or not. What it makes
-of a formula in the end is one shared library and a few lines of Python that allocate the results and call it: these
-are kept, with the guards on the sizes. A process that finds them runs them at once.
+Importing inductor takes seconds and tracing a formula for it half a second more, even with warm caches. Its final
+output for a formula is one shared library and a few lines of Python that allocate the results and call it: these
+are saved, with the guards on the sizes. A process that finds them runs them at once.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from fused.backends.kernel_store import Kernel
 Formula = Callable[..., Any]
 Tensor = torch.Tensor
 
-# A compiled call on the CPU costs some 10 µs beside its work, and a first one compiles for seconds: not below this.
+# A compiled call on the CPU has an overhead of about 10 µs, and the first call compiles for seconds: not below this.
 SMALL_ON_CPU = 2**15
-MAX_KERNELS = 16  # of one formula, setting and kind of input: then it specializes on what changes all the time
+MAX_KERNELS = 16  # of one formula, setting and kind of input: more would mean specializing on ever-changing sizes
 _MAX_SIZES = 4096
 
 _kernels: dict[Hashable, list[Kernel]] = {}
@@ -30,20 +30,20 @@ _lock = threading.RLock()
 
 
 class TooManyKernels(Exception):
-    """A formula was compiled for so many kinds of sizes that it does not pay."""
+    """Raised if a formula has been compiled for too many kinds of sizes."""
 
 
 def kernel_for(formula: Formula, inputs: Sequence[Tensor | None], statics: Mapping[str, Hashable]) -> Kernel:
-    """What computes ``formula(*inputs, **statics)`` at these sizes: known, found on the disk, or compiled now.
+    """Return a kernel for ``formula(*inputs, **statics)`` at these sizes: cached, loaded from disk, or compiled now.
 
     Args:
         formula: plain torch operations.
         inputs: contiguous tensors on the CPU without a gradient, or None.
-        statics: what the code is specialized for.
+        statics: settings for which the code is specialized.
 
     Raises:
         TooManyKernels: no kernel fits, and there are `MAX_KERNELS` of this kind.
-        Exception: whatever tracing or compiling raises.
+        Exception: any error of tracing or compiling.
     """
     tensors = [arg for arg in inputs if arg is not None]
     shapes = tuple(None if arg is None else (arg.dtype, *(min(size, 2) for size in arg.shape)) for arg in inputs)
@@ -61,7 +61,10 @@ def kernel_for(formula: Formula, inputs: Sequence[Tensor | None], statics: Mappi
 
 
 def _magnitude(elements: int) -> int:
-    """Of large tensors, the power of 8: the compiler chooses loops and threads by the sizes that it sees."""
+    """Return the power of 8 of a large number of elements, 0 for a small one.
+
+    The compiler chooses loops and threads by the sizes at tracing time.
+    """
     return 0 if elements < SMALL_ON_CPU else elements.bit_length() // 3
 
 
@@ -72,7 +75,7 @@ def _found(
     kind: Hashable,
     sizes: Sequence[int],
 ) -> Kernel:
-    """A kernel that fits: of this process, of the disk, or made now."""
+    """Return a fitting kernel from this process or the disk, or compile one."""
     known = _kernels.setdefault((formula, kind), [])
     fitting = next((kernel for kernel in known if kernel.fits(sizes)), None)
     if fitting is not None:

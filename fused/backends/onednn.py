@@ -1,8 +1,8 @@
-"""oneDNN's products of float32 matrices on the CPU, for where torch's own are slower.
+"""Products of float32 matrices on the CPU by oneDNN, for machines with slower products in torch itself.
 
-torch multiplies float32 matrices by MKL, which keeps its best code for Intel's processors: on an AMD EPYC of 2 cores
-with AVX-512, 1024 rows took oneDNN 0.42 to 0.55 of MKL's time (torch 2.13). Which of the two is faster is measured,
-once for each machine, build of torch and number of threads, and kept on disk with the compiled kernels.
+torch multiplies float32 matrices with MKL, which reserves its best code for Intel processors: on an AMD EPYC of 2 cores
+with AVX-512, 1024 rows took oneDNN 0.42 to 0.55 of MKL's time (torch 2.13). The faster of the two is measured once
+for each machine, build of torch and number of threads, and saved on disk with the compiled kernels.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LARGE, _ROWS_AT_A_TIME = 2**24, 1024
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``F.linear(x, weight, bias)`` by oneDNN.
+    """Compute ``F.linear(x, weight, bias)`` by oneDNN.
 
     Args:
         x: ``[..., in]``, float32 on the CPU.
@@ -38,7 +38,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return _in_a_graph(x, weight, bias)
     if x.is_contiguous() or x.numel() < _LARGE:
         return _call(x, weight, bias)
-    # oneDNN wants rows, and would get a copy of it all.
+    # oneDNN needs rows, and torch would copy all of x for it.
     result = x.new_empty(*x.shape[:-1], len(weight))
     for rows, to in zip(*(t.reshape(-1, t.shape[-1]).split(_ROWS_AT_A_TIME) for t in (x, result)), strict=True):
         to.copy_(_call(rows, weight, bias))
@@ -57,7 +57,7 @@ def _call(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     schema="(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
 )
 def _in_a_graph(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The same as one call for inductor, which knows torch's own op with packed constant weights only."""
+    """Compute the product as one custom op, as inductor supports torch's own op only with packed constant weights."""
     return product(x, weight, bias)
 
 
@@ -67,9 +67,9 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def why_not() -> str:
-    """Why oneDNN does not multiply here, or would gain nothing; "" if it does.
+    """Return the reason for not using oneDNN on this machine, or "" if it is used.
 
-    The environment variable ``FUSED_ONEDNN`` settles it, 1 for yes and 0 for no; else it is measured.
+    The environment variable ``FUSED_ONEDNN`` decides, 1 for yes and 0 for no; if unset, the speedup is measured.
     """
     setting = os.environ.get(ENVIRONMENT_VARIABLE, "")
     if setting not in ("", "0", "1"):
@@ -84,12 +84,12 @@ def why_not() -> str:
     )
 
 
-# As torch.compiler.assume_constant_result does, which would import the compiler with us.
+# As torch.compiler.assume_constant_result does, which would import the compiler with this module.
 why_not._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def choose(device: str, request: str | None = None) -> Choice:
-    """What multiplies large float32 matrices on a device type, and why."""
+    """Return the backend for products of large float32 matrices on a device type, with the reason."""
     if device != "cpu":
         return Choice("linear", device, "reference", f"oneDNN multiplies on the CPU, not on {device}")
     if request == "reference":
@@ -103,18 +103,18 @@ def choose(device: str, request: str | None = None) -> Choice:
 
 @functools.cache
 def speedup(threads: int) -> float:
-    """How many times as fast as torch's own oneDNN's products are on this machine, with so many threads."""
+    """Return the speedup of oneDNN's products over torch's on this machine, with this number of threads."""
     path = cache() / "fused" / machine() / f"onednn_{threads}.txt"
     try:
         return float(path.read_text())
     except (OSError, ValueError):
         found = _measured()
-        write(path, f"{found:.3f}")  # where it cannot be kept, every process measures
+        write(path, f"{found:.3f}")  # if it cannot be written, every process measures
         return found
 
 
 def _measured() -> float:
-    """The ratio of the best of a few rounds, taken in turns; a thirtieth of a second."""
+    """Measure the speedup as the ratio of the best of a few alternating rounds, in a thirtieth of a second."""
     with torch.inference_mode(False), torch.no_grad():
         x, weight = torch.full((_ROWS, _FEATURES), 0.5), torch.full((_FEATURES, _FEATURES), 0.5)
         seconds: dict[Callable[..., Tensor], float] = {F.linear: float("inf"), product: float("inf")}

@@ -1,4 +1,4 @@
-"""The registry of ops: what defines each, and which implementation runs for a call."""
+"""Registry of the ops, with their formulas and the choice of an implementation for a call."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ PREFERENCE = {"cpu": ("inductor", "reference"), "cuda": ("triton", "inductor", "
 
 @dataclass
 class Op:
-    """An op: two formulas in plain torch that define it, and faster implementations of the same.
+    """An op, defined by two formulas in plain torch, with faster implementations.
 
     Args:
-        name: as `fused.backends()` lists it.
+        name: in `fused.backends()`.
         forward, backward: the formulas, ``formula(*args, **statics)`` with tensors, None and floats in `args`
             and hashable settings in `statics`. Differentiable plain torch operations without side effects.
-        canonical: brings `args` to few ranks for compiled code and returns what undoes it on the results.
-        small_on_cpu: for the settings of a call, below how many elements plain torch is as fast on the CPU.
+        canonical: reshapes `args` to few ranks for compiled code; also returns a function to reshape the results back.
+        small_on_cpu: from the settings of a call, the number of elements below which plain torch is as fast on the CPU.
         kernels: the module with the Triton functions, which have the names and signatures of the formulas. It is
             imported when they first run.
         implementations: per backend and part, a function of the formula's signature.
@@ -60,11 +60,11 @@ class Op:
         finish_forward: Formula | None = None,
         finish_backward: Formula | None = None,
     ) -> None:
-        """Add for "inductor" formulas that compile to better code, or for "triton" kernels.
+        """Register formulas with better compiled code for "inductor", or kernels for "triton".
 
-        All have the signatures of the reference formulas. A kernel may return NotImplemented for arguments
-        that it does not take; the next backend then runs. ``finish_backward(results, args, **statics)`` is
-        what plain torch does better with the results of compiled code; it gives the final ones. So forward.
+        All have the signatures of the reference formulas. A kernel may return NotImplemented for unsupported
+        arguments; the next backend then runs. ``finish_backward(results, args, **statics)`` does the part that plain
+        torch does better than compiled code, and returns the final results; likewise ``finish_forward``.
         """
         self.implementations[backend] = {"forward": forward, "backward": backward}
         if finish_forward is not None:
@@ -77,8 +77,8 @@ class Op:
 
         Args:
             part: "forward" or "backward".
-            args: tensors, None and floats; the first one is a tensor and its device decides.
-            request: the backend asked for, as `requested()` gave it in the forward pass.
+            args: tensors, None and floats; the first one is a tensor and sets the device.
+            request: the requested backend, from `requested()` in the forward pass.
             statics: settings of the formula.
         """
         formula = self.forward if part == "forward" else self.backward
@@ -96,7 +96,7 @@ class Op:
         return formula(*args, **statics)
 
     def choose(self, device: str, request: str | None = None) -> Choice:
-        """What runs this op on large tensors of a device type, and why."""
+        """Return the backend of this op for large tensors on a device type, with the reason."""
         asked = f"{request} was asked for" if request else f"the default on {device}"
         problems = []
         chosen = "reference"
@@ -109,10 +109,10 @@ class Op:
         return Choice(self.name, device, chosen, "; ".join(problems) or asked)
 
     def _plain_is_better(self, tensor: torch.Tensor, statics: Mapping[str, Hashable]) -> bool:
-        """Small tensors on the CPU, and float64, which is there for checking against."""
+        """Check whether the tensor is small on the CPU, or float64 (used as a reference for checks)."""
         if tensor.dtype == torch.float64:
             return True
-        # Sizes of fake tensors may be symbols, which must not be looked at.
+        # Sizes of fake tensors may be symbols, on which the code must not branch.
         if not tensor.is_cpu or type(tensor) not in PLAIN:
             return False
         return tensor.numel() < (SMALL_ON_CPU if self.small_on_cpu is None else self.small_on_cpu(**statics))
@@ -158,7 +158,7 @@ OPS: dict[str, Op] = {}
 
 
 def _candidates(device: str, request: str | None) -> tuple[str, ...]:
-    """The backends to try in order."""
+    """Return the backends to try, in order."""
     usual = PREFERENCE.get(device, ("reference",))
     if request is None:
         return usual
@@ -168,15 +168,15 @@ def _candidates(device: str, request: str | None) -> tuple[str, ...]:
 
 
 def backends(device: str | None = None) -> dict[str, Choice]:
-    """For each op: what would run here, and why.
+    """Return the backend of each op on this machine, with the reason.
 
     Args:
-        device: a device type, by default "cuda" if there is one, else "cpu".
+        device: a device type, by default "cuda" if available, else "cpu".
 
     Returns:
-        `Choice` by the name of the op, for large tensors. Whatever is chosen, plain torch runs under
+        `Choice` by the name of the op, for large tensors. With every choice, plain torch runs under
         `torch.compile`, `torch.func` transforms and double backward, for tensor subclasses, and (unless a
-        backend is forced) for float64, for small CPU tensors, and on the CPU for what is one pass of torch's.
+        backend is forced) for float64, for small CPU tensors, and on the CPU for ops that torch runs in one pass.
     """
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     choices = {name: op.choose(kind, requested()) for name, op in OPS.items()}

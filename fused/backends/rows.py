@@ -1,4 +1,4 @@
-"""Normal form of arguments for compiled code: all but the last dimension as one."""
+"""Normal form of arguments for compiled code, with all dimensions but the last flattened into one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import torch
 
 
 def as_rows(args: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-    """Inputs as [rows, hidden], so that one compilation serves every rank; and what undoes it on the results.
+    """Reshape inputs to [rows, hidden], and return them with a function to reshape the results back.
 
-    The first input gives the leading dimensions. Vectors, numbers and None are left as they are.
+    One compilation then serves every rank. The first input sets the leading dimensions. Vectors, numbers and None are
+    left as they are.
     """
     leading = args[0].shape[:-1]
 

@@ -1,4 +1,4 @@
-"""Which backend is asked for: a context, the process default, or the environment, in that order."""
+"""Selection of the backend by a context, the process default, or the environment, in this order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _defaults: list[backend] = []
 
 @dataclass(frozen=True)
 class Choice:
-    """What runs an op: the backend and the reason for it."""
+    """Backend of an op, with the reason."""
 
     op: str
     device: str
@@ -36,7 +36,7 @@ class backend:
 
     ``fused.backend("reference")`` as a statement sets the default of the whole process.
     ``with fused.backend("reference"): ...`` sets it for the block, in this thread and context only, and
-    restores what held before. A backward pass runs on the backend that its forward pass was asked for.
+    restores the previous setting. A backward pass runs on the backend requested in its forward pass.
 
     Args:
         name: ``"reference"`` (plain torch), ``"inductor"`` (the formulas compiled), ``"triton"``
@@ -53,7 +53,7 @@ class backend:
             _defaults.append(self)
 
     def __enter__(self) -> backend:
-        # Used as a block after all: take the process default back, whoever has set another one since.
+        # Used as a block, not a statement: remove it from the process defaults, even if another one was set since.
         with _lock:
             if self in _defaults:
                 _defaults.remove(self)
@@ -73,13 +73,13 @@ class backend:
 
 
 def requested() -> str | None:
-    """The backend asked for here, or None where the device decides.
+    """Return the requested backend, or None if the device decides.
 
     Raises:
-        ValueError: if the environment variable ``FUSED_BACKEND`` names no backend.
+        ValueError: if the environment variable ``FUSED_BACKEND`` is not the name of a backend.
     """
     if torch.compiler.is_compiling():
-        return None  # whoever compiles us gets plain torch, whatever is set here
+        return None  # under torch.compile the ops always run plain torch
     name = _in_context.get()
     if name is None and _defaults:
         name = _defaults[-1].name

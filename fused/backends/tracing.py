@@ -1,4 +1,4 @@
-"""Is somebody watching: tracers and transforms that need plain torch operations to look at."""
+"""Checks for tracers, transforms and modes in need of plain torch operations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _thread = threading.local()
 
 @contextmanager
 def for_the_compiler() -> Iterator[None]:
-    """Within, in this thread, formulas are traced to be compiled."""
+    """Mark formulas as being traced for compilation, in this thread."""
     _thread.compiling = True
     try:
         yield
@@ -32,14 +32,17 @@ def for_the_compiler() -> Iterator[None]:
 
 
 def is_compiled() -> bool:
-    """True where a formula is traced to be compiled, by `torch.compile` or by us: some are written otherwise then."""
+    """Check whether a formula is being traced for compilation, by `torch.compile` or by this package.
+
+    Some formulas are written differently then.
+    """
     return torch.compiler.is_compiling() or getattr(_thread, "compiling", False)
 
 
 def transformed() -> bool:
-    """True while a tracer, a `torch.func` transform or forward-mode differentiation is at work.
+    """Check whether a tracer, a `torch.func` transform or forward-mode differentiation is active.
 
-    The ops are then written out as differentiable torch operations: whoever is watching sees through them.
+    The ops then run as differentiable torch operations, visible to the tracer or transform.
     """
     return (
         torch.compiler.is_compiling()
@@ -50,12 +53,12 @@ def transformed() -> bool:
 
 
 def differentiated(*tensors: torch.Tensor | None) -> bool:
-    """True if autograd will want the gradient of one of the tensors: else its bookkeeping can be spared."""
+    """Check whether autograd needs the gradient of one of the tensors, else its bookkeeping can be skipped."""
     return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def watched(tensors: Iterable[torch.Tensor]) -> bool:
-    """True where plain torch operations are to be seen, or the tensors do more than compute their own values.
+    """Check whether plain torch operations must run because of a tracer, a mode, or the type of a tensor.
 
     Tracing and transforms; dispatch modes; tensor subclasses; batched gradients (``is_grads_batched``).
     """
@@ -65,10 +68,10 @@ def watched(tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def needs_reference(tensors: Iterable[Any]) -> bool:
-    """True if only plain torch operations are right for these tensors here.
+    """Check whether only plain torch operations are correct for these tensors.
 
     Tracing and transforms; dispatch modes (fake tensors, `make_fx`, operation counters); tensor subclasses;
-    the meta device; a backward pass that is itself recorded for another one.
+    the meta device; a backward pass recorded for double backward.
     """
     if transformed() or count_dispatch_modes() > 0:
         return True

@@ -1,4 +1,4 @@
-"""Megatron's MLP, as specs: what its parts must be (`protocols`), parts on plain torch, and the module."""
+"""Megatron's MLP built from specs: interfaces of its parts (`protocols`), parts on plain torch, and the module."""
 
 from fused.mlp.checkpoint import ShardedTensorFactory, apply_swiglu_sharded_factory
 from fused.mlp.config import TransformerConfig

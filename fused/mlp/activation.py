@@ -1,4 +1,4 @@
-"""The activation between the two layers: bias, activation, gate and per-token scale, fused or not."""
+"""Activation between the two layers: bias, activation, gate and per-token scale, fused or not."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MODULES: dict[type, str] = {nn.SiLU: "silu", nn.ReLU: "relu", nn.Tanh: "tanh", 
 
 
 def activation_name(function: Callable[[Tensor], Tensor]) -> str | None:
-    """The name that an activation has in `bias_activation`, or None.
+    """Return the name of an activation in `bias_activation`, or None.
 
     ``F.gelu`` is the erf form; the tanh form is ``functools.partial(F.gelu, approximate="tanh")``,
     ``nn.GELU("tanh")`` or `fused.new_gelu`.
@@ -49,10 +49,10 @@ def activation_name(function: Callable[[Tensor], Tensor]) -> str | None:
 
 
 def activate(config: TransformerConfig, y: Tensor, bias: Tensor | None, scale: Tensor | None) -> Tensor:
-    """act(y + bias), gated or not, times the scale, in the dtype of y + bias.
+    """Compute act(y + bias), gated or not, times the scale, in the dtype of y + bias.
 
     Args:
-        config: says which activation, gated or not, fused or not.
+        config: sets the activation, gated or not, fused or not.
         y: ``[..., ffn]``, or ``[..., 2·ffn]`` for a gated unit, the gate first.
         bias: the last dimension of y, or None.
         scale: ``[..., 1]``, or None.

@@ -1,7 +1,7 @@
-"""The state of a gated first layer, in halves: each is a tensor of its own, whatever the tensor-parallel size.
+"""Checkpoint state of a gated first layer, stored as two separate halves for every tensor-parallel size.
 
-A rank of a tensor-parallel group holds a part of the gate above a part of the other half. Kept as one tensor, these
-are in another order for every size of the group; kept as two, a checkpoint written at one size loads at another.
+A rank of a tensor-parallel group has a part of the gate above a part of the other half. Stored as one tensor, their
+order depends on the size of the group; stored as two, a checkpoint written at one size loads at another.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ GATE, UP = "_w", "_v"
 
 @dataclass(frozen=True)
 class ShardedTensorFactory:
-    """Cuts a tensor into what is stored, and puts it together again.
+    """Factory of the stored halves of a tensor, able to merge them again.
 
     Args:
         key: name in the state.
-        data: ``[2·ffn, ...]``, the gate first; of a tensor-parallel layer this rank's share of each half.
-        mesh: over which the halves are shared out, or None.
+        data: ``[2·ffn, ...]``, the gate first; for a tensor-parallel layer this rank's share of each half.
+        mesh: over which the halves are sharded, or None.
     """
 
     key: str
@@ -36,18 +36,18 @@ class ShardedTensorFactory:
     mesh: DeviceMesh | None = None
 
     def build(self) -> dict[str, Tensor]:
-        """The halves ``[ffn, ...]`` by their keys: views, so that what is loaded into them is in `data`."""
+        """Return the halves ``[ffn, ...]`` by key, as views, so loading into them writes to `data`."""
         gate, up = self.data.chunk(2, 0)
         return {self.key + GATE: on_mesh(gate, self.mesh, 0), self.key + UP: on_mesh(up, self.mesh, 0)}
 
     def merge(self, state: Mapping[str, Tensor]) -> Tensor:
-        """The tensor ``[2·ffn, ...]`` of halves as `build` gives them; of DTensors this rank's share."""
+        """Concatenate halves as returned by `build` to ``[2·ffn, ...]``, for DTensors to this rank's share."""
         halves = [state[self.key + GATE], state[self.key + UP]]
         return torch.cat([half.to_local() if isinstance(half, DTensor) else half for half in halves])
 
 
 def on_mesh(local: Tensor, mesh: DeviceMesh | None, axis: int) -> Tensor:
-    """This rank's share of a tensor that is cut evenly along `axis`, as a DTensor of the same memory."""
+    """Wrap this rank's share of a tensor evenly sharded along `axis` as a DTensor in the same memory."""
     return local if mesh is None else DTensor.from_local(local, mesh, [Shard(axis)], run_check=False)
 
 
@@ -57,17 +57,17 @@ def apply_swiglu_sharded_factory(
     sharded_offsets: Sequence[tuple[int, int, int]] = (),
     mesh: DeviceMesh | None = None,
 ) -> ShardedTensorFactory:
-    """The factory for a weight or bias of a gated first layer.
+    """Return the factory for a weight or bias of a gated first layer.
 
     Args:
         key: name in the state.
-        tensor: ``[2·ffn, ...]``, the gate first; of a tensor-parallel layer this rank's ``[2·ffn / ranks, ...]``.
-        sharded_offsets: must be empty; `mesh` says how the tensor is shared out.
-        mesh: the tensor-parallel ranks, if it is.
+        tensor: ``[2·ffn, ...]``, the gate first; for a tensor-parallel layer this rank's ``[2·ffn / ranks, ...]``.
+        sharded_offsets: must be empty; use `mesh` for a sharded tensor.
+        mesh: the tensor-parallel ranks, or None.
 
     Raises:
         NotImplementedError: for offsets.
-        TypeError: for a DTensor, which holds its halves in one.
+        TypeError: for a DTensor, which has both halves in one tensor.
         ValueError: if the first dimension is odd.
 
     Source: Megatron-LM ``core.transformer.mlp.apply_swiglu_sharded_factory``.

@@ -1,4 +1,4 @@
-"""The settings of an MLP."""
+"""Settings of an MLP."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """What an MLP reads of Megatron's configuration, with its names; Megatron's own object is as good.
+    """Fields of Megatron's configuration used by an MLP, under the same names, so Megatron's object works as well.
 
     Args:
         hidden_size: h.
-        num_layers: of the whole model; sets how small the second layer begins.
+        num_layers: of the whole model; scales down the initial weight of the second layer.
         ffn_hidden_size: width between the two layers, by default 4·h.
         add_bias_linear: whether the layers have biases.
         gated_linear_unit: whether the activation of one half of the first layer's output gates the other.
-        activation_func: applied to that output, or to its first half.
-        bias_activation_fusion: bias, activation, gate and per-token scale in one pass, for the activations that
-            `fused.bias_activation` has. Others run in plain torch.
-        activation_func_clamp_value: cuts the gate above c and the other half below −c and above c.
+        activation_func: applied to the first layer's output, or to its first half if gated.
+        bias_activation_fusion: bias, activation, gate and per-token scale in one pass, for the activations of
+            `fused.bias_activation`. Others run in plain torch.
+        activation_func_clamp_value: c, at which the gate is clamped from above, and the other half to −c … c.
         glu_linear_offset: added to the other half.
-        activation_func_fp8_input_store: keep a fused gated activation's input in 8 bits.
+        activation_func_fp8_input_store: save a fused gated activation's input in 8 bits.
         use_te_activation_func: the activation is the submodule `activation_func`.
         delay_wgrad_compute: the backward pass leaves the weight gradients of the layers to ``backward_dw()``.
         params_dtype: of the parameters.
-        init_method_std: of the first layer's weight; the second's is 1/√(2·num_layers) of it.
+        init_method_std: standard deviation of the first layer's weight; the second's is 1/√(2·num_layers) of it.
         init_method, output_layer_init_method: fill the two weights in place, by default with normal numbers.
 
     Raises:
@@ -68,7 +68,7 @@ class TransformerConfig:
 
     @classmethod
     def of(cls, config: object) -> TransformerConfig:
-        """The settings that any object has as attributes; the defaults for those that it has not.
+        """Read the settings from the attributes of any object, with defaults for missing ones.
 
         Raises:
             TypeError: if the object has no `hidden_size`.
@@ -82,11 +82,11 @@ class TransformerConfig:
 
     @property
     def ffn_size(self) -> int:
-        """`ffn_hidden_size`, or what it is by default."""
+        """`ffn_hidden_size`, or its default 4·h."""
         return self.ffn_hidden_size or 4 * self.hidden_size
 
     def initializers(self) -> tuple[Initializer, Initializer]:
-        """What fills the weights of the first and of the second layer."""
+        """Return the functions to fill the weights of the first and of the second layer."""
         std = self.init_method_std
         return (
             self.init_method or _normal(std),

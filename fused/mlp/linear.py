@@ -1,4 +1,4 @@
-"""The linear layers of an MLP on plain torch, whole or tensor-parallel, with weight gradients that can be put off."""
+"""Linear layers of an MLP on plain torch, with optional tensor parallelism and deferred weight gradients."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Pending = list[tuple[Tensor, Tensor]]
 
 
 class _DeferredLinear(torch.autograd.Function):
-    """x @ weightᵀ, whose backward pass notes for the weight's gradient what it is made of.
+    """Autograd function of x @ weightᵀ with a deferred weight gradient.
 
-    The weight comes detached, since a gradient of None would run its hooks too. An x without gradient needs an
-    `anchor` that has one, so that there is a backward pass.
+    The backward pass appends x and the output gradient to `pending`. The weight is passed detached, since a gradient
+    of None would run its hooks too. An x without gradient needs an `anchor` with one, so there is a backward pass.
     """
 
     @staticmethod
@@ -45,12 +45,12 @@ class Linear(nn.Module):
 
     Args:
         input_size, output_size: of the last dimension.
-        init_method: fills the weight ``[output_size, input_size]`` in place; the bias begins at 0.
+        init_method: fills the weight ``[output_size, input_size]`` in place; the bias is initialized to 0.
         bias: whether there is one, ``[output_size]``.
         skip_bias_add: True to return the bias instead of adding it.
         dtype: of the parameters.
         delay_wgrad_compute: True to leave the weight's gradient to `backward_dw`. Under `torch.compile` and
-            `torch.func` transforms it is not put off.
+            `torch.func` transforms it is not deferred.
 
     Source: Megatron-LM ``ColumnParallelLinear`` and ``RowParallelLinear``, at a tensor-parallel size of 1.
     """
@@ -76,7 +76,7 @@ class Linear(nn.Module):
         self._pending: Pending = []
 
     def forward(self, x: Tensor, /) -> tuple[Tensor, Tensor | None]:
-        """``[..., input_size]`` to ``[..., output_size]``, and the bias if it was not added, else None."""
+        """Map ``[..., input_size]`` to ``[..., output_size]``, and return the bias unless added, else None."""
         if self.skip_bias_add or self.delay_wgrad_compute:
             return self._with_bias(self.product(x))
         return F.linear(x, self.weight, self.bias), None
@@ -87,7 +87,7 @@ class Linear(nn.Module):
         return out + self.bias, None
 
     def product(self, x: Tensor) -> Tensor:
-        """``x @ weightᵀ``, whose weight gradient may be put off."""
+        """Compute ``x @ weightᵀ``, deferring the weight gradient if so configured."""
         if not self.delay_wgrad_compute or transformed() or not differentiated(self.weight):
             return F.linear(x, self.weight)
         anchor = None if x.requires_grad else x.new_empty(0).requires_grad_()
@@ -95,9 +95,9 @@ class Linear(nn.Module):
         return out
 
     def backward_dw(self) -> None:
-        """Add the gradients put off by all backward passes since the last call to ``weight.grad``.
+        """Add to ``weight.grad`` the gradients deferred by all backward passes since the last call.
 
-        They go the way of every gradient: hooks of the weight run.
+        They are accumulated by autograd, so hooks of the weight run.
         """
         pending, self._pending[:] = list(self._pending), []
         for x, g in pending:
@@ -106,7 +106,7 @@ class Linear(nn.Module):
             torch.autograd.backward(self.weight, gradient.to(self.weight.dtype))
 
     def extra_repr(self) -> str:
-        """Sizes and settings."""
+        """Return sizes and settings for ``repr``."""
         output_size, input_size = self.weight.shape
         return (
             f"{input_size}, {output_size}, bias={self.bias is not None}, skip_bias_add={self.skip_bias_add}, "
@@ -115,12 +115,12 @@ class Linear(nn.Module):
 
 
 class ColumnParallelLinear(Linear):
-    """This rank's share of the outputs of a `Linear`.
+    """`Linear` sharded on the outputs.
 
     Args:
-        whole: whose parameters are cut; not kept.
-        shares: how.
-        gather_output: True to return every rank's outputs side by side.
+        whole: the unsharded layer; its parameters are sliced, and it is not stored.
+        shares: this rank's share.
+        gather_output: True to return the outputs of all ranks, concatenated.
 
     Source: Megatron-LM ``ColumnParallelLinear``.
     """
@@ -134,7 +134,10 @@ class ColumnParallelLinear(Linear):
         self.cut = {"weight": 0, "bias": 0}
 
     def forward(self, x: Tensor, /) -> tuple[Tensor, Tensor | None]:
-        """``[..., input_size]`` to ``[..., output_size / ranks]``, and this rank's share of the bias, or None."""
+        """Map ``[..., input_size]`` to ``[..., output_size / ranks]``, and return the local bias or None.
+
+        With `gather_output` both have the full ``output_size``.
+        """
         out, bias = self._with_bias(self.product(copied(x, self.shares.group)))
         if not self.gather_output:
             return out, bias
@@ -142,12 +145,12 @@ class ColumnParallelLinear(Linear):
 
 
 class RowParallelLinear(Linear):
-    """A `Linear` on this rank's share of the inputs; the sum over the ranks comes back.
+    """`Linear` sharded on the inputs, with an all-reduced result.
 
     Args:
-        whole: whose weight is cut; not kept.
-        shares: how.
-        input_is_parallel: whether the input is this rank's share already.
+        whole: the unsharded layer; its weight is sliced, and it is not stored.
+        shares: this rank's share.
+        input_is_parallel: whether the input is sharded already.
 
     Source: Megatron-LM ``RowParallelLinear``.
     """
@@ -161,7 +164,7 @@ class RowParallelLinear(Linear):
         self.cut = {"weight": 1}
 
     def forward(self, x: Tensor, /) -> tuple[Tensor, Tensor | None]:
-        """``[..., input_size / ranks]`` to ``[..., output_size]``, and the whole bias if it was not added."""
+        """Map ``[..., input_size / ranks]`` to ``[..., output_size]``, and return the full bias unless added."""
         own = x if self.input_is_parallel else own_part(x, self.shares)
         return self._with_bias(summed(self.product(own), self.shares.group))
 
@@ -181,14 +184,14 @@ def column_parallel_linear(
     tp_group: ProcessGroup | None = None,
     stride: int = 1,
 ) -> Linear:
-    """A `LinearFc1Builder`: `Linear` with the dtype and the deferral of `config`.
+    """Build the first linear layer, a `Linear` with the dtype and the deferral of `config` (a `LinearFc1Builder`).
 
-    Over a `tp_group` of several ranks each has its share of the outputs, of each of `stride` packed parts; the input is
-    whole on every rank, and its gradients are added up. The weight is initialized whole, from one seed on all ranks.
-    `is_expert` and `tp_comm_buffer_name` mean nothing here.
+    With a `tp_group` of several ranks the outputs are sharded, separately in each of `stride` packed parts; the input
+    is replicated, and its gradients are all-reduced. The full weight is initialized on every rank, which requires the
+    same seed on all ranks. `is_expert` and `tp_comm_buffer_name` are ignored.
 
     Raises:
-        ValueError: the ranks cannot share the outputs evenly, or packed ones are to be gathered.
+        ValueError: if the outputs cannot be sharded evenly, or packed outputs are to be gathered.
     """
     shares = Shares.of("column_parallel_linear", "outputs", output_size, stride, tp_group)
     if shares is not None and gather_output and stride > 1:
@@ -211,13 +214,13 @@ def row_parallel_linear(
     tp_comm_buffer_name: str | None = None,
     tp_group: ProcessGroup | None = None,
 ) -> Linear:
-    """A `LinearFc2Builder`: `Linear` with the dtype and the deferral of `config`.
+    """Build the second linear layer, a `Linear` with the dtype and the deferral of `config` (a `LinearFc2Builder`).
 
-    Over a `tp_group` of several ranks each has its share of the inputs; the products are added up before the bias,
-    which is whole. `is_expert` and `tp_comm_buffer_name` mean nothing here.
+    With a `tp_group` of several ranks the inputs are sharded; the products are all-reduced before the replicated bias
+    is added. `is_expert` and `tp_comm_buffer_name` are ignored.
 
     Raises:
-        ValueError: the ranks cannot share the inputs evenly.
+        ValueError: if the inputs cannot be sharded evenly.
     """
     shares = Shares.of("row_parallel_linear", "inputs", input_size, 1, tp_group)
     made = _linear(input_size, output_size, config, init_method, bias, skip_bias_add)

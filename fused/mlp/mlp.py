@@ -22,11 +22,11 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class MLPSubmodules:
-    """The parts of an `MLP`: functions or classes that build them.
+    """Builders of the parts of an `MLP`, functions or classes.
 
     Args:
         linear_fc1, linear_fc2: the two layers, by default on plain torch.
-        activation_func: an activation that does the gating too, or None for the one of the config.
+        activation_func: an activation including the gating, or None for the one of the config.
     """
 
     linear_fc1: LinearFc1Builder = column_parallel_linear
@@ -35,25 +35,25 @@ class MLPSubmodules:
 
 
 class MLP(nn.Module):
-    """h → ffn → h, with an activation in between that is gated or not.
+    """MLP h → ffn → h with a gated or plain activation in between.
 
-    Takes ``[seq, batch, hidden]`` in the dtype of its parameters, and gives the result and the second layer's bias,
+    Takes ``[seq, batch, hidden]`` in the dtype of its parameters, and returns the result and the second layer's bias,
     ``[hidden]``, which is not added.
 
     Args:
-        config: a `TransformerConfig`, or any object with attributes of these names (Megatron's own, say).
-        submodules: what builds the parts; by default plain torch.
+        config: a `TransformerConfig`, or any object with attributes of these names (such as Megatron's own).
+        submodules: builders of the parts; by default plain torch.
         is_expert: whether it is an expert of a mixture; `ffn_hidden_size` must be given then.
         input_size: of the input, by default ``config.hidden_size``.
         ffn_hidden_size: width between the layers, by default ``config.ffn_hidden_size``; a gated unit's first
             layer has twice that many outputs.
-        tp_group: the tensor-parallel ranks: the first layer's outputs and the second's inputs are shared out.
+        tp_group: the tensor-parallel ranks: the first layer's outputs and the second's inputs are sharded.
 
     Raises:
-        TypeError: if the config lacks what is needed.
+        TypeError: if the config has no `hidden_size`.
         ValueError: for an expert without `ffn_hidden_size`, or ``use_te_activation_func`` without a builder.
 
-    Unlike Megatron, fusing never changes the result: ``F.gelu`` stays the erf form, and an activation that has no
+    Unlike in Megatron, fusing never changes the result: ``F.gelu`` stays the erf form, and an activation without a
     fused form runs in plain torch.
 
     Source: Megatron-LM ``core.transformer.mlp``.
@@ -106,18 +106,18 @@ class MLP(nn.Module):
         )
 
     def forward(self, hidden_states: Tensor, per_token_scale: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """The output, and the second layer's bias, which is not added.
+        """Compute the output, and return it with the second layer's bias not added.
 
         Args:
-            hidden_states: ``[s, b, h]``; any leading dimensions do.
-            per_token_scale: ``[s, b]``, what each token's activations are multiplied with, or None.
+            hidden_states: ``[s, b, h]``; any leading dimensions are accepted.
+            per_token_scale: ``[s, b]``, factors of each token's activations, or None.
 
         Returns:
-            ``[s, b, h]``, and the bias ``[h]`` or None. With a scale, the bias times the scale is in the output, and
-            None is returned for it.
+            ``[s, b, h]``, and the bias ``[h]`` or None. With a scale, the bias times the scale is added to the output,
+            and None is returned for it.
 
         Raises:
-            ValueError: for a scale that is not one number a token.
+            ValueError: for a scale that is not one number per token.
         """
         scale = _column(hidden_states, per_token_scale)
         y, bias = _call(self.linear_fc1, hidden_states)
@@ -132,7 +132,7 @@ class MLP(nn.Module):
         return (output + output_bias * scale).to(output.dtype), None
 
     def backward_dw(self) -> None:
-        """Compute the weight gradients that the backward pass put off (``config.delay_wgrad_compute``)."""
+        """Compute the weight gradients deferred by the backward pass (``config.delay_wgrad_compute``)."""
         self.linear_fc2.backward_dw()
         self.linear_fc1.backward_dw()
 
@@ -142,16 +142,16 @@ class MLP(nn.Module):
         sharded_offsets: Sequence[tuple[int, int, int]] = (),
         metadata: Mapping[str, Any] | None = None,
     ) -> dict[str, Tensor]:
-        """The state for `torch.distributed.checkpoint`, to save and to load into.
+        """Return the state for `torch.distributed.checkpoint`, to save and to load into.
 
-        The halves of a gated first layer are stored apart (`apply_swiglu_sharded_factory`), and shares of a
-        tensor-parallel group are DTensors: what was saved at one size of the group loads at another. The tensors
-        share the memory of the parameters: loading into them loads the module.
+        The halves of a gated first layer are stored separately (`apply_swiglu_sharded_factory`), and tensor-parallel
+        shards are DTensors: a checkpoint saved at one size of the group loads at another. The tensors share the
+        memory of the parameters: loading into them loads the module.
 
         Args:
-            prefix: before every name.
+            prefix: of every name.
             sharded_offsets: must be empty.
-            metadata: accepted for Megatron's callers; nothing depends on it.
+            metadata: accepted for Megatron's callers, and ignored.
 
         Raises:
             NotImplementedError: for offsets.
@@ -171,7 +171,7 @@ class MLP(nn.Module):
 
 
 def _mesh_of(layer: Any) -> DeviceMesh:
-    """The group of a tensor-parallel layer as a mesh."""
+    """Return the group of a tensor-parallel layer as a mesh."""
     return DeviceMesh.from_group(layer.shares.group, layer.weight.device.type)
 
 
@@ -187,5 +187,5 @@ def _column(hidden_states: Tensor, per_token_scale: Tensor | None) -> Tensor | N
 
 
 def _call(part: Any, x: Tensor) -> Any:
-    """Modules are called, so that their hooks run; other parts have `forward` alone."""
+    """Call a module, so its hooks run, or the `forward` of any other part."""
     return part(x) if isinstance(part, nn.Module) else part.forward(x)

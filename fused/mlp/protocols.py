@@ -1,4 +1,4 @@
-"""What an MLP is built from: interfaces of its parts, and of the functions that build them.
+"""Interfaces of the parts of an MLP, and of their builders.
 
 Source: Megatron-LM ``core.transformer.mlp``.
 """
@@ -15,47 +15,47 @@ Initializer = Callable[[Tensor], Any]
 
 
 class ProcessGroup(Protocol):
-    """What is asked of a tensor-parallel group."""
+    """Interface of a tensor-parallel group."""
 
     def size(self) -> int:
-        """Number of ranks."""
+        """Return the number of ranks."""
         ...
 
 
 class LinearFc1Interface(Protocol):
-    """What the first linear layer, hidden to feed-forward size, has to offer `MLP`."""
+    """Interface of the first linear layer of `MLP`, hidden to feed-forward size."""
 
     def forward(self, hidden_states: Tensor, /) -> tuple[Tensor, Tensor | None]:
-        """``[..., input_size]`` to ``[..., output_size]``, and the bias ``[output_size]`` not yet added, or None."""
+        """Map ``[..., input_size]`` to ``[..., output_size]``, and return the bias ``[output_size]`` unless added."""
         ...
 
     def backward_dw(self) -> None:
-        """Compute the weight gradients that the backward pass put off; none is nothing to do."""
+        """Compute the weight gradients deferred by the backward pass, if any."""
         ...
 
 
 class LinearFc2Interface(Protocol):
-    """What the second linear layer, feed-forward size to hidden, has to offer `MLP`."""
+    """Interface of the second linear layer of `MLP`, feed-forward size to hidden."""
 
     def forward(self, hidden_states: Tensor, /) -> tuple[Tensor, Tensor | None]:
-        """``[..., input_size]`` to ``[..., output_size]``, and the bias ``[output_size]`` not yet added, or None."""
+        """Map ``[..., input_size]`` to ``[..., output_size]``, and return the bias ``[output_size]`` unless added."""
         ...
 
     def backward_dw(self) -> None:
-        """Compute the weight gradients that the backward pass put off; none is nothing to do."""
+        """Compute the weight gradients deferred by the backward pass, if any."""
         ...
 
 
 class TEActivationFunctionInterface(Protocol):
-    """An activation that does the gating too."""
+    """Interface of an activation including the gating."""
 
     def forward(self, input_: Tensor, /) -> Tensor:
-        """``[..., ffn or 2·ffn]`` to ``[..., ffn]``."""
+        """Map ``[..., ffn or 2·ffn]`` to ``[..., ffn]``."""
         ...
 
 
 class LinearFc1Builder(Protocol):
-    """Builds the first linear layer: `output_size` is doubled, and `stride` 2, for a gated unit."""
+    """Builder of the first linear layer, with `output_size` doubled and a `stride` of 2 for a gated unit."""
 
     def __call__(
         self,
@@ -76,7 +76,7 @@ class LinearFc1Builder(Protocol):
 
 
 class LinearFc2Builder(Protocol):
-    """Builds the second linear layer: its input is the rank's part of the feed-forward size."""
+    """Builder of the second linear layer, with the rank's part of the feed-forward size as input."""
 
     def __call__(
         self,
@@ -96,6 +96,6 @@ class LinearFc2Builder(Protocol):
 
 
 class TEActivationFunctionBuilder(Protocol):
-    """Builds the activation that stands between the linear layers."""
+    """Builder of the activation between the linear layers."""
 
     def __call__(self, *, config: Any) -> TEActivationFunctionInterface: ...

@@ -1,4 +1,4 @@
-"""How a tensor-parallel group shares out the features of a layer, and the collectives with their gradients."""
+"""Sharding of a layer's features over a tensor-parallel group, and the collectives with their gradients."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Shares:
 
     Args:
         group: the process group.
-        ranks, rank: how many share, and which this one is.
-        parts: how many equal parts are packed along the features; each is shared out.
+        ranks, rank: the number of ranks, and the index of this one.
+        parts: the number of equal parts packed along the features; each part is sharded.
     """
 
     group: Any
@@ -29,10 +29,10 @@ class Shares:
 
     @classmethod
     def of(cls, op: str, what: str, size: int, parts: int, group: Any) -> Shares | None:
-        """This rank's share of `size` features; None without a group of several ranks.
+        """Return this rank's share of `size` features, or None without a group of several ranks.
 
         Raises:
-            ValueError: they cannot be shared evenly.
+            ValueError: if the features cannot be sharded evenly.
         """
         if group is None or group.size() == 1:
             return None
@@ -43,7 +43,7 @@ class Shares:
         return cls(group, ranks, group.rank(), parts)
 
     def cut(self, whole: Tensor, axis: int) -> Tensor:
-        """This rank's share of a tensor."""
+        """Return this rank's shard of a full tensor."""
         pieces = whole.chunk(self.parts * self.ranks, axis)
         return torch.cat(pieces[self.rank :: self.ranks], axis)
 
@@ -106,24 +106,24 @@ def _side_by_side(x: Tensor, shares: Shares) -> Tensor:
 
 
 def copied(x: Tensor, group: Any) -> Tensor:
-    """`x`, whole on every rank; its gradients are added up over the ranks."""
+    """Return the replicated `x`, and all-reduce its gradients."""
     result: Tensor = _Copied.apply(x, group)
     return result
 
 
 def summed(x: Tensor, group: Any) -> Tensor:
-    """The sum of every rank's `x`; the gradient passes as it is."""
+    """All-reduce `x` over the ranks, and pass the gradient unchanged."""
     result: Tensor = _Summed.apply(x, group)
     return result
 
 
 def gathered(x: Tensor, shares: Shares) -> Tensor:
-    """Every rank's `x` side by side along the last dimension; the gradient is this rank's part."""
+    """All-gather `x` along the last dimension, and take this rank's part of the gradient."""
     result: Tensor = _Gathered.apply(x, shares)
     return result
 
 
 def own_part(x: Tensor, shares: Shares) -> Tensor:
-    """This rank's part of the last dimension of a whole `x`; gradients are gathered."""
+    """Return this rank's part of the last dimension of a replicated `x`, and all-gather the gradients."""
     result: Tensor = _OwnPart.apply(x, shares)
     return result

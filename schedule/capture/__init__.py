@@ -1,1 +1,1 @@
-"""What a model's code does, seen once: example inputs, one recorded run, tracing to graphs with guards."""
+"""Capture of a model: example inputs, one recorded run, and tracing to graphs with guards."""

@@ -1,1 +1,1 @@
-"""The modules of a model as nodes: their graphs, the matches in them, and the history of edits."""
+"""Modules of a model as nodes, with their graphs, matches and edit history."""

@@ -1,9 +1,9 @@
-"""Graphs for calls unlike the recorded ones, made when such a call comes.
+"""Graphs for calls unlike the recorded ones, made at the first such call.
 
-Autocast turned on, another dtype, a mask or a cache where there was none: the live call is described as the recorded
-ones are, by metadata only, the module is traced for it, and the rewrites that its other graphs had are made again.
-All of that happens on a shadow of the module, which shares its parameters, and the result is compared with the
-original forward before it is used. Whatever goes wrong, the original forward runs.
+Examples are autocast turned on, another dtype, or a mask or cache that was absent before. The live call is described
+by metadata only, like the recorded ones; the module is traced for it; and the rewrites of its other graphs are
+repeated. All of this happens on a shadow copy of the module with shared parameters, and the result is compared with
+the original forward before it is used. If anything fails, the original forward runs.
 """
 
 from __future__ import annotations
@@ -61,17 +61,17 @@ _known: weakref.WeakValueDictionary[Hashable, Adaptation] = weakref.WeakValueDic
 
 
 class _NothingToRewrite(NotApplicable):
-    """A call in which nothing occurs that could be rewritten."""
+    """Error for a call with no match of any rewrite."""
 
 
 class Rewrite(Protocol):
-    """What was done to the graphs of a module, in a form that holds for further graphs of it."""
+    """Rewrite of a module's graphs, repeatable on further graphs of it."""
 
     def on(self, made: Specialization, module: nn.Module, recording: Recording) -> Rewritten:
-        """``made`` rewritten.
+        """Rewrite ``made`` and return it with the counts.
 
         Raises:
-            ScheduleError: it cannot be done again.
+            ScheduleError: the rewrite cannot be repeated.
         """
 
 
@@ -80,22 +80,22 @@ _EXAMPLES = "schedule with example inputs of the kind that is called"
 
 @dataclass(frozen=True)
 class Unrepeatable:
-    """A rewrite that is known for the recorded calls only."""
+    """Rewrite valid for the recorded calls only."""
 
     why: str
 
     def on(self, made: Specialization, module: nn.Module, recording: Recording) -> Rewritten:
-        """Always refuses."""
+        """Raise :class:`NotApplicable`."""
         raise NotApplicable(self.why, fix=_EXAMPLES)
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """How a module gets a graph for a further kind of call.
+    """Maker of graphs for further kinds of calls of a module.
 
     Attributes:
-        entered: submodules whose inside its graphs held before anything was rewritten.
-        rewrites: what was done to its graphs, in order.
+        inlined: paths of the submodules inlined in its graphs before any rewrite.
+        rewrites: the rewrites of its graphs, in order.
     """
 
     inlined: frozenset[str] = frozenset()
@@ -104,15 +104,15 @@ class Adapter:
     def adapt(
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Adaptation | None:
-        """Graphs for calls like this one, in training and in evaluation, or why there are none.
+        """Make graphs for calls like this one, in training and eval mode, or give the reason against it.
 
         Args:
             module: the live module; neither it nor the random state changes.
             forward: its original forward.
-            args: of the call, as ``kwargs``.
+            args: the arguments of the call, with ``kwargs``.
 
         Returns:
-            None where the arguments do not fit the forward, or cannot be described.
+            None if the arguments do not fit the forward, or cannot be described.
         """
         recording = Recording(grad_enabled=torch.is_grad_enabled())
         try:
@@ -176,7 +176,7 @@ class Adapter:
 
 
 def adapter_for(node: Node, rewrites: Sequence[Rewrite]) -> Adapter | None:
-    """The adapter of a module once ``rewrites`` are made in its graphs."""
+    """Return the adapter of a module after ``rewrites`` of its graphs, or None if it has none."""
     state = state_of(node.module)
     if state is None:
         inlined = frozenset(path for made in node.specializations for path in made.inlined)
@@ -194,7 +194,7 @@ def _signature(module: nn.Module, forward: Callable[..., Any], call: Call, autoc
 
 
 def _kind(call: Call, autocast: torch.dtype | None) -> str:
-    """How the call looked, in a few words."""
+    """Describe the call in a few words."""
     texts = [*map(_short, call.args), *(f"{key}={_short(value)}" for key, value in call.kwargs.items())]
     texts += [f"autocast {autocast}"] if autocast is not None else []
     return ", ".join(texts).replace("torch.", "")
@@ -210,7 +210,7 @@ def _short(value: Any) -> str:
 
 @contextmanager
 def _undisturbed(module: nn.Module) -> Iterator[None]:
-    """Within, nothing that surrounds the live call takes notice: generators, saved tensors' hooks, autograd."""
+    """Hide the work inside from the live call: random generators, saved-tensor hooks and autograd."""
     states = generator_states(module)
     unpacked = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
     try:
@@ -221,7 +221,7 @@ def _undisturbed(module: nn.Module) -> Iterator[None]:
 
 
 def _refuse(module: nn.Module) -> None:
-    """Raise where more than the module's own code decides what it computes."""
+    """Raise if the result depends on more than the module's code: a wrapper, sharding, a hook, a patched forward."""
     for path, child in module.named_modules():
         state = state_of(child)
         if state is not None and state.forward is not None:
@@ -235,7 +235,7 @@ def _refuse(module: nn.Module) -> None:
 
 
 def _altered(module: nn.Module) -> bool:
-    """Whether other submodules stand where those did whose inside the graphs hold."""
+    """Check whether a submodule inlined in the graphs was replaced by one of another class."""
     state = state_of(module)
     made = () if state is None else state.specializations
     return any(
@@ -246,7 +246,7 @@ def _altered(module: nn.Module) -> bool:
 
 
 def _holds_for(module: nn.Module, made: Specialization) -> bool:
-    """Whether a graph made for a like module holds for this one: what its forward read agrees."""
+    """Check whether a graph made for a similar module holds for this one, by the state its forward read."""
     inside = all(e.ledger.holds(module.get_submodule(path)) for path, e in made.inlined.items())
     return inside and made.ledger.holds(module)
 
@@ -255,14 +255,14 @@ def _holds_for(module: nn.Module, made: Specialization) -> bool:
 
 
 def _own(leaf: Any) -> Any:
-    """A copy of an argument that a forward may change: a tensor, a cache."""
+    """Copy an argument if a forward may change it, such as a tensor or a cache."""
     if leaf is None or callable(leaf) or isinstance(leaf, (bool, int, float, str, torch.dtype, torch.device)):
         return leaf
     return copied(leaf, lambda tensor: tensor.detach().clone())
 
 
 class Shadow:
-    """A copy of a module on the same parameters, with buffers of its own: other threads never see it being traced."""
+    """Copy of a module with shared parameters and copied buffers: other threads never see it being traced."""
 
     def __init__(self, module: nn.Module) -> None:
         memo: dict[int, Any] = {id(parameter): parameter for parameter in module.parameters()}
@@ -275,7 +275,7 @@ class Shadow:
         self._originals = {id(memo[id(one)]): one for one in memo.get(id(memo), ()) if id(one) in memo}
 
     def remapped(self, made: Specialization) -> Specialization:
-        """``made`` with the objects that its graph holds in place of their copies."""
+        """Replace copies by the original objects in the graph's constants, in place."""
         for node in made.graph.nodes:
             if isinstance(node.target, Constant):
                 node.target = Constant(self._original(node.target.value))
@@ -291,7 +291,7 @@ class Shadow:
 
 
 def _check(shadow: nn.Module, forward: Callable[..., Any], made: Specialization, live: Any) -> None:
-    """Compare a graph for evaluation with the forward, on the live arguments and at other sizes of them."""
+    """Compare an eval-mode graph with the forward, on the live arguments and on other sizes of them."""
     select = ScheduledState(original_class(shadow), [made], "").select
     kind = Environment.of(made.call, None).device_type
     quiet = nullcontext() if made.autocast is None else quiet_autocast(str(kind), made.autocast)

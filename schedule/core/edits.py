@@ -1,4 +1,4 @@
-"""The changes that primitives make, each of which can be taken back to the bit."""
+"""Edits made by primitives, each revertible bit-exactly."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _applied: weakref.WeakSet[SetState] = weakref.WeakSet()
 
 
 class SetState:
-    """What a module runs, and what it ran before; base of the edits that change it.
+    """Base of the edits of a module's scheduled state, with the state before and after.
 
-    Schedules of one model may be undone in any order: where another one changed the module since, that one's change
-    stays, and what it goes back to is what was there before this one.
+    Several schedules of one model may be undone in any order. If another schedule changed the module later, its
+    change stays, and reverting that change restores the state from before this edit.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -49,7 +49,7 @@ class SetState:
         """Make the change, or make it again.
 
         Raises:
-            NotApplicable: another schedule changed the module since it was taken back.
+            NotApplicable: another schedule changed the module since the edit was reverted.
         """
         now = state_of(self.module)
         if self._after is None:
@@ -66,7 +66,7 @@ class SetState:
         _applied.add(self)
 
     def revert(self) -> None:
-        """Put back what ran before, with its counts."""
+        """Restore the previous state, with its counts."""
         _applied.discard(self)
         if self._after is None or state_of(self.module) is self._after:
             put(self.module, self._before)
@@ -77,7 +77,7 @@ class SetState:
 
 
 class SetSpecializations(SetState):
-    """The graphs that a module runs, and what makes further ones; no graph gives it its original forward back."""
+    """Edit of the graphs a module runs and of its adapter (no graphs: its original forward)."""
 
     def __init__(
         self, module: nn.Module, specializations: Sequence[Specialization], name: str, adapter: Adapter | None = None
@@ -91,7 +91,7 @@ class SetSpecializations(SetState):
 
 
 class WrapCalls(SetState):
-    """The edit that puts something around what a module runs."""
+    """Edit to wrap the graphs and the forward of a module."""
 
     def __init__(self, tree: Tree, module: nn.Module, wrapper: Wrapper, name: str) -> None:
         super().__init__(module)
@@ -99,25 +99,25 @@ class WrapCalls(SetState):
         self.graphs = tree.graphs.current(module) or ()
 
     def install(self) -> None:
-        """Put it around."""
+        """Install the wrapper."""
         made = [wrapped(each, [self.wrapper]) for each in self.graphs]
         adapter = None if self._before is None else self._before.adapter
         install(self.module, made, self.name, WrappedForward(forward_of(self.module), self.wrapper), adapter)
 
 
 class SetTrace:
-    """The graphs a module was explicitly traced to, which it does not run yet."""
+    """Edit of the explicitly traced graphs of a module, not run yet."""
 
     def __init__(self, tree: Tree, module: nn.Module, specializations: tuple[Specialization, ...]) -> None:
         self._explicit, self.module, self.specializations = tree.graphs.explicit, module, specializations
         self._before = self._explicit.get(module)
 
     def apply(self) -> None:
-        """Keep the new graphs."""
+        """Store the new graphs."""
         self._explicit[self.module] = self.specializations
 
     def revert(self) -> None:
-        """Keep what was kept before."""
+        """Restore the previous graphs."""
         if self._before is None:
             self._explicit.pop(self.module, None)
         else:
@@ -125,7 +125,7 @@ class SetTrace:
 
 
 class SwapModule:
-    """One module in another's place wherever that is held, with its forward hooks and its node of the tree."""
+    """Edit to replace a module in all its parents and move its hooks and its node of the tree to the new one."""
 
     def __init__(self, tree: Tree, old: nn.Module, new: nn.Module) -> None:
         self.tree, self.old, self.new = tree, old, new
@@ -136,7 +136,7 @@ class SwapModule:
         self._training: list[tuple[nn.Module, bool]] = []
 
     def apply(self) -> None:
-        """Swap."""
+        """Swap the modules."""
         self._training = [(module, module.training) for module in self.new.modules()]
         self._hooks = {
             table: (vars(self.old)[table], vars(self.new)[table]) for table in _HOOK_TABLES if table in vars(self.new)
@@ -149,7 +149,10 @@ class SwapModule:
         self.tree.moved(self.old, self.new, [parent for parent, _ in self.holders])
 
     def _move_hooks(self, table: str, of_old: Any, of_new: Any) -> None:
-        """Never one table for two modules. The old one goes over as it is if it can: handles refer to it."""
+        """Move a hook table to the new module, never sharing one table between both.
+
+        The same table object moves if the new module has no hooks, since handles refer to it.
+        """
         empty = type(of_old)()
         if of_new:
             merged = type(of_old)({**of_old, **of_new})
@@ -159,10 +162,10 @@ class SwapModule:
         vars(self.old)[table] = empty
 
     def revert(self) -> None:
-        """Swap back.
+        """Swap the modules back.
 
         Raises:
-            NotApplicable: another schedule put something else there since.
+            NotApplicable: another schedule replaced the module since.
         """
         for parent, name in self.holders:
             held = parent._modules.get(name)
@@ -184,35 +187,35 @@ class SwapModule:
 
 
 class AddModule:
-    """A new child module, for a replacement that has state of its own."""
+    """Edit to add a child module, for a replacement with its own state."""
 
     def __init__(self, tree: Tree, parent: nn.Module, name: str, child: nn.Module) -> None:
         self.tree, self.parent, self.name, self.child = tree, parent, name, child
 
     def apply(self) -> None:
-        """Add it."""
+        """Add the child."""
         self.parent._modules[self.name] = self.child
         self.tree.forget_paths()
 
     def revert(self) -> None:
-        """Remove it."""
+        """Remove the child."""
         self.parent._modules.pop(self.name, None)
         self.tree.forget_paths()
 
 
 class SetItem:
-    """One entry of a mapping, such as a parameter in a module's table or a tag of a parameter."""
+    """Edit of one entry of a mapping, such as a parameter in a module's table or a tag of a parameter."""
 
     def __init__(self, mapping: Callable[[], dict[Any, Any]], key: Any, value: Any) -> None:
         self.mapping, self.key, self.value = mapping, key, value
         self._before = mapping().get(key, _ABSENT)
 
     def apply(self) -> None:
-        """Set it."""
+        """Set the entry."""
         self.mapping()[self.key] = self.value
 
     def revert(self) -> None:
-        """Put back what was there."""
+        """Restore the previous entry."""
         if self._before is _ABSENT:
             self.mapping().pop(self.key, None)
         else:

@@ -1,4 +1,4 @@
-"""The graphs of a model's modules: made when needed, checked at once, kept until something changes them."""
+"""Graphs of a model's modules: traced on demand, checked at once, cached until something invalidates them."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Graphs:
     """Traced forwards of the modules of one root.
 
     Attributes:
-        explicit: what ``trace`` and ``trace_until`` made; a part of the schedule, unlike graphs made by need.
-        in_one_mode: modules with graphs for training only, or for evaluation only, and why.
+        explicit: graphs made by ``trace`` and ``trace_until``; part of the schedule, unlike those traced on demand.
+        in_one_mode: modules with graphs for only one of training and eval mode, and the error of the other.
     """
 
     def __init__(self, root: nn.Module, example_inputs: Any, path_of: Callable[[nn.Module], str]) -> None:
@@ -62,10 +62,10 @@ class Graphs:
 
     @property
     def recording(self) -> Recording:
-        """One run of the root; made when first read.
+        """The recorded run of the root, made on first access.
 
         Raises:
-            NotApplicable: the model refuses the example inputs, or none were given and none can be made from it.
+            NotApplicable: the model refuses the example inputs, or none were given and none can be generated.
         """
         if self._recording is None:
             if self.example_inputs is None:
@@ -75,21 +75,21 @@ class Graphs:
         return self._recording
 
     def current(self, module: nn.Module) -> Specializations | None:
-        """The graphs that ``module`` runs or was explicitly traced to, None if there are none."""
+        """Return the graphs ``module`` runs, else its explicitly traced ones, else None."""
         state = state_of(module)
         return state.specializations if state is not None else self.explicit.get(module)
 
     def original(self, module: nn.Module) -> Specializations | None:
-        """The graphs of ``module`` before anything was rewritten in them, if they were made."""
+        """Return the graphs of ``module`` from before any rewrite, or None if it was not traced."""
         return self.explicit.get(module) or self._by_need.get(module)
 
     @property
     def made_recording(self) -> Recording | None:
-        """The recorded run if there is one; nothing is run."""
+        """The recorded run if it was made, else None."""
         return self._recording
 
     def of(self, module: nn.Module) -> Specializations:
-        """The graphs of ``module``, traced now if need be.
+        """Return the graphs of ``module``, traced now if necessary.
 
         Raises:
             TraceError: it cannot be traced, or the graph is wrong at other shapes.
@@ -100,7 +100,7 @@ class Graphs:
         return self.current(module) or self._by_need[module]
 
     def ensure(self, modules: Iterable[nn.Module]) -> dict[nn.Module, TraceError]:
-        """Trace those that have no graph yet and check them together; the errors of those that cannot be."""
+        """Trace the modules without a graph, check them together, and return the errors by module."""
         fresh: dict[nn.Module, Specializations] = {}
         wanted = list(dict.fromkeys(modules))
         new = [m for m in wanted if not (self.current(m) or m in self._by_need or m in self._failed)]
@@ -114,7 +114,7 @@ class Graphs:
         }
 
     def _trace_all(self, modules: Sequence[nn.Module], fresh: dict[nn.Module, Specializations]) -> None:
-        """Trace each of ``modules`` into ``fresh``; remember why one cannot be."""
+        """Trace ``modules`` into ``fresh`` and store the errors of those not traceable."""
         for module in modules:
             self.calls(module)  # the root runs before its state is saved
         with interceptable(self.root), self.recording.as_after_run(), self._state_saved() as before:
@@ -145,14 +145,17 @@ class Graphs:
         return path.count(".") + bool(path)
 
     def structure_changed(self, holders: Iterable[nn.Module]) -> None:
-        """Children of ``holders`` were exchanged: trace those anew when needed, and record new modules."""
+        """Invalidate the graphs of ``holders`` after a swap of their children, and the recording for new modules."""
         for module in holders:
             self._by_need.pop(module, None)
             self._failed.pop(module, None)
         self._outdated = True
 
     def forget_run(self, modules: Iterable[nn.Module]) -> dict[str, Any]:
-        """``modules`` receive or give other sizes now: record and trace anew when needed; what was forgotten."""
+        """Discard the recorded run and the graphs of ``modules``, and return the previous state.
+
+        The modules now receive or return other sizes; they are recorded and traced again on demand.
+        """
         kept = {name: vars(self)[name] for name in ("_by_need", "_failed", "_recording", "_outdated")}
         gone = set(modules)
         self._by_need = {module: made for module, made in self._by_need.items() if module not in gone}
@@ -161,20 +164,21 @@ class Graphs:
         return kept
 
     def remember_run(self, kept: dict[str, Any]) -> None:
-        """Take back a :meth:`forget_run`."""
+        """Undo a :meth:`forget_run`."""
         vars(self).update(kept)
 
     def calls(self, module: nn.Module) -> Sequence[Call]:
-        """The recorded calls of ``module``, one a signature; none if the run did not reach it."""
+        """Return the recorded calls of ``module``, one per signature, or none if the run did not reach it."""
         if self._outdated and module not in self.recording.calls:
             self._recording, self._outdated = None, False
         return self.recording.calls.get(module, ())
 
     def trace(self, module: nn.Module, enter: Enter | None = None) -> Specializations:
-        """Graphs of the original forward of ``module`` for every recorded signature, in each mode that can be traced.
+        """Trace the original forward of ``module`` for every recorded signature, in training and eval mode.
 
         Raises:
-            TraceError: it can be traced neither in training nor in evaluation; why not in training.
+            TraceError: it cannot be traced in either mode (gives the error of training mode), was not called, or has
+                a forward set on the object.
         """
         path = self._path_of(module)
         if "forward" in vars(module):
@@ -205,7 +209,7 @@ class Graphs:
     def _specialized(
         self, module: nn.Module, forward: Callable[..., Any], call: Call, training: bool, enter: Enter | None
     ) -> Specialization:
-        """One graph; whatever tracing it wrote to Python state is put back, and is a reason to refuse it."""
+        """Trace one graph, or restore the Python state and raise if tracing wrote to it."""
         recording = self.recording
         with recording.as_after_run(), self._state_saved() as before:
             known = {id(made) for each in recording.traced.values() for made in each}
@@ -225,7 +229,7 @@ class Graphs:
 
     @contextmanager
     def _state_saved(self) -> Iterator[Snapshot]:
-        """Save the Python state of the root once for all traces inside; their run of the root is over."""
+        """Save the Python state of the root once for all traces inside, after their recorded run."""
         if self._state is not None:
             yield self._state
             return
@@ -238,11 +242,11 @@ class Graphs:
     # -- checking ------------------------------------------------------------------------------------------
 
     def check(self, traced: dict[nn.Module, Specializations]) -> dict[nn.Module, TraceError]:
-        """Compare graphs with the modules they were made from, on other shapes than recorded, in eval mode.
+        """Compare graphs with their modules on shapes other than the recorded ones, in eval mode.
 
-        Two runs of the root at small sizes, whatever the number of modules; further ones at about the recorded
-        sizes where a graph was made for these alone. Of like modules, which share their graphs, one is compared in
-        each run. Nothing of the model changes.
+        The root runs twice at small sizes, regardless of the number of modules, then at about the recorded sizes as
+        long as some graph was not selected by any call. Of similar modules with shared graphs, one is compared per
+        run. The model does not change.
         """
         wrong: dict[nn.Module, TraceError] = {}
         if not traced or any(t.is_meta for t in (*self.root.parameters(), *self.root.buffers())):
@@ -273,12 +277,12 @@ class Graphs:
 
 
 class _Comparison:
-    """Runs the graphs of watched modules beside the modules: each graph once a run of the root.
+    """Comparison of graphs with their modules during runs of the root, each graph once per run.
 
     Attributes:
         waiting: graphs that no call has selected yet.
         compared: graphs that were compared in this run of the root.
-        wrong: the errors of modules whose graph is not right.
+        wrong: module → error, for modules with a wrong graph.
     """
 
     def __init__(
@@ -342,7 +346,7 @@ class _Comparison:
 
 @contextmanager
 def _drawing_again(states: list[tuple[torch.Generator, torch.Tensor]]) -> Iterator[None]:
-    """Within, the random numbers that were drawn from these states: dropout may be on in evaluation too."""
+    """Draw the same random numbers again from these states, since dropout may be on in eval mode too."""
     after = torch_states()
     for generator, state in states:
         generator.set_state(state)
@@ -354,7 +358,7 @@ def _drawing_again(states: list[tuple[torch.Generator, torch.Tensor]]) -> Iterat
 
 
 def _own(leaf: Any) -> Any:
-    """A copy of an argument that the module may change in place."""
+    """Copy an argument if the module may change it in place."""
     if isinstance(leaf, torch.Tensor):
         return leaf.clone()
     if leaf is None or callable(leaf) or isinstance(leaf, (bool, int, float, str, torch.dtype, torch.device)):
@@ -366,12 +370,12 @@ def _own(leaf: Any) -> Any:
 
 
 def difference(got: Any, expected: Any, computed_in: torch.dtype | None = None) -> str:
-    """What is wrong with the result of a graph; "" if it is as expected.
+    """Describe the difference of a graph's result from the expected one, or return "".
 
     Args:
         got: what the graph returned.
         expected: what the forward returned.
-        computed_in: the narrowest dtype of the way there, if it is not that of the result.
+        computed_in: the narrowest dtype used in the computation, if narrower than the result's.
     """
     ours, theirs = list(tensors(got)), list(tensors(expected))
     if len(ours) != len(theirs):
@@ -388,5 +392,5 @@ def difference(got: Any, expected: Any, computed_in: torch.dtype | None = None) 
 
 
 def _again(error: TraceError) -> TraceError:
-    """A remembered error, to be raised once more."""
+    """Copy a cached error to raise it again."""
     return TraceError(error.why, fix=error.fix, where=error.where)

@@ -1,7 +1,7 @@
-"""What was done to a model, in steps that can be undone and redone.
+"""History of the changes to a model, in steps with undo and redo.
 
-A step is a list of edits. An edit is applied when a primitive makes it and taken back, in reverse order, if
-the primitive raises later on: a primitive, on one module or on a group, changes everything or nothing.
+A step is a list of edits. An edit is applied when a primitive makes it and reverted, in reverse order, if the
+primitive raises later: a primitive, on one module or on a group, changes everything or nothing.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from schedule.util.generators import generator_states, restore_generators
 
 
 def reached(point: str) -> None:
-    """Called at each point where a primitive could fail; does nothing. Tests put faults here."""
+    """Mark a point of possible failure of a primitive, for tests to inject faults."""
 
 
 class Edit(Protocol):
-    """One change of the model; both methods may be called again and again, in turns."""
+    """One change of the model, applied and reverted any number of times in turn."""
 
     def apply(self) -> None:
         """Make the change."""
 
     def revert(self) -> None:
-        """Take the change back to the bit, also after an :meth:`apply` that stopped half-way."""
+        """Revert the change bit-exactly, also after a partial :meth:`apply`."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Step:
     Attributes:
         primitive: its name.
         paths: the modules it was called on; "" is the root.
-        arguments: what it was called with, by parameter name.
+        arguments: its arguments, by parameter name.
         description: what was done and where, such as ``fuse(bias_gelu) on transformer.h.0.mlp``.
         edits: the changes, in order.
-        touched: the modules that were changed, and in how many places.
-        record: what a recipe says of it; steps that one call made have the same.
+        touched: path of each changed module → number of changed locations in it.
+        record: its entry in a recipe; all steps of one call share it.
     """
 
     primitive: str
@@ -54,7 +54,7 @@ class Step:
 
 @dataclass
 class Pending:
-    """A step that is being made."""
+    """A step in progress."""
 
     description: str
     edits: list[Edit] = field(default_factory=list)
@@ -62,10 +62,10 @@ class Pending:
 
 
 class History:
-    """The applied steps of one schedule, and those undone last.
+    """The applied steps of one schedule, and the steps undone last.
 
     Args:
-        record: describes a call (primitive, paths, the glob that chose them, arguments) before it is made.
+        record: describes a call (primitive, paths, the glob for them, arguments) before it is made.
     """
 
     def __init__(self, record: Callable[[str, Sequence[str], str, Mapping[str, Any]], Any] | None = None) -> None:
@@ -81,12 +81,12 @@ class History:
 
     @property
     def undone(self) -> tuple[Step, ...]:
-        """What ``redo`` would apply, last undone first."""
+        """Undone steps available to ``redo``, last undone first."""
         return tuple(reversed(self._undone))
 
     @property
     def pending(self) -> Pending | None:
-        """The step that is being made, if a primitive is running."""
+        """The step in progress, or None if no primitive is running."""
         return self._pending
 
     @contextmanager
@@ -99,15 +99,15 @@ class History:
         glob: str = "",
         record: Any = None,
     ) -> Iterator[Pending]:
-        """Within, edits become one step, or are reverted if the body raises.
+        """Group edits into one undoable step, or revert them on error.
 
-        An inner transaction becomes part of the outer one's step; if it fails, only what it did is reverted, so
-        that the outer one may go on.
+        An inner transaction becomes part of the outer one's step. If it fails, only its own edits are reverted, and
+        the outer one may continue.
 
         Args:
-            primitive: as the other arguments, see :class:`Step`.
-            glob: what chose the modules, if a glob did.
-            record: what a recipe says of the step, if it is part of a larger call.
+            primitive: like the other arguments, see :class:`Step`.
+            glob: the glob for the modules, if one was given.
+            record: the recipe entry of the step, if it is part of a larger call.
         """
         outer = self._pending
         if outer is None and record is None:
@@ -135,18 +135,18 @@ class History:
             self._undone.clear()
 
     def apply(self, edits: Sequence[Edit], path: str = "", places: int = 1) -> None:
-        """Make changes, as part of the step that is being made.
+        """Apply edits as part of the step in progress.
 
         Args:
-            edits: in order.
-            path: the module they are about.
-            places: how many places in it they change, for the report.
+            edits: the edits, in order.
+            path: the path of the changed module.
+            places: the number of changed locations in it, for the report.
         """
         if self._pending is None:
             raise NotApplicable("changes are made by primitives only", fix="decorate the function with @primitive")
         for edit in edits:
             reached(f"before {type(edit).__name__}")
-            self._pending.edits.append(edit)  # first, so that one that stops half-way is reverted too
+            self._pending.edits.append(edit)  # first, so that a partial apply is reverted too
             edit.apply()
             reached(f"after {type(edit).__name__}")
         self._pending.touched[path] = self._pending.touched.get(path, 0) + places
@@ -162,7 +162,7 @@ class History:
         return step
 
     def redo(self) -> Step:
-        """Apply the step that was undone last once more."""
+        """Reapply the last undone step."""
         self.refuse_while_pending("redo")
         if not self._undone:
             raise NotApplicable(
@@ -175,15 +175,15 @@ class History:
 
     @property
     def edits(self) -> tuple[Edit, ...]:
-        """All changes that stand, those of the step that is being made included, oldest first."""
+        """All applied edits, oldest first, including those of the step in progress."""
         done = [edit for step in self._done for edit in step.edits]
         return (*done, *(self._pending.edits if self._pending is not None else ()))
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[Savepoint]:
-        """Within, steps may be made and undone; all is as it was before if the body raises, or rolls back.
+        """Restore the model and the history if the body raises or rolls back.
 
-        May be nested, and used within a step that is being made.
+        The body may make and undo steps. May be nested, and used within a step in progress.
         """
         savepoint = Savepoint(self)
         complete = False
@@ -195,7 +195,7 @@ class History:
                 savepoint.roll_back()
 
     def refuse_while_pending(self, what: str) -> None:
-        """Raise if a primitive is running: ``what`` makes or takes back whole steps."""
+        """Raise if a primitive is running, for callers making or reverting whole steps."""
         if self._pending is not None:
             raise NotApplicable(
                 f"{self._pending.description} is still running",
@@ -205,7 +205,7 @@ class History:
 
 
 class Savepoint:
-    """Where a history stood, to go back to; made by :meth:`History.all_or_nothing`."""
+    """Saved state of a history, made by :meth:`History.all_or_nothing`."""
 
     def __init__(self, history: History) -> None:
         self._history, self._pending = history, history._pending
@@ -215,7 +215,7 @@ class Savepoint:
         self._generators = generator_states()
 
     def roll_back(self) -> None:
-        """Take back what was done since, and do again what was undone, to the bit."""
+        """Revert steps and edits made since, and reapply undone ones, bit-exactly."""
         history = self._history
         if self._pending is not None:
             while len(self._pending.edits) > self._edits:
@@ -234,7 +234,7 @@ class Savepoint:
 
 
 def _all(changes: Sequence[tuple[Callable[[], None], Callable[[], None]]]) -> None:
-    """Make changes, each given with what takes it back; if one is refused, take back those that were made."""
+    """Make changes, given as (change, inverse) pairs, and call the inverses of those made if one raises."""
     made: list[Callable[[], None]] = []
     complete = False
     try:

@@ -1,4 +1,4 @@
-"""From patterns to matches: one logical place in a module, in all of its specializations."""
+"""Search for patterns in modules: each match is one logical location in all specializations of a module."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from schedule.util.wording import counted
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """Where a match is in one specialization: a match in its graph with leaf modules opened.
+    """Location of a match in one specialization, in its graph with leaf modules inlined.
 
     Attributes:
-        found_in: that specialization.
-        match: in a copy of its graph.
-        origin: name of a node from an opened module → name of the call it came from.
-        called: path → module of the calls that are part of the match.
+        found_in: the specialization.
+        graph_match: the match in a copy of its graph.
+        origin: name of a node from an inlined module → name of the call it came from.
+        called: path → module, for the module calls consumed by the match.
     """
 
     found_in: Specialization
@@ -40,17 +40,17 @@ class Site:
 
     @property
     def pattern(self) -> Pattern:
-        """What was looked for."""
+        """The pattern of the match."""
         return self.graph_match.pattern
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """As those of a match."""
+        """Inputs of the match, as in :class:`GraphMatch`."""
         return self.graph_match.inputs
 
     @property
     def opened(self) -> set[str]:
-        """The module calls to open before the match can be replaced: it is in them, or spans what they do."""
+        """Module calls to inline before a replacement: origins of all nodes from the match's first to its last."""
         node, last = min(self.graph_match.nodes), max(self.graph_match.nodes)
         calls = {self.origin.get(last.name)}
         while node is not last:
@@ -59,7 +59,7 @@ class Site:
         return {call for call in calls if call is not None}
 
     def in_current(self, specializations: Sequence[Specialization]) -> int | None:
-        """Which of the module's graphs now is the one this was found in, or stems from it."""
+        """Return the index of the graph it was found in, else of one with the same mode and call, else None."""
         key = (self.found_in.training, self.found_in.call.key())
         own = [i for i, made in enumerate(specializations) if made.graph is self.found_in.graph]
         like = [i for i, made in enumerate(specializations) if (made.training, made.call.key()) == key]
@@ -67,13 +67,13 @@ class Site:
 
 
 class Match:
-    """One place where a pattern was found; given to ``fuse`` and ``replace``.
+    """One match of a pattern in a module, for ``fuse`` and ``replace``.
 
     Attributes:
-        schedule: the module it is in.
-        sites: the match in each specialization (training and not, further signatures).
-        rule: the registered rule whose pattern it is, if any.
-        search: what it was found by, if by a search of one module's graphs.
+        schedule: the node of its module.
+        sites: the match in each specialization (training and eval mode, further signatures).
+        rule: the registered rule of the pattern, if any.
+        search: the search of the module's graphs by which it was found, if any.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Match:
 
     @property
     def path(self) -> str:
-        """The module it is in."""
+        """The path of its module."""
         return self.schedule.path
 
     @property
@@ -93,7 +93,7 @@ class Match:
 
     @property
     def pattern(self) -> Pattern:
-        """What was looked for."""
+        """The pattern of the match."""
         return self._first.pattern
 
     @property
@@ -113,7 +113,7 @@ class Match:
 
     @property
     def choices(self) -> dict[str, bool | int]:
-        """``optional`` or ``any_of`` of the pattern → what the graph has."""
+        """``optional`` → whether it is present, ``any_of`` → the index of the alternative."""
         return dict(self._first.choices)
 
     @property
@@ -126,7 +126,7 @@ class Match:
         return self.sites[0].graph_match
 
     def show(self) -> None:
-        """Print the matched part of the graph, what it reads and the constants."""
+        """Print the matched part of the graph, its inputs and its constants."""
         print(str(self))
 
     def __str__(self) -> str:
@@ -155,7 +155,7 @@ def _value(value: Any) -> str:
 
 
 def holds(node: Node, match: Match) -> bool:
-    """Whether ``match`` is in the module of ``node`` or below."""
+    """Check whether ``match`` is in the module of ``node`` or below."""
     return match.schedule.tree is node.tree and f"{match.path}.".startswith(f"{node.path}." if node.path else "")
 
 
@@ -163,11 +163,11 @@ def holds(node: Node, match: Match) -> bool:
 
 
 def find_in(members: Sequence[Node], pattern: Any, expect: int | None) -> list[Match]:
-    """Every match of ``pattern`` in the graphs of ``members``, in order.
+    """Return all matches of ``pattern`` in the graphs of ``members``, in order.
 
     Raises:
         TraceError: a member cannot be traced.
-        MatchError: not as many as expected; says where the pattern nearly matched.
+        MatchError: not as many as expected (reports the best near miss), or an unknown name.
     """
     wanted = Wanted.of(pattern)
     for member in members:
@@ -188,7 +188,7 @@ def find_in(members: Sequence[Node], pattern: Any, expect: int | None) -> list[M
 
 
 def _refuse_misspelt(root: nn.Module, wanted: Wanted) -> None:
-    """Raise if a text names no rule, and as a regular expression no module of the model."""
+    """Raise if a string names no rule and, as a regular expression, no module of the model."""
     text: str = wanted.given
     calls = [node for node in wanted.patterns[0].digraph.nodes if isinstance(node, CallNode)]
     if any(call.accepts(path, module) for call in calls for path, module in root.named_modules() if path):
@@ -206,7 +206,7 @@ def _refuse_misspelt(root: nn.Module, wanted: Wanted) -> None:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is looked for: one pattern, or all of a rule's; ``given`` is what ``find`` was called with."""
+    """Patterns to search for: one, or all of a rule (``given`` is the argument of ``find``)."""
 
     name: str
     patterns: tuple[Pattern, ...]
@@ -215,7 +215,7 @@ class Wanted:
 
     @staticmethod
     def of(pattern: Any) -> Wanted:
-        """From anything that ``find`` takes."""
+        """Make the patterns from any argument accepted by ``find``."""
         rule = pattern if isinstance(pattern, rules.Rule) else rules.rule_for(pattern)
         if rule is not None:
             return Wanted(rule.name, rule.patterns, rule, pattern)
@@ -224,12 +224,12 @@ class Wanted:
 
 
 class Found:
-    """All that one ``find`` found.
+    """Result of one ``find``.
 
     Attributes:
-        wanted: what it looked for.
-        paths: where the searched modules were.
-        after: the steps of the schedule that were applied then.
+        wanted: the patterns it searched for.
+        paths: the paths of the searched modules.
+        after: the steps of the schedule applied at that time.
         searches: one for each module.
     """
 
@@ -240,12 +240,12 @@ class Found:
 
     @property
     def matches(self) -> list[Match]:
-        """Those of every module, in order."""
+        """The matches of all modules, in order."""
         return [match for search in self.searches for match in search.matches]
 
 
 class Search:
-    """One search of one module's graphs; ``found`` is what it is a part of."""
+    """Search of one module's graphs, as part of ``found``."""
 
     def __init__(self, member: Node, wanted: Wanted, found: Found) -> None:
         self.member, self.wanted, self.found = member, wanted, found
@@ -258,14 +258,14 @@ class Search:
         self.matches = [Match(member, together, wanted.rule, self) for together in _paired(sites)]
 
     def near_misses(self) -> list[tuple[str, NearMiss]]:
-        """Where the patterns almost matched."""
+        """Return the near misses of the patterns, each with its module's label."""
         return [(self.member.label, miss) for result in self.results for miss in result.near_misses]
 
 
 def sites_in(
     made: Specialization, module: nn.Module, recording: Recording, wanted: Wanted
 ) -> tuple[list[Site], list[SearchResult]]:
-    """Where ``wanted`` occurs in one graph of ``module``, and what each search saw."""
+    """Find ``wanted`` in one graph of ``module``, and return the sites and the results of each search."""
     modules = dict(module.named_modules(remove_duplicate=False))
     expansion = expand(made, module, recording, _opened_for(wanted.patterns, made.graph, modules))
     results = [patterns.search(expansion.graph, pattern, modules) for pattern in wanted.patterns]
@@ -280,7 +280,7 @@ def _called(graph_match: GraphMatch, modules: Mapping[str, nn.Module]) -> dict[s
 
 
 def _opened_for(wanted: Sequence[Pattern], graph: fx.Graph, modules: Mapping[str, Any]) -> Collection[str] | None:
-    """The calls to open: all but those that the patterns name themselves; None if they name none."""
+    """Return the calls to inline: all except those named by the patterns, or None if they name no calls."""
     named = [node for pattern in wanted for node in pattern.digraph.nodes if isinstance(node, CallNode)]
     if not named:
         return None
@@ -293,7 +293,7 @@ def _opened_for(wanted: Sequence[Pattern], graph: fx.Graph, modules: Mapping[str
 
 
 def _paired(sites: list[list[Site]]) -> list[list[Site]]:
-    """The same place in several graphs: by order where all have as many, else by the names of the outputs."""
+    """Group the same match across graphs: by order if all have equally many, else by the names of the outputs."""
     if len({len(each) for each in sites}) <= 1:
         return [list(together) for together in zip(*sites, strict=True)]
     places: dict[tuple[str, ...], list[Site]] = {}
@@ -325,7 +325,7 @@ def _unexpected(searches: Sequence[Search], wanted: Wanted, expect: int, found: 
 
 
 def find_parallel_in(members: Sequence[Node], pattern: Any, expect: int | None) -> list[list[Match]]:
-    """Matches that read one value under one input's name, together; single ones are left out.
+    """Return groups of matches reading the same value under the same input name, without single ones.
 
     Raises:
         MatchError: not as many groups as expected.
@@ -345,7 +345,7 @@ T = TypeVar("T", Match, Site)
 
 
 def parallel(found: Sequence[T]) -> list[list[T]]:
-    """What reads one value under one input's name, together; single ones are left out."""
+    """Group matches or sites reading the same value under the same input name, and leave out single ones."""
     groups: list[list[T]] = []
     taken: set[T] = set()
     for one in found:

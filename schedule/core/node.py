@@ -1,4 +1,4 @@
-"""The modules of one model as nodes, with their paths, graphs and history."""
+"""Modules of one model as nodes, with their paths, graphs and history."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ NodeT = TypeVar("NodeT", bound="Node")
 
 
 class Tree:
-    """What the nodes of one schedule share.
+    """State shared by the nodes of one schedule.
 
     Attributes:
         root: the model.
         history: the applied primitives.
-        graphs: the traced modules.
+        graphs: the graphs of the modules.
         annotations: (path of the parameter, tag) → value.
         mesh: the device mesh that ``shard`` and ``sync`` use, if any.
-        stage_ends: the modules after which a stage of a pipeline ends, in the order in which they were named.
+        stage_ends: the modules after which a pipeline stage ends, in the order they were named.
 
     Args:
-        node: makes the nodes.
+        node: class of the nodes.
         record: describes a call of a primitive before it is made; see :class:`History`.
     """
 
@@ -45,19 +45,19 @@ class Tree:
         self._paths: dict[nn.Module, str] = {}
 
     def node(self, module: nn.Module) -> Any:
-        """The node of ``module``; always the same one."""
+        """Return the node of ``module``, always the same object."""
         if module not in self._nodes:
             self._nodes[module] = self._node(self, module)
         return self._nodes[module]
 
     def path_of(self, module: nn.Module) -> str:
-        """Where ``module`` is now; the first place if it is shared.
+        """Return the current path of ``module``, the first one if it is shared.
 
         Raises:
             PathError: it is no longer part of the model.
         """
         path = self._paths.get(module)
-        if path is None or self._at(path) is not module:  # the user may change the model beside the schedule
+        if path is None or self._at(path) is not module:  # the user may change the model outside the schedule
             self._paths = {module: name for name, module in self.root.named_modules()}
             path = self._paths.get(module)
         if path is None:
@@ -85,11 +85,11 @@ class Tree:
         return ""
 
     def forget_paths(self) -> None:
-        """Modules were added or removed."""
+        """Clear the cached paths after modules were added or removed."""
         self._paths = {}
 
     def moved(self, old: nn.Module, new: nn.Module, holders: Sequence[nn.Module]) -> None:
-        """``new`` has taken the place of ``old``: the node follows, and the ancestors' graphs go."""
+        """Move the node of ``old`` to ``new``, its replacement, and invalidate the ancestors' graphs."""
         self.forget_paths()
         node = self._nodes.pop(old, None)
         if node is not None:
@@ -102,7 +102,7 @@ class Tree:
         self.graphs.structure_changed(outdated)
 
     def ancestors(self, path: str) -> Iterator[tuple[nn.Module, str]]:
-        """Each module above ``path``, nearest first, with the path from there."""
+        """Yield each module above ``path``, nearest first, with the path relative to it."""
         parts = path.split(".") if path else []
         for depth in range(len(parts) - 1, -1, -1):
             module = self._at(".".join(parts[:depth]))
@@ -110,7 +110,7 @@ class Tree:
                 yield module, ".".join(parts[depth:])
 
     def holder(self, path: str) -> tuple[nn.Module, str] | None:
-        """The module whose graph holds the inside of the module at ``path``, and the path from there."""
+        """Return the ancestor with the module at ``path`` inlined in its graph, and the relative path, or None."""
         for ancestor, relative in self.ancestors(path):
             if any(relative in made.inlined for made in self.graphs.current(ancestor) or ()):
                 return ancestor, relative
@@ -118,13 +118,13 @@ class Tree:
 
 
 def _moved(step: Step, way: str, module: nn.Module) -> bool:
-    """Whether an edit of ``step`` put in (``new``, ``child``) or took out (``old``) a module that holds ``module``."""
+    """Check whether ``step`` added (``new``, ``child``) or removed (``old``) ``module`` or a parent of it."""
     moved = [getattr(edit, way, None) for edit in step.edits]
     return any(isinstance(each, nn.Module) and any(module is inner for inner in each.modules()) for each in moved)
 
 
 class Node:
-    """One module of a model in a schedule: where it is, its graphs, and what was done to it."""
+    """One module of a model in a schedule, with its path, graphs and history."""
 
     def __init__(self, tree: Tree, module: nn.Module) -> None:
         self.tree, self._module = tree, module
@@ -138,12 +138,12 @@ class Node:
 
     @property
     def path(self) -> str:
-        """Where the module is in the root, such as ``transformer.h.0.mlp``; "" is the root."""
+        """The path of the module in the root, such as ``transformer.h.0.mlp`` ("" for the root)."""
         return self.tree.path_of(self._module)
 
     @property
     def label(self) -> str:
-        """The path as messages write it."""
+        """The path as shown in messages."""
         return self.path or "the root"
 
     @property
@@ -154,7 +154,7 @@ class Node:
 
     @property
     def parent(self) -> Self | None:
-        """The schedule of the module that holds this one; None for the root."""
+        """The schedule of the parent module, or None for the root."""
         path = self.path
         return self.tree.node(self.tree.root.get_submodule(path.rpartition(".")[0])) if path else None
 
@@ -164,10 +164,10 @@ class Node:
         return self.tree.mesh
 
     def at(self, path: str) -> Self:
-        """The node at ``path`` under this module.
+        """Return the node at ``path`` under this module.
 
         Raises:
-            PathError: there is none; names the nearest paths.
+            PathError: there is no such module; suggests similar paths.
         """
         try:
             node: Self = self.tree.node(self._module.get_submodule(path))
@@ -176,10 +176,10 @@ class Node:
         return node
 
     def select(self, path: str) -> list[Self]:
-        """The node at ``path`` under this module; for a glob, all that match.
+        """Return the node at ``path`` under this module, or all matches of a glob.
 
         Raises:
-            PathError: there is none; names the nearest paths.
+            PathError: there is no such module; suggests similar paths.
         """
         if not isinstance(path, str):
             raise PathError(f"a path is a string, not {type(path).__name__}", fix='sch["encoder.layer.0"]')
@@ -193,7 +193,7 @@ class Node:
     def _unknown(self, path: str) -> PathError:
         paths = [name for name, _ in self._module.named_modules() if name]
         fix = did_you_mean(path, paths, cutoff=0.5)
-        if not fix:  # a wrong beginning hides a right end
+        if not fix:  # the last part may be correct after a wrong prefix
             last = path.rpartition(".")[2]
             near = [name for name in paths if name.rpartition(".")[2] == last][:3]
             fix = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {', '.join(self._children())}"
@@ -213,7 +213,7 @@ class Node:
         return True
 
     def named_schedules(self) -> Iterator[tuple[str, Self]]:
-        """(path from here, schedule) of this module and all below; a shared module once."""
+        """Yield (relative path, schedule) of this module and all below, a shared module once."""
         for name, module in self._module.named_modules():
             yield name, self.tree.node(module)
 
@@ -221,7 +221,7 @@ class Node:
 
     @property
     def specializations(self) -> tuple[Specialization, ...]:
-        """One graph for each recorded signature and training flag; traced when first read.
+        """One graph for each recorded signature and training flag, traced on first access.
 
         Raises:
             TraceError: the module cannot be traced.
@@ -230,7 +230,7 @@ class Node:
 
     @property
     def graph(self) -> fx.Graph:
-        """The FX graph of the first recorded call in training, or in evaluation if only that can be traced."""
+        """The FX graph of the first recorded call in training mode, or in eval mode if only eval is traceable."""
         return max(self.specializations, key=lambda made: made.training).graph
 
     # -- history -----------------------------------------------------------------------------------------
@@ -241,21 +241,21 @@ class Node:
         return self.tree.history.steps
 
     def undo(self) -> Self:
-        """Revert the last step of the whole schedule, to the bit."""
+        """Revert the last step of the whole schedule, bit-exactly."""
         self.tree.history.undo()
         return self
 
     def redo(self) -> Self:
-        """Apply the step that was undone last once more."""
+        """Reapply the last undone step."""
         self.tree.history.redo()
         return self
 
     def commit(self, edits: Sequence[Edit], places: int = 1) -> None:
-        """Change the model, from within a primitive."""
+        """Apply edits to the model from within a primitive."""
         self.tree.history.apply(edits, self.path, places)
 
     def refuse_inside_other_graph(self) -> None:
-        """Raise if this module's forward is no longer called, since another's graph holds its inside."""
+        """Raise if this module is inlined in another module's graph, so its forward is no longer called."""
         held = self.tree.holder(self.path)
         if held is not None:
             owner = self.tree.node(held[0])

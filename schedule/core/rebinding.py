@@ -1,4 +1,4 @@
-"""Matches followed through rewrites: the same operations in what became of the graph they were found in."""
+"""Remapping of matches to the rewritten versions of their graphs."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ if TYPE_CHECKING:
 
 
 class StaleMatch(MatchError):
-    """What was found is no longer there; :func:`blamed` says since what."""
+    """Error for a match no longer in the graph (:func:`blamed` adds the steps since)."""
 
 
 def rebound(site: Site, expansion: Expansion, modules: Mapping[str, nn.Module]) -> GraphMatch:
-    """The match in a copy of the graph it was found in, or in what became of that graph.
+    """Remap a match to a copy of its graph, or to a rewritten version of it.
 
     Args:
-        modules: path → module of what the graph calls now.
+        modules: path → module, for the calls in the graph now.
 
     Raises:
-        MatchError: its nodes are gone, wired otherwise or compute something else; says which primitive consumed them.
+        MatchError: its nodes are gone, have other inputs or compute something else; names the primitive that consumed
+            them.
     """
     graph_match, follower = site.graph_match, Follower(expansion.graph, site.origin)
     for path, module in site.called.items():
@@ -52,7 +53,7 @@ def rebound(site: Site, expansion: Expansion, modules: Mapping[str, nn.Module]) 
 
 
 def _alike(old: Any, new: Any, here: Callable[[fx.Node], fx.Node]) -> bool:
-    """Whether arguments of a node are what they were, with the nodes that they have become."""
+    """Check whether arguments of a node are the same up to remapped nodes."""
     if isinstance(old, fx.Node):
         return here(old) is new
     if isinstance(old, (tuple, list)):
@@ -67,7 +68,7 @@ def _alike(old: Any, new: Any, here: Callable[[fx.Node], fx.Node]) -> bool:
 
 
 def _kind(node: fx.Node) -> tuple[Any, ...]:
-    """What rules ask of a value besides the operation that computes it."""
+    """Return the properties of a value checked by rules besides its operation: dtype and rank."""
     spec = node.meta.get("spec")
     return (spec.dtype, spec.ndim) if isinstance(spec, TensorSpec) else ()
 
@@ -93,7 +94,7 @@ def _lost(site: Site, node: fx.Node, gone: Mapping[str, Erased]) -> MatchError:
 
 
 def blamed(error: StaleMatch, match: Match) -> MatchError:
-    """The error with the steps made or undone since that concern the module of ``match``, or one in or around it."""
+    """Add to the error the steps made or undone since on the module of ``match``, or on one above or below it."""
     found = match.search.found if match.search is not None else None
     now = match.schedule.tree.history.steps
     then = found.after if found is not None else now
@@ -105,14 +106,14 @@ def blamed(error: StaleMatch, match: Match) -> MatchError:
 
 
 def _concerns(step: Step, path: str) -> bool:
-    """Whether it changed the module at ``path``, one in it, or one around it."""
+    """Check whether ``step`` changed the module at ``path``, or one above or below it."""
     return any(
         not at or not path or f"{path}.".startswith(f"{at}.") or f"{at}.".startswith(f"{path}.") for at in step.touched
     )
 
 
 def keep_erased(old: fx.Graph, new: fx.Graph) -> None:
-    """Hand on which nodes rewrites took out of ``old``, and keep their names unused in ``new``, its copy."""
+    """Copy the records of erased nodes from ``old`` to its copy ``new``, and reserve their names there."""
     names = {node.name: node for node in new.nodes}
     for name, was in erased(old).items():
         new._graph_namespace.create_name(name, None)

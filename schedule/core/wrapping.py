@@ -1,7 +1,7 @@
-"""Something around what a module runs, whichever graph or forward that is: recomputation, other random numbers.
+"""Wrappers of a module's forward and graphs, such as recomputation or separate random numbers.
 
-The module's hooks stay outside, and run once. What is around the original forward is around its graphs too, those
-that it has and those that primitives make later.
+The module's hooks stay outside the wrappers and run once. A wrapper of the original forward also wraps its graphs, the
+present ones and those made by later primitives.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Run = Callable[..., Any]
 
 
 class Wrapper(Protocol):
-    """What runs a call in its own way; copies and pickles with the module."""
+    """Custom way to run a call, copied and pickled with the module."""
 
     def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """``run(*args, **kwargs)``, with something before, after or instead."""
+        """Run ``run(*args, **kwargs)``, with work before or after it, or something else instead."""
 
 
 class WrappedForward:
-    """A forward with something around it."""
+    """A forward with a wrapper."""
 
     def __init__(self, inner: Run, wrapper: Wrapper) -> None:
         self.inner, self.wrapper = inner, wrapper
@@ -39,24 +39,24 @@ class WrappedForward:
         return inspect.signature(self.inner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """A call of the forward, the module first."""
+        """Call the forward through the wrapper, with the module as first argument."""
         return self.wrapper(self.inner, args, kwargs)
 
 
 @dataclass(frozen=True)
 class WrappedSpecialization(Specialization):
-    """A graph with something around it, outermost last."""
+    """A graph with wrappers, outermost last."""
 
     wrappers: tuple[Wrapper, ...] = ()
 
     @cached_property
     def function(self) -> Run:
-        """The graph as a function of ``(module, *inputs)``, with all of it around."""
+        """The graph as a function of ``(module, *inputs)``, inside all wrappers."""
         return rewrapped(super().function, self.wrappers)
 
 
 def wrapped(made: Specialization, wrappers: Iterable[Wrapper]) -> Specialization:
-    """``made`` with ``wrappers`` around what is around it already."""
+    """Add ``wrappers`` to ``made``, outside of its present ones."""
     added = tuple(wrappers)
     if not added:
         return made
@@ -66,7 +66,7 @@ def wrapped(made: Specialization, wrappers: Iterable[Wrapper]) -> Specialization
 
 
 def unwrapped(forward: Run) -> tuple[Run, tuple[Wrapper, ...]]:
-    """A forward without what is around it, and that, innermost first."""
+    """Split a forward into the innermost forward and its wrappers, innermost first."""
     wrappers: list[Wrapper] = []
     while isinstance(forward, WrappedForward):
         wrappers.insert(0, forward.wrapper)
@@ -75,12 +75,12 @@ def unwrapped(forward: Run) -> tuple[Run, tuple[Wrapper, ...]]:
 
 
 def rewrapped(forward: Run, wrappers: Iterable[Wrapper]) -> Run:
-    """``forward`` with ``wrappers`` around it, outermost last."""
+    """Wrap ``forward`` in ``wrappers``, outermost last."""
     for wrapper in wrappers:
         forward = WrappedForward(forward, wrapper)
     return forward
 
 
 def wrappers_of(module: nn.Module) -> tuple[Wrapper, ...]:
-    """What is around the calls of ``module``, innermost first."""
+    """Return the wrappers of the forward of ``module``, innermost first."""
     return unwrapped(forward_of(module))[1]

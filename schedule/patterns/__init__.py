@@ -1,9 +1,9 @@
-"""Patterns and how they are found in graphs.
+"""Pattern language and search for patterns in fx graphs.
 
 pattern = compile_pattern(lambda x, b: F.gelu(x + b, approximate="tanh"), name="bias_gelu")
 found = search(graph, pattern, modules=dict(module.named_modules()))
-found.matches[0].inputs        # {"x": <fx node>, "b": <fx node>}
-print(found.near_misses[0])        # where it nearly matched, what was expected, what is there
+found.graph_matches[0].inputs      # {"x": <fx node>, "b": <fx node>}
+print(found.near_misses[0])        # where it nearly matched, what was expected, what was found
 """
 
 from schedule.patterns.compiling import Pattern, compile_pattern

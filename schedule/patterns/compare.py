@@ -1,4 +1,4 @@
-"""When a constant of the pattern is a constant of the graph, and how both read in messages."""
+"""Comparison of pattern constants with graph constants, and their description in messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from schedule.patterns.values import OpNode, operands
 
 
 def same_constant(expected: Any, found: Any) -> bool:
-    """Equal in value and kind: 2 and 2.0 are, 1 and True are not, nan and nan are."""
+    """Check whether two constants are equal: 2 equals 2.0, nan equals nan, but 1 does not equal True."""
     if expected is found:
         return True
     if isinstance(expected, bool) or isinstance(found, bool):
@@ -22,7 +22,10 @@ def same_constant(expected: Any, found: Any) -> bool:
 
 
 def same_kind_matters(expected: Any, found: Any, node: OpNode) -> bool:
-    """Whether 2 for 2.0 would change ``node``'s dtype: only among integer tensors."""
+    """Check whether 2 instead of 2.0 would change the dtype of ``node``.
+
+    It would if any of its tensor operands is neither floating-point nor complex.
+    """
     if isinstance(expected, float) is isinstance(found, float):
         return False
     specs = [n.spec for n in operands(tuple(node.args.values()))]
@@ -31,7 +34,7 @@ def same_kind_matters(expected: Any, found: Any, node: OpNode) -> bool:
 
 
 def same_dims(expected: Any, found: Any, node: OpNode) -> bool:
-    """Whether two dimension numbers, or tuples of them, mean the same for the rank of ``node``'s input."""
+    """Check whether two dimension numbers, or tuples of them, are equal modulo the rank of ``node``'s input."""
     if expected == found and isinstance(expected, bool) is isinstance(found, bool):
         return True
     rank = rank_of(node)
@@ -45,20 +48,20 @@ def same_dims(expected: Any, found: Any, node: OpNode) -> bool:
 
 
 def same_swapped_dims(expected: OpNode, found: OpNode) -> bool:
-    """Whether two ``transpose`` swap the same dimensions, in either order."""
+    """Check whether two ``transpose`` nodes swap the same dimensions, in either order."""
     pair, other = ((n.args["dim0"], n.args["dim1"]) for n in (expected, found))
     return same_dims(pair, other, found) or same_dims(pair, other[::-1], found)
 
 
 def rank_of(node: OpNode) -> int | None:
-    """The rank of a node's first argument, if the recorded run told."""
+    """Return the rank of a node's first argument (at least 1), or None if it was not recorded."""
     first = next(iter(node.args.values()), None)
     spec = first.spec if isinstance(first, OpNode) else None
     return spec.ndim or 1 if isinstance(spec, TensorSpec) else None
 
 
 def describe(value: Any) -> str:
-    """A pattern node, graph node or constant as messages show it: ``gelu(approximate='tanh')``."""
+    """Format a pattern node, graph node or constant for messages, such as ``gelu(approximate='tanh')``."""
     if isinstance(value, InputNode):
         return f"the input {value.name}"
     if isinstance(value, ScalarNode):
@@ -86,7 +89,10 @@ def _worth_saying(node: OpNode, name: str, value: Any) -> bool:
 
 
 def congruent(a: Any, b: Any) -> bool:
-    """Whether two values of a graph are one: a node, a parameter read twice, equal sizes or constants."""
+    """Check whether two values of a graph are the same value.
+
+    They are if they are one node, reads of one parameter, equal expressions of sizes, or equal constants.
+    """
     if a is b:
         return True
     if not isinstance(a, OpNode) or not isinstance(b, OpNode):

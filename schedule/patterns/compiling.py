@@ -1,4 +1,4 @@
-"""From a pattern as written to a :class:`Pattern`: its normalized graph and what the matcher needs."""
+"""Compilation of a pattern to a :class:`Pattern`: its normalized graph and the tables of the matcher."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Pattern:
         digraph: the normalized ``networkx.DiGraph``.
         outputs: the OpNodes returned.
         required: the operations every match has, in topological order.
-        size: how many operations there are, choices included.
+        size: the number of operations, those in choices included.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Pattern:
 
 
 class _PatternBuilder(Builder):
-    """Normalizes a traced pattern, turning the marks back into pattern nodes."""
+    """Builder for traced patterns, with marks turned back into pattern nodes."""
 
     def __init__(self, tracer: Tracer, root: nn.Module | None) -> None:
         modules = dict(root.named_modules(remove_duplicate=False)) if root is not None else {}
@@ -92,7 +92,10 @@ class _PatternBuilder(Builder):
         return value
 
     def linear(self, node: fx.Node, bound: dict[str, Any]) -> OpNode:
-        """A bias whose default is None may be absent: ``choices["bias"]`` tells."""
+        """Normalize ``F.linear`` and make a bias with the default None optional.
+
+        ``choices["bias"]`` records whether it is present.
+        """
         total = super().linear(node, bound)
         bias = bound.get("bias")
         if isinstance(bias, InputNode) and bias.default is None:
@@ -110,15 +113,15 @@ class _PatternBuilder(Builder):
 
 
 def compile_pattern(obj: Any, name: str | None = None) -> Pattern:
-    """The pattern described by ``obj``.
+    """Compile ``obj`` to a :class:`Pattern`.
 
     Args:
-        obj: a function, an ``nn.Module``, ``call_module(...)``, a path's regular expression, a module type,
-            or a Pattern.
-        name: how reports call it.
+        obj: a function, an ``nn.Module``, ``call_module(...)``, a regular expression for a module path, a module
+            type, or a Pattern.
+        name: its name in reports.
 
     Raises:
-        MatchError: it cannot be recorded, returns nothing computed, or falls into unconnected parts.
+        MatchError: it cannot be recorded, returns a value it does not compute, or has unconnected parts.
     """
     if isinstance(obj, Pattern):
         return obj
@@ -186,9 +189,9 @@ def _assemble(name: str, builder: _PatternBuilder, returned: Any) -> Pattern:
 
 
 def _required(outputs: tuple[OpNode, ...]) -> tuple[OpNode, ...]:
-    """Operations and choices that no choice can avoid, in topological order; reads of metadata aside.
+    """Return the operations and choices present in every match, in topological order.
 
-    A graph may hold a dtype as a constant where the pattern reads it.
+    Reads of metadata are left out: a graph may contain a dtype as a constant where the pattern reads it.
     """
     found: set[OpNode] = set()
     stack = list(outputs)

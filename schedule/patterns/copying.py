@@ -1,4 +1,4 @@
-"""Copies of graphs, what rewrites took out of them, and matches carried from one to the other."""
+"""Copies of graphs, records of erased nodes, and matches remapped from a graph to its copy."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ _ERASED = "_schedule_erased"
 
 @dataclass(frozen=True)
 class Erased:
-    """What became of an erased node: the node in its place, if any, and which rewrite did it."""
+    """Record of an erased node: its replacement node, if any, and the rewrite responsible."""
 
     successor: fx.Node | None
     by: str
 
 
 def erased(graph: fx.Graph) -> dict[str, Erased]:
-    """Name → :class:`Erased`, for every node that rewrites took out of ``graph``."""
+    """Return the records of all nodes erased from ``graph`` by rewrites, by node name."""
     return graph.__dict__.setdefault(_ERASED, {})
 
 
 def copy_graph(graph: fx.Graph) -> fx.Graph:
-    """A copy with the same names, metadata and order; names of erased nodes are not used again."""
+    """Copy a graph with the same names, metadata and order.
+
+    The names of erased nodes are not used again.
+    """
     twin = fx.Graph(owning_module=graph.owning_module, tracer_cls=graph._tracer_cls)
     of: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
@@ -46,10 +49,10 @@ def copy_graph(graph: fx.Graph) -> fx.Graph:
 
 
 def split_linear(graph: fx.Graph) -> int:
-    """Write ``F.linear(x, w, b)`` as ``F.linear(x, w) + b`` in ``graph`` itself: patterns may take the sum.
+    """Rewrite ``F.linear(x, w, b)`` as ``F.linear(x, w) + b`` in place, to let patterns match the sum.
 
     Returns:
-        How many calls were split. The sum rounds once more than the single call.
+        The number of calls split. The sum rounds once more than the single call.
     """
     calls = [n for n in graph.nodes if n.op == "call_function" and n.target is F.linear]
     count = 0

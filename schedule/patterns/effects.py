@@ -1,4 +1,4 @@
-"""What a node does besides computing its value: mutation, random numbers, the unknown; who shares memory."""
+"""Side effects of nodes (mutation, random numbers, unknown code), and memory shared between values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fused.torch_internals.kernels import NATIVE_MODULES
 from schedule.capture.tracing.effects import changed, drops, first_argument, is_pure_query, uses_random
 from schedule.capture.tracing.opaque import Constant
 from schedule.capture.tracing.regions import REGION_FUNCTIONS
-from schedule.patterns import optable  # fills the vocabulary
+from schedule.patterns import optable  # the import fills the vocabulary
 from schedule.patterns.ops import METHODS, MODULES, PURE, CannotBind, Form, find_form, is_tensor_method, operation_of
 from schedule.patterns.regions import reads_metadata
 
@@ -31,14 +31,14 @@ _PURE_NUMBERS = frozenset(optable.PURE_NUMBERS)
 
 @dataclass(frozen=True)
 class Effects:
-    """What a node does besides its value.
+    """Side effects of one node.
 
     Attributes:
-        mutates: the fx nodes whose value it changes.
+        mutates: the fx nodes whose values it changes.
         rng: it draws random numbers.
-        opaque: unknown code: it may change anything it is given, and hidden state.
+        opaque: it is unknown code, which may change any of its arguments, and hidden state.
         fresh: its value shares memory with no other value.
-        barrier: it changes what every operation after it means (grad mode, autocast, the seed).
+        barrier: it changes the meaning of every operation after it (grad mode, autocast, the seed).
     """
 
     mutates: tuple[fx.Node, ...] = ()
@@ -49,7 +49,7 @@ class Effects:
 
     @property
     def pure(self) -> bool:
-        """Nothing but a value: may be moved, or erased once unused."""
+        """Whether the node has no side effects, so it may be moved, or erased once unused."""
         return not (self.mutates or self.rng or self.opaque or self.barrier)
 
 
@@ -58,7 +58,7 @@ BARRIER = Effects(opaque=True, barrier=True)
 
 
 def is_plain_module(module: nn.Module | None) -> TypeGuard[nn.Module]:
-    """Whether calling ``module`` computes just the operation of its class: no hook, no forward in its place."""
+    """Check whether ``module`` computes exactly the operation of its class, with no hooks or patched forward."""
     return (
         module is not None
         and operation_of(type(module)) is not None
@@ -71,7 +71,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def effects(node: fx.Node, modules: Mapping[str, nn.Module] | None = None) -> Effects:
-    """The effects of one node; whatever is unknown is opaque."""
+    """Return the effects of one node, with unknown code as opaque."""
     if node.op == "call_function":
         return _function_effects(node)
     if node.op == "call_method":
@@ -92,7 +92,7 @@ def _form_effects(node: fx.Node, form: Form) -> Effects:
 
 def _draws(form: Form, bound: Mapping[str, Any]) -> bool:
     if not form.definition.rng:
-        return drops(bound.get("dropout_p", 0), True)  # of scaled_dot_product_attention
+        return drops(bound.get("dropout_p", 0), True)  # the argument of scaled_dot_product_attention
     return drops(bound.get("p"), bound.get("training", True))
 
 
@@ -121,7 +121,10 @@ def _function_effects(node: fx.Node) -> Effects:
 
 
 def _fused_draws(node: fx.Node) -> bool:
-    """Whether a fused op draws: it has a dropout probability that is not the constant 0, and trains."""
+    """Check whether a fused op draws random numbers.
+
+    It does if it has a dropout probability that is not the constant 0 and runs in training mode.
+    """
     try:
         bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -133,7 +136,7 @@ def _fused_draws(node: fx.Node) -> bool:
 
 
 def _named_effects(node: fx.Node, name: str) -> Effects:
-    """A torch function outside the vocabulary: torch's naming says whether it mutates or draws."""
+    """Return the effects of a torch function outside the vocabulary, judged by torch's naming conventions."""
     return BARRIER if name.startswith(_GLOBAL_PREFIXES) else Effects(changed(node), uses_random(node))
 
 
@@ -166,7 +169,10 @@ def _module_effects(node: fx.Node, module: nn.Module | None) -> Effects:
 def memory_of(
     node: fx.Node, modules: Mapping[str, nn.Module] | None, seen: dict[fx.Node, frozenset[fx.Node]]
 ) -> frozenset[fx.Node]:
-    """The values whose memory ``node`` may share: itself, or what it is a view of. ``seen`` caches."""
+    """Return the values ``node`` may share memory with: itself and, for a view, its bases.
+
+    ``seen`` caches the results.
+    """
     stack = [node]
     while stack:
         current = stack[-1]

@@ -1,4 +1,4 @@
-"""Whether two graphs are the same up to names and order: golden tests for rewrites."""
+"""Equality of graphs up to names and order, for golden tests of rewrites."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def graphs_equal(
     modules_a: Mapping[str, nn.Module] | None = None,
     modules_b: Mapping[str, nn.Module] | None = None,
 ) -> bool:
-    """Whether two graphs compute the same operations with the same configuration on the same data edges.
+    """Check whether two graphs have the same operations with the same configuration and data edges.
 
-    Names and order do not count; the order of operands does, unless they commute; the order of the graph's
-    own arguments and the paths of parameters and modules do. Dead nodes without effects are left out.
+    The names and the order of nodes are ignored. The order of operands counts unless they commute, and so do the
+    order of the graph's arguments and the paths of parameters and modules. Dead nodes without effects are left out.
     """
     left, right = _labeled(a, modules_a), _labeled(b, modules_b)
     if _census(left) != _census(right):
@@ -44,7 +44,10 @@ def difference(
     modules_a: Mapping[str, nn.Module] | None = None,
     modules_b: Mapping[str, nn.Module] | None = None,
 ) -> str:
-    """What tells the graphs apart, "" if they are equal: operations only one has, or edges that differ."""
+    """Describe the difference between two graphs, or return "" if they are equal.
+
+    It lists the operations that only one of them has or, if there are none, the edges that differ.
+    """
     if graphs_equal(a, b, modules_a, modules_b):
         return ""
     left, right = _labeled(a, modules_a), _labeled(b, modules_b)
@@ -66,9 +69,9 @@ def _edges(graph: nx.DiGraph) -> Counter[str]:
 
 
 def _labeled(graph: fx.Graph, modules: Mapping[str, nn.Module] | None) -> nx.DiGraph:
-    """The live part of the normalized digraph, each node and edge with what must be equal.
+    """Return the live part of the normalized digraph, with nodes and edges labeled for comparison.
 
-    A color of all that lies below and above each node goes with it, so that the isomorphism test has
+    Each label includes a color of everything below and above the node, so that the isomorphism test has
     little to try.
     """
     normal = normalize(graph, modules)
@@ -90,7 +93,7 @@ def _labeled(graph: fx.Graph, modules: Mapping[str, nn.Module] | None) -> nx.DiG
 
 
 def _colored(graph: nx.DiGraph, labels: dict[OpNode, int]) -> dict[OpNode, int]:
-    """A color for each node from its label and everything below, then everything above it."""
+    """Compute a color for each node from its label and everything below it, then everything above it."""
     colors = dict(labels)
     for node in graph:  # graph order: operands come first
         below = sorted((graph.edges[u, node]["slots"], colors[u]) for u in graph.predecessors(node))
@@ -107,7 +110,7 @@ def _is_opaque(node: OpNode) -> bool:
 
 
 def _identity(node: OpNode) -> Any:
-    """What an operation outside the vocabulary is: the very callable, or the path."""
+    """Return the identity of an operation outside the vocabulary: its path, or the id of the callable."""
     if node.definition is not None or node.op in ("placeholder", "output"):
         return None
     return node.target if isinstance(node.target, str) else id(node.target)
@@ -123,7 +126,10 @@ def _edges_of(node: OpNode) -> list[tuple[str, OpNode]]:
 
 
 def _configuration(node: OpNode) -> tuple[Any, ...]:
-    """The constants of ``node``, comparable and hashable; those of commuting operands without order."""
+    """Return the constants of ``node``, comparable and hashable.
+
+    The constants among commuting operands are sorted.
+    """
     commuting = node.definition.commutative if node.commutes and node.definition else ()
     loose = sorted(repr(_frozen(node.args[name])) for name in commuting)
     return (*loose, *((k, _frozen(v)) for k, v in sorted(node.args.items()) if k not in commuting))

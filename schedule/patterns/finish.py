@@ -1,4 +1,4 @@
-"""From a complete binding to an :class:`GraphMatch`, or to the reason why it is none."""
+"""Conversion of a complete binding to a :class:`GraphMatch`, or to the reason for its rejection."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Reason = tuple[OpNode, Callable[[], str], Callable[[], str]]
 
 @dataclass(slots=True, eq=False)
 class Complete:
-    """A complete, sound binding, before it is known whether it is kept."""
+    """Complete, sound binding, before overlapping ones are resolved."""
 
     nodes: set[fx.Node]
     order: tuple[int, ...]
@@ -30,7 +30,7 @@ class Complete:
     picks: dict[ChoiceNode, int]
 
     def graph_match(self, graph: fx.Graph, pattern: Pattern) -> GraphMatch:
-        """The public form."""
+        """Convert to the public form."""
         values = {node: plain(value) for node, value in self.binding.items()}
         picks = self.picks
         return GraphMatch(
@@ -47,7 +47,7 @@ class Complete:
 
 
 def finish(pattern: Pattern, state: Unifier, closed: bool) -> Complete | Reason:
-    """The current binding as a region to consume, or where and why it cannot stand."""
+    """Return the current binding as a region to consume, or the node and the reason of its rejection."""
     used = state.used
     consumed = {value: used[value] for value in used if not state.is_metadata(value)}
     reason = _half_a_call(state, consumed) or _other_dtype(state) or _crossed(pattern, state, consumed)
@@ -64,7 +64,7 @@ def finish(pattern: Pattern, state: Unifier, closed: bool) -> Complete | Reason:
 
 
 def plain(value: Any) -> Any:
-    """A bound value without our own nodes: fx nodes, Attrs and constants."""
+    """Convert a bound value to fx nodes, Attrs and constants, without OpNodes."""
     if isinstance(value, OpNode):
         return value.attr if value.fx is None else value.fx
     if isinstance(value, (tuple, list)):
@@ -73,7 +73,7 @@ def plain(value: Any) -> Any:
 
 
 def _half_a_call(state: Unifier, consumed: dict[OpNode, OpNode]) -> Reason | None:
-    """A call that stands for two operations must be taken whole."""
+    """Reject a binding of only one of the two operations of a single call."""
     if not state.normal.parts:
         return None
     for value, node in consumed.items():
@@ -88,7 +88,7 @@ def _half_a_call(state: Unifier, consumed: dict[OpNode, OpNode]) -> Reason | Non
 
 
 def _other_dtype(state: Unifier) -> Reason | None:
-    """Where the pattern says ``x.dtype`` and the graph names a dtype, that must be x's."""
+    """Reject a binding of ``x.dtype`` in the pattern to a constant dtype other than x's."""
     for node, value in state.binding.items():
         if isinstance(value, torch.dtype) and node.op == "getattr":
             source = state.binding.get(node.args["input"])
@@ -100,7 +100,7 @@ def _other_dtype(state: Unifier) -> Reason | None:
 
 
 def _crossed(pattern: Pattern, state: Unifier, consumed: dict[OpNode, OpNode]) -> Reason | None:
-    """Outputs must be consumed values, inputs must not."""
+    """Reject a binding unless all outputs are consumed values and no input is."""
     for node in pattern.outputs:
         value = state.binding[node]
         if value not in consumed:
@@ -119,7 +119,7 @@ def _crossed(pattern: Pattern, state: Unifier, consumed: dict[OpNode, OpNode]) -
 
 
 def _open_region(state: Unifier, region: set[fx.Node], ends: list[fx.Node]) -> Reason | None:
-    """An interior value used outside, or a way out of the region and back in."""
+    """Reject a region with an interior value used outside, or with a path out of it and back in."""
     leak = escape(region, ends)
     if leak is not None:
         inner, user = leak

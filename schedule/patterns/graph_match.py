@@ -1,4 +1,4 @@
-"""What a search hands back: matches, near misses, the cost."""
+"""Results of a search: matches, near misses and the cost."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from schedule.patterns.values import OpNode
 
 @dataclass(frozen=True, eq=False)
 class GraphMatch:
-    """One place where a pattern was found.
+    """One match of a pattern in a graph.
 
     Attributes:
-        pattern: what was looked for.
-        graph: where it was found.
+        pattern: the pattern.
+        graph: the graph it was found in.
         nodes: the fx nodes it consumes, in graph order.
         inputs: name → fx node, :class:`Attr` (a parameter no node reads yet) or constant; an input that the
             chosen alternatives do not reach has its default, else None.
         scalars: name → constant, or the fx node of a size; None if not reached.
         outputs: the consumed nodes whose values the pattern returns.
-        choices: name → present (``optional``) or which alternative (``any_of``); only those that were
-            reached.
+        choices: name → whether it is present (``optional``), or the index of the alternative (``any_of``); only
+            the choices that were reached.
         binding: pattern node → fx node, Attr, constant, or a tuple of these.
     """
 
@@ -48,15 +48,15 @@ class GraphMatch:
 
 @dataclass(frozen=True)
 class NearMiss:
-    """Where a pattern almost matched.
+    """Location of an almost complete match.
 
     Attributes:
-        node: the graph node at which it failed.
+        node: the name of the graph node at which it failed.
         expected: what the pattern has there.
         found: what the graph has there.
-        matched: how many operations fitted, of ``total``.
+        matched: the number of operations that matched, of ``total``.
         source: ``file:line`` of ``node``, "" if unknown.
-        at: the node itself; None if it is the whole graph.
+        at: the node itself; None for the whole graph.
     """
 
     pattern: str
@@ -78,11 +78,11 @@ class NearMiss:
 
 @dataclass(frozen=True, eq=False)
 class SearchResult:
-    """What :func:`search` found.
+    """Result of :func:`search`.
 
     Attributes:
-        matches: disjoint, in graph order.
-        visited: graph nodes compared with pattern nodes, repeats counted.
+        graph_matches: the disjoint matches in graph order.
+        visited: the number of comparisons of a graph node with a pattern node, repeats included.
     """
 
     graph_matches: list[GraphMatch]
@@ -91,12 +91,12 @@ class SearchResult:
 
     @cached_property
     def near_misses(self) -> list[NearMiss]:
-        """The best partial matches that are no part of a match, best first; made when first read."""
+        """Best partial matches at nodes outside of all matches, best first, computed on first access."""
         return self._explain()
 
 
 class Region(Protocol):
-    """Nodes to consume, and where they are."""
+    """Nodes to consume, and their positions."""
 
     @property
     def nodes(self) -> Collection[fx.Node]:
@@ -104,14 +104,14 @@ class Region(Protocol):
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Position of the first node, then of each, in the pattern's order."""
+        """Position of the first node, then the position of each node in the pattern's order."""
 
 
 AnyRegion = TypeVar("AnyRegion", bound=Region)
 
 
 def disjoint(regions: Iterable[AnyRegion]) -> list[AnyRegion]:
-    """The disjoint regions of greatest benefit, in graph order: most nodes first, then the earliest."""
+    """Select disjoint regions, those with most nodes first, then the earliest, and return them in graph order."""
     taken: set[fx.Node] = set()
     kept: list[AnyRegion] = []
     for region in sorted(regions, key=lambda r: (-len(r.nodes), r.order)):
@@ -123,8 +123,9 @@ def disjoint(regions: Iterable[AnyRegion]) -> list[AnyRegion]:
 
 
 def resolve(graph_matches: Iterable[GraphMatch]) -> list[GraphMatch]:
-    """The disjoint matches of greatest benefit, in graph order; they may stem from several patterns.
+    """Select the disjoint matches of greatest benefit and return them in graph order.
 
-    More consumed nodes come first; among equals the one earlier in the graph, then the one given earlier.
+    The matches may be of several patterns. One with more consumed nodes is preferred; among equals the one
+    earlier in the graph, then the one given earlier.
     """
     return disjoint(graph_matches)

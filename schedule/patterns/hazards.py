@@ -1,4 +1,4 @@
-"""Whether a region of a graph may be computed at one place: who uses it, and what happens in between."""
+"""Checks of whether a region of a graph may be computed at one point: outside uses, and effects in between."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Modules = Mapping[str, nn.Module] | None
 
 
 class Hazards:
-    """The effects and shared memory of one graph, remembered while it does not change."""
+    """Effects and shared memory of the nodes of one graph, cached while it does not change."""
 
     def __init__(self, modules: Modules = None) -> None:
         self.modules = modules
@@ -23,25 +23,25 @@ class Hazards:
         self._memory: dict[fx.Node, frozenset[fx.Node]] = {}
 
     def effects(self, node: fx.Node) -> Effects:
-        """What ``node`` does besides its value."""
+        """Return the side effects of ``node``."""
         if node not in self._effects:
             self._effects[node] = effects(node, self.modules)
         return self._effects[node]
 
     def memory(self, nodes: Collection[fx.Node]) -> set[fx.Node]:
-        """The values whose memory ``nodes`` may share."""
+        """Return the values ``nodes`` may share memory with."""
         shared: set[fx.Node] = set()
         for node in nodes:
             shared |= memory_of(node, self.modules, self._memory)
         return shared
 
     def touched(self, node: fx.Node) -> set[fx.Node]:
-        """The memory an impure node may change."""
+        """Return the values an impure node may change."""
         known = self.effects(node)
         return self.memory(node.all_input_nodes if known.opaque else known.mutates)
 
     def impure_between(self, first: fx.Node, last: fx.Node, outside: Collection[fx.Node]) -> Iterator[fx.Node]:
-        """Nodes from ``first`` to ``last`` that do more than compute a value and are not in ``outside``."""
+        """Yield the impure nodes from ``first`` up to ``last`` (exclusive), except those in ``outside``."""
         node = first
         while node is not last:
             if node not in outside and not self.effects(node).pure:
@@ -50,11 +50,11 @@ class Hazards:
 
 
 def check_region(region: Collection[fx.Node], outputs: Collection[fx.Node], hazards: Hazards) -> None:
-    """Refuse a region that cannot be computed at one place with the same result.
+    """Raise if a region cannot be computed at one point with the same result.
 
     Raises:
         MatchError: an interior value is used outside, the region is not convex, or a mutation, unknown call
-            or random draw would change places with another.
+            or random draw would be reordered.
     """
     leak = escape(region, outputs)
     if leak is not None:
@@ -78,7 +78,7 @@ def check_region(region: Collection[fx.Node], outputs: Collection[fx.Node], haza
 
 
 def _check_order(region: Collection[fx.Node], first: fx.Node, last: fx.Node, hazards: Hazards) -> None:
-    """Nothing between the first and the last node may change places with the region."""
+    """Raise if a node between the first and the last one may not be reordered with the region."""
     inside = [hazards.effects(n) for n in region]
     draws, unknown = any(e.rng for e in inside), any(e.opaque for e in inside)
     shared: set[fx.Node] | None = None
@@ -106,7 +106,7 @@ def _refuse(node: fx.Node, why: str) -> None:
 
 
 def _check_mutation(node: fx.Node, region: Collection[fx.Node], outputs: Collection[fx.Node], hazards: Hazards) -> None:
-    """An in-place operation that disappears must have changed nothing that anyone outside still reads."""
+    """Raise if an in-place operation of the region changes a value still read outside."""
     memory = hazards.memory(hazards.effects(node).mutates)
     for owner in memory:
         if owner.op in ("placeholder", "get_attr") or hazards.effects(owner).opaque:
@@ -127,7 +127,7 @@ def _check_mutation(node: fx.Node, region: Collection[fx.Node], outputs: Collect
 
 
 def _later_reader(owner: fx.Node, mutation: fx.Node, region: Collection[fx.Node], hazards: Hazards) -> fx.Node | None:
-    """A node outside the region that reads ``owner``'s memory, perhaps through a view, after ``mutation``."""
+    """Return a node outside the region reading ``owner``'s memory after ``mutation``, perhaps through a view."""
     stack, seen = [owner], {owner, mutation}
     while stack:
         for user in stack.pop().users:
@@ -142,10 +142,10 @@ def _later_reader(owner: fx.Node, mutation: fx.Node, region: Collection[fx.Node]
 
 
 def plan_hoist(inputs: Collection[fx.Node], user: fx.Node, hazards: Hazards) -> list[fx.Node]:
-    """The nodes to move before ``user`` so that all ``inputs`` exist there, in order.
+    """Return the nodes to move before ``user`` to make all ``inputs`` available there, in order.
 
     Raises:
-        MatchError: one of them depends on ``user``, has effects, or reads what is changed in between.
+        MatchError: one of them depends on ``user``, has effects, or reads a value that is changed in between.
     """
     late: set[fx.Node] = set()
     stack: list[Any] = [n for n in inputs if not n < user]

@@ -11,7 +11,7 @@
     compile_pattern(bias_gelu)
 
 A function's parameters are the pattern's inputs. A parameter with a default may also bind a constant, and
-takes the default where the match does not reach it. The tensors of an ``nn.Module`` used as a pattern are
+takes the default if the match does not reach it. The tensors of an ``nn.Module`` used as a pattern are
 inputs too, named by their paths.
 """
 
@@ -37,7 +37,7 @@ def mark_module(key: int, *args: Any, **kwargs: Any) -> None: ...
 
 
 class Tracer(fx.Tracer):
-    """Records a pattern; remembers the predicates that graph nodes cannot hold."""
+    """Tracer of patterns, with a record of the predicates graph nodes cannot store."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,12 +99,12 @@ def _active(what: str) -> Tracer:
 
 
 def scalar(name: str, where: Callable[[Any], bool] | None = None) -> Any:
-    """A named constant: binds any Python number, flag, None, dtype or size written in the graph.
+    """Declare a named constant to bind any Python number, flag, None, dtype or size in the graph.
 
     Args:
         name: key in ``GraphMatch.scalars``; the same name twice must bind the same constant.
-        where: must hold for the constant. A value computed from sizes is bound as its node, which ``where``
-            then receives; a predicate on numbers (``lambda s: s > 0``) refuses nodes.
+        where: predicate on the constant. A value computed from sizes is bound as its node, which is then passed to
+            ``where``; a predicate on numbers (``lambda s: s > 0``) rejects nodes.
     """
     tracer = _active("scalar()")
     node = tracer.scalars.setdefault(name, ScalarNode(name, where))
@@ -121,12 +121,12 @@ def tensor(
     ndim: int | None = None,
     where: Callable[[TensorSpec], bool] | None = None,
 ) -> Any:
-    """An input with predicates: one of the function's parameters by its name, or a further one.
+    """Declare an input with predicates: one of the function's parameters by its name, or an additional one.
 
     Args:
         dtype: allowed dtypes.
         ndim: number of dimensions.
-        where: must hold for the value's :class:`TensorSpec`. A value never seen in a run satisfies no
+        where: predicate on the value's :class:`TensorSpec`. A value never seen in a run satisfies no
             predicate.
     """
     tracer = _active("tensor()")
@@ -140,7 +140,9 @@ def tensor(
 
 
 def any_of(*alternatives: Any, name: str = "any_of") -> Any:
-    """One of several values, or of several functions: ``any_of(f, g)(x)``; earlier ones are preferred.
+    """Match one of several values, or of several functions: ``any_of(f, g)(x)``.
+
+    Earlier alternatives are preferred.
 
     Args:
         name: key in ``GraphMatch.choices``, whose value is the index of the alternative found.
@@ -156,7 +158,7 @@ def any_of(*alternatives: Any, name: str = "any_of") -> Any:
 
 
 def optional(function: Callable[..., Any], name: str = "") -> Callable[..., Any]:
-    """``optional(f)(x)``: ``f(x)`` where the graph has it, ``x`` where it does not.
+    """Match ``f(x)`` if the graph has it, else ``x``: ``optional(f)(x)``.
 
     Args:
         name: key in ``GraphMatch.choices`` (True if present); the function's name by default.
@@ -175,8 +177,8 @@ class call_module:
     """A call of a module: ``call_module("c_fc")(x)`` or ``call_module(nn.Linear)(x)``.
 
     Args:
-        what: a regular expression for the module's path, or for the path's last parts; a type; or a predicate of
-            the module. Given to ``find`` by itself it matches the calls whatever their arguments.
+        what: a regular expression for the module's path, or for the path's last parts; a type; or a predicate on
+            the module. Passed alone to ``find``, it matches calls with any arguments.
     """
 
     def __init__(self, what: Which) -> None:

@@ -1,8 +1,8 @@
-"""Finding a pattern in a graph: start at the rarest operation, follow data edges, back out of wrong turns.
+"""Search for a pattern in a graph: start at the rarest operation, follow data edges, backtrack on failure.
 
-Cost follows the candidates of the rarest operation, not the graph: each is matched along data edges only.
-Deterministic steps go first, commuted operands and alternatives wait until nothing else is left to do, and
-those that cannot fit by structure alone are dropped through a memo, so that choices do not multiply.
+The cost depends on the candidates for the rarest operation, not on the graph: each is matched along data edges
+only. Deterministic steps are taken first; commuted operands and alternatives wait until nothing else is left to
+do. Those that cannot fit by structure alone are dropped through a memo, so that choices do not multiply.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ def search(
     *,
     closed: bool = True,
 ) -> SearchResult:
-    """Every disjoint match of ``pattern`` in ``graph``.
+    """Find the disjoint matches of ``pattern`` in ``graph``.
 
     Args:
-        graph: the graph of one module; its normalized form is kept with it for the next search.
+        graph: the graph of one module; its normalized form is cached on it for the next search.
         pattern: a :class:`Pattern` or anything :func:`compile_pattern` takes.
         modules: path → module, for the ``call_module`` nodes.
-        closed: leave out places whose interior values are used outside, or that are not convex (they become
+        closed: leave out matches whose interior values are used outside, or that are not convex (they become
             near misses); False returns those too.
 
     Returns:
-        Matches in graph order; overlaps are resolved by :func:`resolve`.
+        Matches in graph order; overlaps are resolved as by :func:`resolve`.
     """
     pattern = compile_pattern(pattern)
     return _Search(graph, normalize(graph, modules), pattern, closed).run()
@@ -59,13 +59,16 @@ class _Search:
         return SearchResult(graph_matches, self.unifier.visited, lambda: self.explain(graph_matches))
 
     def anchor(self) -> tuple[OpNode, list[OpNode]]:
-        """The required operation with the fewest candidates; among equals the last, which needs no way up."""
+        """Return the required operation with the fewest candidates, and these candidates.
+
+        Among equals it is the last one, which needs no search upward.
+        """
         best: tuple[OpNode, list[OpNode]] | None = None
         for node in reversed(self.pattern.required):
             candidates = self.unifier.candidates(node)
             if candidates is not None and (best is None or len(candidates) < len(best[1])):
                 best = (node, candidates)
-        if best is None:  # every part is a choice that an input could take: try everything
+        if best is None:  # every part is a choice that may be just an input: try everything
             best = (self.pattern.outputs[0], self.normal.nodes)
         return best
 
@@ -78,7 +81,10 @@ class _Search:
         return None
 
     def explain(self, graph_matches: list[GraphMatch]) -> list[NearMiss]:
-        """The best failures; if the rarest operation does not occur at all, those of the next rarest."""
+        """Return the best failures as near misses.
+
+        If the rarest operation is not in the graph at all, they are the failures at the next rarest one.
+        """
         unifier = self.unifier
         if not unifier.failures:
             order = sorted(
@@ -90,7 +96,7 @@ class _Search:
                     for _ in unifier.solutions(anchor, candidate):
                         break
         taken = {n for o in graph_matches for n in o.nodes}
-        least = 1 if graph_matches else 0  # beside real matches, places where nothing fits say nothing
+        least = 1 if graph_matches else 0  # with real matches, a failure with nothing matched is not useful
         missed = [f for f in unifier.failures.values() if f.node.fx not in taken and f.matched >= least]
         missed.sort(key=lambda f: (-f.matched, f.node.index))
         total = self.pattern.size

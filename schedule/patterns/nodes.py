@@ -1,4 +1,4 @@
-"""The nodes that only patterns have: inputs, constants, choices, module calls."""
+"""Nodes found only in patterns: inputs, constants, choices and module calls."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from schedule.patterns.values import OpNode, is_number, operands
 MISSING = inspect.Parameter.empty
 
 Which = str | type[nn.Module] | Callable[[nn.Module], bool]
-"""What ``call_module`` takes."""
+"""Argument of ``call_module``."""
 
 
 class InputNode(OpNode):
-    """A pattern's input: binds a value of the graph, or a constant where it has a default."""
+    """Input of a pattern, bound to a value of the graph or, if it has a default, to a constant."""
 
     __slots__ = ("default", "dtype", "input_name", "ndim", "where")
 
@@ -36,7 +36,7 @@ class InputNode(OpNode):
         return self.input_name
 
     def accepts(self, value: Any) -> str:
-        """Why ``value`` cannot be this input, "" if it can."""
+        """Return the unmet requirement if ``value`` cannot be this input, or "" if it can."""
         if not isinstance(value, OpNode):
             return "" if self.default is not MISSING and not _holds_nodes(value) else "a value of the graph"
         spec = value.spec
@@ -56,7 +56,7 @@ class InputNode(OpNode):
 
 
 class ScalarNode(OpNode):
-    """A named constant of the pattern."""
+    """Named constant of a pattern."""
 
     __slots__ = ("scalar_name", "where")
 
@@ -69,7 +69,7 @@ class ScalarNode(OpNode):
         return self.scalar_name
 
     def accepts(self, value: Any) -> str:
-        """Why ``value`` cannot be this constant, "" if it can."""
+        """Return the unmet requirement if ``value`` cannot be this constant, or "" if it can."""
         if any(not _is_scalar_node(n) for n in operands(value)):
             return "a constant or a size"
         if self.where is None:
@@ -83,7 +83,10 @@ class ScalarNode(OpNode):
 
 
 class ChoiceNode(OpNode):
-    """One of several values; ``optional`` is a choice between the computed and the plain value."""
+    """One of several values.
+
+    ``optional`` is a choice between the computed and the plain value.
+    """
 
     __slots__ = ("choice_name", "is_optional")
 
@@ -96,7 +99,7 @@ class ChoiceNode(OpNode):
         return self.choice_name
 
     def chosen(self, index: int) -> bool | int:
-        """What a match records: presence for ``optional``, the alternative's index for ``any_of``."""
+        """Return the record of a match: presence for ``optional``, the alternative's index for ``any_of``."""
         return index == 0 if self.is_optional else index
 
 
@@ -110,7 +113,10 @@ class CallNode(OpNode):
         self.what, self.any_arguments = what, any_arguments
 
     def accepts(self, path: str, module: nn.Module | None) -> bool:
-        """Whether the module at ``path`` is meant: by all of the path or by its last parts."""
+        """Check whether the module at ``path`` matches.
+
+        A regular expression must match all of the path or its last parts.
+        """
         if isinstance(self.what, str):
             return re.fullmatch(rf"(?:.*\.)?(?:{self.what})", path) is not None
         if isinstance(self.what, type):

@@ -1,4 +1,4 @@
-"""fx graphs in the one vocabulary: every call as its canonical operation with its arguments by name."""
+"""Normalization of fx graphs: every call becomes its canonical operation with its arguments by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TRANSPOSED = {"mT": (-2, -1), "T": None, "H": None}
 
 
 def normalize(graph: fx.Graph, modules: Mapping[str, nn.Module] | None = None) -> NormalGraph:
-    """The normalized form of ``graph``, built once and kept with the graph until the graph changes.
+    """Return the normalized form of ``graph``, built once and cached on the graph until it changes.
 
     Args:
         graph: any fx graph.
@@ -37,7 +37,10 @@ def normalize(graph: fx.Graph, modules: Mapping[str, nn.Module] | None = None) -
 
 
 class _Holder:
-    """Keeps a NormalGraph on its graph; forgotten by pickling and copying; knows when it is out of date."""
+    """Cache of a NormalGraph on its fx graph.
+
+    It detects when it is out of date, and is dropped by pickling and copying.
+    """
 
     def __init__(
         self,
@@ -53,7 +56,7 @@ class _Holder:
         return _Holder, ()
 
     def fresh(self, graph: fx.Graph, modules: Mapping[str, nn.Module] | None) -> bool:
-        """Whether the graph and the called modules are as they were."""
+        """Check whether the graph and the called modules are unchanged."""
         if self.value is None or len(self.seen) != len(graph.nodes):
             return False
         for now, (node, target, args, kwargs) in zip(graph.nodes, self.seen, strict=True):
@@ -71,7 +74,7 @@ def _state(module: nn.Module | None) -> tuple[Any, ...]:
 
 
 class Builder:
-    """Turns one fx graph into a NormalGraph."""
+    """Builder of a NormalGraph from one fx graph."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self.modules = modules
@@ -124,7 +127,7 @@ class Builder:
         return self.special(node, target, args, kwargs)
 
     def special(self, node: fx.Node, target: Any, args: list[Any], kwargs: dict[str, Any]) -> OpNode:
-        """Calls that no row describes: ``to`` and ``size`` in all their forms, setitem, the unknown."""
+        """Normalize a call without a row: ``size()``, ``type(dtype)``, setitem, and unknown calls."""
         name = target if isinstance(target, str) else getattr(target, "__name__", "")
         if name == "size" and len(args) == 1 and not kwargs:
             return self.new("shape", {"input": args[0]}, node)
@@ -142,14 +145,17 @@ class Builder:
         if inspect.isfunction(target):
             try:
                 bound = inspect.signature(target).bind(*args, **kwargs)
-            except (TypeError, ValueError):  # ValueError: it says that it wraps a built-in function
+            except (TypeError, ValueError):  # ValueError: its ``__wrapped__`` is a built-in function
                 return {str(i): a for i, a in enumerate(args)} | kwargs
             bound.apply_defaults()
             return dict(bound.arguments)
         return {str(i): a for i, a in enumerate(args)} | kwargs
 
     def linear(self, node: fx.Node, bound: dict[str, Any]) -> OpNode:
-        """``F.linear`` with a bias is a product and a sum, so that a pattern may take the sum alone."""
+        """Normalize ``F.linear`` with a bias to a product and a sum.
+
+        A pattern may then match the sum alone.
+        """
         bias = bound.get("bias")
         product = self.new("linear", {**bound, "bias": None}, node)
         if bias is None:
@@ -179,7 +185,7 @@ class Builder:
         return result
 
     def attribute(self, path: str, attr: Attr) -> OpNode:
-        """The parameter at ``path``, without a node in the fx graph."""
+        """Return the OpNode of the parameter at ``path``, without a node in the fx graph."""
         if path not in self.attributes:
             node = self.new("get_attr", {"target": path}, None)
             node.target, node.attr = path, Attr(path, attr.value)
@@ -188,13 +194,13 @@ class Builder:
 
 
 def _filled(name: str, **bound: Any) -> dict[str, Any]:
-    """``bound`` in canonical order with the defaults of ``name``."""
+    """Return ``bound`` in canonical order with the defaults of ``name``."""
     result = {key: bound.pop(key, default) for key, default in DEFINITIONS[name].params.items()}
     return {**result, **bound}
 
 
 def _canonical_to(bound: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """``x.to(dtype)`` is a cast; a device, or another tensor, is a move."""
+    """Normalize ``x.to(dtype)`` to a cast, and ``x.to`` with a device or another tensor to a move."""
     first, dtype = bound["device"], bound["dtype"]
     if _is_dtype(first):
         if isinstance(dtype, bool):  # x.to(dtype, non_blocking, copy)

@@ -1,7 +1,7 @@
 """One vocabulary for every way to call an operation.
 
 ``F.softmax``, ``torch.softmax``, ``Tensor.softmax`` and ``nn.Softmax`` are *forms* of one :class:`OpDef`. A
-form knows how its own arguments become the definition's: by name, defaults filled in, nothing dropped. The
+form maps its arguments to the definition's: by name, with defaults filled in and nothing dropped. The
 table of torch's operations is data, in :mod:`schedule.patterns.optable`; :func:`register_op` adds to it.
 """
 
@@ -28,7 +28,10 @@ ALIASES = {"axis": "dim", "self": "input", "x": "input", "keepdims": "keepdim"}
 
 
 class CannotBind(Exception):
-    """The arguments do not fit the form; the call keeps its own name and its arguments by position."""
+    """The arguments do not fit the form.
+
+    The call is then normalized under its own name, with its arguments by position.
+    """
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +61,7 @@ class OpDef:
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """One way to call an :class:`OpDef`: its parameter order, constants it implies, whether it mutates."""
+    """One way to call an :class:`OpDef`: its parameter order, its implied constants, and whether it mutates."""
 
     definition: OpDef
     names: tuple[str, ...]
@@ -69,7 +72,7 @@ class Form:
     mutates: bool = False
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-        """The definition's arguments by name, and whether the first argument is mutated.
+        """Return the definition's arguments by name, and whether the first argument is mutated.
 
         Raises:
             CannotBind: an argument is missing, or there are too many.
@@ -96,7 +99,7 @@ class Form:
                 raise CannotBind
             result[name] = value
         for key, value in bound.items():
-            if key[0] != "_":  # such as _stacklevel, which changes no value; anything else is kept
+            if key[0] != "_":  # such as _stacklevel, which changes no value; anything else is retained
                 result[key] = value
         if self.swap:
             first, second = list(self.definition.params)[:2]
@@ -109,7 +112,7 @@ def _is_one_sequence(rest: Sequence[Any]) -> bool:
 
 
 def _several(rest: Sequence[Any]) -> Any:
-    # A single value that is no int may be a whole torch.Size: x.view(shape).
+    # A single value that is not an int may be a whole torch.Size: x.view(shape).
     if len(rest) == 1 and not isinstance(rest[0], int):
         return rest[0]
     return tuple(rest)
@@ -121,11 +124,11 @@ METHODS: dict[str, Form] = {}
 ModuleArguments = Callable[[nn.Module], Mapping[str, Any]]
 MODULES: dict[type[nn.Module], tuple[str, ModuleArguments]] = {}
 PURE: dict[Any, bool] = {}
-"""Callables declared free of effects → whether they draw random numbers."""
+"""Callables declared free of side effects → whether they draw random numbers."""
 
 
 def parse_signature(text: str) -> tuple[dict[str, Any], str]:
-    """``"input, *size, dim=None"`` → parameters with defaults, and the variadic one's name."""
+    """Parse ``"input, *size, dim=None"`` to parameters with defaults, and the name of the variadic one."""
     arguments = ast.parse(f"def f({text}): ...").body[0].args  # type: ignore[attr-defined]
     params: dict[str, Any] = {a.arg: REQUIRED for a in arguments.args}
     for a, default in zip(reversed(arguments.args), reversed(arguments.defaults), strict=False):
@@ -139,13 +142,16 @@ def parse_signature(text: str) -> tuple[dict[str, Any], str]:
 
 
 def _own_names(function: Any, definition: OpDef, signature: str) -> tuple[tuple[str, ...], str, dict[str, Any]]:
-    """A form's own positional order, variadic and defaults: as given, as Python knows them, or canonical."""
+    """Return a form's own positional order, variadic parameter and defaults.
+
+    They are taken from ``signature`` if given, else from a Python function's signature, else from the definition.
+    """
     if signature:
         params, variadic = parse_signature(signature)
     elif inspect.isfunction(function):
         parameters = inspect.signature(function).parameters
         params, variadic = {ALIASES.get(n, n): p.default for n, p in parameters.items()}, ""
-        if not set(params) & set(definition.params):  # (*args, **kwargs) wrappers say nothing
+        if not set(params) & set(definition.params):  # a (*args, **kwargs) wrapper has no useful names
             params, variadic = dict(definition.params), definition.variadic
     else:
         params, variadic = dict(definition.params), definition.variadic
@@ -158,7 +164,7 @@ def _own_names(function: Any, definition: OpDef, signature: str) -> tuple[tuple[
 
 
 def _is_shipped(function: Any) -> bool:
-    """Whether ``function`` is torch's or Python's own, and was not put in its place before this module was loaded."""
+    """Check whether ``function`` is torch's or Python's own, and not a patch made before this module was loaded."""
     if isinstance(function, types.FunctionType):
         return function.__globals__["__name__"].split(".")[0] == "torch"
     return isinstance(function, types.BuiltinFunctionType)
@@ -177,14 +183,14 @@ def register_op(
     rng: bool = False,
     metadata: bool = False,
 ) -> OpDef:
-    """Add an operation to the vocabulary, or more forms to one that is there.
+    """Add an operation to the vocabulary, or more forms to an existing one.
 
     Args:
-        name: canonical name. ``torch.<name>``, ``F.<name>``, ``operator.<name>``, ``Tensor.<name>``, their
-            in-place twins (``<name>_``, ``operator.i<name>``) become forms by themselves.
+        name: canonical name. ``torch.<name>``, ``F.<name>``, ``operator.<name>``, ``Tensor.<name>``, and their
+            in-place variants (``<name>_``, ``operator.i<name>``) become forms automatically.
         signature: canonical parameters, such as ``"input, dim, dtype=None"``; defaults are Python literals.
-        functions: further callables with the same meaning and parameter order.
-        methods: further method names with the same meaning.
+        functions: more callables with the same meaning and parameter order.
+        methods: more method names with the same meaning.
         module: a ``torch.nn`` class (subclasses excluded) and how its attributes become arguments.
         commutative, dims, view, rng, metadata: see :class:`OpDef`.
     """
@@ -223,9 +229,9 @@ def register_form(
     Args:
         name: canonical name, registered before.
         target: a callable, or a method's name.
-        signature: its own parameters where they differ from the canonical ones.
+        signature: its own parameters if they differ from the canonical ones.
         fixed: canonical arguments it implies (``x.float()`` is a cast to float32).
-        swap: the first two arguments change places (``rsub``).
+        swap: the first two arguments are swapped (``rsub``).
         mutates: its first argument is changed in place.
     """
     definition = DEFINITIONS[name]
@@ -238,24 +244,30 @@ def register_form(
 
 
 def register_module(name: str, kind: type[nn.Module], arguments: ModuleArguments) -> None:
-    """Let ``kind`` (exactly, no subclass) be the operation ``name`` with these arguments."""
+    """Register ``kind`` (exactly, without subclasses) as the operation ``name`` with these arguments."""
     MODULES[kind] = (name, arguments)
 
 
 def operation_of(cls: type[nn.Module]) -> str | None:
-    """The operation that a ``cls`` computes; None where its forward, or the function it calls, has been replaced."""
+    """Return the operation computed by a ``cls``, or None.
+
+    It is also None if its forward, or the function it calls, has been replaced.
+    """
     name = MODULES[cls][0] if cls in MODULES and has_own_forward(cls) else None
     forms = (find_form("call_function", function) for _, _, function in functions_called(cls.forward))
     return name if name and all(form is not None and form.definition.name == name for form in forms) else None
 
 
 def declare_pure(function: Callable[..., Any], *, rng: bool = False) -> None:
-    """Declare that ``function`` changes nothing it is given; ``rng``: it draws random numbers."""
+    """Declare ``function`` free of side effects on its arguments.
+
+    ``rng`` says whether it draws random numbers.
+    """
     PURE[function] = rng
 
 
 def find_form(kind: str, target: Any) -> Form | None:
-    """The form behind a ``call_function`` or ``call_method`` target, None if it is unknown."""
+    """Return the form of a ``call_function`` or ``call_method`` target, or None if it is unknown."""
     if kind == "call_method":
         return METHODS.get(target)
     try:
@@ -268,13 +280,13 @@ def find_form(kind: str, target: Any) -> Form | None:
 
 
 def is_tensor_method(target: Any) -> bool:
-    """Whether ``target`` is an unbound method of Tensor, such as ``torch.Tensor.add``."""
+    """Check whether ``target`` is an unbound method of Tensor, such as ``torch.Tensor.add``."""
     name = getattr(target, "__name__", None)
     return isinstance(name, str) and getattr(torch.Tensor, name, None) is target
 
 
 def qualified_name(target: Any) -> str:
-    """``module.qualname`` of a callable, ``.name`` of a method."""
+    """Return ``module.qualname`` for a callable, or ``.name`` for the name of a method."""
     if isinstance(target, str):
         return "." + target
     name = getattr(target, "__qualname__", None) or type(target).__qualname__

@@ -1,4 +1,7 @@
-"""The vocabulary: torch's operations as data. One row an operation; :func:`.ops.register_op` adds more."""
+"""Vocabulary of torch operations as data, one row per operation.
+
+:func:`.ops.register_op` adds more.
+"""
 
 from __future__ import annotations
 
@@ -174,7 +177,7 @@ PURE_NUMBERS = (
 
 
 def _attributes(*names: str, **renamed: str) -> ModuleArguments:
-    """Arguments that are the module's attributes of the same name, or of another."""
+    """Return a function reading arguments from module attributes of the same name, or renamed ones."""
     table = {n: n for n in names} | renamed
 
     def read(module: nn.Module) -> Mapping[str, Any]:
@@ -184,7 +187,10 @@ def _attributes(*names: str, **renamed: str) -> ModuleArguments:
 
 
 def _parameters(*tensors: str, **plain: str) -> ModuleArguments:
-    """As :func:`_attributes`, and these parameters as :class:`Attr` (None where the module has none)."""
+    """Return a function as in :func:`_attributes`, also reading these parameters as :class:`Attr`.
+
+    A parameter the module does not have is None.
+    """
     rest = _attributes(**plain)
 
     def read(module: nn.Module) -> Mapping[str, Any]:

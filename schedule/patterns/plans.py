@@ -1,4 +1,4 @@
-"""What one operation of a pattern asks of a graph node, and the small records of the search."""
+"""Requirements of a pattern operation on a graph node, and the small records of the search."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Pair = tuple[Any, Any]
 
 @dataclass(slots=True)
 class Failure:
-    """The deepest point one anchor reached."""
+    """Deepest point reached from one anchor."""
 
     matched: int
     node: OpNode
@@ -24,7 +24,7 @@ class Failure:
     found: Callable[[], str]
 
     def near_miss(self, pattern: str, total: int) -> NearMiss:
-        """The failure in words."""
+        """Convert the failure to a near miss."""
         source = self.node.fx.meta.get("source", "") if self.node.fx is not None else ""
         return NearMiss(
             pattern, self.node.name, self.expected(), self.found(), self.matched, total, source or "", self.node.fx
@@ -33,7 +33,7 @@ class Failure:
 
 @dataclass(slots=True)
 class Option:
-    """One way to go on: pairs to match, and the alternative this takes, if any."""
+    """One way to continue: the pairs to match, and the alternative taken, if any."""
 
     pairs: tuple[Pair, ...]
     pick: tuple[ChoiceNode, int] | None = None
@@ -41,7 +41,7 @@ class Option:
 
 @dataclass(slots=True)
 class Point:
-    """Where several ways are open: how far to undo, the ways left, the choices still postponed."""
+    """Choice point: the trail position to undo to, the options left, and the postponed choices."""
 
     mark: int
     options: Iterator[Option]
@@ -50,15 +50,15 @@ class Point:
 
 @dataclass(slots=True)
 class Plan:
-    """What a pattern operation asks of a graph node, worked out once.
+    """Requirements of a pattern operation on a graph node, computed once.
 
     Attributes:
         names: the argument names.
-        constants: configuration, by name; ``dims`` those that are dimension numbers.
-        operands: arguments that are one pattern node, last first; the commuting pair left out.
-        nested: arguments that hold pattern nodes further down.
-        commutes: the first two arguments may change places.
-        swaps: a ``transpose`` of two constant dimensions.
+        constants: configuration by name, except dimension numbers, which are in ``dims``.
+        operands: arguments that are one pattern node, last first, without the commuting pair.
+        nested: arguments with pattern nodes nested inside.
+        commutes: whether the first two arguments may be swapped.
+        swaps: whether it is a ``transpose`` of two constant dimensions.
     """
 
     names: Any
@@ -71,7 +71,7 @@ class Plan:
 
     @classmethod
     def of(cls, node: OpNode) -> Plan:
-        """The plan for one operation of the pattern."""
+        """Build the plan for one operation of the pattern."""
         commutes = node.commutes
         rest = list(node.args.items())[2 * commutes :]
         dims = node.definition.dims if node.definition is not None else frozenset()
@@ -89,7 +89,7 @@ class Plan:
 
 
 def outwards(users: list[OpNode], at: int) -> Iterator[OpNode]:
-    """The users before and after position ``at`` in turn, further and further out."""
+    """Yield the users before and after position ``at`` in turn, farther and farther out."""
     for distance in range(max(at, len(users) - at) + 1):
         if distance < at:
             yield users[at - 1 - distance]
@@ -98,13 +98,13 @@ def outwards(users: list[OpNode], at: int) -> Iterator[OpNode]:
 
 
 def other_kind(node: OpNode, value: OpNode) -> bool:
-    """Whether a number among two commuting operands is 2 for 2.0 where that matters."""
+    """Check whether a number among two commuting operands is 2 instead of 2.0 and this changes the dtype."""
     expected, found = ([v for v in list(n.args.values())[:2] if is_number(v)] for n in (node, value))
     return len(expected) == len(found) == 1 and same_kind_matters(expected[0], found[0], value)
 
 
 def nested_pairs(expected: Any, value: Any) -> list[Pair] | None:
-    """The items of two nestings of one shape, side by side; None if the shapes differ."""
+    """Pair the items of two nestings of one shape, or return None if the shapes differ."""
     if isinstance(expected, tuple) and isinstance(value, tuple) and len(expected) == len(value):
         return list(zip(expected, value, strict=True))
     if isinstance(expected, slice) and isinstance(value, slice):

@@ -1,4 +1,4 @@
-"""Which part of a graph a match would replace, and whether that part can be lifted out."""
+"""Region of a graph replaced by a match, and checks of whether it can be taken out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _READS = ("size", "dim", "ndimension", "numel", "__len__", "shape", "ndim", "is_
 
 
 def reads_metadata(node: fx.Node) -> bool:
-    """Whether ``node`` yields a size, a dtype, a device or arithmetic on them; such reads may be erased."""
+    """Check whether ``node`` yields a size, a dtype, a device or arithmetic on them.
+
+    Such reads may be erased.
+    """
     spec = node.meta.get("spec")
     if node.op not in ("call_function", "call_method"):
         return False
@@ -36,7 +39,7 @@ def reads_metadata(node: fx.Node) -> bool:
 
 
 def absorb(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """The region of ``nodes`` with the size reads that only serve it."""
+    """Return the region of ``nodes`` extended by the size reads used only within it."""
     region = set(nodes)
     waiting = [u for n in region for u in n.users if u not in region]
     while waiting:
@@ -49,7 +52,7 @@ def absorb(nodes: Iterable[fx.Node]) -> set[fx.Node]:
 
 
 def _tail(start: fx.Node, region: Collection[fx.Node]) -> set[fx.Node] | None:
-    """``start`` and what follows from it up to the region, None if anything else sees it."""
+    """Return ``start`` and the nodes derived from it up to the region, or None if anything else reads them."""
     tail, stack = {start}, [start]
     while stack:
         for user in stack.pop().users:
@@ -63,7 +66,7 @@ def _tail(start: fx.Node, region: Collection[fx.Node]) -> set[fx.Node] | None:
 
 
 def escape(region: Collection[fx.Node], outputs: Collection[fx.Node]) -> tuple[fx.Node, fx.Node] | None:
-    """An interior node and its user outside, None if there is none."""
+    """Return an interior node and its user outside of the region, or None if there is none."""
     for node in region:
         if node not in outputs:
             for user in node.users:
@@ -73,7 +76,7 @@ def escape(region: Collection[fx.Node], outputs: Collection[fx.Node]) -> tuple[f
 
 
 def detour(region: Collection[fx.Node], outputs: Collection[fx.Node]) -> fx.Node | None:
-    """A node outside through which one output reaches the region again; None if the region is convex."""
+    """Return an outside node on a path from an output back into the region, or None if it is convex."""
     last = max(region)
     seen: set[fx.Node] = set()
     stack = [u for o in outputs for u in o.users if u not in region]
@@ -90,6 +93,6 @@ def detour(region: Collection[fx.Node], outputs: Collection[fx.Node]) -> fx.Node
 
 
 def first_and_last(nodes: Iterable[Any]) -> tuple[Any, Any]:
-    """The earliest and the latest of ``nodes`` in graph order."""
+    """Return the earliest and the latest of ``nodes`` in graph order."""
     ordered = sorted(nodes)
     return ordered[0], ordered[-1]

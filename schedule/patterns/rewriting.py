@@ -1,12 +1,12 @@
-"""Taking a match out of a graph and putting something else in.
+"""Replacement of matches in a graph.
 
-:func:`check` refuses what cannot be lifted out without changing the answer; :func:`splice` replaces one
-match; :func:`rewrite` replaces many on a copy, so that an error leaves the given graph as it was.
+:func:`check` rejects matches that cannot be replaced without changing the result; :func:`splice` replaces one
+match; :func:`rewrite` replaces many on a copy, so that an error leaves the given graph unchanged.
 
     def build(graph, inputs, scalars):
         return graph.call_function(fused_bias_gelu, (inputs["x"], inputs["bias"]))
 
-    new_graph, new_nodes = rewrite(graph, search(graph, bias_gelu).matches, build)
+    new_graph, new_nodes = rewrite(graph, search(graph, bias_gelu).graph_matches, build)
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ Modules = Mapping[str, nn.Module] | None
 
 
 def check(graph: fx.Graph, graph_matches: Iterable[GraphMatch], modules: Modules = None) -> None:
-    """Refuse matches that cannot be replaced safely; changes nothing.
+    """Raise if any of the matches cannot be replaced safely.
 
     Args:
-        graph: the graph they were found in, or a copy of it.
-        matches: from one search or several.
-        modules: path → module of the ``call_module`` nodes; an unknown module may do anything.
+        graph: the graph they were found in, or a copy of it; it is not changed.
+        graph_matches: matches from one search or several.
+        modules: path → module of the ``call_module`` nodes; an unknown module may have any effect.
 
     Raises:
         MatchError: a match is stale, overlaps another, has an interior value used outside, is not
@@ -53,7 +53,7 @@ def check(graph: fx.Graph, graph_matches: Iterable[GraphMatch], modules: Modules
 def partition(
     graph: fx.Graph, graph_matches: Iterable[GraphMatch], modules: Modules = None
 ) -> tuple[list[GraphMatch], list[tuple[GraphMatch, MatchError]]]:
-    """The matches that :func:`check` allows one by one, and the others, each with its reason."""
+    """Partition matches into those allowed by :func:`check` one by one, and the others with their errors."""
     hazards, sound, refused = Hazards(modules), [], []
     for graph_match in graph_matches:
         try:
@@ -115,14 +115,14 @@ def rewrite(
     *,
     by: str = "",
 ) -> tuple[fx.Graph, list[list[fx.Node]]]:
-    """A copy of ``graph`` with every match replaced, and the new nodes of each; ``graph`` is untouched.
+    """Return a copy of ``graph`` with every match replaced, and the new nodes of each match.
 
     Args:
         build: see :data:`Build`.
-        by: what errors call this rewrite later, such as ``"fuse(bias_gelu)"``.
+        by: name of this rewrite in later errors, such as ``"fuse(bias_gelu)"``.
 
     Raises:
-        MatchError: as :func:`check` and :func:`splice`.
+        MatchError: as for :func:`check` and :func:`splice`.
     """
     twin = copy_graph(graph)
     return twin, rewrite_in_place(twin, graph_matches, build, modules, by=by)
@@ -147,13 +147,13 @@ def splice(
 ) -> list[fx.Node]:
     """Replace one match in ``graph`` itself and return the new nodes, in order.
 
-    The replacement goes where all of the inputs exist and no output has been used yet; pure nodes that
-    compute a late input are moved up if need be. A single node returned for several outputs is taken as a
-    tuple of them; outputs that nobody uses may be missing. Recorded specs move to the new outputs. The
-    consumed nodes, and pure nodes that fed nothing else, are erased.
+    The replacement is inserted where all of the inputs exist and no output has been used yet; pure nodes that
+    compute a late input are moved up if necessary. A single node returned for several outputs is taken as a
+    tuple of them; unused outputs may be missing. Recorded specs move to the new outputs. The consumed nodes,
+    and pure nodes that fed nothing else, are erased.
 
     Raises:
-        MatchError: as :func:`check`; or the replacement has fewer outputs than are used, or saves a tensor for the
+        MatchError: as for :func:`check`; or the replacement has fewer outputs than are used, or saves a tensor for the
             backward pass that is changed in place later and was not saved before.
     """
     return rewrite_in_place(graph, [graph_match], build, modules, by=by)[0]
@@ -191,7 +191,7 @@ def _nodes(*tables: Mapping[str, Any]) -> list[fx.Node]:
 
 
 def _current(graph: fx.Graph, value: Any) -> Any:
-    """A bound value now: an erased node is the one in its place."""
+    """Remap a bound value: replace each erased node by its successor."""
     if isinstance(value, tuple):
         return tuple(_current(graph, item) for item in value)
     gone = erased(graph)
@@ -208,7 +208,7 @@ def _current(graph: fx.Graph, value: Any) -> Any:
 def _plan(
     region: set[fx.Node], outputs: Sequence[fx.Node], inputs: list[fx.Node], hazards: Hazards
 ) -> tuple[fx.Node, list[fx.Node]]:
-    """The node to insert before, and the makers of late inputs to move there first."""
+    """Return the node to insert before, and the nodes computing late inputs to move there first."""
     after = max(region).next
     users = [user for output in outputs for user in output.users if user not in region]
     first = min(users, default=after)
@@ -220,7 +220,10 @@ def _plan(
 def _build(
     graph: fx.Graph, place: fx.Node, build: Build, given: dict[str, Any], scalars: dict[str, Any]
 ) -> tuple[list[fx.Node], Any]:
-    """Run ``build`` right before ``place``; the nodes it made, or none at all if it raised."""
+    """Run ``build`` right before ``place`` and return the new nodes and its result.
+
+    If it raises, the new nodes are erased.
+    """
     before, made, done = place.prev, [], False
     try:
         with graph.inserting_before(place):
@@ -257,7 +260,7 @@ def _outputs(
     returned: Any,
     made: list[fx.Node],
 ) -> list[fx.Node | None]:
-    """One new node for each output; None for an output nobody uses."""
+    """Return one new node for each output, or None for an unused output."""
     count = len(graph_match.outputs)
     used = [any(u not in region for u in o.users) for o in graph_match.outputs]
     if isinstance(returned, fx.Node) and count > 1:
@@ -280,7 +283,7 @@ def _outputs(
 
 
 def _label(made: list[fx.Node], graph_match: GraphMatch, ends: list[fx.Node | None]) -> None:
-    """Hand the recorded specs to the new outputs, and the source line to every new node."""
+    """Copy the recorded specs to the new outputs, and the source line to every new node."""
     for old, new in zip(graph_match.outputs, ends, strict=True):
         if new is not None and "spec" not in new.meta and "spec" in old.meta:
             new.meta["spec"] = old.meta["spec"]
@@ -290,7 +293,7 @@ def _label(made: list[fx.Node], graph_match: GraphMatch, ends: list[fx.Node | No
 
 
 def _erase(graph: fx.Graph, graph_match: GraphMatch, ends: list[fx.Node | None], hazards: Hazards, by: str) -> None:
-    """Erase the region and what only fed it, leaving anything with effects."""
+    """Erase the region and the pure nodes feeding only it."""
     successor = dict(zip(graph_match.outputs, ends, strict=True))
     gone = erased(graph)
     feeding: list[fx.Node] = []
@@ -308,12 +311,12 @@ def _erase(graph: fx.Graph, graph_match: GraphMatch, ends: list[fx.Node | None],
 
 
 def merge(graph_matches: Sequence[GraphMatch]) -> GraphMatch:
-    """Several parallel matches of one pattern as one with all of their outputs (QKV from one input).
+    """Merge parallel matches of one pattern into one with all of their outputs (QKV from one input).
 
-    Inputs and constants that all of them share keep their names; others become ``name_0``, ``name_1``, ...
+    Inputs and constants shared by all of them keep their names; others become ``name_0``, ``name_1``, ...
 
     Raises:
-        MatchError: there are none, they differ in pattern or graph, or share no input.
+        MatchError: there are no matches, they differ in pattern or graph, or they share no input.
     """
     if not graph_matches:
         raise MatchError("there is nothing to merge", fix="give at least two matches")

@@ -1,7 +1,7 @@
-"""Tensors that autograd saves in a region of a graph and that the graph changes in place afterwards.
+"""Check for tensors saved by autograd in a region of a graph and changed in place afterwards.
 
 Eager torch saves ``h + b`` for the backward pass of ``gelu(h + b)``; a fused op saves ``h``, so that a later
-``h.zero_()``, which eager torch allows, would raise in the backward pass. What either saves is found by running it.
+``h.zero_()``, which eager torch allows, would raise in the backward pass. Running both shows what each saves.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Modules = Mapping[str, nn.Module] | None
 def changed_later(
     region: Collection[fx.Node], outputs: Collection[fx.Node], hazards: Hazards
 ) -> dict[fx.Node, fx.Node]:
-    """Tensors that a region reads or gives, each with the node after the region that changes it in place."""
+    """Return the inputs and outputs of a region changed in place after it, each with the node changing it."""
     last = max(region)
     values = {given for node in region for given in node.all_input_nodes if given not in region}.union(outputs)
     found = {value: _change(value, last, region, hazards) for value in values}
@@ -33,7 +33,7 @@ def changed_later(
 
 
 def _change(value: fx.Node, last: fx.Node, region: Collection[fx.Node], hazards: Hazards) -> fx.Node | None:
-    """The node after ``last`` that changes the memory of ``value``, perhaps through a view."""
+    """Return a node after ``last`` changing the memory of ``value``, perhaps through a view, or None."""
     stack = list(hazards.memory([value]))
     seen = set(stack)
     while stack:
@@ -54,10 +54,12 @@ def refuse_saving(
     made: Sequence[fx.Node],
     hazards: Hazards,
 ) -> None:
-    """Refuse a replacement that saves a tensor which the region did not save and the graph changes in place later.
+    """Raise if a replacement newly saves a tensor changed in place later.
+
+    A tensor that the region saved as well is allowed.
 
     Args:
-        ends: the outputs of the region, each with the node in its place.
+        ends: the outputs of the region, each with its replacement node.
         made: the nodes of the replacement, in order.
 
     Raises:
@@ -90,7 +92,7 @@ def _saved(
     differentiated: Collection[fx.Node | str],
     modules: Modules,
 ) -> set[fx.Node] | None:
-    """The keys of ``wanted`` whose values autograd saves when ``nodes`` run; None where they cannot be run.
+    """Return the keys of ``wanted`` with values saved by autograd in ``nodes``, or None if these cannot be run.
 
     Args:
         differentiated: the inputs that require a gradient; parameters by their paths.
@@ -138,12 +140,15 @@ def _run(node: fx.Node, values: dict[fx.Node, Any], differentiated: Collection[f
 
 
 def _origin(node: fx.Node) -> fx.Node | str:
-    """What a value is, whichever node reads it: a parameter is its path."""
+    """Return the identity of a value: the path for any read of a parameter, else the node."""
     return str(node.target) if node.op == "get_attr" else node
 
 
 def _like(node: fx.Node, differentiated: bool) -> Any:
-    """A value as it looked in the recorded run, of zeros if it is a tensor: one that may be changed in place."""
+    """Return a value as in the recorded run, with zeros for a tensor.
+
+    The tensor may be changed in place.
+    """
     spec = node.meta["spec"]
     if not isinstance(spec, TensorSpec):
         return spec

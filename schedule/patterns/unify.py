@@ -1,4 +1,4 @@
-"""Matching one anchor: bind pattern nodes to graph nodes along data edges, with backtracking."""
+"""Unification from one anchor: pattern nodes are bound to graph nodes along data edges, with backtracking."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from schedule.patterns.plans import Failure, Option, Pair, Plan, Point, nested_p
 from schedule.patterns.values import NormalGraph, OpNode, is_constant, operands
 
 BUDGET = 20_000
-"""Comparisons one anchor may cost; beyond it the anchor is reported as a near miss, not followed further."""
+"""Maximum number of comparisons for one anchor; beyond it the search stops and reports a near miss."""
 
 SHARED = 16
-"""Beyond this many users a value, such as a mask, is taken to serve many layers."""
+"""Number of users beyond which a value, such as a mask, is assumed to be shared by many layers."""
 
 PATTERN_ONLY = frozenset(("input", "scalar", "choice"))
 
 
 class Unifier:
-    """The state of a search: bindings and their trail, the memo of what cannot fit, the deepest failures.
+    """State of a search: bindings and their trail, the memo of feasible pairs, and the deepest failures.
 
     Attributes:
         binding: pattern node → graph node or constant.
-        used: graph operation → the pattern operation it is bound to; one-to-one but for size reads.
+        used: graph operation → the pattern operation it is bound to; one-to-one except for size reads.
         picks: choice → alternative taken.
-        visited: comparisons of a pattern operation with a graph node.
+        visited: the number of comparisons of a pattern operation with a graph node.
         failures: anchor → the deepest point it reached.
     """
 
@@ -58,7 +58,7 @@ class Unifier:
         }
 
     def candidates(self, node: Any) -> list[OpNode] | None:
-        """The graph nodes a pattern node may bind by its operation; None if that says nothing."""
+        """Return the graph nodes a pattern node may bind by its operation, or None if they are not restricted."""
         if isinstance(node, ChoiceNode):
             found: dict[OpNode, None] = {}
             for alternative in node.args["alternatives"]:
@@ -74,7 +74,7 @@ class Unifier:
         return self.normal.by_op.get(node.op, [])
 
     def is_metadata(self, value: OpNode) -> bool:
-        """Whether a graph node only reads sizes or computes with numbers; remembered."""
+        """Check whether a graph node only reads sizes or computes with numbers, with a cache."""
         known = self._metadata.get(value)
         if known is None:
             known = self._metadata[value] = value.is_metadata
@@ -83,7 +83,7 @@ class Unifier:
     # the search
 
     def solutions(self, anchor: OpNode, candidate: OpNode) -> Iterator[None]:
-        """Complete bindings with ``anchor`` at ``candidate``, one after the other, in ``binding``."""
+        """Yield once for each complete binding of ``anchor`` to ``candidate``, available in ``binding``."""
         self._undo(0)
         self._anchor = candidate
         limit = self.visited + BUDGET
@@ -105,7 +105,11 @@ class Unifier:
                 points.append(following)
 
     def _settle(self, option: Option, waiting: list[Pair]) -> Point | Literal[True] | None:
-        """Take every step that leaves no choice: None if one fails, True when done, else what to try."""
+        """Take ``option`` and every step without a choice after it.
+
+        Returns:
+            None if a step fails, True if the binding is complete, else the next choice point.
+        """
         agenda = list(option.pairs)
         if option.pick is not None:
             self._set(self.picks, *option.pick)
@@ -129,7 +133,7 @@ class Unifier:
             return Point(len(self._trail), self._upward(unbound), waiting)
 
     def _narrow(self, waiting: list[Pair]) -> list[Option]:
-        """Take out a postponed choice with one way left, or else the last one, and list its ways."""
+        """Remove a postponed choice with one option left, or else the last one, and return its options."""
         options: list[Option] = []
         for i in range(len(waiting) - 1, -1, -1):
             options = self._options(*waiting[i])
@@ -140,7 +144,10 @@ class Unifier:
         return options
 
     def _options(self, node: OpNode, value: Any) -> list[Option]:
-        """The ways that structure and bindings allow; if none, the likeliest, so that its failure is told."""
+        """Return the options allowed by structure and bindings.
+
+        If there are none, return the most similar one, so that its failure is recorded.
+        """
         if isinstance(node, ChoiceNode):
             ways = [Option(((a, value),), (node, i)) for i, a in enumerate(node.args["alternatives"])]
         else:
@@ -211,7 +218,7 @@ class Unifier:
         return all(self._match_plain(expected, args[name], agenda, waiting) for name, expected in plan.nested)
 
     def _match_plain(self, expected: Any, value: Any, agenda: list[Pair], waiting: list[Pair]) -> bool:
-        """A constant, or a nesting that holds pattern nodes somewhere."""
+        """Match a constant, or a nesting containing pattern nodes."""
         if is_constant(expected):
             return same_constant(expected, value) or self._fail(value, lambda: describe(expected), value)
         pairs = nested_pairs(expected, value)
@@ -221,7 +228,7 @@ class Unifier:
         return True
 
     def _mismatch(self, node: OpNode, value: Any) -> bool:
-        """Whether operation or configuration differ; operands are not looked at."""
+        """Check whether operation or configuration differ, ignoring operands."""
         if not isinstance(value, OpNode):
             return True
         if isinstance(node, CallNode):
@@ -261,11 +268,14 @@ class Unifier:
 
     @staticmethod
     def _is_dtype_of(node: OpNode, value: Any) -> bool:
-        """``x.dtype`` in the pattern, a dtype in the graph: compared in ``finish``, once x is known."""
+        """Check for ``x.dtype`` in the pattern and a dtype in the graph.
+
+        The two are compared in ``finish``, once x is known.
+        """
         return isinstance(value, torch.dtype) and node.op == "getattr" and node.args.get("name") == "dtype"
 
     def _feasible(self, node: Any, value: Any) -> bool:
-        """Whether structure and configuration fit all the way down, whatever is bound; remembered."""
+        """Check whether structure and configuration fit all the way down, ignoring bindings, with a cache."""
         if not isinstance(node, OpNode):
             if is_constant(node):
                 return same_constant(node, value)
@@ -299,10 +309,10 @@ class Unifier:
             expected, found = expected[2:], found[2:]
         return all(self._feasible(p, v) for p, v in zip(expected, found, strict=True) if not is_constant(p))
 
-    # the way up
+    # the search upward
 
     def _upward(self, unbound: list[OpNode]) -> Iterator[Option]:
-        """The values the first reachable unbound node may take, among the users of what is bound."""
+        """Yield the options for the first reachable unbound node, among the users of bound values."""
         for node in unbound:
             if self._cost(node) is None:
                 continue
@@ -315,7 +325,7 @@ class Unifier:
             return
 
     def _no_user(self, node: OpNode) -> None:
-        """Remember that nothing above what is bound is like ``node``."""
+        """Record a failure: no user of the bound values matches ``node``."""
         bound = [self.binding.get(operand) for operand in operands(tuple(node.args.values()))]
         below = next((value for value in reversed(bound) if isinstance(value, OpNode)), self._anchor)
         users = self.normal.users_of(below)
@@ -326,11 +336,11 @@ class Unifier:
         )
 
     def _cost(self, node: Any) -> int | None:
-        """How many values :meth:`_ways` may give; None if nothing bound lies below."""
+        """Estimate the number of values from :meth:`_ways`, or return None if nothing bound lies below."""
         return self._cost_known(node, {})
 
     def _cost_known(self, node: Any, known: dict[OpNode, int | None]) -> int | None:
-        """As :meth:`_cost`; ``known`` are the nodes that were asked about already, under one binding."""
+        """Compute :meth:`_cost` with ``known`` as a cache of the costs under the current binding."""
         if not isinstance(node, OpNode):
             return None
         if node in self.binding:
@@ -359,7 +369,7 @@ class Unifier:
                         yield user
 
     def _nearest_users(self, value: OpNode) -> Iterator[OpNode]:
-        """Users of ``value`` in graph order; if it serves many places, those nearest to the anchor first."""
+        """Return the users of ``value`` in graph order or, if there are many, nearest to the anchor first."""
         users = self.normal.users_of(value)
         if len(users) <= SHARED:
             return iter(users)
@@ -384,7 +394,7 @@ class Unifier:
         return False
 
     def record(self, node: OpNode, expected: Callable[[], str], found: Callable[[], str]) -> None:
-        """Remember a failure at ``node`` if this anchor came no further before."""
+        """Record a failure at ``node`` if it is deeper than the previous one of this anchor."""
         depth = len(self.used)
         best = self.failures.get(self._anchor)
         if best is None or depth > best.matched:

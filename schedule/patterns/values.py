@@ -1,4 +1,4 @@
-"""The nodes of normalized graphs, the same for models and patterns."""
+"""Nodes of normalized graphs, shared by models and patterns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from schedule.patterns.ops import OpDef
 
 
 class Attr:
-    """A parameter or buffer, by its dotted path, that no ``get_attr`` node of the graph holds yet.
+    """Parameter or buffer, by its dotted path, without a ``get_attr`` node in the graph yet.
 
     A module call such as ``nn.Linear`` reads its weight without a node for it; once matched, the rewritten
     graph reads the path itself.
@@ -36,13 +36,13 @@ class Attr:
 
 
 class OpNode:
-    """One operation with its arguments by name; a node of the ``networkx.DiGraph``.
+    """One operation with its arguments by name, as a node of the ``networkx.DiGraph``.
 
     Attributes:
         op: canonical name; ``"placeholder"``, ``"get_attr"``, ``"output"``, ``"call_module"`` are the
             graph's own.
         args: argument name → value: an OpNode, a constant, or a tuple, dict or slice of these.
-        fx: the node it comes from; two OpNodes share one where a call stands for two operations.
+        fx: the node it comes from; two OpNodes share one if a call stands for two operations.
         index: position in the graph.
         definition: its row of the vocabulary, None if unknown.
         target: the callable, method name or path that was called.
@@ -80,7 +80,7 @@ class OpNode:
 
     @property
     def spec(self) -> Any:
-        """What the recorded run saw here: a TensorSpec, a number, a tuple of them, or None."""
+        """Value seen in the recorded run: a TensorSpec, a number, a tuple of them, or None."""
         if self.fx is not None:
             return self.fx.meta.get("spec")
         if self.attr is not None and self.attr.value is not None:
@@ -89,25 +89,25 @@ class OpNode:
 
     @property
     def is_metadata(self) -> bool:
-        """Whether it only reads sizes, dtypes or devices, or computes with plain numbers."""
+        """Whether the node only reads sizes, dtypes or devices, or computes with plain numbers."""
         if self.definition is not None and self.definition.metadata:
             return True
         return is_number(self.spec) and self.op not in ("placeholder", "get_attr", "call_module")
 
     @property
     def commutes(self) -> bool:
-        """Whether its first two arguments may change places (an ``alpha`` other than 1 forbids it)."""
+        """Whether the first two arguments may be swapped (an ``alpha`` other than 1 forbids it)."""
         definition = self.definition
         return definition is not None and bool(definition.commutative) and self.args.get("alpha", 1) == 1
 
 
 def is_number(value: Any) -> bool:
-    """Whether a spec or a constant is a plain number or flag."""
+    """Check whether a spec or a constant is a plain number or flag."""
     return isinstance(value, (bool, int, float, complex))
 
 
 def operands(value: Any) -> Iterator[OpNode]:
-    """Every OpNode in an argument, in order."""
+    """Yield every OpNode in an argument, in order."""
     if isinstance(value, OpNode):
         yield value
     elif isinstance(value, (tuple, list)):
@@ -121,12 +121,12 @@ def operands(value: Any) -> Iterator[OpNode]:
 
 
 def is_constant(value: Any) -> bool:
-    """Whether no OpNode is in an argument."""
+    """Check whether an argument contains no OpNode."""
     return not isinstance(value, OpNode) and next(operands(value), None) is None
 
 
 def map_operands(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The same nesting with every fx node replaced by ``change(node)``; lists become tuples."""
+    """Return the same nesting with every fx node replaced by ``change(node)``, and lists as tuples."""
     if isinstance(value, fx.Node):
         return change(value)
     if isinstance(value, (tuple, list)):
@@ -139,7 +139,7 @@ def map_operands(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 class NormalGraph:
-    """A normalized graph: the ``networkx.DiGraph`` and its indices.
+    """Normalized graph: the ``networkx.DiGraph`` and its indices.
 
     Attributes:
         digraph: OpNodes joined by data edges; an edge's ``slots`` name the arguments it feeds.
@@ -147,7 +147,7 @@ class NormalGraph:
         by_op: canonical name → OpNodes in graph order.
         calls: every module call, whatever operation it became.
         of: fx node → the OpNode that is its value.
-        parts: fx node → all of its OpNodes, where there are several.
+        parts: fx node → all of its OpNodes, if there are several.
     """
 
     def __init__(self) -> None:
@@ -160,18 +160,18 @@ class NormalGraph:
         self.users: dict[OpNode, list[OpNode]] = {}
 
     def users_of(self, node: OpNode) -> list[OpNode]:
-        """The operations that read ``node``, in graph order, each once."""
+        """Return the operations reading ``node``, in graph order, each once."""
         return self.users.get(node, [])
 
     def add(self, node: OpNode) -> OpNode:
-        """Append ``node``, in graph order, with the edges from its operands."""
+        """Append ``node`` in graph order, without its edges."""
         node.index = len(self.nodes)
         self.nodes.append(node)
         self.by_op.setdefault(node.op, []).append(node)
         return node
 
     def connect(self) -> None:
-        """Build the digraph once all nodes are there."""
+        """Build the digraph and its edges after all nodes have been added."""
         edges: dict[tuple[OpNode, OpNode], tuple[str, ...]] = {}
         users = self.users
         for node in self.nodes:

@@ -1,4 +1,4 @@
-"""The primitives, one file each; every one is a method of schedules and groups."""
+"""The primitives, one file each, all of them methods of schedules and groups."""
 
 from schedule.primitives.annotate import annotate
 from schedule.primitives.checkpoint import checkpoint

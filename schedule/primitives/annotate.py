@@ -17,17 +17,16 @@ if TYPE_CHECKING:
 
 @primitive
 def annotate(sch: NodeT, name: str, key: str, value: Any) -> NodeT:
-    """Put a tag on a parameter or buffer, as an attribute of it, for optimizers and later primitives to read.
+    """Tag a parameter or buffer with an attribute, for optimizers and later primitives to read.
 
     ::
 
         sch["fc1"].annotate("weight", "decay", 0.0)      →  fc1.weight.decay == 0.0
 
-    The tag belongs to the place: a parameter that takes this one's place, by ``replace`` or ``shard``, gets
-    it too.
+    The tag belongs to the path: a parameter that replaces this one, by ``replace`` or ``shard``, gets it too.
 
     Args:
-        name: of the parameter, relative to this module.
+        name: of the parameter or buffer, relative to this module.
         key: attribute name.
 
     Raises:
@@ -55,7 +54,7 @@ def annotate(sch: NodeT, name: str, key: str, value: Any) -> NodeT:
 
 
 def tags_carried(tree: Tree, path: str, tensor: torch.Tensor) -> list[Edit]:
-    """The edits that give ``tensor`` the tags of the parameter at ``path``, whose place it takes."""
+    """Return the edits to tag ``tensor`` like the parameter at ``path`` it replaces."""
     return [
         SetItem(lambda: vars(tensor), key, value) for (tagged, key), value in tree.annotations.items() if tagged == path
     ]

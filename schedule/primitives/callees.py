@@ -1,4 +1,4 @@
-"""What rewritten graphs call: matched operations as one callable, compiled or not; functions with a name."""
+"""Call targets in rewritten graphs: matched operations as one callable, compiled or not, and named functions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _OPTIONS: dict[str, Any] = {"fallback_random": True}  # dropout draws the same n
 
 
 class Callee:
-    """A callable that FX can write down: it has a name. Copies and pickles by what it is made of."""
+    """Callable with a name, for FX to print calls of it.
+
+    Copies and pickles are made from the graph or function it is built from.
+    """
 
     def __init__(self, name: str) -> None:
         self.__name__ = re.sub(r"\W+", "_", name).strip("_") or "region"
@@ -32,7 +35,7 @@ class Callee:
 
 
 class Named(Callee):
-    """A function without a name of its own (a lambda, a partial, an object) as the target of a call."""
+    """Call target for a function without a name: a lambda, a partial or an object."""
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         super().__init__(name)
@@ -43,7 +46,7 @@ class Named(Callee):
 
 
 class Region(Callee):
-    """A part of a graph as one function of the values it reads."""
+    """Part of a graph as one function of the values it reads."""
 
     def __init__(self, graph: fx.Graph, name: str) -> None:
         super().__init__(name)
@@ -61,7 +64,7 @@ class Region(Callee):
 
 
 class CompiledRegion(Region):
-    """A region compiled by inductor at its first call; uncompiled where that is not possible."""
+    """Region compiled by inductor at its first call, or run uncompiled if compiling is impossible."""
 
     def __init__(self, graph: fx.Graph, name: str) -> None:
         super().__init__(graph, name)
@@ -77,7 +80,7 @@ class CompiledRegion(Region):
         try:
             return self._compiled(None, *inputs)
         except _failures() as error:
-            result = self._run(None, *inputs)  # an error that is the caller's own comes out as itself
+            result = self._run(None, *inputs)  # an error caused by the inputs is raised here, unchanged
             self._compiled = self._run
             availability.warn_once(
                 f"{self.__name__}: compiling failed ({type(error).__name__}); it runs uncompiled, only slower"
@@ -103,10 +106,10 @@ def _failures() -> tuple[type[Exception], ...]:
 
 
 def region_of(graph_match: GraphMatch, name: str, make: type[Region]) -> tuple[GraphMatch, Build]:
-    """The match with all that its nodes read as inputs, and what inserts a call of them as a region.
+    """Return the match with all values read by its nodes as inputs, and a builder for a call of the region.
 
     Raises:
-        NotApplicable: it holds the call of a module, whose parameters and hooks a region cannot carry.
+        NotApplicable: the match contains a module call; a region cannot carry the module's parameters and hooks.
     """
     nodes = tuple(node for node in graph_match.nodes if node.op != "get_attr")  # parameters are inputs
     inside = set(nodes)

@@ -1,4 +1,4 @@
-"""``checkpoint``: what is inside is computed again in the backward pass instead of kept."""
+"""``checkpoint``: recomputation in the backward pass instead of saved activations."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
 
 @primitive
 def checkpoint(sch: NodeT, matches: Sequence[Match] | None = None, every: int = 1, budget: int | None = None) -> NodeT:
-    """What is inside keeps its inputs only, and is computed again when the backward pass needs the rest.
+    """Save only the inputs of this module or of matches, and recompute the rest in the backward pass.
 
     ::
 
         before:  h = self.h.0(x)                             after:  h = checkpoint(self.h.0, x)
         before:  p = softmax(s);  d = dropout(p);  o = d @ v after:  o = checkpoint(region, s, v)
 
-    Outputs and gradients are the same to the bit, dropout too. Graphs inside stay, and further primitives may follow.
-    The module's hooks run once.
+    Outputs and gradients are bit-identical, also with dropout. Graphs inside stay in use, and further primitives may
+    follow. The module's hooks run once.
 
     Args:
-        matches: what ``find`` returned; the parts of the traced graph to compute again. None is the whole module.
-        every: of a group, members 0, ``every``, 2 × ``every``, …; of matches, each ``every``-th.
-        budget: bytes that the model may keep for the backward pass of the recorded inputs. Which modules in this one
-            (of a group: which of its members and modules in them) are computed again is chosen for the least work
-            by a knapsack on the tree of modules, from what each was measured to keep.
+        matches: result of ``find``; the parts of the traced graph to recompute. None means the whole module.
+        every: for a group, members 0, ``every``, 2 × ``every``, …; for matches, each ``every``-th.
+        budget: bytes that the model may save for the backward pass of the recorded inputs. The modules to recompute
+            are chosen among those in this one (for a group, among its members and the modules in them) for the
+            least work, by a knapsack on the tree of modules, from the measured bytes of each.
 
     Raises:
-        NotApplicable: checkpointed already, in the middle of another's graph, ``every`` for a single module, or a
-            budget that cannot be reached (says what can be).
+        NotApplicable: checkpointed already, inlined in another module's graph, ``every`` for a single module, or a
+            budget that cannot be reached (the error gives the least that can).
         MatchError: as for :meth:`fuse`.
     """
     step = checked_every(every)
@@ -60,7 +60,7 @@ def checkpoint(sch: NodeT, matches: Sequence[Match] | None = None, every: int = 
 
 
 def checked_every(every: Any) -> int:
-    """``every``, if it is a number from 1."""
+    """Return ``every`` if it is an integer from 1, else raise."""
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise NotApplicable(f"every is a number from 1, not {every!r}", fix="every=2 takes each second one")
     return every
@@ -69,7 +69,7 @@ def checked_every(every: Any) -> int:
 def within_budget(
     members: Sequence[NodeT], matches: Sequence[Match] | None, every: int, budget: int
 ) -> Sequence[NodeT]:
-    """Checkpoint, of the modules that are or are in ``members``, those whose recomputation takes the least work."""
+    """Checkpoint ``members`` or modules in them, with the least recomputation to fit ``budget``."""
     if matches is not None or every != 1:
         raise NotApplicable("a budget chooses by itself", fix="give the budget alone")
     if isinstance(budget, bool) or not isinstance(budget, int) or budget < 0:
@@ -111,7 +111,7 @@ def _checkpoint_module(sch: Node) -> None:
 
 
 class RecomputedRegion(Region):
-    """A part of a graph that is computed again in the backward pass."""
+    """Part of a graph, recomputed in the backward pass."""
 
     def __call__(self, *inputs: Any) -> Any:
         return Recomputed()(super().__call__, inputs, {})

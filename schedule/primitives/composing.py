@@ -1,12 +1,12 @@
-"""Composition: functions over schedules are ordinary Python, and these make larger ones of them.
+"""Combinators for schedule functions.
 
-A *schedule function* takes a schedule (or a group, or a match) first::
+A *schedule function* is a Python function with a schedule (or a group, or a match) as its first argument::
 
     def fuse_mlp(mlp: Schedule) -> None:
         mlp.fuse(mlp.find(bias_gelu, expect=1))
 
-It says that it does not apply here by letting :class:`~schedule.util.errors.NotApplicable` pass; every other error is a
-real one and goes through to the user. Either way what it did until then is taken back, to the bit.
+It signals that it does not apply by raising :class:`~schedule.util.errors.NotApplicable`, or not catching it; every
+other error is a real one and reaches the user. In both cases its changes so far are reverted bit-exactly::
 
     done = schedule.attempt(fuse_mlp, sch["h.0.mlp"])       # go on without it
     schedule.first_of(fuse_mlp, fuse_swiglu)(sch["h.0.mlp"])
@@ -32,16 +32,16 @@ R = TypeVar("R")
 T = TypeVar("T", bound="Node | Group[Any] | Match")
 
 ENDLESS = 10_000
-"""How often :func:`repeat` runs a function that always changes something before it takes it for endless."""
+"""Number of runs with a change after which :func:`repeat` raises, if it has no limit."""
 
 
 @dataclass(frozen=True)
 class Attempt(Generic[R]):
-    """What came of an :func:`attempt`: true if it was done.
+    """Result of an :func:`attempt`, true if the function applied.
 
     Attributes:
-        value: what the function returned; None if it did not apply.
-        error: why it did not apply; None if it was done.
+        value: result of the function; None if it did not apply.
+        error: why it did not apply; None if it applied.
     """
 
     value: R | None = None
@@ -49,7 +49,7 @@ class Attempt(Generic[R]):
 
     @property
     def why(self) -> str:
-        """Why it did not apply, with the fix; "" if it was done."""
+        """The reason why it did not apply, with the fix, or "" if it applied."""
         return "" if self.error is None else str(self.error)
 
     def __bool__(self) -> bool:
@@ -57,7 +57,7 @@ class Attempt(Generic[R]):
 
 
 def attempt(fn: Callable[Concatenate[T, P], R], sch: T, *args: P.args, **kwargs: P.kwargs) -> Attempt[R]:
-    """Run ``fn(sch, ...)``; if it does not apply, take back all that it did and go on.
+    """Run ``fn(sch, ...)``, and revert its changes if it does not apply.
 
     ::
 
@@ -66,15 +66,15 @@ def attempt(fn: Callable[Concatenate[T, P], R], sch: T, *args: P.args, **kwargs:
             if not done:
                 print(mlp.path, done.why)
 
-    What did not apply leaves no trace: model, history, recipe and random numbers are as they were, to the bit. May be
-    nested, and used inside primitives, where it becomes part of their step.
+    If it does not apply, model, history, recipe and random numbers are restored bit-exactly. May be nested, and used
+    inside primitives, where it becomes part of their step.
 
     Args:
         fn: changes ``sch`` through primitives, or raises :class:`NotApplicable`.
-        sch: a schedule, a group or a match; further arguments go to ``fn`` too.
+        sch: a schedule, a group or a match; further arguments are passed to ``fn`` too.
 
     Raises:
-        Exception: any other error of ``fn``, such as a TypeError or MatchError, after all that it did was taken back.
+        Exception: any other error of ``fn``, such as a TypeError or MatchError, after its changes were reverted.
     """
     with _history_of(sch, "attempt(function, sch, ...)").all_or_nothing() as savepoint:
         try:
@@ -85,18 +85,18 @@ def attempt(fn: Callable[Concatenate[T, P], R], sch: T, *args: P.args, **kwargs:
 
 
 def first_of(*functions: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
-    """A function that does what the first of these does that applies.
+    """Return a function to run the first applicable one of ``functions``.
 
     ::
 
         fuse_any = schedule.first_of(fuse_swiglu, fuse_geglu, fuse_mlp)
         fuse_any(sch["h.0.mlp"])
 
-    It returns what that one returned. An alternative that returns applies, even if it changed nothing.
+    It returns the result of that function. An alternative that returns has applied, even if it changed nothing.
 
     Raises:
         ScheduleError: no function was given.
-        NotApplicable: by the function that is made: none applies; says why each does not.
+        NotApplicable: raised by the returned function if none applies; gives the reason for each.
     """
     if not functions:
         raise ScheduleError("there is nothing to choose from", asked="first_of()", fix="first_of(a, b, …)")
@@ -121,20 +121,20 @@ def first_of(*functions: Callable[Concatenate[T, P], R]) -> Callable[Concatenate
 
 
 def repeat(fn: Callable[Concatenate[T, P], Any], times: int | None = None) -> Callable[Concatenate[T, P], int]:
-    """A function that runs ``fn`` again and again, until it does not apply or changes nothing.
+    """Return a function to run ``fn`` repeatedly, until it does not apply or changes nothing.
 
     ::
 
         count = schedule.repeat(cancel_one_transpose)(sch["attn"])
 
-    It returns how often ``fn`` was done. Not at all is fine: 0.
+    It returns the number of runs of ``fn`` that changed something, which may be 0.
 
     Args:
-        times: at most so often; without a limit if None.
+        times: maximum number of runs; no limit if None.
 
     Raises:
-        ScheduleError: ``times`` is no number from 0; or, by the function that is made, ``fn`` goes on changing the
-            model without an end: then nothing was changed.
+        ScheduleError: ``times`` is not an integer from 0; or, raised by the returned function, ``fn`` never stops
+            changing the model (:data:`ENDLESS` runs); then all changes are reverted.
     """
     if times is not None and (isinstance(times, bool) or not isinstance(times, int) or times < 0):
         raise ScheduleError(
@@ -164,7 +164,7 @@ def repeat(fn: Callable[Concatenate[T, P], Any], times: int | None = None) -> Ca
 
 
 def for_each(where: Any, fn: Callable[..., R]) -> Callable[..., list[R]]:
-    """A function that runs ``fn`` on every module or match that ``where`` means; on all of them, or on none.
+    """Return a function to run ``fn`` on every selected module or match, on all or none.
 
     ::
 
@@ -173,16 +173,16 @@ def for_each(where: Any, fn: Callable[..., R]) -> Callable[..., list[R]]:
         schedule.for_each("h.*.mlp", lambda mlp: schedule.attempt(fuse_mlp, mlp))(sch)     # on those where it applies
         schedule.for_each(bias_gelu, lambda match: match.schedule.fuse([match]))(sch["h.0.mlp"])
 
-    It returns what ``fn`` returned for each, in the order of the model. Further arguments go to ``fn`` too.
+    It returns the list of results of ``fn``, in model order. Further arguments are passed to ``fn`` too.
 
     Args:
-        where: a path or glob, from the schedule that the function is given; a group; a list of schedules or matches,
-            such as ``sch.find("bias_gelu_tanh")``; or a pattern, for its matches: a function, a module, a module type,
-            a rule.
+        where: a path or glob, relative to the schedule passed to the function; a group; a list of schedules or
+            matches, such as ``sch.find("bias_gelu_tanh")``; or a pattern, for its matches: a function, a module, a
+            module type, a rule.
 
     Raises:
-        NotApplicable: by the function that is made: the pattern occurs nowhere; or whatever ``fn`` raises, after what
-            was done to earlier ones was taken back.
+        NotApplicable: raised by the returned function if the pattern has no match. Any error of ``fn`` is raised as
+            well, after the changes to earlier items were reverted.
         PathError: no module has the path.
     """
 
@@ -234,7 +234,7 @@ def _tree_of(target: Node | Group[Any] | Match) -> Tree:
 
 
 def _same(before: Sequence[Edit], after: Sequence[Edit]) -> bool:
-    """Whether these are the very same edits."""
+    """Check whether both sequences contain the same edit objects."""
     return len(before) == len(after) and all(old is new for old, new in zip(before, after, strict=True))
 
 

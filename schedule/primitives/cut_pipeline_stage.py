@@ -1,4 +1,4 @@
-"""``cut_pipeline_stage``: where one stage of a pipeline ends and the next begins."""
+"""``cut_pipeline_stage``: boundaries between pipeline stages."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ if TYPE_CHECKING:
 
 @primitive
 def cut_pipeline_stage(sch: NodeT) -> NodeT:
-    """A stage of the pipeline ends after this module; ``schedule.build(sch, pipeline=…)`` makes the stages.
+    """End a pipeline stage after this module.
 
     ::
 
         before:  h5 = self.h.5(h4);  h6 = self.h.6(h5);  h7 = self.h.7(h6)
         after:   h5 = self.h.5(h4);  h6 = self.h.6(h5)  |  h7 = self.h.7(h6)
 
-    The module may be nested: the forwards of those around it are traced down to it. The model itself does not change.
+    ``schedule.build(sch, pipeline=…)`` makes the stages. The module may be nested: the forwards of its ancestors are
+    traced down to it. The model itself does not change.
 
     Raises:
-        NotApplicable: the root, a module that is never called, one inside another's graph, or cut already.
+        NotApplicable: the root, a module that is never called, one inlined in another's graph, or cut already.
     """
     if not sch.path:
         raise NotApplicable("the last stage ends with the root anyway", fix="cut after a module inside")

@@ -1,4 +1,4 @@
-"""``decompose``: a Linear as its product and the addition of its bias."""
+"""``decompose``: a Linear as a matrix product and a bias addition."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 @primitive
 def decompose(sch: NodeT) -> NodeT:
-    """A linear layer becomes a matrix product and the addition of its bias, in the graph of the module above.
+    """Split a linear layer into a matrix product and a bias addition, in the graph of its caller.
 
     ::
 
         before:  y = self.c_fc(x)
         after:   y = F.linear(x, self.c_fc.weight) + self.c_fc.bias
 
-    The same parameters, at the same place: the bias can then fuse with what follows. Works for ``nn.Linear``
-    and transformers' ``Conv1D`` (``torch.matmul(x, weight) + bias``).
+    The parameters and their paths stay the same. The bias can then be fused with the operations that follow. Works
+    for ``nn.Linear`` and transformers' ``Conv1D`` (``torch.matmul(x, weight) + bias``).
 
     Raises:
         NotApplicable: the module is something else, has no bias or has a hook, or no traced graph calls it.
-        TraceError: the module above cannot be traced.
+        TraceError: the calling module cannot be traced.
     """
     layer = sch.module
     sch.refuse_inside_other_graph()
@@ -61,7 +61,7 @@ def _refuse_other(layer: nn.Module) -> None:
 
 
 def _caller(sch: Node) -> tuple[Node, str]:
-    """The nearest module above whose graph calls this one, and the path from there."""
+    """Return the nearest ancestor with a forward, if its graph calls this module, and the path from there."""
     tree = sch.tree
     for ancestor, path in tree.ancestors(sch.path):
         if not tree.graphs.calls(ancestor):
@@ -78,12 +78,12 @@ def _caller(sch: Node) -> tuple[Node, str]:
 
 @dataclass(frozen=True)
 class Opening:
-    """The calls of one linear layer, written as product and addition."""
+    """Rewrite of the calls of one linear layer as product and addition."""
 
     path: str
 
     def on(self, made: Specialization, module: nn.Module, recording: Recording) -> Rewritten:
-        """In one graph of the module above."""
+        """Inline the calls in one graph of the calling module."""
         calls = [node.name for node in made.graph.nodes if node.op == "call_module" and node.target == self.path]
         if not calls:
             return made, {}

@@ -1,4 +1,4 @@
-"""``find``: where a pattern occurs."""
+"""``find`` and ``find_parallel``: the matches of a pattern."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ if TYPE_CHECKING:
 
 @query
 def find(sch: Node, pattern: Any, expect: int | None = None) -> list[Match]:
-    """Every place in this module's graph where ``pattern`` occurs, the larger of overlapping ones.
+    """Return all matches of ``pattern`` in this module's graph, the larger of overlapping ones.
 
     Changes nothing.
 
-    The module is traced if need be. Small leaf modules match what they compute, so the pattern ::
+    The module is traced if necessary. Small leaf modules are matched by the operations they compute, so the pattern ::
 
         def bias_gelu(x, bias):
             return F.gelu(x + bias, approximate="tanh")
 
-    is found in ``y = self.act(self.c_fc(x))`` too. Submodules have graphs of their own: use a glob to search
+    is found in ``y = self.act(self.c_fc(x))`` too. Other submodules have separate graphs: use a glob to search
     many.
 
     Args:
         pattern: a function, a module, a module type, a regular expression for the path of a called module, a
             compiled pattern, or the name of a registered rule.
-        expect: how many there must be.
+        expect: required number of matches.
 
     Raises:
         TraceError: the module cannot be traced.
-        MatchError: not as many as expected; with the best near miss: which node, what was expected and found.
-        NotApplicable: the module's inside is in the middle of another's graph.
+        MatchError: not as many as expected; gives the best near miss: the node, and what was expected and found.
+        NotApplicable: the module is inlined in another module's graph.
     """
     return find_in([sch], pattern, expect)
 
 
 @query
 def find_parallel(sch: Node, pattern: Any, expect: int | None = None) -> list[list[Match]]:
-    """Matches of ``pattern`` that read one value, in groups: the Q, K and V projections of an attention.
+    """Return groups of matches with a shared input, such as the Q, K and V projections of an attention.
 
     ::
 
@@ -50,7 +50,7 @@ def find_parallel(sch: Node, pattern: Any, expect: int | None = None) -> list[li
 
     Args:
         pattern: as for :meth:`find`.
-        expect: how many groups there must be.
+        expect: required number of groups.
 
     Raises:
         MatchError: not as many groups as expected.

@@ -1,4 +1,4 @@
-"""``fork_rng``: each tensor-parallel rank draws random numbers of its own inside a module."""
+"""``fork_rng``: separate random numbers for each tensor-parallel rank inside a module."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 @primitive
 def fork_rng(sch: NodeT) -> NodeT:
-    """Inside this module each tensor-parallel rank draws random numbers of its own.
+    """Draw different random numbers on each tensor-parallel rank inside this module.
 
     ::
 
         before:  a = self.attn(x)                      # every rank drops the same places of its own heads
         after:   with own random numbers: a = self.attn(x)
 
-    Outside, all ranks go on drawing the same numbers, as long as they were seeded alike. torch's default generators
-    of the CPU and of the current CUDA device are meant. Holds under activation checkpointing, put on before or after,
-    in here or further out. Under ``torch.compile`` the module is a graph of its own.
+    Outside, all ranks still draw the same numbers if they were seeded alike. This applies to torch's default generators
+    of the CPU and of the current CUDA device. It also works with activation checkpointing, applied before or after, to
+    this module, a submodule or an ancestor. Under ``torch.compile`` the module is a separate graph.
 
     Raises:
         ShardError: no mesh or process group; forked already.
-        NotApplicable: the module is in the middle of another's graph.
+        NotApplicable: the module is inlined in another module's graph.
     """
     from schedule.distributed.communication.rng import OwnRandomNumbers  # torch.compiler.disable loads dynamo
 

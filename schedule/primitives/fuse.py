@@ -1,4 +1,4 @@
-"""``fuse``: matches become one call each, of a fused op or of compiled code."""
+"""``fuse``: one call per match, of a fused op or of compiled code."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ Compiler = Literal["auto", "inductor"]
 
 @primitive
 def fuse(sch: NodeT, matches: Sequence[Match], compiler: Compiler | None = "auto") -> NodeT:
-    """Each match becomes one call: of the fused op a rule has for it, or of the same operations compiled.
+    """Replace each match by one call, of a rule's fused op or of the same operations compiled.
 
     ::
 
         before:  y = F.linear(x, self.c_fc.weight);  z = F.gelu(y + self.c_fc.bias, approximate="tanh")
         after:   y = F.linear(x, self.c_fc.weight);  z = bias_gelu(y, self.c_fc.bias)
 
-    Parameters stay where they are. Training, eval and every recorded signature are rewritten together.
+    Parameters keep their paths. Training, eval and every recorded signature are rewritten together.
 
     Args:
-        matches: what ``find`` returned.
+        matches: result of ``find``.
         compiler: ``"auto"`` takes the registered fused op if any rule matches the same operations, else
-            ``"inductor"``: the matched part through ``torch.compile`` at its first call, with open sizes; it
-            runs uncompiled where there is no compiler. None only makes it one call.
+            ``"inductor"``: the matched part is compiled by ``torch.compile`` at its first call, with dynamic
+            shapes, or runs uncompiled without a compiler. None only makes it one call.
 
     Raises:
-        MatchError: a match is of another model, consumed already (says by which primitive), or unsafe: an
-            interior value is used outside, operations would change order, or a hook would be swallowed.
-        NotApplicable: no matches; an unknown compiler; or the module is in the middle of another's graph.
+        MatchError: a match is of another model, consumed already (gives the primitive), or unsafe: an
+            interior value is used outside, operations would change order, or a hook would be bypassed.
+        NotApplicable: no matches; an unknown compiler; or the module is inlined in another module's graph.
     """
     if compiler not in ("auto", "inductor", None):
         raise NotApplicable(f"there is no compiler {compiler!r}", fix='"auto", "inductor" or None')

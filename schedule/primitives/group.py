@@ -1,4 +1,4 @@
-"""Several schedules at once: a primitive applies to all of them or to none."""
+"""Groups of schedules: a primitive applies to all members or to none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ R = TypeVar("R")
 
 
 def broadcast(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Group[Any], P], list[R]]:
-    """The primitive for groups: one step over all members; each gets the matches that are in it."""
+    """Return the version of a primitive for groups, one step over all members.
+
+    Each member gets the matches in it.
+    """
 
     def on_all(group: Group[Any], *args: P.args, **kwargs: P.kwargs) -> list[R]:
         bound = inspect.signature(method).bind(group[0], *args, **kwargs)
@@ -36,7 +39,7 @@ def broadcast(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[
 
 @contextmanager
 def one_step(group: Group[Any], method: Callable[..., Any], arguments: dict[str, Any]) -> Iterator[None]:
-    """Within, all that is done to members is one step of the schedule."""
+    """Group edits of all members into one undoable step."""
     asked, name = call_text(method, arguments), method.__name__
     paths, history = [member.path for member in group], group[0].tree.history
     with (
@@ -47,7 +50,10 @@ def one_step(group: Group[Any], method: Callable[..., Any], arguments: dict[str,
 
 
 def _shared_out(group: Group[NodeT], bound: Any) -> Iterator[tuple[NodeT, tuple[Any, Any]]]:
-    """(member, arguments) for each member; matches go to the member they are in."""
+    """Yield (member, arguments) for each member, with matches assigned to the member they are in.
+
+    Members without any of the given matches are skipped.
+    """
     matches = bound.arguments.get("matches")
     if not isinstance(matches, (list, tuple)):
         for member in group:
@@ -82,24 +88,24 @@ _checkpoint = broadcast(primitives.checkpoint)
 
 
 class Group(Generic[NodeT]):
-    """Schedules in the order of the model, such as all MLPs; made by a glob."""
+    """Schedules selected by a glob, such as all MLPs, in model order."""
 
     def __init__(self, members: Sequence[NodeT], label: str) -> None:
         self._members, self._label = list(members), label
 
     @property
     def label(self) -> str:
-        """The glob and how many modules it is, as messages write it."""
+        """The glob and the number of modules, for messages."""
         return f"{self._label} ({counted(len(self), 'module')})"
 
     @property
     def glob(self) -> str:
-        """The glob that chose the members, "" if they were also picked by their numbers."""
+        """The glob of the members, or "" if a slice was taken as well."""
         return self._label if ":" not in self._label else ""
 
     @property
     def paths(self) -> list[str]:
-        """Where the members are."""
+        """Paths of the members."""
         return [member.path for member in self._members]
 
     def __len__(self) -> int:
@@ -114,7 +120,7 @@ class Group(Generic[NodeT]):
     def __getitem__(self, key: slice | str) -> Group[NodeT]: ...
 
     def __getitem__(self, key: int | slice | str) -> NodeT | Group[NodeT]:
-        """A member by index, some by slice, or the group of what each has at a path or glob."""
+        """Return a member by index, or a group by slice or by a path or glob inside each member."""
         if isinstance(key, int):
             return self._members[key]
         label = f"{self._label}.{key}" if isinstance(key, str) else f"{self._label}[{key.start}:{key.stop}]"
@@ -136,29 +142,29 @@ class Group(Generic[NodeT]):
         return f"Group({self.label})"
 
     def find(self, pattern: Any, expect: int | None = None) -> list[Match]:
-        """Every place in any member where ``pattern`` occurs; see :meth:`Schedule.find`.
+        """Return all matches of ``pattern`` in all members, as :meth:`Schedule.find` does.
 
         Args:
             pattern: as for one schedule.
-            expect: how many there must be in all members together.
+            expect: required number of matches in all members together.
         """
         with located(_asked(primitives.find, pattern, expect), self.label):
             return find_in(self._members, pattern, expect)
 
     def find_parallel(self, pattern: Any, expect: int | None = None) -> list[list[Match]]:
-        """Groups of parallel matches in all members; see :meth:`Schedule.find_parallel`."""
+        """Return the groups of parallel matches in all members, as :meth:`Schedule.find_parallel` does."""
         with located(_asked(primitives.find_parallel, pattern, expect), self.label):
             return find_parallel_in(self._members, pattern, expect)
 
     def checkpoint(
         self, matches: Sequence[Match] | None = None, every: int = 1, budget: int | None = None
     ) -> Sequence[Node]:
-        """Compute again what is inside; see :meth:`Schedule.checkpoint`.
+        """Recompute members or matches in the backward pass, as :meth:`Schedule.checkpoint` does.
 
         Args:
             matches: as for one schedule.
-            every: only members 0, ``every``, 2 × ``every``, … of the group; of matches, each ``every``-th.
-            budget: bytes that the whole model may keep; modules are chosen from all members together.
+            every: only members 0, ``every``, 2 × ``every``, … of the group; for matches, each ``every``-th.
+            budget: bytes that the whole model may save; modules are chosen from all members together.
 
         Returns:
             The members that were checkpointed as wholes; with a budget, all members.
@@ -184,7 +190,7 @@ class Group(Generic[NodeT]):
     sync = broadcast(primitives.sync)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """A primitive that a user registered."""
+        """Return a user-registered primitive for groups."""
         method = None if name.startswith("_") else registered().get(name)
         if method is None:
             raise AttributeError(f"{type(self).__name__} has no attribute or primitive {name!r}")

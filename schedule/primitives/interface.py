@@ -1,4 +1,4 @@
-"""Whether a replacement can be called the way the replaced thing is."""
+"""Checks of a replacement's signature against calls of the original."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 def refuse_other_interface(old: nn.Module, new: nn.Module, calls: Sequence[Call]) -> None:
-    """Raise unless ``new`` takes every recorded call of ``old``; by the parameters alone if there is none."""
+    """Raise unless ``new`` accepts every recorded call of ``old``.
+
+    Without recorded calls, only the parameters are compared.
+    """
     signature = _signature(new.forward)
     if signature is None:
         return
@@ -48,10 +51,10 @@ def _other_interface(old: nn.Module, new: nn.Module, signature: inspect.Signatur
 def call_arguments(
     function: Callable[..., Any], name: str, inputs: Mapping[str, Any], scalars: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """How ``function`` is called in place of a pattern.
+    """Return the arguments for a call of ``function`` in place of a pattern.
 
-    Inputs go by name if it has parameters of all their names, else in order. Constants go by keyword, to the
-    parameters of those names.
+    Inputs are passed by name if it has parameters of all their names, else in order. Constants are passed by keyword,
+    to the parameters of those names.
 
     Raises:
         NotApplicable: they do not fit.

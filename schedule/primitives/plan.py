@@ -1,4 +1,4 @@
-"""The tensor-parallel plan of a model: found, shown, applied."""
+"""``shard_plan`` and ``apply_plan``: automatic tensor parallelism."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def shard_plan(
     sch: Node, mesh: Any = None, vocabulary: bool = True, sequence: bool = False, parallel_loss: bool = False
 ) -> Plan:
-    """Find what of this model can be shared out over the tensor-parallel ranks, from its traced graph alone.
+    """Find a tensor-parallel plan for this model from its traced graph alone.
 
     ::
 
@@ -37,24 +37,24 @@ def shard_plan(
         print(plan)             # which layers are column- and row-parallel, the collectives, the bytes they move
         sch.apply_plan(plan.without("lm_head"))
 
-    Attention is shared out by heads and an MLP by its width wherever nothing in the graph is in the way; nothing
-    is known of architectures or names. Nothing is changed.
+    Attention is sharded by heads and an MLP by its width wherever no operation in the graph prevents it. The plan
+    depends on the graph, not on known architectures or names. The model does not change.
 
     Args:
         sch: the schedule of the whole model.
-        mesh: a ``DeviceMesh``, by default the schedule's own; or just a number of ranks.
-        vocabulary: share out embeddings by rows, and the projections onto the vocabulary, whose outputs are gathered.
-        sequence: between the groups, give each rank its part of the sequence, where the layers allow it. The
-            sequences must divide evenly then.
-        parallel_loss: leave the logits where they are, in a DTensor ``[batch, seq, vocab]`` shared out over the
-            vocabulary, instead of gathering them. The model and the backward pass run within
-            ``torch.distributed.tensor.parallel.loss_parallel()``, whose cross entropy sends a few numbers a token;
-            :func:`fused.cross_entropy` takes such logits as they are.
+        mesh: a ``DeviceMesh``, by default the schedule's own; or only a number of ranks.
+        vocabulary: shard embeddings by rows, and projections onto the vocabulary, whose outputs are gathered.
+        sequence: between the sharded groups, give each rank its part of the sequence, if the layers allow it. The
+            sequence lengths must then be divisible by the number of ranks.
+        parallel_loss: keep the logits as a DTensor ``[batch, seq, vocab]`` sharded over the vocabulary instead of
+            gathering them. Run the model and the backward pass within
+            ``torch.distributed.tensor.parallel.loss_parallel()``, whose cross entropy communicates a few numbers per
+            token; :func:`fused.cross_entropy` takes such logits directly.
 
     Raises:
-        ShardError: no mesh, or another than the schedule's; ``parallel_loss`` where no logits are shared out.
+        ShardError: no mesh, or another than the schedule's; ``parallel_loss`` without sharded logits.
         TraceError: the model cannot be traced.
-        NotApplicable: it is sharded or rewritten already.
+        NotApplicable: the model is sharded or rewritten already.
     """
     _refuse_inner(sch)
     touched = [module for module in sch.module.modules() if state_of(module) is not None]
@@ -74,7 +74,7 @@ def shard_plan(
 
 @primitive
 def apply_plan(sch: Node, plan: Plan) -> None:
-    """Shard and synchronize as ``plan`` says, all of it or nothing.
+    """Shard and synchronize the model according to ``plan``, or change nothing on error.
 
     Args:
         sch: the schedule of the whole model, with a mesh.
@@ -91,7 +91,7 @@ def apply_plan(sch: Node, plan: Plan) -> None:
 
 
 def _apply(sch: Node, plan: Plan) -> None:
-    """Shard and synchronize as ``plan`` says."""
+    """Apply the shards and syncs of ``plan``."""
     state = sharded_state(sch.tree)
     whole = [("fwd_post", "all_gather"), ("fwd_post", LEFT)]
     state.gathered = frozenset(step.path for step in plan.syncs if (step.mode, step.op) in whole)
@@ -120,7 +120,10 @@ def _ranks(sch: Node, mesh: Any) -> TensorParallel:
 
 
 def _flattened(sch: Node) -> Specialization:
-    """The root's graph with the inside of everything but basic layers, in training or else in evaluation."""
+    """Trace the root in training mode, or else in eval mode, with everything but basic layers inlined.
+
+    If that fails, submodules that cannot be traced stay calls.
+    """
     graphs, module = sch.tree.graphs, sch.module
     call = graphs.calls(module)[0]
 

@@ -1,4 +1,4 @@
-"""What makes a function over schedules a primitive: its name, located errors, one undoable step."""
+"""Registration of schedule functions as primitives, with located errors and one undoable step each."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _reserved: set[str] = set()
 
 
 def primitive(function: Callable[Concatenate[NodeT, P], R]) -> Callable[Concatenate[NodeT, P], R]:
-    """Register ``function(sch, ...)`` as a primitive; from then on also a method of schedules and groups.
+    """Register ``function(sch, ...)`` as a primitive and as a method of schedules and groups.
 
     The function checks first and changes the model through other primitives, or through ``sch.commit(edits)``.
-    If it raises, all it did is reverted; if not, it is one step of ``sch.history``, whatever it called::
+    If it raises, all its changes are reverted; if not, it is one step of ``sch.history``, whatever it called::
 
         @schedule.primitive
         def no_dropout(sch: Schedule) -> None:
@@ -51,7 +51,7 @@ def primitive(function: Callable[Concatenate[NodeT, P], R]) -> Callable[Concaten
 
 
 def query(function: Callable[Concatenate[NodeT, P], R]) -> Callable[Concatenate[NodeT, P], R]:
-    """Like :func:`primitive`, for what only asks: no step, nothing to undo."""
+    """Register a read-only primitive, without a step in the history."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -72,7 +72,7 @@ def _registered(function: Callable[..., Any], method: Callable[..., R]) -> Calla
 
 
 def _as_users_read_it(signature: inspect.Signature) -> inspect.Signature:
-    """What ``help`` says of a primitive: it is a method of schedules, which is what users have of nodes."""
+    """Return the signature of a primitive for ``help``, with ``Schedule`` in place of nodes."""
 
     def named(annotation: Any) -> Any:
         return "Schedule" if annotation in ("Node", "NodeT") else annotation
@@ -82,36 +82,38 @@ def _as_users_read_it(signature: inspect.Signature) -> inspect.Signature:
 
 
 def reserve(names: Iterable[str]) -> None:
-    """Names that no further primitive may have, since they are methods."""
+    """Reserve names of methods, forbidden for new primitives."""
     _reserved.update(names)
 
 
 def unregister(name: str) -> None:
-    """Take a user's primitive out of the registry."""
+    """Remove a user's primitive from the registry."""
     _primitives.pop(name, None)
 
 
 def registered() -> Mapping[str, Callable[..., Any]]:
-    """Every primitive by name."""
+    """Return all primitives by name."""
     return dict(_primitives)
 
 
 def list_primitives() -> dict[str, str]:
-    """Name → what it does in one line, for every primitive."""
+    """Return name → one-line summary of every primitive."""
     return {name: (inspect.getdoc(f) or "").partition("\n")[0] for name, f in sorted(_primitives.items())}
 
 
 def _bound(signature: inspect.Signature, sch: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """Arguments by name, without the schedule; a call that does not fit raises Python's own TypeError."""
+    """Return the arguments by name, without the schedule, or raise Python's own TypeError."""
     bound = signature.bind(sch, *args, **kwargs)
     return dict(list(bound.arguments.items())[1:])
 
 
 def call_text(primitive: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
-    """``find(bias_gelu, expect=1)``: how steps and errors write a call, what has a default by its name.
+    """Format a call for steps and errors, such as ``find(bias_gelu, expect=1)``.
+
+    Arguments of parameters with a default are written by keyword.
 
     Args:
-        primitive: what was called.
+        primitive: the called primitive.
         arguments: by parameter name, without the schedule.
     """
     parameters, given = inspect.signature(primitive).parameters, list[str]()

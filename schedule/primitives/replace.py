@@ -1,4 +1,4 @@
-"""``replace`` and ``replace_all``: modules for modules, or a function or module for matches."""
+"""``replace`` and ``replace_all``: replacement of modules by modules, or of matches by a function or module."""
 
 from __future__ import annotations
 
@@ -34,35 +34,35 @@ def replace(
     new: nn.Module | Callable[..., Any],
     matches: Sequence[Match | Sequence[Match]] | None = None,
 ) -> Node:
-    """Another module in this one's place; or, given matches, one call of ``new`` in place of each.
+    """Replace this module by ``new``, or each match by one call of ``new``.
 
     The whole module::
 
         before:  self.attn = Attention(…)          after:  self.attn = new
 
-    Its forward and backward hooks move with it, tied weights stay tied, ``sch`` refers to the new module.
+    Forward and backward hooks move to the new module, tied weights stay tied, and ``sch`` refers to the new module.
 
-    Vertical, a chain becomes one call::
+    Vertical: a chain becomes one call::
 
         before:  y = x + bias;  z = F.gelu(y)      after:  z = new(x, bias)
 
-    Horizontal, parallel chains from one input become one call with several results
+    Horizontal: parallel chains from one input become one call with several results
     (``replace(new, sch.find_parallel(pattern))``)::
 
         before:  q = F.linear(x, wq);  k = F.linear(x, wk)      after:  q, k = new(x, wq, wk)
 
-    ``new`` gets the inputs of the pattern: by name if its parameters have all their names, else in order; and
-    constants by keyword if it takes them. What parallel matches do not share is passed as ``name_0``,
+    ``new`` gets the inputs of the pattern, by name if it has parameters of all their names, else in order; and
+    constants by keyword if it takes them. Inputs not shared by parallel matches are passed as ``name_0``,
     ``name_1``, ….
 
     Args:
-        new: a module; with matches also a function, which may have more results than one. A module given for
+        new: a module; with matches also a function, which may return several results. A module given for
             matches becomes a child of the matched module.
-        matches: what ``find`` returned; or groups of parallel matches.
+        matches: result of ``find``, or groups of parallel matches.
 
     Raises:
-        NotApplicable: the signatures differ; the root is to be replaced; ``new`` is part of the model already;
-            or the module is in the middle of another's graph.
+        NotApplicable: the signatures differ; the module is the root; ``new`` is part of the model already;
+            or the module is inlined in another module's graph.
         MatchError: as for :meth:`fuse`.
     """
     if matches is None:
@@ -78,23 +78,23 @@ def replace(
 
 @primitive
 def replace_all(sch: Node, which: Which, make: Make) -> list[str]:
-    """Every module below this one of a type, or for which ``which(path, module)`` holds, becomes another.
+    """Replace all modules below this one selected by type or predicate.
 
     ::
 
         sch.replace_all(nn.Dropout, lambda path, module: FasterDropout(module.p))
 
-    A module inside one that is replaced is left alone, and so is one for which ``make`` returns it itself.
+    Modules inside a selected one are left alone, and so are those returned unchanged by ``make``.
 
     Args:
-        which: type, types, or predicate.
-        make: ``make(path, module)`` returns the module to put in; called once for a shared module.
+        which: type, types, or a predicate ``which(path, module)``.
+        make: ``make(path, module)`` returns the replacement; called once for a shared module.
 
     Returns:
         the paths of the modules replaced.
 
     Raises:
-        NotApplicable: no module is of that kind, or a replacement does not fit; see :meth:`replace`.
+        NotApplicable: no module is selected or replaced, or a replacement does not fit; see :meth:`replace`.
     """
     node_of = sch.tree.node
     chosen: dict[str, nn.Module] = {}
@@ -156,7 +156,7 @@ def _replace_module(sch: Node, new: Any) -> None:
 
 
 def _refuse_state_below(sch: Node, new: nn.Module) -> None:
-    """A part of the old module that goes on living in the new one would have two places in one tree."""
+    """Raise if ``new`` contains the old module's ancestor, since the tree would then be cyclic."""
     inside = set(sch.module.modules())
     if any(module in inside for module in new.modules()):
         held = {m for m, _ in sch.tree.ancestors(sch.path)}
@@ -165,7 +165,7 @@ def _refuse_state_below(sch: Node, new: nn.Module) -> None:
 
 
 def _ties_kept(sch: Node, old: nn.Module, new: nn.Module) -> list[Edit]:
-    """Parameters that others share with the old module, handed on to the new one where it has one like it."""
+    """Return edits to tie parameters of ``new`` to other modules, as those of the same name in ``old`` are."""
     inside = set(old.modules())
     shared = {
         id(parameter)
@@ -202,7 +202,7 @@ def _module_at(root: nn.Module, path: str) -> nn.Module | None:
 
 
 def _calling(function: Callable[..., Any], callee: Any, name: str) -> Build:
-    """What inserts a call of a function, or of a child by its name."""
+    """Return a builder for a call of a function, or of a child module by its name."""
 
     def build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
         args, kwargs = call_arguments(function, name, inputs, scalars)
@@ -237,7 +237,7 @@ class Replacing(PatternRewrite):
 
 
 class _Replacement:
-    """What graphs call in place of matches."""
+    """Call target inserted in place of matches."""
 
     def __init__(self, new: Any, places: Sequence[MatchGroup]) -> None:
         if not callable(new):
@@ -254,7 +254,7 @@ class _Replacement:
             )
 
     def child_name(self, parent: nn.Module) -> str:
-        """A name for the module that the parent does not use."""
+        """Return an unused name for the module as a child of ``parent``."""
         name = stem = f"scheduled_{self.name.lower()}"
         number = 1
         while name in parent._modules and parent._modules[name] is not self.new:
@@ -262,7 +262,7 @@ class _Replacement:
         return name
 
     def callee(self, parent: nn.Module) -> Any:
-        """What the graph of ``parent`` calls: the function, or the name of the child."""
+        """Return the call target in the graph of ``parent``: the function, or the name of the child."""
         return self.child_name(parent) if self.is_module else self.target
 
     def rewrite(self, node: Node, wanted: Wanted, sizes: frozenset[int]) -> Replacing:
@@ -270,7 +270,7 @@ class _Replacement:
         return Replacing(wanted, sizes, self.callee(node.module), self.name)
 
     def add_to(self, sch: Node) -> None:
-        """Make a module a child of every module whose graph calls it."""
+        """Add the replacement, if it is a module, as a child of every module with a match."""
         if not self.is_module:
             return
         for node in dict.fromkeys(place[0].schedule for place in self.places):

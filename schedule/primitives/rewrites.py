@@ -33,12 +33,14 @@ Replacement = tuple[GraphMatch, Build]
 
 @dataclass(frozen=True)
 class ByRules:
-    """Rules, wherever they fit; copies as it is, pickles by the rules' names.
+    """Rewrite of all matches of some rules.
+
+    Deep copies are the same object, pickles contain the rules' names.
 
     Attributes:
         rules: in order of preference.
-        settled: families that were applied in the module already: size does not matter there any more.
-        cost_guard: whether it does for the others.
+        settled: families applied in the module already, exempt from the cost guard.
+        cost_guard: whether matches of other families that are not profitable are left alone.
     """
 
     rules: tuple[Rule, ...]
@@ -46,7 +48,7 @@ class ByRules:
     cost_guard: bool
 
     def on(self, made: Specialization, module: nn.Module, recording: Recording) -> Rewritten:
-        """What ``optimize`` would do."""
+        """Rewrite one graph like ``optimize``."""
         expansion = expand(made, module, recording)
         modules = dict(module.named_modules(remove_duplicate=False))
         chosen = find_all(expansion.graph, self.rules, modules, self.cost_guard, self.settled).chosen
@@ -77,7 +79,10 @@ def _by_registered_rules(names: tuple[str, ...], settled: frozenset[str], cost_g
 
 
 def as_wide(graph_match: GraphMatch, build: Build) -> Build:
-    """``build`` with its result cast as autocast casts inside the construct: to fp32 in softmax and powers, on CUDA."""
+    """Wrap ``build`` to cast its result to the recorded dtype.
+
+    On CUDA, autocast computes softmax and powers in fp32, so the matched operations may return a wider dtype.
+    """
     x, out = spec_of(graph_match.inputs.get("x")), spec_of(graph_match.outputs[0])
     if x is None or out is None or x.dtype == out.dtype or len(graph_match.outputs) > 1:
         return build

@@ -1,4 +1,4 @@
-"""Sharing a parameter out over the tensor-parallel ranks."""
+"""``shard``: sharding of a parameter over the tensor-parallel ranks."""
 
 from __future__ import annotations
 
@@ -36,34 +36,34 @@ if TYPE_CHECKING:
 
 @primitive
 def shard(sch: Node, name: str, axis: int, parts: int = 1, replicas: int = 1, common: int = 0) -> None:
-    """Share a parameter or buffer out over the tensor-parallel ranks.
+    """Shard a parameter or buffer over the tensor-parallel ranks.
 
     ::
 
         before:  y = F.linear(x, self.weight, self.bias)                         weight [out, in]
         after:   y = F.linear(x, self.weight.to_local()) + self.bias.to_local()  local weight [out / n, in]
 
-    The parameter becomes a DTensor of the same name; the module takes and gives plain local tensors. Sharing the
-    outputs (axis 0 of a Linear's weight, 1 of a Conv1D's) makes it column-parallel, sharing the inputs
-    row-parallel; :meth:`sync` adds the collectives. So with convolutions. An embedding's rows (axis 0) are looked
-    up where they are, for :meth:`sync` to add up. A batch norm, whose parameters and buffers are all shared, and a
-    convolution in groups work on channels of their own; any other module computes with its share of a parameter of
-    its own. The features of the module follow, and so do sizes and head counts that the calling module keeps.
-    Sizes need not divide evenly: they are cut as ``torch.chunk`` cuts. Every rank must do the same.
+    The parameter becomes a DTensor of the same name; the module takes and returns plain local tensors. Sharding the
+    outputs (axis 0 of a Linear's weight, 1 of a Conv1D's) makes it column-parallel, sharding the inputs
+    row-parallel; :meth:`sync` adds the collectives. The same holds for convolutions. Each rank looks up its own rows
+    of an embedding (axis 0), and :meth:`sync` all-reduces the results. A batch norm, with all parameters and buffers
+    sharded, and a grouped convolution work on each rank's own channels; any other module computes with its shard of
+    its own parameter. The feature counts of the module are updated, and so are sizes and head counts stored in the
+    calling module. Sizes need not divide evenly: they are split like ``torch.chunk``. Every rank must do the same.
 
     Args:
         sch: the module.
         name: of the parameter or buffer, such as ``"weight"`` or ``"bias"``.
-        axis: which dimension to share out; negative ones count from the end.
-        parts: how many equal parts are packed along ``axis``, such as 3 for GPT-2's q, k and v: each is shared out.
-        replicas: so many ranks after one another compute with the same share, for grouped queries with fewer
+        axis: dimension to shard; negative ones count from the end.
+        parts: number of equal parts packed along ``axis``, such as 3 for GPT-2's q, k and v; each is sharded.
+        replicas: number of consecutive ranks that compute with the same shard, for grouped queries with fewer
             key-value heads than ranks. The parameter itself stays whole on every rank.
-        common: so many of the last outputs every rank computes, such as the one key and value that follow the queries
-            of all heads. The parameter itself stays whole on every rank.
+        common: number of trailing outputs replicated on every rank, such as the one key and value that follow the
+            queries of all heads. The parameter itself stays whole on every rank.
 
     Raises:
         ShardError: no mesh, no such parameter or axis, sharded already, tied to a module that cannot be sharded,
-            heads that the ranks cannot share; or another shard or sync contradicts it.
+            heads that cannot be divided among the ranks; or another shard or sync contradicts it.
     """
     state = sharded_state(sch.tree)
     state.remember_whole(sch.module)
@@ -73,7 +73,7 @@ def shard(sch: Node, name: str, axis: int, parts: int = 1, replicas: int = 1, co
 
 
 def _checked(sch: Node, state: Sharded, name: str, asked: Split) -> Split:
-    """The split that is asked for, of the size that there is, if it can be made."""
+    """Return the requested split with the actual axis and size, or raise if it cannot be made."""
     module, axis = sch.module, asked.axis
     tensor, sharding = _tensor(module, name), sharding_of(module)
     if sharding is not None and name in sharding.splits:
@@ -116,7 +116,7 @@ def _places(sch: Node, tensor: Tensor, name: str) -> list[tuple[nn.Module, str]]
 
 
 def refuse_rewritten(sch: Node, module: nn.Module) -> None:
-    """Refuse a module whose own graph another primitive has changed."""
+    """Raise if another primitive has changed the module's own graph."""
     state, sharding = state_of(module), sharding_of(module)
     if state is None:
         return
@@ -128,7 +128,7 @@ def refuse_rewritten(sch: Node, module: nn.Module) -> None:
 
 
 def refuse_opened(sch: Node, state: Sharded, changes_shapes: bool) -> None:
-    """Refuse where a graph that runs holds the inside of the module, or sizes that would change."""
+    """Raise if a graph in use has the module inlined, or contains sizes about to change."""
     try:
         sch.refuse_inside_other_graph()
     except NotApplicable as error:
@@ -160,13 +160,13 @@ def _edits(sch: Node, state: Sharded, name: str, split: Split) -> list[Edit]:
 
 
 def _features(module: nn.Module, name: str, sharding: ModuleSharding, state: Sharded) -> list[Edit]:
-    """The module's own numbers of features."""
+    """Return edits of the module's own feature counts."""
     found = own_features(module, name, sharding.splits[name], state.tp.size, state.tp.rank)
     return [SetItem(_vars(module), attribute, number) for attribute, number in found.items()]
 
 
 def _followers(sch: Node, module: nn.Module, name: str, sharding: ModuleSharding, state: Sharded) -> list[Edit]:
-    """Sizes that the calling module keeps."""
+    """Return edits of the sizes stored in the calling module."""
     if name != "weight" or sharding.role(module) != COLUMN:
         return []
     followed = state.settings(module, sch.tree.path_of(module), sharding.splits["weight"])
@@ -181,14 +181,14 @@ def _vars(module: nn.Module):  # type: ignore[no-untyped-def]
 
 
 def reforward(sch: Node, module: nn.Module, sharding: ModuleSharding, state: Sharded) -> Edit:
-    """The edit that makes ``module`` run as ``sharding`` says."""
+    """Return the edit to install the forward for ``sharding`` in ``module``."""
     if projection_of(module) is not None:
         return Reforward(sch, module, sharding, state)
     return WrapForward(module, lambda: ShardedForward(module, sharding), sch.tree.path_of(module))
 
 
 class Reforward:
-    """A sharded module gets the forward that its sharding asks for."""
+    """Edit to give a sharded projection the forward for its sharding."""
 
     def __init__(self, sch: Node, module: nn.Module, sharding: ModuleSharding, state: Sharded) -> None:
         self.module, self.sharding = module, sharding
@@ -196,13 +196,13 @@ class Reforward:
         self._set: SetSpecializations | None = None
 
     def apply(self) -> None:
-        """Write the graph, once the parameters are sharded, and install it."""
+        """Make the graph, with the parameters sharded by now, and install it."""
         if self._set is None:
             made = sharded_specializations(self.module, self.sharding, self.like)
             self._set = SetSpecializations(self.module, made, self.path)
         self._set.apply()
 
     def revert(self) -> None:
-        """Put back what ran before."""
+        """Restore the previous forward."""
         if self._set is not None:
             self._set.revert()

@@ -1,4 +1,4 @@
-"""What ``fuse`` and ``replace`` share: matches taken out of graphs and something else put in."""
+"""Replacement of matches in graphs, for ``fuse``, ``replace`` and ``checkpoint``."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 P = TypeVar("P")
 
 MatchGroup = Sequence[Match]
-"""Parallel matches that become one call; most often a single one."""
+"""Parallel matches to replace by one call; most often a single one."""
 
 Prepare = Callable[[MatchGroup, GraphMatch], tuple[GraphMatch, Build]]
-"""The match to replace, perhaps with other inputs, and what inserts the replacement."""
+"""Function returning the match to replace, perhaps with other inputs, and the builder of the replacement."""
 
 
 Repeat = Callable[["Node", Sequence[MatchGroup]], Adapter | None]
-"""What does the same in further graphs of a module, given its places."""
+"""Function from a module and its match groups to the adapter for further graphs."""
 
 
 def splice_in(sch: Node, places: Sequence[MatchGroup], prepare: Prepare, repeat: Repeat) -> None:
-    """Replace every place in all of its graphs and commit; changes nothing if one of them cannot be.
+    """Replace every match group in all of its graphs and commit, or change nothing on error.
 
     Raises:
         MatchError: a match is of another model, not under ``sch``, consumed, or unsafe to replace.
-        NotApplicable: no matches; or the module is in the middle of another's graph.
+        NotApplicable: no matches; or the module is inlined in another module's graph.
     """
     refuse_foreign(sch, places)
     by_module: dict[Node, list[MatchGroup]] = {}
@@ -64,7 +64,7 @@ def refuse_none(matches: Sequence[Any]) -> None:
 
 
 def refuse_foreign(sch: Node, places: Sequence[MatchGroup]) -> None:
-    """Raise unless there are places, and all are of this model and under ``sch``."""
+    """Raise unless there are match groups, all of this model and under ``sch``."""
     refuse_none(places)
     for match in (match for place in places for match in place):
         if not isinstance(match, Match):
@@ -83,7 +83,7 @@ def refuse_foreign(sch: Node, places: Sequence[MatchGroup]) -> None:
 
 
 def _rewritten(node: Node, places: Sequence[MatchGroup], prepare: Prepare) -> list[Specialization]:
-    """All graphs of one module, those with matches in them rewritten."""
+    """Return all graphs of one module, those with matches rewritten."""
     current = list(node.specializations)
     pending, recording = node.tree.history.pending, node.tree.graphs.recording
     by = pending.description if pending is not None else ""
@@ -115,12 +115,12 @@ def rewritten(
     prepare: Callable[[P, GraphMatch], tuple[GraphMatch, Build]],
     by: str,
 ) -> Specialization:
-    """One graph of ``module``, rewritten at each place, which has one or several parallel sites in it.
+    """Return one graph of ``module`` with all items rewritten.
 
     Args:
-        items: (place, its sites).
-        prepare: the match to replace, and what inserts the replacement, for a place.
-        by: what errors call this rewrite later.
+        items: (key passed to ``prepare``, its one or several parallel sites in the graph).
+        prepare: returns the match to replace and the builder of its replacement.
+        by: name of this rewrite in later errors.
 
     Raises:
         MatchError: a site is consumed, or unsafe to replace.
@@ -148,20 +148,20 @@ def rewritten(
 
 
 def _called(graph_matches: Sequence[GraphMatch], modules: Mapping[str, nn.Module]) -> dict[str, Inlined]:
-    """The modules whose calls are consumed, such as a Linear without a bias: wrapped or hooked, they count again."""
+    """Return the modules with consumed calls, such as a Linear without a bias, as inlined ones to guard."""
     paths = [str(node.target) for each in graph_matches for node in each.nodes if node.op == "call_module"]
     return {path: Inlined(original_class(modules[path]), whole(modules[path])) for path in paths}
 
 
 def _merged(graph_matches: list[GraphMatch]) -> GraphMatch:
-    """One match for parallel ones."""
+    """Merge parallel matches into one."""
     if len(graph_matches) == 1:
         return graph_matches[0]
     return merge([replace(o, pattern=graph_matches[0].pattern) for o in graph_matches])
 
 
 def _refuse_hooked(graph_match: GraphMatch, modules: Mapping[str, nn.Module]) -> None:
-    """A hook on a module whose call is consumed would never run again."""
+    """Raise if a consumed call is of a module with hooks, since they would never run again."""
     for node in graph_match.nodes:
         if node.op != "call_module":
             continue

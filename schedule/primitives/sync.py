@@ -1,4 +1,4 @@
-"""The collectives of a sharded module."""
+"""``sync``: collectives of a sharded module."""
 
 from __future__ import annotations
 
@@ -51,36 +51,36 @@ def sync(
         after:   y = reduce_from_tensor_parallel(F.linear(x, self.weight.to_local())) + self.bias
 
     ==========  ===================  ==============================================================
-    mode        op                   meaning; its gradient
+    mode        op                   meaning; gradient
     ==========  ===================  ==============================================================
-    fwd_post    all_reduce           row-parallel: sum of the partial outputs, before the bias; as it is
-    fwd_post    reduce_scatter       row-parallel: this rank's part of that sum along ``axis``; gathered
-    fwd_post    all_gather           column-parallel: every rank's outputs side by side; this rank's part
-    fwd_post    dtensor              column-parallel: the outputs as they are, in a DTensor; as it is
-    bwd_post    all_reduce           column-parallel: the input as it is; its gradients are added up
-    bwd_pre     all_reduce           any whole output, read by what is shared out: its gradients are added up
-    fwd_pre     all_gather           column-parallel: an input shared out along ``axis``; reduced, scattered
-    fwd_pre     scatter              row-parallel: this rank's part of a whole input; gathered
-    any         "RS->SR"             another dimension shared out, R whole and S shared; the way back
+    fwd_post    all_reduce           row-parallel: sum of the partial outputs, before the bias; unchanged
+    fwd_post    reduce_scatter       row-parallel: this rank's part of that sum along ``axis``; all-gathered
+    fwd_post    all_gather           column-parallel: concatenated outputs of all ranks; this rank's part
+    fwd_post    dtensor              column-parallel: unchanged outputs, as a DTensor; unchanged
+    bwd_post    all_reduce           column-parallel: unchanged input; all-reduced
+    bwd_pre     all_reduce           any whole output read by sharded modules: unchanged; all-reduced
+    fwd_pre     all_gather           column-parallel: gathers an input sharded along ``axis``; reduce-scattered
+    fwd_pre     scatter              row-parallel: this rank's part of a whole input; all-gathered
+    any         "RS->SR"             shards another dimension (R replicated, S sharded); resharded back
     ==========  ===================  ==============================================================
 
-    A module that calls several column-parallel ones on one input (q, k and v; gate and up) can take their
-    ``bwd_post`` ``all_reduce`` or ``fwd_pre`` ``all_gather`` for them: one collective in place of several. Any other
-    module can be synchronized at one of its arguments, at its (first) output, and in the gradient of a whole parameter
-    of its own that every rank uses on other data: ``sync("bwd_post", "all_reduce", argument="weight")``.
+    A module that calls several column-parallel ones on one input (q, k and v; gate and up) can run their
+    ``bwd_post`` ``all_reduce`` or ``fwd_pre`` ``all_gather`` for them: one collective instead of several. Any other
+    module can be synchronized at one of its arguments, at its (first) output, and in the gradient of its own whole
+    parameter used on different data by every rank: ``sync("bwd_post", "all_reduce", argument="weight")``.
 
     Args:
         sch: the module.
         mode: ``"fwd_pre"``, ``"fwd_post"``, ``"bwd_pre"`` or ``"bwd_post"``.
-        op_or_fn: a collective by name; a resharding (``"RS->RR"``, gathers; ``"RR->SR"``, each its part; ``"RS->SR"``,
-            all-to-all) with a letter for each dimension; or a function of the tensor, put where the collective
-            would be (in ``bwd_post``, of the gradient of the input).
-        axis: the dimension that all_gather and reduce_scatter share out, such as 1 for the sequence.
-        argument: of a module that is no projection: the name of the input, or parameter. In ``bwd_post`` those that
-            its column-parallel modules share, if None; else the first.
+        op_or_fn: a collective by name; a resharding with one letter per dimension (``"RS->RR"`` all-gathers,
+            ``"RR->SR"`` takes each rank's part, ``"RS->SR"`` is an all-to-all); or a function of the tensor, called
+            in place of the collective (in ``bwd_post``, of the gradient of the input).
+        axis: the dimension gathered by all_gather or split by reduce_scatter, such as 1 for the sequence.
+        argument: for a module other than a projection, the name of the input or parameter. None means, in
+            ``bwd_post``, the inputs shared by its column-parallel modules, else the first.
 
     Raises:
-        ShardError: the module is not sharded, or the collective contradicts how it is.
+        ShardError: the module is not sharded, or the collective contradicts its sharding.
     """
     state, sharding = sharded_state(sch.tree), sharding_of(sch.module)
     wanted = _wanted(state, op_or_fn, axis, argument)
@@ -115,7 +115,7 @@ def _sync_projection(sch: Node, state: Sharded, mode: str, wanted: Sync) -> None
 
 
 def _sync_layer(sch: Node, state: Sharded, mode: str, wanted: Sync) -> None:
-    """A convolution, an embedding, a batch norm."""
+    """Synchronize a convolution, an embedding or a batch norm."""
     sharding = sharding_of(sch.module)
     check_sync(sch.module, sharding, mode, wanted)
     if sharding is not None:
@@ -133,7 +133,7 @@ def _sync_output_gradient(sch: Node, state: Sharded, wanted: Sync) -> None:
 
 
 def _sync_boundary(sch: Node, state: Sharded, mode: str, wanted: Sync) -> None:
-    """The inputs, the output, or a whole parameter, of a module that is no sharded layer."""
+    """Synchronize the inputs, the output or a whole parameter of a module other than a sharded layer."""
     module, sharding = sch.module, sharding_of(sch.module)
     check_boundary(module, sharding, mode, wanted)
     if wanted.argument is None and sharding is not None and any(key.startswith(f"{mode} ") for key in sharding.syncs):

@@ -1,4 +1,4 @@
-"""``trace`` and ``trace_until``: which submodules a module's graph holds the inside of."""
+"""``trace`` and ``trace_until``: graphs with chosen submodules inlined."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ Leaf = type[nn.Module] | str | Callable[[str, nn.Module], bool]
 
 @primitive
 def trace(sch: NodeT, flatten: bool = False, leaves: Sequence[Leaf] = (), recursive: bool = True) -> NodeT:
-    """Turn this module's forward into FX graphs, for every recorded signature, in training and not.
+    """Trace this module's forward into FX graphs, for every recorded signature, in training and eval mode.
 
     ::
 
         flatten=False:  x = self.ln_1(h);  a = self.attn(x)
         flatten=True:   x = self.ln_1(h);  q = self.attn.c_attn(x);  …
 
-    A mode in which it cannot be traced, training with layers dropped at random, say, keeps the original forward.
-    The module goes on running its own forward until something is rewritten. The graphs are compared with it
-    at once, at other shapes than recorded. Not needed before ``find``, which traces by itself, unflattened.
+    If a mode cannot be traced, such as training with layers dropped at random, it keeps the original forward.
+    The module runs its own forward until something is rewritten. The graphs are compared with it immediately, at
+    other shapes than recorded. Not needed before ``find``, which traces without flattening.
 
     Args:
-        flatten: write the inside of submodules into the graph too. Modules of ``torch.nn`` and transformers'
-            ``Conv1D`` stay calls, and so does what was rewritten already.
+        flatten: inline submodules. Modules of ``torch.nn`` and transformers' ``Conv1D`` stay calls, and so do
+            modules rewritten already.
         leaves: further modules that stay calls: a type, a path or glob, or a predicate of path and module.
-        recursive: with ``flatten``, also submodules of submodules.
+        recursive: with ``flatten``, also inline submodules of submodules.
 
     Raises:
-        TraceError: the forward cannot be traced (says at which line, and why), the graph is wrong at other
-            shapes, or a module with a hook would be entered: its hook would be swallowed.
-        NotApplicable: it is in the middle of another's graph, or was rewritten already.
+        TraceError: the forward cannot be traced (gives the line and the reason), the graph is wrong at other
+            shapes, or a module with a hook would be inlined, which would bypass the hook.
+        NotApplicable: the module is inlined in another module's graph, or was rewritten already.
     """
     _refuse_unknown_leaves(sch, leaves)
 
@@ -59,7 +59,9 @@ def trace(sch: NodeT, flatten: bool = False, leaves: Sequence[Leaf] = (), recurs
 
 @primitive
 def trace_until(sch: NodeT, paths: str | Sequence[str]) -> NodeT:
-    """Trace this module down to the named submodules: what is above them is flattened, they stay calls.
+    """Trace this module down to the named submodules.
+
+    These stay calls; the modules above them are inlined.
 
     ::
 
@@ -103,7 +105,7 @@ def _keep(sch: Node, enter: Callable[[nn.Module, str], bool]) -> None:
 
     made = graphs.trace(module, enter_unhooked)
     for path in dict.fromkeys(path for each in made for path in each.inlined):
-        _refuse_hooked(module.get_submodule(path), path)  # a graph that like modules share was not traced here
+        _refuse_hooked(module.get_submodule(path), path)  # a graph shared by equal modules was not traced here
     history.reached("after tracing")
     wrong = graphs.check({module: made})
     if module in wrong:

@@ -1,1 +1,1 @@
-"""Schedules as data: what a recipe is made of, how one is recorded, read, written and replayed."""
+"""Recipes: schedules as data, recorded, written, read and replayed."""

@@ -1,4 +1,4 @@
-"""From the history of a schedule to its recipe."""
+"""Construction of a recipe from the history of a schedule."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def recipe_of(tree: Tree, singly: bool = False) -> Recipe:
-    """See :meth:`schedule.Schedule.recipe`."""
+    """Return the recipe of a schedule, as :meth:`schedule.Schedule.recipe` describes."""
     calls = list(_calls(tree, singly))
     finds = _finds(tree.history.steps, calls)
     names = {found: f"m{number}" for number, found in enumerate(finds, 1)}
@@ -42,12 +42,12 @@ def recipe_of(tree: Tree, singly: bool = False) -> Recipe:
 
 
 def original_name(module: nn.Module) -> str:
-    """The name of the class that a module had before it was scheduled."""
+    """Return the name of a module's original class, before it was scheduled."""
     return original_class(module).__name__
 
 
 def _calls(tree: Tree, singly: bool) -> Iterator[tuple[int, Recorded, int]]:
-    """(index of its first step, call, how many of its steps were undone) for each call."""
+    """Yield (index of its first step, call, number of its undone steps) for each call."""
     runs: list[tuple[int, Recorded, int]] = []
     for index, step in enumerate(tree.history.steps):
         if runs and runs[-1][1] is step.record:
@@ -64,7 +64,7 @@ def _calls(tree: Tree, singly: bool) -> Iterator[tuple[int, Recorded, int]]:
 
 
 def _finds(steps: Sequence[history.Step], calls: Sequence[Any]) -> dict[Found, tuple[int, list[Recorded]]]:
-    """Each find that calls use → after how many steps it was made, the calls; in the order in which they were made."""
+    """Return each find used by calls → (number of steps made before it, these calls), in chronological order."""
     finds: dict[Found, tuple[int, list[Recorded]]] = {}
     for _, record, _ in calls:
         for chosen in _chosen(record):
@@ -105,10 +105,10 @@ def _refused(primitive: str, at: Sequence[str], argument: str, why: Refused | Un
 
 
 def _as_fuse(tree: Tree, index: int, record: Recorded, rule: str) -> Recorded:
-    """What one rule of ``optimize`` did, as a find and a fuse of what it chose.
+    """Return the rewrites of one rule of ``optimize`` as a fuse of matches of a find.
 
     Raises:
-        RecipeError: a find of the rule would not find the same.
+        RecipeError: a find of the rule would not return these matches.
     """
     matches = record.rules[rule]
     with undone(tree.node(tree.root), index):

@@ -1,4 +1,4 @@
-"""From the objects that primitives are called with to what a recipe says of them."""
+"""Conversion of primitives' arguments to recipe values."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from schedule.rules.registry import RULES
 
 
 class Undescribable(Exception):
-    """An object that no recipe can name.
+    """Error for an object without a recipe value.
 
     Args:
-        why: what it is.
+        why: the reason, with the kind of object.
         fix: what to give instead.
     """
 
@@ -35,7 +35,7 @@ class Undescribable(Exception):
 
 @dataclass(frozen=True)
 class Refused:
-    """In place of a value that cannot be described, until a recipe is asked for."""
+    """Placeholder for an undescribable argument, raised as an error if a recipe is requested."""
 
     why: str
     fix: str
@@ -43,22 +43,22 @@ class Refused:
 
 @dataclass(frozen=True)
 class Chosen:
-    """In place of :class:`Picked`, until finds have names."""
+    """Placeholder for :class:`Picked` until finds have names."""
 
     found: Found
     which: str
     positions: tuple[Any, ...] = ()
 
     def named(self, name: str) -> Picked:
-        """For the recipe."""
+        """Return the value for the recipe, with the name of the find."""
         return Picked(name, self.which, self.positions)
 
 
 def described(value: Any) -> Value:
-    """``value`` as a recipe says it.
+    """Return ``value`` as a recipe value.
 
     Raises:
-        Undescribable: it cannot.
+        Undescribable: it has none.
     """
     if value is None or type(value) in (bool, int, float, str):
         return value
@@ -93,10 +93,10 @@ def _items(value: Sequence[Any]) -> Items:
 
 
 def reference_to(value: Any) -> Reference:
-    """Where a function or class can be imported, by the shortest public name.
+    """Return a reference to a function or class, by the shortest module path to import it from.
 
     Raises:
-        Undescribable: a lambda, something local, or of the running script.
+        Undescribable: a lambda, a local function or class, or one defined in the running script.
     """
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
     module = getattr(value, "__module__", None)
@@ -117,7 +117,7 @@ def reference_to(value: Any) -> Reference:
 
 
 _PUBLIC = ("torch", "torch.nn.functional", "torch.special", "operator", "math")
-"""Where functions of C are known, which do not say it themselves."""
+"""Modules to search for functions implemented in C, which do not name their module."""
 
 
 def _parents(module: str | None) -> list[str]:
@@ -139,7 +139,10 @@ def _rule_name(value: Rule | Pattern) -> str:
 
 
 def _made(module: nn.Module) -> Made:
-    """A module without state, if a new one made with the arguments that it remembers is the same."""
+    """Return a stateless module as a constructor call with the arguments stored in its attributes.
+
+    A new module made by that call must have the same settings.
+    """
     cls = original_class(module)
     fix = "use replace_all(kind, make) with a function make(path, module) at the top of a module"
     if any(True for _ in (*module.parameters(), *module.buffers(), *module.children())):
@@ -175,7 +178,7 @@ def _holds_matches(value: Sequence[Any]) -> bool:
 
 
 def _matches(value: Sequence[Any]) -> Value:
-    """Runs of matches of one find each."""
+    """Return matches as runs from one find each, joined if there are several."""
     runs: list[tuple[Found, list[Any]]] = []
     for item in value:
         found = _found(item)
@@ -188,7 +191,7 @@ def _matches(value: Sequence[Any]) -> Value:
 
 
 def _chosen(found: Found, items: list[Any]) -> Chosen:
-    """The shortest way to say which: it also holds where there are more modules."""
+    """Return the shortest selection of ``items``, usable on a model with more modules too."""
     if items == found.matches:
         return Chosen(found, "all")
     groups = [] if any(isinstance(i, Match) for i in items) else [list(i) for i in items]
@@ -226,7 +229,7 @@ def _flat(item: Any) -> list[Match]:
 
 
 def arguments_described(arguments: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """Each argument; a :class:`Refused` for what cannot be described."""
+    """Return the arguments as recipe values, with :class:`Refused` for undescribable ones."""
     found: list[tuple[str, Any]] = []
     for name, value in arguments.items():
         try:

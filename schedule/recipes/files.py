@@ -1,4 +1,4 @@
-"""Recipes beside models."""
+"""Recipe files in the folders of saved models."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ NAME = "schedule_recipe.json"
 
 
 def save_recipe(sch: Node, folder: str | os.PathLike[str]) -> Path:
-    """Write the recipe of ``sch`` into the folder that ``model.save_pretrained`` wrote; returns the file's path.
+    """Write the recipe of ``sch`` to the folder of ``model.save_pretrained`` and return the file's path.
 
-    The file is there as a whole or not at all.
+    The file is written atomically.
 
     Raises:
-        RecipeError: something in it cannot be written down; or the folder cannot be written to.
+        RecipeError: an argument has no recipe value; or the folder cannot be written to.
     """
     text, path = recipe_of(sch.tree).to_json(), Path(folder) / NAME
     try:
@@ -35,10 +35,10 @@ def save_recipe(sch: Node, folder: str | os.PathLike[str]) -> Path:
 
 
 def read_recipe(folder: str | os.PathLike[str]) -> Recipe:
-    """What :func:`save_recipe` wrote; see :func:`schedule.load_recipe`.
+    """Read a recipe written by :func:`save_recipe`, for :func:`schedule.load_recipe`.
 
     Raises:
-        RecipeError: there is no such file, or it is no recipe.
+        RecipeError: there is no such file, or it is not a recipe.
     """
     path = Path(folder)
     path = path / NAME if path.is_dir() else path

@@ -1,4 +1,4 @@
-"""From JSON text to a recipe: every field is checked, nothing is imported or executed."""
+"""Recipes from JSON: every field is checked, nothing is imported or executed."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _WHICH = ("all", "parallel", "each", "these", "one")
 
 
 def parsed(text: str) -> Any:
-    """What is in a JSON text, as :meth:`Recipe.from_json` takes it.
+    """Parse JSON for :meth:`Recipe.from_json`.
 
     Raises:
-        RecipeError: it is no JSON, or has a key twice, or a number that is none.
+        RecipeError: it is not JSON, has a duplicate key, or a constant such as NaN.
     """
     if not isinstance(text, (str, bytes, bytearray)):
         raise _wrong("the recipe", "JSON text", text)
@@ -41,7 +41,7 @@ def parsed(text: str) -> Any:
 
 
 def steps_of(data: Any) -> tuple[str, tuple[Step, ...], dict[str, str]]:
-    """The architecture, the steps and the versions of a recipe, from what JSON is parsed to.
+    """Return the architecture, the steps and the versions of a recipe from parsed JSON.
 
     Raises:
         RecipeError: as for :meth:`Recipe.from_json`.

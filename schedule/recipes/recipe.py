@@ -1,4 +1,4 @@
-"""A recipe: the steps of a schedule as plain frozen data."""
+"""Recipes: the steps of a schedule as plain frozen data."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from schedule.recipes.values import Reference, Value, inner
 
 @dataclass(frozen=True)
 class Recipe:
-    """What was done to a model, to be done again: by :func:`schedule.replay`, or as a script.
+    """Changes of a model as data, to repeat by :func:`schedule.replay` or as a script.
 
     Attributes:
-        architecture: class of the model that it was made on; "" for any.
+        architecture: class name of the model it was made on; "" for any.
         steps: in order.
-        made_with: package → version, for the reader.
+        made_with: package → version, for information.
     """
 
     architecture: str
@@ -29,10 +29,10 @@ class Recipe:
     made_with: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def to_json(self) -> str:
-        """The recipe as JSON text, which :meth:`from_json` reads.
+        """Return the recipe as JSON text for :meth:`from_json`.
 
-        Lists, numbers and strings stand for themselves; ``{"reference": "package.module:name"}`` is a function or
-        class, ``{"matches": "m1", …}`` what a find found.
+        Lists, numbers and strings are written as such; ``{"reference": "package.module:name"}`` is a function or
+        class, ``{"matches": "m1", …}`` the matches of a find.
         """
         head = {"version": VERSION, "architecture": self.architecture, "made_with": dict(self.made_with)}
         steps = ",\n".join(f"    {json.dumps(step.json())}" for step in self.steps)
@@ -42,32 +42,37 @@ class Recipe:
 
     @staticmethod
     def from_json(text: str) -> Recipe:
-        """Read what :meth:`to_json` wrote, or someone edited. Nothing is imported or executed.
+        """Read a recipe written by :meth:`to_json`, edited or not.
+
+        Nothing is imported or executed.
 
         Raises:
-            RecipeError: it is no recipe, is of a newer version, or has an unknown primitive or a wrong field; says
-                where.
+            RecipeError: it is not a recipe, is of a newer version, or has an unknown primitive or a wrong field; gives
+                the location.
         """
         return from_data(parsed(text))
 
     def to_python(self) -> str:
-        """The recipe as the text of a Python module with a function ``apply(sch)``."""
+        """Return the recipe as the source of a Python module with a function ``apply(sch)``."""
         return script(self.architecture, self.steps, self.made_with)
 
     @property
     def references(self) -> tuple[str, ...]:
-        """What a replay imports and calls, as ``"module:qualname"``: look before you replay a stranger's recipe."""
+        """Everything a replay imports and calls, as ``"module:qualname"``.
+
+        Review it before replaying an untrusted recipe.
+        """
         found = [value.name for value in self._values() if isinstance(value, Reference)]
         return tuple(dict.fromkeys(found))
 
     def diff(self, other: Recipe) -> str:
-        """What to take out of this recipe (``-``) and to add (``+``) for ``other``; "" if they are the same."""
+        """Return the lines to remove (``-``) and to add (``+``) to get ``other``, or "" if there are none."""
         mine, theirs = self._lines(), other._lines()
         changed = [line for line in difflib.ndiff(mine, theirs) if line[0] in "-+"]
         return "\n".join(changed)
 
     def simplified(self) -> Recipe:
-        """The recipe without steps that cancel out: what is undone, tags set anew, finds that nobody uses."""
+        """Return the recipe without redundant steps: undone calls, overwritten tags and unused finds."""
         steps = _without_overwritten(_without_undone(_undos_joined(self.steps)))
         used = {name for step in steps for name in finds_used(step)}
         return replace(self, steps=tuple(s for s in steps if not isinstance(s, Find) or s.name in used))
@@ -90,7 +95,7 @@ class Recipe:
 
 
 def from_data(data: Any) -> Recipe:
-    """A recipe from what JSON is parsed to.
+    """Return a recipe from parsed JSON.
 
     Raises:
         RecipeError: as for :meth:`Recipe.from_json`.
@@ -110,7 +115,7 @@ def _undos_joined(steps: Sequence[Step]) -> list[Step]:
 
 
 def _without_undone(steps: list[Step]) -> list[Step]:
-    """An undo goes with the call that it takes back whole, unless what was found in between is used afterwards."""
+    """Remove calls reverted completely, with their undos, unless finds in between are used later."""
     position = 0
     while position < len(steps):
         undo = steps[position]
@@ -128,7 +133,7 @@ def _without_undone(steps: list[Step]) -> list[Step]:
 
 
 def _without_overwritten(steps: list[Step]) -> list[Step]:
-    """Of tags set again and again, with nothing but tags in between, the last."""
+    """Keep only the last of repeated settings of a tag with only ``annotate`` calls in between."""
     kept: list[Step] = []
     later: set[Any] = set()
     for step in reversed(steps):

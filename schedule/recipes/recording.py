@@ -1,4 +1,4 @@
-"""What a call of a primitive leaves for the recipe, taken before it runs: paths and objects change later."""
+"""Records of primitive calls for recipes, made before the call because paths and objects change later."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Recorded:
-    """One call.
+    """Record of one call of a primitive.
 
     Attributes:
         primitive: its name.
         paths: the modules it was called on.
-        at: the same, as a recipe says it.
-        arguments: described; what cannot be is :class:`~schedule.recipes.describing.Refused`.
-        rules: of ``optimize``: rule → the matches that it rewrote, in a step of its own.
+        at: the same modules in recipe form: one glob, or paths.
+        arguments: as recipe values; :class:`~schedule.recipes.describing.Refused` for undescribable ones.
+        rules: for ``optimize``, rule → the matches it rewrote, each rule in a separate step.
     """
 
     primitive: str
@@ -36,7 +36,7 @@ class Recorded:
 
 
 def recorded(tree: Tree, primitive: str, paths: Sequence[str], glob: str, arguments: Mapping[str, Any]) -> Recorded:
-    """The call, described."""
+    """Record a call of a primitive."""
     at = placed(tree, paths, glob)
     return Recorded(primitive, tuple(paths), at, arguments_described(_by_keyword(primitive, arguments)))
 
@@ -53,19 +53,19 @@ def _by_keyword(primitive: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Positional:
-    """Refused by what describes arguments."""
+    """Value for positional-only arguments, undescribable by design."""
 
 
 _POSITIONAL = _Positional()
 
 
 def placed(tree: Tree, paths: Sequence[str], glob: str = "") -> tuple[str, ...]:
-    """Modules as a recipe says them: by one glob if it means exactly these, in this order; else one by one.
+    """Return modules in recipe form: one glob for exactly these in this order, else their paths.
 
     Args:
         tree: of the model.
         paths: the modules.
-        glob: what chose them, if known; else one that differs from their paths in numbers is tried.
+        glob: the glob that selected them, if known. Otherwise, their paths with ``*`` for differing numbers are tried.
     """
     if len(paths) == 1 and not is_glob(glob):
         return tuple(paths)
@@ -76,12 +76,12 @@ def placed(tree: Tree, paths: Sequence[str], glob: str = "") -> tuple[str, ...]:
 
 
 def selected(tree: Tree, glob: str) -> list[str]:
-    """The paths that a glob means in a model."""
+    """Return the paths selected by a glob in a model."""
     return [tree.path_of(module) for module in select(tree.root, glob)]
 
 
 def common_glob(paths: Sequence[str]) -> str:
-    """Paths that differ only in numbers, with ``*`` for those; "" if they differ otherwise."""
+    """Return the paths as one glob with ``*`` for differing numbers, or "" if they differ otherwise."""
     together = list(zip(*(path.split(".") for path in paths), strict=False))
     if len({path.count(".") for path in paths}) != 1:
         return ""

@@ -1,4 +1,4 @@
-"""A recipe done again, on another model."""
+"""Replay of a recipe on another model."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ Finds = dict[str, list[list[Match]]]
 
 
 def replay_on(sch: Node, recipe: Recipe) -> None:
-    """Do what ``recipe`` says to the model of ``sch``; see :func:`schedule.replay`.
+    """Apply ``recipe`` to the model of ``sch``, for :func:`schedule.replay`.
 
     Raises:
-        RecipeError: it is for another architecture, or a step does not go as it went; the model is as it was then.
+        RecipeError: it is for another architecture, or a step fails or differs from the recipe; the model is restored.
     """
     sch = sch.root
     kinds = [kind.__name__ for kind in original_class(sch.module).__mro__]

@@ -1,4 +1,4 @@
-"""What was done to one layer after the other, alike, said once for all layers."""
+"""Merging of steps repeated for every layer into steps over all layers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from schedule.recipes.steps import Call, Find, Step
 from schedule.recipes.values import Arguments, Joined, Made, Picked, changed, inner
 
 Select = Callable[[str], list[str]]
-"""The paths that a glob means."""
+"""Function from a glob to the paths it selects."""
 
 _LONGEST = 8
-"""Steps that are looked at as one block."""
+"""Maximum number of steps in a repeated block."""
 
 
 def rolled(steps: Sequence[Step], select: Select) -> list[Step]:
-    """The steps, blocks of which that were repeated for every number in their paths written once, with a glob."""
+    """Return the steps with each block repeated for every layer number written once, with a glob."""
     out: list[Step] = []
     start = 0
     while start < len(steps):
@@ -66,7 +66,10 @@ def _path(step: Step) -> str:
 
 
 def _template(block: Sequence[Step], beginning: list[str]) -> list[Step] | None:
-    """The block without what differs between layers; None if it is not about one layer, or cannot be for many."""
+    """Return the block with layer numbers replaced by ``*``, for comparison with other layers.
+
+    Return None if the block is not about one layer, or cannot be applied to several layers at once.
+    """
     if not beginning or not beginning[-1].isdigit():
         return None
     names: dict[str, str] = {}
@@ -82,7 +85,7 @@ def _template(block: Sequence[Step], beginning: list[str]) -> list[Step] | None:
             continue
         values = [value for _, given in step.arguments for value in inner(given)]
         picked = [value for value in values if isinstance(value, Picked)]
-        once = any(isinstance(value, (Made, Joined)) for value in values)  # a module cannot be in two places
+        once = any(isinstance(value, (Made, Joined)) for value in values)  # one module cannot replace several
         if once or any(p.find not in names or p.which == "one" or _nested(p) for p in picked):
             return None
         found.append(replace(step, at=at, arguments=_renamed(step.arguments, names)))
@@ -110,7 +113,7 @@ def _in_each(picked: Picked) -> Picked:
 
 
 def renamed(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The steps with their finds called m1, m2, … in order."""
+    """Rename the finds of the steps to m1, m2, … in order."""
     names: dict[str, str] = {}
     found: list[Step] = []
     for step in steps:

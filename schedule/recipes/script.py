@@ -1,4 +1,4 @@
-"""A recipe as a Python module."""
+"""Conversion of a recipe to a Python module."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from schedule.util.globs import is_glob
 
 
 def script(architecture: str, steps: Sequence[Step], made_with: Mapping[str, str]) -> str:
-    """The text of a module with a function ``apply(sch)`` that does what a recipe says.
+    """Return the source of a Python module with a function ``apply(sch)`` for the steps of a recipe.
 
     Args:
-        architecture: as the others, of the recipe.
+        architecture: of the recipe, like the other arguments.
     """
     modules: set[str] = {_module_of(step) for step in steps if isinstance(step, Call)}
     lines = [line for step in steps for line in _lines(step, modules)] or ["pass"]
@@ -37,12 +37,12 @@ def script(architecture: str, steps: Sequence[Step], made_with: Mapping[str, str
 
 
 def _plain(text: str) -> str:
-    """Without what could end a docstring."""
+    """Remove quotes, backslashes and unprintable characters, for use in a docstring."""
     return "".join(char for char in text if char.isprintable() and char not in '"\\')
 
 
 def _module_of(step: Call) -> str:
-    """The module that registers a user's primitive."""
+    """Return the module to import for a user's primitive, or "" for others."""
     module = getattr(registered().get(step.primitive), "__module__", None) or ""
     return "" if module.startswith("schedule.") or module == "__main__" else module
 

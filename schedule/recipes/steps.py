@@ -1,4 +1,4 @@
-"""The steps of a recipe, as plain frozen data."""
+"""Steps of a recipe, as plain frozen data."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 from schedule.recipes.values import Picked, Value, inner, source, to_json
 
 VERSION = 1
-"""Of the JSON; a larger one is refused."""
+"""Version of the JSON format; newer versions are refused."""
 
 
 @dataclass(frozen=True)
 class Find:
-    """A search whose matches later steps use.
+    """Search for matches used by later steps.
 
     Attributes:
-        name: by which they do.
+        name: name of the matches in later steps.
         at: the modules: one glob, or paths; "" is the root.
-        pattern: what is looked for.
-        counts: how many matches each module has: one number for all, or one for each.
+        pattern: the pattern to search for.
+        counts: number of matches per module: one number for all, or one for each.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Find:
     counts: int | tuple[int, ...]
 
     def json(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the JSON data."""
         counts = list(self.counts) if isinstance(self.counts, tuple) else self.counts
         return {"find": self.name, "at": list(self.at), "pattern": to_json(self.pattern), "counts": counts}
 
@@ -38,13 +38,13 @@ class Find:
 
 @dataclass(frozen=True)
 class Call:
-    """A primitive applied.
+    """Call of a primitive.
 
     Attributes:
         primitive: its name.
-        at: as of a find.
+        at: the modules, as for a find.
         arguments: (name of the parameter, value).
-        rules: of ``optimize``: the rules that found something; each is one undoable step.
+        rules: for ``optimize``, the rules with matches; each is one undoable step.
     """
 
     primitive: str
@@ -53,14 +53,14 @@ class Call:
     rules: tuple[str, ...] | None = None
 
     def json(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the JSON data."""
         arguments = {name: to_json(value) for name, value in self.arguments}
         found: dict[str, Any] = {"call": self.primitive, "at": list(self.at), "arguments": arguments}
         return found | ({"rules": list(self.rules)} if self.rules is not None else {})
 
     @property
     def places(self) -> int:
-        """How many steps of the history it makes."""
+        """Number of history steps made by the call."""
         return 1 if self.rules is None else len(self.rules)
 
     def __str__(self) -> str:
@@ -71,16 +71,16 @@ class Call:
 
 @dataclass(frozen=True)
 class Undo:
-    """Steps of the history taken back.
+    """Undo of the last steps of the history.
 
     Attributes:
-        times: how many.
+        times: number of steps.
     """
 
     times: int = 1
 
     def json(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the JSON data."""
         return {"undo": self.times}
 
     def __str__(self) -> str:
@@ -91,7 +91,7 @@ Step = Find | Call | Undo
 
 
 def finds_used(step: Step) -> list[str]:
-    """The names of the finds whose matches ``step`` uses."""
+    """Return the names of the finds with matches used by ``step``."""
     if not isinstance(step, Call):
         return []
     return [value.find for _, given in step.arguments for value in inner(given) if isinstance(value, Picked)]

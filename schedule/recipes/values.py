@@ -1,7 +1,7 @@
-"""What a recipe says of an argument: plain frozen data that is written as JSON or as Python, and made live again.
+"""Recipe values: arguments as plain frozen data, written as JSON or Python and converted back to objects.
 
-None, booleans, integers, strings and floats stand for themselves; all else is one of the kinds below. Making a value
-live is the only thing here that imports, and happens in a replay only.
+None, booleans, integers, strings and floats stand for themselves; everything else is one of the kinds below. Only
+``live``, the conversion back to objects, imports anything, and only a replay calls it.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ Finds = Mapping[str, Sequence[Sequence[Match]]]
 
 
 class Kind(Protocol):
-    """A value that is not plain."""
+    """Value other than a plain one."""
 
     def json(self) -> dict[str, Any] | list[Any]:
-        """As JSON."""
+        """Return the JSON data."""
 
     def live(self, finds: Finds) -> Any:
-        """The object that a primitive is called with."""
+        """Return the object to pass to a primitive."""
 
     def source(self, modules: set[str]) -> str:
-        """As a Python expression; what it needs imported is added to ``modules``."""
+        """Return a Python expression, and add the modules it needs to ``modules``."""
 
 
 @dataclass(frozen=True)
 class Items:
-    """A list, or a tuple."""
+    """A list or a tuple."""
 
     kind: str
     values: tuple[Value, ...]
 
     def json(self) -> dict[str, Any] | list[Any]:
-        """A list as it is."""
+        """Return a list, or ``{"tuple": …}``."""
         values = [to_json(value) for value in self.values]
         return values if self.kind == "list" else {"tuple": values}
 
     def live(self, finds: Finds) -> Any:
-        """Of the same type."""
+        """Return a list or a tuple."""
         values = [live(value, finds) for value in self.values]
         return values if self.kind == "list" else tuple(values)
 
     def source(self, modules: set[str]) -> str:
-        """A display."""
+        """Return a list or tuple display."""
         inner = ", ".join(source(value, modules) for value in self.values)
         if self.kind == "list":
             return f"[{inner}]"
@@ -71,38 +71,38 @@ class Items:
 
 @dataclass(frozen=True)
 class Table:
-    """A dictionary with strings for keys."""
+    """A dictionary with string keys."""
 
     entries: tuple[tuple[str, Value], ...]
 
     def json(self) -> dict[str, Any]:
-        """``{"dict": …}``."""
+        """Return ``{"dict": …}``."""
         return {"dict": {key: to_json(value) for key, value in self.entries}}
 
     def live(self, finds: Finds) -> Any:
-        """A dictionary."""
+        """Return the dictionary."""
         return {key: live(value, finds) for key, value in self.entries}
 
     def source(self, modules: set[str]) -> str:
-        """A display."""
+        """Return a dictionary display."""
         return "{" + ", ".join(f"{key!r}: {source(value, modules)}" for key, value in self.entries) + "}"
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A function or class, by where it can be imported: ``"module:qualname"``."""
+    """A function or class by its import path, ``"module:qualname"``."""
 
     name: str
 
     def json(self) -> dict[str, Any]:
-        """``{"reference": …}``."""
+        """Return ``{"reference": …}``."""
         return {"reference": self.name}
 
     def live(self, finds: Finds) -> Any:
-        """Import it.
+        """Import the function or class.
 
         Raises:
-            RecipeError: there is no such module, or nothing of that name in it.
+            RecipeError: the module does not exist, or does not contain the name.
         """
         module, _, qualname = self.name.partition(":")
         try:
@@ -116,7 +116,7 @@ class Reference:
         return found
 
     def source(self, modules: set[str]) -> str:
-        """``module.qualname``."""
+        """Return ``module.qualname``."""
         module, _, qualname = self.name.partition(":")
         if module == "builtins":
             return qualname
@@ -132,89 +132,89 @@ class Torch:
     name: str
 
     def json(self) -> dict[str, Any]:
-        """``{"dtype": …}`` or ``{"device": …}``."""
+        """Return ``{"dtype": …}`` or ``{"device": …}``."""
         return {self.kind: self.name}
 
     def live(self, finds: Finds) -> Any:
-        """The object."""
+        """Return the dtype or device."""
         return getattr(torch, self.name) if self.kind == "dtype" else torch.device(self.name)
 
     def source(self, modules: set[str]) -> str:
-        """``torch.float32``, ``torch.device("cpu")``."""
+        """Return an expression such as ``torch.float32`` or ``torch.device("cpu")``."""
         modules.add("torch")
         return f"torch.{self.name}" if self.kind == "dtype" else f"torch.device({self.name!r})"
 
 
 @dataclass(frozen=True)
 class ModuleCall:
-    """``call_module(…)`` as a pattern."""
+    """A pattern ``call_module(…)``."""
 
     what: Value
 
     def json(self) -> dict[str, Any]:
-        """``{"call_module": …}``."""
+        """Return ``{"call_module": …}``."""
         return {"call_module": to_json(self.what)}
 
     def live(self, finds: Finds) -> Any:
-        """The pattern."""
+        """Return the pattern."""
         return call_module(live(self.what, finds))
 
     def source(self, modules: set[str]) -> str:
-        """As users write it."""
+        """Return ``schedule.call_module(…)``."""
         return f"schedule.call_module({source(self.what, modules)})"
 
 
 @dataclass(frozen=True)
 class Made:
-    """A module without parameters, as the call that makes one like it."""
+    """A module without parameters, as a constructor call."""
 
     cls: Reference
     arguments: tuple[tuple[str, Value], ...]
 
     def json(self) -> dict[str, Any]:
-        """``{"make": …, "arguments": …}``."""
+        """Return ``{"make": …, "arguments": …}``."""
         return {"make": self.cls.name, "arguments": {name: to_json(value) for name, value in self.arguments}}
 
     def live(self, finds: Finds) -> Any:
-        """A new module."""
+        """Return a new module."""
         return self.cls.live(finds)(**{name: live(value, finds) for name, value in self.arguments})
 
     def source(self, modules: set[str]) -> str:
-        """The call."""
+        """Return the constructor call."""
         given = ", ".join(f"{name}={source(value, modules)}" for name, value in self.arguments)
         return f"{self.cls.source(modules)}({given})"
 
 
 @dataclass(frozen=True)
 class SharingPlan:
-    """A tensor-parallel plan, as its own JSON."""
+    """A tensor-parallel plan, as the JSON of the plan."""
 
     text: str
 
     def json(self) -> dict[str, Any]:
-        """``{"plan": …}``."""
+        """Return ``{"plan": …}``."""
         return {"plan": json.loads(self.text)}
 
     def live(self, finds: Finds) -> Any:
-        """The plan."""
+        """Return the plan."""
         return Plan.from_json(self.text)
 
     def source(self, modules: set[str]) -> str:
-        """Read from its JSON."""
+        """Return ``Plan.from_json(…)`` with the full module path."""
         modules.add("schedule.distributed.planning.plan")
         return f"schedule.distributed.planning.plan.Plan.from_json({self.text!r})"
 
 
 @dataclass(frozen=True)
 class Picked:
-    """Matches of one find.
+    """Matches selected from one find.
 
     Attributes:
         find: its name.
-        which: ``"all"``; ``"parallel"``, groups as ``find_parallel`` makes them; ``"each"``, those at ``positions``
-            among the matches of each module; ``"these"``, those at ``positions`` among all, which may be nested; or
-            ``"one"``, a single one.
-        positions: indexes from 0.
+        which: ``"all"``; ``"parallel"``, groups as from ``find_parallel``; ``"each"``, those at ``positions``
+            among the matches of each module; ``"these"``, those at ``positions`` among all, possibly nested; or
+            ``"one"``, a single match.
+        positions: indices from 0.
     """
 
     find: str
@@ -222,15 +222,15 @@ class Picked:
     positions: tuple[Any, ...] = ()
 
     def json(self) -> dict[str, Any]:
-        """``{"matches": name, "which": …}``."""
+        """Return the find's name, the kind of selection, and any positions."""
         found: dict[str, Any] = {"matches": self.find, "which": self.which}
         return found | ({"positions": _lists(self.positions)} if self.positions else {})
 
     def live(self, finds: Finds) -> Any:
-        """The matches.
+        """Return the matches.
 
         Raises:
-            RecipeError: there are fewer.
+            RecipeError: there are fewer matches than the positions need.
         """
         found = finds[self.find]
         together = [match for own in found for match in own]
@@ -249,7 +249,7 @@ class Picked:
             ) from None
 
     def source(self, modules: set[str]) -> str:
-        """From the variable that the find was assigned to."""
+        """Return an expression of the variable holding the find's matches."""
         if self.which == "all":
             return self.find
         if self.which == "one":
@@ -268,39 +268,39 @@ class Joined:
     parts: tuple[Picked, ...]
 
     def json(self) -> dict[str, Any]:
-        """``{"joined": …}``."""
+        """Return ``{"joined": …}``."""
         return {"joined": [part.json() for part in self.parts]}
 
     def live(self, finds: Finds) -> Any:
-        """One list."""
+        """Return all matches in one list."""
         return [match for part in self.parts for match in part.live(finds)]
 
     def source(self, modules: set[str]) -> str:
-        """``[*m1, *m2]``."""
+        """Return an expression such as ``[*m1, *m2]``."""
         return f"[{', '.join('*' + part.source(modules) for part in self.parts)}]"
 
 
 def to_json(value: Value) -> Any:
-    """A value as JSON; floats that JSON has not are spelled out."""
+    """Return a value as JSON data, with non-finite floats as ``{"float": …}``."""
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": repr(value)}
     return value if value is None or isinstance(value, (bool, int, float, str)) else value.json()
 
 
 def live(value: Value, finds: Finds) -> Any:
-    """A value as the object that it stands for."""
+    """Return the object represented by a value."""
     return value if value is None or isinstance(value, (bool, int, float, str)) else value.live(finds)
 
 
 def source(value: Value, modules: set[str]) -> str:
-    """A value as a Python expression; what it needs imported is added to ``modules``."""
+    """Return a value as a Python expression, and add the modules it needs to ``modules``."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"float({repr(value)!r})"
     return repr(value) if value is None or isinstance(value, (bool, int, float, str)) else value.source(modules)
 
 
 def inner(value: Value) -> list[Value]:
-    """What is in a value, with the value itself."""
+    """Return a value and all values nested in it."""
     below: Sequence[Value] = ()
     if isinstance(value, Items):
         below = value.values
@@ -316,7 +316,7 @@ def inner(value: Value) -> list[Value]:
 
 
 def changed(arguments: Arguments, change: Callable[[Any], Any]) -> Arguments:
-    """Arguments with ``change`` made to what says which matches they are."""
+    """Return the arguments with ``change`` applied to every selection of matches in them."""
 
     def of(value: Any) -> Any:
         if isinstance(value, Items):
@@ -331,12 +331,12 @@ def changed(arguments: Arguments, change: Callable[[Any], Any]) -> Arguments:
 
 
 def each_of(matches: Sequence[Match], positions: Sequence[int]) -> list[Match]:
-    """Of the matches of each module, those at ``positions``."""
+    """Return the matches at ``positions`` among those of each module."""
     return [own[position] for own in _by_module(matches) for position in positions]
 
 
 def parallel_of(matches: Sequence[Match]) -> list[list[Match]]:
-    """Matches that read one value under one input's name, together, as ``find_parallel`` gives them."""
+    """Group matches with the same value for one input, as ``find_parallel`` does."""
     return [group for own in _by_module(matches) for group in parallel(own)]
 
 

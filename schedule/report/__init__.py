@@ -1,4 +1,4 @@
-"""Reports: what was done, what it costs, tables, pages and drawings."""
+"""Reports on schedules: rewrites, costs, tables, pages and drawings."""
 
 from schedule.report.entries import Entry
 from schedule.report.report import Report

@@ -1,4 +1,4 @@
-"""A scheduled model beside itself without its last steps: what a training step of each costs, and how long it takes."""
+"""Comparison of training steps, in cost and time, with and without the last steps of a schedule."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def costs_since(top: Node, batch: Any, steps_before: int) -> dict[str, Cost]:
-    """What a training step costs before and after the steps from ``steps_before`` on.
+    """Measure the cost of a training step before and after the steps from ``steps_before`` on.
 
     Raises:
         NotApplicable: the model does not run here, or does not train on ``batch``.
@@ -34,7 +34,9 @@ def costs_since(top: Node, batch: Any, steps_before: int) -> dict[str, Cost]:
 
 
 def ratio_since(top: Node, batch: Any, steps_before: int, rounds: int) -> TimeRatio:
-    """Time of a training step over that without the steps from ``steps_before`` on; all ranks call it together.
+    """Measure the time of a training step relative to one without the steps from ``steps_before`` on.
+
+    All ranks must call it together.
 
     Raises:
         NotApplicable: the model does not run here, or does not train on ``batch``.
@@ -51,7 +53,7 @@ def ratio_since(top: Node, batch: Any, steps_before: int, rounds: int) -> TimeRa
 
 @contextmanager
 def trains() -> Iterator[None]:
-    """Within, whatever a model raises as it trains becomes one error that says so."""
+    """Convert any error of a training step into :class:`NotApplicable`."""
     try:
         with user_code():
             yield
@@ -64,7 +66,10 @@ def trains() -> Iterator[None]:
 
 
 def refuse_shared_out(top: Node) -> None:
-    """A report is read on one rank, and a step there would wait for the others for ever."""
+    """Raise if the model is sharded.
+
+    A report is read on one rank, and a training step there would wait forever for the others.
+    """
     if is_sharded(top.module):
         raise NotApplicable(
             "the model is shared out over ranks, which would have to run together",

@@ -1,4 +1,4 @@
-"""What one training step costs: bytes saved for backward, operations dispatched, peak memory, counted; and time."""
+"""Costs of one training step: bytes saved for backward, dispatched operations, peak memory and time."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ class Cost:
     """The cost of one training step.
 
     Attributes:
-        saved_bytes: what autograd keeps from forward for backward: each storage once, parameters and buffers
-            left out.
-        dispatched: operations that reach torch's dispatcher in forward and backward. A pass of a fused op is one,
-            as it is where it is compiled; tensors too small for that take its formula, step by step.
+        saved_bytes: bytes saved by autograd for backward, each storage once, without parameters and buffers.
+        dispatched: operations that reach torch's dispatcher in forward and backward. A pass of a fused op counts as
+            one, as if it were compiled; tensors too small for that run its formula, one operation after another.
     """
 
     saved_bytes: int
@@ -42,13 +41,15 @@ class Cost:
 
 @dataclass(frozen=True)
 class TimeRatio:
-    """Time of a training step over that of the original model, by rounds: a ratio, since machines differ.
+    """Time of a training step divided by the original model's, over several rounds.
+
+    It is a ratio because machines differ.
 
     Attributes:
-        median: middle of the rounds; below 1 is faster.
+        median: median of the rounds; below 1 is faster.
         low: first quartile.
         high: third quartile.
-        rounds: how many.
+        rounds: number of rounds.
     """
 
     median: float
@@ -58,7 +59,7 @@ class TimeRatio:
 
     @classmethod
     def of(cls, ratios: Sequence[float]) -> TimeRatio:
-        """Summary of one ratio per round."""
+        """Summarize one ratio per round."""
         low, median, high = statistics.quantiles(ratios, method="inclusive") if len(ratios) > 1 else [*ratios] * 3
         return cls(median, low, high, len(ratios))
 
@@ -82,7 +83,10 @@ class _Counting(TorchDispatchMode):
 
 
 def _fused_pass() -> FrameType | None:
-    """The running pass of a fused op, which under a dispatch mode is its formula."""
+    """Return the frame of the running pass of a fused op, or None.
+
+    Under a dispatch mode, the pass runs the op's formula.
+    """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code is not Op.run.__code__:
         frame = frame.f_back
@@ -90,7 +94,9 @@ def _fused_pass() -> FrameType | None:
 
 
 def measure(model: nn.Module, batch: Any) -> Cost:
-    """Run one step of ``model`` in training mode and count, after a forward that warms up; all of it stays as it was.
+    """Run one training step of ``model``, after a warm-up forward, and count its costs.
+
+    The state of the model and the random state are restored.
 
     Args:
         batch: mapping (called by keyword), tuple or list (by position), or a single tensor.
@@ -105,7 +111,7 @@ def measure(model: nn.Module, batch: Any) -> Cost:
 
     counting = _Counting()
     with training(model):
-        call(model, batch)  # a call of a new kind gets its graph here: it would not get one under a dispatch mode
+        call(model, batch)  # a call of a further kind gets its graph here, because it gets none under a dispatch mode
         held = {s._cdata for t in (*model.parameters(), *model.buffers()) if (s := _storage(t)) is not None}
         with counting:
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -117,12 +123,14 @@ def measure(model: nn.Module, batch: Any) -> Cost:
 
 
 def step_seconds(model: nn.Module, *batches: Any, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Seconds of one training step of ``model``, after one that warms up; all of it stays as it was.
+    """Return the seconds of one training step of ``model``, after a warm-up step.
+
+    The state of the model and the random state are restored.
 
     Args:
         batches: each a mapping (called by keyword), tuple or list (by position), or a single tensor; the gradients of
-            several are added up.
-        clock: what counts the seconds.
+            several batches are accumulated.
+        clock: function returning the time in seconds.
     """
     with training(model):
         _step(model, batches)
@@ -132,27 +140,27 @@ def step_seconds(model: nn.Module, *batches: Any, clock: Callable[[], float] = t
 
 
 def step_peak(model: nn.Module, *batches: Any) -> int:
-    """Bytes allocated at most in one training step of ``model``, gradients too, beyond what was there before.
+    """Return the peak of bytes newly allocated in one training step of ``model``, including gradients.
 
     Args:
         batches: as for :func:`step_seconds`.
     """
     parameter = next(model.parameters(), None)
     with training(model):
-        _step(model, batches)  # what is loaded, compiled and kept once does not count
+        _step(model, batches)  # one-time loading, compilation and caching do not count
         model.zero_grad()
         return peak_bytes(lambda: _step(model, batches), "cpu" if parameter is None else parameter.device.type)
 
 
 def peak_bytes(run: Callable[[], Any], device: str) -> int:
-    """Bytes allocated at most during a call, beyond what was there before."""
+    """Return the peak of bytes newly allocated during a call."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         run()
         return torch.cuda.max_memory_allocated() - before
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it reports its own comings and goings
-    gc.collect()  # what an earlier profile saw come would be seen to go in this one
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences its start and stop messages
+    gc.collect()  # else memory allocated in an earlier profile could be freed, and counted, in this one
     with collector_paused(), torch.profiler.profile(profile_memory=True) as profile:
         run()
     now = peak = 0
@@ -165,7 +173,7 @@ def peak_bytes(run: Callable[[], Any], device: str) -> int:
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Within, Python's garbage collector does not run: where many objects stay, or where it would be counted."""
+    """Pause Python's garbage collector, for code with many live objects or measured memory."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -187,7 +195,7 @@ def _step(model: nn.Module, batches: Sequence[Any]) -> None:
 
 @contextmanager
 def training(model: nn.Module) -> Iterator[None]:
-    """Within, ``model`` trains by a fixed seed; afterwards it, its counts and the random state are what they were."""
+    """Put ``model`` in training mode with a fixed seed, and restore it, its counts and the random state on exit."""
     with preserved(model), uncounted(model):
         model.train()
         seed_all(0)
@@ -195,7 +203,7 @@ def training(model: nn.Module) -> Iterator[None]:
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """The storage of a plain tensor; that of a sharded one is out of reach."""
+    """Return the storage of a plain strided tensor, or None for others, such as sharded ones."""
     plain = tensor.layout is torch.strided and type(tensor).__torch_dispatch__ is _PLAIN
     return tensor.untyped_storage() if plain else None
 

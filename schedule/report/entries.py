@@ -1,4 +1,4 @@
-"""What a rule met in a module, and how such entries are put together for a table."""
+"""Results of rules in modules, and their grouping for a table."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ STATUSES: tuple[Status, ...] = ("applied", "skipped", "declined", "near miss")
 
 @dataclass(frozen=True)
 class Entry:
-    """One rule in one module.
+    """Result of one rule in one module.
 
     Attributes:
-        rule: its name; that of its family where a module could not be looked into at all.
+        rule: its name, or its family's if the module could not be examined at all.
         path: the module; "" is the root.
-        status: ``applied``; ``skipped`` if it cannot be; ``declined`` if it would not pay; ``near miss``.
-        count: in how many places.
-        reason: why not, "" if applied.
+        status: ``applied``; ``skipped`` if it cannot be applied; ``declined`` if it is not profitable; ``near miss``.
+        count: number of matches.
+        reason: why it was not applied, "" if it was.
         source: ``file:line`` of the user's code, "" if unknown.
     """
 
@@ -34,12 +34,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class Row:
-    """Modules in which a rule met the same fate for the same reason.
+    """Modules with the same status of a rule for the same reason.
 
     Attributes:
-        status: that fate.
-        places: in how many places.
-        modules: their paths, those that differ by numbers only as one.
+        status: the status.
+        places: number of matches.
+        modules: their paths, merged if they differ only in numbers.
         reason: why it was not applied, "" if it was.
         entries: one for each module.
     """
@@ -52,7 +52,7 @@ class Row:
 
 
 def grouped(entries: Iterable[Entry]) -> dict[tuple[str, str, str], list[Entry]]:
-    """Entries alike in rule, status and reason together, applied ones first."""
+    """Group entries by rule, status and reason, applied ones first."""
     groups: dict[tuple[str, str, str], list[Entry]] = {}
     for entry in entries:
         groups.setdefault((entry.rule, entry.status, entry.reason), []).append(entry)
@@ -61,7 +61,7 @@ def grouped(entries: Iterable[Entry]) -> dict[tuple[str, str, str], list[Entry]]
 
 
 def rows_of(entries: Sequence[Entry]) -> dict[str, list[Row]]:
-    """Rule → its rows; rules that were applied first."""
+    """Return rule → its rows, with applied rules first."""
     rules: dict[str, list[Row]] = {}
     for (rule, status, reason), alike in grouped(entries).items():
         places, modules = sum(entry.count for entry in alike), paths_of(entry.path for entry in alike)
@@ -70,7 +70,7 @@ def rows_of(entries: Sequence[Entry]) -> dict[str, list[Row]]:
 
 
 def paths_of(paths: Iterable[str]) -> str:
-    """Paths that differ by numbers only become one: ``h.*.mlp (12)``."""
+    """Format paths, with those differing only in numbers merged, such as ``h.*.mlp (12)``."""
     alike: dict[str, list[str]] = {}
     for path in dict.fromkeys(paths):
         alike.setdefault(re.sub(r"(?<![^.])\d+(?![^.])", "*", path), []).append(path or "the root")

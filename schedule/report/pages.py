@@ -1,4 +1,4 @@
-"""Schedules as HTML: every value is escaped, nothing is loaded from elsewhere."""
+"""Schedules as HTML, with every value escaped and no external resources."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Branch:
     """A module in the tree of a schedule.
 
     Attributes:
-        name: its last name.
+        name: last part of its path.
         kind: its class.
-        done: what was done to it.
-        fallbacks: how many of its calls ran the original forward.
-        children: the modules in it.
+        done: the steps applied to it.
+        fallbacks: number of its calls that ran the original forward.
+        children: its submodules.
     """
 
     name: str
@@ -37,12 +37,12 @@ class Branch:
 
     @property
     def changed(self) -> bool:
-        """Whether anything was done to it or below."""
+        """Whether a step was applied to it or a submodule."""
         return bool(self.done) or any(child.changed for child in self.children)
 
 
 def tree_html(sch: Node) -> str:
-    """The modules under ``sch`` with what was done to each; open where anything was."""
+    """Return the modules under ``sch`` with the steps applied to each, expanded at changed ones."""
     done = what_was_done(sch)
     branches: dict[str, Branch] = {}
     for name, node in sch.named_schedules():
@@ -56,7 +56,7 @@ def tree_html(sch: Node) -> str:
 
 
 def schedule_page(sch: Node, entries: Sequence[Entry]) -> Page:
-    """The pictures of a schedule, and what rules leave alone in it, as ``entries`` say."""
+    """Return a page with the pictures of a schedule, and the rules not applied according to ``entries``."""
     name = original_class(sch.module).__name__
     title = f"{name}: {sch.path}" if sch.path else name
     pictures = section(sch, entries)

@@ -1,4 +1,4 @@
-"""What :func:`schedule.optimize` did, module by module, and what it is worth."""
+"""Report on :func:`schedule.optimize`: its rewrites in each module, and their effect."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 @dataclass(repr=False)
 class Report:
-    """What was rewritten, what was not and why; prints as a table, also in a notebook.
+    """Rewrites applied and not applied, with reasons, printed as a table, also in a notebook.
 
     Attributes:
-        entries: by module, in the order of the model.
+        entries: by module, in model order.
         costs: measures ``{"before": …, "after": …}``: bytes saved for backward and dispatched operations of one
-            training step. Called when first asked for; NotApplicable says that they cannot be measured.
+            training step. Called on first use; raises NotApplicable if they cannot be measured.
         model: the scheduled module.
-        time_ratio: measures, over so many rounds, the time of a training step over that of the original model.
-        schedule: what it is a report of, with the steps: ``report.schedule.undo()``.
-        timing: what :meth:`timed` measured last; None before it was asked for.
-        unmeasured: why :attr:`measured` is empty; "" where it is not, and before it was asked for.
+        time_ratio: measures the time of a training step divided by the original model's, over a number of rounds.
+        schedule: the schedule reported on, with the steps: ``report.schedule.undo()``.
+        timing: last result of :meth:`timed`; None before its first call.
+        unmeasured: why :attr:`measured` is empty; "" if it is not, and before its first use.
     """
 
     entries: list[Entry]
@@ -54,16 +54,16 @@ class Report:
     _measured: dict[str, Cost] | None = field(default=None, init=False)
 
     def select(self, rule: str | None = None, status: Status | None = None) -> list[Entry]:
-        """The entries of a rule, a status, or both."""
+        """Return the entries of a rule, a status, or both."""
         return [e for e in self.entries if rule in (None, e.rule) and status in (None, e.status)]
 
     def count(self, rule: str | None = None, status: Status = "applied") -> int:
-        """In how many places."""
+        """Return the number of matches with ``status``, of one rule or all."""
         return sum(entry.count for entry in self.select(rule, status))
 
     @property
     def applied(self) -> dict[str, int]:
-        """Rule → in how many places it was applied."""
+        """Rule → number of matches it was applied to."""
         counts: Counter[str] = Counter()
         for entry in self.select(status="applied"):
             counts[entry.rule] += entry.count
@@ -71,7 +71,7 @@ class Report:
 
     @property
     def measured(self) -> dict[str, Cost]:
-        """Costs before and after; empty where they cannot be measured. Runs the model when first read."""
+        """Costs before and after, measured on first use, or empty if they cannot be."""
         if self._measured is None:
             try:
                 self._measured = self.costs()
@@ -80,14 +80,14 @@ class Report:
         return self._measured
 
     def timed(self, rounds: int = 5) -> TimeRatio:
-        """Time training steps of the scheduled and of the original model in turns; the report shows it from then on.
+        """Time training steps of the scheduled and the original model in turns.
 
-        The model, its parameters and the random state stay as they were. Sizes are those of the batch that
-        ``optimize`` was given, so give it one that is worth timing.
+        The report shows the result afterwards. The model, its parameters and the random state do not change. The batch
+        is the one passed to ``optimize``, so pass one of realistic size there.
 
         Raises:
             ValueError: ``rounds`` is less than 1.
-            NotApplicable: the report has no model that runs, such as one on the meta device.
+            NotApplicable: the model does not run, such as one on the meta device, or the report has none to time.
         """
         if rounds < 1:
             raise ValueError(f"rounds must be at least 1, got {rounds}")
@@ -102,13 +102,13 @@ class Report:
 
     @property
     def fallbacks(self) -> dict[str, int]:
-        """Scheduled module → how many of its calls ran the original forward so far."""
+        """Scheduled module → number of its calls run by the original forward so far."""
         states = ((path, state_of(module)) for path, module in self.model.named_modules())
         return {path: state.fallbacks for path, state in states if state is not None and state.fallbacks}
 
     @property
     def adapted(self) -> dict[str, list[str]]:
-        """Scheduled module → the further kinds of calls it has graphs for since, and what is rewritten in them."""
+        """Scheduled module → further kinds of calls with graphs made since, and the rewrites in them."""
         return self._adaptations(lambda each: each.summary)
 
     @property
@@ -122,7 +122,7 @@ class Report:
         return {path: texts for path, texts in found.items() if texts}
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as plain data."""
+        """Return the whole report as plain data."""
         return {
             "applied": self.applied,
             "entries": [asdict(entry) for entry in self.entries],
@@ -135,19 +135,19 @@ class Report:
         }
 
     def to_json(self, indent: int | None = 2) -> str:
-        """As :meth:`to_dict`, as text."""
+        """Return :meth:`to_dict` as JSON text."""
         return json.dumps(self.to_dict(), indent=indent)
 
     def to_html(self, path: str | Path | None = None) -> str:
-        """One page with all of it and pictures of the modules, which needs nothing from elsewhere.
+        """Return the whole report and pictures of the modules as one self-contained page.
 
-        Graphs are drawn, and bytes measured, when this is called.
+        Graphs are drawn, and bytes measured, in this call.
 
         Args:
-            path: where to write it too; the file is there as a whole or not at all.
+            path: file to write the page to as well, atomically.
 
         Raises:
-            NotApplicable: ``path`` cannot be written; found out before anything is drawn.
+            NotApplicable: ``path`` cannot be written; checked before anything is drawn.
         """
         if path is not None:
             refuse_unwritable(Path(path), "report")
@@ -161,7 +161,7 @@ class Report:
         return str(rendered("report.html", **self._values()))
 
     def _values(self) -> dict[str, Any]:
-        """What the templates need."""
+        """Return the values for the templates."""
         return {
             "model": type(self.model).__name__,
             "counts": {status: count for status in STATUSES if (count := self.count(status=status))},
@@ -188,7 +188,7 @@ class Report:
         return [f"{what}: {value}" for what, value in [*self.figures(), *self.calls()]]
 
     def figures(self) -> list[tuple[str, str]]:
-        """What was measured, before and after: (what, figures)."""
+        """Return the measurements before and after, as (name, figures)."""
         found = []
         if {"before", "after"} <= self.measured.keys():
             before, after = self.measured["before"], self.measured["after"]
@@ -205,7 +205,7 @@ class Report:
         return found if self.timing is None else [*found, ("time of a training step", str(self.timing))]
 
     def calls(self) -> list[tuple[str, str]]:
-        """What calls unlike the recorded ones ran: (what, in which modules)."""
+        """Return how calls unlike the recorded ones ran, as (description, modules)."""
         found, fallbacks = [], self.fallbacks
         for count in sorted(set(fallbacks.values())):
             paths = paths_of(path for path, of_path in fallbacks.items() if of_path == count)
@@ -228,7 +228,7 @@ def _rewritten(applied: Sequence[Entry]) -> str:
 
 
 def _by_text(table: dict[str, list[str]]) -> list[str]:
-    """Equal texts together, with the modules they are about."""
+    """Return the distinct texts, each with its modules."""
     texts = dict.fromkeys(text for of_path in table.values() for text in of_path)
     return [f"{text} in {paths_of(path for path, own in table.items() if text in own)}" for text in texts]
 

@@ -1,4 +1,4 @@
-"""Schedules and matches as text for a terminal."""
+"""Schedules as text for a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def rendered_tree(sch: Node, depth: int | None = None) -> Branches:
-    """The modules under ``sch`` with what was done to each."""
+    """Return the modules under ``sch`` as a tree, with the steps applied to each."""
     done = what_was_done(sch)
     top = Branches(_line(sch, sch.path, done))
     branches = {"": top}
@@ -29,7 +29,7 @@ def rendered_tree(sch: Node, depth: int | None = None) -> Branches:
 
 
 def what_was_done(sch: Node) -> dict[str, list[str]]:
-    """Path → what the applied steps did there, such as ``fuse(bias_gelu)``."""
+    """Return path → descriptions of the steps applied there, such as ``fuse(bias_gelu)``."""
     done: dict[str, list[str]] = {}
     for step in sch.history:
         what = short(step.description)
@@ -40,7 +40,7 @@ def what_was_done(sch: Node) -> dict[str, list[str]]:
 
 
 def short(description: str) -> str:
-    """The description of a step without where it was done: ``fuse(bias_gelu)``."""
+    """Return the description of a step without its location, such as ``fuse(bias_gelu)``."""
     return re.sub(r" (on|in \d+ places of) .*", "", description, flags=re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""Rewrite rules as data: a construct as models write it → a call of a fused op, with the proof that both agree."""
+"""Rewrite rules as data: a construct as models write it → a call of a fused op, with a proof of equality."""
 
 from schedule.rules import (  # noqa: F401 - they register their rules
     attention,

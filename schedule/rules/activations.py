@@ -1,4 +1,4 @@
-"""Activations, as they are written: for the patterns of rules."""
+"""Activations as models write them, for the patterns of rules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _near(name: str, wanted: float) -> Any:
 
 
 def _half(z: Value, one_plus: Value) -> Value:
-    """½·z·(1 + …), in each order of multiplication."""
+    """Match ½·z·(1 + …), in each order of multiplication."""
     return any_of((z * 0.5) * one_plus, (z * one_plus) * 0.5, z * (one_plus * 0.5))
 
 
@@ -29,45 +29,48 @@ def _square(z: Value) -> Value:
 
 
 def tanh_of_cube(z: Value) -> Value:
-    """GELU's tanh form, of z + 0.044715·z³."""
+    """Match GELU's tanh form, of z + 0.044715·z³."""
     cube = any_of(torch.pow(z, 3.0) * 0.044715, ((z * 0.044715) * z) * z, ((z * z) * z) * 0.044715)
     return _half(z, torch.tanh((z + cube) * _near("root", SQRT_2_OVER_PI)) + 1.0)
 
 
 def tanh_of_square(z: Value) -> Value:
-    """GELU's tanh form, of z·(1 + 0.044715·z²)."""
+    """Match GELU's tanh form, of z·(1 + 0.044715·z²)."""
     inner = any_of((z * 0.044715) * z, _square(z) * 0.044715) + 1.0
     return _half(z, torch.tanh((z * _near("root", SQRT_2_OVER_PI)) * inner) + 1.0)
 
 
 def erf(z: Value) -> Value:
-    """GELU by the error function."""
+    """Match GELU written with the error function."""
     scaled = any_of(z / _near("root2", math.sqrt(2.0)), z * _near("half_root2", math.sqrt(0.5)))
     return _half(z, torch.erf(scaled) + 1.0)
 
 
 def gelu_tanh(z: Value) -> Value:
-    """GELU's tanh form as one call."""
+    """Match GELU's tanh form as one call."""
     return F.gelu(z, approximate="tanh")
 
 
 def relu_squared(z: Value) -> Value:
-    """ReLU squared."""
+    """Match ReLU squared."""
     return _square(torch.relu(z))
 
 
 def quick(z: Value) -> Value:
-    """z·σ(1.702·z)."""
+    """Match z·σ(1.702·z)."""
     return z * torch.sigmoid(z * 1.702)
 
 
 def swish(z: Value) -> Value:
-    """z·σ(z)."""
+    """Match z·σ(z)."""
     return z * torch.sigmoid(z)
 
 
 def rounded_constant(scalars: dict[str, Any]) -> str:
-    """A constant of a formula that is not the exact one, which float64 tells apart; "" if there is none."""
+    """Return the first inexact constant of a formula as ``name = value``, or "" if there is none.
+
+    Only float64 shows the difference.
+    """
     exact = (SQRT_2_OVER_PI, math.sqrt(2.0), math.sqrt(0.5))
     return next(
         (f"{name} = {value!r}" for name, value in scalars.items() if value is not None and value not in exact), ""

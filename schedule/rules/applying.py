@@ -1,4 +1,4 @@
-"""Rules applied to one graph: what they find, what they leave alone and why, and the graph afterwards."""
+"""Application of rules to one graph: matches to rewrite, matches left alone, and the rewritten graph."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Modules = Mapping[str, nn.Module]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A match of a rule that is not rewritten.
+    """Match of a rule left as it is, with the reason.
 
     Attributes:
-        rule: its rule.
-        node: the last node.
+        rule: the name of the rule.
+        node: the name of the last node.
         source: the user's line, "" if unknown.
         reason: why it is left alone.
-        kind: ``"skipped"`` (cannot be rewritten), ``"declined"`` (would not pay), ``"near miss"``.
+        kind: ``"skipped"`` (cannot be rewritten), ``"declined"`` (not profitable), ``"near miss"``.
     """
 
     rule: str
@@ -40,11 +40,11 @@ class Candidate:
 
 @dataclass
 class Findings:
-    """What rules find in one graph.
+    """Results of applying rules to one graph.
 
     Attributes:
-        chosen: what to rewrite, in graph order, without overlaps.
-        places: what to leave alone.
+        chosen: the matches to rewrite, in graph order, without overlaps.
+        places: the matches to leave alone.
         searched: every search made, for its near misses.
     """
 
@@ -61,15 +61,17 @@ def find_all(
     settled: Collection[str] = (),
     read: Collection[Path] = (),
 ) -> Findings:
-    """Every match of every rule in ``graph``; overlaps go to the rule of highest rank, then to the largest.
+    """Find every match of every rule in ``graph``.
+
+    Of overlapping matches, the one of the rule of highest rank is chosen, then the largest.
 
     Args:
-        graph: the graph of one module, leaf modules opened.
+        graph: the graph of one module, with leaf modules inlined.
         rules: rules, in order of preference among equals.
         modules: path → module, for the calls in the graph.
-        cost_guard: leave alone what would not pay.
-        settled: families of rules of which that is not asked.
-        read: where in the output of the graph tensors are that are read outside.
+        cost_guard: leave alone matches that are not profitable.
+        settled: families of rules exempt from the cost guard.
+        read: paths in the output of the graph to tensors that are read outside.
     """
     findings = Findings()
     normal = normalize(graph, modules)
@@ -78,7 +80,7 @@ def find_all(
         covered: set[fx.Node] = set()
         for pattern, rarest in rule.possible(normal):
             if covered and all(node.fx in covered for node in rarest):
-                continue  # a larger pattern of this rule has them all
+                continue  # a larger pattern of this rule covers all of them
             result = search(graph, pattern, modules)
             findings.searched.append((rule, result))
             for graph_match in filter(rule.about, result.graph_matches):
@@ -95,10 +97,10 @@ def find_all(
 
 
 def _choose(candidates: Mapping[GraphMatch, Rule], guarded: Collection[Rule], findings: Findings) -> None:
-    """Of overlapping candidates the one of highest rank that pays, then the largest; in graph order.
+    """Choose disjoint profitable candidates, highest rank first, then the largest, and sort them in graph order.
 
     Args:
-        guarded: the rules that are asked whether a match pays.
+        guarded: the rules subject to the check of profitability.
     """
     taken: set[fx.Node] = set()
     for rank in sorted({rule.rank for rule in candidates.values()}, reverse=True):
@@ -117,7 +119,7 @@ def _choose(candidates: Mapping[GraphMatch, Rule], guarded: Collection[Rule], fi
 def _rejected(
     graph: fx.Graph, rule: Rule, graph_match: GraphMatch, modules: Modules, read: Collection[Path]
 ) -> Candidate | None:
-    """Why ``rule`` does not take ``graph_match``, whatever its size; None if it does."""
+    """Return a candidate with the reason if ``rule`` rejects ``graph_match`` at any size, else None."""
     no_gain = rule.no_gain(graph_match)
     if no_gain:
         return _place(rule, graph_match, no_gain, "declined")
@@ -127,7 +129,7 @@ def _rejected(
 
 
 def _missed(graph: fx.Graph, rule: Rule, graph_match: GraphMatch, read: Collection[Path]) -> str:
-    """Which output of ``graph_match`` is read outside of the graph and would not be computed any more; "" if none."""
+    """Return the reason if an output read outside of the graph would not be computed anymore, else ""."""
     discarded = [graph_match.outputs[number] for number in rule.discards if number < len(graph_match.outputs)]
     if not read or not discarded:
         return ""
@@ -141,7 +143,7 @@ def _unsafe(graph: fx.Graph, rule: Rule, graph_match: GraphMatch, modules: Modul
     try:
         check(graph, [graph_match], modules)
         if changed_later(graph_match.nodes, graph_match.outputs, Hazards(modules)):
-            rewrite(graph, [graph_match], rule.build, modules)  # on a copy: whether it may be made is known then
+            rewrite(graph, [graph_match], rule.build, modules)  # on a copy, to find out whether it is allowed
     except MatchError as error:
         return error.why
     return ""
@@ -152,14 +154,14 @@ def _place(rule: Rule, graph_match: GraphMatch, reason: str, kind: str) -> Candi
 
 
 def _forget_covered(findings: Findings) -> None:
-    """A place that another pattern took is no news; of several reasons for one place the first stays."""
+    """Drop rejected matches at nodes of chosen ones, and keep only the first reason for each node."""
     taken = {node.name for _, graph_match in findings.chosen for node in graph_match.nodes}
     places = {place.node: place for place in reversed(findings.places) if place.node not in taken}
     findings.places = list(reversed(places.values()))
 
 
 def explain(graph: fx.Graph, rules: Iterable[Rule], modules: Modules, findings: Findings) -> list[Candidate]:
-    """Places that a rule is about and did not take: left alone on purpose, or nearly matched."""
+    """Return the locations a rule is about but does not rewrite: left alone on purpose, or near misses."""
     normal = normalize(graph, modules)
     known = {node.name for _, graph_match in findings.chosen for node in graph_match.nodes}
     known |= {place.node for place in findings.places}
@@ -178,7 +180,10 @@ def explain(graph: fx.Graph, rules: Iterable[Rule], modules: Modules, findings: 
 
 
 def _near_misses(findings: Findings, known: set[str], settled: set[str]) -> list[Candidate]:
-    """For each family that found nothing, what came nearest, if past two thirds of a pattern of three or more."""
+    """Return the best near miss of each family without findings.
+
+    More than two thirds of a pattern of three or more operations must match.
+    """
     best: dict[str, tuple[float, Candidate]] = {}
     for rule, result in findings.searched:
         for miss in result.near_misses if rule.family not in settled else ():
@@ -190,10 +195,10 @@ def _near_misses(findings: Findings, known: set[str], settled: set[str]) -> list
 
 
 def rewritten(graph: fx.Graph, chosen: Sequence[tuple[Rule, GraphMatch]], modules: Modules) -> fx.Graph:
-    """A copy of ``graph`` with every chosen match replaced.
+    """Return a copy of ``graph`` with every chosen match replaced.
 
     Raises:
-        MatchError: one of them cannot be replaced; the graph is untouched.
+        MatchError: one of them cannot be replaced; the graph is unchanged.
     """
     rules = iter([rule for rule, _ in chosen])
 

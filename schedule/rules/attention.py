@@ -1,4 +1,4 @@
-"""Eager attention becomes torch's own, where that is right (:mod:`fused.attention`); with ``rules="attention"``.
+"""Rewrite of eager attention to torch's own attention (:mod:`fused.attention`), with ``rules="attention"``.
 
 ::
 
@@ -6,17 +6,17 @@
              return weights @ v, weights
     after:   return attention(q, k, v, attn_mask=mask, dropout_p=0.1, scale=0.125), WEIGHTS_NOT_KEPT
 
-The weights ``[batch, heads, queries, keys]`` are never there. Where the module itself reads them, or where the recorded
-run of the model reads or returns them, it is left alone. Where it returns them and nobody looks, a stand-in takes their
-place that raises NotApplicable as soon as somebody looks into it, which ``output_attentions=True`` may come to. A call
-unlike the recorded ones runs such a module as it was written: no graph is made for it, since that would return less
-than the module does.
+The weights ``[batch, heads, queries, keys]`` are never materialized. A module is left alone if it reads them itself, or
+if the recorded run of the model reads or returns them. If it returns them and no code reads them, a placeholder is
+returned instead. The placeholder raises NotApplicable as soon as it is used, which may happen with
+``output_attentions=True``. A call unlike the recorded ones runs the original forward of such a module: no graph is made
+for it, since that would return less than the module does.
 
-The results agree within rounding, not bit by bit: torch's kernels sum in another order and softmax 16-bit scores in
-float32 throughout. On the CPU dropout draws the numbers that eager torch draws; CUDA's kernels draw others. Rows that
-are hidden whole, which torch's kernels get wrong, are what eager torch makes of them, in values and gradients. Scores
-that are filled and heads that are repeated for grouped queries are in :mod:`schedule.rules.attention_inputs`. Scores
-that are capped softly, and those with sinks beside them, stay eager: torch's attention has no place for either.
+The results agree within rounding, not bit by bit: torch's kernels sum in another order and compute the softmax of
+16-bit scores in float32 throughout. On the CPU, dropout draws the same numbers as eager torch; CUDA kernels draw
+others. Fully masked rows, which torch's kernels get wrong, agree with eager torch in values and gradients. Filled
+scores and heads repeated for grouped queries are in :mod:`schedule.rules.attention_inputs`. Soft-capped scores and
+scores with sinks stay eager: torch's attention supports neither.
 """
 
 from __future__ import annotations
@@ -50,10 +50,13 @@ FAMILY = "attention"
 
 
 class WeightsNotKept:
-    """What a module returns in place of attention weights that it never made; raises when it is used."""
+    """Placeholder returned by a module instead of attention weights it did not compute.
+
+    It raises when it is used.
+    """
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("_"):  # protocols such as copying and named tuples ask for what need not be there
+        if name.startswith("_"):  # protocols such as copying and named tuples ask for optional attributes
             raise AttributeError(name)
         raise _missing()
 
@@ -76,7 +79,7 @@ def _missing() -> NotApplicable:
 
 
 def weights_not_kept() -> WeightsNotKept:
-    """The stand-in, as graphs call it."""
+    """Return the placeholder, as a function for graphs to call."""
     return WeightsNotKept()
 
 
@@ -138,7 +141,7 @@ def biased_attention_and_weights(q: Value, k: Value, v: Value, bias: Value, mask
     return _and_weights(2, q, k)
 
 
-# -- judgement ----------------------------------------------------------------------------------------------
+# -- checks -------------------------------------------------------------------------------------------------
 
 
 def capped_weights(q: Value, k: Value) -> Value:
@@ -197,7 +200,7 @@ def _fits(mask: TensorSpec | None, scores: tuple[int, ...], dtype: torch.dtype) 
 
 
 def _used(graph_match: GraphMatch) -> str:
-    """Why something else that reads the results forbids the rewrite."""
+    """Return the reason if other readers of the results forbid the rewrite, else ""."""
     result, *weights = graph_match.outputs
     if any(user.op == "call_method" and user.target in _NEEDS_LAYOUT for user in result.users):
         return "the result is viewed, and lies otherwise in memory than eager's"
@@ -250,7 +253,10 @@ def _build_both(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]
 
 
 def _wide(q: Tensor) -> torch.dtype:
-    """What softmax is computed in. Rules leave float64 alone where a model softmaxes it in float32."""
+    """Return the dtype of the softmax: float32, or float64 for float64 queries.
+
+    Rules leave float64 scores alone if a model computes their softmax in float32.
+    """
     return torch.promote_types(q.dtype, torch.float32)
 
 
@@ -303,7 +309,7 @@ def _interleaved(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Queries, keys, values, an additive mask and a bias of each head for (batch, heads, queries, keys)."""
+    """Return queries, keys, values, an additive mask and a bias of each head for (batch, heads, queries, keys)."""
     batch, heads, queries, keys = shape
     q, k, v = (torch.randn(batch, heads, n, 4, dtype=dtype) for n in (queries, keys, keys))
     mask = torch.randn(batch, 1, queries, keys, dtype=dtype)
@@ -341,7 +347,7 @@ SDPA = register_rule(
         bystanders=BYSTANDERS,
         extra_check=_extra_check,
         profitability=_profitability,
-        rank=2,  # before its softmax, and before the rule whose stand-in nobody would see
+        rank=2,  # before its softmax, and before the rule whose placeholder no code would see
         sets=("attention",),
     )
 )
@@ -351,7 +357,7 @@ SDPA_WITHOUT_WEIGHTS = register_rule(
         family=FAMILY,
         patterns=(biased_attention_and_weights, masked_attention_and_weights, attention_and_weights),
         build=_build_both,
-        proof=SDPA.proof,  # of the result; the stand-in is no tensor to compare
+        proof=SDPA.proof,  # of the result; the placeholder is not a tensor to compare
         summary="attention(q, k, v, mask, p, scale=scale); weights that are returned are not kept",
         extra_check=_extra_check,
         profitability=_profitability,

@@ -1,8 +1,8 @@
-"""What attention is given, as torch's own attention takes it: scores that are filled, heads that are repeated.
+"""Inputs of attention in the form of torch's own attention: filled scores and repeated heads.
 
-Hidden scores that are filled (``masked_fill``, ``where``) may be filled by adding where that swallows every score:
-``-inf``, or about the lowest number there is. Keys and values repeated for groups of
-queries are taken as they were before, with ``enable_gqa=True``.
+Masked scores that are filled (``masked_fill``, ``where``) may be filled by addition if the number swallows every
+score: ``-inf``, or about the lowest number of the dtype. Keys and values repeated for groups of queries are passed
+without the repetition, with ``enable_gqa=True``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FILLS = ("filled", "filled_last")
 
 
 def filled(name: str) -> Callable[[Value], Value]:
-    """In a pattern, hidden scores that are filled with one number, if they are."""
+    """Build an optional pattern step filling the masked scores with one number."""
 
     def fill(scores: Value) -> Value:
         hidden, kept = tensor(f"{name}_hidden", dtype=torch.bool), tensor(f"{name}_kept", dtype=torch.bool)
@@ -43,19 +43,19 @@ def filled(name: str) -> Callable[[Value], Value]:
 
 
 def where_filled(inputs: Mapping[str, Any], name: str) -> Any:
-    """The tensor of booleans by which scores are filled; None if they are not."""
+    """Return the boolean tensor selecting the scores to fill or to keep, or None if scores are not filled."""
     hidden = inputs.get(f"{name}_hidden")
     return inputs.get(f"{name}_kept") if hidden is None else hidden
 
 
 def is_swallowing(inputs: Mapping[str, Any], scalars: Mapping[str, Any], name: str, dtype: torch.dtype) -> bool:
-    """Whether every score plus the number that fills is that number."""
+    """Check whether every score plus the fill number equals the fill number."""
     number = _number(inputs, scalars, name)
     return isinstance(number, (int, float)) and number <= torch.finfo(dtype).min / 2
 
 
 def _number(inputs: Mapping[str, Any], scalars: Mapping[str, Any], name: str) -> Any:
-    """The number that fills, also where it is made a tensor of one element first."""
+    """Return the fill number, also if it is first made a tensor of one element."""
     node = inputs.get(f"{name}_tensor")
     if node is None:
         return scalars.get(f"{name}_number")
@@ -67,7 +67,7 @@ def _number(inputs: Mapping[str, Any], scalars: Mapping[str, Any], name: str) ->
 def filling(
     graph: fx.Graph, inputs: Mapping[str, Any], scalars: Mapping[str, Any], name: str
 ) -> tuple[fx.Node, float] | None:
-    """Where scores are filled, as booleans, and with what; None if they are not."""
+    """Return the boolean mask of the filled scores and the fill number, or None if scores are not filled."""
     if where_filled(inputs, name) is None:
         return None
     hidden = inputs.get(f"{name}_hidden")
@@ -80,7 +80,7 @@ def filling(
 
 
 def before_repeating(k: Any, v: Any) -> tuple[fx.Node, fx.Node] | None:
-    """Keys and values before each head of ``[batch, heads, tokens, features]`` was repeated; None if none was."""
+    """Return keys and values before the heads of ``[batch, heads, tokens, features]`` were repeated, or None."""
     found = _unrepeated(k), _unrepeated(v)
     specs = [spec_of(each) for each in found]
     if found[0] is None or found[1] is None or specs[0] is None or specs[1] is None:
@@ -105,7 +105,7 @@ def _unrepeated(value: Any) -> fx.Node | None:
 
 
 def _step(value: Any) -> tuple[str, Any]:
-    """The operation that makes ``value``, and its first operand."""
+    """Return the name of the operation computing ``value``, and its first operand."""
     if not isinstance(value, fx.Node) or value.op not in ("call_function", "call_method") or not value.args:
         return "", None
     form = find_form(value.op, value.target)
@@ -113,14 +113,14 @@ def _step(value: Any) -> tuple[str, Any]:
 
 
 def _is_between(index: Any) -> bool:
-    """Whether an index is ``[:, :, None]``, with or without the dimensions that follow."""
+    """Check whether an index is ``[:, :, None]``, with or without the dimensions after it."""
     if not isinstance(index, tuple) or len(index) < 3 or index[2] is not None:
         return False
     return all(each in (slice(None), Ellipsis) for each in (*index[:2], *index[3:])) and Ellipsis not in index[:2]
 
 
 def _is_repeat(given: Any, repeated: Any) -> bool:
-    """Whether ``repeated`` has several times the heads of ``given``, and all else as it was."""
+    """Check whether ``repeated`` has several times the heads of ``given``, and the same other dimensions."""
     one, many = spec_of(given), spec_of(repeated)
     if one is None or many is None or one.ndim != 4 or many.ndim != 4:
         return False

@@ -6,9 +6,9 @@
              p = F.dropout(F.softmax(s, dim=-1, dtype=torch.float32).to(q.dtype), 0.1, training=True)
     after:   p = fused.scaled_masked_softmax(torch.matmul(q, k), mask, 0.125, dropout_p=0.1)
 
-The mask is what is added to the scores (of any shape that broadcasts, with its gradient: position biases too), up to
-two of them. Filling the hidden scores (``masked_fill``, ``where``) stays with eager torch and the rest of the chain is
-fused: what a row that is hidden whole becomes (NaN, or even attention to all keys) depends on what it is filled with.
+A mask is a tensor added to the scores, of any shape that broadcasts and with its gradient, so position biases count
+too; there may be two. Filling the masked scores (``masked_fill``, ``where``) stays in eager torch and the rest of the
+chain is fused: the result of a fully masked row (NaN, or even attention to all keys) depends on the fill value.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def twice_masked_softmax(x: Value, bias: Value, mask: Value) -> Value:
 
 
 def with_sink(s: Value) -> Value:
-    """In a pattern, the softmax of scores beside a column of sinks, which is cut off again."""
+    """Match the softmax of scores with a column of sinks appended before it and cut off after it."""
     s = torch.cat((s, tensor("sink")), dim=-1)
     p = _softmax(s - torch.max(s, dim=-1, keepdim=True)[0])
     return _dropped(cast("after")(p[..., :-1]))
@@ -93,7 +93,7 @@ def masked_sink_softmax(x: Value, mask: Value, sink: Value) -> Value:
     return with_sink(_scaled(_scores()) + _mask("mask"))
 
 
-# -- judgement ----------------------------------------------------------------------------------------------
+# -- checks -------------------------------------------------------------------------------------------------
 
 
 def _extra_check(graph_match: GraphMatch) -> str:
@@ -125,19 +125,22 @@ def _broadcasts(spec: TensorSpec | None, x: TensorSpec) -> bool:
 
 
 def _stages(graph_match: GraphMatch) -> list[torch.dtype]:
-    """The dtypes that the scores are cast to before and in the softmax."""
+    """Return the dtypes of the casts of the scores before and in the softmax."""
     casts = map(Dtypes.of(graph_match).cast, ("before", "between", "softmax_dtype"))
     return [dtype for dtype in casts if dtype is not None]
 
 
 def _swapped(graph_match: GraphMatch) -> bool:
-    """Whether the mask is the one that looks like scores: addition commutes, and a search may take either."""
+    """Check whether the mask looks like the scores and the scores do not.
+
+    Addition commutes, so a search may bind either of them as the scores.
+    """
     others = [graph_match.inputs.get(name) for name in ("mask", "bias")]
     return not _is_product(graph_match.inputs["x"]) and any(_is_product(o) for o in others if o is not None)
 
 
 def _is_product(value: Any) -> bool:
-    """Whether ``value`` comes from a product of matrices by steps that keep its elements apart."""
+    """Check whether ``value`` is computed from a matrix product by elementwise operations, views and casts."""
     for _ in range(12):
         if not isinstance(value, fx.Node) or value.op not in ("call_function", "call_method"):
             return False
@@ -188,7 +191,10 @@ def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> 
 
 
 def _widened(graph: fx.Graph, mask: Any, inputs: dict[str, Any], scalars: dict[str, Any]) -> Any:
-    """The mask in the dtype of scores that are cast before it is added: their sum is rounded to the wider one."""
+    """Cast the mask if the scores are cast to a wider dtype before it is added.
+
+    Their sum is rounded to the wider dtype.
+    """
     dtypes = Dtypes(inputs, scalars)
     before, added = dtypes.cast("before"), [dtypes.spec(name) for name in ("bias", "mask")]
     given = [spec.dtype for spec in added if spec is not None]
@@ -207,7 +213,7 @@ def _scale(graph: fx.Graph, scalars: dict[str, Any]) -> Any:
 
 
 def _out_dtype(inputs: dict[str, Any], scalars: dict[str, Any]) -> torch.dtype | None:
-    """The dtype of the result where it is not that of the scores."""
+    """Return the dtype of the result if it differs from the dtype of the scores, else None."""
     dtypes = Dtypes(inputs, scalars)
     x = dtypes.spec("x")
     if x is None:
@@ -222,12 +228,15 @@ def _out_dtype(inputs: dict[str, Any], scalars: dict[str, Any]) -> torch.dtype |
 
 
 def _wide(q: Tensor) -> torch.dtype:
-    """What softmax is computed in. Rules leave float64 alone where a model softmaxes it in float32."""
+    """Return the dtype of the softmax: float32, or float64 for float64 queries.
+
+    Rules leave float64 scores alone if a model computes their softmax in float32.
+    """
     return torch.promote_types(q.dtype, torch.float32)
 
 
 def _attention(scale: float | None, p: float, narrow: bool = False) -> Callable[..., Tensor]:
-    """The chain as transformers' eager attention writes it, on products of ``q`` and ``k``."""
+    """Build the chain of transformers' eager attention, on products of ``q`` and ``k``."""
 
     def form(q: Tensor, k: Tensor, *masks: Tensor) -> Tensor:
         s = torch.matmul(q, k.transpose(-1, -2))
@@ -241,7 +250,7 @@ def _attention(scale: float | None, p: float, narrow: bool = False) -> Callable[
 
 
 def _first(form: Callable[..., Tensor], count: int) -> Callable[..., Tensor]:
-    """``form`` of its first ``count`` tensors."""
+    """Return ``form`` as a function of its first ``count`` tensors."""
     return [
         None,
         None,
@@ -295,7 +304,7 @@ def _gpt_oss(q: Tensor, k: Tensor, mask: Tensor, bias: Tensor) -> Tensor:
 
 
 def _tensors(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Queries, keys, an additive mask and a bias of each head for ``shape`` = (batch, heads, queries, keys)."""
+    """Return queries, keys, an additive mask and a bias of each head for (batch, heads, queries, keys)."""
     batch, heads, queries, keys = shape
     q, k = torch.randn(batch, heads, queries, 4, dtype=dtype), torch.randn(batch, heads, keys, 4, dtype=dtype)
     mask = torch.randn(batch, 1, queries, keys, dtype=dtype)

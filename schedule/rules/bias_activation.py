@@ -5,8 +5,8 @@
     before:  y = F.linear(x, self.fc.weight) + self.fc.bias;  z = 0.5 * y * (1 + torch.tanh(…))
     after:   z = fused.bias_activation(F.linear(x, self.fc.weight), self.fc.bias, 'gelu_tanh')
 
-One rule for each activation, with every way it is written. An activation written out as a formula is worth a rule
-without a bias too: eager torch saves a tensor for each of its steps.
+There is one rule for each activation, with every form it is written in. An activation written out as a formula is worth
+a rule without a bias too: eager torch saves a tensor for each of its steps.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _alone(activation: Callable[[Value], Value], name: str) -> Callable[..., Val
     return pattern
 
 
-# -- judgement ----------------------------------------------------------------------------------------------
+# -- checks -------------------------------------------------------------------------------------------------
 
 
 def _extra_check(graph_match: GraphMatch) -> str:
@@ -104,14 +104,14 @@ def _rule(
     profitability_of_single: Judge | None = None,
     sets: tuple[str, ...] = ("default", "memory"),
 ) -> Rule:
-    """The rule of one activation.
+    """Register the rule of one activation.
 
     Args:
         activation: its name in ``fused.bias_activation``.
-        formulas: ways to write it that take several operations, as patterns.
-        singles: ways that take one operation; nothing is gained from those without a bias.
+        formulas: patterns of its forms with several operations.
+        singles: patterns of its forms with one operation; without a bias, there is nothing to gain from these.
         formula_forms, single_forms: the activation as models write it, for the proof.
-        refused: what looks like it and is not.
+        refused: lookalikes that the rule must not match.
         sets: see :class:`Rule`.
     """
 

@@ -1,11 +1,12 @@
-"""Bias, dropout and the residual sum after a projection, in one pass; where dropout is active, so in training only.
+"""Bias, dropout and the residual sum after a projection, in one pass.
 
 ::
 
     before:  y = residual + F.dropout(F.linear(x, self.out.weight, self.out.bias), 0.1, training=True)
     after:   y = fused.bias_dropout_add(F.linear(x, self.out.weight), self.out.bias, residual, 0.1)
 
-A residual sum in the module around it stays where it is: ``fused.bias_dropout`` then does the rest.
+Dropout must be active, so the rules apply in training only. A residual sum in the enclosing module stays where it is:
+``fused.bias_dropout`` then does the rest.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def bias_dropout(x: Value, bias: Value) -> Value:
     return _dropped(floating("x", 2) + floating("bias"))
 
 
-# -- judgement ----------------------------------------------------------------------------------------------
+# -- checks -------------------------------------------------------------------------------------------------
 
 
 def _extra_check(graph_match: GraphMatch) -> str:
@@ -81,7 +82,10 @@ def _profitability(kind: str) -> Callable[[GraphMatch], str]:
 
 
 def _rate(scalars: dict[str, Any]) -> tuple[Any, ...]:
-    """How much is dropped; in evaluation, where only who fuses matches by hand comes to, nothing."""
+    """Return the probability, and the training flag if it is not True.
+
+    Only matches fused by hand can be in evaluation mode; nothing is dropped there.
+    """
     return (scalars["p"],) if scalars["training"] is True else (scalars["p"], scalars["training"])
 
 
@@ -95,7 +99,7 @@ def _build_add(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any])
 
 
 def _inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """x, a bias, a residual."""
+    """Return x, a bias and a residual."""
     x, residual = torch.randn(shape, dtype=dtype) * 2, torch.randn(shape, dtype=dtype)
     return x, torch.randn(shape[-1:], dtype=dtype), residual
 
@@ -134,7 +138,7 @@ BIAS_DROPOUT_ADD = register_rule(
         extra_check=_extra_check,
         no_gain=_no_gain,
         profitability=_profitability("dropout, sum"),
-        rank=1,  # before the sum and the norm after it: both are one pass then
+        rank=1,  # before the rules for a sum with the norm after it: each of the two is then one pass
     )
 )
 BIAS_DROPOUT = register_rule(

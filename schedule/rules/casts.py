@@ -1,4 +1,4 @@
-"""What rules share about dtypes: casts in patterns, and in what dtype a construct computes."""
+"""Shared dtype helpers of rules: casts in patterns, and the dtypes a construct computes in."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Value = Any  # a tensor or, while a pattern is recorded, its proxy
 
 
 def cast(name: str, origin: Value = None) -> Callable[[Value], Value]:
-    """In a pattern, a cast if there is one.
+    """Build a pattern step for an optional cast.
 
     ``s.float()``, ``s.to(dtype)``, ``s.type_as(other)``; the other may be ``origin``, a value of the pattern itself.
     """
@@ -27,7 +27,7 @@ def cast(name: str, origin: Value = None) -> Callable[[Value], Value]:
 
 
 def must_cast(name: str, origin: Value = None) -> Callable[[Value], Value]:
-    """In a pattern, a cast that must be there; as :func:`cast`."""
+    """Build a pattern step for a required cast, as in :func:`cast`."""
 
     def to(s: Value) -> Value:
         ways = [s.to(scalar(name, where=_is_float)), s.type_as(tensor(f"{name}_like"))]
@@ -41,16 +41,16 @@ def _is_float(dtype: Any) -> bool:
 
 
 def floating(name: str, least_ndim: int = 1) -> Value:
-    """In a pattern, a floating-point input of at least so many dimensions."""
+    """Declare a floating-point input of at least ``least_ndim`` dimensions in a pattern."""
     return tensor(name, where=lambda spec: spec.ndim >= least_ndim and spec.dtype in FLOATS)
 
 
 class Dtypes:
-    """The dtypes of a match, or of what a rule's ``build`` is given.
+    """Dtypes of a match, or of the arguments of a rule's ``build``.
 
     Args:
         inputs: as in :class:`GraphMatch`.
-        scalars: likewise; they hold the dtypes of casts.
+        scalars: as in :class:`GraphMatch`; they contain the dtypes of casts.
     """
 
     def __init__(self, inputs: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:
@@ -58,18 +58,18 @@ class Dtypes:
 
     @classmethod
     def of(cls, graph_match: GraphMatch) -> Dtypes:
-        """Those of ``graph_match``."""
+        """Return the dtypes of ``graph_match``."""
         return cls(graph_match.inputs, graph_match.scalars)
 
     def spec(self, name: str) -> TensorSpec | None:
-        """How the input looked; None if it is not there, or was not seen."""
+        """Return the recorded spec of an input, or None if there is no such input or it was not seen."""
         return spec_of(self.inputs.get(name))
 
     def seen(self, name: str) -> TensorSpec:
-        """As :meth:`spec`, of an input that must be there.
+        """Return the recorded spec of a required input, as :meth:`spec`.
 
         Raises:
-            MatchError: it is not, or was not seen in the recorded run.
+            MatchError: there is no such input, or it was not seen in the recorded run.
         """
         spec = self.spec(name)
         if spec is None:
@@ -79,24 +79,24 @@ class Dtypes:
         return spec
 
     def cast(self, name: str) -> torch.dtype | None:
-        """The dtype that the cast ``name`` gives; None if there is none."""
+        """Return the target dtype of the cast ``name``, or None if there is no such cast."""
         like = self.spec(f"{name}_like")
         dtype: torch.dtype | None = like.dtype if like is not None else self.scalars.get(name)
         return dtype
 
     def after(self, dtype: torch.dtype, name: str) -> torch.dtype:
-        """What ``dtype`` becomes at the cast ``name``."""
+        """Return ``dtype`` after the cast ``name``, if there is one."""
         return self.cast(name) or dtype
 
     def joined(self, dtype: torch.dtype, *names: str) -> torch.dtype:
-        """What arithmetic of ``dtype`` with the inputs ``names`` gives."""
+        """Return the result dtype of arithmetic between ``dtype`` and the inputs ``names``."""
         for name in names:
             spec = self.spec(name)
             dtype = torch.promote_types(dtype, spec.dtype) if spec is not None and spec.ndim else dtype
         return dtype
 
     def narrowed(self, dtype: torch.dtype, *names: str) -> torch.dtype | None:
-        """The first of the casts ``names`` to a dtype that does not hold every number of ``dtype``."""
+        """Return the first target dtype of the casts ``names`` too narrow for ``dtype``, or None."""
         found = [self.cast(name) for name in names]
         return next((to for to in found if to is not None and torch.promote_types(dtype, to) != to), None)
 
@@ -104,7 +104,10 @@ class Dtypes:
 def with_dtype(
     graph: fx.Graph, x: Any, wanted: torch.dtype, given: torch.dtype, make: Callable[[Any], fx.Node]
 ) -> fx.Node:
-    """``make(x)`` in the dtype ``wanted``, where it has ``given`` by itself: x is widened, or the result narrowed."""
+    """Build ``make(x)`` with the result dtype ``wanted`` instead of ``given``.
+
+    Either x is widened before, or the result is narrowed after.
+    """
     if wanted == given:
         return make(x)
     if torch.promote_types(wanted, given) == given:
@@ -113,7 +116,7 @@ def with_dtype(
 
 
 def cast_node(graph: fx.Graph, value: Any, dtype: torch.dtype) -> fx.Node:
-    """``value.to(dtype)``, with its spec."""
+    """Insert ``value.to(dtype)``, with its spec."""
     node = graph.call_method("to", (value, dtype))
     spec = spec_of(value)
     if spec is not None:

@@ -7,7 +7,7 @@
     after:   logits = self.lm_head(hidden)
              loss = fused.cross_entropy(logits.flatten(0, -2), labels.view(-1))
 
-What the labels become before (padded, shifted) stays as it is, and so does what the loss becomes afterwards
+Operations on the labels before the loss (padding, shifting) stay as they are, and so do operations on the loss
 (transformers divides a sum by ``num_items_in_batch``). The logits may be used elsewhere too.
 """
 
@@ -57,24 +57,27 @@ def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> 
 
 
 def wide(x: Tensor) -> Tensor:
-    """As models compute a loss. Rules leave float64 alone where a model casts it to float32."""
+    """Widen to float32 as models do for a loss, but keep float64.
+
+    Rules leave float64 logits alone if a model casts them to float32.
+    """
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def causal(logits: Tensor, labels: Tensor) -> Tensor:
-    """transformers' loss of a causal language model."""
+    """Compute the loss of a causal language model as in transformers."""
     labels = F.pad(labels, (0, 1), value=-100)[..., 1:].contiguous()
     return F.cross_entropy(wide(logits).view(-1, logits.shape[-1]), labels.view(-1), ignore_index=-100)
 
 
 def shifted(logits: Tensor, labels: Tensor) -> Tensor:
-    """The same, as older code has it."""
+    """Compute the loss of a causal language model as in older code, with shifted logits."""
     logits = wide(logits)[..., :-1, :].contiguous()
     return nn.CrossEntropyLoss()(logits.view(-1, logits.shape[-1]), labels[..., 1:].contiguous().view(-1))
 
 
 def masked(logits: Tensor, labels: Tensor) -> Tensor:
-    """The loss of a masked language model, over a number of tokens that is given."""
+    """Compute the loss of a masked language model, as a sum over a given number of tokens."""
     rows = wide(logits.reshape(-1, logits.shape[-1]))
     return F.cross_entropy(rows, labels.flatten(), reduction="sum") / 7
 
@@ -88,7 +91,7 @@ def classes_second(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def logits_and_labels(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Logits, and labels of which the first is ignored."""
+    """Return logits, and labels with the first one ignored."""
     labels = torch.randint(3, shape[-1], shape[:-1])
     labels.view(-1)[0] = -100
     return torch.randn(shape, dtype=dtype) * 3, labels

@@ -8,8 +8,9 @@
     before:  gate, up = self.gate_up_proj(x).chunk(2, dim=-1);  y = up * F.silu(gate)
     after:   y = fused.swiglu(self.gate_up_proj(x))
 
-One rule for each activation. Where both come out of one projection, gate first, the projection's output is taken
-whole, so that its gradient is made in one piece too. What they are the MLP of, tokens or an expert's, does not matter.
+There is one rule for each activation. If gate and up are the halves of one projection, gate first, the projection's
+output is passed as a whole, so that its gradient is computed in one piece too. The rules apply to dense MLPs and to
+experts alike.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def _packed(activation: Activation) -> Callable[..., Value]:
     return packed_gated
 
 
-# -- judgement ----------------------------------------------------------------------------------------------
+# -- checks -------------------------------------------------------------------------------------------------
 
 
 def _extra_check(graph_match: GraphMatch) -> str:
@@ -86,12 +87,18 @@ def _extra_check(graph_match: GraphMatch) -> str:
 
 
 def _value(size: Any) -> Any:
-    """A size; one that is computed, as it was in the recorded run: parts of other sizes could not be multiplied."""
+    """Return a size, with the recorded value for a computed one.
+
+    If it were not the half at another size, the two parts could not be multiplied.
+    """
     return size.meta.get("spec") if isinstance(size, fx.Node) else size
 
 
 def _is_half(half: Any, y: Any) -> bool:
-    """Whether ``half`` is half of the width of ``y`` at any size: it is computed so, or the width is a weight's."""
+    """Check whether ``half`` is half of the width of ``y`` at any size.
+
+    Either it is computed as half of the width, or the width is fixed by a weight.
+    """
     if isinstance(half, fx.Node):
         read = half.args[0] if _name(half) == "floor_divide" and half.args[1] == 2 else None
         shape = read.args[0] if isinstance(read, fx.Node) and read.target is operator.getitem else None
@@ -138,7 +145,7 @@ _PACKED: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...]]] = {
 
 
 def _inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Gate and up."""
+    """Return gate and up."""
     return torch.randn(shape, dtype=dtype) * 2, torch.randn(shape, dtype=dtype)
 
 
@@ -146,7 +153,7 @@ _SHAPES = ((2, 5, 8), (7, 16), (2, 3, 2, 6))
 
 
 def _forms(activation: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor], ...]:
-    """LLaMA's, Phi-3's, a projection that is sliced, ModernBERT's, Moonshine's."""
+    """Return the forms of LLaMA, Phi-3, a sliced projection, ModernBERT and Moonshine."""
 
     def chunked(gate: Tensor, up: Tensor) -> Tensor:
         first, second = torch.cat((gate, up), dim=-1).chunk(2, dim=-1)
@@ -173,13 +180,13 @@ def _rule(
     forms: tuple[Callable[[Tensor], Tensor], ...],
     refused: tuple[Callable[..., Tensor], ...],
 ) -> Rule:
-    """The rule of one activation.
+    """Register the rule of one activation.
 
     Args:
         activation: its name in ``fused.gated_activation``.
-        ways: as patterns, written out or in one call.
-        forms: as models write it, for the proof; the first one in every form of an MLP.
-        refused: what looks like it and is not.
+        ways: its patterns, written out or in one call.
+        forms: the activation as models write it, for the proof; the first one is used in every form of an MLP.
+        refused: lookalikes that the rule must not match.
     """
 
     def build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
@@ -205,7 +212,7 @@ def _rule(
             extra_check=_extra_check,
             no_gain=_no_gain,
             profitability=_profitability,
-            rank=1,  # before a bias and its activation, which would leave the product alone
+            rank=1,  # before the rules for a bias and its activation, which would leave the product alone
         )
     )
 

@@ -79,11 +79,11 @@ WRITTEN = (_written, _written_without_bias, _written_plain)
 SINGLE = (_single, _single_without_bias, _single_plain)
 
 
-# -- judgement ----------------------------------------------------------------------------------------------
+# -- checks -------------------------------------------------------------------------------------------------
 
 
 def _dtypes(dtypes: Dtypes) -> tuple[torch.dtype, torch.dtype]:
-    """The dtype that the fused op gives, and that of the construct."""
+    """Return the result dtypes of the fused op and of the construct."""
     x, weight = dtypes.seen("x"), dtypes.spec("weight")
     given = dtypes.joined(x.dtype, "residual")
     if "shape" in dtypes.scalars:
@@ -199,6 +199,6 @@ ADD_LAYER_NORM = register_rule(
         extra_check=norms.extra_check_of_sum(_dtypes),
         no_gain=norms.sum_without_gain,
         profitability=_profitability,
-        sets=("default",),  # for time: eager keeps the sum too, and a norm written out saves as much by itself
+        sets=("default",),  # for time: eager saves the sum too, and the rule above saves as much memory by itself
     )
 )

@@ -1,13 +1,13 @@
-"""Linear layers by the machine's faster library of products; in float32 on CPUs where torch's own is the slower one.
+"""Linear layers by the machine's faster library for matrix products.
 
 ::
 
     before:  y = F.linear(x, self.fc.weight, self.fc.bias);      z = x @ self.w + self.bias
     after:   y = fused.linear(x, self.fc.weight, self.fc.bias);  z = fused.linear(x, self.w.t(), self.bias)
 
-A bias that another rule takes, such as that before a GELU, stays with that rule. Where torch's products are as fast,
-the sets of rules leave these two out (``fused.backends()["linear"]`` says why); asked for by name, they are applied all
-the same and change nothing there.
+They apply in float32 on CPUs where torch's own library is the slower one. A bias that another rule takes, such as the
+one before a GELU, stays with that rule. Where torch's products are as fast, the sets of rules leave these two out
+(``fused.backends()["linear"]`` says why); requested by name, they are applied anyway and change nothing there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from schedule.rules.rule import Proof, Rule, spec_of
 
 FAMILY = "linear"
 
-register_form("linear", fused.linear)  # rules and patterns about products see it as one
+register_form("linear", fused.linear)  # rules and patterns for products treat it as one
 
 # -- patterns -----------------------------------------------------------------------------------------------
 
@@ -59,11 +59,11 @@ def _addmm(x: Value, matrix: Value, bias: Value) -> Value:
     return torch.addmm(tensor("bias", ndim=1), floating("x"), tensor("matrix", ndim=2))
 
 
-# -- judgement ----------------------------------------------------------------------------------------------
+# -- checks -------------------------------------------------------------------------------------------------
 
 
 def _specs(graph_match: GraphMatch) -> tuple[TensorSpec | None, TensorSpec | None]:
-    """Those of x and of the weight, the latter as ``[out, in]``."""
+    """Return the specs of x and of the weight, the latter as ``[out, in]``."""
     inputs = graph_match.inputs
     matrix = spec_of(inputs.get("matrix"))
     turned = None if matrix is None else replace(matrix, shape=matrix.shape[::-1])
@@ -71,7 +71,7 @@ def _specs(graph_match: GraphMatch) -> tuple[TensorSpec | None, TensorSpec | Non
 
 
 def _is_about(graph_match: GraphMatch) -> bool:
-    """Products of float32 matrices on the CPU that are not ours already, and what is added is a bias."""
+    """Check for a float32 product on the CPU, not rewritten yet, with nothing added except a bias."""
     if any(node.target is fused.linear for node in graph_match.nodes):
         return False
     x, weight = _specs(graph_match)
@@ -108,7 +108,7 @@ def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> 
 
 
 def _inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """x, a weight of the width of ``shape``, and a bias."""
+    """Return x, a weight of the width of ``shape``, and a bias."""
     width = shape[-1]
     weight = torch.randn(width, width, dtype=dtype) * width**-0.5
     return torch.randn(shape, dtype=dtype), weight, torch.randn(width, dtype=dtype)
@@ -128,7 +128,7 @@ def _rule(name: str, patterns: tuple[Any, ...], proof: Proof, summary: str) -> R
             summary=summary,
             about=_is_about,
             profitability=_profitability,
-            rank=-1,  # others may take the bias, or all of it
+            rank=-1,  # other rules may take the bias, or all of it
             sets=("default",),
             no_gain_here=onednn.why_not,
         )

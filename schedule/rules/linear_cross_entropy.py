@@ -1,4 +1,4 @@
-"""Cross entropy of a language model's head, whose logits are not kept for the backward pass.
+"""Cross entropy of a language model's head, without saving the logits for the backward pass.
 
 ::
 
@@ -9,14 +9,15 @@
              loss = fused.linear_cross_entropy(hidden.flatten(0, -2), self.lm_head.weight, labels.view(-1))
              return loss, logits
 
-Logits that something else reads, as outputs of the model, stay a tensor that the head computes. The loss does not come
-from them any more and saves nothing of their size, so they are gone with their last reader; transformers' Trainer drops
-the outputs before the backward pass. Logits that nothing reads are not computed whole at all.
+Logits with other readers, such as outputs of the model, are still computed by the head. The loss is not computed from
+them anymore and saves nothing of their size, so they are freed after their last reader; transformers' Trainer drops the
+outputs before the backward pass. Logits without other readers are never computed as a whole.
 
-What it costs: a product for logits that are read, a third of the head's time, which is why the rules are asked for with
-``rules="memory"``; and the gradients of the head's operands from the forward pass on, except for 16-bit numbers on the
-CPU. ``torch.autograd.grad(loss, logits)`` has nothing to find then. Where loss and logits are both differentiated, in
-16 bits, the gradient of the hidden states is the sum of two rounded ones; eager torch sums those of the logits.
+The cost is one more product if the logits are read, a third of the head's time, so the rules are requested with
+``rules="memory"``; and the gradients of the head's operands take memory from the forward pass on, except for 16-bit
+dtypes on the CPU. ``torch.autograd.grad(loss, logits)`` then finds no path from one to the other. If loss and logits
+are both differentiated in 16 bits, the gradient of the hidden states is the sum of two rounded gradients; eager torch
+sums the gradients of the logits.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def linear_bias_loss_and_logits(hidden: Value, weight: Value, targets: Value, bi
     return row_losses(logits), logits
 
 
-# -- judgement ----------------------------------------------------------------------------------------------
+# -- checks -------------------------------------------------------------------------------------------------
 
 
 def _extra_check(graph_match: GraphMatch) -> str:
@@ -81,7 +82,7 @@ def _extra_check(graph_match: GraphMatch) -> str:
 
 
 def _is_width(classes: Any, graph_match: GraphMatch) -> bool:
-    """Whether logits that become rows of so many columns keep the width that the head gives them, at any size."""
+    """Check whether logits reshaped to rows of ``classes`` columns keep the head's width at any size."""
     if classes is None:
         return True
     if not isinstance(classes, fx.Node):
@@ -128,14 +129,14 @@ def _bias(inputs: dict[str, Any]) -> list[Any]:
 
 
 def _inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Hidden states, labels, the head's weight and bias, for ``shape`` = (batch, tokens, vocab)."""
+    """Return hidden states, labels, and the head's weight and bias, for ``shape`` = (batch, tokens, vocab)."""
     logits, labels = plain.logits_and_labels(shape, dtype)
     hidden = torch.randn(*shape[:-1], 4, dtype=dtype)
     return hidden, labels, torch.randn(shape[-1], 4, dtype=dtype), logits.reshape(-1, shape[-1])[0].clone()
 
 
 def _alone(loss: Form) -> tuple[Form, Form]:
-    """The loss of a head's logits, without and with a bias."""
+    """Return forms of the loss of a head's logits, without and with a bias."""
     return (
         lambda hidden, labels, weight: loss(F.linear(hidden, weight), labels),
         lambda hidden, labels, weight, bias: loss(F.linear(hidden, weight, bias), labels),
@@ -143,7 +144,10 @@ def _alone(loss: Form) -> tuple[Form, Form]:
 
 
 def _with_logits(loss: Callable[..., Tensor]) -> Form:
-    """The loss, and the logits too; 16-bit gradients of both would be rounded once more than eager's."""
+    """Return a form of the loss and the logits.
+
+    Logits in 16 bits are detached: the gradients of both would be rounded once more than eager's.
+    """
 
     def form(hidden: Tensor, labels: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
         logits = F.linear(hidden, weight, bias)
@@ -153,7 +157,7 @@ def _with_logits(loss: Callable[..., Tensor]) -> Form:
 
 
 def _refused(change: Callable[[Tensor], Tensor]) -> Form:
-    """The logits changed on the way to the loss."""
+    """Return a form with the logits changed before the loss."""
     return lambda hidden, labels, weight: plain.causal(change(F.linear(hidden, weight)), labels)
 
 
@@ -180,7 +184,7 @@ LINEAR_CROSS_ENTROPY = register_rule(
         summary="fused.linear_cross_entropy(hidden, weight, targets)",
         extra_check=_extra_check,
         profitability=_profitability,
-        rank=1,  # before the other one, whose logits nothing would read
+        rank=1,  # before the rule below, whose logits no code would read
         sets=("memory",),
     )
 )

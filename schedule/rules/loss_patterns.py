@@ -1,4 +1,4 @@
-"""Cross entropy of the rows of logits, as models write it: for the patterns of rules, and what they have in common."""
+"""Shared patterns, checks and replacements of the rules for cross entropy of rows of logits."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from schedule.rules.casts import FLOATS, Dtypes, Value, cast
 from schedule.rules.rule import spec_of
 
 REDUCTIONS = ("mean", "sum", "none")
-_CLASSES_SECOND = 1  # of the ways to have rows
-_LAST_BUT_ONE = 0  # of the ways to slice
+_CLASSES_SECOND = 1  # index of the alternative in the choice "rows"
+_LAST_BUT_ONE = 0  # index of the alternative in the choice "slice"
 
 # -- patterns -----------------------------------------------------------------------------------------------
 
 
 def logits_input() -> Value:
-    """Logits of any floating dtype: ``[rows, vocab]`` or more dimensions."""
+    """Declare logits of any floating dtype: ``[rows, vocab]`` or more dimensions."""
     return tensor("logits", where=lambda spec: spec.ndim >= 2 and spec.dtype in FLOATS)
 
 
 def row_losses(logits: Value) -> Value:
-    """``F.cross_entropy`` of logits that may be shifted by a token, flattened to rows, and cast."""
+    """Match ``F.cross_entropy`` of logits, optionally shifted by a token, flattened to rows, and cast."""
     shifted = optional(lambda x: x.contiguous(), name="contiguous")(_shifted(cast("before")(logits)))
     rows = cast("after")(any_of(_flattened(shifted), _classes_second(shifted), shifted, name="rows"))
     return F.cross_entropy(
@@ -57,11 +57,11 @@ def _classes_second(x: Value) -> Value:
     return any_of(x.transpose(1, 2), x.permute(0, 2, 1), name="classes_second")
 
 
-# -- judgement ----------------------------------------------------------------------------------------------
+# -- checks -------------------------------------------------------------------------------------------------
 
 
 def loss_check(graph_match: GraphMatch, x: TensorSpec | None) -> str:
-    """Why the loss of logits that look like ``x`` is not what the fused ops compute; "" if it is."""
+    """Return the reason if the fused ops do not compute this loss of logits with the spec ``x``, else ""."""
     targets, loss = spec_of(graph_match.inputs["targets"]), spec_of(graph_match.outputs[0])
     choices = graph_match.choices
     if x is None or targets is None or loss is None:
@@ -88,7 +88,7 @@ def loss_check(graph_match: GraphMatch, x: TensorSpec | None) -> str:
 
 
 def rows_of(graph: fx.Graph, x: Any, inputs: dict[str, Any], scalars: dict[str, Any]) -> Any:
-    """``x`` ``[..., features]`` with a row for each target: shifted and flattened as the logits were."""
+    """Return ``x`` ``[..., features]`` with a row for each target, shifted and flattened like the logits."""
     spec, targets = spec_of(x), spec_of(inputs["targets"])
     if scalars.get("stop") is not None:
         index: Any = (..., slice(None, -1), slice(None))
@@ -101,6 +101,6 @@ def rows_of(graph: fx.Graph, x: Any, inputs: dict[str, Any], scalars: dict[str, 
 
 
 def loss_options(scalars: dict[str, Any]) -> dict[str, Any]:
-    """The options of the loss that are not the fused ops' defaults."""
+    """Return the options of the loss different from the fused ops' defaults."""
     defaults = {"ignore_index": -100, "label_smoothing": 0.0, "reduction": "mean"}
     return {name: scalars[name] for name, default in defaults.items() if scalars[name] != default}

@@ -1,9 +1,9 @@
 """Several Linears of one input as one product.
 
-The parameters are not touched: every call concatenates their values of the moment, and only the parameters themselves
-and the input are saved for the backward pass. So whatever moves, replaces or shards a parameter is followed, and a
-change in place between forward and backward raises as it does in ``F.linear``. The concatenation is not cached: a write
-through ``.data`` moves no version counter, so nothing could tell when a cache is stale.
+The parameters are not changed: every call concatenates their current values, and only the parameters themselves and the
+input are saved for the backward pass. So parameters may be moved, replaced or sharded at any time, and an in-place
+change between forward and backward raises as it does in ``F.linear``. The concatenation is not cached: a write through
+``.data`` does not bump the version counter, so a stale cache could not be detected.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ def merged_linear(
 ) -> tuple[Tensor, ...]:
     """Compute ``F.linear(x, weight, bias)`` for each weight, in one product.
 
-    The weights are multiplied one by one where one product could differ or would hide something: tensor subclasses
-    (DTensors), autocast, compilers, ``torch.func``, forward-mode differentiation, modes of torch, such as one that
-    counts operations, and operands that do not fit each other.
+    The products are computed one by one if a single product could differ or would hide something: for tensor subclasses
+    (DTensors), autocast, compilers, ``torch.func``, forward-mode differentiation, torch modes, such as one that counts
+    operations, and operands that do not fit each other.
 
     Args:
         x: ``[..., in]``.
         weights: each ``[out_i, in]``; the widths may differ (grouped queries).
-        biases: each ``[out_i]`` or None; None for none at all.
+        biases: each ``[out_i]`` or None; None if there are no biases.
 
     Returns:
-        ``[..., out_i]`` for each weight: parts of one tensor, so that their rows have gaps. Saves what ``F.linear``
-        saves, the input and the weights; differentiable any number of times.
+        ``[..., out_i]`` for each weight: slices of one tensor, so their rows have gaps. Saves the same tensors as
+        ``F.linear``, the input and the weights; differentiable any number of times.
     """
     every = tuple(biases or [None] * len(weights))
     if not _mergeable(x, weights, every):
@@ -65,18 +65,21 @@ def _product(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | Non
         pairs = zip(weights, biases, strict=True)
         bias = torch.cat([weight.new_zeros(len(weight)) if each is None else each for weight, each in pairs])
     product = linear(x, torch.cat(list(weights)), bias)
-    # Parts that may be changed in place one by one, as the products of several calls may be.
+    # Each part may be changed in place on its own, like the results of separate calls.
     return tuple(torch.unsafe_split_with_sizes(product, [len(weight) for weight in weights], -1))
 
 
 class _MergedLinear(torch.autograd.Function):
-    """One product forward; backward, the gradients of each Linear by itself, which own their memory."""
+    """One product in forward, separate gradients for each Linear in backward.
+
+    The gradients own their memory.
+    """
 
     @staticmethod
     def forward(ctx: Any, count: int, x: Tensor, *parameters: Tensor | None) -> tuple[Tensor, ...]:
         weights, biases = parameters[:count], parameters[count:]
         ctx.by_rows = [weight.is_contiguous() for weight in weights]  # type: ignore[union-attr]
-        ctx.set_materialize_grads(False)  # a result that reaches no loss gives its weight no gradient
+        ctx.set_materialize_grads(False)  # the weight of a result that no loss depends on has no gradient
         of_x, *of_parameters = ctx.needs_input_grad[1:]
         ctx.save_for_backward(x if any(of_parameters[:count]) else None, *(weights if of_x else [None] * count))
         return _product(x, weights, biases)  # type: ignore[arg-type]  # None is among the biases only
@@ -96,11 +99,11 @@ class _MergedLinear(torch.autograd.Function):
                 gradient, x, weight, ctx.by_rows[index], (of_x, of_parameters[index], of_parameters[bias])
             )
             if part is not None:
-                dx = _widened(part) if dx is None else dx + part  # summed as one product sums, in float32 at least
+                dx = _widened(part) if dx is None else dx + part  # summed as in one product, at least in float32
                 dtype = part.dtype
         return None, None if dx is None else dx.to(dtype), *found
 
 
 def _widened(tensor: Tensor) -> Tensor:
-    """``tensor`` in float32 if it has 16 bits."""
+    """Return ``tensor`` in float32 if it has 16 bits, else as it is."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

@@ -1,4 +1,4 @@
-"""What the rules of norms share: the residual sum before the norm, and what is no norm that a fused op computes."""
+"""Shared parts of the norm rules: the residual sum before the norm, and checks for unsupported norms."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from schedule.rules.rule import Form, Judge, spec_of
 Norm = Callable[..., Tensor]
 Way = Callable[[Value], Value]
 Flow = Callable[[Dtypes], tuple[torch.dtype, torch.dtype]]
-"""The dtype that the fused op gives, and that of the construct."""
+"""Returns the result dtypes of the fused op and of the construct."""
 
 
 # -- patterns -----------------------------------------------------------------------------------------------
 
 
 def alone(way: Way, name: str) -> Callable[..., Value]:
-    """The pattern of a norm of ``x``."""
+    """Return the pattern of a norm of ``x``."""
 
     def pattern(x: Value) -> Value:
         return way(floating("x"))
@@ -33,7 +33,7 @@ def alone(way: Way, name: str) -> Callable[..., Value]:
 
 
 def after_sum(way: Way, name: str) -> Callable[..., Value]:
-    """The pattern of a norm of ``x + residual``, and the sum."""
+    """Return the pattern of a norm of ``x + residual``, and of the sum."""
 
     def pattern(x: Value, residual: Value) -> Value:
         total = floating("x") + floating("residual")
@@ -44,15 +44,15 @@ def after_sum(way: Way, name: str) -> Callable[..., Value]:
 
 
 def row(name: str) -> Value:
-    """In a pattern, a weight or bias of the norm."""
+    """Declare a weight or bias of the norm in a pattern."""
     return tensor(name, ndim=1)
 
 
-# -- judgement ----------------------------------------------------------------------------------------------
+# -- checks -------------------------------------------------------------------------------------------------
 
 
 def extra_check(graph_match: GraphMatch) -> str:
-    """Why the fused op does not compute this norm."""
+    """Return the reason if the fused op does not compute this norm, else ""."""
     dtypes = Dtypes.of(graph_match)
     x = dtypes.spec("x")
     if x is None:
@@ -71,13 +71,16 @@ def extra_check(graph_match: GraphMatch) -> str:
 
 
 def _one_dimension(shape: Any) -> bool:
-    """Whether ``normalized_shape``, as it is bound, is the last dimension alone."""
+    """Check whether the bound ``normalized_shape`` is the last dimension alone."""
     shape = shape.meta.get("spec") if isinstance(shape, fx.Node) else shape
     return isinstance(shape, int) or (isinstance(shape, (tuple, list)) and len(shape) == 1)
 
 
 def extra_check_of_sum(flow: Flow) -> Judge:
-    """As :func:`extra_check`, and a norm that is wider than the sum: widening x would widen the sum too."""
+    """Return a check as :func:`extra_check` for a norm and its sum, also rejecting a norm wider than the sum.
+
+    Widening x would widen the sum too.
+    """
 
     def judge(graph_match: GraphMatch) -> str:
         reason = extra_check(graph_match) or sum_without_gain(graph_match)
@@ -91,7 +94,7 @@ def extra_check_of_sum(flow: Flow) -> Judge:
 
 
 def sum_without_gain(graph_match: GraphMatch) -> str:
-    """Why only the norm after the sum could be fused; "" if both can."""
+    """Return the reason if only the norm after the sum could be fused, or "" if both can."""
     dtypes = Dtypes.of(graph_match)
     x, residual = dtypes.spec("x"), dtypes.spec("residual")
     if x is None or residual is None or x.shape != residual.shape or x.device != residual.device:
@@ -103,7 +106,7 @@ def sum_without_gain(graph_match: GraphMatch) -> str:
 
 
 def norm_and_sum(graph: fx.Graph, both: fx.Node, given: torch.dtype, wanted: torch.dtype) -> Any:
-    """The results of a fused op that gives the norm and the sum, the norm in its dtype.
+    """Return the norm and the sum from a fused op, with the norm cast to the dtype of the construct.
 
     A norm that is computed wider than the sum was accepted only if it is cast to the sum's dtype in the end.
     """
@@ -119,14 +122,17 @@ SHAPES = ((2, 5, 8), (3, 16), (2, 3, 2, 6))
 
 
 def inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """x, a weight, a bias, a residual."""
+    """Return x, a weight, a bias and a residual."""
     x, residual = torch.randn(shape, dtype=dtype) * 2, torch.randn(shape, dtype=dtype)
     weight, bias = torch.randn(shape[-1:], dtype=dtype) + 1, torch.randn(shape[-1:], dtype=dtype)
     return x, weight, bias, residual
 
 
 def after_sums(forms: tuple[Norm, ...]) -> tuple[Form, ...]:
-    """Forms of x, weight and bias after a sum: the first one with a sum that nothing else reads too."""
+    """Return the forms of x, weight and bias after a sum with another reader.
+
+    The first form is included once more with a sum that has no other reader.
+    """
 
     def used_again(form: Norm) -> Form:
         def block(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> tuple[Tensor, ...]:
@@ -139,5 +145,8 @@ def after_sums(forms: tuple[Norm, ...]) -> tuple[Form, ...]:
 
 
 def wide(x: Tensor) -> Tensor:
-    """``x.float()``; rules leave float64 alone where a model makes it float32."""
+    """Return ``x.float()``, but keep float64.
+
+    Rules leave float64 inputs alone if a model casts them to float32.
+    """
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,4 +1,4 @@
-"""Running the proof of a rule: each form of the construct beside its rewritten graph, outputs and gradients."""
+"""Proof of a rule: outputs and gradients of each form of the construct compared with its rewritten graph."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ TOLERANCES = {torch.float64: (1e-12, 1e-12), torch.float32: (1.3e-6, 1e-6)}
 
 @dataclass(frozen=True)
 class ProofFailure:
-    """A form that a rule does not hold for.
+    """Failed form in the proof of a rule.
 
     Attributes:
-        rule: its name.
-        form: which form, by number, or ``"refused 0"``.
+        rule: the name of the rule.
+        form: the number of the form, or ``"refused 0"``.
         case: shape and dtype.
         problem: what is wrong.
     """
@@ -53,11 +53,11 @@ class _Module(nn.Module):
 
 
 def prove(rule: Rule) -> list[ProofFailure]:
-    """Compare every form in the proof of ``rule`` with what the rule makes of it; no failures means proved.
+    """Compare every form in the proof of ``rule`` with its rewritten graph.
 
-    For each form, shape and dtype: the rule must match, and outputs and the gradients of all floating inputs must
-    agree under one seed, so that dropout must draw the same numbers. The graph is made at the first shape only and
-    must hold at the others.
+    No failures means proved. For each form, shape and dtype: the rule must match, and outputs and the gradients of all
+    floating inputs must agree under one seed, so that dropout must draw the same numbers. The graph is made at the
+    first shape of each number of dimensions only and must hold at the others.
 
     Raises:
         ValueError: the rule has no proof.
@@ -84,7 +84,10 @@ def _failures(rule: Rule, proof: Proof) -> Iterator[ProofFailure]:
 
 
 def _rewritten_by_rank(rule: Rule, form: Form, proof: Proof, dtype: torch.dtype) -> Callable[..., Any] | str:
-    """As :func:`_rewritten`, once for each number of dimensions: a graph holds for one and for all sizes."""
+    """Rewrite the form as :func:`_rewritten`, once for each number of dimensions.
+
+    A graph is valid for one number of dimensions and for all sizes.
+    """
     functions: dict[tuple[int, ...], Callable[..., Any]] = {}
     for shape in {len(shape): shape for shape in reversed(proof.shapes)}.values():
         tensors = proof.inputs(shape, dtype)[: _arity(form)]
@@ -96,7 +99,7 @@ def _rewritten_by_rank(rule: Rule, form: Form, proof: Proof, dtype: torch.dtype)
 
 
 def _rewritten(rule: Rule, form: Form, tensors: tuple[Tensor, ...]) -> Callable[..., Any] | str:
-    """The form as a function after the rule, or why there is none."""
+    """Return the form as a function after the rule, or the reason if the rule does not match."""
     module = _Module(form).train()
     given = tensors[: _arity(form)]
     recording = record(module, given)
@@ -117,7 +120,7 @@ def _arity(form: Form) -> int:
 
 
 def _compare(form: Form, function: Callable[..., Any], proof: Proof, dtype: torch.dtype) -> Iterator[tuple[str, str]]:
-    """Problems at each shape: every element within the tolerance of its dtype."""
+    """Yield the problems at each shape, with every element compared within the tolerance of its dtype."""
     for shape in proof.shapes:
         ours, eager, exact = _run_all(form, function, proof.inputs(shape, dtype), dtype)
         for what, a in ours.items():
@@ -129,7 +132,10 @@ def _compare(form: Form, function: Callable[..., Any], proof: Proof, dtype: torc
 def _compare_rounding(
     form: Form, function: Callable[..., Any], proof: Proof, dtype: torch.dtype
 ) -> Iterator[tuple[str, str]]:
-    """Problems over all shapes together: the error may be 1.1 × eager's, which small samples cannot tell."""
+    """Yield the problems over all shapes together.
+
+    The error may be 1.1 × eager's, and small samples are not enough to check this.
+    """
     totals: dict[str, list[float]] = {}
     for shape in proof.shapes * _SAMPLES:
         ours, eager, exact = _run_all(form, function, proof.inputs(shape, dtype), dtype)
@@ -150,7 +156,7 @@ def _compare_rounding(
 def _run_all(
     form: Form, function: Callable[..., Any], tensors: tuple[Tensor, ...], dtype: torch.dtype
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    """Outputs and gradients: ours, eager's, and the float64 reference."""
+    """Return three sets of outputs and gradients: ours, eager's and the float64 reference."""
     given = tensors[: _arity(form)]
     with fused.backend("reference"):
         ours = _run(function, given)
@@ -160,7 +166,7 @@ def _run_all(
 
 
 def _run(function: Callable[..., Any], tensors: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    """Outputs and gradients of all floating inputs, by what messages call them, under one seed."""
+    """Return outputs and gradients of all floating inputs under one seed, by their names in messages."""
     inputs = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in tensors]
     torch.manual_seed(7)
     returned = function(*inputs)

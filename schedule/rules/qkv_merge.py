@@ -1,14 +1,14 @@
-"""The projections of one input to queries, keys and values as one product; asked for with ``rules="qkv_merge"``.
+"""Projections of one input to queries, keys and values as one product, with ``rules="qkv_merge"``.
 
 ::
 
     before:  q = F.linear(x, self.q.weight) + self.q.bias;  k = F.linear(x, self.k.weight) + self.k.bias;  v = …
     after:   q, k, v = merged_linear(x, (self.q.weight, self.k.weight, self.v.weight), (self.q.bias, …))
 
-The parameters are not touched (:mod:`schedule.rules.merged_linear`): their values are concatenated at every call, which
-costs about what the larger product gains, so no set of rules has it. Two to four Linears that are taken apart into
-heads afterwards, of any widths, each with or without a bias. Others are left alone: what comes out lies in rows with
-gaps, which attention reads as fast, and elementwise operations do not.
+The parameters are not changed (:mod:`schedule.rules.merged_linear`): their values are concatenated at every call, which
+costs about as much as the larger product gains, so the rule is in no set. It merges two to four Linears whose results
+are split into heads afterwards, of any widths, each with or without a bias. Others are left alone: the results have
+rows with gaps, which attention reads as fast as rows without, but elementwise operations do not.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _projection(x: Value, number: int) -> Value:
 
 
 def _is_other_projection(module: nn.Module) -> bool:
-    """A Linear of another kind: an adapter's, a quantized one."""
+    """Check for a Linear of another kind, such as an adapter's or a quantized one."""
     return hasattr(module, "in_features") and original_class(module) is not nn.Linear
 
 
@@ -66,11 +66,11 @@ def _named(graph_match: GraphMatch) -> str:
 
 
 def _of(values: dict[str, Any], name: str) -> list[Any]:
-    """What is bound under ``name_0``, ``name_1``, …"""
+    """Return the values bound to ``name_0``, ``name_1``, and so on."""
     return [values.get(f"{name}_{number}") for number in range(sum(key.startswith("weight_") for key in values))]
 
 
-# -- judgement ----------------------------------------------------------------------------------------------
+# -- checks -------------------------------------------------------------------------------------------------
 
 _VIEWS = ("view", "reshape", "unflatten", "transpose", "permute", "unsqueeze", "swapaxes", "view_as")
 _LAYOUT = ("stride", "is_contiguous", "as_strided", "data_ptr", "storage_offset")
@@ -97,12 +97,18 @@ def _extra_check(graph_match: GraphMatch) -> str:
 
 
 def _identity(weight: Any) -> Any:
-    """What tells a bound weight from others, tied ones aside that the graph reads by two names."""
+    """Return a key to distinguish a bound weight from others.
+
+    Tied weights that the graph reads by two names have two keys.
+    """
     return id(weight.value) if isinstance(weight, Attr) else weight.target if weight.op == "get_attr" else weight
 
 
 def _unreadable(output: fx.Node, spec: Any, width: int) -> str:
-    """Why what reads a result cannot have it in rows of ``width``: views are made of it, as far as they go."""
+    """Return the reason if readers of a result cannot take it in rows of ``width``, else "".
+
+    Views of the result are followed and tried on meta tensors.
+    """
     if spec is None:
         return "a result was not seen in the recorded run"
     dense = torch.empty(spec.shape, device="meta")
@@ -127,7 +133,7 @@ def _viewed(tensor: Tensor, view: fx.Node) -> Tensor:
 
 
 def _plain(arguments: Any) -> Any:
-    """Arguments with the sizes that they had; a tensor as one without memory."""
+    """Replace nodes in arguments by their recorded sizes, and tensors by meta tensors."""
 
     def recorded(node: fx.Node) -> Any:
         spec = spec_of(node)
@@ -155,7 +161,10 @@ def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> 
 
 
 def _inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """x; weights and biases of queries, keys, values and one more, keys and values of half the width."""
+    """Return x, and weights and biases of queries, keys, values and one more projection.
+
+    Keys and values have half the width.
+    """
     widths = (8, 4, 4, 8)
     scale = shape[-1] ** -0.5
     weights = [torch.randn(width, shape[-1], dtype=dtype) * scale for width in widths]
@@ -209,7 +218,7 @@ QKV_MERGE = register_rule(
         no_gain=_no_gain,
         profitability=_profitability,
         bystanders=((_another_kind_beside, _named),),
-        rank=-1,  # after the rules that take a bias for what follows it
+        rank=-1,  # after the rules that fuse a bias with the operation after it
         sets=(),
     )
 )

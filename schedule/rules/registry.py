@@ -1,4 +1,4 @@
-"""The rules there are. A user's own rule registers here and then is like a built-in one."""
+"""Registry of rules, built-in and user-defined alike."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def register_rule(*, name: str, family: str, patterns: Iterable[Any], **rest: An
 
 
 def register_rule(rule: Rule | None = None, **settings: Any) -> Any:
-    """Add a rule, as a call or as the decorator of its ``build``::
+    """Register a rule, by a call or as the decorator of its ``build``.
+
+    Both forms::
 
         register_rule(Rule("square", "powers", patterns=(lambda x: x * x,), build=build_square))
 
@@ -28,7 +30,7 @@ def register_rule(rule: Rule | None = None, **settings: Any) -> Any:
             return graph.call_function(torch.square, (inputs["x"],))
 
     Raises:
-        MatchError: a rule of this name is there already.
+        MatchError: there is a rule of this name already.
     """
     if rule is None:
 
@@ -45,7 +47,7 @@ def register_rule(rule: Rule | None = None, **settings: Any) -> Any:
 
 
 def unregister_rule(name: str) -> None:
-    """Forget the rule ``name``."""
+    """Remove the rule ``name``."""
     if RULES.pop(name, None) is None:
         raise MatchError(
             f"there is no rule {name!r}", fix=did_you_mean(name, RULES) or "schedule.list_rules() names them"
@@ -53,22 +55,22 @@ def unregister_rule(name: str) -> None:
 
 
 def list_rules(family: str | None = None) -> list[Rule]:
-    """Every registered rule, or those of one family, in order of registration."""
+    """Return every registered rule, or those of one family, in order of registration."""
     return [rule for rule in RULES.values() if family in (None, rule.family)]
 
 
 def select_rules(rules: str | Iterable[str | Rule], applied: Collection[str] | None = None) -> list[Rule]:
-    """The rules that ``rules=`` names.
+    """Return the rules named by ``rules=``.
 
     Args:
-        rules: one of the sets ``"default"`` (what pays), ``"memory"`` (what saves bytes, some of it for time) and
+        rules: one of the sets ``"default"`` (profitable), ``"memory"`` (saves bytes, in part at the cost of time) and
             ``"attention"``, or ``"all"`` of them; the name of a rule or a family; or several of these, or rules
             themselves.
-            Of ``"all"`` and the sets, what gains nothing on this machine is left out.
-        applied: names of rules that were applied on another machine: of those that depend on it, these.
+            Of ``"all"`` and the sets, rules without a gain on this machine are left out.
+        applied: names of rules applied on another machine; of the machine-dependent rules, only these are returned.
 
     Raises:
-        MatchError: no rule or family has a name.
+        MatchError: there is no rule or family of a given name.
     """
     chosen: dict[str, Rule] = {}
     for item in [rules] if isinstance(rules, str) else rules:
@@ -100,7 +102,7 @@ def _wanted(rule: Rule, applied: Collection[str] | None) -> bool:
 
 
 def rule_for(pattern: Any) -> Rule | None:
-    """The rule that ``pattern`` belongs to: one of its own patterns, or its name; None if there is none."""
+    """Return the rule with this pattern or this name, or None if there is none."""
     for rule in RULES.values():
         if pattern in rule.patterns or pattern == rule.name:
             return rule
@@ -108,10 +110,10 @@ def rule_for(pattern: Any) -> Rule | None:
 
 
 def rule_at(graph_match: GraphMatch) -> tuple[Rule, GraphMatch] | None:
-    """The rule that rewrites exactly what ``graph_match`` consumes, with the rule's own view of it.
+    """Return the rule rewriting exactly the nodes of ``graph_match``, with the rule's own match, or None.
 
-    This is how a user's pattern finds its fused op: whatever the pattern was called and however its inputs are
-    named, a rule that matches the same nodes says how to replace them.
+    This is how a user's pattern finds its fused op: a rule that matches the same nodes says how to replace them,
+    regardless of the names of the pattern and its inputs.
     """
     rule = rule_for(graph_match.pattern)
     if rule is not None:

@@ -1,4 +1,4 @@
-"""RMS norms written out, with the residual sum before them if there is one, in one pass.
+"""RMS norms, written out or called, with the residual sum before them if there is one, in one pass.
 
 ::
 
@@ -6,8 +6,9 @@
              y = self.norm.weight * h.to(x.dtype)
     after:   y, s = fused.add_rms_norm(x, r, self.norm.weight, 1e-06, casting='llama')
 
-One rule for each place of the cast to the model's dtype, where 16-bit numbers are rounded: before the weight (Llama,
-T5), after it (OLMo, ``F.rms_norm``), or after a weight that is kept less 1 (Gemma); and each for the sum.
+There is one rule for each position of the cast to the model's dtype, where 16-bit numbers are rounded: before the
+weight (Llama, T5), after it (OLMo, ``F.rms_norm``), or after a weight stored minus 1 (Gemma); and one more for each
+with the sum.
 """
 
 from __future__ import annotations
@@ -84,11 +85,11 @@ WAYS: dict[str, tuple[Callable[[Value], Value], ...]] = {
 }
 
 
-# -- judgement ----------------------------------------------------------------------------------------------
+# -- checks -------------------------------------------------------------------------------------------------
 
 
 def _dtypes(dtypes: Dtypes, casting: str) -> tuple[torch.dtype, torch.dtype]:
-    """The dtype that the fused op gives, and that of the construct."""
+    """Return the result dtypes of the fused op and of the construct."""
     x, weight = dtypes.seen("x"), dtypes.spec("weight")
     given = dtypes.joined(x.dtype, "residual")
     wanted = dtypes.after(given, "before")
@@ -109,7 +110,10 @@ def _profitability(graph_match: GraphMatch) -> str:
 
 
 def _rule(casting: str, forms: tuple[Norm, ...], refused: tuple[Norm, ...]) -> Rule:
-    """The rule for one place of the cast; ``forms`` are functions of x, the weight and a bias."""
+    """Register the rule for one position of the cast.
+
+    ``forms`` are functions of x, the weight and a bias.
+    """
     options: dict[str, Any] = {} if casting == "llama" else {"casting": casting}
 
     def build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
@@ -134,7 +138,10 @@ def _rule(casting: str, forms: tuple[Norm, ...], refused: tuple[Norm, ...]) -> R
 
 
 def _rule_after_sum(casting: str, forms: tuple[Norm, ...]) -> Rule:
-    """As `_rule`, with the residual sum; ``forms`` are the same ones."""
+    """Register the rule for one position of the cast with the residual sum.
+
+    ``forms`` are the same as for :func:`_rule`.
+    """
     options: dict[str, Any] = {} if casting == "llama" else {"casting": casting}
 
     def build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> Any:

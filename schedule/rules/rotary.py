@@ -1,12 +1,12 @@
-"""Rotary position embedding in one pass, of queries and keys together where they share cos and sin.
+"""Rotary position embedding in one pass, of queries and keys together if they share cos and sin.
 
 ::
 
     before:  q = q * cos + torch.cat((-q[..., 32:], q[..., :32]), dim=-1) * sin;  k = …
     after:   q, k = fused.rotary_embedding(q, k, cos, sin, unsqueeze_dim=None)
 
-Half-split (LLaMA) and interleaved (GPT-J, Cohere) pairs; of the whole head or of its first part (GPT-NeoX, Phi); in
-the dtype of the model or in float32. One that is turned alone is one operation too.
+It covers half-split (LLaMA) and interleaved (GPT-J, Cohere) pairs, of the whole head or of its first part (GPT-NeoX,
+Phi), in the dtype of the model or in float32. A query or key rotated alone becomes one operation too.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _pairs_turned(x: Value, name: str) -> Value:
 
 
 def _turned(turn: Turn, x: Value, name: str) -> Value:
-    """``x * cos + turned(x) * sin`` with the casts that models put around x."""
+    """Match ``x * cos + turned(x) * sin`` with the casts of x in models."""
     wide = cast(f"{name}_before")(x)
     across = any_of(
         turn(wide, name),
@@ -63,7 +63,7 @@ def _turned(turn: Turn, x: Value, name: str) -> Value:
 
 
 def _partly(turn: Turn, name: str) -> Value:
-    """The first part turned, the rest passed on."""
+    """Match the first part turned, and the rest passed through."""
     x, width = floating(name), f"{name}_width"
     first = any_of(x[..., : scalar(width)], x[:, :, :, : scalar(width)], name="turned_part")
     rest = any_of(x[..., scalar(width) :], x[:, :, :, scalar(width) :], name="passed_part")
@@ -90,7 +90,7 @@ def _patterns(turn: Turn) -> tuple[Callable[..., Value], ...]:
     return both_partly_turned, both_turned, partly_turned, turned
 
 
-# -- judgement ----------------------------------------------------------------------------------------------
+# -- checks -------------------------------------------------------------------------------------------------
 
 
 def _extra_check(graph_match: GraphMatch) -> str:
@@ -119,7 +119,7 @@ def _broadcasts(cos: TensorSpec, x: TensorSpec, out: TensorSpec | None) -> bool:
 
 
 def _no_split(graph_match: GraphMatch, name: str, x: TensorSpec, turned: int) -> str:
-    """Why the parts that are turned, or change places, are not those that the fused op takes."""
+    """Return the reason if the turned part or its swapped halves do not fit the fused op, else ""."""
     scalars = graph_match.scalars
     width, half = scalars.get(f"{name}_width"), scalars.get(f"{name}_half")
     if turned != (x.shape[-1] if width is None else _size(width)):
@@ -137,7 +137,7 @@ def _is(node: fx.Node, name: str) -> bool:
 
 
 def _size(value: Any) -> Any:
-    """A size, as it was in the recorded run if it is computed."""
+    """Return a size, with the recorded value for a computed one."""
     return value.meta.get("spec") if isinstance(value, fx.Node) else value
 
 
@@ -156,7 +156,7 @@ def _profitability(graph_match: GraphMatch) -> str:
 
 
 def _dtypes(dtypes: Dtypes, name: str) -> tuple[torch.dtype, torch.dtype]:
-    """The dtype that the fused op gives, and that of the construct."""
+    """Return the result dtypes of the fused op and of the construct."""
     x = dtypes.seen(name)
     turned = dtypes.joined(dtypes.after(x.dtype, f"{name}_before"), "cos")
     turned = torch.promote_types(turned, dtypes.cast(f"{name}_turned") or dtypes.cast(f"{name}_apart") or turned)
@@ -166,14 +166,14 @@ def _dtypes(dtypes: Dtypes, name: str) -> tuple[torch.dtype, torch.dtype]:
 
 
 def _widened(graph: fx.Graph, dtypes: Dtypes, name: str) -> Any:
-    """x, in the dtype of the construct where that is wider than what the fused op would give."""
+    """Return x, cast to the dtype of the construct if it is wider than the fused op's result."""
     given, wanted = _dtypes(dtypes, name)
     x = dtypes.inputs[name]
     return x if torch.promote_types(given, wanted) == given else cast_node(graph, x, wanted)
 
 
 def _narrowed(graph: fx.Graph, dtypes: Dtypes, name: str, result: fx.Node) -> fx.Node:
-    """The result, in the dtype of the construct where that is narrower."""
+    """Return the result, cast to the dtype of the construct if it is narrower."""
     given, wanted = _dtypes(dtypes, name)
     return cast_node(graph, result, wanted) if torch.promote_types(given, wanted) != wanted else result
 
@@ -208,7 +208,10 @@ def _rule(turn: Turn, name: str, interleaved: bool, proof: Proof) -> Rule:
 
 
 def _inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """q, k, and cos and sin of the whole head and of half of it, for ``shape`` = (batch, heads, seq, head_dim)."""
+    """Return q, k, and cos and sin of the whole head and of half of it.
+
+    ``shape`` is (batch, heads, seq, head_dim).
+    """
     batch, heads, seq, width = shape
     q, k = torch.randn(batch, heads, seq, width, dtype=dtype), torch.randn(batch, 1, seq, width, dtype=dtype)
     angles = (torch.randn(1, seq, size, dtype=dtype) for size in (width, width, width // 2, width // 2))
@@ -236,12 +239,18 @@ def _rotate_every_two(x: Tensor) -> Tensor:
 
 
 def _wide(x: Tensor) -> Tensor:
-    """``x.float()``; rules leave float64 alone where a model makes it float32."""
+    """Return ``x.float()``, but keep float64.
+
+    Rules leave float64 inputs alone if a model casts them to float32.
+    """
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _forms(rotate: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor]) -> tuple[Form, ...]:
-    """As LLaMA, Cohere, ModernBERT, ERNIE, OLMo and GPT-NeoX write it; ``other`` is another way to write ``rotate``."""
+    """Return the forms of LLaMA, Cohere, ModernBERT, ERNIE, OLMo, GPT-NeoX and GPT-J.
+
+    ``other`` is another way to write ``rotate``.
+    """
 
     def llama(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)

@@ -1,4 +1,4 @@
-"""A rewrite rule: where a construct occurs, what goes in its place, and the proof that both are the same."""
+"""Rewrite rules: the patterns of a construct, its replacement, and the proof of their equality."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Build = Callable[[fx.Graph, dict[str, Any], dict[str, Any]], Any]
 """``build(graph, inputs, scalars)`` inserts the replacement and returns its node."""
 
 Judge = Callable[[GraphMatch], str]
-"""Why a match is left alone; "" if it is not."""
+"""Returns the reason a match is left alone, or "" if it is not."""
 
 Filter = Callable[[GraphMatch], bool]
 
 Form = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
 
 SETS = ("default", "memory", "attention")
-"""Names for several rules: all that pay on some device; those that save bytes between forward and backward, some of
-them for time; those that put torch's own attention in place of eager attention. The last two are asked for by name."""
+"""Names of sets of rules: all that are profitable on some device; those that save bytes between forward and backward,
+some at the cost of time; those that replace eager attention with torch's own. The last two are requested by name."""
 
 
 def no_reason(graph_match: GraphMatch) -> str:
-    """Every match will do."""
+    """Return "" to accept every match."""
     return ""
 
 
@@ -45,16 +45,16 @@ def _everywhere() -> str:
 
 @dataclass(frozen=True)
 class Proof:
-    """What shows that a rule changes no result; :func:`schedule.rules.prove` runs it.
+    """Evidence for a rule changing no result, run by :func:`schedule.rules.prove`.
 
     Attributes:
         forms: the construct as models write it, each a function of tensors that the rule must match, which returns a
             tensor or several.
-        inputs: tensors for a shape and a dtype, in the order of the forms' parameters; those of floating point
-            are compared by gradient too.
+        inputs: tensors for a shape and a dtype, in the order of the forms' parameters; the gradients of
+            floating-point ones are compared too.
         shapes: shapes to try; ``inputs`` says what a shape means.
         dtypes: dtypes to try. float64 must agree to 1e-12, float32 with a float64 reference to rtol 1.3e-6, and
-            16-bit types may be off by 1.1 × what the original is off.
+            16-bit types may be off by 1.1 × the error of the original.
         refused: lookalikes that no pattern of the rule may match.
     """
 
@@ -68,24 +68,24 @@ class Proof:
 @renamed_fields(objection="extra_check", futile="no_gain", thrift="profitability", idle="no_gain_here")
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """A rewrite as data.
+    """Rewrite rule as data.
 
     Attributes:
         name: unique; reports and ``rules=[...]`` use it.
-        family: what it belongs to, such as ``"bias_activation"``.
-        patterns: every way the construct is written, as for :func:`compile_pattern`; the larger ones first.
+        family: the family it belongs to, such as ``"bias_activation"``.
+        patterns: every form of the construct, as for :func:`compile_pattern`; the larger ones first.
         build: inserts the replacement for a match of any of them.
         proof: see :class:`Proof`.
         summary: the replacement as users read it in a graph.
-        about: whether a match is any business of the rule; reports are silent about those that are none.
-        objection: why a match cannot be rewritten though it looks alike.
-        futile: why nothing would be gained, whatever its size.
-        thrift: why a match would not pay; not asked with ``cost_guard=False``.
+        about: whether a match concerns the rule; reports omit those that do not.
+        extra_check: the reason if a match cannot be rewritten although the pattern fits, else "".
+        no_gain: the reason if nothing would be gained at any size, else "".
+        profitability: the reason if a match is not profitable, else ""; not checked with ``cost_guard=False``.
         discards: the outputs of a match, by number, that the replacement does not compute.
-        bystanders: ``(pattern, reason)`` for code that is left alone on purpose; a reason may look at the match.
-        rank: of overlapping matches the one of higher rank is taken, if it pays; among equals, the larger one.
-        sets: the ones of :data:`SETS` that it belongs to; a rule of none is asked for by name, and not in ``"all"``.
-        idle: why it gains nothing on this machine, so that sets leave it out; "" if it does gain.
+        bystanders: ``(pattern, reason)`` for code left alone on purpose; a reason may be a function of the match.
+        rank: of overlapping matches the one of higher rank is taken, if profitable; among equals, the larger one.
+        sets: its sets of :data:`SETS`; a rule in none is requested by name, and not in ``"all"``.
+        no_gain_here: the reason if it gains nothing on this machine, so that sets leave it out, else "".
         needs: for each pattern, the operations that every match of it has; ``bystander_needs`` likewise.
     """
 
@@ -121,17 +121,17 @@ class Rule:
         object.__setattr__(self, "bystander_needs", tuple(required_ops(pattern) for pattern, _ in bystanders))
 
     def concerns(self, ops: Collection[str]) -> bool:
-        """Whether a module that computes these operations may hold the construct."""
+        """Check whether a module with these operations may contain the construct."""
         telling = [need - EVERYWHERE or need - {"add"} for need in self.needs]
         return any(need <= set(ops) for need in (*telling, *(n - EVERYWHERE for n in self.bystander_needs)))
 
     @property
     def depends_on_machine(self) -> bool:
-        """Whether a set may hold it on one machine and not on another."""
+        """Whether a set may contain the rule on one machine and not on another."""
         return self.no_gain_here is not _everywhere
 
     def possible(self, normal: NormalGraph) -> Iterator[tuple[Pattern, list[OpNode]]]:
-        """The patterns whose operations all occur in a graph, each with the nodes of the rarest of them."""
+        """Yield the patterns with all of their operations in a graph, each with the nodes of the rarest one."""
         for pattern, ops in zip(self.patterns, self.needs, strict=True):
             found = [normal.by_op.get(op, []) for op in ops]
             if all(found):
@@ -139,11 +139,11 @@ class Rule:
 
 
 EVERYWHERE = {"add", "mul", "sub", "div", "matmul", "linear", "getitem", "cast", "to"}
-"""Operations that tell nothing about a module, or that come about by opening its leaf modules."""
+"""Operations that are not characteristic of a module, or that result from inlining its leaf modules."""
 
 
 def required_ops(pattern: Pattern) -> frozenset[str]:
-    """The operations that every match of ``pattern`` has, whichever alternatives it takes."""
+    """Return the operations present in every match of ``pattern``, for any choice of alternatives."""
     known: dict[OpNode, frozenset[str]] = {}
 
     def of(node: OpNode) -> frozenset[str]:
@@ -162,7 +162,7 @@ def required_ops(pattern: Pattern) -> frozenset[str]:
 
 
 def spec_of(value: Any) -> TensorSpec | None:
-    """How a bound value looked in the recorded run; None if it was not seen or is no tensor."""
+    """Return the recorded spec of a bound value, or None if it was not seen or is not a tensor."""
     spec = value.meta.get("spec") if isinstance(value, fx.Node) else None
     if spec is None and hasattr(value, "value") and isinstance(value.value, torch.Tensor):
         spec = TensorSpec.of(value.value)

@@ -1,4 +1,4 @@
-"""When a rewrite pays: thresholds, and how they were measured.
+"""Size thresholds for profitable rewrites, and their measurements.
 
 ``python -m benchmarks.rules`` measures training steps (forward and backward) of each construct, eager against fused,
 in turns. On 2 cores of an x86-64 server, torch 2.13, fused time as a multiple of eager's:
@@ -26,22 +26,22 @@ rotary             1.63   0.96   0.18   0.28
 dropout            1.11   1.24   0.86   1.26
 ================  =====  =====  =====  =====
 
-The second table was measured on a busy machine: its small sizes are worth little (dropout with the sum: 0.88 to 1.08).
-Projections merged (``qkv_merge``, three; elements are those of the input) gain little beside three products of the same
-library, since the weights are copied at every call: with 256 features 1.17 by torch's BLAS and 1.02 by oneDNN at 2^14,
-1.07 and 1.04 at 2^18, 0.98 and 0.93 at 2^19, 0.95 and 0.95 at 2^20; with 768 features 1.06 at 2^18 and 1.00 to 1.02
-from 2^20 on; 2.7 for a single token without gradients. What is saved for the backward pass is the same. So no set has
-it.
+The second table was measured on a busy machine: its small sizes are unreliable (dropout with the sum: 0.88 to 1.08).
+Merged projections (``qkv_merge``, three; elements of the input) gain little over three products of the same library,
+since the weights are copied at every call: with 256 features 1.17 by torch's BLAS and 1.02 by oneDNN at 2^14, 1.07 and
+1.04 at 2^18, 0.98 and 0.93 at 2^19, 0.95 and 0.95 at 2^20; with 768 features 1.06 at 2^18 and 1.00 to 1.02 from 2^20
+on; 2.7 for a single token without gradients. The same tensors are saved for the backward pass. So the rule is in no
+set.
 
 Products by oneDNN (``linear``; an AMD EPYC, a layer of 256 → 256 features, its three products, by multiplications):
-1.10 at 2^22, 0.94 at 2^23, 0.74 at 2^24, 0.65 at 2^26, 0.63 at 2^29. ``fused.linear`` holds the threshold, 2^24, and
-asks it of every call too.
+1.10 at 2^22, 0.94 at 2^23, 0.74 at 2^24, 0.65 at 2^26, 0.63 at 2^29. ``fused.linear`` defines the threshold, 2^24, and
+applies it to every call too.
 
-A formula is an activation written out, a single one is a call such as ``F.gelu`` after a Linear that adds the bias in
-its product: eager is hard to beat there, and nothing less is saved. Dropout is worth a tenth of the time, since half of
-the memory goes. A layer norm that is one call already gains nothing from the sum, nor a projection from losing its
-bias to the dropout: on the CPU they are left alone below the largest sizes. Devices other than the CPU were not
-measured: there a kernel less is worth more than its elements, so the thresholds are low.
+"formula" is an activation written out; "single" is one call such as ``F.gelu`` after a Linear that adds the bias in its
+product: eager is hard to beat there, and no less memory is saved for backward. Dropout is worth a tenth of the time,
+since it frees half of the memory. A layer norm that is one call already gains nothing from the sum, and a projection
+gains nothing from moving its bias to the dropout: on the CPU they are left alone below the largest sizes. Devices other
+than the CPU were not measured: there, one kernel fewer is worth more than its elements, so the thresholds are low.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from schedule.capture.recording.specs import TensorSpec
 
 @dataclass(frozen=True)
 class Threshold:
-    """From how many elements on a rewrite pays."""
+    """Minimum number of elements for a profitable rewrite, by device."""
 
     cpu: int
     other: int
@@ -79,7 +79,7 @@ THRESHOLDS: dict[str, Threshold] = {
 
 
 def small(kind: str, spec: TensorSpec | None) -> str:
-    """Why a tensor is too small for a rewrite of this kind; "" if it is not."""
+    """Return the reason if a tensor is too small for a rewrite of this kind, else ""."""
     if spec is None:
         return ""
     threshold = THRESHOLDS[kind]

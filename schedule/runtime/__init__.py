@@ -1,4 +1,4 @@
-"""How a scheduled module runs: dispatch on guards, and the original forward where none holds."""
+"""Execution of scheduled modules: dispatch on guards, with the original forward as fallback."""
 
 from schedule.runtime.scheduled import FallbackWarning, ScheduledState, state_of
 

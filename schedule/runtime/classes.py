@@ -1,8 +1,8 @@
-"""The generated classes of scheduled modules: how they are made, put below other swapped classes, and taken away.
+"""Generated classes of scheduled modules: creation, installation below other swapped classes, and removal.
 
-A generated class has the name of the class that it stands for and that class as its only base. It differs where the
-module carries the state of that class: then the forward runs a graph. An instance without such state, or of a subclass
-that a user wrote, behaves as the class itself does.
+A generated class has the name of the original class, and that class as its only base besides the mixin. If the module
+carries the state of that class, the forward runs a graph. An instance without such state, or of a subclass written by
+a user, behaves like the original class.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _remakes: weakref.WeakValueDictionary[tuple[type, type], type] = weakref.WeakVal
 
 
 class ScheduledModule:
-    """Mixin of every generated class; never instantiated by users."""
+    """Mixin of every generated class, never instantiated by users."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Tell the user's class of subclasses that users make, and of generated ones where it changes their forward.
+        """Run the user's ``__init_subclass__`` for user subclasses, and for generated ones if it assigns ``forward``.
 
-        transformers' layers do, so that what runs in a checkpoint is the outermost class's forward.
+        That of transformers' layers does, so that the forward of the outermost class runs in a checkpoint.
         """
         if ORIGINAL not in vars(cls) or any(map(_assigns_forward, cls.__mro__)):
             super().__init_subclass__(**options)
 
 
 def _assigns_forward(base: type) -> bool:
-    """Whether ``base`` gives each subclass another forward when it is made."""
+    """Check whether the ``__init_subclass__`` of ``base`` assigns ``forward``."""
     told = getattr(vars(base).get("__init_subclass__"), "__func__", None)
     if base is ScheduledModule or not isinstance(told, types.FunctionType):
         return False
@@ -54,7 +54,7 @@ def _assigns_forward(base: type) -> bool:
 
 
 def scheduled_class(cls: type[nn.Module]) -> type[nn.Module]:
-    """Return the generated subclass of ``cls``; there is one per class while it is used."""
+    """Return the generated subclass of ``cls``, one per class while in use."""
     with TRACING:
         made = _generated.get(cls)
         if made is None:
@@ -72,7 +72,7 @@ def scheduled_class(cls: type[nn.Module]) -> type[nn.Module]:
 
 
 def wraps_forward(scheduled: type[nn.Module]) -> bool:
-    """Whether a base of a generated class has put something around the forward that dispatches."""
+    """Check whether a base of a generated class has wrapped its dispatching forward."""
     return vars(scheduled)["forward"] is not vars(scheduled)[_DISPATCH]
 
 
@@ -95,10 +95,10 @@ _FOLLOW = "if args.__class__ is not _schedule_tuple: return _schedule_follow({na
 
 
 def _dispatching(cls: type[nn.Module]) -> Callable[..., Any]:
-    """The forward that runs a graph. What torch.jit and torch.fx look for in a function is that of the original.
+    """Make the dispatching forward, with the original's properties read by torch.jit and torch.fx.
 
-    That is its source, signature, globals and closure; names of the closure stand behind the last return. Where the
-    original has keyword-only or variable arguments, torch.fx calls the function's code with a proxy for each name.
+    They are its source, signature, globals and closure; the unreachable last return contains the closure's names. If
+    the original has keyword-only or variable arguments, torch.fx calls the function's code with a proxy for each name.
     """
     original: Any = cls.forward
     cells = dict(zip(*_closure(original), strict=True))
@@ -120,13 +120,13 @@ def _dispatching(cls: type[nn.Module]) -> Callable[..., Any]:
 
 
 def _closure(function: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:
-    """Names and cells."""
+    """Return the names and cells of a function's closure."""
     cells = getattr(function, "__closure__", None) or ()
     return (function.__code__.co_freevars if cells else ()), cells
 
 
 def _followed_names(original: Any) -> list[str]:
-    """Our names for what torch.fx passes to a function with keyword-only or variable arguments, else nothing."""
+    """Return our names for torch.fx's proxies if there are keyword-only or variable arguments, else []."""
     code = getattr(inspect.unwrap(original), "__code__", None)
     variable = 0 if code is None else code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
     if code is None or not (variable or code.co_kwonlyargcount):
@@ -136,7 +136,7 @@ def _followed_names(original: Any) -> list[str]:
 
 
 def _traced_as_original(cls: type[nn.Module]) -> Callable[..., Any]:
-    """What ``nn.Module`` calls in place of the forward under ``torch.jit.trace``."""
+    """Make the ``_slow_forward`` called by ``nn.Module`` under ``torch.jit.trace``, tracing the original forward."""
 
     def _slow_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         table = vars(self)
@@ -153,7 +153,7 @@ def _traced_as_original(cls: type[nn.Module]) -> Callable[..., Any]:
 
 
 def _constructing_original(cls: type[nn.Module]) -> Callable[..., None]:
-    """``type(module)(…)`` makes an instance of the original class."""
+    """Make an ``__init__`` to let ``type(module)(…)`` create an instance of the original class."""
 
     @functools.wraps(cls.__init__)
     def __init__(self: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -168,7 +168,7 @@ def _constructing_original(cls: type[nn.Module]) -> Callable[..., None]:
 
 
 def _copying(cls: type[nn.Module]) -> dict[str, Any]:
-    """How instances are copied and pickled: as the class does it, and then scheduled alike."""
+    """Return methods to copy and pickle instances like the original class, then schedule the result alike."""
     reduces = cls.__reduce__ is not object.__reduce__ or cls.__reduce_ex__ is not object.__reduce_ex__
 
     def __deepcopy__(self: Any, memo: dict[int, Any]) -> Any:
@@ -189,7 +189,7 @@ def _copying(cls: type[nn.Module]) -> dict[str, Any]:
 
 @contextmanager
 def _unscheduled(module: Any) -> Iterator[Any]:
-    """Give ``module`` its class without ours; yields the state that it carries."""
+    """Take our class off ``module`` temporarily, and yield its state."""
     cls, state = type(module), vars(module)[STATE]
     take_off(module)
     try:
@@ -200,22 +200,22 @@ def _unscheduled(module: Any) -> Iterator[Any]:
 
 
 def _copied(self: Any, memo: dict[int, Any]) -> nn.Module:
-    """A copy as the class itself makes one, such as a GraphModule, which gives each a class; then scheduled alike."""
+    """Copy with the class's ``__deepcopy__`` (a GraphModule's makes a new class), then schedule the copy alike."""
     with _unscheduled(self) as state:
         twin: nn.Module = self.__deepcopy__(memo)
     memo[id(self)] = twin
     for name, child in self._modules.items():
-        if name not in twin._modules:  # what a graph does not call, a GraphModule leaves behind
+        if name not in twin._modules:  # a GraphModule does not copy children unused by its graph
             twin._modules[name] = copy.deepcopy(child, memo)
     own = copy.deepcopy(state, memo)
-    own = copy.copy(own) if own is state else own  # a copy that shares states has one for a class of its own
+    own = copy.copy(own) if own is state else own  # a shared state is copied, since the class differs
     own.module_class = type(twin)
     put_on(twin, own)
     return twin
 
 
 def _reduced(self: Any, protocol: Any) -> Any:
-    """For pickling, as the class itself does it: what is scheduled again is made by what it says."""
+    """Reduce with the class's ``__reduce_ex__``, extended to schedule the rebuilt module."""
     with _unscheduled(self) as state:
         make, args, *rest = self.__reduce_ex__(protocol)
     kept = {name: value for name, value in state.__getstate__().items() if name != "module_class"}
@@ -240,10 +240,10 @@ def _rebuilt_as_scheduled(make: Callable[..., Any], args: tuple[Any, ...]) -> nn
 
 
 def put_on(module: nn.Module, state: Any) -> None:
-    """Make ``module`` run the graphs of ``state``; classes that others put on it stay.
+    """Make ``module`` run the graphs of ``state``, and keep classes put on it by others.
 
     Raises:
-        NotApplicable: its class has another forward than the one that the graphs stand for.
+        NotApplicable: its class has a forward other than the scheduled one.
     """
     table, cls = vars(module), type(module)
     if generated_class(cls, state.module_class) is None:
@@ -262,17 +262,17 @@ def put_on(module: nn.Module, state: Any) -> None:
 
 
 def take_off(module: nn.Module) -> None:
-    """Take our class and state away from ``module``; classes that others put on it stay."""
+    """Remove our class and state from ``module``, and keep classes put on it by others."""
     state = vars(module).pop(STATE, None)
     if state is not None:
         module.__class__ = without(type(module), state.module_class)
 
 
 def without(cls: type, original: type) -> type[Any]:
-    """``cls`` with ``original`` in place of its generated class, made anew where another class lies on top.
+    """Return ``cls`` with ``original`` in place of its generated class, recreating classes on top of it.
 
-    A class that has a name, or that calls ``super()``, cannot be made anew: it stays, and the generated class under it
-    behaves as the original.
+    A class that has a name, or that calls ``super()``, cannot be recreated: it stays, and the generated class under it
+    behaves like the original.
     """
     if vars(cls).get(ORIGINAL) is original:
         return original
@@ -292,7 +292,7 @@ def without(cls: type, original: type) -> type[Any]:
 
 
 def _is_anonymous(cls: type) -> bool:
-    """Whether nothing but its instances refers to ``cls``, as when a function made it to swap a module's class."""
+    """Check whether only its instances refer to ``cls``, for example if made to swap a module's class."""
     if "<locals>" in cls.__qualname__:
         return False
     named: Any = sys.modules.get(cls.__module__)

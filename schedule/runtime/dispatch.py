@@ -1,4 +1,4 @@
-"""The code that picks the graph for a call: generated from the conditions under which each graph holds."""
+"""Generated code to select the graph for a call, from the conditions of each graph."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Select = Callable[..., Selected | None]
 
 @dataclass(frozen=True)
 class Declined:
-    """Calls that run the original forward, and why; "" if nothing that was rewritten is in them."""
+    """Calls to run with the original forward, and the reason ("" if no rewrite applies to them)."""
 
     signature: Signature
     why: str
 
 
 def intact(module: nn.Module, cls: type, training: bool) -> bool:
-    """Whether a submodule, whose inside is part of a graph, is still what it was: same class, no hook that acts."""
+    """Check whether an inlined submodule is unchanged: same class and mode, no active hook."""
     own = module.__dict__
     if type(module) is not cls or own["training"] is not training or "forward" in own:
         return False
@@ -46,9 +46,9 @@ def generated_select(
     declined: Sequence[Declined],
     scheduled_class: Callable[[type[nn.Module]], type[nn.Module]],
 ) -> Select:
-    """A function with the forward's parameters: ``(graph function, inputs)`` for a call, or None.
+    """Generate a function with the forward's parameters, returning ``(graph function, inputs)``, or None.
 
-    For calls of a kind that was declined it gives ``(None, (why,))``.
+    For calls of a declined kind it returns ``(None, (why,))``.
     """
     namespace: dict[str, Any] = {"torch": torch, "_intact": intact, "_acts_on_all": acts_on_all}
     namespace["_compiling"] = torch.compiler.is_compiling
@@ -70,7 +70,7 @@ def generated_select(
 
 
 def _signature_conditions(signature: Signature, index: int, namespace: dict[str, Any]) -> list[str]:
-    """The signature's conditions; what they name goes into ``namespace`` under names of its own."""
+    """Return the signature's conditions, with their globals added to ``namespace`` under unique names."""
     names = {name: f"{name}_of_{index}" for name in signature.globals}
     namespace |= {names[name]: value for name, value in signature.globals.items()}
     named = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in names) or r"(?!)")
@@ -98,7 +98,7 @@ def _conditions(
 
 
 def _ledger_condition(ledger: Ledger, path: str, name: str, namespace: dict[str, Any]) -> list[str]:
-    """The condition that what a forward read of Python's state, from the module at ``path``, is what it was."""
+    """Return the condition on the Python state read by a forward from the module at ``path`` (unchanged)."""
     if not ledger:
         return []
     namespace |= {name: ledger.function, f"{name}_compiled": ledger.under_compiler}

@@ -1,10 +1,10 @@
-"""How a scheduled module runs: its class becomes a subclass that picks a graph, or the original forward.
+"""Execution of a scheduled module: a generated subclass selects a graph or the original forward for each call.
 
 The module object stays: same parameters, same hooks, same ``isinstance``. Its class is replaced by a generated
-subclass of the same name, as ``torch.distributed.fsdp.fully_shard`` does it. The subclass's forward is generated
-for the specializations at hand: conditions on the arguments, then the graph. For a call that meets none of them the
-module gets a further graph (:mod:`schedule.core.adapting`); where that cannot be, the call runs the original forward,
-is counted, and warns once.
+subclass of the same name, as in ``torch.distributed.fsdp.fully_shard``. The subclass's forward is generated for the
+present specializations: conditions on the arguments, then the graph. For a call that meets none of them the module
+gets a further graph (:mod:`schedule.core.adapting`); if that is impossible, the call runs the original forward, is
+counted, and warns once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MAX_ADAPTATIONS = 8
 
 
 _NOT_TAKEN = (TypeError, LookupError, AttributeError, fx.proxy.TraceError)
-"""The arguments do not bind, or lack what a guard asks for, or torch.fx follows them."""
+"""Errors of a selection: the arguments do not bind, lack what a guard reads, or are torch.fx proxies."""
 
 
 class _Busy(threading.local):
@@ -51,17 +51,17 @@ _busy = _Busy()
 
 
 class FallbackWarning(UserWarning):
-    """A scheduled module ran its original forward because a call did not look like the recorded ones."""
+    """A scheduled module ran its original forward because a call did not match the recorded ones."""
 
 
 @dataclass(frozen=True, eq=False)
 class Adaptation:
-    """What a module got for calls of a further kind.
+    """Graphs made for a further kind of calls, or the reason against them.
 
     Attributes:
-        specializations: graphs for training and evaluation; none if they cannot be made.
-        declined: why not; or what holds if the graphs do not take the call after all.
-        summary: how the calls look and what was rewritten in their graphs.
+        specializations: graphs for training and eval mode; none if they cannot be made.
+        declined: the reason against them; used also if the graphs do not take the call after all.
+        summary: description of the calls and of the rewrites in their graphs.
     """
 
     specializations: tuple[Specialization, ...]
@@ -70,26 +70,26 @@ class Adaptation:
 
 
 class Adapter(Protocol):
-    """Makes graphs for further calls of a module; copies and pickles with it."""
+    """Maker of graphs for further calls of a module, copied and pickled with it."""
 
     def adapt(
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Adaptation | None:
-        """Graphs for calls like this one; None where the arguments do not fit the forward."""
+        """Make graphs for calls like this one, or return None if the arguments do not fit the forward."""
 
 
 class ScheduledState:
-    """What a scheduled module carries: its specializations and how often they did not apply.
+    """State of a scheduled module: its specializations and its fallback count.
 
     Attributes:
         specializations: graphs that may run in place of the forward, first match wins.
-        retired: those that found too late that a submodule no longer gives what they build on.
-        adaptations: what further kinds of calls got, at most :data:`MAX_ADAPTATIONS`; not copied with the module.
-        adapter: what makes them, if anything can.
+        retired: specializations no longer run, since a submodule returned something other than they assume.
+        adaptations: results for further kinds of calls, at most :data:`MAX_ADAPTATIONS`; not copied with the module.
+        adapter: makes the adaptations, if given.
         fallbacks: how many calls ran the original forward.
-        last_miss: arguments' description of the last such call.
+        last_miss: description of the arguments of the first such call.
         unused: whether neither a graph nor the original forward has run yet.
-        forward: what runs when none does: the class's own forward, unless a primitive wraps it.
+        forward: fallback forward set by a primitive; None for the class's own.
     """
 
     def __init__(
@@ -148,18 +148,18 @@ class ScheduledState:
         return generated_select(self.module_class.forward, [*given, *adapted], declined, scheduled_class)
 
     def selected(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Selected | None:
-        """What runs this call, so far."""
+        """Return the graph or the reason selected for this call, or None if there is neither."""
         try:
             return self.select(module, *args, **kwargs)
         except _NOT_TAKEN:
             return None
 
     def adapt(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Selected | None:
-        """What runs a call that nothing takes so far: a graph made now; None for the original forward."""
+        """Make a graph for a call taken by none so far, or return None for the original forward."""
         if is_only_traced(args, kwargs) or self.adapter is None or acts_on_all():
             return None
         with TRACING:
-            selected = self.selected(module, args, kwargs)  # another thread may have been here
+            selected = self.selected(module, args, kwargs)  # another thread may have made one
             if selected is not None or len(self.adaptations) >= MAX_ADAPTATIONS:
                 return selected
             _busy.now = True
@@ -186,7 +186,10 @@ class ScheduledState:
         return selected
 
     def retire(self, run: Callable[..., Any], why: str) -> None:
-        """Take ``run`` no longer: its next call would be in vain too. Such calls get one other graph, if they can."""
+        """Stop using ``run``, since its next call would fail too.
+
+        Such calls get one other graph, if possible.
+        """
         self.retired = (*self.retired, *(each for each in self.specializations if each.function is run))
         self.adaptations = tuple(
             replace(each, specializations=(), declined=replace(each.declined, why=why))
@@ -198,14 +201,14 @@ class ScheduledState:
 
     @property
     def original(self) -> Callable[..., Any]:
-        """What runs when no graph does."""
+        """Fallback forward."""
         return self.module_class.forward if self.forward is None else self.forward
 
     def first_run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], why: str = "") -> Any:
-        """Run the original forward for a call that no graph takes, before any graph has run.
+        """Run the original forward for a call without a graph, before any graph has run.
 
-        It is no fallback if graphs take such calls from now on: the forward has set what they ask for, such as a cache
-        that is made when first needed. The recorded run had, which was undone.
+        It is not counted as a fallback if graphs take such calls from now on: the forward has set state they read,
+        such as a lazily made cache. The recorded run had set it too, but was undone.
         """
         if not self.unused or not self.specializations or is_only_traced(args, kwargs):
             return self.fall_back(module, args, kwargs, why)
@@ -219,12 +222,12 @@ class ScheduledState:
                 self.count_fallback(args, kwargs, why)
 
     def fall_back(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], why: str = "") -> Any:
-        """Run the original forward; count it and warn the first time, unless there is nothing else to run."""
+        """Run the original forward for a call, counted by :meth:`count_fallback`."""
         self.count_fallback(args, kwargs, why)
         return self.original(module, *args, **kwargs)
 
     def count_fallback(self, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> None:
-        """Count a call that runs the original forward; warn the first time, unless there is nothing else to run."""
+        """Count a call of the original forward and warn the first time, unless there are no graphs to run."""
         if self.specializations and not is_only_traced(args, kwargs):
             self.fallbacks += 1
             if self.fallbacks == 1:
@@ -240,13 +243,13 @@ class ScheduledState:
 
 
 def sees_functions() -> bool:
-    """Whether a mode of the user's is active that sees, and may change, each function of torch that is called."""
+    """Check whether a user's ``TorchFunctionMode`` is active (it sees, and may change, each torch function called)."""
     own = ("torch.utils._device", "schedule.")
     return not all(type(mode).__module__.startswith(own) for mode in function_mode_stack())
 
 
 def is_only_traced(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call is no run of the model: it is compiled, exported, transformed, or without data."""
+    """Check whether a call is not a real run: it is compiled, exported, transformed, captured, or without data."""
     if torch.compiler.is_compiling() or _busy.now or torch.jit.is_tracing():
         return True
     if count_dispatch_modes() or innermost_transform() is not None:
@@ -273,13 +276,13 @@ def _summary(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 
 def state_of(module: nn.Module) -> ScheduledState | None:
-    """What ``module`` carries if it is scheduled, else None."""
+    """Return the state of ``module`` if it is scheduled, else None."""
     return vars(module).get(STATE)
 
 
 @contextmanager
 def uncounted(root: nn.Module) -> Iterator[None]:
-    """Within, calls of ``root`` are ours, not the user's: its fallbacks neither count nor warn."""
+    """Keep our own calls of ``root`` from counting as fallbacks or warning."""
     states = [state for module in root.modules() if (state := state_of(module)) is not None]
     fallbacks = [state.fallbacks for state in states]
     try:
@@ -292,7 +295,7 @@ def uncounted(root: nn.Module) -> Iterator[None]:
 
 
 def forward_of(module: nn.Module) -> Callable[..., Any]:
-    """What ``module`` computes where no graph applies, and what its graphs are traced from."""
+    """Return the fallback forward of ``module``, also the one its graphs are traced from."""
     state = state_of(module)
     own = None if state is None else state.forward
     return original_class(module).forward if own is None else own
@@ -305,15 +308,14 @@ def install(
     forward: Callable[..., Any] | None = None,
     adapter: Adapter | None = None,
 ) -> None:
-    """Make ``module`` run ``specializations``; an empty sequence gives it its original forward back.
+    """Make ``module`` run ``specializations``, or only its fallback forward if the sequence is empty.
 
     Args:
         module: the module.
         specializations: graphs, first match wins.
         name: its path, for messages.
-        forward: what to run where none of them applies, given the module and the arguments; what was so before
-            if None.
-        adapter: what makes graphs for further kinds of calls; without one they run ``forward``.
+        forward: fallback forward, called with the module and the arguments; None for the present one.
+        adapter: makes graphs for further kinds of calls; without one they run ``forward``.
     """
     cls, state = original_class(module), state_of(module)
     if forward is None and state is not None:
@@ -323,7 +325,7 @@ def install(
 
 
 def put(module: nn.Module, state: ScheduledState | None) -> None:
-    """Make ``module`` run ``state``, made for it before; None gives it its original forward back."""
+    """Make ``module`` run ``state``, made for it before, or its original forward if None."""
     if state is None:
         take_off(module)
     else:
@@ -332,9 +334,9 @@ def put(module: nn.Module, state: ScheduledState | None) -> None:
 
 @contextmanager
 def as_scheduled(module: nn.Module) -> Iterator[None]:
-    """Within, ``module`` has the class it will run as, where a base of it changes the forward of each subclass.
+    """Give ``module`` its generated class temporarily, if a base of it wraps the forward of each subclass.
 
-    transformers' layers do: the outermost class checkpoints, and a graph is what runs inside of that.
+    The base of transformers' layers does: the outermost class checkpoints, and the graph runs inside the checkpoint.
     """
     cls = type(module)
     told = any("__init_subclass__" in vars(base) for base in cls.__mro__ if base is not object)

@@ -1,4 +1,4 @@
-"""Auto-tuning: the knobs of a schedule function, searched under a memory bound."""
+"""Auto-tuning of the knobs of a schedule function under a memory bound."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """A name of version 1."""
+    """Return an object under its name of version 1, with a warning."""
     if name == "ModelledStep":
         warn_renamed("schedule.tuning.ModelledStep", "ModeledStep")
         return ModeledStep

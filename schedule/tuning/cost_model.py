@@ -1,4 +1,4 @@
-"""What a training step would take on many devices: messages by α–β, products by FLOPs. Nothing runs."""
+"""Model of the cost of a training step on many devices: messages by α–β, products by FLOPs, without running it."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from schedule.tuning.measuring import Measured
 from schedule.util.errors import NotApplicable
 
 BYTES = 2
-"""Of a number in bf16."""
+"""Bytes of a bf16 number."""
 STATES = 16
-"""Bytes a parameter: bf16 weight and gradient; float32 weight and two moments of AdamW (Rajbhandari et al. 2020)."""
+"""Bytes per parameter: bf16 weight and gradient; float32 weight and two moments of AdamW (Rajbhandari et al. 2020)."""
 
 
 @dataclass(frozen=True)
 class Network:
-    """What a message costs.
+    """Cost of a message.
 
     Attributes:
-        alpha: seconds a message.
-        bandwidth: bytes a second, of each device.
+        alpha: seconds per message.
+        bandwidth: bytes per second, of each device.
     """
 
     alpha: float
     bandwidth: float
 
     def send(self, size: float) -> float:
-        """Seconds for ``size`` bytes from one device to another."""
+        """Return the seconds to send ``size`` bytes from one device to another."""
         return self.alpha + size / self.bandwidth
 
     def all_reduce(self, size: float, ranks: int) -> float:
-        """Seconds for ``size`` bytes by rings: a reduce-scatter and an all-gather."""
+        """Return the seconds for a ring all-reduce of ``size`` bytes: a reduce-scatter and an all-gather."""
         return 2 * (ranks - 1) * self.alpha + 2 * size * (ranks - 1) / ranks / self.bandwidth
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Devices in nodes; by default A100s of eight a node.
+    """Devices in nodes, by default A100s with eight per node.
 
     Attributes:
         peak: FLOP/s of a device.
-        reached: what products reach of them.
-        inside: between the devices of a node.
-        between: between nodes.
-        node: devices of one.
+        reached: fraction of the peak reached by products.
+        inside: network between the devices of a node.
+        between: network between nodes.
+        node: devices per node.
     """
 
     peak: float = 312e12
@@ -57,19 +57,19 @@ class Machine:
     node: int = 8
 
     def linking(self, devices: int) -> Network:
-        """The network between so many devices in a row."""
+        """Return the network between this number of consecutive devices."""
         return self.inside if devices <= self.node else self.between
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A transformer, as far as its costs go.
+    """Sizes of a transformer relevant for its costs.
 
     Attributes:
-        parameters: all of them.
-        layers: alike.
+        parameters: total number.
+        layers: number of identical layers.
         hidden: size of the hidden states.
-        heads: what attention can be shared out by.
+        heads: number of heads by which attention can be sharded.
     """
 
     parameters: int
@@ -79,10 +79,10 @@ class Shape:
 
     @classmethod
     def of(cls, model: nn.Module) -> Shape:
-        """That of a model of transformers, by its ``config``; it may be on the meta device.
+        """Read the sizes of a HuggingFace model, possibly on the meta device, from its ``config``.
 
         Raises:
-            NotApplicable: it has none that says so.
+            NotApplicable: the model has no config with these sizes.
         """
         config = getattr(model, "config", None)
         names = ("num_hidden_layers", "hidden_size", "num_attention_heads")
@@ -102,10 +102,10 @@ class StepTime:
 
     Attributes:
         compute: products.
-        tensor: all-reduces of hidden states, none of them hidden.
-        data: the all-reduce of the gradients, of which as much as half of the compute may hide.
-        stages: what a pipeline adds: its bubble, and messages from stage to stage.
-        reached: what products reach of the peak.
+        tensor: all-reduces of hidden states, not overlapped with compute.
+        data: the all-reduce of the gradients, which up to half of the compute may hide.
+        stages: additional time of a pipeline: its bubble, and messages from stage to stage.
+        reached: fraction of the peak reached by products.
     """
 
     compute: float
@@ -120,12 +120,12 @@ class StepTime:
         return self.data <= self.compute / 2
 
     def seconds(self, hiding: bool = True) -> float:
-        """All of it."""
+        """Return the total time."""
         seen = max(0.0, self.data - self.compute / 2) if hiding else self.data
         return self.compute + self.tensor + self.stages + seen
 
     def of_peak(self, hiding: bool = True) -> float:
-        """FLOP/s reached, as a fraction of the peak."""
+        """Return the reached FLOP/s as a fraction of the peak."""
         return self.reached * self.compute / self.seconds(hiding)
 
 
@@ -140,21 +140,21 @@ def step_time(
     parts: int = 1,
     recomputed: bool = False,
 ) -> StepTime:
-    """One step on ``tensor`` × ``stages`` × ``data`` devices.
+    """Compute the time of one step on ``tensor`` × ``stages`` × ``data`` devices.
 
     Args:
         shape: of the model.
-        machine: what it runs on.
-        sequence: tokens of a row.
-        tokens: of a step, for each of the ``data`` groups.
+        machine: to run on.
+        sequence: tokens per row.
+        tokens: per step, for each of the ``data`` groups.
         tensor: devices that share a layer: two all-reduces forward, two backward.
-        stages: of the pipeline, one forward and one backward in turns; each device of a stage sends its part of a
-            message (Narayanan et al. 2021).
+        stages: of the pipeline, with one forward and one backward alternating; each device of a stage sends its part
+            of a message (Narayanan et al. 2021).
         data: groups that all-reduce their gradients.
-        parts: micro-batches that a group's tokens come in.
+        parts: micro-batches per group.
         recomputed: whether layers run forward once more for their backward pass.
     """
-    passes = 4 if recomputed else 3  # a backward pass is two
+    passes = 4 if recomputed else 3  # a backward pass counts as two
     flops = 2 * passes * shape.parameters + 4 * passes * shape.layers * shape.hidden * sequence
     compute = flops * tokens / (tensor * stages) / (machine.peak * machine.reached)
     message = BYTES * tokens / parts * shape.hidden
@@ -170,18 +170,18 @@ def step_time(
 def held_bytes(
     shape: Shape, tokens: int, tensor: int = 1, stages: int = 1, parts: int = 1, recomputed: bool = False
 ) -> int:
-    """Bytes of the fullest device: weights, gradients, AdamW, and what layers keep for their backward pass.
+    """Return the bytes of the fullest device: weights, gradients, AdamW, and saved activations of the layers.
 
-    Kept are 34 bytes for each token and number of hidden states, 24 of them shared out by tensor parallelism; two where
-    layers are recomputed (Korthikanti et al. 2022, without attention's weights, which a fused attention does not keep).
-    The first stage holds as many micro-batches as there are stages. Logits are not counted.
+    A layer saves 34 bytes per token and hidden feature, 24 of them sharded by tensor parallelism, or two if layers are
+    recomputed (Korthikanti et al. 2022, without attention's weights, which fused attention does not save). The first
+    stage stores as many micro-batches as there are stages. Logits are not counted.
 
     Args:
         shape: of the model.
-        tokens: of a micro-batch.
+        tokens: per micro-batch.
         tensor: devices that share a layer.
         stages: of the pipeline.
-        parts: micro-batches of a step.
+        parts: micro-batches per step.
         recomputed: whether layers run forward once more.
     """
     whole = (10 + 24 / tensor) * tokens * shape.hidden
@@ -191,10 +191,10 @@ def held_bytes(
 
 
 class ModeledStep:
-    """A cost for :func:`schedule.tune` that runs nothing: the step of a model on many devices.
+    """Modeled cost for :func:`schedule.tune` of a training step on many devices, without running it.
 
-    Its knobs are ``split`` (tensor parallel, pipeline; the rest is data parallel), ``micro_batch`` (rows that run at a
-    time) and ``recomputed``. Time is in seconds, memory in bytes of the fullest device::
+    Its knobs are ``split`` (tensor parallel, pipeline; the rest is data parallel), ``micro_batch`` (rows per part)
+    and ``recomputed``. Time is in seconds, memory in bytes of the fullest device::
 
         cost = ModeledStep(Shape.of(model), devices=64, rows=512, sequence=4096)
         space = {"split": schedule.splits(64), "micro_batch": [1, 2, 4], "recomputed": [False, True]}
@@ -202,10 +202,10 @@ class ModeledStep:
 
     Args:
         shape: of the model.
-        devices: how many there are.
+        devices: number of devices.
         rows: of the batch of a step, on all devices.
-        sequence: tokens of a row.
-        machine: what it runs on.
+        sequence: tokens per row.
+        machine: to run on.
     """
 
     def __init__(self, shape: Shape, devices: int, rows: int, sequence: int, machine: Machine | None = None) -> None:
@@ -215,10 +215,10 @@ class ModeledStep:
     def __call__(
         self, sch: Node, split: tuple[int, int] = (1, 1), micro_batch: int = 1, recomputed: bool = False
     ) -> Measured:
-        """Work it out.
+        """Compute time and memory of a step.
 
         Raises:
-            NotApplicable: heads, layers, devices or rows do not share out so.
+            NotApplicable: heads, layers, devices or rows cannot be divided evenly.
         """
         tensor, stages = split
         data = self.devices // (tensor * stages)

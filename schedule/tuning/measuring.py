@@ -1,4 +1,4 @@
-"""What a trial costs: a measured training step, and how a cost function says so while it measures."""
+"""Cost of a trial: a measured training step, and the interface to report measurements in progress."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from schedule.util.named_values import named_tensors
 
 @dataclass(frozen=True)
 class Measured:
-    """What a cost function returns.
+    """Result of a cost function.
 
     Attributes:
         time: of a step, in any unit; the smaller, the better.
-        memory: bytes; None if it was not measured, which is an error where there is a bound.
+        memory: bytes; None if it was not measured, which is an error if there is a bound.
     """
 
     time: float
@@ -35,11 +35,11 @@ class Measured:
 
 
 class Ended(Exception):
-    """A trial that need not go on.
+    """Raised to end a trial early.
 
     Args:
-        status: what it is then.
-        reason: for the reader.
+        status: of the trial.
+        reason: shown to the user.
     """
 
     def __init__(self, status: Literal["over the bound", "pruned"], reason: str) -> None:
@@ -49,12 +49,14 @@ class Ended(Exception):
 
 
 class Watch:
-    """What a cost function that has a parameter ``watch`` tells while it measures, so that a bad trial ends early.
+    """Interface of a cost function to report measurements in progress, so a bad trial ends early.
+
+    Passed to cost functions with a parameter ``watch``.
 
     Args:
         bound: bytes; None for no bound.
-        outpaced: takes the time so far; whether the trial may end there.
-        original: inside, the model is as it was before the trial.
+        outpaced: takes the time so far and returns whether the trial may end there.
+        original: context manager to restore the model from before the trial inside its block.
     """
 
     def __init__(
@@ -68,37 +70,40 @@ class Watch:
         self.seen_time: float | None = None
 
     def memory(self, memory: int) -> None:
-        """The step needs ``memory`` bytes; a trial over the bound ends with its first time."""
+        """Report the memory of the step in bytes.
+
+        A trial over the bound ends with its first reported time.
+        """
         self.seen_memory = memory
 
     def time(self, so_far: float) -> None:
-        """The step takes ``so_far``, as it looks now; one over the bound or that others have outpaced ends here."""
+        """Report the current estimate of the time, and end a trial over the bound or outpaced by others."""
         self.seen_time = so_far
         self.end_over_bound()
         if self._outpaced(so_far):
             raise Ended("pruned", "slower than most at this point")
 
     def end_over_bound(self) -> None:
-        """End a trial that is over the bound: its time is known, which says what its knobs do elsewhere."""
+        """End a trial over the bound, after its first time, to learn the effects of its knobs elsewhere."""
         if self.bound is not None and self.seen_memory is not None and self.seen_memory > self.bound:
             over = self.seen_memory - self.bound
             raise Ended("over the bound", f"{self.seen_memory:,} bytes, {over:,} more than allowed")
 
 
 class TrainingStep:
-    """The cost of a training step without the optimizer's: its time over that of the original model, and peak memory.
+    """Cost of a training step without the optimizer step: time relative to the original model, and peak memory.
 
-    Memory comes first and is counted: all that is allocated during forward and backward, gradients included, beyond
-    what is there before. Then the step and that of the original model are timed in turns; the time is the median
-    of the rounds' ratios; over the bound there is one round. The model, its parameters, gradients and the random
-    state stay as they are.
+    Memory is counted first: all allocations during forward and backward, gradients included, beyond the memory in use
+    before. Then the step of the trial and the step of the original model are timed alternately; the time is the median
+    of the rounds' ratios. Over the bound there is only one round. The model, its parameters, gradients and the random
+    state are left unchanged.
 
-    A model whose step does not fit is its own reference in as large parts of the batch as do.
+    If the step of the original model does not fit in memory, it is timed in the largest parts of the batch that fit.
 
     Args:
-        rounds: how often both are timed.
-        clock: what counts the seconds; on a machine without an accelerator that others use too, ``time.process_time``
-            does not count theirs.
+        rounds: number of times both are timed.
+        clock: returns seconds; on a machine without an accelerator shared with other users, ``time.process_time``
+            does not count their time.
     """
 
     def __init__(self, rounds: int = 5, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -106,13 +111,13 @@ class TrainingStep:
         self._reference: list[Any] = []
 
     def __call__(self, sch: Node, watch: Watch, micro_batch: int | None = None, compiled: bool = False) -> Measured:
-        """Measure.
+        """Measure the step.
 
         Args:
             sch: with the trial's steps applied.
-            watch: told the memory, then the time after each round.
-            micro_batch: rows of the batch that run at a time, their gradients added up; None for all.
-            compiled: through ``torch.compile``, as a copy, for which there must be memory.
+            watch: receives the memory, then the time after each round.
+            micro_batch: rows of the batch per part, with gradients accumulated; None for all.
+            compiled: whether to use ``torch.compile``, on a copy that needs memory as well.
 
         Raises:
             NotApplicable: the batch has fewer rows, or the model is on the meta device.
@@ -140,14 +145,14 @@ class TrainingStep:
 
 
 def _compiling_afresh() -> AbstractContextManager[None]:
-    """Inside, torch.compile does not give up because earlier trials compiled the same forwards."""
+    """Raise the recompile limits of torch.compile, because earlier trials compiled the same forwards."""
     from fused.torch_internals.compiler import many_recompilations  # takes seconds
 
     return many_recompilations()
 
 
 def _rows_that_fit(model: nn.Module, batch: Any) -> int:
-    """How many rows of ``batch`` can be run at a time: all, or half as many until it goes."""
+    """Return the number of rows of ``batch`` fitting in memory at a time, by halving until a step runs."""
     rows = rows_of(batch)
     while rows > 1:
         try:
@@ -160,12 +165,12 @@ def _rows_that_fit(model: nn.Module, batch: Any) -> int:
 
 
 def rows_of(batch: Any) -> int:
-    """How many rows a batch has: the first size of its first tensor."""
+    """Return the number of rows of a batch, the first size of its first tensor with dimensions."""
     return next((tensor.shape[0] for tensor in named_tensors(batch).values() if tensor.ndim), 1)
 
 
 def split(batch: Any, micro_batch: int | None) -> list[Any]:
-    """``batch`` in parts of ``micro_batch`` rows; tensors that have another number of rows go to each part.
+    """Split ``batch`` into parts of ``micro_batch`` rows, each with all tensors of other sizes.
 
     Raises:
         NotApplicable: the batch has fewer rows.

@@ -1,4 +1,4 @@
-"""A search as a picture: time against memory."""
+"""Plot of a search, time against memory."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def plot(
     path: str | Path | None,
     marks: Mapping[str, Mapping[str, Any]],
 ) -> Figure:
-    """Draw ``trials``; see :meth:`schedule.tuning.Tuning.plot`.
+    """Plot ``trials``, as described in :meth:`schedule.tuning.Tuning.plot`.
 
     Args:
-        best: the one to mark with a star, if any.
+        best: the trial to mark with a star, if any.
         bound: bytes that a step may need.
         title: above the picture.
-        path: where to save it, if anywhere.
+        path: file to save it in, if any.
         marks: label → knobs of a trial to mark.
     """
     if importlib.util.find_spec("matplotlib") is None:
@@ -81,7 +81,7 @@ def _points(axes: Axes, placed: Sequence[Trial], unit: float) -> None:
 
 
 def _front(axes: Axes, placed: Sequence[Trial], unit: float) -> None:
-    """What no trial beats in both, as steps: faster needs more memory."""
+    """Draw the Pareto front as steps."""
     front = pareto(placed)
     x, y = _places(front, unit)
     axes.step(x, y, where="post", color=_INK, linewidth=1, alpha=0.6, zorder=2, label="Pareto front")

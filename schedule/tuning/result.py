@@ -1,4 +1,4 @@
-"""What a search found."""
+"""Result of a search."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Create = Callable[[nn.Module, Any], Any]
-"""Makes the schedule of a model and its example inputs."""
+"""Creates the schedule of a model and its example inputs."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A trial as a line of a table.
+    """One trial as a row of a table.
 
     Attributes:
         kind: ``best``, ``measured`` or ``other``.
-        said: what it was, and why it was not measured to the end.
+        said: the status, and the reason for not measuring to the end.
     """
 
     number: int
@@ -49,15 +49,15 @@ class Row:
 
 @dataclass(frozen=True, repr=False)
 class Tuning:
-    """What :func:`schedule.tune` tried; prints as a table, also in a notebook.
+    """Result of :func:`schedule.tune`, printed as a table, also in a notebook.
 
     Attributes:
         trials: in the order of the search.
         bound: bytes that a step may need; None for no bound.
-        of: what was tuned.
-        plan: the schedule function, bound so that it takes a schedule and the knobs.
+        of: the model and the schedule function that were tuned.
+        plan: the schedule function, wrapped to take a schedule and the knobs.
         stopped: whether the search was interrupted.
-        create: makes the schedule of a model and its example inputs.
+        create: creates the schedule of a model and its example inputs.
     """
 
     trials: Sequence[Trial]
@@ -68,15 +68,15 @@ class Tuning:
     create: Create | None = None
 
     def select(self, status: Status) -> list[Trial]:
-        """The trials that ended so."""
+        """Return the trials with this status."""
         return [trial for trial in self.trials if trial.status == status]
 
     @property
     def best(self) -> Trial:
-        """The fastest within the bound.
+        """The fastest trial within the bound.
 
         Raises:
-            NotApplicable: none is; says the least memory that was seen, or why trials failed.
+            NotApplicable: there is none; the message has the least memory seen, or the reason of failed trials.
         """
         measured = self.select("measured")
         if not measured:
@@ -102,15 +102,15 @@ class Tuning:
 
     @property
     def front(self) -> list[Trial]:
-        """The trials that no other beats in both time and memory, by memory."""
+        """Pareto front of the trials in time and memory, sorted by memory."""
         return pareto(self.trials)
 
     @property
     def recipe(self) -> Recipe:
-        """The steps of the best trial, for :func:`schedule.replay`, ``to_json`` and ``to_python``.
+        """Steps of the best trial, for :func:`schedule.replay`, ``to_json`` and ``to_python``.
 
         Raises:
-            RecipeError: they cannot be written down.
+            RecipeError: the steps cannot be serialized.
             NotApplicable: as for :attr:`best`.
         """
         best = self.best
@@ -122,15 +122,17 @@ class Tuning:
         return best.recipe
 
     def apply(self, model: nn.Module | Node, example_inputs: Any = None) -> Any:
-        """Schedule ``model`` by the plan with the best knobs; those of the step (``micro_batch``) are the caller's.
+        """Schedule ``model`` by the plan with the best knobs.
+
+        Knobs of the training step (``micro_batch``) are left to the caller.
 
         Args:
-            model: the tuned one or another of its kind; or a schedule of it.
+            model: the tuned model, another one of the same architecture, or a schedule of it.
             example_inputs: of a model, as for :func:`schedule.create_schedule`.
 
         Raises:
             NotApplicable: as for :attr:`best`.
-            ScheduleError: the plan does not go on this model.
+            ScheduleError: the plan does not apply to this model.
         """
         best = self.best
         if self.plan is None or self.create is None:
@@ -140,7 +142,7 @@ class Tuning:
         return sch
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as plain data."""
+        """Return the result as plain data."""
         best = self.best if self.select("measured") else None
         return {
             "of": self.of,
@@ -151,14 +153,14 @@ class Tuning:
         }
 
     def to_json(self, indent: int | None = 1) -> str:
-        """As :meth:`to_dict`, as text."""
+        """Return the result of :meth:`to_dict` as a JSON string."""
         return json.dumps(self.to_dict(), indent=indent)
 
     def plot(self, path: str | Path | None = None, marks: Mapping[str, Mapping[str, Any]] | None = None) -> Figure:
-        """Time against memory: every trial, the bound, and the Pareto front.
+        """Plot time against memory of every trial, with the bound and the Pareto front.
 
         Args:
-            path: where the picture goes, by its ending PNG, SVG or PDF; None for none.
+            path: file for the picture, PNG, SVG or PDF by its suffix; None to save nothing.
             marks: label → knobs of a trial that gets that label.
 
         Raises:
@@ -168,13 +170,13 @@ class Tuning:
         return plot(self.trials, best, self.bound, f"{self.of}: {self.summary()}", path, marks or {})
 
     def summary(self) -> str:
-        """What came of it, on one line."""
+        """Return a summary on one line."""
         counts = ", ".join(f"{len(own)} {status}" for status in STATUSES if (own := self.select(status)))
         bound = "" if self.bound is None else f"; at most {size_text(self.bound)}"
         return f"{len(self.trials)} trials: {counts or 'none'}{bound}{'; interrupted' if self.stopped else ''}"
 
     def rows(self) -> list[Row]:
-        """One line a trial, the fastest within the bound first."""
+        """Return one row per trial, the fastest within the bound first."""
         order = {status: place for place, status in enumerate(STATUSES)}
         trials = sorted(self.trials, key=lambda t: (order[t.status], t.time or 0.0, t.memory or 0, t.number))
         best = self.best if self.select("measured") else None

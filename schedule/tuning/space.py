@@ -1,4 +1,4 @@
-"""What there is to choose from: the knobs of a schedule function, and the values of each."""
+"""Search space: the knobs of a schedule function, and the values of each."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Knobs = dict[str, Any]
 
 @dataclass(frozen=True)
 class Choice:
-    """One of some values; made by :func:`choice`.
+    """Knob with a list of values, made by :func:`choice`.
 
     Attributes:
-        values: what there is. Numbers that rise or fall are searched as a scale, anything else as names.
+        values: all values. Increasing or decreasing numbers are searched as a scale, others as unordered names.
         when: knob → value, or list of values, that it must have for this one to matter.
     """
 
@@ -26,29 +26,29 @@ class Choice:
 
     @property
     def ordered(self) -> bool:
-        """Whether neighbors are alike."""
+        """Whether neighboring values are similar."""
         if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in self.values):
             return False
         return list(self.values) in (sorted(self.values), sorted(self.values, reverse=True))
 
     @property
     def size(self) -> int:
-        """How many values there are."""
+        """Number of values."""
         return len(self.values)
 
     def describe(self) -> Any:
-        """As JSON: what makes it the same knob in another process."""
+        """Describe the knob as JSON, to compare it with the knob of another process."""
         return {"choice": [text_of(value) for value in self.values], **_when(self.when)}
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number in a range; made by :func:`number`.
+    """Knob with a number in a range, made by :func:`number`.
 
     Attributes:
-        low: the smallest.
-        high: the largest.
-        log: whether twice as much matters as much anywhere in the range.
+        low: the smallest value.
+        high: the largest value.
+        log: whether the scale is logarithmic.
         when: knob → value, or list of values, that it must have for this one to matter.
     """
 
@@ -64,11 +64,11 @@ class Number:
 
     @property
     def size(self) -> float:
-        """How many values there are."""
+        """Number of values."""
         return self.high - self.low + 1 if self.whole else math.inf
 
     def describe(self) -> Any:
-        """As JSON: what makes it the same knob in another process."""
+        """Describe the knob as JSON, to compare it with the knob of another process."""
         return {"number": [self.low, self.high], "log": self.log, **_when(self.when)}
 
 
@@ -77,12 +77,12 @@ Suggest = Callable[[str, Knob], Any]
 
 
 def choice(*values: Any, when: Mapping[str, Any] | None = None) -> Choice:
-    """A knob that is one of ``values``; a list in a space is short for it.
+    """Return a knob with one of ``values``, in a space also written as a list.
 
     Args:
-        values: anything. Numbers that rise or fall are searched as a scale, anything else as names.
-        when: ``{"checkpointing": "every"}``: only where that knob has this value, or one of a list of values;
-            elsewhere this one is None.
+        values: anything. Increasing or decreasing numbers are searched as a scale, others as unordered names.
+        when: ``{"checkpointing": "every"}``: the knob only matters if that knob has this value, or one of a list of
+            values; otherwise this knob is None.
 
     Raises:
         NotApplicable: there are no values, or two are the same.
@@ -95,12 +95,12 @@ def choice(*values: Any, when: Mapping[str, Any] | None = None) -> Choice:
 
 
 def number(low: int | float, high: int | float, log: bool = False, when: Mapping[str, Any] | None = None) -> Number:
-    """A knob that is a number from ``low`` to ``high``; an integer if both are.
+    """Return a knob with a number from ``low`` to ``high``, an integer if both are.
 
     Args:
-        low: the smallest.
-        high: the largest.
-        log: on a logarithmic scale, as for bytes.
+        low: the smallest value.
+        high: the largest value.
+        log: whether to search on a logarithmic scale, as for bytes.
         when: as for :func:`choice`.
 
     Raises:
@@ -114,15 +114,15 @@ def number(low: int | float, high: int | float, log: bool = False, when: Mapping
 
 
 def splits(ranks: int, ways: int = 2, when: Mapping[str, Any] | None = None) -> Choice:
-    """A knob for sharing ``ranks`` out: tuples of ``ways`` numbers whose product divides it.
+    """Return a knob for splitting ``ranks``: all tuples of ``ways`` numbers with a product dividing ``ranks``.
 
     ::
 
         splits(4)     # tensor parallel, pipeline: (1, 1) (1, 2) (1, 4) (2, 1) (2, 2) (4, 1); the rest, data parallel
 
     Args:
-        ranks: how many devices there are.
-        ways: how many kinds of parallelism share them.
+        ranks: number of devices.
+        ways: number of types of parallelism to split them into.
         when: as for :func:`choice`.
     """
     found: list[tuple[int, ...]] = [()]
@@ -132,13 +132,14 @@ def splits(ranks: int, ways: int = 2, when: Mapping[str, Any] | None = None) -> 
 
 
 class Space:
-    """The knobs, in the order in which they are chosen.
+    """All knobs, in the order of their choice.
 
     Args:
         declared: name → a knob, or a list of values.
 
     Raises:
-        NotApplicable: there are none, one is neither, or one depends on a knob that does not come before it.
+        NotApplicable: there are no knobs, an entry is neither a knob nor a list, or a knob depends on one that is not
+            declared before it.
     """
 
     def __init__(self, declared: Mapping[str, Any]) -> None:
@@ -165,7 +166,7 @@ class Space:
         return knob
 
     def draw(self, suggest: Suggest) -> Knobs:
-        """A value for each knob, by ``suggest``; None for those that do not matter."""
+        """Draw a value for each knob by ``suggest``, or None for knobs without effect."""
         drawn: Knobs = {}
         for name, knob in self.knobs.items():
             drawn[name] = suggest(name, knob) if self._matters(knob, drawn) else None
@@ -176,11 +177,11 @@ class Space:
 
     @property
     def size(self) -> float:
-        """At most so many points; fewer if some knobs matter only sometimes."""
+        """Upper bound on the number of points, exact if every knob always matters."""
         return math.prod(knob.size for knob in self.knobs.values())
 
     def points(self) -> Iterator[Knobs]:
-        """Every point of a finite space."""
+        """Yield every point of a finite space."""
         found: list[Knobs] = [{}]
         for name, knob in self.knobs.items():
             found = [
@@ -191,7 +192,7 @@ class Space:
         yield from found
 
     def describe(self) -> dict[str, Any]:
-        """As JSON: what makes it the same space in another process."""
+        """Describe the space as JSON, to compare it with the space of another process."""
         return {name: knob.describe() for name, knob in self.knobs.items()}
 
 
@@ -200,7 +201,7 @@ def _values(knob: Knob) -> tuple[Any, ...]:
 
 
 def text_of(value: Any) -> str:
-    """A value of a knob as text, the same in every process."""
+    """Format a value of a knob as a string, the same in every process."""
     name = getattr(value, "__qualname__", None)
     return f"{value.__module__}.{name}" if name else repr(value)
 

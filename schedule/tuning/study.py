@@ -1,4 +1,4 @@
-"""The search by optuna: what to try next, and what is kept of it on disk."""
+"""Search by optuna: the next points to try, and the trials stored on disk."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from schedule.util.errors import NotApplicable
 Sampler = Callable[[int], BaseSampler]
 
 _ENUMERABLE = 2_000
-"""Of a larger space, as many points are drawn, to choose from them."""
+"""Number of points to draw as candidates from a larger space."""
 _AT_RANDOM = 5
-"""How many trials come before there is anything to learn from."""
+"""Number of random trials before the surrogate is used."""
 _PATIENCE = 4
-"""How often in a row a sampler may want what is known, before a new point is drawn instead."""
+"""Number of successive known points from a sampler before a new point is drawn instead."""
 _FAILED = 10.0
-"""How far a trial that failed counts as over the bound: 1 is twice the bound."""
+"""Excess over the bound assigned to a failed trial: 1 is twice the bound."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ class Asked:
     """A point to try.
 
     Attributes:
-        knobs: its values.
-        trial: optuna's.
+        knobs: the values.
+        trial: the trial of optuna.
     """
 
     knobs: Knobs
     trial: optuna.Trial
 
     def outpaced(self, so_far: float) -> bool:
-        """Whether the median of the others was faster at this point."""
+        """Check whether the median of the other trials was faster at this point."""
         step = len(self.trial._cached_frozen_trial.intermediate_values)
         self.trial.report(so_far, step)
         return self.trial.should_prune()
@@ -57,15 +57,15 @@ class Study:
     """Trials so far, in memory or on disk, and the next ones.
 
     Args:
-        space: what there is to choose from.
+        space: the search space.
         storage: a file, the URL of a database, or None.
-        name: under which it is stored.
-        about: what must be the same for stored trials to count.
-        seed: of the search; trial n is the same whether it was interrupted before or not.
-        sampler: makes a sampler of optuna from a seed; None for :func:`~schedule.tuning.surrogate.promising`.
+        name: under which the study is stored.
+        about: properties that must be equal for stored trials to be used.
+        seed: of the search; trial n is the same whether the search was interrupted before or not.
+        sampler: creates a sampler of optuna from a seed; None for :func:`~schedule.tuning.surrogate.promising`.
 
     Raises:
-        NotApplicable: what is stored is about something else, or cannot be read.
+        NotApplicable: the stored study has other properties, or cannot be read.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Study:
                 fix="a file that a search wrote, or a new one in a folder that exists",
             ) from error
         self._check(about, storage)
-        for trial in self._frozen(TrialState.RUNNING):  # of a process that is gone
+        for trial in self._frozen(TrialState.RUNNING):  # of a process that has ended
             self._study.tell(trial.number, state=TrialState.FAIL)
 
     def _check(self, about: Mapping[str, Any], storage: str | Path | None) -> None:
@@ -111,11 +111,11 @@ class Study:
     def _frozen(self, *states: TrialState) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False, states=states)
 
-    # -- what is there ------------------------------------------------------------------------------------
+    # -- stored trials ------------------------------------------------------------------------------------
 
     @property
     def trials(self) -> list[Trial]:
-        """Those that came to an end, in order."""
+        """Completed trials, in order."""
         return [self._trial(trial) for trial in self._ended()]
 
     def _ended(self) -> list[FrozenTrial]:
@@ -132,10 +132,10 @@ class Study:
         recipe = None if said["recipe"] is None else Recipe.from_json(said["recipe"])
         return Trial(said["number"], knobs, said["status"], said["time"], said["memory"], said["reason"], recipe)
 
-    # -- what comes next ----------------------------------------------------------------------------------
+    # -- next points --------------------------------------------------------------------------------------
 
     def proposals(self, count: int) -> Iterator[Asked]:
-        """Points that were not tried, until ``count`` trials have ended or the space has no more."""
+        """Yield untried points until ``count`` trials have ended or the space is exhausted."""
         while len(self._ended()) < count:
             asked = self._new()
             if asked is None:
@@ -168,7 +168,7 @@ class Study:
             return Asked(self.space.draw(lambda name, knob: _suggested(trial, name, knob)), trial)
 
     def _left(self, known: set[Any]) -> list[Knobs]:
-        """Points that were not tried: all of them, or some of a space that is too large."""
+        """Return the untried points, or a random sample of them for a large space."""
         draw = random.Random(f"{self.seed}:{len(known)}: some of them")
         if self.space.size <= _ENUMERABLE:
             points = list(self.space.points())
@@ -186,14 +186,14 @@ class Study:
         self.space.draw(note)
         return found
 
-    # -- what came of it ----------------------------------------------------------------------------------
+    # -- results ------------------------------------------------------------------------------------------
 
     def tell(self, asked: Asked, trial: Trial, excess: float) -> None:
-        """Keep what came of a trial.
+        """Store the result of a trial.
 
         Args:
             asked: the point.
-            trial: what it cost.
+            trial: the result.
             excess: memory over the bound, as a fraction of it; 0 or less is within.
         """
         said = {name: getattr(trial, name) for name in ("number", "status", "time", "memory", "reason")}
@@ -208,7 +208,7 @@ class Study:
             )
 
     def drop(self, asked: Asked) -> None:
-        """Forget a point that was not tried to the end."""
+        """Discard a point not tried to the end."""
         self._study.tell(asked.trial, state=TrialState.FAIL)
 
 
@@ -244,7 +244,7 @@ def _key(params: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
 
 
 def _storage(storage: str | Path | None) -> Any:
-    """A file that ends in ``.db`` or ``.sqlite`` is a database, any other a journal."""
+    """Open a file as a storage: ``.db``, ``.sqlite`` or ``.sqlite3`` as a database, any other as a journal."""
     if storage is None or "://" in str(storage):
         return storage
     path = Path(storage)
@@ -257,7 +257,7 @@ def _storage(storage: str | Path | None) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without optuna's log lines, and its warnings of arguments that are new."""
+    """Suppress optuna's log messages, and its warnings about experimental arguments."""
     level = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:

@@ -1,10 +1,10 @@
-"""Where to look next: Gaussian processes of time and memory over the knobs, and what improves most within the bound.
+"""Choice of the next point: Gaussian processes of time and memory over the knobs, and expected improvement.
 
-Most of what a knob does to time and memory it does whatever the others are, as a factor; the rest depends on all of
+Most of the effect of a knob on time and memory is a factor independent of the other knobs; the rest depends on all of
 them. The kernel is a sum of both parts, over logarithms. The next point is the one with the largest expected
 improvement times the probability that it is within the bound and does not fail (Gardner et al. 2014, Bayesian
-optimization with inequality constraints). Both are also learnt from trials that were over the bound: what is fast is
-mostly what needs much memory, and under a tight bound there is little else to learn it from.
+optimization with inequality constraints). Both are also learned from trials over the bound: fast points mostly need
+much memory, and under a tight bound there is little other data to learn from.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from schedule.tuning.trial import Trial
 Array = NDArray[np.float64]
 
 _ALONE = 0.6
-"""How much of the variance is what each knob does by itself."""
+"""Fraction of the variance from the separate effects of the knobs."""
 _FALL = 1.0
-"""The logarithm by which likeness falls from one end of a knob to the other."""
+"""Decrease of the logarithm of the similarity from one end of a knob to the other."""
 _NOISE = {"time": 0.2, "memory": 1e-3, "failure": 0.05}
-"""Of a measurement, as a part of the variance."""
+"""Noise of a measurement, as a fraction of the variance."""
 
 
 def promising(space: Space, trials: Sequence[Trial], bound: int | None, candidates: Sequence[Knobs]) -> int:
-    """Which of ``candidates`` to try next.
+    """Return the index of the candidate to try next.
 
     Args:
-        space: what they are points of.
-        trials: what is known; at least one.
+        space: the space of the candidates.
+        trials: the trials so far; at least one.
         bound: bytes; None for no bound.
         candidates: points that were not tried.
     """
@@ -55,13 +55,13 @@ def promising(space: Space, trials: Sequence[Trial], bound: int | None, candidat
 
 
 class _Places:
-    """Candidates, and what is predicted there."""
+    """Candidates, with predictions for each."""
 
     def __init__(self, space: Space, candidates: Sequence[Knobs]) -> None:
         self.space, self.candidates = space, candidates
 
     def predicted(self, trials: Sequence[Trial], values: Sequence[float], kind: str) -> tuple[Array, Array]:
-        """Mean and standard deviation at each candidate, from what was seen in trials."""
+        """Predict mean and standard deviation at each candidate from the values of trials."""
         seen = [trial.knobs for trial in trials]
         y = np.array(values)
         middle, scale = y.mean(), y.std() or 1e-3
@@ -72,7 +72,7 @@ class _Places:
         return middle + scale * (across @ solved[:, 0]), scale * np.sqrt(np.maximum(variance, 1e-9))
 
     def _alike(self, some: Sequence[Knobs], others: Sequence[Knobs]) -> Array:
-        """1 for the same point, less the further apart two are."""
+        """Compute the similarities: 1 for the same point, decreasing with distance."""
         near = [self._near(name, knob, some, others) for name, knob in self.space.knobs.items()]
         return _ALONE * sum(near) / len(near) + (1.0 - _ALONE) * np.prod(near, axis=0)
 
@@ -85,7 +85,10 @@ class _Places:
 
 
 def _position(knob: Knob, value: object) -> float:
-    """Where a value is from 0 to 1; names are whole numbers apart, and so is a knob that does not matter."""
+    """Map a value to a position from 0 to 1.
+
+    The positions of unordered names, and of a knob without effect (−1), are whole numbers apart.
+    """
     if value is None and not (isinstance(knob, Choice) and None in knob.values):
         return -1.0
     if isinstance(knob, Choice):
@@ -96,5 +99,5 @@ def _position(knob: Knob, value: object) -> float:
 
 
 def _below(z: Array) -> Array:
-    """The normal distribution function."""
+    """Compute the normal cumulative distribution function."""
     return np.array([0.5 * math.erfc(-x / math.sqrt(2)) for x in z])

@@ -1,4 +1,4 @@
-"""One point of a search, and what came of it."""
+"""One point of a search, with its result."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ STATUSES: tuple[Status, ...] = ("measured", "pruned", "over the bound", "failed"
 
 @dataclass(frozen=True)
 class Trial:
-    """One point of the space.
+    """One point of the space, with its result.
 
     Attributes:
         number: in the order of the search.
-        knobs: name → value; None for those that did not matter.
-        status: ``measured``; ``over the bound``, which is timed once; ``pruned``, when others were faster; ``failed``.
-        time: of a step; of one that was not measured to the end, as it looked then. None if it was not timed.
+        knobs: name → value; None for knobs that did not matter.
+        status: ``measured``; ``over the bound``, timed only once; ``pruned``, if others were faster; ``failed``.
+        time: of a step; if not measured to the end, the last estimate. None if it was not timed.
         memory: bytes; None if it was not measured.
-        reason: why it was not measured to the end, "" if it was.
-        recipe: the steps as data; None if there are none or they cannot be written down.
+        reason: for not measuring to the end, "" if measured.
+        recipe: the steps as data; None if there are none or they cannot be serialized.
     """
 
     number: int
@@ -37,18 +37,18 @@ class Trial:
 
     @property
     def label(self) -> str:
-        """The knobs that mattered, on one line."""
+        """Knobs on one line, without those of no effect."""
         return labeled(self.knobs)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the trial as plain data."""
         plain = {name: _plain(value) for name, value in self.knobs.items()}
         told = {"number": self.number, "knobs": plain, "status": self.status, "time": self.time}
         return {**told, "memory": self.memory, "reason": self.reason}
 
 
 def pareto(trials: Iterable[Trial]) -> list[Trial]:
-    """Those with a time and a memory that no other beats in both, by memory."""
+    """Return the Pareto front in time and memory of the trials with both, sorted by memory."""
     front: list[Trial] = []
     placed = [trial for trial in trials if trial.time is not None and trial.memory is not None]
     for trial in sorted(placed, key=lambda t: (t.memory, t.time)):
@@ -58,7 +58,7 @@ def pareto(trials: Iterable[Trial]) -> list[Trial]:
 
 
 def labeled(knobs: Knobs) -> str:
-    """Knobs on one line, without those that do not matter."""
+    """Format knobs on one line, without those of no effect."""
     return ", ".join(f"{name}={_shown(value)}" for name, value in knobs.items() if value is not None)
 
 

@@ -1,4 +1,4 @@
-"""Try the values of a schedule function's knobs, measure each, keep the best."""
+"""Search over the values of a schedule function's knobs, with a measurement of each trial."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FAILURES = (
     LookupError,
     OSError,
 )
-"""What a trial may raise; it is recorded, and the search goes on."""
+"""Errors of a trial that are recorded, with the search continuing."""
 
 
 def refuse_without_optuna() -> None:
@@ -62,7 +62,7 @@ def checked_bound(memory: int | None, trials: int) -> int | None:
 
 
 class Tuner:
-    """One search: a model, what is done to it, and what it costs.
+    """One search, with the model, the schedule function and the cost function.
 
     Args:
         sch: the schedule of the model, with the inputs to measure it on.
@@ -70,7 +70,7 @@ class Tuner:
         space: the knobs.
         cost: as for :func:`schedule.tune`.
         bound: bytes that a step may need; None for no bound.
-        create: makes the schedule of a model, for :meth:`Tuning.apply`.
+        create: creates the schedule of a model, for :meth:`Tuning.apply`.
     """
 
     def __init__(self, sch: Node, plan: Plan, space: Space, cost: Cost, bound: int | None, create: Create) -> None:
@@ -111,7 +111,7 @@ class Tuner:
         return Tuning(study.trials, self.bound, self.title, partial(_called, self.plan), stopped, self.create)
 
     def tried(self, study: Study, asked: Asked) -> None:
-        """One trial, from the point to what is kept of it."""
+        """Run one trial and store its result."""
         complete = False
         try:
             trial = self.trial(len(study.trials), asked)
@@ -153,7 +153,7 @@ class Tuner:
 
     @contextmanager
     def taken_back(self) -> Iterator[None]:
-        """Inside, steps may be made; afterwards, whatever happened, all is as it was."""
+        """Roll back all steps made in the block at its end, also on error."""
         with suppress(_Over), self.sch.tree.history.all_or_nothing():
             yield
             raise _Over
@@ -177,7 +177,7 @@ class Tuner:
 
 
 class _Over(Exception):
-    """A trial is over, and what it did is taken back."""
+    """Raised at the end of a trial to roll back its steps."""
 
 
 class _Bar:
@@ -213,7 +213,7 @@ class _Bar:
 
 
 def _parameters(function: Callable[..., Any]) -> set[str]:
-    """The names that ``function`` takes after the schedule; ``**`` if it takes any."""
+    """Return the parameter names of ``function`` after the schedule, with ``**`` if it takes any name."""
     parameters = list(inspect.signature(function).parameters.values())[1:]
     return {"**" if p.kind is p.VAR_KEYWORD else p.name for p in parameters}
 
@@ -224,11 +224,11 @@ def _called(function: Callable[..., Any], sch: Node, knobs: Knobs) -> Any:
 
 
 def _named(function: Any) -> str:
-    """A function or the class of a callable, without its module."""
+    """Return the name of a function, or of the class of a callable, without its module."""
     return getattr(function, "__name__", type(function).__name__)
 
 
 def _reason(error: Exception) -> str:
-    """One line of why a trial failed."""
+    """Return the reason for a failed trial on one line."""
     text = error.why if isinstance(error, ScheduleError) else str(error)
     return f"{type(error).__name__}: {text.strip().splitlines()[0]}" if text.strip() else type(error).__name__

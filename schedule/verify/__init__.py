@@ -1,4 +1,4 @@
-"""Proof that a scheduled model computes what it did: outputs, gradients, training, at several shapes."""
+"""Verification of scheduled models against the original: outputs, gradients, training, at several shapes."""
 
 from __future__ import annotations
 

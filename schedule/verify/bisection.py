@@ -1,4 +1,4 @@
-"""Which primitive broke the model, by replaying the schedule."""
+"""Bisection: search for the first failing step by replaying the schedule."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Step(Protocol):
 
     @property
     def description(self) -> str:
-        """What was done and where, such as ``fuse(bias_gelu) on transformer.h.0.mlp``."""
+        """Action and module, such as ``fuse(bias_gelu) on transformer.h.0.mlp``."""
 
 
 class Undoable(Protocol):
-    """What verification needs of a schedule."""
+    """Interface of a schedule for verification."""
 
     @property
     def module(self) -> nn.Module:
@@ -30,18 +30,18 @@ class Undoable(Protocol):
 
     @property
     def history(self) -> Sequence[Step]:
-        """Applied steps, oldest first; undone ones are not among them."""
+        """Applied steps, oldest first, without undone ones."""
 
     def undo(self) -> object:
         """Revert the last step, bit-exactly."""
 
     def redo(self) -> object:
-        """Apply the step undone last once more."""
+        """Reapply the last undone step."""
 
 
 @contextmanager
 def undone(sch: Undoable, down_to: int = 0) -> Iterator[None]:
-    """Inside, only the first ``down_to`` steps are applied; afterwards all that were, whatever happened."""
+    """Undo all steps except the first ``down_to``, and redo them on exit, also after an error."""
     count = len(sch.history)
     try:
         while len(sch.history) > down_to:
@@ -59,22 +59,22 @@ def first_failing_step(
     tolerance: Tolerance,
     agreed: Callable[[bool], bool] = bool,
 ) -> tuple[int, str] | None:
-    """The last step before which the model still computed what the original does.
+    """Find the first failing step: the step right after the last correct state of the model.
 
-    Steps are undone one at a time until the model is equal again. Going backwards matters: a step that is
-    wrong until another completes it (a shard before its sync) is passed over, where a search from the front
-    would stop.
+    Steps are undone one at a time until the model is equal again. Going backwards matters: a step that is wrong
+    until a later one completes it (a shard before its sync) is skipped, while a search from the front would stop
+    there.
 
     Args:
         sch: the schedule.
-        case: in which it differs.
-        reference: what the original computes then.
+        case: the case in which the model differs.
+        reference: the observation of the original in that case.
         tolerance: what counts as equal.
-        agreed: on several ranks, which must all call this: whether it is equal on all of them.
+        agreed: on several ranks, which must all call this: whether the model is equal on all of them.
 
     Returns:
         the step's index and description; None if the model differs even with everything undone, which means
-        that the original does not repeat itself.
+        that the original is not reproducible.
     """
     steps = [step.description for step in sch.history]
     with undone(sch, len(steps)):

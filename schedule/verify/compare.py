@@ -1,4 +1,4 @@
-"""Two observations side by side."""
+"""Comparison of two observations."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from schedule.verify.report import Deviation, missing
 from schedule.verify.tolerances import Tolerance
 
 _SPREAD = 0.25
-"""Rounding is spread evenly: over many elements its RMS is a fourth of its largest and less. What is wrong
-everywhere by a little, such as the other GELU, is not, and shows in the RMS first."""
+"""Allowed RMS of a difference, relative to its allowed maximum. Over many elements the RMS of rounding is at most a
+fourth of its maximum. A small error everywhere, such as the other GELU, exceeds this first."""
 _MANY = 256
 
 TRAINED = "output after training"
 
 
 def compare(reference: Observation, other: Observation, tolerance: Tolerance) -> list[Deviation]:
-    """Every deviation of ``other`` from ``reference``, worst first."""
+    """Return all deviations of ``other`` from ``reference``, worst first."""
     found = [*_structure(reference, other)]
     for kind, ours, theirs in (
         ("output", reference.outputs, other.outputs),
@@ -79,7 +79,7 @@ def _described(value: torch.Tensor | Plain) -> str:
 
 
 def _input_gradients(reference: Observation, other: Observation, tolerance: Tolerance) -> Iterator[Deviation]:
-    # No gradient and zeros are the same for an input: no optimizer reads it.
+    # For an input, no gradient and zeros are equivalent: no optimizer reads it.
     for name, grad in reference.input_gradients.items():
         if name not in other.input_gradients:
             continue
@@ -94,7 +94,7 @@ def _input_gradients(reference: Observation, other: Observation, tolerance: Tole
 
 
 def _tensor(kind: str, name: str, ours: torch.Tensor, theirs: torch.Tensor, allowed: float, floor: float) -> Deviation:
-    """Per element, relative to the element's size plus the RMS of its tensor; and by RMS over all."""
+    """Compare per element, relative to its size plus the RMS of its tensor, and by RMS over all elements."""
     if (ours.shape, ours.dtype, ours.device) != (theirs.shape, theirs.dtype, theirs.device):
         before = f"{list(ours.shape)} {ours.dtype} {ours.device}"
         return missing(kind, name, f"is {list(theirs.shape)} {theirs.dtype} {theirs.device}, was {before}")
@@ -123,13 +123,13 @@ def _tensor(kind: str, name: str, ours: torch.Tensor, theirs: torch.Tensor, allo
 
 
 def _class(tensor: torch.Tensor, limit: float) -> torch.Tensor:
-    """0 for ordinary values, ±1 for masked or infinite ones, 2 for NaN."""
+    """Return 0 for ordinary values, ±1 for masked or infinite ones, 2 for NaN."""
     kinds = (tensor >= limit).int() - (tensor <= -limit).int()
     return torch.where(torch.isnan(tensor), 2, kinds)
 
 
 def _updates(reference: Observation, other: Observation, tolerance: Tolerance) -> Iterator[Deviation]:
-    """By RMS: a weight frozen by mistake deviates by all of its update, a relative deviation of one."""
+    """Compare updates by RMS: a weight frozen by mistake has a relative deviation of one."""
     floor = tolerance.floor_update * _largest_rms(reference.updates)
     for name, ours in reference.updates.items():
         theirs = other.updates.get(name)
@@ -148,7 +148,7 @@ def _updates(reference: Observation, other: Observation, tolerance: Tolerance) -
 
 
 def _trained(reference: Observation, other: Observation, tolerance: Tolerance) -> Iterator[Deviation]:
-    """Outputs after training, relative to how far training moved them: finds weights cached before it."""
+    """Compare outputs after training, relative to their change by training, to find weights cached before it."""
     for name, ours in reference.outputs_trained.items():
         theirs, before = other.outputs_trained.get(name), reference.outputs.get(name)
         tensors = [value for value in (ours, theirs, before) if isinstance(value, torch.Tensor)]

@@ -1,4 +1,4 @@
-"""Whether two models compute the same thing."""
+"""Check of the equivalence of two models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REFUSALS: tuple[type[Exception], ...] = (
     AssertionError,
     ScheduleError,
 )
-"""How models refuse a shape, and how broken ones fail."""
+"""Exceptions raised by models for unsupported shapes, and by broken models."""
 
 
 def equivalent(
@@ -40,13 +40,13 @@ def equivalent(
     tolerance: Tolerance | None = None,
     optimizer: OptimizerFactory | None = None,
 ) -> EquivalenceReport:
-    """Compare ``b`` with ``a``, the reference, in every way that training or inference could tell them apart.
+    """Compare ``b`` with ``a``, the reference, in training and in inference.
 
-    In eval and in train mode (dropout on, one seed), with the weights as they are and with perturbed ones, on
-    ``batch`` and on batches of other sizes made from it: outputs, gradients of every parameter and every
-    floating input, buffers, random state, and the parameter updates of ``steps`` AdamW steps relative to
-    their size. Both models are left as they were. The loss is ``output.loss``, else the outputs weighted by
-    fixed random numbers.
+    Runs in eval and train mode (dropout on, same seed), with the weights as they are and with perturbed ones, on
+    ``batch`` and on batches of other sizes made from it. Compares outputs, gradients of every parameter and every
+    floating input, buffers, random state, and the parameter updates of ``steps`` AdamW steps relative to their
+    size. Both models are left unchanged. The loss is ``output.loss``, else the outputs weighted by fixed random
+    numbers.
 
     Args:
         a: the reference.
@@ -57,7 +57,7 @@ def equivalent(
         optimizer: makes an optimizer from a list of parameters; AdamW by default.
 
     Returns:
-        a report, true exactly if everything was within tolerance. It stops at the first case that was not.
+        a report, true exactly if everything was within tolerance. It stops at the first failing case.
 
     Raises:
         VerificationError: a model has parameters on the meta device, or the reference is not finite on
@@ -76,7 +76,7 @@ def equivalent(
 
 
 def cases(batch: Any, steps: int, optimizer: OptimizerFactory | None) -> Iterator[Case]:
-    """The given batch with both weights, then every other shape with its own; each in both modes."""
+    """Yield the given batch with own and perturbed weights, then other shapes with own ones, all in both modes."""
     weights: tuple[Weights, ...] = get_args(Weights)
     modes: tuple[Mode, ...] = get_args(Mode)
     plans = [(batch, each) for each in weights] + [(other, weights[0]) for other in other_shapes(batch)]
@@ -96,15 +96,15 @@ def check_case(
     original: Callable[[], AbstractContextManager[None]] = nullcontext,
     alone: bool = True,
 ) -> tuple[CaseResult | None, Observation | None]:
-    """Run one case on both and write the result into ``report``.
+    """Run one case on both models and add the result to ``report``.
 
     Args:
-        required: the reference must manage this case; otherwise it is skipped, and the report says so.
-        original: makes what is entered while ``a`` runs. It lets ``a`` and ``b`` be one model, undone inside.
-        alone: no other rank waits: a deviation may be held against what rounding does to ``a``, in further runs.
+        required: raise if the reference fails in this case; otherwise it is skipped and the report says so.
+        original: makes a context manager for runs of ``a``. With it ``a`` and ``b`` may be one model, undone inside.
+        alone: no other rank waits, so deviations may be compared with the effect of rounding on ``a``, in more runs.
 
     Returns:
-        the result, and the observation of the reference; None twice if the case was skipped.
+        the result and the observation of the reference; None for both if the case was skipped.
     """
     described = f"{case.mode} mode, {case.weights} weights, {case.shapes}"
     try:
@@ -139,7 +139,7 @@ def check_case(
 
 
 def deviations_from(reference: Observation, case: Case, model: nn.Module, tolerance: Tolerance) -> list[Deviation]:
-    """How ``model`` deviates from an observation; raising where the reference did not is one way."""
+    """Return the deviations of ``model`` from an observation, an exception raised by it included."""
     return _observed(reference, case, model, tolerance)[1]
 
 
@@ -155,9 +155,10 @@ def _observed(
 
 
 TELL_NOTHING = "left out: the original changes such a tensor by as much when its weights are off by a few roundings"
-# Where a ReLU stands at zero, one direction in three or so makes it jump.
+# If a ReLU is at zero, about one direction in three makes it jump.
 _ATTEMPTS = 8
-# Two samples of one noise may differ by that much; in a model in good condition rounding is a tenth of the tolerance.
+# Two samples of the same noise may differ by this factor; in a well-conditioned model rounding is a tenth of the
+# tolerance.
 _ALIKE = 4.0
 
 
@@ -173,10 +174,10 @@ def _at_its_own_weights(
     reference: Observation,
     other: Observation,
 ) -> list[Deviation]:
-    """Outputs after training again, beside the original's at the weights that training gave ``other``.
+    """Compare outputs after training again, with the original now at the trained weights of ``other``.
 
-    Updates are compared for themselves. Where they differ by what is allowed, a choice among the best few (top-k)
-    may turn out otherwise, and with it all that follows.
+    Updates are compared separately. If they differ within the tolerance, a choice among the best few (top-k) may
+    change, and with it everything after it.
     """
     if not any(d.kind == TRAINED and _may_be_rounding(d) for d in deviations):
         return deviations
@@ -188,11 +189,11 @@ def _at_its_own_weights(
 def _told(
     deviations: list[Deviation], a: nn.Module, case: Case, tolerance: Tolerance, reference: Observation
 ) -> list[Deviation]:
-    """Without those that are too large, but no larger than what rounding does to the original itself."""
+    """Drop deviations above the tolerance if they are no larger than the effect of rounding on the original."""
     noise: dict[tuple[str, str], float] = {}
     told = deviations
     if any(own.excess > 1.0 for own in compare(reference, observe(a, case, tolerance, reference), tolerance)):
-        return deviations  # it does not repeat itself: that is no rounding
+        return deviations  # not reproducible: this is not rounding
     for attempt in range(1, _ATTEMPTS + 1):
         for own in compare(reference, observe(a, case, tolerance, reference, perturbed_slightly=attempt), tolerance):
             place = own.kind, own.name

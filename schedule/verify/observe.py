@@ -1,4 +1,4 @@
-"""All that a model shows of itself on one batch: outputs, gradients, and what training does to it."""
+"""Observation of a model on one batch: outputs, gradients, and the effect of training."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Case:
     Attributes:
         mode: dropout and batch statistics on or off.
         weights: the model's own, or perturbed ones.
-        batch: what to call it with.
-        shapes: the shapes of ``batch``, for the reader.
+        batch: the arguments to call it with.
+        shapes: the shapes of ``batch``, for reports.
         steps: optimizer steps to take.
         optimizer: makes the optimizer; AdamW when None.
     """
@@ -56,7 +56,7 @@ class Case:
 
 @dataclass
 class Observation:
-    """What one case showed. Tensors are whole (gathered), detached, and by name."""
+    """Results of one case, with full (gathered) and detached tensors by name."""
 
     outputs: dict[str, torch.Tensor | Plain] = field(default_factory=dict)
     structure: str = ""
@@ -76,7 +76,7 @@ class Observation:
 
     @property
     def usable(self) -> str:
-        """Empty, or why this cannot serve as a reference: nothing can be told from NaNs."""
+        """Reason against use as a reference (a loss or gradient is not finite), or "" if usable."""
         if self.loss - self.loss != 0.0:
             return f"the loss is {self.loss}"
         bad = [n for n, g in self.gradients.items() if g is not None and not bool(torch.isfinite(g).all())]
@@ -91,12 +91,12 @@ def observe(
     perturbed_slightly: int = 0,
     updates: Named | None = None,
 ) -> Observation:
-    """Run ``case`` on ``model`` and leave it as it was.
+    """Run ``case`` on ``model`` and leave the model unchanged.
 
     Args:
-        reference: the observation to be comparable with: its parameter names and its AdamW ``eps`` are used.
-        nudged: with weights that are off by a few roundings, in this direction; 0 for the weights as they are.
-        updates: what another model's training added to the weights; added here in place of training.
+        reference: observation to compare with: its parameter names and its AdamW ``eps`` are used.
+        perturbed_slightly: perturb the weights by a few roundings in this direction; 0 for the weights as they are.
+        updates: updates of the weights from another model's training, added here in place of training.
     """
     seen = Observation()
     with preserved(model):
@@ -108,7 +108,7 @@ def observe(
             perturb_slightly(model, perturbed_slightly)
         model.train(case.mode == "train")
         if case.mode == "eval":
-            # Inference takes other paths than training in eval mode: fused ops save nothing.
+            # Without grad other code paths run than with grad in eval mode: fused ops save nothing for backward.
             seen.outputs_without_grad = _forward_only(model, case)
         _train(model, case, tolerance, seen, reference, updates)
         if set(parameters) == seen.parameter_names:
@@ -128,12 +128,12 @@ def _train(
     reference: Observation | None,
     updates: Named | None,
 ) -> None:
-    """One forward and backward, and ``case.steps`` optimizer steps.
+    """Run one forward and backward, and ``case.steps`` optimizer steps.
 
-    Adam divides a gradient by its own size, so with the usual ``eps`` of 1e-8 a gradient that is pure
-    rounding moves its weight by a full learning rate, in a random direction, and two right programs part.
-    ``eps`` is therefore a fraction of the model's largest gradient RMS: ordinary weights still move by about
-    lr × steps, rounding does not.
+    Adam divides a gradient by its own size, so with the usual ``eps`` of 1e-8 a gradient of pure rounding moves
+    its weight by a full learning rate in a random direction, and two correct programs diverge. ``eps`` is
+    therefore a fraction of the model's largest gradient RMS: ordinary gradients still move their weights by
+    about lr × steps, rounding does not.
     """
     parameters = dict(model.named_parameters())
     trainable = {name: p for name, p in parameters.items() if p.requires_grad}
@@ -161,7 +161,7 @@ def _train(
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     seen.updates = {name: full(p.detach() - start[name]) for name, p in trainable.items()}
-    # The same seed as at first, so that only the weights make the difference.
+    # The same seed as in the first pass, so that only the weights differ.
     seen.outputs_trained = _forward_only(model, case)
 
 
@@ -201,9 +201,9 @@ def _forward_only(model: nn.Module, case: Case) -> dict[str, torch.Tensor | Plai
 
 
 def loss_of(output: object) -> torch.Tensor | None:
-    """``output.loss``, or else every floating output weighted by fixed random numbers; None without any.
+    """Return ``output.loss``, or else all floating outputs weighted by fixed random numbers, or None.
 
-    A plain sum would be blind: a softmax sums to one and a normalized row to zero whatever went in.
+    A plain sum would hide errors: a softmax sums to one and a normalized row to zero for any input.
     """
     loss = getattr(output, "loss", None)
     if isinstance(loss, torch.Tensor) and loss.ndim == 0 and loss.requires_grad:
@@ -226,7 +226,7 @@ def _optimizer(parameters: list[nn.Parameter], case: Case, tolerance: Tolerance,
 
 
 def rms(tensor: torch.Tensor) -> float:
-    """Root mean square over the finite entries, in float64."""
+    """Return the root mean square over the finite entries, in float64."""
     finite = tensor[torch.isfinite(tensor)].double()
     return float(finite.pow(2).mean().sqrt()) if finite.numel() else 0.0
 
@@ -248,10 +248,11 @@ def _taken_value(value: torch.Tensor | Plain) -> torch.Tensor | Plain:
 
 @torch.no_grad()
 def _in_names_of_state(model: nn.Module, values: Named) -> Named:
-    """``values`` by the names of the ``state_dict``, for models that merged or split parameters.
+    """Convert ``values`` to the names of the ``state_dict``, for models with merged or split parameters.
 
-    A state dict converts parameters back by cutting and joining, which suits gradients and updates as well:
-    they are put where the parameters are. A missing gradient becomes zeros, for only the parts could tell.
+    A state dict converts parameters back by splitting and concatenating, which also works for gradients and
+    updates: they temporarily replace the parameters' data. A missing gradient becomes zeros, since the
+    conversion needs a tensor.
     """
     parameters: Iterable[tuple[str, nn.Parameter]] = list(model.named_parameters())
     kept = [(p, p.data) for _, p in parameters]

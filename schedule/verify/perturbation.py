@@ -1,8 +1,8 @@
-"""Other weights for the same model: fresh initializations hide mistakes.
+"""Perturbation of a model's weights, since fresh initializations hide mistakes.
 
-With weights of size 0.02 activations stay near zero, where the two GELUs agree to the last bit; a bias of
-zero may be forgotten; queries and keys that hardly matter may be swapped. Two programs that are equal are so
-for all weights, so they are compared a second time where nonlinearities bend and nothing is zero.
+With weights of size 0.02 activations stay near zero, where the two GELUs agree to the last bit; a missing bias of
+zero, or a swap of queries and keys with almost no effect, goes unnoticed. Equal programs are equal for all weights, so
+they are compared a second time with weights that reach the nonlinear range and are not zero.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from torch import nn
 from torch.distributed.tensor import distribute_tensor
 
 GAIN = 1.0
-"""Size of what a perturbed matrix makes of inputs of size one. There the two GELUs differ by 3e-4, far above
-rounding. At 2 attention sharpens so much that rounding grows tenfold over 12 layers."""
+"""Size of a perturbed matrix's outputs for inputs of size one. There the two GELUs differ by 3e-4, far above
+rounding. At 2, attention becomes so sharp that rounding grows tenfold over 12 layers."""
 NUDGE = 4.0
-"""What is added to weights to see what rounding does, in units of the dtype's. A reordered sum of n terms is off by
-some √n roundings."""
+"""Size of a slight perturbation, relative to the weight, in units of the dtype's eps. A reordered sum of n terms is off
+by about √n roundings."""
 SPREAD = 0.2
-"""Standard deviation of what is added to vectors and scalars: biases, norm weights, sinks."""
+"""Standard deviation of the noise added to vectors and scalars: biases, norm weights, sinks."""
 
 
 @torch.no_grad()
 def perturb(model: nn.Module, names: set[str]) -> None:
-    """Give the parameters of ``model`` other values, the same for any two models that start equal.
+    """Perturb the parameters of ``model``, in the same way for any two models with equal weights.
 
     Args:
         names: the parameter names of the original model. A model that merged or split some is loaded through
-            its ``state_dict``, which converts.
+            its ``state_dict``, which converts them.
     """
     own = dict(model.named_parameters())
     if set(own) == names:
@@ -46,7 +46,7 @@ def perturb(model: nn.Module, names: set[str]) -> None:
 
 @torch.no_grad()
 def perturb_slightly(model: nn.Module, attempt: int) -> None:
-    """Move every floating parameter by a few roundings; each ``attempt`` in another direction."""
+    """Perturb every floating parameter by a few roundings, in another direction for each ``attempt``."""
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point():
             size = NUDGE * torch.finfo(parameter.dtype).eps
@@ -66,7 +66,7 @@ def _stirred(name: str, value: torch.Tensor) -> torch.Tensor:
 
 
 def _noise(name: str, like: torch.Tensor) -> torch.Tensor:
-    """Normal noise that depends on the name and shape alone, from a generator of its own."""
+    """Return normal noise from a separate generator, dependent only on the name and shape."""
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     noise = torch.randn(tuple(like.shape), generator=generator).to(device=like.device, dtype=like.dtype)
     mesh = getattr(like, "device_mesh", None)

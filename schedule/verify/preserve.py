@@ -1,4 +1,4 @@
-"""Run a model any number of times, train it even, and leave it exactly as it was."""
+"""Runs and training of a model with exact restoration afterwards."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from schedule.util.generators import generator_states, restore_generators
 
 @contextmanager
 def preserved(model: nn.Module) -> Iterator[None]:
-    """Inside, ``model`` computes on copies of its parameters and buffers, and no gradient is stored yet.
+    """Run ``model`` on copies of its parameters and buffers, with gradients cleared, and restore it on exit.
 
-    On the way out, and whatever happened, the original storages, gradients, random generators and all Python state
-    that the model reaches (train/eval flags, hooks, attributes, what is in them) are back. The original storages are
-    never written to, so that is exact by construction; only sharded tensors, which hold their storage out of reach, are
-    written back to the bit.
+    On exit, also after an error, the original storages, gradients, random generators and all Python state reachable
+    from the model (train/eval flags, hooks, attributes and their contents) are restored. The original storages are
+    never written to, so this is exact by construction; only sharded tensors, whose storage cannot be swapped, are
+    written back bit-exactly.
     """
     generators = generator_states(model)
     tensors = list(_unique((*model.parameters(), *model.buffers())))
@@ -61,12 +61,12 @@ def _unique(tensors: tuple[torch.Tensor, ...]) -> Iterator[torch.Tensor]:
 
 
 def _is_plain(data: torch.Tensor) -> bool:
-    """Whether ``.data`` can be exchanged: a DTensor goes on using the local tensor inside it."""
+    """Check whether ``.data`` can be swapped (a DTensor would still use the local tensor inside it)."""
     return type(data) is torch.Tensor and data.layout is torch.strided
 
 
 def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies that share storage with each other where the originals do: views of one weight stay so."""
+    """Copy tensors with the same sharing of storage as the originals (views of one weight stay views)."""
     storages: dict[int, torch.UntypedStorage] = {}
     copies = []
     for tensor in tensors:

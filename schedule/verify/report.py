@@ -1,4 +1,4 @@
-"""What a comparison found."""
+"""Results of a comparison."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Deviation:
-    """How far one tensor lies from its reference.
+    """Deviation of one tensor from its reference.
 
     Attributes:
         kind: ``output``, ``gradient``, ``update``, ``buffer``, ``random state``, …
@@ -16,9 +16,9 @@ class Deviation:
         max_abs: largest absolute difference.
         max_rel: the difference relative to its scale (element plus RMS; RMS for updates), comparable to
             ``tolerance``.
-        tolerance: what ``max_rel`` may be.
-        excess: 1 at the edge of what is allowed, floor included; infinite when there is nothing to measure.
-        note: what is wrong when it is not a matter of size, such as a missing gradient.
+        tolerance: the largest allowed ``max_rel``.
+        excess: 1 at the limit of the allowed, floor included; infinite when there is nothing to measure.
+        note: description of a difference without a size, such as a missing gradient.
     """
 
     kind: str
@@ -61,7 +61,7 @@ class CaseResult:
 
     @property
     def worst(self) -> Deviation | None:
-        """The deviation that comes closest to, or goes furthest over, what is allowed."""
+        """The first and worst deviation, or None."""
         return self.deviations[0] if self.deviations else None
 
     @property
@@ -77,11 +77,11 @@ class CaseResult:
 
 @dataclass
 class EquivalenceReport:
-    """Whether two models compute the same; true exactly if they do.
+    """Result for two models, true exactly if they are equal.
 
     Attributes:
         cases: what was compared, in order. Comparing stops at the first difference.
-        skipped: shapes and weights that the reference itself refuses, with its reason.
+        skipped: cases in which the reference itself fails, and counts of tensors left out, with the reasons.
     """
 
     cases: list[CaseResult] = field(default_factory=list)
@@ -94,12 +94,12 @@ class EquivalenceReport:
 
     @property
     def failed(self) -> CaseResult | None:
-        """The case that was different."""
+        """The failing case, or None."""
         return next((case for case in self.cases if not case.equal), None)
 
     @property
     def worst(self) -> Deviation | None:
-        """The deviation nearest to, or furthest over, its tolerance."""
+        """The deviation with the largest excess, or None."""
         found = [case.worst for case in self.cases if case.worst is not None]
         return max(found, key=lambda deviation: deviation.excess, default=None)
 
@@ -107,8 +107,8 @@ class EquivalenceReport:
     def max_deviation(self) -> float:
         """Largest relative deviation of outputs and gradients, comparable to a tolerance.
 
-        Updates have a coarser scale of their own. What lies below the floor counts as rounding here too: the
-        relative deviation of a gradient that is zero on paper means nothing.
+        Updates have a separate, coarser scale. Deviations below the floor count as rounding here too: the relative
+        deviation of a mathematically zero gradient means nothing.
         """
         kinds = ("output", "gradient", "input gradient")
         found = (min(d.excess * d.tolerance, d.max_rel) for c in self.cases for d in c.deviations if d.kind in kinds)
@@ -123,5 +123,5 @@ class EquivalenceReport:
 
 
 def missing(kind: str, name: str, note: str) -> Deviation:
-    """A difference that has no size."""
+    """Return a deviation for a difference without a size, described by ``note``."""
     return Deviation(kind, name, math.inf, math.inf, 0.0, math.inf, note)

@@ -1,4 +1,4 @@
-"""The scheduled model against itself with everything undone."""
+"""Verification of a scheduled model against itself with all steps undone."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Verification:
-    """A verification that was made, and that ``with`` makes again on the way out.
+    """Verification of a schedule, repeated on exit if used as a context manager.
 
     Attributes:
-        report: what the latest check found.
+        report: the result of the latest check.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Verification:
         self.report = EquivalenceReport()
 
     def check(self) -> EquivalenceReport:
-        """Compare now; raises :class:`VerificationError` at the first difference."""
+        """Compare now, and raise :class:`VerificationError` at the first difference."""
         sch = self._sch
         self.report = EquivalenceReport()
         if not len(sch.history):
@@ -59,14 +59,14 @@ class Verification:
     def _case(
         self, case: Case, tolerance: Tolerance, *, required: bool, alone: bool
     ) -> tuple[CaseResult | None, Observation | None]:
-        """One case, of the model undone and of the model as it is."""
+        """Run one case on the model with all steps undone and on the model as it is."""
         module, original = self._sch.module, partial(undone, self._sch)
         return check_case(
             case, module, module, tolerance, self.report, required=required, original=original, alone=alone
         )
 
     def _check_ranks(self, mesh: Any) -> EquivalenceReport:
-        """The same on every rank of a mesh: all of them pass or fail together, case by case."""
+        """Compare on every rank of a mesh: all of them pass or fail together, case by case."""
         sch, verdicts = self._sch, verdicts_of(mesh, self._limit)
         tolerance = self._tolerance or tolerance_for(sch.module)
         with limited(mesh, self._limit):
@@ -114,13 +114,13 @@ def verify(
     optimizer: OptimizerFactory | None = None,
     limit: float = 300.0,
 ) -> Verification:
-    """Check that the scheduled model computes what it did before, in the sense of :func:`equivalent`.
+    """Check the scheduled model against the original, in the sense of :func:`equivalent`.
 
-    The model is compared with itself, all primitives undone and then applied again: the same parameters, no
-    second copy of the model. Parameters, buffers, gradients, random state, flags and hooks are afterwards
-    what they were.
+    The model is compared with itself, with all primitives undone and then reapplied: the same parameters, no
+    second copy of the model. Parameters, buffers, gradients, random state, flags and hooks are restored
+    afterwards.
 
-    As a call it checks at once. As a context manager it checks again on the way out, unless the body raised::
+    As a call it checks at once. As a context manager it checks again on exit, unless the body raised::
 
         with schedule.verify(sch, batch):
             sch["transformer.h.*.mlp"].fuse(matches)
@@ -133,11 +133,11 @@ def verify(
         steps: optimizer steps for the comparison of updates.
         tolerance: in place of the row for the model's dtype in :data:`TOLERANCES`.
         optimizer: makes an optimizer from a list of parameters; AdamW by default.
-        limit: on a mesh of several ranks, which must all call this: seconds that one waits for another.
+        limit: on a mesh of several ranks, which must all call this: seconds one rank waits for another.
 
     Raises:
-        VerificationError: it does not. Names the primitive that broke it, the worst tensor, mode and shapes; on a
-            mesh the ranks that differ too, on every rank.
+        VerificationError: they differ. Names the primitive that broke the model, the worst tensor, mode and shapes;
+            on a mesh also the ranks that differ, on every rank.
     """
     verification = Verification(sch, batch, steps, tolerance, optimizer, limit)
     verification.check()
@@ -147,7 +147,7 @@ def verify(
 def _bisected(
     sch: Undoable, case: Case, reference: Observation | None, tolerance: Tolerance, verdicts: Verdicts
 ) -> str:
-    """Which primitive made the ranks compute something else; "" where one raised, and cannot go on."""
+    """Describe the first failing step on the ranks, or return "" if one raised and cannot continue."""
     steps = [step.description for step in sch.history]
     different = verdicts.differing(steps if reference is not None else ())
     if different is None or reference is None:

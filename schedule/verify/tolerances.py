@@ -1,4 +1,4 @@
-"""How far two computations of the same thing may lie apart, per dtype."""
+"""Allowed deviations between two equivalent computations, per dtype."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Allowed deviations; each relative, and each many times the rounding a reordered sum really shows.
+    """Allowed relative deviations, each many times the measured rounding of a reordered sum.
 
     Attributes:
         forward: outputs and buffers, per element, relative to that element's size plus its tensor's RMS.
         gradient: the same for gradients, which sum over batch and sequence and so round more.
         update: parameter updates, by RMS over a parameter, relative to the update's own RMS.
         floor: gradients below this fraction of the model's largest (by RMS) count as rounding. The key bias
-            of an attention has a gradient of exactly zero on paper; two right programs agree on none of its
+            of an attention has a mathematically zero gradient; two correct programs agree on none of its
             digits.
-        floor_update: the same for updates: ``floor / adam_eps`` is what rounding can move.
-    learning_rate: large enough that a step is not lost when a weight of size one is rounded.
+        floor_update: the same for updates: ``floor / adam_eps`` is the part rounding can move.
+        learning_rate: large enough that a step is not lost when a weight of size one is rounded.
         adam_eps: AdamW's ``eps`` as a fraction of the model's largest gradient RMS; see ``observe._train``.
     """
 
@@ -50,10 +50,10 @@ _COARSENESS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def coarsest_dtype(model: nn.Module) -> torch.dtype:
-    """The least precise floating dtype that ``model`` computes in: parameters, buffers, autocast and TF32.
+    """Return the least precise floating dtype in use by ``model``: parameters, buffers, autocast and TF32.
 
-    One coarse layer rounds everything after it, so a float32 output of a bfloat16 model is held to bfloat16's
-    row.
+    One coarse layer rounds everything after it, so bfloat16's row also applies to a float32 output of a bfloat16
+    model.
     """
     tensors = [t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()]
     dtypes = {t.dtype for t in tensors}
@@ -65,5 +65,5 @@ def coarsest_dtype(model: nn.Module) -> torch.dtype:
 
 
 def tolerance_for(model: nn.Module) -> Tolerance:
-    """The row of :data:`TOLERANCES` that holds for ``model``."""
+    """Return the row of :data:`TOLERANCES` for ``model``."""
     return TOLERANCES[coarsest_dtype(model)]

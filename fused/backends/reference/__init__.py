@@ -1,1 +1,1 @@
-"""The formulas that define the ops, in plain torch."""
+"""Reference formulas of the ops, in plain torch."""

@@ -1,4 +1,4 @@
-"""Activations as data: each one's value and its gradient.
+"""Table of the activations, with the value and the gradient of each.
 
 Tanh and erf GELU are two activations: they differ by up to 4.7e-4.
 """
@@ -23,14 +23,14 @@ QUICK = 1.702
 
 @dataclass(frozen=True)
 class Activation:
-    """An activation in torch's own kernels, and where those cancel, forms that keep float32's digits.
+    """Activation in torch's own kernels, with more precise forms for kernels with cancellation.
 
     Args:
         value, gradient: ``value(z)``, and ``gradient(g, z)`` at z for the incoming gradient g.
-        precise_value, precise_gradient: the same for results in float32, where the kernel is off by more
+        precise_value, precise_gradient: the same for results in float32, if the kernel is off by more
             than a few units in the last place.
-        result_gradient: ``result_gradient(g, y)`` at y = value(z), for activations that can save their result for the
-            backward pass, which the next layer saves as well, and not their input.
+        result_gradient: ``result_gradient(g, y)`` at y = value(z), for activations that can save for the backward
+            pass their result, which the next layer saves as well, instead of their input.
         survives_rounding: whether a result rounded to 16 bits gives the same gradient.
     """
 
@@ -42,7 +42,7 @@ class Activation:
     survives_rounding: bool = False
 
     def saves_result(self, dtype: torch.dtype) -> bool:
-        """Whether the backward pass starts from the result, if that has this dtype, or else from x of this dtype."""
+        """Check whether the backward pass starts from a result of this dtype, not from x of this dtype."""
         return self.result_gradient is not None and (self.survives_rounding or dtype.itemsize >= 4)
 
 
@@ -60,7 +60,7 @@ def _quick_gelu_gradient(g: Tensor, z: Tensor) -> Tensor:
 
 
 def _erf_gelu(z: Tensor) -> Tensor:
-    # The one-pass kernel approximates erf on the CPU, and is 1e-6 off where 1 + erf cancels.
+    # The one-pass kernel approximates erf on the CPU, and is 1e-6 off if 1 + erf cancels.
     half = 0.5 * z
     return torch.addcmul(half, half, torch.erf(z * math.sqrt(0.5)))
 
@@ -99,7 +99,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 def bias_activation(x: Tensor, bias: Tensor | None, *, activation: str) -> Tensor:
-    """act(x + bias), computed in float32 for 16-bit numbers, in the dtype that x + bias has."""
+    """Compute act(x + bias), in float32 for 16-bit numbers, and return it in the dtype of x + bias."""
     entry = ACTIVATIONS[activation]
     z, dtype = biased(x, bias)
     precise = entry.precise_value
@@ -111,9 +111,9 @@ def bias_activation(x: Tensor, bias: Tensor | None, *, activation: str) -> Tenso
 def bias_activation_backward(
     g: Tensor, x: Tensor, bias: Tensor | None, *, activation: str, needs: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients for x and for the bias, each in its own tensor's dtype; None for one not needed.
+    """Compute the gradients of x and the bias in the dtypes of these, or None if not needed.
 
-    x is the result of the forward pass for activations that save that.
+    x is the result of the forward pass for activations that save the result.
     """
     entry = ACTIVATIONS[activation]
     from_result = entry.result_gradient if entry.saves_result(x.dtype) else None
@@ -128,7 +128,7 @@ def bias_activation_backward(
 
 
 def biased(x: Tensor, bias: Tensor | None) -> tuple[Tensor, torch.dtype]:
-    """x + bias in the dtype to compute in, and the dtype that the result has."""
+    """Return x + bias in the compute dtype, and the dtype of the result."""
     if bias is None:
         return x.to(compute_dtype(x.dtype)), x.dtype
     dtype = x.dtype if x.dtype == bias.dtype else torch.promote_types(x.dtype, bias.dtype)
@@ -137,7 +137,7 @@ def biased(x: Tensor, bias: Tensor | None) -> tuple[Tensor, torch.dtype]:
 
 
 def weighted_squared_relu(x: Tensor, weights: Tensor) -> Tensor:
-    """relu(x)² · weights, in x's dtype."""
+    """Compute relu(x)² · weights in x's dtype."""
     compute = compute_dtype(torch.promote_types(x.dtype, weights.dtype))
     return (torch.relu(x.to(compute)).square() * weights.to(compute)).to(x.dtype)
 
@@ -145,7 +145,7 @@ def weighted_squared_relu(x: Tensor, weights: Tensor) -> Tensor:
 def weighted_squared_relu_backward(
     g: Tensor, x: Tensor, weights: Tensor, *, needs: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """dx = 2·relu(x)·g·w; dw = the sum of relu(x)²·g over the last dimension."""
+    """Compute dx = 2·relu(x)·g·w, and dw = the sum of relu(x)²·g over the last dimension."""
     compute = compute_dtype(torch.promote_types(x.dtype, weights.dtype))
     r, g = torch.relu(x.to(compute)), g.to(compute)
     dx = (2 * r * g * weights.to(compute)).to(x.dtype) if needs[0] else None

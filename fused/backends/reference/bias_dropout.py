@@ -1,4 +1,4 @@
-"""Bias + dropout (+ residual): the formulas, given what dropout keeps."""
+"""Reference formulas of bias + dropout (+ residual) with a given keep mask."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Number = float | Tensor
 def bias_dropout(
     x: Tensor, bias: Tensor | None, residual: Tensor | None, keep: Tensor | None, keep_scale: Number
 ) -> Tensor:
-    """residual + keep·keep_scale·(x + bias), in the dtype of that sum; 16-bit numbers are rounded once.
+    """Compute residual + keep·keep_scale·(x + bias) in the dtype of this sum, rounding 16-bit numbers once.
 
     Args:
         x: ``[..., hidden]``.
         bias: ``[hidden]``, or None.
         residual: the shape of x, or None.
         keep: the shape of x, bool, or None for no dropout.
-        keep_scale: what kept elements are multiplied with.
+        keep_scale: factor of kept elements.
     """
     z, dtype = biased(x, bias)
     if residual is not None:
@@ -30,7 +30,7 @@ def bias_dropout(
     if keep is not None:
         z = dropped(z, keep, keep_scale)
     if residual is not None:
-        # What dropout has made is ours to write to.
+        # The result of dropout is a new tensor, so it can be overwritten.
         z = z + residual if keep is None else z.add_(residual)
     return z.to(dtype)
 
@@ -43,7 +43,10 @@ def bias_dropout_backward(
     x_dtype: torch.dtype | None,
     bias_dtype: torch.dtype | None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients for x and for the bias in these dtypes, None for none; the residual's is g itself."""
+    """Compute the gradients of x and the bias in these dtypes, or None for a dtype of None.
+
+    The gradient of the residual is g itself.
+    """
     dz = g.to(compute_dtype(g.dtype))
     if keep is not None:
         dz = dropped(dz, keep, keep_scale)
@@ -52,5 +55,5 @@ def bias_dropout_backward(
 
 
 def sum_over_rows(dz: Tensor, dtype: torch.dtype) -> Tensor:
-    """The gradient of a bias ``[hidden]`` from the one of the sum, ``[..., hidden]``."""
+    """Compute the gradient of a bias, ``[hidden]``, from the gradient of the sum, ``[..., hidden]``."""
     return (dz.sum(list(range(dz.ndim - 1))) if dz.ndim > 1 else dz).to(dtype)

@@ -1,7 +1,7 @@
-"""Gated activations, act(gate)·(up + offset)·weights, and their gradients: the formulas.
+"""Reference formulas of gated activations, act(gate)·(up + offset)·weights, and of their gradients.
 
-Gate and up are two tensors, or the halves of the last dimension of one. A clamp cuts the gate from above and
-the up from both sides, after the bias; what was cut, and only that, has no gradient.
+Gate and up are two tensors, or the halves of the last dimension of one. A clamp limits the gate from above and
+the up from both sides, after the bias; clamped elements, and only those, have no gradient.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def gated_activation(
     *,
     activation: str,
 ) -> Tensor:
-    """act(gate)·(up + offset)·weights, computed in float32 for 16-bit numbers, in the dtype of gate and up.
+    """Compute act(gate)·(up + offset)·weights in the dtype of gate and up, internally in float32 for 16-bit numbers.
 
     Args:
-        y: the gate ``[..., hidden]``; or gate and up side by side, ``[..., 2·hidden]``, if `up` is None.
+        y: the gate ``[..., hidden]``; or gate and up concatenated, ``[..., 2·hidden]``, if `up` is None.
         up: ``[..., hidden]``, or None.
         bias: ``[2·hidden]`` for a y of that size, or None.
         weights: ``[..., 1]``, or None.
@@ -57,7 +57,7 @@ def gated_activation_backward(
     activation: str,
     needs: tuple[bool, bool, bool, bool],
 ) -> Gradients:
-    """The gradients for y, up, bias and weights, each in its own tensor's dtype; None for one not needed."""
+    """Compute the gradients of y, up, bias and weights in the dtypes of these, or None if not needed."""
     entry = ACTIVATIONS[activation]
     gate, linear, dtype = operands(y, up, bias, weights, g.shape[-1])
     g = g.to(gate.dtype)
@@ -89,7 +89,7 @@ def gated_activation_backward(
 def operands(
     y: Tensor, up: Tensor | None, bias: Tensor | None, weights: Tensor | None, half: int
 ) -> tuple[Tensor, Tensor, torch.dtype]:
-    """Gate and up with their bias, in the dtype to compute in, and the dtype that the result has."""
+    """Return gate and up with their bias in the compute dtype, and the dtype of the result."""
     dtype = y.dtype
     for other in (up, bias):
         if other is not None and other.dtype != dtype:
@@ -105,10 +105,10 @@ def operands(
 
 
 def limited(gate: Tensor, linear: Tensor, offset: Number | None, clamp: Number | None) -> tuple[Tensor, Tensor]:
-    """min(gate, clamp), and the up between −clamp and clamp, plus the offset."""
+    """Compute min(gate, clamp), and the up clamped to −clamp … clamp plus the offset."""
     if clamp is not None:
         gate = gate.clamp(max=clamp)
-        # The stubs have two numbers or two tensors, and no union of both.
+        # The type stubs accept two numbers or two tensors, but not a union of both.
         linear = linear.clamp(min=-clamp, max=clamp)  # type: ignore[arg-type]
     return gate, linear if offset is None else linear + offset
 
@@ -116,7 +116,7 @@ def limited(gate: Tensor, linear: Tensor, offset: Number | None, clamp: Number |
 def unlimited(
     dgate: Tensor, dlinear: Tensor, gate: Tensor, linear: Tensor, clamp: Number | None
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of what `limited` was given, from those of what it returned."""
+    """Compute the gradients of the inputs of `limited` from those of its results."""
     if clamp is None:
         return dgate, dlinear
     return torch.where(gate <= clamp, dgate, 0), torch.where(linear.abs() <= clamp, dlinear, 0)

@@ -1,7 +1,7 @@
-"""Cross entropy: what a pass over the logits gives, and the gradient it takes.
+"""Reference formulas of cross entropy: statistics of the logits in one pass, and their gradient.
 
-Every loss of this family is arithmetic on three numbers a row: the logarithm of the sum of exponentials, the
-logit that the target picks, and (for label smoothing) the sum of the logits. Only these formulas see the logits.
+Every loss of this family is arithmetic on three numbers per row: the logarithm of the sum of exponentials, the
+logit of the target, and (for label smoothing) the sum of the logits. Only these formulas read the logits.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ Tensor = torch.Tensor
 def logit_statistics(
     logits: Tensor, index: Tensor, softcap: float | Tensor | None, *, total: bool, elsewhere: float
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """logsumexp, picked logit and sum of ``z = softcap·tanh(logits / softcap)``, or of the logits themselves.
+    """Compute logsumexp, picked logit and sum of ``z = softcap·tanh(logits / softcap)``, or of the logits themselves.
 
     Args:
         logits: ``[..., vocab]``.
         index: ``[...]``, the column to pick.
         total: whether the sum is wanted.
-        elsewhere: what is picked where the index is none of the columns: 0 for a shard, NaN for all of them.
+        elsewhere: the picked value if the index is not one of the columns: 0 for a shard, NaN for the full vocabulary.
 
     Returns:
-        Three ``[...]`` (the last may be None), float32 for 16-bit logits. As in `log_softmax`, a row with an
-        infinite logit has no logsumexp (NaN), and one of −inf alone has −inf.
+        Three ``[...]`` (the last may be None), float32 for 16-bit logits. As in `log_softmax`, a row with a logit of
+        +inf has a logsumexp of NaN, and a row of only −inf has −inf.
     """
     columns = logits.shape[-1]
     compute = compute_dtype(logits.dtype)
@@ -43,9 +43,9 @@ def logit_statistics(
 
 
 def _picked(logits: Tensor, z: Tensor, index: Tensor, softcap: float | Tensor | None) -> Tensor:
-    """``z`` at ``index``, a column of each row."""
+    """Return ``z`` at ``index``, a column of each row."""
     if torch.compiler.is_compiling():
-        # The gradient of `gather` is a tensor of zeros to write one number a row into; this one is fused with the rest.
+        # The gradient of `gather` writes one number per row into a tensor of zeros; this form is fused with the rest.
         chosen = torch.arange(z.shape[-1], device=z.device) == index.unsqueeze(-1)
         return torch.where(chosen, z, 0).sum(-1)
     return _capped(logits.gather(-1, index.unsqueeze(-1)).squeeze(-1).to(z.dtype), softcap)
@@ -62,12 +62,12 @@ def logit_statistics_backward(
     *,
     inplace: bool,
 ) -> Tensor:
-    """``g_lse·exp(z − lse) + g_picked·[column = index] + g_total``, through the soft cap, in the logits' dtype.
+    """Compute ``g_lse·exp(z − lse) + g_picked·[column = index] + g_total``, through the soft cap, in the logits' dtype.
 
     Args:
         g_lse, g_picked, g_total: ``[...]``, gradients of the statistics.
         lse: over all columns, of which the logits may be a part.
-        inplace: write it over the logits.
+        inplace: write the gradient over the logits.
     """
     z = _capped(logits.to(lse.dtype), softcap)
     dz = torch.exp(z - lse.unsqueeze(-1)) * g_lse.unsqueeze(-1)
@@ -91,7 +91,7 @@ def row_losses(
     label_smoothing: float,
     z_loss: float,
 ) -> Tensor:
-    """``lse − (1 − ε)·picked − ε·total / classes + z_loss·lse²`` of each row, 0 for ignored ones."""
+    """Compute ``lse − (1 − ε)·picked − ε·total / classes + z_loss·lse²`` of each row, 0 for ignored rows."""
     if total is None:
         losses = lse - picked
     else:
@@ -104,7 +104,7 @@ def row_losses(
 def row_losses_backward(
     g: Tensor, lse: Tensor, ignored: Tensor, *, classes: int, label_smoothing: float, z_loss: float
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The gradients of lse, picked and total, for those of the rows' losses."""
+    """Compute the gradients of lse, picked and total from those of the rows' losses."""
     g = g.masked_fill(ignored, 0)
     g_lse = g if z_loss == 0.0 else g * (1 + 2 * z_loss * lse)
     return g_lse, g * (label_smoothing - 1), None if label_smoothing == 0.0 else g * (-label_smoothing / classes)

@@ -1,7 +1,7 @@
-"""RMS and layer norms, with or without a residual sum: the formulas.
+"""Reference formulas of RMS and layer norms, with or without a residual sum.
 
-With x̂ the normalized rows and h = g·weight, the gradient of x is rstd·(h − x̂·mean(h·x̂)), for the layer norm less
-rstd·mean(h); that of the weight is Σ_rows g·x̂. Statistics are float32 for 16-bit numbers.
+With x̂ the normalized rows and h = g·weight, the gradient of x is rstd·(h − x̂·mean(h·x̂)), for the layer norm minus
+rstd·mean(h); the gradient of the weight is Σ_rows g·x̂. Statistics are float32 for 16-bit numbers.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _aten = torch.ops.aten
 
 
 def reciprocal_rms(x: Tensor, eps: float) -> Tensor:
-    """1/√(mean(x²) + eps) of each row, ``[..., 1]``."""
+    """Compute 1/√(mean(x²) + eps) of each row, ``[..., 1]``."""
     return torch.rsqrt(x.to(compute_dtype(x.dtype)).square().mean(-1, keepdim=True) + eps)
 
 
 def factor(weight: Tensor, casting: Casting, dtype: torch.dtype) -> Tensor:
-    """What the normalized rows are multiplied with: Gemma's weights are kept less 1."""
+    """Return the factor of the normalized rows: the weight, or 1 + weight for Gemma."""
     return 1 + weight.to(dtype) if casting == "gemma" else weight.to(dtype)
 
 
 def scaled(normed: Tensor, weight: Tensor | None, casting: Casting, dtype: torch.dtype) -> Tensor:
-    """The normalized rows times the weight, and cast to `dtype`: before that or after it."""
+    """Multiply the normalized rows by the weight, with the cast to `dtype` before (Llama) or after it."""
     if weight is not None and casting == "llama":
         return weight * normed.to(dtype)
     if weight is not None:
@@ -40,7 +40,7 @@ def scaled(normed: Tensor, weight: Tensor | None, casting: Casting, dtype: torch
 def rms_norm(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, *, eps: float, casting: Casting
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The norm of x, or of x + residual; that sum, if there is one; and the reciprocal of the rows' RMS."""
+    """Return the norm of x or of x + residual, this sum or None, and the reciprocal RMS of the rows."""
     total = None if residual is None else x + residual
     x = x if total is None else total
     rstd = reciprocal_rms(x, eps)
@@ -57,10 +57,10 @@ def rms_norm_backward(
     casting: Casting,
     needs: tuple[bool, bool],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients for x (the sum, if there is one) and for the weight; None for one not needed.
+    """Compute the gradients of x (the sum, if there is one) and the weight, or None if not needed.
 
     Args:
-        g_total: the gradient that comes in for the sum, or None.
+        g_total: the incoming gradient of the sum, or None.
     """
     g = g.to(compute_dtype(g.dtype))
     normed = x.to(rstd.dtype) * rstd
@@ -83,12 +83,12 @@ def layer_norm(
     eps: float,
     out_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """The norm of x, or of x + residual; that sum, if there is one; mean and 1/deviation of the rows."""
+    """Return the norm of x or of x + residual, this sum or None, and mean and 1/deviation of the rows."""
     total = None if residual is None else x + residual
     x = x if total is None else total
     compute = compute_dtype(x.dtype)
     weight, bias = (None if tensor is None else tensor.to(compute) for tensor in (weight, bias))
-    # The CPU's kernel computes in the dtype of the weight. That it does, compilers and fake tensors do not know.
+    # The CPU kernel computes in the dtype of the weight. Compilers and fake tensors do not model this.
     mixed = x.is_cpu and weight is not None and not needs_reference((x, weight, bias))
     rows = x if mixed else x.to(compute)
     normed, mean, rstd = _aten.native_layer_norm(rows, x.shape[-1:], weight, bias, eps)
@@ -106,14 +106,14 @@ def layer_norm_backward(
     bias_dtype: torch.dtype | None,
     needs: tuple[bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients for x (the sum, if there is one), the weight and the bias; None for one not needed.
+    """Compute the gradients of x (the sum, if there is one), the weight and the bias, or None if not needed.
 
     Args:
-        g_total: the gradient that comes in for the sum, or None.
+        g_total: the incoming gradient of the sum, or None.
         bias_dtype: None if the bias needs no gradient.
     """
     g = g.to(mean.dtype)
-    # The kernel asks for a weight, and for the bias, whose numbers it does not use.
+    # The kernel requires a weight and a bias, and does not read the values of the bias.
     scale = g.new_ones(x.shape[-1:]) if weight is None else weight.to(mean.dtype)
     wanted = [needs[0], needs[1], bias_dtype is not None]
     dx, dweight, dbias = _aten.native_layer_norm_backward(
@@ -129,5 +129,5 @@ def layer_norm_backward(
 
 
 def sum_over_rows(gradient: Tensor) -> Tensor:
-    """``[hidden]`` from ``[..., hidden]``."""
+    """Sum ``[..., hidden]`` over rows to ``[hidden]``."""
     return gradient.sum(list(range(gradient.ndim - 1))) if gradient.ndim > 1 else gradient

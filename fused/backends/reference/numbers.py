@@ -1,4 +1,4 @@
-"""Arithmetic shared by the formulas: which dtype to compute in, and how a broadcast is undone."""
+"""Arithmetic shared by the formulas: compute dtypes, dropout, rounding, and sums over broadcast dimensions."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from fused.backends.tracing import is_compiled
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to accumulate in: float32 for 16-bit numbers, else the dtype itself."""
+    """Return the dtype to accumulate in: float32 for 16-bit numbers, else the dtype itself."""
     return torch.float32 if dtype.itemsize < 4 else dtype
 
 
 def dropped(z: torch.Tensor, keep: torch.Tensor, keep_scale: float | torch.Tensor) -> torch.Tensor:
-    """z with dropout. Multiplied, not selected: as in eager torch, a dropped NaN stays one, infinity becomes one."""
+    """Apply dropout to z by multiplication: as in eager torch, a dropped NaN or infinity is NaN."""
     if not is_compiled():
-        keep = keep.view(torch.uint8)  # multiplied three times as fast as booleans
+        keep = keep.view(torch.uint8)  # three times as fast to multiply as booleans
     return (z * keep).mul_(keep_scale)
 
 
 def reduce_to(gradient: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Sum a gradient over the dimensions along which a tensor of `shape` was broadcast."""
+    """Sum a gradient over the broadcast dimensions of a tensor of `shape`."""
     leading = gradient.ndim - len(shape)
     dims = list(range(leading))
     dims += [dim for dim in range(leading, gradient.ndim) if shape[dim - leading] == 1 and gradient.shape[dim] != 1]
@@ -32,10 +32,10 @@ def reduce_to(gradient: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 
 def rounded_to(p: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What is left of float32 numbers from 0 to 1 after a cast to a 16-bit dtype and back."""
+    """Cast float32 numbers from 0 to 1 to a 16-bit dtype and back."""
     if not is_compiled():
         return p.to(dtype).to(p.dtype)
-    # A compiler may leave out such a pair of casts: to the nearest, ties to even, by the bits.
+    # A compiler may remove such a pair of casts, so round the bits: to the nearest, ties to even.
     dropped = 23 + round(math.log2(torch.finfo(dtype).eps))
     bits = p.view(torch.int32)
     bits = bits + (2 ** (dropped - 1) - 1) + ((bits >> dropped) & 1)

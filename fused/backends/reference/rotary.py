@@ -1,7 +1,7 @@
-"""Rotary position embedding: the formulas.
+"""Reference formulas of rotary position embedding.
 
-Half-split or interleaved, the dimensions make pairs (a, b), and with (c, c′) and (s, s′) the same two numbers of cos
-and sin the result is (a·c − b·s, b·c′ + a·s′). The gradient is (g·c + g′·s′, g′·c′ − g·s): the rotation back.
+The dimensions, half-split or interleaved, form pairs (a, b). With (c, c′) and (s, s′) the corresponding pairs of cos
+and sin, the result is (a·c − b·s, b·c′ + a·s′). The gradient is (g·c + g′·s′, g′·c′ − g·s): the rotation back.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool)
 
 
 def rotary(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, *, interleaved: bool) -> tuple[Tensor, Tensor | None]:
-    """q and k turned by the angles. cos and sin broadcast to both, but for the last dimension, which may be shorter."""
+    """Rotate q and k by the angles.
+
+    cos and sin broadcast to both, except for the last dimension, which may be shorter.
+    """
     first = _rotated(q, cos, sin, interleaved, False)
     return first, None if k is None else _rotated(k, cos, sin, interleaved, False)
 
@@ -46,6 +49,6 @@ def rotary(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, *, interleaved
 def rotary_backward(
     g: Tensor, g_k: Tensor | None, cos: Tensor, sin: Tensor, *, interleaved: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The gradients turned back, in the dtype of `rotary`'s results."""
+    """Rotate the gradients back, in the dtype of `rotary`'s results."""
     first = _rotated(g, cos, sin, interleaved, True)
     return first, None if g_k is None else _rotated(g_k, cos, sin, interleaved, True)

@@ -1,8 +1,8 @@
-"""Scaled, masked softmax with sinks, windows and dropout: the formulas.
+"""Reference formulas of the scaled, masked softmax with sinks, windows and dropout.
 
 With p the probabilities, the gradient of the scores is p·(g − Σ g·p). A sink is one more column that only
-shows in the denominator. Dropout is kept in the sign of the saved probabilities: a negative one was dropped.
-What 16-bit probabilities lose in rounding is kept in one byte more, so that the gradient is rounded once, as in
+appears in the denominator. Dropout is stored in the sign of the saved probabilities: a negative one was dropped.
+The rounding error of 16-bit probabilities is saved in one extra byte, so the gradient is rounded once, as in
 eager torch, which saves them a second time in float32.
 """
 
@@ -17,7 +17,7 @@ Number = float | Tensor
 Window = tuple[int, int]
 
 FAR = -128.0
-"""A mask below this hides its key: bfloat16 numbers there lie 1 or more apart."""
+"""A mask below this value hides its key: bfloat16 numbers below it are 1 or more apart."""
 
 
 def masked_softmax(
@@ -33,20 +33,20 @@ def masked_softmax(
     out_dtype: torch.dtype,
     rounding: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """softmax(scale·x + mask), and what the backward pass needs beside it.
+    """Compute softmax(scale·x + mask), and the other tensors needed by the backward pass.
 
     Args:
         x: scores ``[..., queries, keys]``.
         mask: broadcastable to x: bool (True = masked) or floating point (added).
         sink: broadcastable to ``[..., queries, 1]``.
-        keep: the shape of x, bool: what dropout keeps, each multiplied with `keep_scale`.
-        window: keys before and after a query's own that it sees, −1 for all.
-        shift: added to the position of every query, for a shard of them.
-        rounding: whether what rounding to a 16-bit `out_dtype` takes from the probabilities is wanted.
+        keep: the shape of x, bool, True for elements kept by dropout, which are multiplied by `keep_scale`.
+        window: number of keys before and after a query's position that it sees, −1 for all.
+        shift: added to the position of every query, for a shard of the queries.
+        rounding: whether to return the rounding error of the probabilities in a 16-bit `out_dtype`.
 
     Returns:
-        The result; the signed probabilities with dropout, else None (they are the result); the sink's own
-        probabilities ``[..., queries, 1]``, or None; and what rounding took from the probabilities, or None.
+        The result; the signed probabilities with dropout, else None (they are the result); the probabilities of
+        the sink ``[..., queries, 1]``, or None; and the rounding error of the probabilities, or None.
     """
     dtype = torch.promote_types(x.dtype, out_dtype)
     if mask is not None and mask.dtype != torch.bool:
@@ -64,7 +64,7 @@ def masked_softmax(
         z = z.masked_fill(hidden, -torch.inf)
     p, p_sink = _softmax(z, sink)
     if hidden is not None:
-        # Turns rows without a key, which are NaN up to here, to zeros.
+        # Rows without a visible key are NaN up to here and become zeros.
         p = p.masked_fill(hidden, 0)
     if keep is None:
         out, signed = p.to(out_dtype), None
@@ -75,10 +75,10 @@ def masked_softmax(
 
 
 def _masked(z: Tensor, mask: Tensor, rounded: torch.dtype | None) -> Tensor:
-    """z + mask; where the mask is far below the scores, rounded as torch's sum in `rounded` is, if there is one.
+    """Return z + mask, with the rounding of dtype `rounded` (if given) for mask values below `FAR`.
 
-    What a mask hides is nothing either way, but for a row that it hides whole: there that rounding decides what is left
-    of the scores.
+    Hidden keys have no probability in either case, except in a completely hidden row: there the rounding decides how
+    much is left of the scores.
     """
     total = z + mask.to(z.dtype)
     if rounded is None:
@@ -87,7 +87,7 @@ def _masked(z: Tensor, mask: Tensor, rounded: torch.dtype | None) -> Tensor:
 
 
 def _lost(p: Tensor, dtype: torch.dtype) -> Tensor:
-    """What a cast to `dtype` takes from p, in 127ths of the most that it can take, as int8."""
+    """Return the error of a cast of p to `dtype`, in 127ths of the maximum error, as int8."""
     rounded = rounded_to(p, dtype)
     info = torch.finfo(dtype)
     # Half a unit in the last place is at most eps/2·(p + the least normal number), subnormal p included.
@@ -112,7 +112,7 @@ def _softmax(z: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor | None]:
 
 
 def out_of_window(queries: int, keys: int, window: Window, shift: int, device: torch.device) -> Tensor:
-    """Bool ``[queries, keys]``: keys outside of a query's window, the last query aligned to the last key."""
+    """Return a mask ``[queries, keys]``, True outside of a query's window, the last query aligned to the last key."""
     before, after = window
     rows = torch.arange(queries, device=device, dtype=torch.int32).unsqueeze(-1)
     columns = torch.arange(keys, device=device, dtype=torch.int32)
@@ -141,16 +141,16 @@ def masked_softmax_backward(
     window: Window | None = None,
     shift: int = 0,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of x (if it has an `x_dtype`), of an additive mask and of the sink.
+    """Compute the gradients of x (if `x_dtype` is given), of an additive mask and of the sink.
 
     Args:
-        p: the probabilities, negative where they were dropped if there was dropout.
+        p: the probabilities, with dropout negative if dropped.
         p_sink: the sink's probabilities.
-        lost: what rounding took from p, as the forward formula gave it.
+        lost: the rounding error of p, from the forward formula.
         g, g_signed, g_sink: gradients of the three results; the last two only in double backward.
-        mask_sum, sink_sum: the dimensions that the mask and the sink were broadcast along, from the end;
+        mask_sum, sink_sum: the dimensions along which the mask and the sink were broadcast, from the end;
             None if no gradient is needed. Their gradients keep these dimensions and the dtype of the sum.
-        window, shift: as in the forward formula, for kernels that pass over what is hidden: p is 0 there.
+        window, shift: as in the forward formula, for kernels that skip hidden keys: p is 0 there.
     """
     saved_dtype = p.dtype
     compute = compute_dtype(saved_dtype)
@@ -185,5 +185,5 @@ def _is_one(scale: Number) -> bool:
 
 
 def sum_over(gradient: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """The sum over `dims`, which are kept."""
+    """Sum over `dims`, keeping these dimensions."""
     return gradient.sum(dims, keepdim=True) if dims else gradient

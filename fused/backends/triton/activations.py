@@ -1,4 +1,4 @@
-"""Bias + activation: one kernel forward, and one backward that sums the bias gradient on its way."""
+"""Bias + activation in one kernel forward and one backward, with the sum of the bias gradient."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fused.backends.triton.launch import (
 
 Tensor = torch.Tensor
 
-# In kernels these stand behind a tensor: the interpreter does not take them before one.
+# In kernels these are right operands of a tensor: the interpreter does not support them as left operands.
 _ROOT_HALF = tl.constexpr(math.sqrt(0.5))
 _NORMAL = tl.constexpr(1 / math.sqrt(2 * math.pi))
 _QUICK = tl.constexpr(QUICK)
@@ -35,7 +35,7 @@ _CUBIC = tl.constexpr(2 * math.sqrt(2 / math.pi) * 0.044715)
 
 @triton.jit
 def logistic(u):
-    """σ(u) and its derivative σ(u)·σ(−u), from one exponential and without cancellation."""
+    """Compute σ(u) and its derivative σ(u)·σ(−u) from one exponential, without cancellation."""
     e = tl.exp(-tl.abs(u))
     r = 1 / (1 + e)
     return tl.where(u < 0, e * r, r), e * r * r
@@ -43,7 +43,7 @@ def logistic(u):
 
 @triton.jit
 def tanh(z):
-    """tanh in float32: by a polynomial where exponentials would cancel (that of Cephes' tanhf)."""
+    """Compute tanh in float32, by the polynomial of Cephes' tanhf if exponentials would cancel."""
     square = z * z
     near = ((-5.70498872745e-3 * square + 2.06390887954e-2) * square - 5.37397155531e-2) * square
     near = ((near + 1.33314422036e-1) * square - 3.33332819422e-1) * square * z + z
@@ -53,7 +53,7 @@ def tanh(z):
 
 @triton.jit
 def activate(z, ACTIVATION: tl.constexpr):
-    """act(z), for z in float32."""
+    """Compute act(z), for z in float32."""
     if ACTIVATION == "relu":
         return tl.where(z < 0, 0.0, z)
     elif ACTIVATION == "relu2":
@@ -75,7 +75,7 @@ def activate(z, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def slope(z, ACTIVATION: tl.constexpr, FROM_RESULT: tl.constexpr = False):
-    """act'(z), for z in float32, or with FROM_RESULT act's result for z."""
+    """Compute act'(z) for z in float32, with FROM_RESULT from the result of act passed as z."""
     if ACTIVATION == "relu":
         return tl.where(z <= 0, 0.0, 1.0)
     elif ACTIVATION == "relu2":
@@ -133,7 +133,7 @@ def _activation_backward(
             z += shift
         dz = tl.load(g + row * g_stride + column, mask=inside, other=0.0).to(tl.float32)
         if ACTIVATION == "relu":
-            # Not a product: a gradient of NaN or infinity is not let through where the slope is 0.
+            # Not a product: a gradient of NaN or infinity must become 0 where the slope is 0.
             dz = tl.where(z <= 0, 0.0, dz)
         else:
             dz *= slope(z, ACTIVATION, FROM_RESULT)
@@ -147,7 +147,7 @@ def _activation_backward(
 
 
 def bias_activation(x: Tensor, bias: Tensor | None, *, activation: str) -> Any:
-    """As the reference formula of this name. Not in float64."""
+    """Compute the reference formula of this name, or return NotImplemented for float64."""
     dtype = x.dtype if bias is None else torch.promote_types(x.dtype, bias.dtype)
     if dtype == torch.float64:
         return NotImplemented
@@ -169,7 +169,7 @@ def bias_activation(x: Tensor, bias: Tensor | None, *, activation: str) -> Any:
 def bias_activation_backward(
     g: Tensor, x: Tensor, bias: Tensor | None, *, activation: str, needs: tuple[bool, bool]
 ) -> Any:
-    """As the reference formula of this name. Not in float64."""
+    """Compute the reference formula of this name, or return NotImplemented for float64."""
     if torch.float64 in (g.dtype, x.dtype, None if bias is None else bias.dtype):
         return NotImplemented
     flat, g = as_rows(x), as_rows(g)
@@ -231,7 +231,7 @@ def _squared_relu_backward(
 
 
 def weighted_squared_relu(x: Tensor, weights: Tensor) -> Any:
-    """As the reference formula of this name. Not in float64."""
+    """Compute the reference formula of this name, or return NotImplemented for float64."""
     if torch.float64 in (x.dtype, weights.dtype):
         return NotImplemented
     flat = as_rows(x)
@@ -249,7 +249,7 @@ def weighted_squared_relu(x: Tensor, weights: Tensor) -> Any:
 
 
 def weighted_squared_relu_backward(g: Tensor, x: Tensor, weights: Tensor, *, needs: tuple[bool, bool]) -> Any:
-    """As the reference formula of this name. Not in float64."""
+    """Compute the reference formula of this name, or return NotImplemented for float64."""
     if torch.float64 in (g.dtype, x.dtype, weights.dtype):
         return NotImplemented
     flat, g = as_rows(x), as_rows(g)

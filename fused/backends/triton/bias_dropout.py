@@ -1,4 +1,4 @@
-"""Bias + dropout (+ residual): one pass each way, the bias gradient summed on the way."""
+"""Bias + dropout (+ residual) in one kernel forward and one backward, with the sum of the bias gradient."""
 
 from __future__ import annotations
 
@@ -68,7 +68,10 @@ def _backward(
 def bias_dropout(
     x: Tensor, bias: Tensor | None, residual: Tensor | None, keep: Tensor | None, keep_scale: float
 ) -> Tensor:
-    """As the reference formula of this name; no dropout in float64, whose scale would reach the kernel in float32."""
+    """Compute the reference formula of this name, or return NotImplemented for dropout in float64.
+
+    The kernel would get the dropout scale in float32.
+    """
     compute = compute_type(x, bias, residual)
     if keep is not None and compute == tl.float64:
         return NotImplemented
@@ -99,7 +102,7 @@ def bias_dropout_backward(
     x_dtype: torch.dtype | None,
     bias_dtype: torch.dtype | None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """As the reference formula of this name; no dropout in float64, as in the forward pass."""
+    """Compute the reference formula of this name, or return NotImplemented for dropout in float64."""
     compute = compute_type(g)
     if keep is not None and compute == tl.float64:
         return NotImplemented

@@ -1,4 +1,4 @@
-"""Gated activations: one kernel forward, and one backward that sums for the bias and the weights on its way."""
+"""Gated activations in one kernel forward and one backward, with the sums for the bias and the weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Tensor = torch.Tensor
 
 @triton.jit
 def _limited(gate, linear, offset, clamp):
-    # Comparisons, that a NaN stays one.
+    # Comparisons, so a NaN stays NaN.
     if clamp is not None:
         gate = tl.where(gate > clamp, clamp, gate)
         linear = tl.where(linear > clamp, clamp, tl.where(linear < -clamp, -clamp, linear))
@@ -85,7 +85,7 @@ def _gated_backward(
             incoming *= tl.load(weights + row, mask=row < end, other=0.0).to(tl.float32)
         dz, dlinear = incoming * level, incoming * value
         if ACTIVATION == "relu":
-            # Not a product: a gradient of NaN or infinity is not let through where the slope is 0.
+            # Not a product: a gradient of NaN or infinity must become 0 where the slope is 0.
             dz = tl.where(below <= 0, 0.0, dz)
         else:
             dz *= slope(below, ACTIVATION)
@@ -115,7 +115,7 @@ def gated_activation(
     *,
     activation: str,
 ) -> Any:
-    """As the reference formula of this name. Not in float64."""
+    """Compute the reference formula of this name, or return NotImplemented for float64."""
     if _any_float64(y, up, bias, weights):
         return NotImplemented
     gate, linear = _halves(y, up)
@@ -148,7 +148,7 @@ def gated_activation_backward(
     activation: str,
     needs: tuple[bool, bool, bool, bool],
 ) -> Any:
-    """As the reference formula of this name. Not in float64."""
+    """Compute the reference formula of this name, or return NotImplemented for float64."""
     if _any_float64(g, y, up, bias, weights):
         return NotImplemented
     gate, linear = _halves(y, up)
@@ -184,7 +184,7 @@ def gated_activation_backward(
 
 
 def _halves(y: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Gate and up as rows; views of y where they are its halves."""
+    """Return gate and up as rows, without `up` as views of the halves of y."""
     if up is not None:
         return as_rows(y), as_rows(up)
     rows = as_rows(y)

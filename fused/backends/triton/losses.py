@@ -1,4 +1,4 @@
-"""The passes over logits of cross entropy: an online logsumexp forward, one block of a row a program backward."""
+"""Passes over the logits for cross entropy: an online logsumexp forward, one block of a row per program backward."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def logit_statistics_kernel(
     logits, index, lse, picked, total, stride, columns, softcap, elsewhere,
     COLUMNS: tl.constexpr, CAPPED: tl.constexpr, TOTAL: tl.constexpr,
 ):  # fmt: skip
-    """One row: every lane keeps a maximum and a sum of its own until the end."""
+    """Compute the statistics of one row, with a separate maximum and sum per lane until the end."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     highest = tl.full([COLUMNS], float("-inf"), tl.float32)
@@ -52,7 +52,7 @@ def logit_gradient_kernel(
     logits, g_lse, g_picked, g_total, index, lse, out, stride, columns, softcap,
     COLUMNS: tl.constexpr, CAPPED: tl.constexpr, PICKED: tl.constexpr, TOTAL: tl.constexpr,
 ):  # fmt: skip
-    """A part of a row; `out` may be the logits."""
+    """Compute the gradient of a part of a row, with `out` possibly the logits."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     z = tl.load(logits + row * stride + column, mask=column < columns, other=0.0).to(tl.float32)
@@ -73,7 +73,7 @@ def logit_gradient_kernel(
 def logit_statistics(
     logits: Tensor, index: Tensor, softcap: float | None, *, total: bool, elsewhere: float
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """As the reference formula of this name; float64 is left to it."""
+    """Compute the reference formula of this name, or return NotImplemented for float64."""
     if logits.dtype == torch.float64:
         return NotImplemented
     rows = as_rows(logits)
@@ -104,14 +104,14 @@ def logit_statistics_backward(
     *,
     inplace: bool,
 ) -> Tensor:
-    """As the reference formula of this name; float64 is left to it."""
+    """Compute the reference formula of this name, or return NotImplemented for float64."""
     if logits.dtype == torch.float64:
         return NotImplemented
     rows = as_rows(logits)
     count, columns = rows.shape
     out = rows if inplace else torch.empty_like(rows, memory_format=torch.contiguous_format)
     tile = row_tile(columns, whole=BLOCK // 2, numbers=1)
-    # What is not there is not read either.
+    # The kernel does not read missing gradients.
     given = [g_lse if one is None else one for one in (g_lse, g_picked, g_total)]
     each = [one.reshape(-1).contiguous() for one in (*given, index, lse)]
     launch(

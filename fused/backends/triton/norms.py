@@ -1,7 +1,7 @@
-"""RMS and layer norms with a residual sum: one kernel forward and one backward, which sums weight gradients on the way.
+"""RMS and layer norms with a residual sum in one kernel forward and one backward, with sums of weight gradients.
 
-A row is held whole where it has at most `WHOLE` columns. A longer one is read twice, and its part of the sums over rows
-waits in memory, which no other program touches.
+A row of at most `WHOLE` columns is loaded at once. A longer one is read twice, and its part of the sums over rows is
+accumulated in memory that no other program accesses.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from fused.backends.triton.launch import (
 Tensor = torch.Tensor
 
 WHOLE = 2**13
-# Of a longer row: so many rows at once share one look at the sums in memory.
+# For longer rows: this many rows share one access to the sums in memory.
 _LONG = Tile(rows=4, columns=2**11, warps=16)
 
 
 @triton.jit
 def _load_sum(x, residual, total, x_row, residual_row, column, inside):
-    """x + residual in float32, rounded to the dtype of the sum."""
+    """Load x + residual in float32, rounded to the dtype of the sum."""
     z = tl.load(x + x_row + column, mask=inside, other=0.0).to(tl.float32)
     if residual is not None:
         z += tl.load(residual + residual_row + column, mask=inside, other=0.0).to(tl.float32)
@@ -43,7 +43,7 @@ def _load_sum(x, residual, total, x_row, residual_row, column, inside):
 
 @triton.jit
 def _moments(z, inside, count, CENTERED: tl.constexpr):
-    """Mean of the rows, and the sum of squares of what is left; without a center the mean is 0."""
+    """Compute the mean of the rows (0 if not centered) and the sum of squares of the deviations."""
     mean = tl.zeros([z.shape[0], 1], tl.float32)
     if CENTERED:
         mean = tl.sum(z, 1)[:, None] / count
@@ -101,7 +101,7 @@ def _norm(
             here, more = _moments(z, inside, count, CENTERED)
             squares += more
             if CENTERED:
-                # Chan's: the moments of two parts together.
+                # Chan's formula combines the moments of two parts.
                 share = count / (start + count)
                 squares += (here - mean) * (here - mean) * start * share
                 mean += (here - mean) * share
@@ -119,7 +119,7 @@ def _norm(
 
 @triton.jit
 def _load_back(g, x, weight, g_row, place, mean, rstd, column, columns, inside, ONE_MORE: tl.constexpr):
-    """g, g·weight and the normalized rows."""
+    """Load g, and compute g·weight and the normalized rows."""
     dy = tl.load(g + g_row + column, mask=inside, other=0.0).to(tl.float32)
     normed = (tl.load(x + place + column, mask=inside, other=0.0).to(tl.float32) - mean) * rstd
     h = dy if weight is None else dy * _factor(weight, column, columns, ONE_MORE)
@@ -184,7 +184,7 @@ def _norm_backward(
                     _store_dx(dx, g_total, h, normed, rstd, inner, center, g_total_row, place, column, inside)
                 _add_to(dweights, tl.sum(dy * normed, 0, keep_dims=True), sums, column, columns)
                 _add_to(dbiases, tl.sum(dy, 0, keep_dims=True), sums, column, columns)
-            # What one thread has written another may read in the next round.
+            # In the next iteration a thread may read sums written by another.
             tl.debug_barrier()
     if ONCE:
         if dweights is not None:
@@ -203,7 +203,7 @@ def _add_to(partials, amount, sums, column, columns):
 def rms_norm(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, *, eps: float, casting: Casting
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """As the reference formula of this name; float64 is left to it."""
+    """Compute the reference formula of this name, or return NotImplemented for float64."""
     dtype = _sum_dtype(x, residual)
     llama = casting == "llama" and weight is not None
     out_dtype = torch.promote_types(dtype, weight.dtype) if llama and weight is not None else dtype
@@ -224,7 +224,7 @@ def layer_norm(
     eps: float,
     out_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """As the reference formula of this name; float64 is left to it."""
+    """Compute the reference formula of this name, or return NotImplemented for float64."""
     if _double(x, residual, weight, bias):
         return NotImplemented
     results = _forward(x, residual, weight, bias, eps, out_dtype, round_first=False, one_more=False, centered=True)
@@ -241,7 +241,7 @@ def rms_norm_backward(
     casting: Casting,
     needs: tuple[bool, bool],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """As the reference formula of this name; float64 is left to it."""
+    """Compute the reference formula of this name, or return NotImplemented for float64."""
     if _double(g, g_total, x, weight):
         return NotImplemented
     weight_dtype = weight.dtype if weight is not None and needs[1] else None
@@ -260,7 +260,7 @@ def layer_norm_backward(
     bias_dtype: torch.dtype | None,
     needs: tuple[bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """As the reference formula of this name; float64 is left to it."""
+    """Compute the reference formula of this name, or return NotImplemented for float64."""
     if _double(g, g_total, x, weight):
         return NotImplemented
     weight_dtype = weight.dtype if weight is not None and needs[1] else None
@@ -279,7 +279,7 @@ def _forward(
     one_more: bool,
     centered: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-    """The norm, the sum, means and reciprocal deviations."""
+    """Compute the norm, the sum, means and reciprocal deviations."""
     flat = as_rows(x)
     rows, columns = flat.shape
     tile = _tile(columns)
@@ -312,14 +312,14 @@ def _backward(
     *,
     one_more: bool = False,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of x, weight and bias, in these dtypes; of None not."""
+    """Compute the gradients of x, weight and bias in these dtypes, skipping those of None."""
     flat = as_rows(g)
     rows, columns = flat.shape
     tile = _tile(columns)
     once = tile.columns >= columns
     programs = _programs(rows, tile, x.device)
     dx = None if dtypes[0] is None else x.new_empty(x.shape, dtype=dtypes[0])
-    # Sums of a long row are added to in memory.
+    # Sums of long rows are accumulated in memory.
     make = torch.empty if once else torch.zeros
     partials = [
         None if dtype is None else make(programs, columns, dtype=torch.float32, device=x.device) for dtype in dtypes[1:]
@@ -345,7 +345,7 @@ def _tile(columns: int) -> Tile:
 
 
 def _programs(rows: int, tile: Tile, device: torch.device) -> int:
-    """Programs that share the rows: fewer of them where each has a large block, and a longer row of sums."""
+    """Return the number of programs for the rows, fewer for large blocks with their longer rows of sums."""
     return min(triton.cdiv(rows, tile.rows), processors(device) * max(2**14 // (tile.rows * tile.columns), 1))
 
 

@@ -1,4 +1,4 @@
-"""Rotary position embedding of queries and of keys, forward and back: every number is read once and written once."""
+"""Rotary position embedding of queries and keys, forward and backward, with one read and one write per number."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fused.backends.triton.launch import compute_type, launch, row_block
 
 Tensor = torch.Tensor
 
-# Numbers in the block of a program.
+# Number of elements in the block of a program.
 _NUMBERS = 2048
 
 
 @triton.jit
 def _load_pairs(p, half, pair, valid, INTERLEAVED: tl.constexpr, COMPUTE: tl.constexpr):
-    """The first and the second number of each pair. `p` points at the rows."""
+    """Load the first and the second number of each pair, with `p` pointing to the rows."""
     if INTERLEAVED:
         column = tl.arange(0, 2 * pair.shape[1])[None, :]
         both = tl.load(p + column, mask=valid & (column < 2 * half), other=0.0).to(COMPUTE)
@@ -49,7 +49,7 @@ def _turn(
     BACK: tl.constexpr, INTERLEAVED: tl.constexpr, COMPUTE: tl.constexpr,
     ROWS: tl.constexpr, PAIRS: tl.constexpr, PASSED: tl.constexpr,
 ):  # fmt: skip
-    """Rows are numbered through three dimensions, of which cos and sin may be broadcast over any."""
+    """Rotate a block of rows, flattened from three dimensions. cos and sin may be broadcast over any of these."""
     row = row_block(ROWS)
     valid = row < rows
     n_0, n_1, n_2 = row // last // middle, row // last % middle, row % last
@@ -73,12 +73,12 @@ def _turn(
 
 
 def rotary(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Any:
-    """As the reference formula of this name; more than four dimensions are left to it."""
+    """Compute the reference formula of this name, or return NotImplemented for more than four dimensions."""
     return _turned(q, k, cos, sin, interleaved, back=False)
 
 
 def rotary_backward(g: Tensor, g_k: Tensor | None, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Any:
-    """As the reference formula of this name; more than four dimensions are left to it."""
+    """Compute the reference formula of this name, or return NotImplemented for more than four dimensions."""
     return _turned(g, g_k, cos, sin, interleaved, back=True)
 
 
@@ -92,7 +92,7 @@ def _turned(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: 
 def _one_turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool) -> Tensor:
     if x.stride(-1) != 1:
         x = x.contiguous()
-    # With the strides of x: its heads, turned out of a projection, are read and written in the order of the memory.
+    # With the strides of x: heads transposed after a projection are read and written in memory order.
     out = torch.empty_like(x, dtype=torch.promote_types(x.dtype, cos.dtype))
     width, whole = cos.shape[-1], x.shape[-1]
     first, middle, last = (1,) * (4 - x.ndim) + x.shape[:-1]
@@ -115,6 +115,6 @@ def _one_turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bo
 
 
 def _strides(tensor: Tensor, leading: tuple[int, ...]) -> tuple[int, ...]:
-    """Of the three leading dimensions; 0 where the tensor is broadcast."""
+    """Return the strides of the three leading dimensions, 0 for broadcast ones."""
     whole = tensor.reshape((1,) * (4 - tensor.ndim) + tensor.shape)
     return whole.expand(*leading, tensor.shape[-1]).stride()[:3]

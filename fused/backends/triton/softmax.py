@@ -1,7 +1,7 @@
-"""Scaled, masked softmax: one kernel forward, one backward; what a window hides is not read.
+"""Scaled, masked softmax in one kernel forward and one backward, without reading keys outside a window.
 
-A row is held whole where it has at most `WHOLE` keys. A longer one is read twice: for its maximum and its sum, which
-are corrected from block to block, and for the probabilities.
+A row of at most `WHOLE` keys is loaded at once. A longer one is read twice: for its maximum and its sum, which
+are updated from block to block, and for the probabilities.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ Tensor = torch.Tensor
 WHOLE = 2**14
 
 _NO_MASK, _BOOL, _ADDITIVE = 0, 1, 2
-# Adding and subtracting it rounds a float32 to the nearest whole number, ties to even.
+# Adding and subtracting this rounds a float32 to the nearest whole number, ties to even.
 _ROUNDER = tl.constexpr(1.5 * 2**23)
 _FAR = tl.constexpr(FAR)
 
 
 @triton.jit
 def _position(row, heads, queries):
-    """Batch, head and query of a row."""
+    """Return batch, head and query of a row."""
     return row // queries // heads, row // queries % heads, row % queries
 
 
 @triton.jit
 def _view(query, offset, before, after, keys):
-    """First key and end of the keys that a query sees; a negative side of the window is unlimited."""
+    """Return first key and end of the keys seen by a query, with a negative side of the window unlimited."""
     low = tl.where(before < 0, 0, query + offset - before)
     high = tl.where(after < 0, keys, query + offset + after + 1)
     return tl.maximum(low, 0), tl.minimum(high, keys)
@@ -41,7 +41,7 @@ def _view(query, offset, before, after, keys):
 
 @triton.jit
 def _scores(x, mask, mask_stride, scale, column, seen, MASK: tl.constexpr):
-    """scale·x + mask in float32 and which keys are seen; the others are −∞ and are not read."""
+    """Compute scale·x + mask in float32 (−∞ without reading for hidden keys) and a mask of the keys seen."""
     if MASK == 1:
         seen = seen & (tl.load(mask + column * mask_stride, mask=seen, other=1) == 0)
     z = tl.load(x + column, mask=seen, other=0.0).to(tl.float32) * scale
@@ -49,7 +49,7 @@ def _scores(x, mask, mask_stride, scale, column, seen, MASK: tl.constexpr):
         added = tl.load(mask + column * mask_stride, mask=seen, other=0.0)
         total = z + added.to(tl.float32)
         if x.dtype.element_ty == mask.dtype.element_ty and mask.dtype.element_ty.primitive_bitwidth == 16:
-            # As the formula: a row that is hidden whole is what the rounded sums make of it.
+            # As in the formula: a completely hidden row depends on the rounded sums.
             rounded = z.to(added.dtype).to(tl.float32) + added.to(tl.float32)
             total = tl.where(added < _FAR, rounded.to(added.dtype).to(tl.float32), total)
         z = total
@@ -60,10 +60,10 @@ def _scores(x, mask, mask_stride, scale, column, seen, MASK: tl.constexpr):
 def _store(
     p, out, signed, lost, keep, offset, inside, keep_scale, steps, tiny, DROPOUT: tl.constexpr, LOST: tl.constexpr
 ):  # fmt: skip
-    """Write the probabilities p: rounded, with dropout, and what the rounding took."""
+    """Store the probabilities p: rounded, with dropout, and their rounding error."""
     if DROPOUT:
         kept = tl.load(keep + offset, mask=inside, other=0) != 0
-        # Not negated: 0 − 0 has no sign.
+        # Multiplied, not negated: 0 − 0 has no sign.
         tl.store(signed + offset, tl.where(kept, p, p * -1.0), mask=inside)
         tl.store(out + offset, p * kept.to(tl.float32) * keep_scale, mask=inside)
     else:
@@ -111,7 +111,7 @@ def _masked_softmax(
             column = start + columns
             z, seen = _scores(x, mask, mask_key, scale, column, valid & (column >= low) & (column < high), MASK)
             top = tl.maximum(highest, tl.max(z, 1)[:, None])
-            # Nothing seen so far: the sums stay 0.
+            # If no key has been seen so far, the sums stay 0.
             base = tl.where(top == float("-inf"), 0.0, top)
             total = total * tl.exp(highest - base) + tl.sum(tl.exp(z - base), 1)[:, None]
             highest = top
@@ -131,7 +131,7 @@ def _masked_softmax(
 def _load_back(
     p, lost, g, offset, seen, keep_scale, steps, tiny, DROPOUT: tl.constexpr, LOST: tl.constexpr
 ):  # fmt: skip
-    """Probabilities in float32, and their gradients."""
+    """Load probabilities in float32, and their gradients."""
     raw = tl.load(p + offset, mask=seen, other=0.0)
     dp = tl.load(g + offset, mask=seen, other=0.0).to(tl.float32)
     value = raw.to(tl.float32)
@@ -204,7 +204,7 @@ def masked_softmax(
     out_dtype: torch.dtype,
     rounding: bool = False,
 ) -> Any:
-    """As the reference formula of this name. Not in float64, and not above four dimensions."""
+    """Compute the reference formula of this name, or return NotImplemented for float64 or more than four dimensions."""
     if x.ndim > 4 or torch.float64 in (x.dtype, out_dtype, None if mask is None else mask.dtype):
         return NotImplemented
     whole = x.reshape((1,) * (4 - x.ndim) + x.shape)
@@ -257,7 +257,7 @@ def masked_softmax_backward(
     window: Window | None,
     shift: int,
 ) -> Any:
-    """As the reference formula of this name. Not in float64, and not inside of a double backward."""
+    """Compute the reference formula of this name, or return NotImplemented for float64 or in double backward."""
     if g is None or g_signed is not None or g_sink is not None or torch.float64 in (p.dtype, g.dtype, x_dtype):
         return NotImplemented
     keys, queries = p.shape[-1], p.shape[-2] if p.ndim > 1 else 1
@@ -285,16 +285,16 @@ def masked_softmax_backward(
 
 
 def _broadcast(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A view in four dimensions, with strides of 0 where it is broadcast."""
+    """Return a view in four dimensions, with strides of 0 for broadcast ones."""
     return tensor.reshape((1,) * (4 - tensor.ndim) + tensor.shape).expand(shape)
 
 
 def _steps(dtype: torch.dtype) -> tuple[float, float]:
-    """The steps of what rounding to a dtype takes, for each unit, and the dtype's least normal number."""
+    """Return the steps per unit of the saved rounding error, and the dtype's least normal number."""
     info = torch.finfo(dtype)
     return 254 / info.eps, info.tiny
 
 
 def _window(window: Window | None, shift: int, queries: int, keys: int) -> tuple[int, int, int]:
-    """The key at the position of query 0, and the sides of the window."""
+    """Return the key at the position of query 0, and the sides of the window."""
     return keys - queries + shift, *(window or (-1, -1))

@@ -1,4 +1,4 @@
-"""Snapshots of the Python state that a model can reach, and of its tensors."""
+"""Snapshots of the Python state and tensors reachable from a model."""
 
 from schedule.capture.snapshots.entries import Entry
 from schedule.capture.snapshots.modes import modes_restored

@@ -1,6 +1,6 @@
-"""The state that a function uses besides its arguments: globals, variables that it closes over, defaults.
+"""State used by a function besides its arguments: globals, closure variables, defaults.
 
-A function is followed as far as its code names others: functions of its file, and methods of the class it is from.
+The search includes the functions and methods named in its code: functions of its file, and methods of its class.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _PASSED_BY = (types.ModuleType, types.BuiltinFunctionType)
 
 @functools.cache
 def is_outside(module: str | None) -> bool:
-    """Whether a module of Python is no user's: torch, the standard library, or this package."""
+    """Check whether a Python module is library code: torch, the standard library, or this package."""
     top = (module or "builtins").partition(".")[0]
     return top in _OURS or (top in sys.stdlib_module_names and top != "__main__")
 
 
 @functools.lru_cache(maxsize=8192)
 def is_passed_by(cls: type) -> bool:
-    """Whether objects of ``cls`` are not looked into: parts of torch and of this package."""
+    """Check whether objects of ``cls`` are not searched: parts of torch and of this package."""
     if cls.__module__.partition(".")[0] == "torch":
         return True
     return any(base.__module__.partition(".")[0] in _OURS[1:] for base in cls.__mro__)
@@ -33,13 +33,16 @@ def is_passed_by(cls: type) -> bool:
 
 @functools.lru_cache(maxsize=8192)
 def is_of_library(cls: type) -> bool:
-    """Whether ``cls`` is of the standard library: its objects are looked into, but not what these are made of."""
+    """Check whether ``cls`` is from the standard library.
+
+    Its objects are searched, but not other standard-library objects inside them.
+    """
     return cls.__module__ not in _PLAIN_FROM and is_outside(cls.__module__)
 
 
 @functools.lru_cache(maxsize=16384)
 def names_in(code: types.CodeType) -> tuple[str, ...]:
-    """Every name that ``code``, and the functions defined inside, look up in globals or on objects."""
+    """Return the names looked up in globals or on objects by ``code`` and by functions defined inside."""
     found = dict.fromkeys(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -48,14 +51,14 @@ def names_in(code: types.CodeType) -> tuple[str, ...]:
 
 
 def function_in(member: Any) -> types.FunctionType | None:
-    """The function behind what stands in a class: a method, a property, a static method."""
+    """Return the function behind a class member (a method, a property, a static method), or None."""
     member = getattr(member, "fget", member) if isinstance(member, property) else member
     member = getattr(member, "__func__", member) if isinstance(member, (staticmethod, classmethod)) else member
     return member if isinstance(member, types.FunctionType) else None
 
 
 def globals_named(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """The globals that ``function`` names, but for modules and what is torch's or the standard library's."""
+    """Yield the globals named in ``function``, except modules, classes and library objects."""
     namespace = function.__globals__
     for name in names_in(function.__code__):
         if name in namespace and not name.startswith("__") and not _is_foreign(namespace[name]):
@@ -63,7 +66,7 @@ def globals_named(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def classes_named(function: types.FunctionType) -> list[type]:
-    """The classes of the user's that ``function`` names."""
+    """Return the user's classes named in ``function``."""
     found = (function.__globals__.get(name) for name in names_in(function.__code__))
     return [cls for cls in found if isinstance(cls, type) and not is_outside(cls.__module__)]
 
@@ -78,7 +81,7 @@ def _is_foreign(value: Any) -> bool:
 
 
 def members_named(cls: type, names: tuple[str, ...]) -> Iterator[tuple[type, str, Any]]:
-    """What classes of the user's in the line of ``cls`` have by these names."""
+    """Yield the members with these names of the user's classes in the MRO of ``cls``."""
     for base in cls.__mro__:
         if not is_outside(base.__module__):
             own = vars(base)
@@ -87,7 +90,7 @@ def members_named(cls: type, names: tuple[str, ...]) -> Iterator[tuple[type, str
 
 @functools.lru_cache(maxsize=8192)
 def slots_of(cls: type) -> tuple[tuple[str, Any], ...]:
-    """The members that ``__slots__`` made, by name."""
+    """Return the members made by ``__slots__``, with their names."""
     found: dict[str, Any] = {}
     for base in cls.__mro__:
         if "__slots__" in vars(base):

@@ -1,4 +1,4 @@
-"""Entries of dicts, attributes among them, that one run of a model set."""
+"""Entries of dicts, including attributes, set by one run of a model."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from typing import Any
 
 MISSING = object()
-"""In place of the value of an entry that is not there."""
+"""Marker for the value of a missing entry."""
 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """An entry that a run set, added or removed.
+    """Dict entry set, added or removed by a run.
 
     Attributes:
-        table: the dict; of an object, its ``__dict__``.
-        key: of the entry.
+        table: the dict; for an attribute, the ``__dict__`` of the object.
+        key: the key of the entry.
         before: its value before the run, or :data:`MISSING`.
-        after: its value after it, likewise.
+        after: its value after the run, or :data:`MISSING`.
     """
 
     table: dict[Any, Any]

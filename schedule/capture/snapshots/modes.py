@@ -1,4 +1,4 @@
-"""Modes of torch that a forward may switch: saved and restored."""
+"""Restoring of torch modes switched by a forward."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def modes_restored() -> Iterator[None]:
-    """Restore gradient mode, default dtype, determinism and autocast on the way out."""
+    """Restore gradient mode, default dtype, determinism and autocast on exit."""
     grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()

@@ -1,4 +1,4 @@
-"""Contents of one object each: saved, compared, and restored in place."""
+"""Saved contents of single objects, to be compared and restored in place."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from typing import Any, Protocol
 from schedule.capture.snapshots.entries import MISSING, Entry
 
 Step = str | tuple[str, Any]
-"""The end of a path: as written, or a template and the key that goes into it."""
+"""Last step of a path: a string, or a template and its key."""
 Part = tuple[Step, Any]
 Difference = tuple[str, str]
-"""Where in the object, as the end of a path, and what is different there."""
+"""Location in the object, as the end of a path, and description of the difference."""
 
 _NUMBERS = (bool, int, float, complex, str, bytes)
 
 
 class Piece(Protocol):
-    """What an object held at some moment."""
+    """Contents of an object at some moment."""
 
     def parts(self) -> Iterable[Part]:
-        """Each object that was held, with the step of the path that leads to it."""
+        """Return each saved object with its step of the path."""
 
     def difference(self) -> Difference | None:
-        """The first difference between now and then."""
+        """Return the first difference between the current and the saved contents, or None."""
 
     def restore(self) -> str | None:
-        """Put the contents back in place; why not, where that is impossible."""
+        """Restore the contents in place, or return the reason for a failure."""
 
 
 def _same(now: Any, then: Any) -> bool:
-    """Whether an entry is what it was: the same object, or an equal number or string."""
+    """Check whether an entry is unchanged: the same object, or an equal number or string."""
     if now is then:
         return True
     return type(now) is type(then) and type(then) in _NUMBERS and (now == then or repr(now) == repr(then))
 
 
 def items(count: int) -> str:
-    """How many items there are more, or fewer."""
+    """Return a change in the number of items for messages, such as ``3 items more``."""
     return f"{abs(count)} item{'s' * (abs(count) != 1)} {'more' if count > 0 else 'fewer'}"
 
 
@@ -53,8 +53,8 @@ class SavedDict:
     """The entries of a dict, in order.
 
     Args:
-        live: the dict, of any subclass; its own methods are not called.
-        step: how an entry is written in a path, with ``{}`` for the key.
+        live: the dict, of any subclass; methods of the subclass are not called.
+        step: format of an entry in a path, with ``{}`` for the key.
     """
 
     __slots__ = ("base", "live", "saved", "step")
@@ -65,7 +65,7 @@ class SavedDict:
         self.saved = dict(self.base.items(live)) if live else {}
 
     def parts(self) -> Iterator[Part]:
-        """The values."""
+        """Yield the values."""
         for key, value in self.saved.items():
             yield (self.step, key), value
 
@@ -80,7 +80,7 @@ class SavedDict:
         )
 
     def difference(self) -> Difference | None:
-        """An entry that is new, gone or another."""
+        """Return a new, missing or changed entry, or a change in length or order, or None."""
         if self._unchanged():
             return None
         live = dict(self.base.items(self.live))
@@ -95,7 +95,7 @@ class SavedDict:
         return None if self.step != "[{!r}]" or list(live) == list(self.saved) else ("", "another order")
 
     def changed_entries(self) -> list[Entry]:
-        """The entries that are new, gone or others now."""
+        """Return the entries added, removed or changed since."""
         if self._unchanged():
             return []
         live = dict(self.base.items(self.live))
@@ -103,7 +103,7 @@ class SavedDict:
         return [Entry(self.live, key, self.saved.get(key, MISSING), live.get(key, MISSING)) for key in keys]
 
     def restore(self) -> None:
-        """Put the entries back, in their order."""
+        """Restore the entries in their order."""
         if not self._unchanged():
             self.base.clear(self.live)
             for key, value in self.saved.items():
@@ -112,7 +112,10 @@ class SavedDict:
 
 @contextmanager
 def entries_as_after(entries: Sequence[Entry]) -> Iterator[None]:
-    """Set inside what a run had set, where nothing else has been set since."""
+    """Set entries to their values after the run for the block, and restore the dicts on exit.
+
+    Entries set to another value since are skipped.
+    """
     put = [entry for entry in entries if entry.table.get(entry.key, MISSING) is entry.before]
     tables = [SavedDict(table) for table in {id(entry.table): entry.table for entry in put}.values()]
     for entry in put:
@@ -133,11 +136,11 @@ class SavedSequence:
         self.live, self.saved = live, list(live)
 
     def parts(self) -> Iterator[Part]:
-        """The items."""
+        """Return the items."""
         return ((("[{}]", index), item) for index, item in enumerate(self.saved))
 
     def difference(self) -> Difference | None:
-        """How many items there are more or fewer, or one that is another."""
+        """Return the change in length or the first changed item, or None."""
         if len(self.live) != len(self.saved):
             return "", items(len(self.live) - len(self.saved))
         for index, (now, then) in enumerate(zip(self.live, self.saved, strict=True)):
@@ -146,7 +149,7 @@ class SavedSequence:
         return None
 
     def restore(self) -> None:
-        """Put the items back."""
+        """Restore the items."""
         if isinstance(self.live, list):
             list.__setitem__(self.live, slice(None), self.saved)
         else:
@@ -163,23 +166,23 @@ class SavedSet:
         self.live, self.saved = live, set(live)
 
     def parts(self) -> Iterator[Part]:
-        """The elements."""
+        """Return the elements."""
         return (("{…}", element) for element in self.saved)
 
     def difference(self) -> Difference | None:
-        """How many elements there are more or fewer, or that there are others."""
+        """Return the change in size, or a difference if there are other elements, or None."""
         if len(self.live) != len(self.saved):
             return "", items(len(self.live) - len(self.saved))
         return None if self.live == self.saved else ("", "other items")
 
     def restore(self) -> None:
-        """Put the elements back."""
+        """Restore the elements."""
         set.clear(self.live)
         set.update(self.live, self.saved)
 
 
 class SavedSlots:
-    """What the ``__slots__`` of an object hold."""
+    """Values of the ``__slots__`` of an object."""
 
     __slots__ = ("live", "saved")
 
@@ -194,11 +197,11 @@ class SavedSlots:
             return MISSING
 
     def parts(self) -> Iterator[Part]:
-        """The values of those that are set."""
+        """Return the values of assigned slots."""
         return ((f".{name}", value) for name, _, value in self.saved if value is not MISSING)
 
     def difference(self) -> Difference | None:
-        """A slot that holds another value."""
+        """Return the first slot with another value, or None."""
         for name, slot, then in self.saved:
             now = self._get(self.live, slot)
             if not _same(now, then):
@@ -206,7 +209,7 @@ class SavedSlots:
         return None
 
     def restore(self) -> None:
-        """Set each to what it held, or to nothing."""
+        """Set each slot to its saved value, or delete it."""
         for _, slot, then in self.saved:
             now = self._get(self.live, slot)
             if now is not then:
@@ -214,7 +217,7 @@ class SavedSlots:
 
 
 class SavedCell:
-    """The variable of an enclosing function, which ``nonlocal`` may rebind."""
+    """Variable of an enclosing function, possibly rebound by ``nonlocal``."""
 
     __slots__ = ("live", "saved")
 
@@ -229,16 +232,16 @@ class SavedCell:
             return MISSING
 
     def parts(self) -> Iterator[Part]:
-        """The value, if there is one."""
+        """Return the value, if there is one."""
         return iter(()) if self.saved is MISSING else iter([("", self.saved)])
 
     def difference(self) -> Difference | None:
-        """Whether it is bound to another value."""
+        """Return a difference if the variable is bound to another value, or None."""
         now = self._get(self.live)
         return None if _same(now, self.saved) else ("", f"{_short(now)}, was {_short(self.saved)}")
 
     def restore(self) -> None:
-        """Bind it as it was."""
+        """Bind the variable to its saved value, or unbind it."""
         if self.saved is MISSING:
             del self.live.cell_contents
         else:
@@ -250,8 +253,8 @@ class SavedNames:
 
     Args:
         owner: a dict of globals, or a class.
-        names: those that a forward names.
-        title: what paths begin with.
+        names: the names used by a forward.
+        title: the first part of paths.
     """
 
     __slots__ = ("live", "owner", "saved", "title")
@@ -262,11 +265,11 @@ class SavedNames:
         self.saved = {name: self.live.get(name, MISSING) for name in names}
 
     def parts(self) -> Iterator[Part]:
-        """The values."""
+        """Return the values."""
         return ((f"{self.title}.{name}", value) for name, value in self.saved.items() if value is not MISSING)
 
     def difference(self) -> Difference | None:
-        """A name that stands for another value."""
+        """Return the first name bound to another value, or None."""
         for name, then in self.saved.items():
             now = self.live.get(name, MISSING)
             if not _same(now, then):
@@ -274,7 +277,7 @@ class SavedNames:
         return None
 
     def restore(self) -> None:
-        """Let each name stand for what it did."""
+        """Bind each name to its saved value, or remove it."""
         for name, then in self.saved.items():
             if self.live.get(name, MISSING) is not then:
                 self._set(name, then)

@@ -1,8 +1,8 @@
-"""Everything that some roots reach, saved at one moment.
+"""Snapshot of everything reachable from some roots.
 
 Scheduling runs the user's forward several times: to record it, to trace it, to compare graphs with it. A forward may
 append to a list, count in a buffer, write to its arguments or to a global. A snapshot saves the contents of every
-container and object that it can reach, restores them in place, so that each stays the same object, and tells the first
+container and object in reach, restores them in place, so that each stays the same object, and reports the first
 difference as a readable path.
 """
 
@@ -56,15 +56,15 @@ _TABLES = ("_modules", "_parameters", "_buffers")
 
 
 class Snapshot:
-    """The state that ``roots`` reach: modules, containers, plain objects, functions and what they use.
+    """State reachable from ``roots``: modules, containers, plain objects, functions and their globals and closures.
 
-    Types, Python modules, and objects of torch and of this package are not looked into; nor are objects of the standard
-    library inside others of it, such as the handlers of a logger.
+    Types, Python modules, and objects of torch and of this package are not searched. Neither are standard-library
+    objects inside other standard-library objects, such as the handlers of a logger.
 
     Args:
-        roots: where to start, by the name that paths begin with.
-        data: whether to save the numbers in tensors as well; without, only the structure counts.
-        known: what is restored in another way, and not looked into here.
+        roots: objects to start from, by the name their paths begin with.
+        data: whether to save tensors as well; if False, only the structure is saved.
+        known: objects restored in another way, and not searched here.
     """
 
     def __init__(self, roots: Mapping[str, Any], data: bool = True, known: Iterable[Any] = ()) -> None:
@@ -81,10 +81,10 @@ class Snapshot:
             self._visit(*self._pending.pop())
 
     def restore(self) -> None:
-        """Put everything back in place.
+        """Restore everything in place.
 
         Raises:
-            NotApplicable: something was changed that cannot be put back; all else has been.
+            NotApplicable: a change cannot be undone; everything else has been restored.
         """
         for container, _, _ in self._empty:
             if container:
@@ -99,7 +99,7 @@ class Snapshot:
 
     @contextmanager
     def put_back(self) -> Iterator[None]:
-        """Run from the saved state inside; on the way out, restore what is now."""
+        """Run the block from the saved state, and restore the current state on exit."""
         now = self.again() if self.difference() else self
         self.restore()
         try:
@@ -108,11 +108,11 @@ class Snapshot:
             now.restore()
 
     def again(self) -> Snapshot:
-        """What the same roots reach now."""
+        """Take a new snapshot of the same roots."""
         return Snapshot(self._roots, self._data)
 
     def difference(self) -> str | None:
-        """The first difference between now and then, such as ``self.log: 3 items more``; None without any."""
+        """Return the first difference from the saved state, such as ``self.log: 3 items more``, or None."""
         for container, place, step in self._empty:
             if container:
                 return f"{self._path(place)}{_written(step)}: {items(len(container))}"
@@ -123,7 +123,7 @@ class Snapshot:
         return None
 
     def changed_entries(self) -> list[Entry]:
-        """The attributes and entries of dicts that are new or others now; training flags apart."""
+        """Return the attributes and dict entries added, removed or changed since, except training flags."""
         found: list[Entry] = []
         for live, _, _ in self._empty:
             if isinstance(live, dict):
@@ -229,7 +229,7 @@ class Snapshot:
             self._keep(SavedNames(function.__globals__, values, function.__module__), -1)
 
     def _used_by_method(self, cls: type, names: tuple[str, ...], place: int) -> None:
-        """What the methods of ``cls`` by these names use, and those that they name."""
+        """Add the state used by methods of ``cls`` with these names, and by methods named in their code."""
         pending = [(cls, names)]
         while pending:
             cls, names = pending.pop()
@@ -249,13 +249,15 @@ def _written(step: Step) -> str:
 
 @contextmanager
 def restored(roots: Mapping[str, Any], known: Iterable[Any] = ()) -> Iterator[Snapshot]:
-    """Restore all that ``roots`` reach on the way out, whatever happens inside; arguments as of :class:`Snapshot`.
+    """Restore everything reachable from ``roots`` on exit, also after an exception.
+
+    The arguments are those of :class:`Snapshot`.
 
     Yields:
-        The state from before.
+        The saved state.
 
     Raises:
-        NotApplicable: something was changed that cannot be put back.
+        NotApplicable: a change cannot be undone.
     """
     snapshot = Snapshot(roots, known=known)
 

@@ -1,4 +1,4 @@
-"""The numbers in one tensor, and which storage and gradient it has: saved, compared, restored."""
+"""Saved values, storage and gradient of one tensor, to be compared and restored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SMALL = 2**14
 
 
 class SavedTensor:
-    """A tensor's storage, gradient and numbers; those of large parameters are not cloned."""
+    """A tensor's storage, gradient and values, without a clone of large parameters."""
 
     __slots__ = ("alias", "clone", "grad", "live", "requires_grad", "version")
 
@@ -30,11 +30,11 @@ class SavedTensor:
         self.clone = live.detach().clone() if cloned else None
 
     def parts(self) -> Iterable[Part]:
-        """Nothing."""
+        """Return no parts."""
         return ()
 
     def difference(self) -> Difference | None:
-        """Whether it holds other numbers, or stands for other memory."""
+        """Return a difference in memory, ``requires_grad``, gradient or values, or None."""
         if not self._same_memory():
             return "", "other memory, or another shape"
         if self.live.requires_grad != self.requires_grad:
@@ -56,7 +56,7 @@ class SavedTensor:
         return not torch.equal(now, then) and not torch.equal(_bits(now), _bits(then))
 
     def restore(self) -> str | None:
-        """Put memory, gradient and numbers back."""
+        """Restore memory, gradient and values, or return the reason for a failure."""
         live = self.live
         with torch.no_grad():
             if self.alias is not None and not self._same_memory():
@@ -77,5 +77,5 @@ class SavedTensor:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The numbers as bytes: no NaN equals another."""
+    """Return the values as bytes, since NaNs do not compare equal."""
     return tensor.contiguous().reshape(-1).view(torch.uint8)

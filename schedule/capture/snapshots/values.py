@@ -1,4 +1,4 @@
-"""Contents of arrays, random generators and iterators, and of any container by its kind."""
+"""Saved contents of arrays, random generators and iterators, and of any container by its type."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class SavedArray:
         self.live, self.saved = live, copy.copy(live)
 
     def parts(self) -> Iterable[Part]:
-        """Nothing."""
+        """Return no parts."""
         return ()
 
     def difference(self) -> Difference | None:
-        """Whether it holds other numbers."""
+        """Return a difference if the values have changed, or None."""
         if isinstance(self.live, (bytearray, array)):
             same = self.live == self.saved
         else:
@@ -41,7 +41,7 @@ class SavedArray:
         return None if same else ("", "other values")
 
     def restore(self) -> str | None:
-        """Write the numbers back."""
+        """Restore the values, or return the reason for a failure."""
         if self.difference() is None:
             return None
         if not isinstance(self.live, (bytearray, array)) and self.live.shape != self.saved.shape:
@@ -51,7 +51,7 @@ class SavedArray:
 
 
 class SavedRandom:
-    """The state of a random generator that somebody holds."""
+    """State of a random generator object."""
 
     __slots__ = ("live", "saved")
 
@@ -67,11 +67,11 @@ class SavedRandom:
         return live.get_state()
 
     def parts(self) -> Iterable[Part]:
-        """Nothing."""
+        """Return no parts."""
         return ()
 
     def difference(self) -> Difference | None:
-        """Whether numbers were drawn."""
+        """Return a difference if numbers were drawn, or None."""
         now = self._get(self.live)
         if isinstance(now, torch.Tensor):
             same = torch.equal(now, self.saved)
@@ -80,7 +80,7 @@ class SavedRandom:
         return None if same else ("", "numbers were drawn")
 
     def restore(self) -> None:
-        """Let it draw the same numbers again."""
+        """Restore the state, to draw the same numbers again."""
         if isinstance(self.live, random.Random):
             self.live.setstate(self.saved)
         elif hasattr(self.live, "bit_generator"):
@@ -90,7 +90,7 @@ class SavedRandom:
 
 
 class SavedIterator:
-    """How far an iterator or generator has come; it cannot go back."""
+    """Position of an iterator or generator, for comparison only."""
 
     __slots__ = ("live", "saved")
 
@@ -105,20 +105,20 @@ class SavedIterator:
         return frame.f_lasti, {name: id(value) for name, value in frame.f_locals.items()}
 
     def parts(self) -> Iterable[Part]:
-        """Nothing."""
+        """Return no parts."""
         return ()
 
     def difference(self) -> Difference | None:
-        """Whether items were taken."""
+        """Return a difference if items were taken, or None."""
         return None if self._get(self.live) == self.saved else ("", "items were taken")
 
     def restore(self) -> str | None:
-        """Only tell whether items were taken."""
+        """Return an error if items were taken, as an iterator cannot go back."""
         return None if self.difference() is None else "items were taken from an iterator"
 
 
 def saved(value: Any) -> Piece | None:
-    """The contents of a container, array, random generator or iterator; None for any other object."""
+    """Save the contents of a container, array, random generator or iterator, or return None for any other object."""
     if isinstance(value, dict):
         return SavedDict(value)
     if isinstance(value, (list, deque)):

@@ -1,1 +1,1 @@
-"""Value-carrying FX tracing: from a module's forward to a graph with guards."""
+"""FX tracing with example values: from a module's forward to a graph with guards."""

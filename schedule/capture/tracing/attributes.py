@@ -1,4 +1,4 @@
-"""The attributes and buffers of modules: put back after a trace, and found changed by what was not followed."""
+"""Attributes and buffers of modules: restored after a trace, and checked for unseen assignments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NOTHING = object()
 
 
 def assigns_attributes(graph: fx.Graph) -> bool:
-    """Whether the graph assigns attributes of modules."""
+    """Check whether the graph assigns attributes of modules."""
     tables = (str(node.target).rpartition(".")[2] for node in graph.nodes if node.op == "get_attr")
     return any(table in ("__dict__", "_buffers") for table in tables)
 
@@ -35,13 +35,13 @@ Attributes = list[tuple[nn.Module, dict[str, Any], dict[str, Any]]]
 
 
 def attributes(module: nn.Module) -> Attributes:
-    """What the attributes and buffers of ``module``, and of all inside, are now."""
+    """Save the current attributes and buffers of ``module`` and all its submodules."""
     return [(child, dict(vars(child)), dict(child._buffers)) for child in module.modules()]
 
 
 @contextmanager
 def attributes_as(kept: Attributes) -> Iterator[None]:
-    """Within, attributes are what they were then; afterwards what they are now, whatever is assigned."""
+    """Set attributes to the saved values for the block, and restore the current ones afterwards."""
     now = [(child, dict(vars(child)), dict(child._buffers)) for child, _, _ in kept]
     _put(kept)
     try:
@@ -52,10 +52,10 @@ def attributes_as(kept: Attributes) -> Iterator[None]:
 
 @contextmanager
 def attributes_unchanged(module: nn.Module) -> Iterator[None]:
-    """Within, nothing is assigned but where assignments are watched; what is, is put back.
+    """Refuse assignments made by code outside the tracer's view, and restore the attributes.
 
     Raises:
-        TraceError: an attribute of ``module``, or of what is in it, was assigned.
+        TraceError: an attribute of ``module`` or of one of its submodules was assigned.
     """
     kept = attributes(module)
     try:
@@ -70,7 +70,7 @@ def attributes_unchanged(module: nn.Module) -> Iterator[None]:
 
 
 def _changed(kept: Attributes) -> tuple[str, str] | None:
-    """The class and the attribute of the first module that is not as it was then."""
+    """Return the class name and attribute of the first change since ``kept`` was saved, or None."""
     for child, own, buffers in kept:
         for table, wanted in ((vars(child), own), (child._buffers, buffers)):
             for name in {**table, **wanted}:
@@ -91,7 +91,7 @@ def _put(kept: Attributes) -> None:
 
 
 def is_settings(value: Any) -> bool:
-    """Whether ``value`` is a plain object that holds settings: a config, a namespace, a dataclass."""
+    """Check whether ``value`` is a plain object with settings: a config, a namespace, a dataclass."""
     if isinstance(value, (nn.Module, torch.Tensor, type, enum.Enum, *ATOMS)) or callable(value):
         return False
     return hasattr(value, "__dict__") and type(value).__module__ != "builtins" and not isinstance(value, dict)

@@ -1,4 +1,4 @@
-"""How long ``x[..., :n]`` and ``x[..., -n:]`` are: ``n``, where ``x`` is proved to be at least as long."""
+"""Length of ``x[..., :n]`` and ``x[..., -n:]``: it is ``n`` if ``x`` is proved to be at least as long."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from schedule.capture.tracing.trace import Trace
 
 
 class Sizes(Protocol):
-    """What reads sizes: for ``tracer``."""
+    """Reader of sizes for ``tracer``."""
 
     tracer: Trace
 
     def size(self, node: fx.Node, dim: int, value: int) -> Any:
-        """Size ``dim`` of ``node``."""
+        """Return size ``dim`` of ``node``."""
 
 
 def sliced_length(sizes: Sizes, source: fx.Node, dim: int, part: slice) -> Any:
-    """The node that is the length of ``part`` of ``source`` along ``dim``; None if that cannot be told."""
+    """Return the node of the length of ``part`` of ``source`` along ``dim``, or None if unknown."""
     if part.step is not None:
         return None
     length: Any = None
@@ -34,7 +34,7 @@ def sliced_length(sizes: Sizes, source: fx.Node, dim: int, part: slice) -> Any:
 
 
 def _at_least(sizes: Sizes, node: Any, dim: int, length: fx.Node) -> bool:
-    """Whether size ``dim`` of ``node`` is ``length`` or more, whatever the inputs are."""
+    """Check whether size ``dim`` of ``node`` is at least ``length`` for all inputs."""
     spec = node.meta.get("spec")
     rank = len(spec.shape)
     known = scalar_of(sizes.size(node, dim, spec.shape[dim]))
@@ -65,7 +65,7 @@ def _source(node: fx.Node) -> Any:
 
 
 def _is_padded_convolution(sizes: Sizes, node: fx.Node, name: str) -> bool:
-    """Whether the node is a convolution in one dimension, of settings of its own, which gives as much as it takes."""
+    """Check whether the node is a 1-d convolution of fixed settings with an output at least as long as its input."""
     if node.op == "call_module":
         child: Any = sizes.tracer.module.get_submodule(str(node.target))
         if not isinstance(child, nn.Conv1d) or type(child).forward is not nn.Conv1d.forward:
@@ -85,7 +85,7 @@ def _is_padded_convolution(sizes: Sizes, node: fx.Node, name: str) -> bool:
 
 
 def _of_parameters(value: Any) -> bool:
-    """Whether ``value`` is the same in every call."""
+    """Check whether ``value`` is the same in every call: a constant, or computed from parameters only."""
     if not isinstance(value, fx.Node):
         return True
     return value.op == "get_attr" or (bool(value.all_input_nodes) and all(map(_of_parameters, value.all_input_nodes)))

@@ -1,4 +1,4 @@
-"""Plain dicts that belong to stateful objects: what a forward writes into them has to happen again."""
+"""Plain dicts of stateful objects: writes by the forward become nodes of the graph."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TrackedDict(dict[Any, Any]):
         return found
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """As of any dict."""
+        """Return the value for ``key`` as ``dict.get`` does, with a guard on whether it is present."""
         return super().get(key, default) if key in self else default
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:

@@ -1,8 +1,7 @@
-"""Autograd functions whose backward is the derivative of their forward: written by hand for speed alone.
+"""Autograd functions with a backward equal to the derivative of their forward, written by hand only for speed.
 
-They are entered, so that a rule sees what they compute. That the two belong together is no guess: the function is run
-on random numbers and may use analytic operations only, element by element. Analytic functions that agree on a
-neighborhood agree everywhere.
+They are inlined, so that a rule sees what they compute. The two are compared: the function is run on random numbers
+and may use only analytic elementwise operations. Analytic functions that agree on a neighborhood agree everywhere.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _known: dict[type[Function], bool] = {}
 
 
 class _Other(Exception):
-    """An operation that is not analytic."""
+    """Operation other than the analytic ones."""
 
 
 class _OnlyAnalytic(TorchDispatchMode):
@@ -39,28 +38,28 @@ def _is_whole(exponent: Any) -> bool:
 
 
 class _Context:
-    """Stands for autograd's context while a forward is run for what it computes."""
+    """Placeholder for autograd's context while a forward is run only for its result."""
 
     def save_for_backward(self, *tensors: torch.Tensor) -> None:
-        """Nothing is saved."""
+        """Do nothing: no tensor is saved."""
 
     def mark_non_differentiable(self, *tensors: torch.Tensor) -> None:
-        """Refused: the derivative is then another."""
+        """Refuse, because the derivative is then different."""
         raise _Other("mark_non_differentiable")
 
     mark_dirty = mark_non_differentiable
 
     def set_materialize_grads(self, value: bool) -> None:
-        """No difference in a result."""
+        """Do nothing: it does not change the result."""
 
 
 def inlined(cls: type[Function], args: tuple[Any, ...]) -> Any:
-    """What ``cls.apply(*args)`` computes, step by step."""
+    """Compute ``cls.apply(*args)`` step by step by running the forward."""
     return cls.forward(*args) if _in_two_parts(cls) else cls.forward(_Context(), *args)
 
 
 def is_derivative(cls: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the backward of ``cls`` is the derivative of its forward; its arguments are tensors of one shape."""
+    """Check whether the backward of ``cls`` is the derivative of its forward, for tensors of one shape."""
     if kwargs or not all(isinstance(arg, torch.Tensor) and arg.is_floating_point() for arg in args):
         return False
     with DisableTorchFunction(), torch.enable_grad():  # sizes that a tracer knows stay open

@@ -1,4 +1,4 @@
-"""Which dimension of its argument each dimension of a result is, as the operation's name says."""
+"""Mapping from the dimensions of a result to those of its argument, by the operation's name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ADDED = -1
 
 
 def same_shape(node: fx.Node) -> bool:
-    """Whether the node gives a tensor of the shape of its first argument, as its name says."""
+    """Check by name whether the node returns a tensor of the same shape as its first argument."""
     if node.target in SCALAR_OPERATORS:
         other = node.args[1]
         return not (isinstance(other, fx.Node) and hasattr(other.meta.get("spec"), "shape"))
@@ -36,7 +36,7 @@ def same_shape(node: fx.Node) -> bool:
 
 
 def permuted(name: str, arguments: tuple[Any, ...], dim: int, rank: int) -> int:
-    """Which dim of the source becomes ``dim``."""
+    """Return the dim of the source for ``dim`` of the result of a transpose or permute."""
     if name == "permute":
         order = arguments[0] if isinstance(arguments[0], (tuple, list)) else arguments
         return order[dim] % rank
@@ -45,7 +45,7 @@ def permuted(name: str, arguments: tuple[Any, ...], dim: int, rank: int) -> int:
 
 
 def size_read(node: Any) -> tuple[fx.Node, int] | None:
-    """``(x, i)`` if ``node`` is ``x.shape[i]``."""
+    """Return ``(x, i)`` if ``node`` is ``x.shape[i]``, else None."""
     if not isinstance(node, fx.Node) or node.target is not operator.getitem:
         return None
     shape = node.args[0]
@@ -55,7 +55,10 @@ def size_read(node: Any) -> tuple[fx.Node, int] | None:
 
 
 def kept(index: Any, rank: int) -> list[int | None] | None:
-    """Which dim of ``x`` each dim of ``x[index]`` is: :data:`ADDED` for a new one, None for a part of one."""
+    """Return the dim of ``x`` for each dim of ``x[index]``.
+
+    It is :data:`ADDED` for a new dim and None for a sliced one. Returns None if the index is a tensor or a graph value.
+    """
     items = list(index) if isinstance(index, tuple) else [index]
     if any(not (item is None or item is Ellipsis or isinstance(item, (int, slice))) for item in items):
         return None  # a tensor, or a number of the graph

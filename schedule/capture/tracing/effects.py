@@ -1,4 +1,4 @@
-"""What a node does besides computing its value, as far as torch's naming tells.
+"""Side effects of a node, judged by torch's naming conventions.
 
 :mod:`schedule.patterns.effects` refines this by the vocabulary of operations and by modules.
 """
@@ -27,7 +27,7 @@ _RANDOM_PREFIXES = (
 
 
 def changed(node: fx.Node) -> tuple[fx.Node, ...]:
-    """The nodes whose value this one changes in place, as torch's naming and arguments tell."""
+    """Return the nodes changed in place by this one, judged by torch's naming and the arguments."""
     if node.op not in ("call_function", "call_method"):
         return ()
     found = list(first_argument(node)) if _changes_first(node) else []
@@ -37,7 +37,7 @@ def changed(node: fx.Node) -> tuple[fx.Node, ...]:
 
 
 def first_argument(node: fx.Node) -> tuple[fx.Node, ...]:
-    """The value that a call is about, if a node computes it."""
+    """Return the first argument of a call as a tuple, empty if it is not a node."""
     first = node.args[0] if node.args else node.kwargs.get("input", node.kwargs.get("self"))
     return (first,) if isinstance(first, fx.Node) else ()
 
@@ -50,23 +50,23 @@ def _changes_first(node: fx.Node) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _is_in_place(op: str, target: Any) -> bool:
-    """Whether a target changes its first argument, unless it is told not to."""
+    """Check whether a target changes its first argument by default."""
     name = _name(target)
     if target in (operator.setitem, setattr) or name == "__setitem__" or name.strip("_") in _AUGMENTED:
         return True
-    if getattr(target, "__module__", "") == "_operator":  # or_, and_, not_ and is_ are Python's own words
+    if getattr(target, "__module__", "") == "_operator":  # or_, and_, not_ and is_ are named after Python keywords
         return False
     default = _parameters(target).get("inplace", (0, False))[1] if op == "call_function" else False
     return (name.endswith("_") and not name.endswith("__")) or bool(default)
 
 
 def mutates(node: fx.Node) -> bool:
-    """Whether the node changes a value in place."""
+    """Check whether the node changes a value in place."""
     return bool(changed(node))
 
 
 def uses_random(node: fx.Node) -> bool:
-    """Whether the node draws random numbers (a dropout that is switched off does not)."""
+    """Check whether the node draws random numbers (a disabled dropout does not)."""
     if node.op not in ("call_function", "call_method"):
         return False
     name = _name(node.target)
@@ -78,7 +78,7 @@ def uses_random(node: fx.Node) -> bool:
 
 
 def drops(probability: object, training: object) -> bool:
-    """Whether a dropout of this probability, a constant or a node, may draw."""
+    """Check whether a dropout of this probability (a constant or a node) may draw random numbers."""
     return training is not False and not (type(probability) in (int, float, bool) and probability == 0)
 
 
@@ -87,7 +87,7 @@ def _name(target: Any) -> str:
 
 
 def _argument(node: fx.Node, name: str, default: object) -> object:
-    """An argument by its name: as given by keyword or by position, or the function's own default."""
+    """Return an argument by name: given by keyword or by position, or the function's default."""
     if name in node.kwargs:
         return node.kwargs[name]
     known = _parameters(node.target).get(name) if node.op == "call_function" else None
@@ -99,7 +99,7 @@ def _argument(node: fx.Node, name: str, default: object) -> object:
 
 @functools.lru_cache(maxsize=1024)
 def _parameters(target: Any) -> dict[str, tuple[int, Any]]:
-    """Where each parameter of a function stands, and its default; empty for one written in C."""
+    """Return the position and default of each parameter of a function, or an empty dict without a signature (C)."""
     try:
         parameters = inspect.signature(target).parameters.values()
     except (TypeError, ValueError):
@@ -108,17 +108,17 @@ def _parameters(target: Any) -> dict[str, tuple[int, Any]]:
 
 
 def changes_object(node: fx.Node) -> bool:
-    """Whether the node calls a method of a stateful object, such as ``cache.update``."""
+    """Check whether the node may change a stateful object by a method call such as ``cache.update``."""
     return bool(node.meta.get("opaque")) and not is_pure_query(node.target)
 
 
 def is_pure_query(target: object) -> bool:
-    """Whether a method of a stateful object only asks it something, as its name says (``get_seq_length``)."""
+    """Check by name whether a method of a stateful object only reads from it (``get_seq_length``)."""
     return (isinstance(target, str) and target.startswith(_PURE_PREFIXES)) or target in _PURE_QUERIES
 
 
 def has_effect(node: fx.Node) -> bool:
-    """Whether running the node twice, or not at all, can be noticed. Random draws do not count."""
+    """Check whether it is noticeable to run the node twice or not at all. Random draws do not count."""
     if node.target in REGION_FUNCTIONS or node.op == "output":
         return False
     if node.op == "call_module":
@@ -133,7 +133,7 @@ _MAKES_NEW |= {"new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"}
 
 
 def is_local(node: fx.Node) -> bool:
-    """Whether all that the effect of ``node`` changes was made in this graph, so that nobody sees it half done."""
+    """Check whether the effects of ``node`` are limited to values made in this graph."""
     if node.meta.get("local"):
         return True
     changed = node.all_input_nodes[:1]
@@ -143,10 +143,10 @@ def is_local(node: fx.Node) -> bool:
 
 
 def _made_here(value: fx.Node) -> bool:
-    """Whether no part of ``value`` existed before: neither an input nor the module's own state is in it."""
+    """Check whether ``value`` was made in this graph and shares nothing with inputs or state of the module."""
     if value.op in ("placeholder", "get_attr", "call_module"):
         return False
-    if isinstance(value.target, type) and value.meta.get("object"):  # a cache; it takes settings, and gives none away
+    if isinstance(value.target, type) and value.meta.get("object"):  # a cache; it reads settings but never returns one
         parts = [part for part in value.all_input_nodes if part.op != "get_attr" or "spec" in part.meta]
         return all(map(_made_here, parts))
     name = _name(value.target)
@@ -156,7 +156,7 @@ def _made_here(value: fx.Node) -> bool:
 
 
 def is_removable(node: fx.Node) -> bool:
-    """Whether an unused node can go: it computes a value and nothing else."""
+    """Check whether an unused node can be removed: it only computes a value."""
     if node.op in ("placeholder", "output", "call_module") or node.target in REGION_FUNCTIONS:
         return False
     if getattr(node.target, "__name__", "") in ("check", "check_output"):
@@ -165,7 +165,7 @@ def is_removable(node: fx.Node) -> bool:
 
 
 def remove_dead(graph: fx.Graph, nodes: Iterable[fx.Node] | None = None) -> None:
-    """Remove unused nodes without effects, last first; of the whole graph, or of ``nodes``."""
+    """Remove unused nodes without effects, last first, from the whole graph or from ``nodes``."""
     candidates: list[Any] = list(graph.nodes if nodes is None else nodes)
     for node in reversed(candidates):
         if not node.users and is_removable(node):

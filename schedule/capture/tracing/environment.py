@@ -1,4 +1,4 @@
-"""What surrounds a call besides its arguments: the device type, and whether autocast is on."""
+"""Environment of a call besides its arguments: the device type and the autocast state."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ FAST_PATH = "not torch.is_grad_enabled() and not _own['training'] and torch.back
 
 
 def quiet_autocast(device_type: str, dtype: torch.dtype | None) -> torch.autocast:
-    """An autocast block that leaves nothing behind: casts of parameters made inside stay out of autocast's cache."""
+    """Return an autocast block without caching, so casts of parameters made inside do not stay in autocast's cache."""
     return torch.autocast(device_type, dtype=dtype, enabled=dtype is not None, cache_enabled=False)
 
 
 def parameter_conditions(module: nn.Module, signature: Signature) -> list[str]:
-    """A condition that the module computes in the dtype it had, where no argument tells: it is given token ids, say."""
+    """Return a condition on the dtype of the first floating-point parameter, if no tensor argument is floating point.
+
+    For example, a module called with token ids: its arguments do not determine the dtype it computes in.
+    """
     if any(spec.dtype.is_floating_point for spec in signature.tensors.values()):
         return []
     floating = ((path, p) for path, p in module.named_parameters() if p.is_floating_point())
@@ -37,25 +40,25 @@ def parameter_conditions(module: nn.Module, signature: Signature) -> list[str]:
 
 
 def _has_fast_path(module: nn.Module, forward: Callable[..., Any]) -> bool:
-    """Whether torch may run ``module`` as one kernel of its own; under a tracer it does not."""
+    """Check whether torch may run ``module`` as one fused kernel. Under a tracer it does not."""
     if not isinstance(module, nn.TransformerEncoderLayer) or forward is not nn.TransformerEncoderLayer.forward:
         return False
     return bool(module.activation_relu_or_gelu)
 
 
 def on_fast_path(module: nn.Module, forward: Callable[..., Any]) -> bool:
-    """Whether torch has a kernel of its own for all of ``module``, called now: :data:`FAST_PATH`."""
+    """Check whether a call of ``module`` now may take torch's fused kernel, see :data:`FAST_PATH`."""
     enabled = not torch.is_grad_enabled() and torch.backends.mha.get_fastpath_enabled()
     return enabled and not module.training and _has_fast_path(module, forward)
 
 
 def fast_path_conditions(module: nn.Module, forward: Callable[..., Any]) -> list[str]:
-    """A condition that torch's own kernel is not to be had."""
+    """Return a condition to exclude torch's fused kernel, if ``module`` has one."""
     return [f"not ({FAST_PATH})"] if _has_fast_path(module, forward) else []
 
 
 def autocast_dtype(call: Call) -> torch.dtype | None:
-    """What autocast casts to now, where ``call`` runs; None while it is off."""
+    """Return the current autocast dtype for the device of ``call``, or None while autocast is off."""
     environment = Environment.of(call, None)
     kind = str(environment.device_type)
     if not environment.can_autocast or not torch.is_autocast_enabled(kind):
@@ -65,11 +68,11 @@ def autocast_dtype(call: Call) -> torch.dtype | None:
 
 @dataclass(frozen=True)
 class Environment:
-    """Surroundings that a graph's constants depend on.
+    """Environment of a call. Constants of its graph depend on it.
 
     Attributes:
-        device_type: where the first tensor of the call lives; None for a call without tensors.
-        autocast: dtype that autocast casts to there; None while it is off.
+        device_type: device type of the first tensor of the call; None for a call without tensors.
+        autocast: autocast dtype for this device type; None while autocast is off.
     """
 
     device_type: str | None
@@ -77,24 +80,24 @@ class Environment:
 
     @classmethod
     def of(cls, call: Call, autocast: torch.dtype | None) -> Environment:
-        """The environment of a recorded call."""
+        """Return the environment of a recorded call."""
         specs = (leaf for _, leaf in leaves((call.args, call.kwargs)) if isinstance(leaf, TensorSpec))
         first = next(specs, None)
         return cls(None if first is None else first.device.type, autocast)
 
     @property
     def can_autocast(self) -> bool:
-        """Whether there is autocast for the device type."""
+        """Whether autocast is available for the device type."""
         return self.device_type is not None and torch.amp.is_autocast_available(self.device_type)
 
     def inlined(self) -> AbstractContextManager[Any]:
-        """The autocast block to trace under, which also shuts out one that happens to be open."""
+        """Return the autocast block to trace under. It also overrides an enclosing autocast block."""
         if not self.can_autocast:
             return contextlib.nullcontext()
         return quiet_autocast(str(self.device_type), self.autocast)
 
     def conditions(self, signature: Signature) -> list[str]:
-        """Python conditions that a call is made in this environment."""
+        """Return Python conditions for a call to be made in this environment."""
         first = next((text for text, spec in signature.tensors.items()), None)
         if first is None:
             return []

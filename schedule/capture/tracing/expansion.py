@@ -1,4 +1,4 @@
-"""Opening small leaf modules, so that a pattern of torch operations also matches where modules compute them.
+"""Inlining of small leaf modules, so patterns of torch operations also match inside modules.
 
 ::
 
@@ -6,7 +6,7 @@
     after:   y = torch.matmul(x, self.c_fc.weight) + self.c_fc.bias;  z = 0.5 * y * (1 + torch.tanh(…))
 
 A Linear (and transformers' Conv1D) becomes a product without bias and an addition, on the same parameters; any other
-module without children becomes what its forward computes. Names of nodes are the same whichever calls are opened.
+module without children is replaced with the nodes of its forward. Node names do not depend on which calls are inlined.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _CLOSED = (BatchNormBase, nn.Embedding, nn.EmbeddingBag, ConvolutionBase, nn.RNN
 
 @dataclass
 class Expansion:
-    """A graph with leaf modules opened.
+    """Copy of a graph with leaf modules inlined.
 
     Attributes:
-        graph: the copy that holds their insides.
+        graph: the copy with the inlined nodes.
         origin: name of an inlined node → name of the call it came from.
-        entered: path of each opened submodule → what its guard needs; for :meth:`Specialization.with_graph`.
-        closed: paths of submodules whose inside cannot be written.
+        inlined: path of each inlined submodule → what its guard needs; for :meth:`Specialization.with_graph`.
+        closed: paths of submodules that cannot be inlined.
     """
 
     graph: fx.Graph
@@ -61,13 +61,13 @@ _full: weakref.WeakKeyDictionary[fx.Graph, list[Expansion]] = weakref.WeakKeyDic
 def expand(
     specialization: Specialization, module: nn.Module, recording: Recording, only: Collection[str] | None = None
 ) -> Expansion:
-    """A copy of the graph of ``specialization`` with the leaf modules that ``module`` calls opened.
+    """Return a copy of the graph of ``specialization`` with leaf modules inlined.
 
     Args:
         specialization: one traced forward of ``module``.
         module: the module it was traced from.
         recording: the run it was recorded in.
-        only: names of the calls to open; every one that can be if None (that copy is kept and shared: read only).
+        only: names of the calls to inline; all that can be inlined if None (that copy is cached and shared: read only).
     """
     if only is not None:
         return _expanded(specialization, module, recording, only)
@@ -82,7 +82,7 @@ def expand(
 
 
 def _fits(expansion: Expansion, graph: fx.Graph, module: nn.Module) -> bool:
-    """Whether an expansion made for one module holds for another that shares its graph."""
+    """Check whether an expansion made for one module is valid for another with the same graph."""
     for path in {str(node.target) for node in graph.nodes if node.op == "call_module"}:
         child, inlined = module.get_submodule(path), expansion.inlined.get(path)
         if inlined is None:
@@ -114,7 +114,7 @@ def _can_open(child: nn.Module) -> bool:
 
 
 def _own_graph(child: nn.Module, training: bool) -> Specialization | None:
-    """The graph that a scheduled child runs whatever it is given, as a sharded one does; None if there is none."""
+    """Return the graph of a scheduled child without any conditions (a sharded child, for example), or None."""
     state = vars(child).get("_schedule_state")
     for made in getattr(state, "specializations", ()):
         conditional = made.signature.conditions or made.guards or made.ledger or made.inlined
@@ -162,7 +162,7 @@ def _open_projection(graph: fx.Graph, call: fx.Node, child: Any) -> tuple[list[f
     bias = graph.create_node("get_attr", f"{call.target}.bias", name=f"{call.name}__bias")
     made = {weight: TensorSpec.of(child.weight), product: call.meta.get("spec"), bias: TensorSpec.of(child.bias)}
     result = call.meta.get("spec")
-    if isinstance(result, TensorSpec) and result.dtype != child.bias.dtype:  # autocast narrows the bias too
+    if isinstance(result, TensorSpec) and result.dtype != child.bias.dtype:  # autocast casts the bias too
         bias = graph.create_node("call_method", "to", (bias, result.dtype), name=f"{call.name}__bias_narrowed")
         made[bias] = replace(TensorSpec.of(child.bias), dtype=result.dtype)
     total = graph.create_node("call_function", operator.add, (product, bias), name=f"{call.name}__add")
@@ -173,7 +173,7 @@ def _open_projection(graph: fx.Graph, call: fx.Node, child: Any) -> tuple[list[f
 
 
 def _inside(child: nn.Module, call: fx.Node, recording: Recording, caller: Specialization) -> Specialization | None:
-    """The graph of ``child`` for this call; None if it cannot be opened."""
+    """Return the graph of ``child`` for this call, or None if it cannot be inlined."""
     described = map_structure((call.args, dict(call.kwargs)), _described)
     if any(part is _UNKNOWN for part in (*described[0], *described[1].values())):
         return None
@@ -228,5 +228,5 @@ def _copy_inside(graph: fx.Graph, call: fx.Node, node: fx.Node, mapped: dict[fx.
     kwargs = fx.node.map_arg(node.kwargs, lambda n: mapped[n])
     copied = graph.create_node(node.op, target, args, kwargs, name=f"{call.name}__{node.name}")
     copied.meta.update(node.meta, module=str(call.target))
-    copied.meta["source"] = node.meta.get("source") or call.meta.get("source", "")  # torch's own lines tell nothing
+    copied.meta["source"] = node.meta.get("source") or call.meta.get("source", "")  # lines inside torch are not helpful
     return copied

@@ -1,5 +1,7 @@
-"""Autograd functions of the user's, unless their backward is the derivative of their forward, and scripted ones: one
-node each."""
+"""Custom autograd functions and scripted functions, as one node each.
+
+A function with a backward equal to the derivative of its forward is inlined instead.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from schedule.util.errors import TraceError
 
 
 class Applied:
-    """A graph target that applies an autograd function, forward and backward as they are written, or a scripted one."""
+    """Graph target to apply an autograd function, with its own forward and backward, or a scripted one."""
 
     def __init__(self, function: type[Function] | ScriptFunction) -> None:
         self.function = function
@@ -52,17 +54,17 @@ def _scripted(module: str, name: str) -> Applied:
 
 
 class FunctionTracker:
-    """Writes autograd functions and scripted ones as nodes of one trace. Checkpoints are entered."""
+    """Writer of autograd and scripted functions as nodes of one trace. Checkpoints are inlined."""
 
     def __init__(self, tracer: Trace) -> None:
         self.tracer = tracer
 
     def apply(self, cls: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """``cls.apply(*args, **kwargs)``.
+        """Apply ``cls.apply(*args, **kwargs)`` and write it as a node, unless it can be inlined.
 
         Raises:
-            TraceError: it is given a function or module, so that a node would hide calls of the model; or it changes
-                what it is given.
+            TraceError: it is passed a function or module, so a node would hide calls of the model; or it changes its
+                arguments in place.
         """
         if cls is CheckpointFunction or not writes(self.tracer):
             return cls.apply(*args, **kwargs)
@@ -72,7 +74,7 @@ class FunctionTracker:
             return _written(self.tracer, Applied(cls), cls.apply, args, kwargs)
 
     def scripted(self, function: ScriptFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call of a function of TorchScript."""
+        """Call a TorchScript function and write it as a node."""
         if not writes(self.tracer):
             return function(*args, **kwargs)
         with DisableTorchFunction():
@@ -80,7 +82,7 @@ class FunctionTracker:
 
 
 def writes(tracer: Trace) -> bool:
-    """Whether ``tracer`` is not just finding out what a call computes."""
+    """Check whether ``tracer`` records calls now, rather than only evaluating one."""
     return not is_torch_function_disabled() and tracer in function_mode_stack()
 
 

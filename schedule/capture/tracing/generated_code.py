@@ -1,4 +1,4 @@
-"""Generated functions with sources that tracebacks show, for as long as the functions exist."""
+"""Generated functions, with their source available to tracebacks as long as they exist."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _numbers = itertools.count()
 
 
 def generated(source: str, name: str, namespace: dict[str, Any], kind: str) -> Callable[..., Any]:
-    """Compile ``source`` and return the function ``name`` that it defines.
+    """Compile ``source`` and return its function ``name``.
 
     Args:
         source: Python code.
-        name: of the function.
-        namespace: its globals; the function itself is not left there, so that it is freed when it is dropped.
-        kind: what tracebacks call the file, such as ``schedule graph``.
+        name: name of the function.
+        namespace: its globals; the function itself is removed from them, so it is freed with its last reference.
+        kind: name of the file in tracebacks, such as ``schedule graph``.
     """
     filename = f"<{kind} {next(_numbers)}>"
     exec(compile(source, filename, "exec"), namespace)

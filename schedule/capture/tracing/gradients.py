@@ -1,4 +1,4 @@
-"""Whether a value takes part in differentiation, as its graph tells: data-free tensors do not say."""
+"""Whether a value requires grad, derived from its graph because data-free tensors do not record it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _CUT = {"detach", "detach_", "argmax", "argmin", "argsort"}
 
 
 def requires_grad(node: Any, known: Mapping[fx.Node, bool], grad_enabled: bool) -> bool:
-    """What ``.requires_grad`` of a value would be; a graph that builds on it checks it at each call.
+    """Return the expected ``.requires_grad`` of a value. A graph depending on it checks it at each call.
 
     Args:
-        node: computes the value.
+        node: the node of the value.
         known: the answer for inputs, parameters and buffers.
         grad_enabled: whether gradients are recorded.
     """

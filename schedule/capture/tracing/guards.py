@@ -1,9 +1,9 @@
-"""From guards found while tracing to conditions that are checked before a graph runs.
+"""Conversion of guards found while tracing to conditions checked before a graph runs.
 
-A guard says: the graph holds only where this node computes the value seen. Where the node depends on nothing but
-inputs' sizes, parameters and plain numbers it becomes a Python condition on the arguments; otherwise a check is
-put into the graph, which is allowed only before anything that cannot be undone. Random numbers that were drawn by then
-and caches are put back (:mod:`schedule.capture.tracing.trials`).
+A guard says: the graph is valid only if this node computes the recorded value. If the node depends only on sizes of
+inputs, parameters and plain numbers, the guard becomes a Python condition on the arguments. Otherwise a check is
+inserted in the graph, allowed only before any effect that cannot be undone. When it fails, the states of random
+generators and caches are restored (:mod:`schedule.capture.tracing.trials`).
 """
 
 from __future__ import annotations
@@ -46,35 +46,35 @@ _PURE_CALLS = {"min": min, "max": max, "float": float, "int": int, "abs": abs, "
 
 
 class GuardMiss(Exception):
-    """A check inside a graph failed; the caller runs the original forward.
+    """Failure of a check inside a graph. The caller runs the original forward.
 
     Attributes:
-        made: calls of submodules that the original forward must not make again.
+        made: calls of submodules not to be repeated by the original forward.
     """
 
     made: tuple[Made, ...] = ()
 
 
 def check(value: Any, expected: Any, condition: str) -> None:
-    """Raise :class:`GuardMiss` unless ``value`` is what it was in the recorded run.
+    """Raise :class:`GuardMiss` unless ``value`` is the same as in the recorded run.
 
-    Truths are compared as such: under ``torch.compile`` they are symbolic, and ``!=`` is not known to those.
+    Booleans are compared with ``bool(value)``: under ``torch.compile`` they are symbolic and do not support ``!=``.
     """
     if bool(value) is not expected if isinstance(expected, bool) else value != expected:
         raise GuardMiss(f"{condition} is {value}, was {expected}")
 
 
 class NotBeforehand(Exception):
-    """The value is only known while the graph runs."""
+    """Value only known while the graph runs."""
 
 
 def expression(node: Any, inputs: dict[fx.Node, str], tracer: ModuleTracer) -> str:
-    """Python source that computes ``node`` from ``self`` and the arguments.
+    """Return Python source to compute ``node`` from ``self`` and the arguments.
 
     Args:
         node: a graph node or a constant.
-        inputs: how each placeholder is written.
-        tracer: knows where sizes come from.
+        inputs: the source of each placeholder.
+        tracer: the tracer, to trace sizes back to inputs.
 
     Raises:
         NotBeforehand: it depends on more than sizes and numbers.
@@ -109,7 +109,7 @@ def _size_expression(node: fx.Node, read: tuple[fx.Node, int], inputs: dict[fx.N
 
 
 def _changed_before(question: fx.Node) -> bool:
-    """Whether the graph has changed the object that ``question`` asks, or a part of it, by then."""
+    """Check whether the graph changes the object read by ``question``, or a part of it, before it is read."""
     asked = _place(question.args[0])
     for node in question.graph.nodes:
         if node is question:
@@ -120,7 +120,7 @@ def _changed_before(question: fx.Node) -> bool:
 
 
 def _place(value: Any) -> tuple[Any, ...]:
-    """Where an object is: the input or call it comes from, then attribute by attribute."""
+    """Return the location of an object: its input or call, then the attribute names."""
     if isinstance(value, fx.Node) and value.target is getattr:
         return (*_place(value.args[0]), value.args[1])
     return (value,)
@@ -148,7 +148,7 @@ def _call_expression(node: fx.Node, parts: list[str]) -> str:
 
 
 def conditions(tracer: ModuleTracer, inputs: dict[fx.Node, str]) -> list[str]:
-    """Python conditions for what the tracer guards on; what can only be decided on the way becomes a check."""
+    """Return Python conditions for the tracer's guards, and insert checks for guards only known at run time."""
     graph, found, done = tracer.graph, [], set()
     output = next(reversed(graph.nodes))
     with graph.inserting_before(output):

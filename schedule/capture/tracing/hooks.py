@@ -1,8 +1,8 @@
-"""Hooks on modules, and transformers' own among them.
+"""Hooks on modules, including transformers' own.
 
-transformers puts hooks on layers when hidden states or attentions are first asked for, and leaves them there. They do
-nothing unless the forward of a model around them collects just then. Inside a graph that begins further out they are
-part of what is traced; where only the layer is traced, the graph holds while nothing is collected.
+transformers registers hooks on layers when hidden states or attentions are first requested, and never removes them.
+They do nothing unless the forward of an enclosing model is collecting outputs. In a graph of the enclosing model the
+hooks are part of the trace. A graph of only the layer is valid while no outputs are collected.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _THEIRS = "transformers.utils.output_capturing"
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether ``module`` has a hook other than transformers' own, which a graph of its inside would swallow."""
+    """Check whether ``module`` has a hook other than transformers' own. Inlining the module would skip it."""
     if module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
         return True
     return bool(module._forward_hooks) and not all(map(_captures, module._forward_hooks.values()))
 
 
 def acts_on_all() -> bool:
-    """Whether a hook on all modules is registered, other than torch's own, which count and only watch."""
+    """Check whether a global module hook is registered, other than torch's own hooks (counters and observers)."""
     if not has_global_hooks():
         return False
     hooks = (hook for table in _ON_ALL for hook in getattr(torch.nn.modules.module, table).values())
@@ -42,7 +42,7 @@ def acts_on_all() -> bool:
 
 
 def acts_now(module: nn.Module) -> bool:
-    """Whether a hook of ``module`` would do something if it were called now."""
+    """Check whether a hook of ``module`` would do something in a call now."""
     return is_hooked(module) or (bool(module._forward_hooks) and bool(_collected()))
 
 
@@ -51,7 +51,7 @@ def _captures(hook: Any) -> bool:
 
 
 def _key(hook: Any) -> str:
-    """What the hook collects: ``hidden_states``, say."""
+    """Return the key collected by the hook, for example ``hidden_states``."""
     cells = dict(zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=True))
     return str(cells["key"].cell_contents)
 
@@ -66,14 +66,14 @@ def _collected() -> Collection[str]:
 
 
 def collecting_hooks(module: nn.Module) -> list[Any]:
-    """transformers' hooks on ``module`` that collect now, in the forward that is running."""
+    """Return transformers' hooks on ``module`` active in the running forward."""
     hooks, keys = module._forward_hooks.values(), _collected()
     return [hook for hook in hooks if keys and _captures(hook) and _key(hook) in keys]
 
 
 @contextmanager
 def nothing_collected() -> Iterator[None]:
-    """Within, a module called alone is alone: models around it that collect its outputs do not see the call."""
+    """Hide calls in the block from enclosing models with output collection."""
     collector = _collector()
     if collector is None or not collector.get():
         yield

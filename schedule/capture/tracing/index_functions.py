@@ -1,8 +1,8 @@
-"""Functions that compute indices from indices, such as where in a text its images are: calls of the graph.
+"""Functions from indices to indices (for example, positions of images in a prompt), written as calls of the graph.
 
-What they do depends on the data they are given, token by token: written down step by step, it would hold for these data
-alone. As a call it holds for any. A function is called if all that it is given and gives are integers, flags and
-numbers, and it changes nothing: a first trace finds out which read data in such a way, a second one writes the calls.
+Their steps depend on the data, token by token: a step-by-step trace would be valid for these data only, but a call is
+valid for any data. A function becomes a call if its arguments and results are only integers, flags and numbers, and it
+changes nothing. A first trace finds the functions with data-dependent steps; a second trace writes them as calls.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ _NUMBERS = (bool, int, float, str, type(None), torch.SymInt, torch.SymFloat, tor
 
 
 def indices_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """``function(*args, **kwargs)``: what a call of a function of indices is in a graph."""
+    """Call ``function(*args, **kwargs)``, as the graph target for a function of indices."""
     return function(*args, **kwargs)
 
 
 class Following(Protocol):
-    """What follows the functions that a forward calls."""
+    """Interface of the evaluator of functions called by a forward."""
 
     @property
     def assigned(self) -> int:
-        """How many attributes were assigned so far."""
+        """Number of attributes assigned so far."""
 
     def call_function(self, function: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """``function(*args, **kwargs)``, its code followed."""
+        """Call ``function(*args, **kwargs)`` and trace its code."""
 
 
 class IndexFunctions:
-    """Those of one trace.
+    """Functions of indices of one trace.
 
     Args:
         tracer: the trace.
-        known: which functions are to be calls.
+        known: the functions to write as calls.
 
     Attributes:
-        outermost: further ones that could be; of those that call each other the outermost.
-        innermost: the same, of those that call each other the innermost.
-        refused: whether one of those that are known does more than a call of the graph may.
+        outermost: further candidates; of nested calls the outermost.
+        innermost: further candidates; of nested calls the innermost.
+        refused: whether a known function does more than a call of the graph may do.
     """
 
     def __init__(self, tracer: Trace, known: frozenset[CodeType]) -> None:
@@ -70,7 +70,7 @@ class IndexFunctions:
     # -- finding them ----------------------------------------------------------------------------------------
 
     def notice(self, func: Any, args: tuple[Any, ...]) -> None:
-        """``func`` is called: if it looks at data, by which functions of indices?"""
+        """Record the enclosing functions of indices if ``func`` depends on data."""
         frame = sys._getframe(2)
         if not is_shaped_by_data(func, args) and not _lists_numbers(func, frame):
             return
@@ -83,14 +83,14 @@ class IndexFunctions:
         self.outermost.update(places[-1:])
 
     def choices(self) -> list[frozenset[CodeType]]:
-        """Which functions to call, the best choice first; none where no function looks at data."""
+        """Return candidate sets of functions to write as calls, best first."""
         return list(dict.fromkeys(frozenset(each) for each in (self.outermost, self.innermost) if each))
 
     def _is_forward(self, frame: FrameType) -> bool:
         return frame.f_code.co_name == "forward" and isinstance(frame.f_locals.get("self"), nn.Module)
 
     def _may_take_indices(self, frame: FrameType) -> bool:
-        """Whether the tensors are indices; what else is given is seen when the function is called."""
+        """Check whether all tensor arguments are indices. Other arguments are checked at the call."""
         code = frame.f_code
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         given = [leaf for name in names if name != "self" for _, leaf in leaves(frame.f_locals.get(name))]
@@ -98,7 +98,7 @@ class IndexFunctions:
         return bool(found) and _are_indices(found)
 
     def _place(self, frame: FrameType) -> CodeType | None:
-        """The function that runs in ``frame``, if it is followed and can be called by a graph."""
+        """Return the original code of ``frame``, or None if it is not instrumented or a graph cannot call it."""
         code = original_code(frame.f_code)
         return None if code is frame.f_code or "<locals>" in code.co_qualname else code
 
@@ -107,7 +107,7 @@ class IndexFunctions:
     def handles(
         self, following: Following, function: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Callable[[], Any] | None:
-        """The call of a function that is to be one of the graph; None if it is not."""
+        """Return a thunk to write the function as a call of the graph, or None to trace through it."""
         if self._inside or function.__code__ not in self.known or not writes(self.tracer):
             return None
         module = args[0] if args and isinstance(args[0], nn.Module) else None
@@ -117,12 +117,12 @@ class IndexFunctions:
         return lambda: self._call(following, self._target(function, module), function, args, given, kwargs)
 
     def _is_watched(self, module: nn.Module) -> bool:
-        """Whether what ``module`` assigns to its attributes is seen."""
+        """Check whether the tracer sees assignments of ``module`` to its attributes."""
         path = self.tracer.path_of(module)
         return path is not None and ("." not in path or path in self.tracer.inlined)
 
     def _target(self, function: FunctionType, module: nn.Module | None) -> Callable[[], Any]:
-        """What the function is in the graph, to be written."""
+        """Return a thunk for the graph node of the function."""
         if module is None:
             named = vars(sys.modules.get(function.__module__, sys)).get(function.__name__)
             found = named if named is not None and inspect.unwrap(named) is function else function
@@ -161,16 +161,16 @@ class IndexFunctions:
         return value
 
     def _state(self, following: Following, value: Any) -> list[Any]:
-        """What is in the containers of ``value``, how often its tensors were written to, and attributes assigned."""
+        """Return the contents of ``value``, the versions of its tensors, and the count of assigned attributes."""
         with DisableTorchFunction():
             held = [(path, id(x), x._version if isinstance(x, torch.Tensor) else 0) for path, x in leaves(value)]
         return [held, following.assigned]
 
     def remove_replaced(self) -> None:
-        """Remove the steps of the functions that are calls, but for sizes of their arguments that others use too.
+        """Remove the traced steps of functions written as calls, except sizes used elsewhere.
 
         Raises:
-            TraceError: other values of theirs are used: a function has left them in an attribute.
+            TraceError: another value of such a function is used elsewhere, because it was stored in an attribute.
         """
         for steps in reversed(self._replaced):
             for node in reversed(steps):
@@ -181,7 +181,7 @@ class IndexFunctions:
 
 
 def _lists_numbers(func: Any, frame: FrameType) -> bool:
-    """Whether ``tensor.tolist()`` calls this."""
+    """Check whether ``func`` is called by ``tensor.tolist()``."""
     if func.__name__ not in ("unbind", "item"):
         return False
     return FakeTensor.tolist.__code__ in [caller.f_code for caller in (frame, frame.f_back) if caller is not None]
@@ -199,13 +199,13 @@ def _is_index(leaf: Any) -> bool:
 
 
 def _are_results(value: Any) -> bool:
-    """Whether a graph can check, at another call, that the function gave something of this kind."""
+    """Check whether a graph can verify a result of this kind in later calls."""
     parts = [leaf for _, leaf in leaves(value)]
     return value is not None and _are_indices(value) and not any(isinstance(leaf, str) for leaf in parts)
 
 
 def _is_quiet(node: fx.Node) -> bool:
-    """Whether nobody outside of a function notices that it does this."""
+    """Check whether ``node`` has no effect visible outside its function."""
     return node.op != "call_module" and not uses_random(node) and (not has_effect(node) or is_local(node))
 
 

@@ -1,4 +1,4 @@
-"""One trace at a time: like modules share graphs, and a graph is changed while it is made."""
+"""Lock for one trace at a time: like modules share graphs, and a graph changes while it is built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which memory a traced forward made itself, so that nobody sees what it does there in place."""
+"""Memory allocated by a traced forward itself: in-place writes to it are invisible outside."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _PASSING = (nn.Identity, nn.Flatten, nn.Unflatten, DropoutBase)
 
 
 class Memory:
-    """Storages that functions of torch made for their results while a forward was traced.
+    """Storages allocated by torch functions for their results during a trace.
 
-    Views share the storage of what they are views of, also without data. What may be its own argument, depending on
-    strides that are not known beforehand, does not count as new.
+    Views share the storage of their base, also without data. A result that may be its argument, depending on strides
+    not known beforehand, does not count as new.
     """
 
     def __init__(self) -> None:
         self._new: dict[int, torch.UntypedStorage] = {}
 
     def computed(self, func: Any, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """``func`` gave ``value``: its memory is new unless it is, or may be, that of an argument."""
+        """Record the memory of ``value`` returned by ``func`` as new, unless an argument may share it."""
         given = [leaf for _, leaf in leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if getattr(func, "__name__", "") in _MAY_RETURN_ITS_INPUT and not all(map(self.is_new, given)):
             return
@@ -44,7 +44,7 @@ class Memory:
                 self._keep(tensor)
 
     def called(self, child: nn.Module, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """``child`` gave ``value``: its memory is new if that of a layer of torch's is."""
+        """Record the memory of ``value`` returned by ``child`` as new, if a torch layer allocated it."""
         if not _is_torchs(child):
             return
         given = [leaf for _, leaf in leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
@@ -59,7 +59,7 @@ class Memory:
             self._new[storage._cdata] = storage
 
     def is_new(self, tensor: torch.Tensor) -> bool:
-        """Whether nothing outside the forward can have ``tensor``, or a view of it."""
+        """Check whether no code outside the forward can hold ``tensor`` or a view of it."""
         return _storage(tensor) in self._new
 
 
@@ -69,7 +69,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _is_torchs(child: nn.Module) -> bool:
-    """Whether the forward of ``child`` is that of a layer of torch's, and no hook's."""
+    """Check whether ``child`` runs the unmodified forward of a torch layer without hooks."""
     own = is_hooked(child) or "forward" in vars(child) or "_schedule_state" in vars(child)
     return not own and _defines_forward(child).__module__.startswith("torch.nn.modules.")
 

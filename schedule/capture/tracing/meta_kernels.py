@@ -1,4 +1,4 @@
-"""Shapes of results that torch computes but cannot tell beforehand: its rule for tensors without data says no."""
+"""Meta kernels for torch functions unsupported on data-free tensors by torch itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _grouped_mm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """``torch.nn.functional.grouped_mm``, whose own rule takes bfloat16 only."""
+    """Compute the shape of ``torch.nn.functional.grouped_mm``. Its own meta kernel accepts only bfloat16."""
     rows, columns = mat_a.shape[-2], mat_b.shape[-1]
     groups: tuple[int, ...] = mat_a.shape[:-2] if mat_a.dim() == mat_b.dim() else ()
     if mat_a.dim() == mat_b.dim() == 2:
@@ -35,7 +35,7 @@ def _tensor(
     requires_grad: bool = False,
     pin_memory: bool = False,
 ) -> torch.Tensor:
-    """``torch.tensor``, also of lists that hold tensors: these it would read."""
+    """Build ``torch.tensor(data)`` for lists with tensors too, without reading the tensors' data."""
     if not isinstance(data, (list, tuple)) or not any(True for _ in tensors(data)):
         return torch.tensor(data, dtype=dtype, device=device, requires_grad=requires_grad, pin_memory=pin_memory)
     stacked = torch.stack([item if isinstance(item, torch.Tensor) else _tensor(item) for item in data])
@@ -43,14 +43,14 @@ def _tensor(
 
 
 def _picked(tensor: torch.Tensor, index: Any) -> torch.Tensor:
-    """``tensor[index]``; a number in a tensor picks one, and the shape is the same whichever it is."""
+    """Index ``tensor[index]``, with 0-d integer tensors replaced by 0: the shape does not depend on their value."""
     parts = index if isinstance(index, tuple) else (index,)
     numbers = tuple(0 if _is_number(part) else part for part in parts)
     return tensor[numbers]
 
 
 def _is_number(value: Any) -> bool:
-    """Whether this is a tensor without dimensions that an index reads as a number."""
+    """Check whether ``value`` is a 0-d integer tensor, used by an index as a number."""
     return (
         isinstance(value, torch.Tensor)
         and value.ndim == 0
@@ -68,5 +68,5 @@ _META_KERNELS |= {torch.tensor: _tensor, torch.Tensor.__getitem__: _picked}
 
 
 def stand_in(function: Any) -> Callable[..., Any]:
-    """What gives the result of ``function`` for tensors without data: the function itself, as a rule."""
+    """Return the meta kernel for ``function``, by default the function itself."""
     return _META_KERNELS.get(function, function)

@@ -1,4 +1,4 @@
-"""What a torch function is to the tracer: a question about metadata, a mutation, or a node like any other."""
+"""Classification of torch functions for the tracer: metadata queries, mutations, or ordinary nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CONSTANT_ATTRIBUTES = {
     "is_quantized", "is_nested", "itemsize", "is_mkldnn", "is_sparse_csr", "is_xla",
 }  # fmt: skip
 AUTOGRAD_STATE = {"is_leaf", "grad_fn", "grad", "_version", "retains_grad", "output_nr"}
-"""Attributes of a tensor that tell how it was computed, and what was done with it since: no trace has them."""
+"""Tensor attributes on how it was computed and used since. They are not available in a trace."""
 _CONSTANT_METHODS = {
     "dim", "ndimension", "is_floating_point", "is_complex", "element_size",
     "__hash__", "is_signed",
@@ -56,19 +56,19 @@ _REVERSED: dict[str, Callable[..., Any]] = {
 
 
 def attribute_name(func: Any) -> str | None:
-    """``"shape"`` for the getter of ``Tensor.shape``; None for what is no attribute getter."""
+    """Return ``"shape"`` for the getter of ``Tensor.shape``, and None if ``func`` is not an attribute getter."""
     if getattr(func, "__name__", "") != "__get__":
         return None
     return getattr(func.__self__, "__name__", None)
 
 
 def is_attribute(func: Any, name: str) -> bool:
-    """Whether ``func`` is the getter of tensor attribute ``name``."""
+    """Check whether ``func`` is the getter of tensor attribute ``name``."""
     return attribute_name(func) == name
 
 
 def is_method(func: Any) -> bool:
-    """Whether ``func`` is a method of ``torch.Tensor`` (and so written ``x.name(…)``)."""
+    """Check whether ``func`` is a method of ``torch.Tensor`` (written as ``x.name(…)``)."""
     owner = getattr(func, "__objclass__", None)
     if owner is not None:
         return issubclass(torch.Tensor, owner)
@@ -76,7 +76,7 @@ def is_method(func: Any) -> bool:
 
 
 def is_constant_query(func: Any) -> bool:
-    """Whether the answer depends on neither data nor sizes (dtype, rank, layout, …)."""
+    """Check whether the result depends on neither data nor sizes (dtype, rank, layout, …)."""
     name = attribute_name(func)
     if name is not None:
         return name in _CONSTANT_ATTRIBUTES
@@ -86,7 +86,7 @@ def is_constant_query(func: Any) -> bool:
 
 
 def written_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:
-    """``(target, args)`` of the node that stands for a call: an operator, a method name, or the function."""
+    """Return ``(target, args)`` of the node for a call: an operator, a method name, or the function."""
     name = attribute_name(func)
     if name is not None:
         return getattr, (args[0], name)
@@ -101,7 +101,7 @@ def written_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
 
 
 def mutated_tensor(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """The tensor that the call changes in place, if it does."""
+    """Return the tensor changed in place by the call, or None."""
     if isinstance(kwargs.get("out"), torch.Tensor):
         return kwargs["out"]
     if not args or not isinstance(args[0], torch.Tensor):

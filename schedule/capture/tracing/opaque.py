@@ -1,7 +1,7 @@
-"""Stateful objects that a forward calls methods of, such as caches.
+"""Stateful objects with methods called by a forward, such as caches.
 
-Such an object is watched: a subclass of its own class, so that ``isinstance`` tells the truth, on which every
-attribute and method becomes a node, while a data-free copy of the object answers.
+Such an object is replaced with a watched placeholder, an instance of a subclass of its class, so ``isinstance`` is
+correct. Each attribute read and method call becomes a node, and a data-free copy of the object computes the result.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _opaque_classes: list[Callable[[], type | None]] = []
 
 
 class Constant:
-    """A graph target that returns one Python object: how a function or a config stands in a graph."""
+    """Graph target to return one Python object: the form of a function or a config in a graph."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -54,7 +54,10 @@ class Constant:
 
 
 def opaque_class(find: Callable[[], type | None]) -> Callable[[], type | None]:
-    """Register a class whose construction inside a forward is a graph node; ``find`` returns it, or None."""
+    """Register a class to be constructed by a graph node inside a forward.
+
+    ``find`` returns the class, or None if it is not available.
+    """
     _opaque_classes.append(find)
     return find
 
@@ -66,13 +69,13 @@ def _transformers_cache() -> type | None:
 
 
 class _Watched:
-    """Mixin of every watched object; ``_watch`` is ``(tracker, value, node)``."""
+    """Mixin of every watched object, with ``_watch`` as ``(tracker, value, node)``."""
 
     def __init_subclass__(cls, **_: Any) -> None:
-        """Nothing: transformers registers the layers of caches when they are defined, and these are none."""
+        """Do nothing: transformers registers cache layer classes when they are defined, and this is not one."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        """Nothing: a watched object is complete when it is made."""
+        """Do nothing: a watched object is complete when it is made."""
 
     def __getattribute__(self, name: str) -> Any:
         if name in ("__class__", "__dict__"):
@@ -100,7 +103,7 @@ _watched_classes: dict[type, Any] = {}
 
 
 def _watched_class(cls: type) -> Any:
-    """The subclass of ``cls`` whose instances are watched."""
+    """Return the watched subclass of ``cls``."""
     if cls not in _watched_classes:
         members = {name: _special_method(function) for name, function in _SPECIAL.items() if hasattr(cls, name)}
         if hasattr(cls, "__len__") or hasattr(cls, "__bool__"):
@@ -110,14 +113,14 @@ def _watched_class(cls: type) -> Any:
 
 
 class OpaqueTracker:
-    """Watches the opaque objects of one trace."""
+    """Tracker of the opaque objects of one trace."""
 
     def __init__(self, tracer: Trace) -> None:
         self.tracer = tracer
         self._constants: dict[int, tuple[Any, fx.Node]] = {}
 
     def watch(self, value: Any, node: fx.Node) -> Any:
-        """A stand-in for ``value`` whose every use is written into the graph."""
+        """Return a watched placeholder for ``value``, or ``value`` itself if it is a module, function or class."""
         if isinstance(value, (nn.Module, types.FunctionType, type)):
             return value
         try:
@@ -134,7 +137,7 @@ class OpaqueTracker:
         return stand_in
 
     def read(self, value: Any, node: fx.Node, name: str) -> Any:
-        """Attribute ``name`` of a watched object: its own value, or a method that writes a node."""
+        """Return attribute ``name`` of a watched object: its value, or a method to write a node when called."""
         attribute = getattr(value, name)
         if isinstance(attribute, types.MethodType) and attribute.__self__ is value:
             return lambda *args, **kwargs: self.call(name, node, (node,), value, args, kwargs)
@@ -157,7 +160,7 @@ class OpaqueTracker:
         args: tuple[Any, ...],
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call a method of a watched object on its data-free copy, and write the call."""
+        """Call a method of a watched object on its data-free copy, and write the call as a node."""
         tracer, kwargs = self.tracer, kwargs or {}
         with DisableTorchFunction():
             operands = (*leading, *tracer.as_nodes(args[len(leading) - 1 :]))
@@ -175,7 +178,7 @@ class OpaqueTracker:
             return tracer.track(result, written)
 
     def node_of(self, leaf: Any) -> Any:
-        """The node of a watched object; any other non-tensor as a constant."""
+        """Return the node of a watched object, or a constant for any other non-tensor."""
         if isinstance(leaf, _Watched):
             return object.__getattribute__(leaf, "_watch")[2]
         if isinstance(leaf, TrackedDict):
@@ -196,7 +199,7 @@ class OpaqueTracker:
         return self._constants[id(leaf)][1]
 
     def construct(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """``cls(*args, **kwargs)``, such as ``DynamicCache(…)``: a node; what it makes is watched."""
+        """Construct ``cls(*args, **kwargs)``, such as ``DynamicCache(…)``, as a node, and watch the object."""
         tracer = self.tracer
         with DisableTorchFunction():
             node = tracer.emit(cls, tracer.as_nodes(args), tracer.as_nodes(kwargs))
@@ -207,12 +210,12 @@ class OpaqueTracker:
 
 
 def is_opaque_class(cls: type) -> bool:
-    """Whether making an object of ``cls`` is a node of the graph."""
+    """Check whether constructing ``cls`` is a node of the graph."""
     return any(issubclass(cls, found) for find in _opaque_classes if (found := find()) is not None)
 
 
 def _holds_values(value: Any, deeper: int = 4) -> bool:
-    """Whether an object has values of this trace in it, which a graph would repeat for ever."""
+    """Check whether an object contains values of this trace. A graph would reuse them in every call."""
     if isinstance(value, FakeTensor) or scalar_of(value) is not None:
         return True
     if deeper == 0 or isinstance(value, (nn.Module, types.FunctionType, type, torch.Tensor)):
@@ -223,5 +226,5 @@ def _holds_values(value: Any, deeper: int = 4) -> bool:
 
 
 def untracked(leaf: Any) -> Any:
-    """The object behind a watched one; anything else as it is."""
+    """Return the object behind a watched one, or any other ``leaf`` as it is."""
     return object.__getattribute__(leaf, "_watch")[1] if isinstance(leaf, _Watched) else leaf

@@ -1,7 +1,7 @@
-"""What a call of a submodule gave when it was traced, checked when the graph runs.
+"""Run-time checks on the structure of the outputs of submodule calls.
 
-A graph holds for outputs of the structure that was seen: as many items, the same fields, None where None was. A
-submodule decides that by itself, for example by a flag of its own that was set afterwards.
+A graph is valid for outputs of the recorded structure: the same number of items, the same fields, None in the same
+locations. A submodule may change its output structure later, for example by a flag set after tracing.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from schedule.util.errors import ScheduleError
 
 Path = tuple[Any, ...]
 Expected = tuple[tuple[Path, Any], ...]
-"""Places in an output, each with what is there: ``"tensor"``, ``"object"``, ``"none"``, how many items, what fields."""
+"""Paths in an output, each with its kind: ``"tensor"``, ``"object"``, ``"none"``, number of items, or field names."""
 
 
 class OutputMiss(GuardMiss):
-    """A submodule gave an output of another structure than in the recorded run."""
+    """Output of a submodule with a structure other than in the recorded run."""
 
 
 def check_output(value: Any, expected: Expected, call: str, final: bool) -> None:
-    """Raise :class:`OutputMiss` unless ``value`` has the structure that it had in the recorded run.
+    """Raise :class:`OutputMiss` unless ``value`` has the same structure as in the recorded run.
 
     Args:
         value: what the submodule returned.
-        expected: what is asked of it.
-        call: which submodule, for messages.
-        final: whether something was changed that the original forward would change a second time.
+        expected: the recorded kinds by path.
+        call: name of the submodule or function, for messages.
+        final: whether the graph has already changed something, so the original forward would change it a second time.
 
     Raises:
-        ScheduleError: it has not, and with ``final``, when the original forward cannot run any more.
+        ScheduleError: the structure differs and ``final`` is true, so the original forward cannot run any more.
     """
     for path, kind in expected:
         found = _kind(value, path, kind)
@@ -60,7 +60,7 @@ def _kind(value: Any, path: Path, kind: Any) -> Any:
         return "missing"
     if value is None:
         return "none"
-    if isinstance(value, torch.Tensor) or hasattr(type(value), "__torch_function__"):  # or what stands in for one
+    if isinstance(value, torch.Tensor) or hasattr(type(value), "__torch_function__"):  # or a placeholder for one
         return "tensor"
     if kind == "object" and not isinstance(value, (tuple, list, dict)):
         return "object"
@@ -72,10 +72,10 @@ def _kind(value: Any, path: Path, kind: Any) -> Any:
 
 
 def insert_checks(outputs: dict[fx.Node, Any]) -> None:
-    """Put a check behind every call, of a submodule or of a function of indices, whose output has parts.
+    """Insert a check after each call of a submodule or function of indices with a structured output.
 
     Args:
-        outputs: nodes of calls, with the tracked values that they gave.
+        outputs: nodes of calls → the tracked values they returned.
     """
     for node, value in outputs.items():
         if not isinstance(value, (tuple, list)) and not is_plain_mapping(value):
@@ -96,7 +96,7 @@ def _up_to(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _expected(node: fx.Node | None, value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-    """What the rest of the graph builds on: structure, None wherever it was, tensors that it uses."""
+    """Yield the properties required by the rest of the graph: structure, None values, and used tensors."""
     if value is None:
         yield path, "none"
     elif isinstance(value, torch.Tensor):

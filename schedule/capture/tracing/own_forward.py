@@ -1,7 +1,7 @@
-"""Whether the forward of a class is the one that it was written with, and which functions it calls.
+"""Checks for replaced forwards of classes, and the functions called by a forward.
 
-What a rule knows about ``nn.GELU`` it knows about the forward that torch ships. A library that replaces
-``nn.GELU.forward`` leaves the class in place; such modules are read like any other.
+Rules about ``nn.GELU`` assume the forward shipped by torch. If a library replaces ``nn.GELU.forward``, the class stays
+the same, and such modules are treated like any other module.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LOADS = ("LOAD_ATTR", "LOAD_METHOD")  # LOAD_METHOD: Python 3.11
 
 
 def has_own_forward(cls: type[nn.Module]) -> bool:
-    """Whether calling a ``cls`` runs the forward in the source of ``cls``, or of a class that it inherits from."""
+    """Check whether calling a ``cls`` runs a forward from the source of ``cls`` or one of its bases."""
     owner = next(base for base in cls.__mro__ if "forward" in vars(base))
     forward = vars(owner)["forward"]
     return (
@@ -31,7 +31,7 @@ def has_own_forward(cls: type[nn.Module]) -> bool:
 
 
 def functions_called(forward: Any) -> Iterator[tuple[types.ModuleType, str, Callable[..., Any]]]:
-    """The functions that ``forward`` takes from Python modules: for ``F.linear``, ``F``, ``"linear"`` and its value."""
+    """Yield the functions used by ``forward`` from Python modules: for ``F.linear``, ``(F, "linear", F.linear)``."""
     if not isinstance(forward, types.FunctionType):
         return
     for name, attribute in _attributes_of_globals(forward.__code__):
@@ -42,23 +42,23 @@ def functions_called(forward: Any) -> Iterator[tuple[types.ModuleType, str, Call
 
 @lru_cache(maxsize=1024)
 def _attributes_of_globals(code: types.CodeType) -> tuple[tuple[str, str], ...]:
-    """``("F", "linear")`` for each ``F.linear`` in ``code``, where ``F`` is a global."""
+    """Return ``("F", "linear")`` for each ``F.linear`` in ``code`` with a global ``F``."""
     found = pairwise(dis.get_instructions(code))
     return tuple((a.argval, b.argval) for a, b in found if a.opname == "LOAD_GLOBAL" and b.opname in _LOADS)
 
 
 def is_projection(module: nn.Module) -> bool:
-    """Whether ``module`` is a plain Linear, or transformers' Conv1D (a Linear with its weight transposed)."""
+    """Check whether ``module`` is a plain Linear or transformers' Conv1D (a Linear with its weight transposed)."""
     return (type(module) is nn.Linear and has_own_forward(nn.Linear)) or is_conv1d(type(module))
 
 
 def is_conv1d(cls: type[nn.Module]) -> bool:
-    """Whether ``cls`` is transformers' Conv1D: ``x @ weight + bias``, weight of shape [in, out]."""
+    """Check whether ``cls`` is transformers' Conv1D: ``x @ weight + bias``, weight of shape [in, out]."""
     return cls.__name__ == "Conv1D" and cls.__module__ == "transformers.pytorch_utils" and has_own_forward(cls)
 
 
 def is_basic(module: nn.Module) -> bool:
-    """Whether ``module`` stays a call when what calls it is flattened."""
+    """Check whether ``module`` stays a call when its caller is flattened."""
     if isinstance(module, nn.Sequential):
         return False
     return type(module).__module__.startswith("torch.nn.") or is_conv1d(type(module))

@@ -1,4 +1,4 @@
-"""Functions that give as many tensors as a size says: the graph takes them one by one, so it holds for that number."""
+"""Guards on the number of tensors returned by ``unbind``, ``split`` and ``chunk``, because the graph unpacks them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SPLITTING = ("split", "unsafe_split")
 def guard_number(
     shape: Callable[[torch.Tensor], Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """From here on the graph holds where ``x.unbind()``, ``x.split(n)`` or ``x.chunk(n)`` gives so many tensors."""
+    """Guard on the number of tensors returned by ``x.unbind()``, ``x.split(n)`` or ``x.chunk(n)``."""
     name = getattr(func, "__name__", "")
     if name not in (*_UNBINDING, *_CHUNKING, *_SPLITTING):
         return
@@ -36,5 +36,5 @@ def _number(name: str, size: Any, given: Any) -> Any:
 
 
 def _pieces(size: Any, length: Any) -> Any:
-    """How many pieces of ``length`` cover ``size``."""
+    """Return the number of pieces of ``length`` to cover ``size``."""
     return (size + length - 1) // length

@@ -10,14 +10,14 @@ _KEPT_META = ("spec", "source", "opaque", "object", "module", "rule")
 
 
 class _Ref:
-    """Stands for a node in packed arguments."""
+    """Reference to a node in packed arguments."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
 
 def pack_graph(graph: fx.Graph) -> list[tuple[Any, ...]]:
-    """Each node as ``(op, name, target, args, kwargs, meta)``."""
+    """Return each node as ``(op, name, target, args, kwargs, meta)``."""
 
     def reference(node: fx.Node) -> Any:
         return _Ref(node.name)
@@ -36,7 +36,7 @@ def pack_graph(graph: fx.Graph) -> list[tuple[Any, ...]]:
 
 
 def unpack_graph(packed: list[tuple[Any, ...]]) -> fx.Graph:
-    """The inverse of :func:`pack_graph`."""
+    """Rebuild a graph from the result of :func:`pack_graph`."""
     graph = fx.Graph()
     nodes: dict[str, fx.Node] = {}
 

@@ -1,8 +1,8 @@
-"""Whether calling a module twice can be noticed, as far as its code tells.
+"""Whether a second call of a module is noticeable, judged by its code.
 
-A graph that finds on its way that it does not hold is followed by the original forward from its start, which calls the
-modules before that point a second time. That is harmless for layers that only compute. Code that may write to anything
-but its own local variables is told by its instructions and by the names of the methods that it calls.
+When a check inside a graph fails, the original forward runs from its start and calls the modules before that point a
+second time. This is harmless for layers that only compute. Code that may write to anything other than its local
+variables is detected by its bytecode instructions and by the names of the methods it calls.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _CHANGING |= {"setattr", "delattr", "print", "open", "write", "exec", "eval", "n
 
 
 def is_repeatable(module: nn.Module, training: bool) -> bool:
-    """Whether nobody notices a second call of ``module``, whose random numbers are drawn anew.
+    """Check whether a second call of ``module`` is unnoticeable, apart from new random numbers.
 
     Args:
-        module: the module, with all that is in it.
+        module: the module, with all its submodules.
         training: whether batch norms update their statistics.
     """
     return not any(is_hooked(child) or may_write(child) or (training and _counts(child)) for child in module.modules())
@@ -43,7 +43,7 @@ def _counts(module: nn.Module) -> bool:
 
 
 def may_write(module: nn.Module) -> bool:
-    """Whether the forward of ``module`` itself may write to anything but tensors and containers of its own making."""
+    """Check whether the forward of ``module`` itself may write to anything other than local variables."""
     if "forward" in vars(module):
         return True
     cls: Any = getattr(type(module), "_schedule_original", type(module))
@@ -57,10 +57,10 @@ def may_write(module: nn.Module) -> bool:
 
 
 def _acts(value: Any, names: tuple[str, ...]) -> bool:
-    """Whether an attribute that a forward names may write, if it is called or if a method of it is."""
+    """Check whether an attribute named in a forward may write when it, or one of its methods, is called."""
     if isinstance(value, types.FunctionType):
         return _writes(value)
-    if isinstance(value, types.BuiltinMethodType):  # of a list, say; functions of torch belong to a module or a class
+    if isinstance(value, types.BuiltinMethodType):  # e.g. of a list; torch functions belong to a module or a class
         return not isinstance(value.__self__, (types.ModuleType, type, type(None)))
     if isinstance(value, (nn.Module, torch.Tensor, type)) or is_outside(type(value).__module__):
         return isinstance(value, (types.MethodType, functools.partial))
@@ -70,7 +70,7 @@ def _acts(value: Any, names: tuple[str, ...]) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _names(cls: type) -> tuple[str, ...] | None:
-    """Every name in the code that a forward of ``cls`` runs; None if that code may write."""
+    """Return all names in the code run by the forward of ``cls``, or None if the code may write."""
     found: dict[str, None] = {}
     pending, done = ["forward"], set[str]()
     while pending:
@@ -92,7 +92,7 @@ def _names(cls: type) -> tuple[str, ...] | None:
 
 @functools.lru_cache(maxsize=8192)
 def _writes(function: types.FunctionType) -> bool:
-    """Whether ``function``, or a function of the user's that it names, may write to what is not its own."""
+    """Check whether ``function``, or a user function named in it, may write to anything other than local variables."""
     seen, pending = set[types.FunctionType](), [function]
     while pending:
         current = pending.pop()

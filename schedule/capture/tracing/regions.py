@@ -1,7 +1,7 @@
 """``no_grad``, ``enable_grad``, ``autocast`` and ``sdpa_kernel`` blocks, as pairs of nodes.
 
-In a graph a block reads ``token = begin_…(…); …; end_region(token)``. What was begun and not ended when an
-exception passes is ended by :func:`closing`, which is around the functions of graphs that have regions.
+In a graph a block is written as ``token = begin_…(…); …; end_region(token)``. Blocks still open when an exception is
+raised are ended by :func:`closing`, the wrapper for functions of graphs with regions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _open = _Open()
 
 
 def begin_grad_mode(enabled: bool) -> AbstractContextManager[Any]:
-    """Enter ``torch.set_grad_enabled(enabled)``; the result goes to :func:`end_region`."""
+    """Enter ``torch.set_grad_enabled(enabled)`` and return the token for :func:`end_region`."""
     previous = torch.is_grad_enabled()
     set_grad_enabled(enabled)
     return _opened(_GradMode(previous))
@@ -38,21 +38,21 @@ def begin_grad_mode(enabled: bool) -> AbstractContextManager[Any]:
 def begin_autocast(
     device_type: str, dtype: torch.dtype | None, enabled: bool, cache_enabled: bool | None
 ) -> AbstractContextManager[Any]:
-    """Enter ``torch.autocast``; the result goes to :func:`end_region`."""
+    """Enter ``torch.autocast`` and return the token for :func:`end_region`."""
     block = torch.autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
     block.__enter__()
     return _opened(block)
 
 
 def begin_sdpa_kernel(backends: Sequence[int], set_priority: bool) -> AbstractContextManager[Any]:
-    """Enter ``torch.nn.attention.sdpa_kernel``; the result goes to :func:`end_region`."""
+    """Enter ``torch.nn.attention.sdpa_kernel`` and return the token for :func:`end_region`."""
     block = sdpa_kernel([SDPBackend(number) for number in backends], set_priority)
     block.__enter__()
     return _opened(block)
 
 
 def end_region(block: AbstractContextManager[Any]) -> None:
-    """Leave a block that a ``begin_…`` function entered."""
+    """Leave a block entered by a ``begin_…`` function."""
     _open.stack.remove(block)
     block.__exit__(None, None, None)
 
@@ -75,7 +75,7 @@ REGION_FUNCTIONS = frozenset({begin_grad_mode, begin_autocast, begin_sdpa_kernel
 
 @contextmanager
 def closing_regions() -> Iterator[None]:
-    """Leave, innermost first, the blocks that were entered inside and not left because of an exception."""
+    """Leave blocks still open after an exception, innermost first."""
     depth = len(_open.stack)
     try:
         yield
@@ -85,7 +85,7 @@ def closing_regions() -> Iterator[None]:
 
 
 def closing(run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run``, leaving its blocks when it raises or is stopped early, as a recomputation is."""
+    """Wrap ``run`` to leave its blocks when it raises or is stopped early, as in a recomputation."""
 
     def closed(*args: Any) -> Any:
         with closing_regions():
@@ -95,7 +95,7 @@ def closing(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class RegionTracker:
-    """Writes grad-mode, autocast and attention-kernel blocks into the graph of ``tracer``."""
+    """Writer of grad-mode and autocast blocks into the graph of ``tracer``."""
 
     def __init__(self, tracer: Trace) -> None:
         self.tracer = tracer
@@ -103,11 +103,11 @@ class RegionTracker:
         self._autocast: dict[int, fx.Node] = {}
 
     def handles(self, func: Any) -> bool:
-        """Whether ``func`` begins or ends a block."""
+        """Check whether ``func`` begins or ends a block."""
         return func is set_grad_enabled
 
     def on_call(self, func: Any, args: Any) -> None:
-        """Grad mode is being set: the end of the innermost block if it restores what was, else a new block."""
+        """Write a change of grad mode: the end of the innermost block if it restores its old mode, else a new block."""
         enabled, current = args[0], torch.is_grad_enabled()
         func(enabled)
         if self._grad and self._grad[-1][1] == enabled:
@@ -118,21 +118,21 @@ class RegionTracker:
             self._grad.append((node, current))
 
     def decides(self, question: str) -> bool:
-        """Whether the answer to ``torch.is_grad_enabled`` and the like is given by a block of the forward."""
+        """Check whether a block of the forward determines ``torch.is_grad_enabled`` and similar functions."""
         return bool(self._grad) if "grad" in question else bool(self._autocast) and "autocast" in question
 
     def inlined(self, block: torch.autocast) -> None:
-        """``block`` is entered by the forward."""
+        """Write the start of ``block``, entered by the forward."""
         arguments = (block.device, block.fast_dtype, block._enabled, block._cache_enabled)
         self._autocast[id(block)] = self.tracer.emit(begin_autocast, arguments)
 
     def left(self, block: torch.autocast) -> None:
-        """``block`` is left."""
+        """Write the end of ``block``."""
         self.tracer.emit(end_region, (self._autocast.pop(id(block)),))
 
 
 class TrackedAutocast(AbstractContextManager[Any]):
-    """An autocast block that is written into the graph."""
+    """Autocast block, written into the graph."""
 
     def __init__(self, regions: RegionTracker, block: torch.autocast) -> None:
         self._regions, self._block = regions, block
@@ -147,7 +147,7 @@ class TrackedAutocast(AbstractContextManager[Any]):
 
 
 class TrackedSdpaKernel(AbstractContextManager[None]):
-    """An ``sdpa_kernel`` block that is written into the graph; not entered, as that is for the whole process."""
+    """``sdpa_kernel`` block, written into the graph. It is not entered: the setting is for the whole process."""
 
     def __init__(self, tracer: Trace, block: Any) -> None:
         given = inspect.signature(sdpa_kernel).bind(*block.args, **block.kwds).arguments
@@ -157,7 +157,7 @@ class TrackedSdpaKernel(AbstractContextManager[None]):
 
     @staticmethod
     def is_one(value: Any) -> bool:
-        """Whether ``value`` is what ``sdpa_kernel`` returns."""
+        """Check whether ``value`` was returned by ``sdpa_kernel``."""
         return isinstance(value, _GeneratorContextManager) and value.func is inspect.unwrap(sdpa_kernel)
 
     def __enter__(self) -> None:

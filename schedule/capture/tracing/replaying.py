@@ -1,7 +1,7 @@
-"""Calls that are made once, also where a graph finds on its way that it does not hold.
+"""Replay of submodule calls when a check inside a graph fails, so calls with effects happen only once.
 
-The original forward that runs then comes to the same submodules again. Most only compute, and are called a second time.
-One that runs a hook, updates a state or fills a cache is not: what it gave the first time is what it gives again.
+The original forward then reaches the same submodules again. Most only compute and are called a second time. One that
+runs a hook, updates state or fills a cache is not called again: its first output is returned.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from schedule.util.generators import torch_states
 
 @dataclass(frozen=True)
 class Made:
-    """A call of a submodule that was made, with what it left.
+    """Completed call of a submodule, with its output and the state after it.
 
     Attributes:
-        path: the submodule's.
-        output: what it returned.
-        states: generators and their states after it; none where nothing draws.
-        pieces: what puts the structure of the objects given to the graph to what it was after it.
+        path: path of the submodule.
+        output: its output.
+        states: random generators and their states after the call; empty if nothing draws.
+        pieces: functions to restore the structure of the graph's input objects as it was after the call.
     """
 
     path: str
@@ -38,7 +38,7 @@ class Made:
     pieces: Sequence[Restore]
 
     def again(self) -> Any:
-        """The output, with everything else as the call left it."""
+        """Return the output, and restore generators and objects as they were after the call."""
         for generator, state in self.states:
             generator.set_state(state)
         for restore in self.pieces:
@@ -48,12 +48,12 @@ class Made:
 
 @dataclass
 class Attempt:
-    """A run of a graph that may find that it does not hold.
+    """Run of a graph with checks inside.
 
     Attributes:
         drawing: whether it draws random numbers.
-        objects: what it was given and may change.
-        made: the calls so far that are not to be made again.
+        objects: input objects it may change.
+        made: the calls so far not to be repeated.
     """
 
     drawing: bool
@@ -61,7 +61,7 @@ class Attempt:
     made: list[Made]
 
     def keep(self, path: str, output: Any) -> None:
-        """Keep what the call of the submodule at ``path`` returned."""
+        """Save the output of the call of the submodule at ``path``."""
         self.made.append(Made(path, output, torch_states() if self.drawing else (), restoring(self.objects)))
 
 
@@ -75,7 +75,7 @@ _attempts = _Attempts()
 
 @contextmanager
 def attempting(attempt: Attempt) -> Iterator[None]:
-    """Within, the calls that a graph made by :func:`keeping` makes in this thread are kept in ``attempt``."""
+    """Collect calls of this thread by graphs from :func:`keeping` in ``attempt``."""
     _attempts.stack.append(attempt)
     try:
         yield
@@ -84,12 +84,12 @@ def attempting(attempt: Attempt) -> Iterator[None]:
 
 
 def keep(output: Any, path: str) -> None:
-    """In a graph: keep what the call of the submodule at ``path`` returned."""
+    """Save the output of a submodule call in the current attempt (graph target)."""
     _attempts.stack[-1].keep(path, output)
 
 
 def keeping(graph: fx.Graph, paths: Collection[str]) -> fx.Graph:
-    """A copy of ``graph`` that keeps what calls of the submodules at ``paths`` return."""
+    """Return a copy of ``graph`` with the outputs of calls of the submodules at ``paths`` saved."""
     copy = fx.Graph()
     copy.output(copy.graph_copy(graph, {}))
     for node in copy.find_nodes(op="call_module"):
@@ -100,7 +100,7 @@ def keeping(graph: fx.Graph, paths: Collection[str]) -> fx.Graph:
 
 
 def replayed(root: nn.Module, made: Iterable[Made]) -> AbstractContextManager[None]:
-    """Within, the calls of submodules of ``root`` that were ``made`` are not made again in this thread."""
+    """Replay the submodule calls of ``root`` in ``made`` instead of repeating them, in this thread."""
     left: dict[nn.Module, deque[Made]] = {}
     for each in made:
         left.setdefault(root.get_submodule(each.path), deque()).append(each)

@@ -1,8 +1,8 @@
-"""Objects that a forward is given and changes, such as caches, put back as they were.
+"""Restoring of input objects changed by a forward, such as caches.
 
-A graph may find that it does not hold after it has written to a cache: the original forward then has to find the cache
-as it was. What is kept is the structure, not the data of its tensors: most caches put new tensors in the place of old
-ones, and then the old ones are all there is to put back.
+A check inside a graph may fail after the graph has written to a cache; the original forward then needs the cache as it
+was before. Only the structure is saved, not the data of its tensors: most caches replace old tensors with new ones, so
+putting back the old tensors is enough.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from schedule.capture.tracing.effects import changes_object, has_effect, is_loca
 from schedule.util.errors import ScheduleError
 
 FEW = 16
-"""A tensor of at most so many numbers, such as a counter, is kept with its data."""
+"""Largest number of elements of a tensor saved with its data, such as a counter."""
 
 _PASSED_BY = (nn.Module, type, types.FunctionType, types.ModuleType)
 Restore = Callable[[], None]
 
 
 def changes_given(node: fx.Node) -> bool:
-    """Whether the node changes an object that the forward was given, or a part of it, and its structure alone."""
+    """Check whether the node changes only the structure of an input object or a part of it."""
     if not changes_object(node) or node.meta.get("in_place"):
         return False
     return _origin(node.all_input_nodes[0]).op == "placeholder"
 
 
 def can_be_undone(node: fx.Node) -> bool:
-    """Whether nothing outside the graph is changed for good by the node. What a submodule returned is used again."""
+    """Check whether the node makes no permanent change outside the graph. Submodule outputs can be replayed."""
     return not has_effect(node) or node.op == "call_module" or is_local(node) or changes_given(node)
 
 
 def _origin(node: fx.Node) -> fx.Node:
-    """The object that ``node`` is a part of."""
+    """Return the object of ``node``: the first input of its chain of calls."""
     while node.op in ("call_function", "call_method") and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node
 
 
 def versions(value: Any) -> dict[int, int]:
-    """How often each tensor in ``value`` of more than :data:`FEW` numbers was written to, by its id."""
+    """Return the version counter of each tensor in ``value`` with more than :data:`FEW` elements, by id."""
     return {id(each): each._version for each in _parts([value]) if _is_big(each)}
 
 
@@ -53,16 +53,16 @@ def _is_big(value: Any) -> bool:
 
 
 def restoring(objects: Iterable[Any]) -> list[Restore]:
-    """What puts the structure of ``objects`` back as it is now, piece by piece, when called.
+    """Return functions to restore the current structure of ``objects``, one for each part.
 
     Raises (when called):
-        ScheduleError: a tensor of more than :data:`FEW` numbers was changed in place since.
+        ScheduleError: a tensor of more than :data:`FEW` elements was changed in place since.
     """
     return [_KINDS[kind](part) for part in _parts(objects) for kind in _KINDS if isinstance(part, kind)]
 
 
 def _parts(objects: Iterable[Any]) -> Iterator[Any]:
-    """The tensors, lists and dicts in ``objects``, each once."""
+    """Yield the tensors, lists and dicts in ``objects``, each once."""
     known: set[int] = set()
     pending = list(objects)
     while pending:
@@ -100,7 +100,7 @@ def _dict(value: dict[Any, Any]) -> Restore:
 
 
 def _tensor(tensor: torch.Tensor) -> Restore:
-    counted = not tensor.is_inference()  # inference tensors do not count how often they are written to
+    counted = not tensor.is_inference()  # inference tensors have no version counter
     version = tensor._version if counted else None
     data = None if counted and tensor.numel() > FEW else tensor.detach().clone()
 

@@ -1,9 +1,9 @@
-"""Sizes and other Python numbers whose origin in the graph is known.
+"""Sizes and other Python numbers with a known origin in the graph.
 
 A size read from a traced tensor is a real ``torch.SymInt`` (or ``SymFloat``, ``SymBool``), so every torch
-function takes it where it takes an int. Behind it stands a :class:`ScalarNode`, which computes on the value
-seen and writes each operation into the graph. Whenever Python needs the number itself (an ``if``, a ``range``,
-an index), the tracer is told, and turns that into a guard.
+function accepts it in place of an int. Its ``node`` is a :class:`ScalarNode`, which computes with the recorded
+value and writes each operation into the graph. When Python needs the number itself (an ``if``, a ``range``,
+an index), the tracer adds a guard.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class ScalarNode:
-    """The node protocol torch expects behind a SymInt, SymFloat or SymBool.
+    """Implementation of torch's node protocol for SymInt, SymFloat and SymBool.
 
     Args:
         tracer: the tracer whose graph ``node`` is in.
         node: the graph node that computes the number.
-        value: the number seen in the recorded run.
+        value: the number in the recorded run.
     """
 
     def __init__(self, tracer: Trace, node: fx.Node | Number, value: Number) -> None:
@@ -72,7 +72,7 @@ class ScalarNode:
     wrap_int = wrap_float = wrap_bool = _wrap
 
     def known(self, *_: Any) -> Any:
-        """The number itself, for Python to use: from here on the graph holds only where it is the same."""
+        """Return the number itself for use by Python, and guard on it."""
         if isinstance(self.node, fx.Node):
             self.tracer.guard(self.node, self.value)
         return self.value
@@ -89,7 +89,7 @@ class ScalarNode:
         return f"<{self.value}>"
 
     def compute(self, function: Callable[..., Number], *others: ScalarNode) -> ScalarNode:
-        """``function`` of this number and ``others``, written into the graph."""
+        """Apply ``function`` to this number and ``others``, and write it into the graph."""
         value = function(self.value, *(other.value for other in others))
         operands = (self.node, *(other.node for other in others))
         if not any(isinstance(operand, fx.Node) for operand in operands):
@@ -153,7 +153,7 @@ for _name, _function in _OPERATIONS.items():
 
 
 def symbolic(tracer: Trace, node: fx.Node, value: Number) -> Any:
-    """``value`` as a SymInt, SymFloat or SymBool which remembers that ``node`` computes it."""
+    """Return ``value`` as a SymInt, SymFloat or SymBool computed by ``node``."""
     scalar = ScalarNode(tracer, node, value)
     if isinstance(value, bool):
         return torch.SymBool(scalar)
@@ -161,7 +161,7 @@ def symbolic(tracer: Trace, node: fx.Node, value: Number) -> Any:
 
 
 def scalar_of(value: Any) -> ScalarNode | None:
-    """The node behind a symbolic number of ours, else None."""
+    """Return the :class:`ScalarNode` of a symbolic number, else None."""
     if isinstance(value, SYMBOLIC_TYPES) and isinstance(value.node, ScalarNode):
         return value.node
     return None

@@ -1,7 +1,7 @@
-"""One graph for many like modules: the layers of a model are traced once.
+"""One graph for many like modules, so the layers of a model are traced only once.
 
-Two modules get the same graph if their classes, parameters' shapes and attributes agree all the way down and they
-were called alike. Plain attributes (a layer's index) need not agree unless the forward reads them.
+Two modules share a graph if their classes, parameter shapes and attributes agree, recursively, and they were called
+with like arguments. Plain attributes (a layer's index) need not agree unless the forward reads them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from schedule.capture.tracing.opaque import Constant
 from schedule.capture.tracing.reading.ledger import is_atom
 
 _HOOKS = {name for name in vars(nn.Module()) if name.startswith(("_", "training", "call_super_init"))}
-_HOOKS.add("_schedule_state")  # a child is called, whatever it runs
+_HOOKS.add("_schedule_state")  # a child stays a call, whatever it runs
 
 
 def structural_key(module: nn.Module, call: Call, *context: Hashable) -> Hashable:
-    """A key that modules share if their forwards run alike on ``call``, up to plain attributes."""
+    """Return a key shared by modules with equivalent forwards on ``call``, ignoring plain attributes."""
     return (tuple(_described(module)), _call_key(call), context)
 
 
@@ -65,7 +65,7 @@ def _leaf_key(leaf: Any) -> Hashable:
 
 
 def comparable(value: Any) -> list[Any]:
-    """What two calls received, to be compared: shapes and dtypes of tensors, plain values, classes of all others."""
+    """Describe arguments for comparison: shapes and dtypes of tensors, plain values, classes of others."""
 
     def kind(leaf: Any) -> Any:
         if isinstance(leaf, (torch.Tensor, TensorSpec)):
@@ -78,5 +78,5 @@ def comparable(value: Any) -> list[Any]:
 
 
 def has_constants(specialization: Any) -> bool:
-    """Whether the graph holds an object that may belong to one module only."""
+    """Check whether the graph contains an object of possibly one module only."""
     return any(isinstance(node.target, Constant) for node in specialization.graph.nodes)

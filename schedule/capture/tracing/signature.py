@@ -1,4 +1,4 @@
-"""Which calls a graph answers: how the arguments must look, and where its inputs are found in them."""
+"""Signature of the calls accepted by a graph: conditions on the arguments, and the locations of its inputs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _IDENTITY = (bool, type(None))
 
 
 class Parameters:
-    """The parameters of a forward, as the dispatcher declares them.
+    """Parameters of a forward, as declared by the dispatcher.
 
-    Wrappers (``functools.wraps``) are looked through for names and defaults. A forward without ``**kwargs`` still
-    takes any keyword here, since a wrapper may consume some; what is really unexpected reaches the original
-    forward, which says so.
+    Names and defaults are read through wrappers (``functools.wraps``). A forward without ``**kwargs`` still
+    accepts any keyword here, since a wrapper may consume some; a really unexpected keyword reaches the original
+    forward, which raises the error.
     """
 
     def __init__(self, forward: Callable[..., Any]) -> None:
@@ -36,13 +36,13 @@ class Parameters:
         )
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Every parameter's value, defaults filled in."""
+        """Return the value of every parameter, with defaults filled in."""
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return dict(bound.arguments)
 
     def declaration(self, defaults: dict[str, Any]) -> str:
-        """``self, x, mask=_default_mask, **kwargs``; puts the default values into ``defaults``."""
+        """Return ``self, x, mask=_default_mask, **kwargs``, and put the default values into ``defaults``."""
         parts, kinds = ["self"], inspect.Parameter
         keyword_only = self.var_positional is not None
         for parameter in self.named:
@@ -72,13 +72,13 @@ class Parameters:
 
 @dataclass
 class Signature:
-    """How the arguments of one specialization look.
+    """Inputs and argument conditions of one specialization.
 
     Attributes:
-        inputs: placeholder name → Python expression that finds it among the bound parameters.
-        tensors: expression of each tensor input → how it looked.
-        conditions: Python conditions that all hold for calls which the graph answers.
-        globals: objects the expressions name.
+        inputs: placeholder name → Python expression for it in terms of the bound parameters.
+        tensors: expression of each tensor input → its recorded spec.
+        conditions: Python conditions, all true for calls accepted by the graph.
+        globals: name → object, for names used in the expressions.
     """
 
     inputs: dict[str, str] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Signature:
     globals: dict[str, Any] = field(default_factory=dict)
 
     def name(self, value: Any, hint: str) -> str:
-        """A global name for ``value``."""
+        """Return a global name for ``value``."""
         for name, known in self.globals.items():
             if known is value:
                 return name
@@ -97,7 +97,7 @@ class Signature:
 
 
 class SignatureBuilder:
-    """Walks the described arguments of one call; makes a placeholder for each input and a condition for the rest.
+    """Builder of a signature from one call: a placeholder for each input and conditions for the rest.
 
     Args:
         placeholder: makes the tracked input from its name and description.
@@ -109,7 +109,7 @@ class SignatureBuilder:
         self._leaves: dict[str, Any] = {}
 
     def build(self, parameters: Parameters, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The tracked ``(args, kwargs)`` of ``call``; :attr:`signature` is complete afterwards."""
+        """Return the tracked ``(args, kwargs)`` of ``call``, and complete :attr:`signature`."""
         bound = parameters.bind(call.args, call.kwargs)
         for name, value in bound.items():
             self._walk(value, name)
@@ -126,7 +126,7 @@ class SignatureBuilder:
         return list(zip(call.args, [*positional, *extra], strict=False))
 
     def _walk(self, value: Any, text: str) -> None:
-        """Conditions and placeholders for ``value``, which the dispatcher finds at ``text``."""
+        """Add conditions and placeholders for ``value`` at the expression ``text``."""
         add = self.signature.conditions.append
         if isinstance(value, TensorSpec):
             tensor = self.signature.name(torch.Tensor, "Tensor")
@@ -158,7 +158,7 @@ class SignatureBuilder:
             condition = f"{text} is {value!r}"
         elif type(value) in (int, float, str):
             condition = f"type({text}) is {type(value).__name__} and {text} == {literal(value)}"
-        elif isinstance(value, (int, float, str)):  # an enum, say
+        elif isinstance(value, (int, float, str)):  # for example an enum
             cls = self.signature.name(type(value), "type")
             condition = f"type({text}) is {cls} and {text} == {self.signature.name(value, 'value')}"
         elif isinstance(value, torch.dtype):
@@ -175,7 +175,7 @@ class SignatureBuilder:
         self._leaves[text] = self._placeholder(name, described)
 
     def _tracked(self, value: Any, text: str) -> Any:
-        """``value`` with its inputs replaced by the tracked ones."""
+        """Return ``value`` with its inputs replaced by the tracked ones."""
         if text in self._leaves:
             return self._leaves[text]
         if isinstance(value, (list, tuple)):

@@ -1,7 +1,7 @@
-"""Reading sizes: every size as an expression of the sizes of inputs and parameters, where that can be proved.
+"""Reading of sizes, as expressions of sizes of inputs and parameters if this can be proved.
 
-``linear(x, w).view(b, s, -1).shape[0]`` is ``b``, whatever ``b`` is. Following sizes back to the inputs lets a
-branch on them be decided before the graph runs, and keeps intermediate values free of extra readers.
+``linear(x, w).view(b, s, -1).shape[0]`` is ``b`` for any ``b``. If sizes are traced back to the inputs, a branch on
+them can be decided before the graph runs, and intermediate values have no extra users.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
 
 
 class SizeReader:
-    """Answers ``x.shape``, ``x.size(…)``, ``x.numel()`` and ``len(x)`` for ``tracer``."""
+    """Reader of ``x.shape``, ``x.size(…)`` and ``len(x)`` for ``tracer``."""
 
     def __init__(self, tracer: Trace) -> None:
         self.tracer = tracer
@@ -51,7 +51,7 @@ class SizeReader:
         self._nested = 0
 
     def handles(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
-        """The answer to a question about sizes, to be called; None if ``func`` asks something else."""
+        """Return a thunk for the result of a size query, or None if ``func`` is not one."""
         if metadata.is_attribute(func, "shape"):
             return lambda: self.shape(args[0])
         if not metadata.is_method(func) or not isinstance(args[0], torch.Tensor):
@@ -64,14 +64,14 @@ class SizeReader:
         return None
 
     def shape(self, tensor: torch.Tensor) -> torch.Size:
-        """``tensor.shape`` with symbolic sizes."""
+        """Return ``tensor.shape`` with symbolic sizes."""
         with DisableTorchFunction():
             node = self.tracer.node_of(tensor)
             sizes = tuple(tensor.shape)
             return torch.Size([self.size(node, dim, int(value)) for dim, value in enumerate(sizes)])
 
     def size(self, node: fx.Node, dim: int, value: int) -> Any:
-        """Size ``dim`` of the value of ``node``, traced back as far as it can be."""
+        """Return size ``dim`` of the value of ``node``, traced back as far as possible."""
         key = (node, dim)
         if key not in self._sizes:
             traced = self._trace_back(node, dim, value)
@@ -86,7 +86,7 @@ class SizeReader:
         return symbolic(self.tracer, read, value)
 
     def _as_size(self, written: Any, value: int) -> Any:
-        """A size argument found in the graph: a number, or a node that computes one."""
+        """Return a size argument of a node as a number or symbolic number, or None if it is neither."""
         if isinstance(written, fx.Node):
             return None if isinstance(written.meta.get("spec"), TensorSpec) else symbolic(self.tracer, written, value)
         return written if isinstance(written, int) and written == value else None
@@ -127,7 +127,7 @@ class SizeReader:
         return self._through_broadcast(node, dim, rank) if node.target in SCALAR_OPERATORS else None
 
     def _through_reduction(self, node: fx.Node, dim: int, rank: int, value: int) -> Any:
-        """``x.sum(dim=-1, keepdim=True)`` leaves the other dimensions as they are."""
+        """Trace a size through ``x.sum(dim=-1, keepdim=True)``: the other dimensions are unchanged."""
         along = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else None)
         reduced = along if isinstance(along, (tuple, list)) else (along,)
         keeps = node.kwargs.get("keepdim", node.args[2] if len(node.args) > 2 else False)
@@ -136,7 +136,7 @@ class SizeReader:
         return 1 if dim in [each % rank for each in reduced] else self._from(node.args[0], dim, value)
 
     def _through_broadcast(self, node: fx.Node, dim: int, rank: int) -> Any:
-        """Two operands of one size give that size, and so does one whose size is a number that is not 1."""
+        """Trace a size through a broadcast: the common size of the operands, or a constant size other than 1."""
         if self._nested >= _MAX_NESTED:
             return None
         self._nested += 1
@@ -155,7 +155,7 @@ class SizeReader:
         return symbols[0][0] if all(each is symbols[0][1] for _, each in symbols) else None
 
     def _through_cache(self, node: fx.Node, dim: int, rank: int, value: int) -> Any:
-        """A cache of transformers hands back what it is given, longer: along the last dim or the one before."""
+        """Trace a size through a transformers cache: only the last two dims may differ from its argument."""
         given = node.args[1] if len(node.args) > 1 else None
         return self._from(given, dim, value) if dim < rank - 2 and node.target in LENGTHENING else None
 
@@ -187,10 +187,10 @@ class SizeReader:
     # -- with assumptions, for guards only ---------------------------------------------------------------
 
     def assumed(self, node: fx.Node, dim: int, value: int) -> Any:
-        """Size ``dim`` traced back through broadcasts, concatenations and slices as well.
+        """Trace back size ``dim`` through broadcasts, concatenations and slices as well.
 
-        What that takes (two operands of one size, an operand of size 1) becomes further guards. None where it
-        cannot be traced to anything simpler than the value itself.
+        The assumptions (two operands of one size, an operand of size 1) become further guards. Returns None if the
+        size cannot be traced to anything simpler than the value itself.
         """
         if node.op in ("placeholder", "get_attr"):
             return self.size(node, dim, value)
@@ -219,7 +219,7 @@ class SizeReader:
         return None
 
     def _deeper(self, read: Any, value: int) -> Any:
-        """A size that reads another value's shape, traced on from there."""
+        """Trace a size further if it is read from another value's shape."""
         owner = size_read(read)
         return symbolic(self.tracer, read, value) if owner is None else self.assumed(*owner, value)
 
@@ -239,7 +239,7 @@ class SizeReader:
         return known[0]
 
     def _inferred(self, source: fx.Node, sizes: tuple[Any, ...], value: int) -> Any:
-        """The size that ``-1`` stands for: what is left of the source's sizes once the given ones are divided out."""
+        """Return the size for ``-1`` in a view: the product of the source's sizes divided by the given sizes."""
         spec = source.meta.get("spec")
         left = [self.size(source, dim, n) for dim, n in enumerate(getattr(spec, "shape", ()))]
         scalars = [s.node if (s := scalar_of(size)) else size for size in left]
@@ -259,7 +259,7 @@ class SizeReader:
         return self._as_size(symbols[0], value) if len(symbols) == 1 and constant == 1 else None
 
     def _through_slice(self, node: fx.Node, parent: fx.Node, dim: int, value: int) -> Any:
-        """``x[:, :, :n]`` and ``x[:, :, -n:]``, where no dimension is added or lost, may be known to be ``n`` long."""
+        """Return the length ``n`` of ``x[:, :, :n]`` or ``x[:, :, -n:]`` if it is proved, else None."""
         index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
         part = index[dim] if dim < len(index) and all(isinstance(item, slice) for item in index) else None
         if not isinstance(part, slice):
@@ -272,7 +272,7 @@ class SizeReader:
         return self._as_size(length, value)
 
     def _through_getitem(self, node: fx.Node, dim: int, value: int) -> Any:
-        """An item of ``x.split(…, dim=k)`` or ``x.chunk(…)`` has the sizes of ``x`` in every other dim."""
+        """Trace a size through an index, or an item of a cache update, ``x.split(…, dim=k)`` or ``x.chunk(…)``."""
         parent, rank = node.args[0], len(node.meta["spec"].shape)
         if isinstance(parent, fx.Node) and parent.meta.get("opaque") and isinstance(node.args[1], int):
             given = parent.args[1 + node.args[1]] if len(parent.args) > 1 + node.args[1] else None
@@ -317,7 +317,7 @@ def _rank(node: Any) -> int | None:
 
 
 def _leading_slices(node: fx.Node, dim: int) -> bool:
-    """Whether ``x[..., a:b]`` leaves ``dim`` as it was."""
+    """Check whether ``x[..., a:b]`` leaves ``dim`` unchanged."""
     index = node.args[1]
     if not isinstance(index, tuple) or not index or index[0] is not Ellipsis:
         return False

@@ -1,4 +1,4 @@
-"""A specialization: one graph of one module, with the conditions under which it may run in place of the forward."""
+"""Specialization: one graph of one module, with the conditions for running it in place of the forward."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from schedule.util.errors import TraceError
 
 @dataclass(frozen=True)
 class Inlined:
-    """A submodule whose inside is part of a graph: what must stay true of it.
+    """Properties required of a submodule inlined in a graph.
 
     Attributes:
         cls: its class.
-        ledger: what its forward read of it.
-        scheduled: whether it runs a graph of its own, which is the one inside.
+        ledger: guards on the state read by its forward.
+        scheduled: whether the submodule is scheduled and the inlined graph is its scheduled graph.
     """
 
     cls: type
@@ -50,18 +50,18 @@ class Inlined:
 
 @dataclass(frozen=True)
 class Specialization:
-    """One traced forward of one module.
+    """Traced forward of one module.
 
     Attributes:
         graph: the FX graph; treated as immutable once it is part of a specialization.
-        signature: how the arguments look and where the inputs are.
-        training: the module's training flag the graph was made under.
+        signature: conditions on the arguments and the locations of the inputs.
+        training: training flag of the module for which the graph was made.
         guards: further conditions, as Python source over ``self`` and the arguments.
-        ledger: what the forward read of Python's state.
-        entered: paths of submodules whose inside is part of the graph, with what must stay true of them.
+        ledger: guards on the Python state read by the forward.
+        inlined: path of each inlined submodule → its required properties.
         call: the recorded call it was made from.
-        returned: what the forward returned, by metadata.
-        autocast: dtype of the autocast block that calls run under; None for no autocast.
+        returned: metadata of the forward's result.
+        autocast: dtype of the autocast block for calls; None for no autocast.
     """
 
     graph: fx.Graph
@@ -76,22 +76,22 @@ class Specialization:
 
     @cached_property
     def function(self) -> Callable[..., Any]:
-        """The graph, compiled to a Python function of ``(module, *inputs)`` when first asked for."""
+        """The graph as a Python function of ``(module, *inputs)``, compiled on first access."""
         around = closing if self.has_regions else lambda run: run
         return tried(self.graph, self.training, lambda graph: around(compiled(graph)))
 
     def with_graph(self, graph: fx.Graph, inlined: Mapping[str, Inlined] | None = None) -> Specialization:
-        """The same specialization with another graph; ``inlined`` adds submodules whose inside it now holds."""
+        """Return the same specialization with another graph, and add the submodules ``inlined`` in it."""
         return dataclasses.replace(self, graph=graph, inlined={**self.inlined, **(inlined or {})})
 
     @property
     def has_regions(self) -> bool:
-        """Whether the graph enters ``no_grad`` or ``autocast`` blocks."""
+        """Whether the graph has regions, such as ``no_grad`` or ``autocast`` blocks."""
         return any(node.target in REGION_FUNCTIONS for node in self.graph.nodes)
 
     @property
     def has_checks(self) -> bool:
-        """Whether the graph may find, while running, that it does not hold."""
+        """Whether the graph contains checks, so it may fail while running."""
         return any(node.target in (check, check_output) for node in self.graph.nodes)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class Specialization:
 
 
 def compiled(graph: fx.Graph) -> Callable[..., Any]:
-    """``graph`` as a Python function of ``(self, *inputs)``, with source that tracebacks can show."""
+    """Compile ``graph`` to a Python function of ``(self, *inputs)``, with source for tracebacks."""
     with TRACING:  # writing the code changes how nodes are printed
         code = source_of(graph)
     return generated(code.src, "forward", dict(code.globals), "schedule graph")
@@ -119,7 +119,7 @@ def specialize(
     enter: EnterChild | None = None,
     autocast: torch.dtype | None = None,
 ) -> Specialization:
-    """The graph of ``forward`` of ``module`` for calls that look like ``call``.
+    """Return the specialization of ``forward`` of ``module`` for calls like ``call``.
 
     Like modules (:mod:`schedule.capture.tracing.sharing`) are traced once and share the graph.
 
@@ -128,12 +128,12 @@ def specialize(
         forward: its original, unbound forward.
         call: a recorded call, by metadata.
         recording: the run that ``call`` was recorded in.
-        training: which training flag to trace under, for the module and the submodules entered.
-        enter: which submodules to write the inside of; none if None.
-        autocast: dtype of the autocast block that calls run under; None for no autocast.
+        training: training flag to trace under, for the module and its submodules.
+        enter: predicate for the submodules to inline; none if None.
+        autocast: dtype of the autocast block for calls; None for no autocast.
 
     Raises:
-        TraceError: the forward cannot be turned into a graph; says at which line and why.
+        TraceError: the forward cannot be turned into a graph; the message has the line and the reason.
     """
     known: list[Specialization] = []
     if enter is None:
@@ -149,7 +149,7 @@ def specialize(
 
 
 def _holding(known: Sequence[Specialization], module: nn.Module, training: bool) -> Specialization | None:
-    """The graph of a like module that holds for ``module`` too."""
+    """Return a specialization of a like module valid for ``module`` too, or None."""
     if not known:
         return None
     with in_mode(module, training):
@@ -208,7 +208,7 @@ def _traced_by(
 
 @contextmanager
 def in_mode(module: nn.Module, training: bool) -> Iterator[None]:
-    """Within, ``module`` and all in it are in training, or in evaluation."""
+    """Set the training flag of ``module`` and all its submodules for the block."""
     flags = [(child, child.training) for child in module.modules()]
     try:
         for child, _ in flags:
@@ -249,7 +249,7 @@ def _finished(
 
 
 def _written(tracer: ModuleTracer, value: Any) -> Any:
-    """A forward's result as the graph's output: containers as they are, dataclasses rebuilt by a call."""
+    """Return a forward's result as the graph's output: plain containers of nodes, dataclasses rebuilt by a call."""
     with DisableTorchFunction():
         if isinstance(value, (list, dict)) and tracer.evaluator.is_outside(value):
             return tracer.held(value)

@@ -1,4 +1,4 @@
-"""The source of a graph, also where modules have names that FX's generator does not quote right."""
+"""Source code of a graph, including module names quoted incorrectly by FX's code generator."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _UNQUOTED = {'"', "\\"}
 
 
 def source_of(graph: fx.Graph) -> Any:
-    """``graph.python_code("self")``.
+    """Return ``graph.python_code("self")``, correct for any module name.
 
-    FX writes ``self.body.class`` for a keyword, and ``getattr(self, "…")`` around anything else that is no identifier,
-    quotes, backslashes and newlines as they are. There the code comes from a copy with such names spelled in escapes.
+    FX writes ``self.body.class`` for a keyword and ``getattr(self, "…")`` for any other name that is not an identifier,
+    without escaping quotes, backslashes and newlines. For such names the code is made from a copy with escaped names.
     """
     if any(_spelled(node) != node.target for node in graph.nodes):
         written = fx.Graph()
@@ -29,7 +29,7 @@ def source_of(graph: fx.Graph) -> Any:
 
 
 def _spelled(node: fx.Node) -> Any:
-    """The target, so that FX's quotes around parts of a path give them."""
+    """Return the target, with special parts of a path escaped for FX's quotes."""
     if node.op not in ("call_module", "get_attr"):
         return node.target
     parts = str(node.target).split(".")
@@ -41,10 +41,10 @@ def _is_plain(part: str) -> bool:
 
 
 def check_keywords(graph: fx.Graph) -> None:
-    """See that calls can be written down.
+    """Raise if a call has a keyword argument with a name impossible in Python source.
 
     Raises:
-        TraceError: one has a keyword argument such as ``**{"class": x}``.
+        TraceError: a call has a keyword argument such as ``**{"class": x}``.
     """
     for node in graph.nodes:
         for name in node.kwargs:

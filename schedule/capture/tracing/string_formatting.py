@@ -30,7 +30,7 @@ _LIST_METHODS = {"append", "insert", "extend"}
 
 
 class Scalar(Protocol):
-    """A number that Python may ask for, which binds the graph to it."""
+    """Symbolic number. Reading its value adds a guard."""
 
     value: int | float | bool
 

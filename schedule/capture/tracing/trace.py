@@ -1,4 +1,4 @@
-"""What the parts of one trace ask of it: to write nodes, to follow values, to guard."""
+"""Interface of one trace for its parts: writing nodes, tracking values, adding guards."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from schedule.capture.tracing.string_formatting import Strings
 
 
 class Trace(Protocol):
-    """One trace of the forward of a module.
+    """Trace of the forward of a module.
 
     Attributes:
         module: the traced module.
-        recording: where the values of submodule calls come from.
-        graph: the graph, as far as it is written.
-        guards: node → the value that it has to compute for the graph to hold.
-        entered: path → submodule whose inside is part of the graph.
-        outputs: nodes of calls, with the tracked values that they gave.
-        texts: how numbers are written as text.
+        recording: the recorded run, source of the outputs of submodule calls.
+        graph: the graph written so far.
+        guards: node → the value it must compute for the graph to be valid.
+        inlined: path → inlined submodule.
+        outputs: nodes of calls → the tracked values they returned.
+        texts: string formatting of numbers.
         inside_child: whether a submodule that stays a call is running.
     """
 
@@ -35,25 +35,25 @@ class Trace(Protocol):
     inside_child: bool
 
     def emit(self, target: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: Any = None) -> fx.Node:
-        """A ``call_function`` node, or a ``call_method`` node where ``target`` is a name."""
+        """Write a ``call_function`` node, or a ``call_method`` node if ``target`` is a name."""
 
     def emit_scalar(self, function: Callable[..., Any], operands: tuple[Any, ...], value: Any) -> fx.Node:
-        """A node of arithmetic on sizes."""
+        """Write a node of arithmetic on sizes."""
 
     def track(self, value: Any, node: fx.Node) -> Any:
-        """Remember that ``node`` computes ``value``; returns the value to go on with."""
+        """Record ``node`` as the node of ``value``, and return the tracked value to use from here on."""
 
     def guard(self, node: fx.Node, value: Any) -> None:
-        """From here on the graph only holds where ``node`` computes ``value``."""
+        """Guard on ``node`` computing ``value``."""
 
     def node_of(self, leaf: Any) -> Any:
-        """What stands for ``leaf`` in the graph: a node, or the constant itself."""
+        """Return the node of ``leaf``, or the constant itself."""
 
     def as_nodes(self, value: Any) -> Any:
-        """Arguments as the graph writes them."""
+        """Return arguments with tracked values replaced by their nodes."""
 
     def value_of(self, leaf: Any) -> Any:
-        """What a leaf is worth when the call is really made on data-free tensors."""
+        """Return the value of a leaf for evaluation: a data-free tensor, a plain number or the object itself."""
 
     def path_of(self, module: nn.Module) -> str | None:
-        """Where ``module`` is in the traced one; None if it is not part of it."""
+        """Return the path of ``module`` in the traced module, or None if it is not part of it."""

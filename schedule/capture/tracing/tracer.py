@@ -1,9 +1,9 @@
-"""The tracer: one module's forward, run on data-free tensors, written down as an FX graph.
+"""Tracer of one module: its forward runs on data-free tensors and is written as an FX graph.
 
-Every torch call made by the forward passes through :meth:`ModuleTracer.__torch_function__`. The tensors are real
+Every torch call of the forward is passed to :meth:`ModuleTracer.__torch_function__`. The tensors are real
 ``torch.Tensor`` objects without data, so Python code that tests types, shapes, dtypes or ``None`` just works;
 sizes are symbolic (:mod:`schedule.capture.tracing.scalars`). Calls of submodules are written as ``call_module`` nodes
-and not entered, unless flattened; parameters and buffers become ``get_attr`` nodes.
+unless the submodules are inlined (flattened). Parameters and buffers become ``get_attr`` nodes.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ EnterChild = Callable[[nn.Module, str], bool]
 
 
 class ModuleTracer(TorchFunctionMode):
-    """Traces one module; use once.
+    """Tracer of one module, for a single use.
 
     Args:
-        module: the module whose forward is traced.
-        recording: where the values of submodule calls come from.
-        enter: whether to write the inside of a submodule (given the module and its path) instead of a call.
-        use_recorded_outputs: whether what submodules returned in the recorded run holds here too; if not, they
-            are run on data-free tensors.
-        exact_texts: whether a size that is written into a text binds the graph to it.
-        index_functions: which functions of indices are calls of the graph.
+        module: the module to trace.
+        recording: the recorded run, source of the outputs of submodule calls.
+        enter: whether to inline a submodule (given the module and its path) instead of writing a call.
+        use_recorded_outputs: whether outputs of submodules in the recorded run are valid here too; if not, the
+            submodules are run on data-free tensors.
+        exact_texts: whether formatting a size in a string adds a guard on it.
+        index_functions: code of the functions of indices to write as calls.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class ModuleTracer(TorchFunctionMode):
     # -- running ---------------------------------------------------------------------------------------
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call ``forward`` under the tracer; returns what it returned, in tracked values."""
+        """Call ``forward`` under the tracer and return its result in tracked values."""
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(self.recording.grad_enabled))
             stack.enter_context(intercepted_calls(self.module, self._on_native_call))
@@ -118,20 +118,20 @@ class ModuleTracer(TorchFunctionMode):
                 raise raised(failed.error) from failed.error
 
     def placeholder(self, name: str, described: Any) -> Any:
-        """A tracked input: a data-free tensor, a symbolic number, or a watched opaque object."""
+        """Return a tracked input: a data-free tensor, a symbolic number, or a watched opaque object."""
         node = self.graph.placeholder(name)
         self._requires_grad[node] = isinstance(described, TensorSpec) and described.requires_grad
         return self.track(self.recording.materialize(described), node)
 
     def described(self, value: Any) -> Any:
-        """``value``, which the forward returned, by metadata."""
+        """Return the metadata of ``value``, returned by the forward."""
         with DisableTorchFunction():
             return self.recording.describe(map_structure(value, self.value_of))
 
     # -- values and nodes ------------------------------------------------------------------------------
 
     def track(self, value: Any, node: fx.Node) -> Any:
-        """Remember that ``node`` computes ``value``; returns the value to go on with."""
+        """Record ``node`` as the node of ``value``, and return the tracked value to use from here on."""
         node.meta.setdefault("spec", self._spec(value))
         if isinstance(value, torch.Tensor):
             if id(value) in self._nodes and self._nodes[id(value)][1] is not node:
@@ -172,24 +172,24 @@ class ModuleTracer(TorchFunctionMode):
         return map_structure(value, of_leaf)
 
     def emit(self, target: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: Any = None) -> fx.Node:
-        """A ``call_function`` node, or a ``call_method`` node where ``target`` is a name."""
+        """Write a ``call_function`` node, or a ``call_method`` node if ``target`` is a name."""
         op = "call_method" if isinstance(target, str) else "call_function"
         node = self.graph.create_node(op, target, args, kwargs or {})
         node.meta["source"] = user_line()
         return node
 
     def emit_scalar(self, function: Callable[..., Any], operands: tuple[Any, ...], value: Any) -> fx.Node:
-        """A node of arithmetic on sizes."""
+        """Write a node of arithmetic on sizes."""
         node = self.emit(function, operands)
         node.meta["spec"] = value
         return node
 
     def guard(self, node: fx.Node, value: Any) -> None:
-        """From here on the graph only holds where ``node`` computes ``value``."""
+        """Guard on ``node`` computing ``value``."""
         self.guards.setdefault(node, value)
 
     def node_of(self, leaf: Any) -> Any:
-        """What stands for ``leaf`` in the graph: a node, or the constant itself."""
+        """Return the node of ``leaf``, or the constant itself."""
         if isinstance(leaf, torch.Tensor):
             return self._tensor_node(leaf)
         scalar = scalar_of(leaf)
@@ -200,16 +200,16 @@ class ModuleTracer(TorchFunctionMode):
         return self._attribute(leaf) or self.opaque.node_of(leaf)
 
     def path_of(self, module: nn.Module) -> str | None:
-        """Where ``module`` is in the traced one; None if it is not part of it."""
+        """Return the path of ``module`` in the traced module, or None if it is not part of it."""
         return self._module_paths.get(module)
 
     def _attribute(self, value: Any) -> fx.Node | None:
-        """An object that the forward found in an attribute of a module."""
+        """Return a ``get_attr`` node for an object found by the forward in a module attribute, else None."""
         held = module_path(self.evaluator.found_at(value))
         return None if held is None else self.graph.get_attr(".".join(filter(None, held)))
 
     def held(self, container: Any) -> fx.Node:
-        """A container from outside that the forward returns itself."""
+        """Return the node of an outside container returned by the forward, or raise without one."""
         node = self._attribute(container)
         if node is None:
             raise self.evaluator.refused(f"the forward returns a {type(container).__name__} that it did not make")
@@ -233,18 +233,18 @@ class ModuleTracer(TorchFunctionMode):
         return node
 
     def as_nodes(self, value: Any) -> Any:
-        """Arguments as the graph writes them."""
+        """Return arguments with tracked values replaced by their nodes."""
         return map_structure(value, self.node_of)
 
     def value_of(self, leaf: Any) -> Any:
-        """What a leaf is worth when the call is really made on data-free tensors."""
+        """Return the value of a leaf for evaluation: a data-free tensor, a plain number or the object itself."""
         if isinstance(leaf, torch.Tensor):
             return self.data_free(leaf)
         scalar = scalar_of(leaf)
         return untracked(leaf) if scalar is None else scalar.value
 
     def data_free(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A data-free stand-in for a parameter or buffer; any other tensor as it is."""
+        """Return a data-free placeholder for a parameter or buffer, or any other tracked tensor as it is."""
         if id(tensor) in self._nodes and id(tensor) not in self._paths:
             return tensor
         if id(tensor) not in self._data_free:
@@ -303,7 +303,7 @@ class ModuleTracer(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def guard_dtype(self, tensor: torch.Tensor) -> None:
-        """From here on the graph only holds where ``tensor``, a parameter or a buffer, has the dtype it has."""
+        """Guard on the dtype of ``tensor``, a parameter or buffer."""
         if id(tensor) in self._paths and not self.evaluator.has_read(tensor):
             node = self.emit(getattr, (self._tensor_node(tensor), "dtype"))
             node.meta["spec"] = tensor.dtype
@@ -326,11 +326,11 @@ class ModuleTracer(TorchFunctionMode):
     # -- submodule calls -------------------------------------------------------------------------------
 
     def found_tensor(self, tensor: torch.Tensor, path: str) -> None:
-        """The forward reads ``tensor`` at ``path``; of several names this is the one that the graph reads."""
+        """Use ``path`` for ``tensor`` in the graph: of several names, the one read by the forward."""
         self._paths[id(tensor)] = path
 
     def call_module(self, child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call of a module by the forward: a node of the graph, or what it does, if it is entered."""
+        """Call a module from the forward: write a node, or trace the call if the module is inlined."""
         if child is not self.module and child not in self._module_paths:
             self.evaluator.read_untouched(child)
             return self._enter(child, *args, **kwargs)  # held by something else than a module, or made by the forward
@@ -354,18 +354,18 @@ class ModuleTracer(TorchFunctionMode):
     def _on_native_call(
         self, child: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """A call of a module by code that is not followed."""
+        """Handle a call of a module by code outside the evaluator."""
         return call(*args, **kwargs) if self.inside_child else self.call_module(child, args, kwargs)
 
     def _enter(self, child: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        """``child(*args, **kwargs)``, followed."""
+        """Call ``child(*args, **kwargs)`` and trace it."""
         caller = unwatched(type(child).__call__)
         if caller is unwatched(nn.Module.__call__):
             return self.call_forward(child, args, kwargs)
         return self.evaluator.call(caller, child, *args, **kwargs)
 
     def call_forward(self, child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What ``nn.Module.__call__`` does: the forward, and transformers' hooks that collect outputs."""
+        """Do the work of ``nn.Module.__call__``: run the forward and transformers' output-collecting hooks."""
         own = "forward" in vars(child)
         if is_hooked(child) or type(child) is not original_class(child) or (own and self.inside_child):
             return child(*args, **kwargs)
@@ -378,7 +378,7 @@ class ModuleTracer(TorchFunctionMode):
     def _called(
         self, child: nn.Module, path: str, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """What the call of ``child`` returns, a node of the graph."""
+        """Write the call of ``child`` as a node, and return its tracked output."""
         with DisableTorchFunction():
             node = self._call_module(path, self.as_nodes(args), self.as_nodes(kwargs))
             node.meta["source"] = user_line()
@@ -390,7 +390,7 @@ class ModuleTracer(TorchFunctionMode):
         return value
 
     def _collecting(self, child: nn.Module, path: str) -> list[Callable[..., Any]]:
-        """transformers' hooks which hand what ``child`` returns to the forward that is traced."""
+        """Return transformers' hooks on ``child`` to collect its output for the traced forward."""
         for below in child.modules():
             if below is not child and collecting_hooks(below):
                 raise TraceError(
@@ -419,7 +419,7 @@ class ModuleTracer(TorchFunctionMode):
     def _run_child(
         self, child: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """The child on data-free tensors, unrecorded."""
+        """Run the child on data-free tensors without writing nodes."""
         real_args, real_kwargs = map_structure(tuple(args), self.value_of), map_structure(kwargs, self.value_of)
         self.inside_child = True
         try:
@@ -432,7 +432,7 @@ class ModuleTracer(TorchFunctionMode):
 
 
 def _named_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Parameters, buffers and plain tensor attributes, by dotted path."""
+    """Return parameters, buffers and plain tensor attributes, by dotted path."""
     found: list[tuple[str, torch.Tensor]] = []
     for prefix, child in module.named_modules():
         dot = f"{prefix}." if prefix else ""

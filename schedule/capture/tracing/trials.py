@@ -1,7 +1,7 @@
-"""Graphs that may find on their way that they do not hold, when numbers were drawn, statistics updated, caches filled.
+"""Recovery from a failed check in a graph, after random draws, statistics updates or cache writes.
 
-The original forward that runs then has to find all as it was: it draws the same numbers, a batch is counted in the
-statistics of a batch norm once, its keys are in the cache once, and a hook runs once.
+The original forward then needs the state from before: it draws the same numbers, a batch is counted only once in the
+statistics of a batch norm, its keys are only once in the cache, and a hook runs only once.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Run = Callable[..., Any]
 
 
 def tried(graph: fx.Graph, training: bool, compiled: Callable[[fx.Graph], Run]) -> Run:
-    """``graph`` as a function of the module and the inputs, which undoes what it did if it misses a guard too late.
+    """Return ``graph`` as a function of the module and inputs, with its effects undone on a late guard miss.
 
     Args:
         graph: the graph.
-        training: whether it runs in training.
-        compiled: makes a function of a graph.
+        training: whether it runs in training mode.
+        compiled: function to compile a graph.
     """
     run, nodes = compiled(graph), list(graph.nodes)
     last = max((index for index, node in enumerate(nodes) if node.target in (check, check_output)), default=0)
@@ -42,7 +42,7 @@ def tried(graph: fx.Graph, training: bool, compiled: Callable[[fx.Graph], Run]) 
 
 
 class _Trial:
-    """A graph's function, for calls that may miss a guard after ``found``."""
+    """Function of a graph with possible guard misses after the nodes ``found``."""
 
     def __init__(
         self, run: Run, graph: fx.Graph, found: list[fx.Node], training: bool, compiled: Callable[[fx.Graph], Run]
@@ -62,7 +62,7 @@ class _Trial:
         """Run the graph.
 
         Raises:
-            GuardMiss: it does not hold; all that was changed is as before, but for the calls that the miss names.
+            GuardMiss: a check failed; all changes are undone, except by the calls listed in ``GuardMiss.made``.
         """
         if torch.compiler.is_compiling():
             return self.run(module, *inputs)
@@ -85,7 +85,7 @@ class _Trial:
             raise
 
     def once(self, module: nn.Module) -> tuple[str, ...]:
-        """The submodules that must not be called a second time; looked up again when any hook was registered."""
+        """Return the submodules not to be called a second time (cached until any hook is registered)."""
         latest, known = RemovableHandle.next_id, self._once.get(module)
         if known is None or known[0] != latest:
             known = self._once[module] = latest, self._unrepeatable(module)
@@ -98,13 +98,13 @@ class _Trial:
         return tuple(filter(is_one, self.called))
 
     def keeping(self, paths: tuple[str, ...]) -> Run:
-        """The function of the graph that keeps what calls of the submodules at ``paths`` return."""
+        """Return the graph's function with the outputs of calls of the submodules at ``paths`` saved."""
         if paths not in self._keeping:
             self._keeping[paths] = self.compiled(keeping(self.graph, paths))
         return self._keeping[paths]
 
     def refuse_second_calls(self, module: nn.Module, paths: tuple[str, ...], miss: GuardMiss) -> None:
-        """Raise where the original forward would call a submodule again that has changed its ways unnoticed."""
+        """Raise if the original forward would repeat a call of a submodule changed since the last check."""
         for path in self._unrepeatable(module):
             if path not in paths:
                 raise ScheduleError(

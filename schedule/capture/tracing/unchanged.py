@@ -1,4 +1,4 @@
-"""Refuse a trace whose forward wrote to Python state: the graph would not repeat that."""
+"""Refusal of traces with writes to Python state, because the graph would not repeat them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from schedule.util.errors import TraceError
 
 @contextmanager
 def state_unchanged(module: nn.Module, *inputs: Any) -> Iterator[None]:
-    """Restore what a trace writes to Python state inside, and refuse the trace for it.
+    """Restore Python state written by a trace in the block, and refuse such a trace.
 
-    Tensors' data are left alone: tracing writes to data-free tensors only.
+    Tensor data is not restored: tracing writes to data-free tensors only.
 
     Args:
-        module: what is traced, on its own training flags.
-        inputs: the arguments that its forward gets.
+        module: the traced module, with its training flags unchanged.
+        inputs: the arguments of its forward.
 
     Raises:
         TraceError: something reachable from ``module``, its forward's code or ``inputs`` was written to.
@@ -37,10 +37,10 @@ def state_unchanged(module: nn.Module, *inputs: Any) -> Iterator[None]:
 
 
 def written(changed: str) -> TraceError:
-    """The error for a forward that writes to Python state.
+    """Return the error for writes to Python state by a forward.
 
     Args:
-        changed: where and what, as :meth:`Snapshot.difference` tells it.
+        changed: location and description, from :meth:`Snapshot.difference`.
     """
     return TraceError(
         f"the forward writes to Python state, which its graph would not repeat: {changed}",

@@ -1,4 +1,4 @@
-"""Activation memory: what a forward keeps for its backward, and what is computed again instead."""
+"""Activation memory: tensors saved for backward, and modules recomputed instead."""
 
 from schedule.primitives.activations.recomputing import Recomputed
 from schedule.primitives.activations.saved import SavedBytes, measure_saved

@@ -1,10 +1,10 @@
-"""Which modules to compute again so that what is kept fits a number of bytes, at the least work.
+"""Choice of the modules to recompute with the least work, for saved tensors to fit a number of bytes.
 
-A knapsack on the tree of modules: for each module, either it is computed again as a whole, or its parts decide.
-Every subtree hands up the choices of which none keeps fewer bytes for less work (a Pareto front); fronts of parts are
-added up. That is exact up to a thousandth of all bytes, as long as bytes add up. Storages that several modules share
-make them not add up quite, so the choice is counted anew, exactly, and made again with what is missing added to the
-goal, until it fits.
+A knapsack on the tree of modules: each module is either recomputed as a whole, or its parts decide. Every subtree
+returns a Pareto front of choices (bytes freed, work added), and the fronts of sibling modules are combined by
+addition. The result is exact up to a thousandth of all bytes if the bytes of modules are additive. Storages shared by
+several modules are not, so the bytes of the best choice are counted exactly. If they exceed the budget, the goal is
+raised by the excess and the choice is made again, until it fits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _STEPS = 1000
 
 @dataclass(frozen=True)
 class Choice:
-    """Modules to compute again: bytes freed, and work added."""
+    """Modules to recompute, with the bytes freed and the work added."""
 
     freed: int = 0
     work: float = 0.0
@@ -30,10 +30,10 @@ class Choice:
 
 
 class OutOfBudget(Exception):
-    """Not even computing all again frees enough.
+    """Error for a budget out of reach even with all candidates recomputed.
 
     Args:
-        least: bytes kept at least.
+        least: the smallest number of saved bytes that was reached.
     """
 
     def __init__(self, least: int) -> None:
@@ -42,15 +42,17 @@ class OutOfBudget(Exception):
 
 
 def choose(seen: SavedBytes, budget: int, candidates: Collection[str]) -> tuple[str, ...]:
-    """Paths of the modules to compute again, none inside another; none if all fits as it is.
+    """Return the paths of the modules to recompute, none inside another.
+
+    The result is empty if everything fits without recomputation.
 
     Args:
         seen: the measured forward.
-        budget: bytes that may be kept.
+        budget: bytes that may be saved.
         candidates: paths to choose from.
 
     Raises:
-        OutOfBudget: that cannot be reached.
+        OutOfBudget: the budget cannot be reached.
     """
     tree = _Tree(seen, candidates)
     whole = seen.kept()
@@ -73,7 +75,7 @@ def choose(seen: SavedBytes, budget: int, candidates: Collection[str]) -> tuple[
 
 
 class _Tree:
-    """The candidates, each with those right below it."""
+    """Tree of the candidates, each with its nearest candidates below."""
 
     def __init__(self, seen: SavedBytes, candidates: Collection[str]) -> None:
         self.seen, self.whole = seen, seen.kept()
@@ -103,7 +105,7 @@ class _Tree:
         return self._pruned([*parts, Choice(freed, self.seen.modules[path].work, (path,))])
 
     def _pruned(self, choices: Iterable[Choice]) -> list[Choice]:
-        """Of those that free about as much, the one of least work; none that frees less for more work."""
+        """Keep the choice of least work per size step, and drop dominated choices."""
         best: dict[int, Choice] = {}
         for choice in choices:
             known = best.get(choice.freed // self.step)

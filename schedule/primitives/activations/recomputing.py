@@ -1,4 +1,4 @@
-"""Calls that keep their inputs only, and run again when the backward pass needs what is inside."""
+"""Calls saving only their inputs and rerun in the backward pass."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from schedule.util.generators import generator_states, restore_generators
 
 
 class Recomputed:
-    """Runs a call under ``torch.utils.checkpoint`` (not reentrant), if there is going to be a backward pass.
+    """Wrapper to run a call under non-reentrant ``torch.utils.checkpoint`` if gradients are enabled.
 
-    Random numbers are drawn again as they were: torch's, Python's and numpy's. A cache among the arguments is seen
-    again as it was. torch checks that what is recomputed looks as it did, and raises ``CheckpointError`` if not.
+    The recomputation draws the same random numbers, from torch, Python and numpy, and gets a cache among the arguments
+    in its initial state. torch compares the metadata of recomputed tensors and raises ``CheckpointError`` if they
+    differ.
     """
 
     def __call__(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """``run(*args, **kwargs)``."""
+        """Run ``run(*args, **kwargs)``, checkpointed if gradients are enabled."""
         if not torch.is_grad_enabled():
             return run(*args, **kwargs)
         given = (*args, *kwargs.values())
@@ -39,13 +40,16 @@ class Recomputed:
 
 
 def _by_name(run: Callable[..., Any], names: tuple[str, ...], *given: Any) -> Any:
-    """Keyword arguments come last in order: torch keeps positional tensors as it keeps any saved tensor."""
+    """Call ``run`` with the last arguments passed by keyword.
+
+    ``checkpoint`` gets keyword arguments by position, because it stores positional tensors like any saved tensor.
+    """
     positional = len(given) - len(names)
     return run(*given[:positional], **dict(zip(names, given[positional:], strict=True)))
 
 
 class _Rerunnable:
-    """A call with arguments that it changes, such as a cache: the second time it gets them as they were."""
+    """Call with stateful arguments, such as a cache, rerun with copies of their initial state."""
 
     def __init__(self, run: Callable[..., Any], given: tuple[Any, ...], names: tuple[str, ...]) -> None:
         self.run, self.names = run, names
@@ -75,12 +79,15 @@ def _holds_state(value: Any) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    """What holds tensors copied, and not the tensors."""
+    """Copy the stateful objects in ``value``, such as caches, but not their tensors."""
     return map_structure(value, lambda leaf: copied(leaf, lambda tensor: tensor) if _has_state(leaf) else leaf)
 
 
 def _generators_replayed() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """For the forward and for the recomputation: Python's and numpy's generators; torch replays its own itself."""
+    """Return contexts for the forward and for the recomputation, with the same Python and numpy random numbers.
+
+    torch's checkpoint restores torch's own generators.
+    """
     return nullcontext(), _replaying(_others())
 
 
@@ -98,4 +105,4 @@ def _replaying(states: dict[str, Any]) -> Iterator[None]:
         restore_generators(now)
 
 
-_NOWHERE = nn.Identity()  # no parameters: no devices to ask
+_NOWHERE = nn.Identity()  # no parameters, hence no devices with generators

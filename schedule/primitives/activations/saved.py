@@ -1,4 +1,4 @@
-"""What each module of a model keeps for its backward pass, and what running it again would cost."""
+"""Bytes saved for backward by each module of a model, and the cost of its recomputation."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from schedule.capture.recording.structure import tensors
 from schedule.util.tensors import local_part
 
 FLOPS_PER_BYTE = 50
-"""Arithmetic that takes as long as moving one byte: an accelerator's 100 TFLOP/s over its 2 TB/s."""
+"""FLOPs in the time to move one byte: an accelerator's 100 TFLOP/s over its 2 TB/s."""
 
 
 @dataclass
 class ModuleCost:
-    """One module in one forward of training.
+    """Cost of one module in one training forward.
 
     Attributes:
-        saved: storages that operations inside keep for the backward pass, number → bytes.
-        inputs: storages of tensors that the calls received.
-        work: of the forward, in bytes moved; arithmetic counts as :data:`FLOPS_PER_BYTE` says.
+        saved: storages saved for the backward pass by operations inside, storage number → bytes.
+        inputs: storages of the tensors passed to its calls, storage number → bytes.
+        work: work of the forward in bytes moved; FLOPs are converted by :data:`FLOPS_PER_BYTE`.
     """
 
     saved: dict[int, int] = field(default_factory=dict)
@@ -38,10 +38,10 @@ class ModuleCost:
 
 
 class SavedBytes:
-    """What one forward of training keeps.
+    """Tensors saved for backward by one training forward.
 
     Attributes:
-        modules: path → :class:`ModuleCost`, with all that is inside.
+        modules: path → :class:`ModuleCost`, including submodules.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class SavedBytes:
         self.sizes: dict[int, int] = {}
 
     def kept(self, recomputed: frozenset[str] = frozenset()) -> int:
-        """Bytes kept if the modules at these paths, none inside another, are computed again."""
+        """Return the bytes saved if the modules at these paths, none inside another, are recomputed."""
         paths = frozenset(f"{path}." for path in recomputed)
         needed = {
             number
@@ -63,9 +63,9 @@ class SavedBytes:
 
 
 def measure_saved(model: nn.Module, example_inputs: Any) -> SavedBytes:
-    """Run ``model`` forward once as in training; it, the random state and gradients stay as they were.
+    """Run one training forward of ``model`` and measure the tensors it saves for backward.
 
-    Each storage counts once; parameters and buffers do not count.
+    Model, random state and gradients do not change. Each storage counts once; parameters and buffers do not count.
 
     Args:
         model: the whole model; on the meta device nothing is computed.
@@ -81,13 +81,13 @@ def measure_saved(model: nn.Module, example_inputs: Any) -> SavedBytes:
 
 
 class _Watch:
-    """Follows one forward: which module is running, what is saved, what is received."""
+    """Observer of one forward: the running modules, the saved tensors and the inputs."""
 
     def __init__(self, model: nn.Module) -> None:
         self.seen = SavedBytes()
         self._paths = {module: path for path, module in model.named_modules()}
         self._own = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
-        self._alive: list[Any] = []  # numbers of storages are not given out again meanwhile
+        self._alive: list[Any] = []  # keeps the addresses of storages from being reused meanwhile
         self._running: list[str] = []
         self.counting = _Counting(self._worked)
 
@@ -133,7 +133,7 @@ class _Watch:
 
 
 class _Counting(TorchDispatchMode):
-    """Reports the work of every operation: arithmetic of products, bytes of results of all."""
+    """Dispatch mode to report each operation's work: bytes of its results, plus FLOPs if torch has a formula."""
 
     def __init__(self, worked: Any) -> None:
         super().__init__()

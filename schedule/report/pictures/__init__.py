@@ -1,1 +1,1 @@
-"""Pictures of what a schedule did: graphs before and after, memory, stages and shares, on one page of HTML."""
+"""Pictures of a schedule on one HTML page: graphs before and after, memory, pipeline stages and shards."""

@@ -1,4 +1,4 @@
-"""A graph as SVG, and the two of a module as one picture."""
+"""Drawing of graphs as SVG, with a module's graphs before and after as one picture."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _FIRST, _NEXT = 15.0, 14.0
 
 
 class Palette:
-    """The colors of a page: a rule or primitive has the same one in every picture."""
+    """Colors of a page, the same for a rule or primitive in every picture."""
 
     def __init__(self) -> None:
         self._known: dict[str, int] = {}
 
     def of(self, rule: str) -> int:
-        """Number of its color; after :data:`COLORS` rules they come round again."""
+        """Return the color number of a rule, repeating after :data:`COLORS` rules."""
         return self._known.setdefault(rule, len(self._known)) % COLORS
 
 
 @dataclass(frozen=True)
 class Change:
-    """One place that was rewritten.
+    """One rewritten match.
 
     Attributes:
-        rule: what did it.
-        number: in this module, from 1.
+        rule: the rule or primitive.
+        number: of the change in this module, from 1.
     """
 
     rule: str
@@ -49,9 +49,9 @@ class Side:
 
     Attributes:
         caption: such as ``before``.
-        flow: what is drawn.
-        changes: name of a node → what took it, or put it there.
-        calls: path of a module that is called → the primitive that was applied to it.
+        flow: the nodes and edges to draw.
+        changes: name of a node → the change that removed or added it.
+        calls: path of a called module → the primitive applied to it.
     """
 
     caption: str
@@ -62,7 +62,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Picture:
-    """A module's graph, or its graphs before and after, ready to be shown.
+    """A module's graph, or its graphs before and after, ready for display.
 
     Attributes:
         sides: (caption, drawing, text of the graph) of each.
@@ -74,12 +74,12 @@ class Picture:
 
     @property
     def interest(self) -> tuple[int, int]:
-        """What is looked at first: a before and an after, many rules."""
+        """Sort key for the picture shown first: before and after graphs, then the number of rules."""
         return len(self.sides), len(self.legend)
 
 
 def picture(sides: tuple[Side, ...], palette: Palette) -> Picture:
-    """The drawings of ``sides`` with one legend."""
+    """Draw ``sides`` with one legend."""
     numbers: dict[str, dict[int, None]] = {}
     for side in sides:
         for change in side.changes.values():
@@ -91,7 +91,7 @@ def picture(sides: tuple[Side, ...], palette: Palette) -> Picture:
 
 
 def _text(side: Side, palette: Palette) -> tuple[tuple[str, int | None], ...]:
-    """The lines of the graph, with the color of those that changed."""
+    """Return the lines of the graph, with the color number of changed ones."""
     changes = [side.changes.get(name) for name in side.flow.names]
     colors = [None if change is None else palette.of(change.rule) for change in changes]
     return tuple(zip(side.flow.text, colors, strict=True))
@@ -121,13 +121,13 @@ def _svg(side: Side, palette: Palette) -> Markup:
 
 
 def box_of(node: Node) -> Box:
-    """The room that a node's text takes."""
+    """Return the box for a node's text."""
     longest = max(_TITLE * len(node.title), *(_LINE * len(line) for line in node.lines), 40.0)
     return Box(round(longest + 2 * _PADDING), 12.0 + _NEXT * (1 + len(node.lines)))
 
 
 def _paths(layout: Layout) -> list[tuple[str, str]]:
-    """The line and the arrow head of each edge."""
+    """Return the line and the arrow head of each edge."""
     found = []
     for points in layout.edges:
         curves = [points[i : i + 3] for i in range(1, len(points), 3)]
@@ -137,7 +137,7 @@ def _paths(layout: Layout) -> list[tuple[str, str]]:
 
 
 def _head(before: Point, end: Point) -> str:
-    """An arrow head at ``end``, for a line that comes from ``before``."""
+    """Return an arrow head at ``end`` for a line from ``before``."""
     x, y = end[0] - before[0], end[1] - before[1]
     length = math.hypot(x, y)
     x, y = (x / length, y / length) if length else (0.0, 1.0)

@@ -1,7 +1,7 @@
-"""An FX graph as what is drawn of it: tensors and what computes them.
+"""Reduction of an FX graph to the nodes and edges to draw: tensors and the operations on them.
 
-Sizes, checks and the items of a tuple are left out of the picture, and parameters are named in the box that reads
-them; the text of the graph beside the picture has every node.
+Sizes, checks and tuple items are left out of the picture, and parameters are named in the box that reads them; the
+text of the graph next to the picture has every node.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Node:
 
     Attributes:
         name: of the node in the graph.
-        kind: what it is.
-        title: the operation, or the module that is called.
+        kind: input, output, module call or operation.
+        title: the operation, or the called module.
         lines: further lines in the box: class or parameters, shape.
-        tip: all that is known of it.
-        path: of the module that it calls, from the module whose graph it is; the first of several.
+        tip: lines of the tooltip, with all known details.
+        path: of the called module, relative to the module of the graph; the first of several.
     """
 
     name: str
@@ -53,14 +53,14 @@ class Node:
 
 @dataclass(frozen=True)
 class Flow:
-    """What is drawn of a graph.
+    """Drawn nodes and edges of a graph.
 
     Attributes:
-        nodes: in the order of the graph.
-        edges: (from, to), places in ``nodes``.
-        text: every node of the graph, a line each.
+        nodes: in graph order.
+        edges: (from, to), indices in ``nodes``.
+        text: every node of the graph, one line each.
         names: of the nodes, one for each line of ``text``.
-        shape: what like graphs have in common: constants that number a layer may differ.
+        shape: key shared by similar graphs, such as those of layers that differ only in layer numbers.
     """
 
     nodes: tuple[Node, ...]
@@ -71,12 +71,14 @@ class Flow:
 
 
 def flow_of(graph: fx.Graph, modules: Mapping[str, nn.Module], looks: Callable[[str], Any] = lambda path: None) -> Flow:
-    """What is drawn of ``graph``; layers alike, each of which takes what the one before gave, are one box.
+    """Return the drawn nodes and edges of ``graph``, with runs of similar layers as one box.
+
+    In a run, each layer takes the output of the previous one.
 
     Args:
         graph: of one module.
         modules: path → module, for its calls.
-        looks: what has to be the same of modules, by path, for them to be alike.
+        looks: path → a value that must be equal for similar modules.
     """
     every = list(graph.nodes)
     runs: list[list[fx.Node]] = []
@@ -100,7 +102,7 @@ def flow_of(graph: fx.Graph, modules: Mapping[str, nn.Module], looks: Callable[[
 
 
 def _shape(node: fx.Node) -> tuple[str, ...]:
-    """What is alike in layers that are: whole numbers in the arguments may differ."""
+    """Return the key of a node for comparing layers, without the integers in its arguments."""
     arguments = re.sub(r"\b\d+\b(?!\.)", "#", str(node.args))
     return node.name, node.op, _name_of(node), arguments, str(node.kwargs), str(node.meta.get("spec"))
 
@@ -108,7 +110,7 @@ def _shape(node: fx.Node) -> tuple[str, ...]:
 def _goes_on(
     run: Sequence[fx.Node], node: fx.Node, modules: Mapping[str, nn.Module], looks: Callable[[str], Any]
 ) -> bool:
-    """Whether ``node`` calls the next of the like layers in ``run``, on what the last of them gave."""
+    """Check whether ``node`` calls the next similar layer after ``run``, on the output of the last one."""
     last = run[-1]
     if node.op != "call_module" or last.op != "call_module" or len(ranged([str(last.target), str(node.target)])) > 1:
         return False
@@ -143,7 +145,7 @@ def _is_shown(node: fx.Node) -> bool:
 
 
 def _is_item(node: fx.Node) -> bool:
-    """Whether ``node`` only takes one of several values out of what an operation gave."""
+    """Check whether ``node`` only takes one item of an operation's several results."""
     if getattr(node.target, "__name__", "") != "getitem" or not isinstance(node.args[1], (int, str)):
         return False
     source = node.args[0]
@@ -151,7 +153,7 @@ def _is_item(node: fx.Node) -> bool:
 
 
 def _makers(node: fx.Node, place: Mapping[fx.Node, int]) -> list[fx.Node]:
-    """The drawn nodes that the value of ``node`` comes from."""
+    """Return the drawn nodes producing the value of ``node``."""
     if node in place:
         return [node]
     return [made for source in node.all_input_nodes for made in _makers(source, place)] if _is_item(node) else []
@@ -187,7 +189,7 @@ def _name_of(node: fx.Node) -> str:
 
 
 def _constants(node: fx.Node) -> list[str]:
-    """Numbers and names that an operation is given, if they are few."""
+    """Return the constant arguments of an operation, if there are at most three simple ones."""
     given = [arg for arg in node.args if not isinstance(arg, fx.Node)]
     if not all(isinstance(arg, (int, float, str, torch.dtype)) for arg in given) or len(given) > 3:
         return []
@@ -213,7 +215,10 @@ def _tip(node: fx.Node) -> tuple[str, ...]:
 
 
 def shape_text(spec: Any) -> str:
-    """Dtype and sizes of a tensor, such as ``f32 2×16×64``; how many tensors of several; "" of anything else."""
+    """Format a spec as dtype and sizes, such as ``f32 2×16×64``.
+
+    Return the number of tensors for several, and "" for anything else.
+    """
     if isinstance(spec, TensorSpec):
         return f"{_short_dtype(spec)} {'×'.join(map(str, spec.shape)) or 'scalar'}"
     count = sum(isinstance(each, TensorSpec) for each in spec) if isinstance(spec, (tuple, list)) else 0
@@ -233,5 +238,5 @@ def _short_dtype(spec: TensorSpec) -> str:
 
 
 def _short_source(source: str) -> str:
-    """A line of an installed package without the folder that it is installed in."""
+    """Return a source location without the folder of installed packages."""
     return source.rpartition("site-packages/")[2]

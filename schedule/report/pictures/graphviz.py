@@ -1,4 +1,4 @@
-"""Layouts by graphviz, where its ``dot`` is installed."""
+"""Layouts by graphviz, if its ``dot`` is installed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def lay_out(boxes: Sequence[Box], edges: Sequence[tuple[int, int]]) -> Layout:
         done = subprocess.run(
             [dot, "-Tplain"], input=script(boxes, edges), capture_output=True, text=True, timeout=SECONDS, check=True
         )
-    except (subprocess.SubprocessError, OSError):  # one that is broken or too slow is as good as none
+    except (subprocess.SubprocessError, OSError):  # broken or too slow: treated as not installed
         return layered(boxes, edges)
     return read_plain(done.stdout, len(boxes), edges)
 
@@ -33,7 +33,7 @@ def _dot() -> str | None:
 
 
 def script(boxes: Sequence[Box], edges: Sequence[tuple[int, int]]) -> str:
-    """The graph in graphviz's language: numbers only, so that no name has to be quoted."""
+    """Return the graph in the DOT language, with numbers as names to avoid quoting."""
     lines = ["digraph {", "graph [nodesep=0.22 ranksep=0.4]", "node [shape=box fixedsize=true]", "edge [dir=none]"]
     for number, box in enumerate(boxes):
         lines.append(f"n{number} [width={box.width / _POINTS:.4f} height={box.height / _POINTS:.4f}]")
@@ -42,7 +42,7 @@ def script(boxes: Sequence[Box], edges: Sequence[tuple[int, int]]) -> str:
 
 
 def read_plain(text: str, count: int, edges: Sequence[tuple[int, int]]) -> Layout:
-    """The layout in what ``dot -Tplain`` printed for ``count`` boxes: inches from the bottom left."""
+    """Read the layout of ``count`` boxes from the output of ``dot -Tplain``, in inches from the bottom left."""
     width = height = 0.0
     centers: dict[int, Point] = {}
     routes: dict[tuple[int, int], tuple[Point, ...]] = {}

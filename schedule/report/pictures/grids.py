@@ -1,4 +1,4 @@
-"""Who has what: the stages of a pipeline, and the shares of tensor-parallel ranks."""
+"""Tables of pipeline stages and of tensor-parallel shards."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Stage:
 
     Attributes:
         number: from 0.
-        modules: what it has, whole subtrees by their topmost module.
-        nbytes: of its parameters, on one rank.
+        modules: its modules, whole subtrees by their topmost module.
+        nbytes: bytes of its parameters, on one rank.
     """
 
     number: int
@@ -36,14 +36,14 @@ class Stage:
 
     @property
     def size(self) -> str:
-        """Of its parameters, as text."""
+        """Size of its parameters, formatted with a unit."""
         return size_text(self.nbytes)
 
 
 def stages(sch: Node, recording: Recording | None) -> list[Stage]:
-    """The stages that the cuts of ``sch`` make, by the order in which modules are done; none if nothing was cut.
+    """Return the stages between the cuts of ``sch``, in execution order, or none if nothing was cut.
 
-    What has no parameters is computed wherever it is needed, and belongs to no stage.
+    A module without parameters runs in any stage that needs it, and does not belong to one.
     """
     cuts = sch.tree.stage_ends
     if not cuts:
@@ -68,7 +68,7 @@ def stages(sch: Node, recording: Recording | None) -> list[Stage]:
 
 
 def _cover(module: nn.Module, path: str, stage_of: dict[nn.Module, int], found: Sequence[Stage]) -> None:
-    """Name ``module`` in its stage if all of it is in one, else what is inside."""
+    """Add ``module`` to its stage if all of it is in one, else its parameters and children separately."""
     inside = {stage_of[each] for each in module.modules() if each in stage_of}
     if len(inside) == 1:
         found[inside.pop()].modules.append(path or "all of it")
@@ -86,11 +86,11 @@ def _local_bytes(parameter: Tensor) -> int:
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank has of a parameter.
+    """Shard of a parameter on one rank.
 
     Attributes:
-        shape: of its part.
-        spans: (begin, end) of what it has along the axis, as fractions; several of a parameter with packed parts.
+        shape: of the shard.
+        spans: (begin, end) along the axis, as fractions; several for a parameter with packed parts.
     """
 
     shape: str
@@ -99,16 +99,16 @@ class Share:
 
 @dataclass
 class ShardRow:
-    """A parameter that is shared out, with those like it in other layers.
+    """A sharded parameter, together with similar ones in other layers.
 
     Attributes:
-        modules: where.
+        modules: paths of the modules with the parameter.
         name: of the parameter.
-        role: such as ``column``: what that makes of the module.
+        role: of the module, such as ``column``.
         upright: whether the axis is drawn from left to right.
         whole: shape of the whole parameter.
-        shares: of each rank; those of the first :data:`MOST_RANKS`.
-        syncs: what the module communicates.
+        shares: the shard of each rank, up to the first :data:`MOST_RANKS`.
+        syncs: the collectives of the module.
     """
 
     modules: list[str]
@@ -122,13 +122,13 @@ class ShardRow:
 
 @dataclass(frozen=True)
 class Sharding:
-    """How a model is shared out over tensor-parallel ranks.
+    """Sharding of a model over tensor-parallel ranks.
 
     Attributes:
-        ranks: how many.
-        rows: what is shared out.
-        shared: bytes that each rank has of it.
-        whole: bytes of what every rank has as a whole.
+        ranks: number of ranks.
+        rows: the sharded parameters.
+        shared: size of the sharded parameters on each rank.
+        whole: size of the parameters whole on every rank.
     """
 
     ranks: int
@@ -138,12 +138,12 @@ class Sharding:
 
     @property
     def columns(self) -> int:
-        """How many ranks are drawn."""
+        """Number of ranks drawn."""
         return min(self.ranks, MOST_RANKS)
 
 
 def sharding(sch: Node) -> Sharding | None:
-    """How the model of ``sch`` is shared out; None if it is not."""
+    """Return the sharding of the model of ``sch``, or None if it is not sharded."""
     rows: dict[tuple[object, ...], ShardRow] = {}
     ranks, shared = 0, dict[Tensor, int]()
     for path, node in sch.root.named_schedules():
@@ -175,7 +175,7 @@ def _rows(module: nn.Module, own: ModuleSharding) -> list[ShardRow]:
         shares = tuple(_share(shape, split, own.ranks, rank) for rank in range(min(own.ranks, MOST_RANKS)))
         upright = split.axis == len(shape) - 1
         rows.append(ShardRow([], name, own.role(module) or "own", upright, _sizes(shape), shares, syncs))
-        syncs = ()  # once a module
+        syncs = ()  # only once per module
     return rows or [ShardRow([], "", "whole", False, "", (), syncs)]
 
 

@@ -1,8 +1,8 @@
-"""Where the nodes and edges of a graph go: in layers from top to bottom, with few crossings, nothing overlapping.
+"""Layout of a graph in layers from top to bottom, with few crossings and no overlaps.
 
-Sugiyama's method: layers by the longest way from the inputs, order in a layer by barycenters, then places that keep
-neighbors above one another. Edges bend between layers only; inside a layer they have a lane of their own, so that no
-edge crosses a box.
+Sugiyama's method: layers by the longest path from the inputs, order in a layer by barycenters, then positions that
+align neighbors vertically. Edges bend only between layers; inside a layer they have a separate lane, so that no edge
+crosses a box.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _SWEEPS = 8
 
 Point = tuple[float, float]
 Vertex = tuple[int, int]
-"""(node, 0) is a node; (node, layer) the lane through that layer of the edges that leave the node."""
+"""(node, 0) is a node; (node, layer) is the lane for the node's outgoing edges through that layer."""
 
 
 @dataclass(frozen=True)
 class Box:
-    """What takes up room, in pixels."""
+    """Size of a node's box, in pixels."""
 
     width: float
     height: float
@@ -33,14 +33,14 @@ class Box:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where everything is, in pixels from the top left.
+    """Positions of boxes and edges, in pixels from the top left.
 
     Attributes:
-        width: of all.
-        height: of all.
-        centers: of each box.
-        edges: each a row of cubic Bézier curves: start, then two control points and an end for each curve. Edges that
-            leave a node together may be drawn from where they part.
+        width: total width.
+        height: total height.
+        centers: center of each box.
+        edges: each a sequence of cubic Bézier curves: start, then two control points and an end for each curve. An edge
+            that shares a lane with another may start at the point where they separate.
     """
 
     width: float
@@ -50,7 +50,7 @@ class Layout:
 
 
 def layered(boxes: Sequence[Box], edges: Sequence[tuple[int, int]]) -> Layout:
-    """The layout of boxes with edges between them; the same for the same input.
+    """Lay out boxes with edges between them, deterministically.
 
     Args:
         boxes: one for each node.
@@ -75,7 +75,7 @@ def layered(boxes: Sequence[Box], edges: Sequence[tuple[int, int]]) -> Layout:
 
 
 def _layers(graph: nx.DiGraph) -> dict[int, int]:
-    """Node → layer: as high as its inputs allow; then down to what uses it where that makes its edges shorter."""
+    """Return node → layer: as high as its inputs allow, then lowered to its users if edges get shorter."""
     layer: dict[int, int] = {}
     for number, generation in enumerate(nx.topological_generations(graph)):
         layer |= dict.fromkeys(sorted(generation), number)
@@ -88,7 +88,7 @@ def _layers(graph: nx.DiGraph) -> dict[int, int]:
 
 
 class _Links:
-    """Which vertices of neighboring layers belong together."""
+    """Links between vertices of neighboring layers."""
 
     def __init__(self) -> None:
         self.above: dict[Vertex, list[Vertex]] = {}
@@ -101,7 +101,7 @@ class _Links:
 
 
 def _with_lanes(graph: nx.DiGraph, layer: Mapping[int, int]) -> tuple[list[list[Vertex]], _Links]:
-    """The vertices of each layer; the edges of a node share a lane as far as they go."""
+    """Return the vertices of each layer, with one shared lane per node for its edges, and their links."""
     rows: list[list[Vertex]] = [[] for _ in range(max(layer.values()) + 1)]
     for node in graph:
         rows[layer[node]].append((node, 0))
@@ -120,7 +120,7 @@ def _with_lanes(graph: nx.DiGraph, layer: Mapping[int, int]) -> tuple[list[list[
 
 
 def _order(rows: list[list[Vertex]], links: _Links) -> None:
-    """Sort each row so that few edges cross; the best order that the sweeps come by stays."""
+    """Sort the rows by barycenter sweeps, and keep the order with the fewest crossings."""
     best, fewest = [list(row) for row in rows], _crossings(rows, links)
     for sweep in range(_SWEEPS):
         downwards = sweep % 2 == 0
@@ -160,7 +160,7 @@ def _width(vertex: Vertex, boxes: Sequence[Box]) -> float:
 
 
 def _across(rows: Sequence[Sequence[Vertex]], links: _Links, boxes: Sequence[Box]) -> dict[Vertex, float]:
-    """Vertex → center: near the mean of its neighbors, in the order of its row, without overlaps."""
+    """Return vertex → x of its center, near the mean of its neighbors, without overlaps in its row."""
     x: dict[Vertex, float] = {}
     for row in rows:
         x |= _apart(row, [0.0] * len(row), [1.0] * len(row), boxes)
@@ -172,14 +172,14 @@ def _across(rows: Sequence[Sequence[Vertex]], links: _Links, boxes: Sequence[Box
                 above, below = links.above.get(vertex, []), links.below.get(vertex, [])
                 near = [*above, *below] if last or not above or not below else above if sweep % 2 == 0 else below
                 wanted.append(_mean([x[other] for other in near], x[vertex]))
-                weights.append(4.0 if vertex[1] else 1.0 + len(near))  # lanes are straight before boxes are central
+                weights.append(4.0 if vertex[1] else 1.0 + len(near))  # straight lanes before centered boxes
             x |= _apart(row, wanted, weights, boxes)
     _straighten(rows, x, boxes)
     return x
 
 
 def _straighten(rows: Sequence[Sequence[Vertex]], x: dict[Vertex, float], boxes: Sequence[Box]) -> None:
-    """Let lanes go straight down through as many layers as what is beside them leaves room in."""
+    """Align each lane vertically through as many layers as its neighbors leave room for."""
     beside = {vertex: (row[:place], row[place + 1 :]) for row in rows for place, vertex in enumerate(row) if vertex[1]}
     run: list[Vertex] = []
     low, high = -math.inf, math.inf
@@ -196,22 +196,23 @@ def _straighten(rows: Sequence[Sequence[Vertex]], x: dict[Vertex, float], boxes:
 
 
 def _room(one: Vertex, other: Vertex, boxes: Sequence[Box]) -> float:
-    """How far apart the centers of two neighbors in a row are at least."""
+    """Return the minimum distance between the centers of two neighbors in a row."""
     return (_width(one, boxes) + _width(other, boxes)) / 2 + (LANE if one[1] and other[1] else GAP)
 
 
 def _apart(
     row: Sequence[Vertex], wanted: Sequence[float], weights: Sequence[float], boxes: Sequence[Box]
 ) -> dict[Vertex, float]:
-    """The places nearest to the wanted ones, by weighted squares, at which nothing in the row overlaps.
+    """Return the positions closest to ``wanted``, by weighted least squares, without overlaps in the row.
 
-    Less the room that those to the left need, the places may only rise: an isotonic regression, by pooling.
+    After subtracting the room needed by vertices to the left, positions must not decrease: an isotonic regression, by
+    pooling adjacent violators.
     """
     needed, at = [0.0], 0.0
     for left, right in pairwise(row):
         at += _room(left, right, boxes)
         needed.append(at)
-    pools: list[tuple[float, float, int]] = []  # place, weight, how many
+    pools: list[tuple[float, float, int]] = []  # position, weight, number of vertices
     for place, weight, room in zip(wanted, weights, needed, strict=False):
         pool = (place - room, weight, 1)
         while pools and pools[-1][0] > pool[0]:
@@ -224,7 +225,7 @@ def _apart(
 
 
 def _down(rows: Sequence[Sequence[Vertex]], boxes: Sequence[Box]) -> tuple[list[float], list[float]]:
-    """Top and height of each layer."""
+    """Return the top and the height of each layer."""
     tops, heights, at = [], [], MARGIN
     for row in rows:
         heights.append(max([boxes[node].height for node, lane in row if not lane], default=0.0))
@@ -251,7 +252,7 @@ def _routes(
     drawn: set[int] = set()
     for number, (source, target) in sorted(enumerate(edges), key=lambda item: -layer[item[1][1]]):
         lanes = range(layer[source] + 1, layer[target])
-        if source in drawn and lanes:  # a longer edge has drawn the lane already
+        if source in drawn and lanes:  # a longer edge from this node has drawn the lane already
             points = [(x[(source, lanes[-1])], tops[lanes[-1]] + heights[lanes[-1]])]
         else:
             points = [(centers[source][0], centers[source][1] + boxes[source].height / 2)]

@@ -1,4 +1,4 @@
-"""What each module keeps for its backward pass, before and after the schedule."""
+"""Bytes saved for backward by each module, before and after the schedule."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Bar:
-    """Bytes kept for backward in a module, or in several like it together.
+    """Bytes saved for backward in one module, or in several similar ones together.
 
     Attributes:
-        label: which.
+        label: path of the module or modules.
         before: bytes without the schedule; None if it has no steps.
         after: bytes now.
-        most: of the whole model, for the length of the bars.
+        most: bytes of the whole model, for the length of the bars.
     """
 
     label: str
@@ -35,12 +35,12 @@ class Bar:
 
     @property
     def text(self) -> str:
-        """The figures."""
+        """Sizes before and after, with units."""
         return size_text(self.after) if self.before is None else f"{size_text(self.before)} → {size_text(self.after)}"
 
     @property
     def ratio(self) -> str:
-        """After over before."""
+        """Ratio of after to before."""
         return f"{self.after / self.before:.2f} ×" if self.before else ""
 
     @property
@@ -51,13 +51,16 @@ class Bar:
 
 
 class Memory:
-    """Bytes that the modules of a model keep for backward in one training step; nothing if ``missing`` says why."""
+    """Bytes saved for backward by the modules of a model in one training step.
+
+    Empty if they cannot be measured; ``missing`` is then the reason.
+    """
 
     def __init__(self, after: SavedBytes | None, before: SavedBytes | None, missing: str = "") -> None:
         self.after, self.before, self.missing = after, before, missing
 
     def of(self, paths: Iterable[str]) -> tuple[int | None, int] | None:
-        """Bytes (before, after) in the modules at ``paths`` together; None if they were not called."""
+        """Return the bytes (before, after) of the modules at ``paths`` together, or None if not called."""
         paths = list(paths)
         if self.after is None or not any(path in self.after.modules for path in paths):
             return None
@@ -73,7 +76,10 @@ def _together(saved: SavedBytes, paths: Iterable[str]) -> int:
 
 
 def memory_of(sch: Node) -> Memory:
-    """Run the model of ``sch`` forward as in training, with its steps and without; it stays as it was."""
+    """Measure one training forward of the model of ``sch``, with its steps and without.
+
+    The model and its steps are restored.
+    """
     top = sch.root
     try:
         refuse_shared_out(top)

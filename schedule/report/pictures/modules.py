@@ -1,4 +1,4 @@
-"""The modules of a model as a tree: what was done to each, its picture, and what was not done and why."""
+"""Tree of a model's modules, with the steps applied to each, its picture, and the rules not applied."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _NO_MARK = ("optimize(", "fuse(", "replace(", "decompose(", "trace(", "trace_unt
 
 @dataclass
 class Branch:
-    """A module, or several alike that follow one another.
+    """A module, or several consecutive similar ones.
 
     Attributes:
-        paths: of all of them; the first stands for the others.
-        name: what the tree shows: the last part of the path, ``0–11`` of several.
+        paths: of all of them; the first represents the others.
+        name: name in the tree: the last part of the path, or ``0–11`` for several.
         kind: its class.
-        done: what was done to it.
-        fallbacks: calls that ran the original forward.
+        done: the steps applied to it.
+        fallbacks: number of calls that ran the original forward.
         picture: number of its picture, None if there is none.
-        note: why there is none, if that is to be told.
-        missed: rules that were not applied, with reasons.
-        children: the modules in it.
+        note: why there is none, if worth showing.
+        missed: rules not applied, as (status, rule, reason).
+        children: its submodules.
     """
 
     paths: list[str]
@@ -55,16 +55,16 @@ class Branch:
 
     @property
     def changed(self) -> bool:
-        """Whether anything was done to it or below."""
+        """Whether a step was applied to it or a submodule."""
         return bool(self.done) or any(child.changed for child in self.children)
 
     @property
     def interesting(self) -> bool:
-        """Whether there is anything to show of it."""
+        """Whether it has anything to show."""
         return self.picture is not None or bool(self.done or self.missed or self.note)
 
     def alike(self, other: Branch) -> bool:
-        """Whether ``other`` looks the same, but for its place."""
+        """Check whether ``other`` looks the same, apart from its path."""
         return self._looks() == other._looks()
 
     def _looks(self) -> tuple[Any, ...]:
@@ -73,10 +73,10 @@ class Branch:
 
 
 class Pictures:
-    """The pictures of a model's modules; like modules share one.
+    """Pictures of a model's modules, shared by similar ones.
 
     Attributes:
-        made: in the order of the numbers that :meth:`of` gives.
+        made: the pictures, indexed by the numbers from :meth:`of`.
     """
 
     def __init__(self, top: Node, recording: Recording | None) -> None:
@@ -92,7 +92,7 @@ class Pictures:
             self._failed = top.tree.graphs.ensure(wanted)
 
     def of(self, node: Node) -> tuple[int | None, str]:
-        """The number of a module's picture; None if it has none, and why."""
+        """Return the number of a module's picture, or None with the reason, if worth showing."""
         failed = self._failed.get(node.module)
         if failed is not None:
             return None, f"it cannot be traced: {failed.why.partition(chr(10))[0]}"
@@ -117,7 +117,7 @@ class Pictures:
         return self._known[key], ""
 
     def _looks(self, path: str) -> tuple[Any, ...]:
-        """What was done to a module and in it."""
+        """Return the steps applied to a module and its submodules, by relative path."""
         if path not in self._looked:
             below = f"{path}."
             done = ((at[len(path) :], *what) for at, what in self._done.items() if at == path or at.startswith(below))
@@ -125,7 +125,7 @@ class Pictures:
         return self._looked[path]
 
     def _calls(self, node: Node, boxes: Iterable[Any]) -> dict[str, str]:
-        """Path of a called module → the primitive that was applied to it as a whole."""
+        """Return path of a called module → the primitive applied to it as a whole."""
         found = {}
         for path in dict.fromkeys(box.path for box in boxes if box.path):
             child = f"{node.path}.{path}" if node.path else path
@@ -136,7 +136,7 @@ class Pictures:
 
 
 def _role(module: nn.Module) -> str:
-    """What sharding made of a module, "" if it is whole."""
+    """Return the label for a module's sharding, or "" if it has none."""
     own = sharding_of(module)
     if own is None:
         return ""
@@ -145,7 +145,7 @@ def _role(module: nn.Module) -> str:
 
 
 def _as_planned(node: Node) -> Pair | None:
-    """The forward of a module that calls sharded ones, as it was before they were sharded."""
+    """Return the forward of a module with sharded submodules, as traced before sharding, or None."""
     made = sharded_state(node.tree).whole_forward(node.module)
     return None if isinstance(made, TraceError) else Pair(made.graph, caption="as it was before it was shared out")
 
@@ -160,7 +160,7 @@ def _sides(pair: Pair, before: Flow | None, after: Flow, calls: Mapping[str, str
 
 
 def tree_of(sch: Node, pictures: Pictures, entries: Sequence[Entry]) -> Branch:
-    """The modules under ``sch``, those alike that follow one another as one."""
+    """Return the tree of modules under ``sch``, with consecutive similar ones merged."""
     done = what_was_done(sch)
     missed: dict[str, dict[tuple[str, str, str], None]] = {}
     for entry in entries:
@@ -181,7 +181,7 @@ def tree_of(sch: Node, pictures: Pictures, entries: Sequence[Entry]) -> Branch:
 
 
 def _gather(branch: Branch) -> None:
-    """Join numbered children in a row that are alike, and those below them with them."""
+    """Merge consecutive similar numbered children, together with their submodules."""
     for child in branch.children:
         _gather(child)
     kept: list[Branch] = []

@@ -1,4 +1,4 @@
-"""The pictures of a schedule as one page: modules, graphs, memory, stages and shares."""
+"""Pictures of a schedule as one page: modules, graphs, memory, pipeline stages and shards."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _SMALLEST_BAR, _OPEN_ROWS = 0.02, 40
 
 @dataclass(frozen=True)
 class Page:
-    """A page about a schedule, which needs nothing from elsewhere; a notebook shows it in place.
+    """Self-contained HTML page about a schedule, displayed inline in a notebook.
 
     Attributes:
         html: the document.
-        title: of it.
+        title: its title.
     """
 
     html: str
     title: str
 
     def save(self, path: str | Path) -> None:
-        """Write the page to ``path``, as a whole or not at all.
+        """Write the page to ``path`` atomically.
 
         Raises:
             NotApplicable: it cannot be written there.
@@ -59,7 +59,7 @@ class Page:
 
 @dataclass(frozen=True)
 class _Shown:
-    """A branch as the template needs it."""
+    """A branch with the values for the template."""
 
     branch: Branch
     id: int
@@ -71,19 +71,19 @@ class _Shown:
         return getattr(self.branch, name)
 
     def all(self) -> Iterator[_Shown]:
-        """It and those below."""
+        """Yield it and all branches below."""
         yield self
         for child in self.children:
             yield from child.all()
 
 
 def section(sch: Node, entries: Sequence[Entry], timing: TimeRatio | None = None) -> Markup:
-    """The pictures of ``sch`` as part of a page.
+    """Render the pictures of ``sch`` as part of a page.
 
     Args:
         sch: the schedule of a model or a module in it.
-        entries: what a report says of it, for what was not applied.
-        timing: time of a training step over that of the original, if it was measured.
+        entries: entries of its report, for the rules not applied.
+        timing: time of a training step divided by the original model's, if measured.
     """
     recording = recording_of(sch)
     pictures = Pictures(sch, recording)
@@ -111,9 +111,10 @@ def section(sch: Node, entries: Sequence[Entry], timing: TimeRatio | None = None
 
 
 def recording_of(sch: Node) -> Recording | None:
-    """The recorded run of the model, made now if need be; of a sharded one, that of before it was sharded, if any.
+    """Return the recorded run of the model, made now if necessary.
 
-    Recording anew would take all ranks.
+    For a sharded model without one, return the run recorded before sharding, if any: a new recording would need all
+    ranks.
     """
     graphs = sch.tree.graphs
     if graphs.made_recording is not None or not is_sharded(sch.tree.root):
@@ -129,7 +130,7 @@ def _numbered(branch: Branch, memory: Memory, most: int, numbers: Iterator[int])
 
 
 def _bars(branch: Branch, memory: Memory, most: int) -> Iterator[Bar]:
-    """A bar for each module that counts, with those below it."""
+    """Yield a bar for each module with enough bytes and something to show, depth first."""
     sizes = memory.of(branch.paths)
     if sizes is not None:
         if max(size or 0 for size in sizes) < _SMALLEST_BAR * most:

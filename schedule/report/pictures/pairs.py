@@ -1,4 +1,4 @@
-"""The graph of a module before and after it was rewritten, with what became what."""
+"""Graphs of a module before and after its rewrites, with the changes between them."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class Pair:
-    """A module's graph, and what it was before.
+    """A module's graph, and the graph before its rewrites.
 
     Attributes:
-        after: as it runs.
-        before: with the same modules opened; None if nothing was rewritten, or if it is not known any more.
-        rules: what made each change, such as ``bias_gelu_tanh`` or ``fuse(mine)``.
-        old: name of a node that is gone → number of the change that took it.
-        new: name of a node that came → number of its change.
-        caption: what the graph is if there is one only.
+        after: the graph as it runs.
+        before: with the same modules inlined; None if nothing was rewritten, or if it is not available any more.
+        rules: the rule or primitive of each change, such as ``bias_gelu_tanh`` or ``fuse(mine)``.
+        old: name of a removed node → number of the change that removed it.
+        new: name of an added node → number of its change.
+        caption: caption of the graph if there is only one.
     """
 
     after: fx.Graph
@@ -42,11 +42,11 @@ class Pair:
 
 
 def pair_of(node: Node, recording: Recording | None) -> Pair | None:
-    """The graphs of a module; None if it was neither rewritten nor traced.
+    """Return the graphs of a module, or None if it was neither rewritten nor traced.
 
     Args:
         node: the module.
-        recording: the run of its model; None if there is none at hand.
+        recording: the run of its model; None if there is none.
     """
     graphs = node.tree.graphs
     now = graphs.current(node.module) or graphs.original(node.module)
@@ -66,7 +66,7 @@ def _originals(node: Node) -> Specializations:
         return found
     try:
         return graphs.trace(node.module)
-    except TraceError:  # it was scheduled elsewhere, for a call that this run does not make
+    except TraceError:  # it was scheduled elsewhere, for a call not made in this run
         return ()
 
 
@@ -94,7 +94,11 @@ def _compared(was: Specialization, made: Specialization, node: Node, recording: 
 
 
 def _parts(before: fx.Graph, gone: dict[str, Erased]) -> Iterator[list[str]]:
-    """Names of erased nodes, those of one change together: neighbors that one rewrite took, with what it made."""
+    """Yield the names of erased nodes, grouped by change.
+
+    A change consists of connected nodes erased by the same rewrite, and of erased nodes they replaced or were
+    replaced by.
+    """
     parent = {name: name for name in gone}
 
     def root(name: str) -> str:
@@ -118,7 +122,7 @@ def _parts(before: fx.Graph, gone: dict[str, Erased]) -> Iterator[list[str]]:
 
 
 def _last(name: str, gone: dict[str, Erased]) -> Erased:
-    """What took the node, or else what took the node that came in its place, and so on."""
+    """Return the last erasure in the chain of a node's erased replacements."""
     was = gone[name]
     while was.successor is not None and was.successor.name in gone:
         was = gone[was.successor.name]
@@ -126,13 +130,13 @@ def _last(name: str, gone: dict[str, Erased]) -> Erased:
 
 
 def _rule(by: str) -> str:
-    """A rewrite's description in a legend: the rule that ``optimize`` applied, else the primitive."""
+    """Return a rewrite's description for a legend: the rule applied by ``optimize``, else the primitive."""
     text = short(by) or "rewritten"
     return text.removeprefix("optimize(").removesuffix(")") if text.startswith("optimize(") else text
 
 
 def _spread(pair: Pair, known: set[str]) -> None:
-    """Give the other nodes that came the change of a new node that reads them, or else of one that they read."""
+    """Assign the remaining added nodes to the change of an added user, or else of an added input."""
     fresh = [node for node in pair.after.nodes if node.name not in known and node.op not in ("get_attr", "output")]
     names = {node.name for node in fresh}
 

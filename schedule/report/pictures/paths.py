@@ -1,4 +1,4 @@
-"""Paths in few words."""
+"""Short forms of module paths."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 def ranged(paths: Iterable[str]) -> list[str]:
-    """``h.0.mlp, h.1.mlp, h.2.mlp`` as ``h.0–2.mlp``: paths in a row that count up by one become one."""
+    """Merge consecutive paths with numbers counting up by one, such as ``h.0.mlp, h.1.mlp`` into ``h.0–1.mlp``."""
     found: list[tuple[str, str]] = []
     for path in paths:
         if found and _follows(found[-1][1], path):
@@ -20,7 +20,7 @@ def ranged(paths: Iterable[str]) -> list[str]:
 
 
 def _follows(before: str, path: str) -> bool:
-    """Whether ``path`` is ``before`` with its last number one higher."""
+    """Check whether ``path`` is ``before`` with its last number increased by one."""
     last = list(_NUMBER.finditer(before))
     return bool(last) and path == _with(before, last[-1], str(int(last[-1].group()) + 1))
 

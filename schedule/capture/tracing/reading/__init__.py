@@ -1,4 +1,4 @@
-"""What a traced forward reads and writes besides its tensors.
+"""Python state read and written by a traced forward.
 
-Its code runs instrumented, and each read becomes a guard.
+The forward runs as instrumented code, and each read of outside state becomes a guard.
 """

@@ -1,6 +1,7 @@
-"""What a forward assigns to attributes of modules: read back while it is traced, done by the graph at its end.
+"""Assignments of a forward to attributes of modules.
 
-Nothing is changed where the graph finds on its way that it does not hold.
+They are read back during tracing, and executed at the end of the graph. If a check in the graph fails before, nothing
+is changed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Assignments:
     """The assignments of one trace.
 
     Attributes:
-        count: how many there were, also of what was there already.
+        count: number of assignments, including those of the current value.
     """
 
     def __init__(self, evaluator: Reads) -> None:
@@ -38,12 +39,12 @@ class Assignments:
         self.count = 0
 
     def value(self, source: Source, name: str) -> tuple[Any] | None:
-        """What the forward assigned to attribute ``name`` of the module at ``source``, if it did."""
+        """Return the value assigned to attribute ``name`` of the module at ``source``, in a tuple, or None."""
         path = submodule_path(source) if self._values else None
         return (self._values[path, name],) if (path, name) in self._values else None  # type: ignore[index]
 
     def assign(self, owner: Any, source: Source, name: str, value: Any) -> None:
-        """``owner.name = value`` for an outside ``owner``: no change, the graph's to do, or refused."""
+        """Handle ``owner.name = value`` for an outside ``owner``: guard if unchanged, leave to the graph, or refuse."""
         self.count += 1
         evaluator, path = self._evaluator, submodule_path(source)
         own = vars(owner) if hasattr(owner, "__dict__") else {}
@@ -72,7 +73,7 @@ class Assignments:
         self._values[path, name], self._tables[path, name] = value, table  # type: ignore[index]
 
     def write(self, tracer: Trace) -> None:
-        """Add the assignments to the graph, which is complete but for its output."""
+        """Add the assignments to the graph, complete except for its output."""
         with DisableTorchFunction():
             for (path, name), value in self._values.items():
                 table = self._tables[path, name]
@@ -84,13 +85,16 @@ _FIX = "schedule its submodules instead, or keep state in buffers that are updat
 
 
 def _is_kept(leaf: Any) -> bool:
-    """Whether a graph can assign ``leaf``."""
+    """Check whether a graph can assign ``leaf``."""
     plain = is_atom(leaf) or scalar_of(leaf) is not None
     return plain or (isinstance(leaf, torch.Tensor) and not isinstance(leaf, nn.Parameter))
 
 
 def _equal(current: Any, value: Any) -> bool:
-    """Whether an atom is assigned once more; that a size is equal becomes a guard of the trace."""
+    """Check whether an atom is assigned its current value.
+
+    The comparison with a symbolic size becomes a guard of the trace.
+    """
     if type(value) in _KINDS:
         return type(current) is _KINDS[type(value)] and bool(value == current)
     return same(value, current)

@@ -1,4 +1,4 @@
-"""Attributes as Python looks them up, each step followed: descriptors, the object's own, the class's, a module's."""
+"""Attribute lookup by Python's rules, each step followed: descriptors, the instance, its class, a module's tables."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _METHODS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, typ
 
 
 class AttributeReads(Reads):
-    """The part of the evaluator that reads attributes."""
+    """Part of the evaluator for attribute reads."""
 
     assignments: Assignments
 
     @property
     def assigned(self) -> int:
-        """How many attributes were assigned so far."""
+        """Number of attributes assigned so far."""
         return self.assignments.count
 
     def attr(self, owner: Any, name: str) -> Any:
-        """``owner.name``."""
+        """Evaluate ``owner.name``."""
         cls = type(owner)
         if not self.on or _answers_itself(owner, cls):
             return getattr(owner, name)
@@ -61,7 +61,7 @@ class AttributeReads(Reads):
             return self._missing(owner, name)
 
     def _missing(self, owner: Any, name: str) -> Any:
-        """The answer of ``__getattr__``; raises AttributeError where there is none."""
+        """Return the result of ``__getattr__``, or raise AttributeError."""
         cls = type(owner)
         getter = getattr(cls, "__getattr__", None)
         if isinstance(getter, types.FunctionType) and getter is not nn.Module.__getattr__:
@@ -77,7 +77,7 @@ class AttributeReads(Reads):
         return getattr(owner, name) if not isinstance(owner, nn.Module) else nn.Module.__getattr__(owner, name)
 
     def default_attr(self, owner: Any, name: str) -> Any:
-        """``object.__getattribute__(owner, name)``, and the tables of a module."""
+        """Look up ``name`` like ``object.__getattribute__``, then in the tables of a module."""
         cls, source = type(owner), self.source_of(owner)
         own = _dict_of(owner)
         holder = next((base for base in cls.__mro__ if name in base.__dict__), None)
@@ -100,7 +100,7 @@ class AttributeReads(Reads):
         raise AttributeError(name)
 
     def module_attr(self, owner: nn.Module, name: str) -> Any:
-        """A parameter, buffer or submodule."""
+        """Return a parameter, buffer or submodule."""
         source, own = self.source_of(owner), owner.__dict__
         for table in TABLES:
             if name in own.get(table, ()):
@@ -108,7 +108,7 @@ class AttributeReads(Reads):
         raise AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}")
 
     def _described(self, owner: Any, name: str, holder: type, raw: Any, source: Source | None) -> Any:
-        """What a data descriptor of the class answers: a property, a slot."""
+        """Return the value from a data descriptor of the class: a property, a slot."""
         self._guard_class(owner, name, holder, source, own=False, held=True)
         if isinstance(raw, property) and isinstance(raw.fget, types.FunctionType):
             return self.call(raw.fget, owner)
@@ -125,7 +125,7 @@ class AttributeReads(Reads):
         return raw.__get__(owner, type(owner))
 
     def _of_holder(self, owner: Any, name: str, holder: type, raw: Any, source: Source | None) -> Any:
-        """What the class has for all its objects: a method, a default."""
+        """Return the value from a class attribute: a method, a default."""
         getter = getattr(type(raw), "__get__", None)
         self._guard_class(owner, name, holder, source, own=True, held=getter is not None)
         if isinstance(raw, (types.FunctionType, functools._lru_cache_wrapper)):
@@ -145,7 +145,7 @@ class AttributeReads(Reads):
     def _guard_class(
         self, owner: Any, name: str, holder: type, source: Source | None, *, own: bool, held: bool
     ) -> None:
-        """The class of ``owner`` stays what it is; the object gets nothing of its own; the class keeps what it has."""
+        """Guard on the class of ``owner``, no instance attribute (``own``), and the class attribute (``held``)."""
         cls = type(owner)
         if source is not None:
             if source != SELF:
@@ -197,7 +197,7 @@ class AttributeReads(Reads):
 
 
 def _answers_itself(owner: Any, cls: type) -> bool:
-    """Whether no attribute of ``owner`` is state of Python: tensors, numbers, watched objects, functions."""
+    """Check whether attributes of ``owner`` need no guard: tensors, numbers, watched objects, containers, functions."""
     if isinstance(owner, (torch.Tensor, _Watched, TrackedDict, *_SYMBOLIC)) or is_atom(owner):
         return True
     return cls in BUILTIN_CONTAINERS or cls in _METHODS
@@ -216,5 +216,5 @@ def _is_data_descriptor(raw: Any) -> bool:
 
 
 def class_of(value: Any) -> type:
-    """The user's class of ``value``, also of a scheduled module."""
+    """Return the user's class of ``value``, also for a scheduled module."""
     return original_class(value) if isinstance(value, nn.Module) else type(value)

@@ -37,7 +37,7 @@ _WITHOUT_READING = ("inspect", "typing", "warnings", "logging", "weakref", "type
 
 
 class Calling(ItemReads):
-    """The part of the evaluator that calls."""
+    """Part of the evaluator for calls."""
 
     here: Callable[[types.FunctionType], Any]
 
@@ -48,7 +48,7 @@ class Calling(ItemReads):
         self._native: dict[types.CodeType, bool] = {}
 
     def call(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """``function(*args, **kwargs)``, its code followed if it is the user's."""
+        """Evaluate ``function(*args, **kwargs)``, following its code if it is the user's."""
         strings = self.tracer.texts
         if strings.written and self.on and not self._is_followed(function):
             args, kwargs = strings.handed(function, args, kwargs)
@@ -97,7 +97,10 @@ class Calling(ItemReads):
         return self.call(function, owner, *args, **kwargs)
 
     def _log(self, method: Any, logger: logging.Logger, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call of a logger: a message at each call is refused; one that is written once was written already."""
+        """Call a method of a logger, or refuse a message at each call.
+
+        A method behind ``lru_cache``, such as ``warning_once``, writes its message once, so it is allowed.
+        """
         level = logging.getLevelName(method.__func__.__name__.upper())
         once = isinstance(method.__func__, functools._lru_cache_wrapper)
         if self.on and not once and isinstance(level, int) and logger.isEnabledFor(level):
@@ -106,7 +109,10 @@ class Calling(ItemReads):
         return method(*args, **kwargs)
 
     def _call_cached(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A function behind ``lru_cache``: what it keeps, unless that are tensors, which the graph computes anew."""
+        """Call a function behind ``lru_cache``.
+
+        Its cached result is used for arguments that are atoms. Tensors are computed anew by the graph.
+        """
         if all(map(is_atom, (*args, *kwargs.values()))):
             kept = function(*args, **kwargs)
             if next(tensors(kept), None) is None:
@@ -143,7 +149,7 @@ class Calling(ItemReads):
         return copy(*args, **kwargs)
 
     def follow(self, function: types.FunctionType) -> types.FunctionType:
-        """The instrumented copy of ``function``.
+        """Return the instrumented copy of ``function``.
 
         Raises:
             NoSource: it cannot be made.
@@ -161,7 +167,7 @@ class Calling(ItemReads):
         return self._copies[id(function)][1]
 
     def is_native(self, function: types.FunctionType) -> bool:
-        """Whether ``function`` runs as it is."""
+        """Check whether ``function`` runs as it is."""
         if function.__closure__:
             return is_native(function)
         code = function.__code__
@@ -170,7 +176,7 @@ class Calling(ItemReads):
         return self._native[code]
 
     def _sourceless(self, function: types.FunctionType, error: NoSource, args: Any, kwargs: Any) -> Any:
-        """Generated code, such as the constructor of a dataclass, runs as it is."""
+        """Run generated code, such as the constructor of a dataclass, as it is, or refuse the call."""
         if not self.on:
             return function(*args, **kwargs)
         generated = function.__code__.co_filename.startswith("<")
@@ -233,11 +239,11 @@ class Calling(ItemReads):
     # -- what runs as it is -------------------------------------------------------------------------------------
 
     def native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call what is not followed.
+        """Call a function without following its code.
 
         Raises:
-            TraceError: it is given an object from outside, of which it may read anything; or it draws random numbers
-                outside of torch.
+            TraceError: it is passed an object from outside and may read any part of it; or it draws random numbers
+                outside of torch; or its result changes from call to call.
         """
         if not self.on:
             return function(*args, **kwargs)
@@ -257,7 +263,7 @@ class Calling(ItemReads):
         return result
 
     def _asked(self, function: Any, module: str, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
-        """A question to the process becomes a guard: it is asked again."""
+        """Guard on the result of a query to the process, evaluated again at each call."""
         name = getattr(function, "__name__", "")
         plain = not kwargs and is_atom(result) and all(is_atom(each) or is_fixed(each) for each in args)
         if any(isinstance(leaf, _SYMBOLIC) for _, leaf in leaves((args, result))):
@@ -273,7 +279,7 @@ class Calling(ItemReads):
         self.query(function, args, result)
 
     def _handed(self, value: Any, function: Any) -> Any:
-        """``value`` as it is handed to what is not followed: containers are read, callables followed when called."""
+        """Prepare an argument for unfollowed code: read containers, wrap callables, refuse other outside objects."""
         source = self.source_of(value)
         if callable(value) and not isinstance(value, type):
             return self.bridged(value)
@@ -287,7 +293,7 @@ class Calling(ItemReads):
         )
 
     def bridged(self, value: Any) -> Any:
-        """A function for code that is not followed to call: ``value``, followed."""
+        """Return a callable for unfollowed code to call ``value`` with its code followed."""
         function = getattr(value, "__func__", value)
         kind = type(function)
         if kind is types.FunctionType and (is_instrumented(function) or self.is_native(function)):
@@ -307,14 +313,14 @@ class Calling(ItemReads):
         )
 
     def _reads_state(self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a function that would run as it is is given objects of the user's, so that it is followed too."""
+        """Check whether a native function is passed outside objects, so its code must be followed too."""
         if not self.on or (function.__module__ or "").partition(".")[0] in _WITHOUT_READING:
             return False
         given = [each for each in (*args, *kwargs.values()) if not callable(each) and self._is_state(each)]
         return any(not isinstance(each, (list, dict, set, frozenset, tuple, deque)) for each in given)
 
     def context(self, value: Any) -> Any:
-        """What a ``with`` statement enters."""
+        """Return the context manager for a ``with`` statement to enter."""
         if masks.is_indexing(value):
             return contextlib.nullcontext()
         if isinstance(value, torch.autocast) and self.on:
@@ -329,7 +335,7 @@ class Calling(ItemReads):
 
 
 class _Context:
-    """A context manager whose methods are followed."""
+    """Context manager with followed methods."""
 
     def __init__(self, evaluator: Calling, value: Any) -> None:
         self._evaluator, self._value = evaluator, value

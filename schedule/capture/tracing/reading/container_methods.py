@@ -14,13 +14,13 @@ _READ_ONLY |= {"__len__", "__getitem__", "__contains__", "__iter__", "__eq__", "
 
 
 def container_method(ev: ItemReads, owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A method of a list, dict, set or the like from outside: it reads a part, or changes it and is refused."""
+    """Call a method of a container from outside: guard on the part it reads, or raise if it changes the container."""
     source = ev.source_of(owner)
     if name not in _READ_ONLY:
         if name == "setdefault" and args[0] in owner:
             return ev.item(owner, args[0])
         ev.refuse_write(owner, f"calls {name}() of")
-    if source is None:  # an argument, whose items the signature tells
+    if source is None:  # an argument: its items are part of the signature
         return getattr(owner, name)(*args, **kwargs)
     if name == "__len__":
         ev.guard("length", source, len(owner))

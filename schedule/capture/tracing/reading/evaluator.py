@@ -1,8 +1,8 @@
-"""Runs a forward's instrumented code: follows what it reads from outside, and refuses what it writes there.
+"""Evaluator of a forward's instrumented code: follows reads from outside, and refuses writes there.
 
-A value that was there before the forward ran is *outside*: the module, what it holds, globals, closures, arguments.
-Outside values that are compared or branched on become guards as they are read; objects are remembered by where they
-were found, so that what is read of them later has a place to be guarded at. What the forward makes itself is its own.
+A value is *outside* if it existed before the forward ran: the module, its contents, globals, closures, arguments.
+Outside values that are compared or branched on become guards as they are read. Objects are remembered with their
+source, so that later reads of their contents can be guarded. Values made by the forward itself are not guarded.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from schedule.capture.tracing.reading.sources import Attr, Const, DictOf, Item
 
 
 class Evaluator(Calling):
-    """The operations that instrumented code calls, for one trace."""
+    """Operations called by instrumented code, for one trace."""
 
     def __init__(self, tracer: Followed, handlers: Mapping[Any, Handler]) -> None:
         super().__init__(tracer, handlers)
         self.assignments = Assignments(self)
 
     def here(self, function: types.FunctionType) -> Here:
-        """What the instrumented code of ``function`` calls."""
+        """Return the ``__here__`` object for the instrumented code of ``function``."""
         return Here(self, function)
 
     def run(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Call the forward that is traced; one of this package's own is not followed."""
+        """Call the traced forward, following its code unless it is native, such as this package's own."""
         cls = original_class(self.tracer.module)
         if cls.forward is forward:
             self.guard("is", Attr(Const(cls), "forward"), forward)
@@ -48,7 +48,7 @@ class Evaluator(Calling):
     # -- names --------------------------------------------------------------------------------------------------
 
     def global_name(self, function: types.FunctionType, name: str) -> Any:
-        """A name looked up in a function's globals, then among the builtins."""
+        """Look up a name in a function's globals, then among the builtins."""
         table = function.__globals__
         if name in table:
             return self.read(table[name], Item(Const(table), name))
@@ -60,14 +60,14 @@ class Evaluator(Calling):
         return found[name]
 
     def cell_value(self, function: types.FunctionType, name: str, value: Any) -> Any:
-        """What a variable of the enclosing function holds."""
+        """Return the value of a variable of the enclosing function."""
         cell = (function.__closure__ or ())[function.__code__.co_freevars.index(name)]
         return self.read(value, Attr(Const(cell), "cell_contents"))
 
     # -- writes -------------------------------------------------------------------------------------------------
 
     def set_attr(self, owner: Any, name: str, value: Any) -> None:
-        """``owner.name = value``."""
+        """Execute ``owner.name = value``."""
         source = self.source_of(owner)
         if source is None:
             setter = type(owner).__setattr__
@@ -79,12 +79,12 @@ class Evaluator(Calling):
         self.assignments.assign(owner, source, name, value)
 
     def del_attr(self, owner: Any, name: str) -> None:
-        """``del owner.name``."""
+        """Execute ``del owner.name``."""
         self.refuse_write(owner, f"deletes attribute {name!r} of")
         delattr(owner, name)
 
     def set_item(self, owner: Any, key: Any, value: Any) -> None:
-        """``owner[key] = value``."""
+        """Execute ``owner[key] = value``."""
         source = self.source_of(owner)
         if self.on and self.is_given(owner):
             self.refuse_write(owner, "sets an item of")
@@ -100,24 +100,24 @@ class Evaluator(Calling):
             owner[key] = value
 
     def del_item(self, owner: Any, key: Any) -> None:
-        """``del owner[key]``."""
+        """Execute ``del owner[key]``."""
         self.refuse_write(owner, "deletes an item of")
         del owner[key]
 
     def write_name(self, function: types.FunctionType, name: str) -> None:
-        """A global, or a variable of an enclosing function, is assigned."""
+        """Refuse the assignment of a global or of a variable of an enclosing function."""
         if self.on:
             raise self.refused(f"the forward assigns {name!r}, a variable outside of {function.__qualname__}")
 
     def augmented(self, name: str, target: Any, value: Any) -> Any:
-        """``target += value`` and the like; what ``target`` is afterwards."""
+        """Compute ``target += value`` or a similar operation, and return the new ``target``."""
         if isinstance(target, (list, set, dict, deque)):
             self.refuse_write(target, "changes, in place,")
         return getattr(operator, name)(self.operand(target), self.operand(value))
 
 
 class Here:
-    """What instrumented code of one function calls: the evaluator, and names of that function."""
+    """Methods called by the instrumented code of one function: the evaluator's, and lookups of the function's names."""
 
     def __init__(self, evaluator: Evaluator, function: types.FunctionType) -> None:
         for name in _OPERATIONS:
@@ -128,33 +128,33 @@ class Here:
 
     @staticmethod
     def super(cls: type, instance: Any) -> Any:
-        """``super()``."""
+        """Return ``super(cls, instance)``."""
         return super(cls, instance)
 
     def name(self, name: str) -> Any:
-        """A global or builtin."""
+        """Return the value of a global or builtin."""
         return self._evaluator.global_name(self._function, name)
 
     def note_global(self, name: str) -> None:
-        """A global that is read somewhere in the function, beside a local of the same name."""
+        """Guard on a global read somewhere in the function, beside a local of the same name."""
         if name in self._function.__globals__:
             self._evaluator.global_name(self._function, name)
 
     def cell(self, name: str, value: Any) -> Any:
-        """A variable of the enclosing function."""
+        """Return the value of a variable of the enclosing function."""
         return self._evaluator.cell_value(self._function, name, value)
 
     def note_cell(self, name: str) -> None:
-        """A variable of the enclosing function, beside a local of the same name."""
+        """Guard on a variable of the enclosing function, beside a local of the same name."""
         cell = (self._function.__closure__ or ())[self._function.__code__.co_freevars.index(name)]
         self._evaluator.cell_value(self._function, name, cell.cell_contents)
 
     def write_name(self, name: str) -> None:
-        """A global, or a variable of the enclosing function, is assigned."""
+        """Refuse the assignment of a global or of a variable of the enclosing function."""
         self._evaluator.write_name(self._function, name)
 
     def imported(self, file: str, level: int, name: str, value: Any) -> Any:
-        """What ``from file import name`` gave."""
+        """Return the result of ``from file import name``, read from the module if it is found there."""
         package = self._function.__globals__.get("__package__") or ""
         base = package.rsplit(".", level - 1)[0] if level > 1 else package
         full = file if not level else f"{base}.{file}".rstrip(".")

@@ -1,4 +1,4 @@
-"""What following a forward asks of its trace."""
+"""Interface of a trace, as used to follow a forward."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from schedule.capture.tracing.regions import RegionTracker
 from schedule.capture.tracing.trace import Trace
 
 Handler = Callable[..., Any]
-"""What a builtin does with values from outside: takes the evaluator, then what the builtin takes."""
+"""Implementation of a builtin for values from outside: takes the evaluator, then the builtin's arguments."""
 
 
 class Followed(Trace, Protocol):
-    """The trace of a forward whose code is followed.
+    """Trace of a forward run as instrumented code.
 
     Attributes:
         functions: writes autograd functions and scripted functions.
         index_functions: writes functions of indices.
-        opaque: writes what is done with stateful objects.
+        opaque: writes operations on stateful objects.
         regions: writes grad-mode and autocast blocks.
     """
 
@@ -34,13 +34,13 @@ class Followed(Trace, Protocol):
     regions: RegionTracker
 
     def call_module(self, child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call of a module by the forward: a node of the graph, or what it does, if it is entered."""
+        """Call a module from the forward: write a node, or trace the call if the module is inlined."""
 
     def call_forward(self, child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What ``nn.Module.__call__`` does."""
+        """Do the work of ``nn.Module.__call__``."""
 
     def found_tensor(self, tensor: torch.Tensor, path: str) -> None:
-        """The forward reads ``tensor`` at ``path``."""
+        """Record a read of ``tensor`` at ``path`` by the forward."""
 
     def guard_dtype(self, tensor: torch.Tensor) -> None:
-        """From here on the graph only holds where ``tensor``, a parameter or a buffer, has the dtype it has."""
+        """Guard on the dtype of ``tensor``, a parameter or buffer."""

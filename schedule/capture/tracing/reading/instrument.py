@@ -5,8 +5,8 @@
     y = self.act(x) if self.config.flag else x        # as written
     y = here.call(here.attr(self, "act"), x) if here.truth(here.attr(here.attr(self, "config"), "flag")) else x
 
-The user's function, its module and its class stay as they are: a copy of the function is made from its source, with
-the same file, lines, defaults and closure. Only the thread that traces calls the copy.
+The user's function, its module and its class are not changed: a copy of the function is made from its source, with the
+same file, lines, defaults and closure. Only the tracing thread calls the copy.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def instrumented(function: types.FunctionType, here: Any) -> types.FunctionType:
 
 
 def is_instrumented(function: types.FunctionType) -> bool:
-    """Whether ``function`` goes through an evaluator already: a copy, or defined inside one."""
+    """Check whether ``function`` is an instrumented copy, or defined inside one."""
     return HERE in function.__code__.co_freevars
 
 
 def original_code(code: types.CodeType) -> types.CodeType:
-    """The user's code that ``code`` is an instrumented copy of; ``code`` itself if it is none."""
+    """Return the user's code for an instrumented copy, or ``code`` itself."""
     found = _originals.get(code)
     return code if found is None else (found() or code)
 
@@ -105,7 +105,7 @@ def _definition(function: types.FunctionType) -> ast.FunctionDef:
 
 
 def _lambda(code: types.CodeType, lines: list[str]) -> ast.FunctionDef:
-    """A lambda as a function definition; which one of a line it is, is told by the columns of its code."""
+    """Find a lambda by the line and columns of its code, and return it as a function definition."""
     found = [
         node
         for node in ast.walk(ast.parse("".join(lines)))

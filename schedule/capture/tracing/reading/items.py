@@ -1,4 +1,4 @@
-"""Items, loops, truth and comparisons: which part of a container from outside each of them reads."""
+"""Items, loops, truth tests and comparisons, with guards on the parts read of outside containers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from schedule.capture.tracing.reading.sources import SELF, Const, Item, Query, S
 
 
 class ItemReads(AttributeReads):
-    """The part of the evaluator that reads items and compares."""
+    """Part of the evaluator for item reads and comparisons."""
 
     def item(self, owner: Any, key: Any) -> Any:
-        """``owner[key]``."""
+        """Evaluate ``owner[key]``."""
         source = self.source_of(owner)
         method = self.python_method(owner, "__getitem__")
         if method is not None:
@@ -44,8 +44,8 @@ class ItemReads(AttributeReads):
         return self.read(value, Item(source, key))
 
     def entry(self, owner: Any, key: Any, source: Source) -> Any:
-        """An entry of a dict from outside."""
-        if isinstance(owner, dict) and type(owner).__getitem__ is not dict.__getitem__:  # asked by super()
+        """Return an entry of a dict from outside."""
+        if isinstance(owner, dict) and type(owner).__getitem__ is not dict.__getitem__:  # called through super()
             return self._entry_below(owner, self._key(key), source)
         if key in owner:
             return self.read(owner[key], Item(source, self._key(key)))
@@ -55,7 +55,7 @@ class ItemReads(AttributeReads):
         return owner[key]
 
     def _entry_below(self, owner: dict[Any, Any], key: Any, source: Source) -> Any:
-        """An entry as ``dict`` itself holds it, which the class of ``owner`` makes something else of."""
+        """Return an entry as stored by ``dict``, below an overriding ``__getitem__`` of ``owner``."""
         self.guard("is", source, owner)
         below = dict.__getitem__.__get__(owner)
         return self.read(below(key), Query(below, (key,)))
@@ -66,7 +66,7 @@ class ItemReads(AttributeReads):
         return key
 
     def iterate(self, value: Any) -> Any:
-        """What a loop over ``value`` goes through; itself where that is the forward's own."""
+        """Return the iterable for a loop over ``value``, or ``value`` itself if it needs no guard."""
         source = self.source_of(value)
         if isinstance(value, (torch.Tensor, str)) or (type(value) in (list, tuple, range) and source is None):
             return value
@@ -84,7 +84,7 @@ class ItemReads(AttributeReads):
         return value
 
     def keys(self, value: Any, source: Source) -> list[Any]:
-        """The keys of a dict from outside."""
+        """Return the keys of a dict from outside."""
         keys = tuple(value)
         self.guard("keys", source, keys)
         for key in keys:
@@ -93,19 +93,19 @@ class ItemReads(AttributeReads):
         return list(keys)
 
     def items(self, value: Any, source: Source) -> list[Any]:
-        """The items of a list or tuple from outside."""
+        """Return the items of a list or tuple from outside."""
         self.guard("length", source, len(value))
         return [self.read(each, Item(source, index)) for index, each in enumerate(value)]
 
     def mapping(self, value: Any) -> Any:
-        """What ``**value`` hands on."""
+        """Return the entries passed by ``**value``."""
         source = self.source_of(value)
         if source is None or not isinstance(value, dict):
             return value
         return {key: self.entry(value, key, source) for key in self.iterate(value)}
 
     def _whole(self, value: Any, source: Source) -> Any:
-        """A container that is read as a whole, such as one that is compared."""
+        """Read a container as a whole, for example to compare it."""
         if is_plain_content(value, 1 << 16):
             self.guard("content", source, snapshot(value))
             return value
@@ -117,7 +117,7 @@ class ItemReads(AttributeReads):
         raise self.refused(f"the forward reads a {kind}, {described(source)}, whose items cannot be compared")
 
     def operand(self, value: Any) -> Any:
-        """``value`` is computed with: all of it is read."""
+        """Read all of ``value``, an operand of an operation."""
         source = self.source_of(value)
         if source is None or is_fixed(value):
             return value
@@ -126,7 +126,7 @@ class ItemReads(AttributeReads):
         return value
 
     def shown(self, value: Any) -> Any:
-        """``value`` is written as text."""
+        """Guard on a container converted to a string, and return ``value``."""
         source = self.source_of(value)
         if source is not None and isinstance(value, BUILTIN_CONTAINERS) and is_plain_content(value):
             self.guard("content", source, snapshot(value))
@@ -137,7 +137,7 @@ class ItemReads(AttributeReads):
         return self.tracer.texts.marked(value)
 
     def truth(self, value: Any) -> Any:
-        """``value`` is tested; itself."""
+        """Guard on the truth of ``value``, and return ``value``."""
         source = self.source_of(value)
         if source is None or isinstance(value, torch.Tensor) or is_fixed(value):
             return value
@@ -152,7 +152,7 @@ class ItemReads(AttributeReads):
         return value
 
     def _identical(self, a: Any, b: Any) -> None:
-        """Two objects are compared by identity."""
+        """Guard on the result of a comparison by identity."""
         one, other = self.source_of(a), self.source_of(b)
         one = one if one is not None else self.tensor_source(a)
         other = other if other is not None else self.tensor_source(b)
@@ -165,12 +165,12 @@ class ItemReads(AttributeReads):
             self.guard("present", other)
 
     def is_(self, a: Any, b: Any) -> bool:
-        """``a is b``."""
+        """Evaluate ``a is b``."""
         self._identical(a, b)
         return a is b
 
     def is_not(self, a: Any, b: Any) -> bool:
-        """``a is not b``."""
+        """Evaluate ``a is not b``."""
         self._identical(a, b)
         return a is not b
 
@@ -183,17 +183,17 @@ class ItemReads(AttributeReads):
         return self.operand(a), self.operand(b)
 
     def eq(self, a: Any, b: Any) -> Any:
-        """``a == b``."""
+        """Evaluate ``a == b``."""
         a, b = self._equated(a, b)
         return a == b
 
     def ne(self, a: Any, b: Any) -> Any:
-        """``a != b``."""
+        """Evaluate ``a != b``."""
         a, b = self._equated(a, b)
         return a != b
 
     def in_(self, a: Any, b: Any) -> bool:
-        """``a in b``."""
+        """Evaluate ``a in b``."""
         source, method = self.source_of(b), self.python_method(b, "__contains__")
         if method is not None:
             return bool(method(a))
@@ -206,11 +206,11 @@ class ItemReads(AttributeReads):
         return a in (self.iterate(b) if self.python_method(b, "__iter__") is not None else b)
 
     def not_in(self, a: Any, b: Any) -> bool:
-        """``a not in b``."""
+        """Evaluate ``a not in b``."""
         return not self.in_(a, b)
 
     def python_method(self, value: Any, name: str) -> Callable[..., Any] | None:
-        """A special method that the class of ``value`` writes in Python, to be followed; None if it has none."""
+        """Return a special method of ``value`` written in Python, to be followed, or None."""
         cls = type(value)
         if not self.on or isinstance(value, (torch.Tensor, type, _Watched, TrackedDict)):
             return None

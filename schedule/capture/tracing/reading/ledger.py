@@ -1,8 +1,8 @@
-"""What a forward read of Python's state, as guards: a graph holds while all of it is what it was.
+"""Guards on the Python state read by a forward, all required for its graph to be valid.
 
-Each guard asks one thing of the value at one source: that it is the same object, equals a value of the same type, has
-the same keys, is the object at another source (a tie). A ledger compiles to one function; the dispatch of a graph, and
-the question whether a like module may share it, are calls of that function.
+Each guard checks one condition on the value at one source: it is the same object, equals a value of the same type, has
+the same keys, or is the object at another source (a tie). A ledger compiles to one function. This function is called
+to dispatch a graph, and to decide whether a similar module may share it.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Guard:
     """One condition on the value at ``source``.
 
     Attributes:
-        kind: one of :data:`_CONDITIONS`.
-        source: where the value is.
-        expected: what it is compared with.
+        kind: a key of :data:`_CONDITIONS`.
+        source: the source of the value.
+        expected: the value or source to compare with.
     """
 
     kind: str
@@ -64,7 +64,7 @@ class Guard:
 
     @property
     def is_shared(self) -> bool:
-        """Whether it asks for a function or class, and of no module: many modules have the same guard."""
+        """Whether many modules have the same guard: one from a constant, with a function or class expected."""
         kinds = (types.FunctionType, types.BuiltinFunctionType, type)
         return isinstance(root(self.source), Const) and isinstance(self.expected, kinds)
 
@@ -73,14 +73,14 @@ class Guard:
 
 
 def is_atom(value: Any) -> bool:
-    """Whether ``value`` is immutable and means nothing but itself: a number, a string, a dtype, a tuple of these."""
+    """Check whether ``value`` is plain immutable data: a number, a string, a dtype, a tuple of these."""
     if isinstance(value, (tuple, frozenset)) and not isinstance(value, torch.Size):
         return len(value) <= MOST and all(map(is_atom, value))
     return isinstance(value, ATOMS) and not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def is_plain_content(value: Any, count: int = MOST) -> bool:
-    """Whether ``value`` is a container of atoms, functions and such containers, at most ``count`` in all."""
+    """Check whether ``value`` contains only atoms, functions, classes and such containers, at most ``count`` in all."""
     pending, seen = [value], 0
     while pending:
         item, seen = pending.pop(), seen + 1
@@ -94,12 +94,12 @@ def is_plain_content(value: Any, count: int = MOST) -> bool:
 
 
 def is_array(value: Any) -> bool:
-    """Whether ``value`` is an array of numpy."""
+    """Check whether ``value`` is a numpy array."""
     return type(value).__module__ == "numpy" and hasattr(value, "tobytes") and not is_atom(value)
 
 
 def snapshot(value: Any) -> Any:
-    """A copy of a container of atoms, or of an array, for :func:`same`."""
+    """Copy a container of atoms, or an array, for :func:`same`."""
     if is_array(value):
         return _kept(value, (value.shape, str(value.dtype), value.tobytes()))
     if isinstance(value, dict):
@@ -122,7 +122,7 @@ def _kept(value: Any, content: Any) -> _Snapshot:
 
 
 def same(value: Any, expected: Any) -> bool:
-    """Whether ``value`` equals ``expected``, in type too: 2 is not 2.0, 0.0 is not -0.0, nan is nan."""
+    """Check whether ``value`` equals ``expected``, in type too: 2 is not 2.0, 0.0 is not -0.0, nan is nan."""
     if value is expected:
         return True
     if isinstance(expected, _Snapshot):
@@ -156,7 +156,7 @@ def _is_of_class(value: Any, cls: type) -> bool:
 
 
 def _lacks(value: Any, name: str) -> bool:
-    """Whether ``value`` has no attribute of this name."""
+    """Check whether ``value`` has no attribute of this name."""
     if isinstance(value, nn.Module) and type(value).__getattr__ is nn.Module.__getattr__:
         own = value.__dict__
         held = name in own or any(name in own.get(table, ()) for table in ("_parameters", "_buffers", "_modules"))
@@ -165,7 +165,7 @@ def _lacks(value: Any, name: str) -> bool:
 
 
 def _is_untouched(value: nn.Module, cls: type) -> bool:
-    """Whether a module is of its class, with no hook that acts and no forward of its own."""
+    """Check whether a module has class ``cls``, no active hook, and no forward set on the instance."""
     return type(value) is cls and not acts_now(value) and "forward" not in value.__dict__
 
 
@@ -174,7 +174,10 @@ def _calls(value: Any, function: Any) -> bool:
 
 
 def kind_of(tensor: torch.Tensor) -> tuple[torch.dtype, Any]:
-    """What a graph builds on: the dtype, and the shape of a parameter; the rank of others, which may grow."""
+    """Return the dtype of a tensor, with the shape of a parameter or the rank of any other tensor.
+
+    A graph depends on these. The sizes of other tensors, such as buffers, may grow.
+    """
     with DisableTorchFunction():
         return tensor.dtype, tensor.shape if isinstance(tensor, nn.Parameter) else tensor.dim()
 
@@ -186,7 +189,10 @@ def _is_tensor(value: Any, kind: tuple[torch.dtype, Any]) -> bool:
 
 
 def _first_dtype(module: nn.Module) -> torch.dtype | None:
-    """What a module computes in whose parameters have other names than they had; None without any."""
+    """Return the dtype of the first floating-point parameter, or None.
+
+    It is used for modules without a parameter of the recorded name.
+    """
     return next((each.dtype for each in module.parameters() if each.is_floating_point()), None)
 
 
@@ -227,7 +233,7 @@ _ABSENT = "(LookupError, AttributeError, TypeError, ValueError)"
 
 
 class Ledger:
-    """The guards of one trace; immutable once the trace is done."""
+    """Immutable collection of the guards of one trace."""
 
     def __init__(self, guards: Iterable[Guard] = ()) -> None:
         self.guards: tuple[Guard, ...] = tuple(guards)
@@ -241,7 +247,7 @@ class Ledger:
         return iter(self.guards)
 
     def holds(self, module: nn.Module) -> bool:
-        """Whether all that was read is still so, for ``module``."""
+        """Check whether all guards hold for ``module``."""
         return self.function(module)
 
     @property
@@ -253,23 +259,23 @@ class Ledger:
 
     @property
     def under_compiler(self) -> Callable[[Any], bool]:
-        """Those guards that ``torch.compile`` can follow: on plain state of modules and configs."""
+        """The guards ``torch.compile`` can follow, on plain state of modules and configs, as a compiled function."""
         if self._traced is None:
             self._traced = _compiled((guard for guard in self.guards if _is_followed(guard)), _FOLLOWED)
         return self._traced
 
     @cached_property
     def own(self) -> Ledger:
-        """The guards on what is reached from the module."""
+        """The guards without those in :attr:`shared`."""
         return Ledger(guard for guard in self.guards if not guard.is_shared) if self.shared else self
 
     @cached_property
     def shared(self) -> tuple[Guard, ...]:
-        """The guards on what belongs to no module: functions, classes, globals."""
+        """The guards on functions and classes outside any module."""
         return tuple(guard for guard in self.guards if guard.is_shared)
 
     def missed(self, module: nn.Module) -> Guard | None:
-        """The first guard that does not hold for ``module``."""
+        """Return the first guard to fail for ``module``, or None."""
         return next((guard for guard in self.guards if not _compiled((guard,))(module)), None)
 
     def __deepcopy__(self, memo: Any) -> Ledger:
@@ -283,7 +289,7 @@ _OF_MODULES = {*vars(nn.Module()), "call_super_init", "dump_patches", "_schedule
 
 
 def whole(module: nn.Module) -> Ledger:
-    """All that a module is made of, as guards: for one whose forward is known and was not followed."""
+    """Return guards on the whole state of a module, for a known forward traced without following its code."""
     forward: Any = original_class(module).forward
     guards = [Guard("is", Attr(Const(original_class(module)), "forward"), forward)]
     guards += [Guard("is", Attr(Const(where), name), value) for where, name, value in functions_called(forward)]
@@ -302,12 +308,15 @@ def whole(module: nn.Module) -> Ledger:
 
 @lru_cache(maxsize=1024)
 def shared_ledger(guards: tuple[Guard, ...]) -> Ledger:
-    """A ledger of guards that many modules have."""
+    """Return the cached ledger of guards common to many modules."""
     return Ledger(guards)
 
 
 def _portable(guard: Guard) -> bool:
-    """Whether ``guard`` pickles; what is about code alone (a closure, a local function) need not, as code is loaded."""
+    """Check whether ``guard`` can be pickled.
+
+    Guards on code alone (a closure, a local function) may be dropped, as a new process loads the code again.
+    """
     try:
         pickle.dumps(guard)
     except (pickle.PicklingError, AttributeError, TypeError):
@@ -316,7 +325,7 @@ def _portable(guard: Guard) -> bool:
 
 
 def _is_followed(guard: Guard) -> bool:
-    """Whether ``torch.compile`` can follow the guard: the value of an attribute of a module, or of an object in one."""
+    """Check whether ``torch.compile`` can follow the guard: on plain values stored in modules and their objects."""
     source, plain = guard.source, guard.expected is None or isinstance(guard.expected, (bool, int, float, str, tuple))
     while isinstance(source, (Item, DictOf)):
         source = source.base
@@ -324,7 +333,7 @@ def _is_followed(guard: Guard) -> bool:
 
 
 class _Code:
-    """Writes the function of a ledger: each source is looked up once, in the order in which guards need it."""
+    """Source code of a ledger's function, with one lookup per source in the order of the guards."""
 
     def __init__(self, conditions: Mapping[str, str]) -> None:
         self.lines: list[str] = []
@@ -334,7 +343,7 @@ class _Code:
         self._constants: dict[int, str] = {}
 
     def constant(self, value: Any) -> str:
-        """A name for ``value``."""
+        """Return a name for ``value``, or its literal."""
         if value is None or isinstance(value, bool):
             return repr(value)
         if id(value) not in self._constants:
@@ -343,7 +352,7 @@ class _Code:
         return self._constants[id(value)]
 
     def value(self, source: Source) -> str:
-        """The local that holds what is at ``source``."""
+        """Return the expression for the value at ``source``, a local if it is looked up."""
         if isinstance(source, Self):
             return "self"
         if isinstance(source, Const):
@@ -366,7 +375,7 @@ class _Code:
         return f"{base}[{key!r}]" if type(key) in (str, int) else f"{base}[{self.constant(key)}]"
 
     def add(self, guard: Guard) -> None:
-        """Return False unless ``guard`` holds."""
+        """Add a line to return False unless ``guard`` holds."""
         value = self.value(guard.source)
         expected = guard.expected
         if guard.kind == "computes_in":

@@ -1,7 +1,7 @@
-"""transformers' functions of masks, given all indices at once in place of one by one.
+"""transformers' mask functions, called with all indices at once instead of one by one.
 
-The result is the same (it is how transformers makes most masks, ``sdpa_mask``); what ``torch.vmap`` does cannot be
-watched.
+The result is the same (transformers makes most masks in this way, see ``sdpa_mask``). Code under ``torch.vmap`` cannot
+be followed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 
 def expanded(function: types.FunctionType, args: tuple[Any, ...]) -> Callable[..., Any] | None:
-    """The mask function for all indices, where ``function`` would give the one that goes by ``torch.vmap``."""
+    """Return the mask function over all indices if ``function`` is transformers' ``torch.vmap`` version, else None."""
     theirs: Any = sys.modules.get("transformers.masking_utils")
     if theirs is None or function is not getattr(theirs, "_vmap_expansion_sdpa", None):
         return None
@@ -24,7 +24,7 @@ def expanded(function: types.FunctionType, args: tuple[Any, ...]) -> Callable[..
 
 
 def is_indexing(value: Any) -> bool:
-    """Whether ``value`` is the block under which ``torch.vmap`` may index."""
+    """Check whether ``value`` is transformers' context manager for indexing under ``torch.vmap``."""
     theirs: Any = sys.modules.get("transformers.masking_utils")
     kind = getattr(theirs, "TransformGetItemToIndex", None)
     return isinstance(kind, type) and isinstance(value, kind)

@@ -1,4 +1,4 @@
-"""What builtins do with values from outside: each says which part of them it reads."""
+"""Handlers for builtins called with outside values, each with guards on the part it reads."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _len(ev: Evaluator, value: Any) -> Any:
 
 @_handles(range)
 def _range(ev: Evaluator, *bounds: Any) -> range:
-    """A range; of a symbolic end only the number of rounds is asked for."""
+    """Return a range, guarding only on the number of steps if its end is symbolic."""
     start, stop, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
     if not isinstance(stop, torch.SymInt) or type(start) is not int or type(step) is not int or step <= 0:
         return range(*bounds)
@@ -245,7 +245,10 @@ def _setitem(ev: Evaluator, owner: Any, key: Any, value: Any) -> None:
 
 @_handles(checkpoint)
 def _checkpoint(ev: Evaluator, function: Any, *args: Any, use_reentrant: bool | None = None, **options: Any) -> Any:
-    """Entered where there is nothing to compute again: without gradients, or where a reentrant one gives none."""
+    """Inline a checkpoint if nothing is recomputed, else raise.
+
+    Nothing is recomputed without gradients, or in a reentrant checkpoint without inputs that require gradients.
+    """
     taken = any(isinstance(each, torch.Tensor) and each.requires_grad for each in args)
     if taken or (use_reentrant is False and ev.tracer.module.training):
         raise ev.refused(
@@ -259,7 +262,7 @@ def _checkpoint(ev: Evaluator, function: Any, *args: Any, use_reentrant: bool | 
 
 
 def _whole_object(ev: Evaluator, value: Any) -> None:
-    """All attributes of an object from outside are read."""
+    """Guard on all attributes of an object from outside."""
     source = ev.source_of(value)
     if source is None or is_fixed(value):
         return
@@ -313,7 +316,7 @@ def _refuse(ev: Evaluator, *args: Any, **kwargs: Any) -> None:
 
 @_handles(F.scaled_dot_product_attention)
 def _attention(ev: Evaluator, *args: Any, **kwargs: Any) -> Any:
-    """Whether attention is causal is a plain bool, which guards the graph: ``length > 1 and mask is None`` is none."""
+    """Guard on a symbolic ``is_causal``, such as ``length > 1 and mask is None``, and convert it to a bool."""
     if isinstance(kwargs.get("is_causal"), torch.SymBool):
         kwargs["is_causal"] = bool(kwargs["is_causal"])
     return F.scaled_dot_product_attention(*args, **kwargs)
@@ -321,7 +324,7 @@ def _attention(ev: Evaluator, *args: Any, **kwargs: Any) -> Any:
 
 @_handles(nn.Module.to)
 def _to(ev: Evaluator, module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-    """``module.to(…)`` is the module where nothing has to be moved, else it is refused."""
+    """Return the module for ``module.to(…)`` if nothing has to be moved, else raise."""
     with DisableTorchFunction():
         device, dtype, *_ = parse_to(*args, **kwargs)
     for tensor in (*module.parameters(), *module.buffers()):

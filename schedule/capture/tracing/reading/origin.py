@@ -1,4 +1,7 @@
-"""Whose code a function or class is: the user's, which is followed, or that of torch and Python itself."""
+"""Origin of functions and classes: the user's code or library code.
+
+User code is followed. Most code of torch, Python and this package runs as it is.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ _FOLLOWED = (f"{_TORCH}/nn/modules/", f"{_TORCH}/nn/utils/param")
 _STDLIB = sysconfig.get_paths()["stdlib"]
 _SITE = tuple(sysconfig.get_paths()[name] for name in ("purelib", "platlib"))
 _CONTAINERS = (list, tuple, dict, set, frozenset, types.MappingProxyType)
-_SETTINGS = {"types.SimpleNamespace", "argparse.Namespace"}  # classes of Python's own whose objects hold settings
+_SETTINGS = {"types.SimpleNamespace", "argparse.Namespace"}  # standard-library classes used for settings
 _SETTINGS |= {"collections.UserDict", "collections.UserList", "collections.ChainMap", "os._Environ"}
 
 
 def is_native(function: types.FunctionType) -> bool:
-    """Whether ``function`` runs as it is: torch's, Python's or this package's, unless it wraps a user's function."""
+    """Check whether ``function`` is torch's, Python's or this package's, and does not wrap a user's function."""
     if not _is_native_file(function.__code__.co_filename):
         return False
     cells = (cell for cell in function.__closure__ or () if cell_is_set(cell))
@@ -31,7 +34,7 @@ def is_native(function: types.FunctionType) -> bool:
 
 
 def cell_is_set(cell: types.CellType) -> bool:
-    """Whether a variable of an enclosing function has a value yet."""
+    """Check whether a variable of an enclosing function has a value yet."""
     try:
         _ = cell.cell_contents
     except ValueError:
@@ -50,7 +53,7 @@ def _is_native_file(name: str) -> bool:
 
 
 def is_native_class(cls: type) -> bool:
-    """Whether ``cls`` is torch's, Python's or numpy's own."""
+    """Check whether ``cls`` belongs to torch, Python or numpy."""
     file = cls.__module__
     if file.startswith("torch.nn.modules"):
         return True
@@ -59,7 +62,7 @@ def is_native_class(cls: type) -> bool:
 
 
 def is_fixed(value: Any) -> bool:
-    """Whether ``value`` is known by its identity: code, files, and objects such as locks of torch's or Python's own."""
+    """Check whether ``value`` is guarded by identity: classes, functions, modules of Python, locks and the like."""
     if isinstance(value, (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType)):
         return True
     cls = type(value)

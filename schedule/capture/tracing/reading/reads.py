@@ -1,4 +1,4 @@
-"""What is read from outside: guards, and where objects were found."""
+"""Values read from outside the forward: their guards and sources."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from schedule.util.errors import TraceError
 
 
 class Reads:
-    """What one trace has read so far.
+    """Values read by one trace so far.
 
     Attributes:
         tracer: the trace.
@@ -50,12 +50,15 @@ class Reads:
         self.know(tracer.module, SELF)
 
     def ledger(self) -> Ledger:
-        """What was read."""
+        """Return the guards recorded so far."""
         return Ledger(self._guards.values())
 
     @contextmanager
     def recording(self, on: bool) -> Iterator[None]:
-        """Turn guards on, as for the forward, or off, as for a submodule that stays a call."""
+        """Turn guards on or off for the block.
+
+        They are on for the forward, and off for a submodule recorded as a call.
+        """
         before, self.on = self.on, on
         try:
             yield
@@ -63,41 +66,41 @@ class Reads:
             self.on = before
 
     def guard(self, kind: str, source: Source, expected: Any = None) -> None:
-        """From here on the graph holds only where this is so."""
+        """Add a guard on the value at ``source``, unless recording is off."""
         if self.on:
             key = (kind, source, expected if isinstance(expected, (Source, str, int)) else id(expected))
             self._guards.setdefault(key, Guard(kind, source, expected))
 
     def know(self, value: Any, source: Source) -> None:
-        """``value`` is outside, at ``source``."""
+        """Remember ``value`` as an outside object at ``source``."""
         self._known.setdefault(id(value), (value, source))
 
     def source_of(self, value: Any) -> Source | None:
-        """Where an outside object was found; None for what the forward made, and while nothing is recorded."""
+        """Return the source of an outside object, or None for the forward's own objects and while recording is off."""
         found = self._known.get(id(value)) if self.on else None
         return None if found is None else found[1]
 
     def path_of(self, child: nn.Module) -> str | None:
-        """The path by which the forward found ``child``."""
+        """Return the path of ``child`` as found by the forward, or None."""
         source = self.source_of(child)
         return None if source is None else submodule_path(source)
 
     def found_at(self, value: Any) -> Source | None:
-        """Where an object from outside was found, also while nothing is recorded."""
+        """Return the source of an outside object, or None, also while recording is off."""
         found = self._known.get(id(value))
         return None if found is None else found[1]
 
     def has_read(self, tensor: torch.Tensor) -> bool:
-        """Whether the kind of ``tensor`` is guarded already."""
+        """Check whether the dtype and shape or rank of ``tensor`` are guarded already."""
         return id(tensor) in self._tensors
 
     def was_compared(self, source: Source) -> bool:
-        """Whether the value at ``source`` is guarded, not just its kind."""
+        """Check whether the value at ``source`` is guarded, not just its kind."""
         kinds = ("same", "content", "is")
         return any(guard.source == source and guard.kind in kinds for guard in self._guards.values())
 
     def know_arguments(self, arguments: Any) -> None:
-        """Remember what the forward is given: containers may be read, not changed."""
+        """Remember the modules and containers in the arguments, to refuse writes to the containers."""
         for _, leaf in leaves(arguments):
             if isinstance(leaf, nn.Module):
                 self.know(leaf, Const(leaf))
@@ -109,15 +112,15 @@ class Reads:
                 pending += value.values() if isinstance(value, dict) else value
 
     def is_outside(self, value: Any) -> bool:
-        """Whether the forward did not make ``value``."""
+        """Check whether ``value`` was not made by the forward."""
         return self.found_at(value) is not None or self.is_given(value)
 
     def is_given(self, value: Any) -> bool:
-        """Whether ``value`` is a container among the arguments."""
+        """Check whether ``value`` is a container among the arguments."""
         return id(value) in self._given
 
     def refused(self, why: str, fix: str = "") -> TraceError:
-        """The error for what cannot be guarded or done again by a graph."""
+        """Return the error for something a graph cannot guard on or repeat."""
         return TraceError(
             why,
             where=user_line(),
@@ -125,7 +128,7 @@ class Reads:
         )
 
     def read(self, value: Any, source: Source | None) -> Any:
-        """``value`` is read at ``source``, an outside place: guard it, or remember where it was found."""
+        """Return ``value``, read from outside at ``source``, after guarding on it or remembering its source."""
         if source is None or not self.on:
             return value
         if isinstance(value, torch.Tensor):
@@ -158,11 +161,14 @@ class Reads:
         return tensor
 
     def query(self, function: Callable[..., Any], arguments: tuple[Any, ...], answer: Any) -> None:
-        """The process was asked something that it may answer otherwise at another call."""
+        """Guard on ``answer``, the result of a query to the process, since it may change between calls."""
         self.read(answer, Query(function, arguments))
 
     def read_kind(self, child: nn.Module) -> None:
-        """``child`` is called: what it returns has the dtype it had as long as it computes in the one it did."""
+        """Guard on the dtype of the first floating-point parameter of ``child``, called by the forward.
+
+        The dtype of its output is the same as long as it computes in this dtype.
+        """
         source = self.source_of(child)
         if source is None:
             return
@@ -173,18 +179,18 @@ class Reads:
             self.guard("computes_in", source, (tuple(path.split(".")), dtype))
 
     def read_untouched(self, module: nn.Module) -> None:
-        """``module``, which is no submodule, is entered: it stays of its class, and no hook on it acts."""
+        """Guard on the class, hooks and forward of ``module``, inlined but not a submodule of the traced module."""
         source = self.source_of(module)
         if source is not None:
             self.guard("untouched", source, type(module))
 
     def tensor_source(self, value: Any) -> Source | None:
-        """Where a tensor was read."""
+        """Return the source of a tensor already read, or None."""
         found = self._tensors.get(id(value)) if self.on else None
         return None if found is None else found[1]
 
     def refuse_write(self, owner: Any, does: str) -> None:
-        """Raise if ``owner`` is outside: a graph would not do it again."""
+        """Raise if ``owner`` is outside, since a graph would not repeat the write."""
         source = self.source_of(owner)
         if source is not None or (self.on and self.is_given(owner)):
             where = "an argument" if source is None else described(source)

@@ -1,4 +1,7 @@
-"""Where a value that a forward reads is found again at a later call: from the module, step by step."""
+"""Sources of values read by a forward.
+
+A source leads from the module, step by step, to the value at a later call.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Self:
-    """The module that is traced."""
+    """The traced module."""
 
 
 @dataclass(frozen=True, eq=False)
 class Const:
-    """An object that is the same at every call, such as a class, or the globals of a file."""
+    """An object identical at every call, such as a class, or the globals of a file."""
 
     value: Any
 
@@ -55,7 +58,7 @@ class Attr:
 
 @dataclass(frozen=True)
 class Query:
-    """``function(*arguments)``: a question to the process, such as ``torch.is_grad_enabled()``."""
+    """``function(*arguments)``: a query to the process, such as ``torch.is_grad_enabled()``."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
@@ -65,7 +68,7 @@ Source = Self | Const | DictOf | Item | Attr | Query
 
 
 def root(source: Source) -> Self | Const | Query:
-    """Where ``source`` begins."""
+    """Return the first step of ``source``."""
     while isinstance(source, (DictOf, Item, Attr)):
         source = source.base
     return source
@@ -75,7 +78,7 @@ SELF = Self()
 
 
 def described(source: Source) -> str:
-    """Write ``source`` as a user would, for messages."""
+    """Return ``source`` as a user would write it, for messages."""
     if isinstance(source, Self):
         return "self"
     if isinstance(source, Const):
@@ -94,7 +97,7 @@ def described(source: Source) -> str:
 
 
 def module_path(source: Source | None) -> tuple[str, str] | None:
-    """``(path, name)`` of what is held by a module of the tree: a parameter, buffer or attribute; None for others."""
+    """Return ``(path, name)`` of a parameter, buffer or attribute of a module in the tree, or None for others."""
     if not isinstance(source, Item):
         return None
     table = source.base
@@ -107,7 +110,7 @@ def module_path(source: Source | None) -> tuple[str, str] | None:
 
 
 def submodule_path(source: Source) -> str | None:
-    """The path of a submodule, "" for the module itself; None for what is no submodule."""
+    """Return the path of a submodule, "" for the module itself, or None for anything else."""
     parts: list[str] = []
     while not isinstance(source, Self):
         table = source.base if isinstance(source, Item) else None
@@ -118,7 +121,7 @@ def submodule_path(source: Source) -> str | None:
     return ".".join(parts)
 
 
-# -- pickling: what is the same in each process is found again --------------------------------------------
+# -- pickling: constants of every process are looked up again ---------------------------------------------
 
 
 def _packed_const(const: Const) -> Any:

@@ -1,4 +1,4 @@
-"""The rewriting of a function's syntax tree: every read, write and call becomes a call of an evaluator's method."""
+"""Rewriting of a function's syntax tree: every read, write and call becomes a call of an evaluator's method."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 HERE = "__here__"
-_CALLED_AS_WRITTEN = {"locals"}  # they look at the frame that calls them
+_CALLED_AS_WRITTEN = {"locals"}  # it reads the caller's frame
 _AUGMENTED = {
     ast.Add: "iadd", ast.Sub: "isub", ast.Mult: "imul", ast.Div: "itruediv", ast.FloorDiv: "ifloordiv",
     ast.Mod: "imod", ast.Pow: "ipow", ast.LShift: "ilshift", ast.RShift: "irshift", ast.BitOr: "ior",
@@ -23,11 +23,11 @@ def _is_formatted(part: ast.expr) -> bool:
 
 
 class NoSource(Exception):
-    """A function whose source cannot be found, or holds what is not instrumented."""
+    """Error for a function without readable source, or with syntax not supported by the instrumentation."""
 
 
 def _loaded_globally(code: types.CodeType) -> set[str]:
-    """Names that ``code``, or code defined in it, looks up in its globals."""
+    """Return the names looked up in globals by ``code`` or by code defined in it."""
     names = {each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -36,7 +36,7 @@ def _loaded_globally(code: types.CodeType) -> set[str]:
 
 
 def _bound(tree: ast.AST) -> set[str]:
-    """Names that are bound anywhere in ``tree``."""
+    """Return the names bound anywhere in ``tree``."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
@@ -55,14 +55,14 @@ def _bound(tree: ast.AST) -> set[str]:
 
 
 def _line(node: Any) -> int:
-    """The line that a frame is at while it computes ``node``: of ``x.view(…)``, the one that ``view`` is on."""
+    """Return the line number of a frame while it computes ``node``: for ``x.view(…)``, the line of ``view``."""
     named = node.func if isinstance(node, ast.Call) else node
     line: int = (named.end_lineno if isinstance(named, ast.Attribute) else None) or node.lineno
     return line
 
 
 class Transformer(ast.NodeTransformer):
-    """Instruments one definition, and what is defined in it."""
+    """Instrumentation of one definition and of all code defined in it."""
 
     def __init__(self, code: types.CodeType, definition: ast.FunctionDef, class_name: str) -> None:
         self._definition, self._class = definition, class_name.lstrip("_")
@@ -76,7 +76,7 @@ class Transformer(ast.NodeTransformer):
         self._count = 0
 
     def result(self) -> ast.FunctionDef:
-        """The definition, instrumented and without decorators."""
+        """Return the definition, instrumented and without decorators."""
         definition = self._definition
         definition.decorator_list = []
         made: ast.FunctionDef = self._function(definition)
@@ -120,7 +120,7 @@ class Transformer(ast.NodeTransformer):
         if self._first:
             arguments.defaults = [self.visit(each) for each in arguments.defaults]
             arguments.kw_defaults = [each and self.visit(each) for each in arguments.kw_defaults]
-        else:  # the copy is given the defaults that the function has
+        else:  # the copy gets the defaults of the original function
             arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]
             arguments.kw_defaults = [each and ast.Constant(None) for each in arguments.kw_defaults]
         every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
@@ -287,7 +287,7 @@ class Transformer(ast.NodeTransformer):
     # -- writes -----------------------------------------------------------------------------------------------
 
     def _assigned(self, target: Any, value: ast.expr, at: Any) -> list[ast.stmt]:
-        """``target = value``."""
+        """Return the statements for ``target = value``."""
         if isinstance(target, ast.Attribute):
             name = ast.Constant(self._mangled(target.attr))
             return [self._statement("set_attr", at, self.visit(target.value), name, value)]
@@ -301,7 +301,7 @@ class Transformer(ast.NodeTransformer):
         return [*checks, ast.copy_location(ast.Assign([bare], self._here("iterate", at, value)), at), *later]
 
     def _with_locals(self, target: Any, later: list[ast.stmt], at: Any) -> Any:
-        """``target`` with a local in place of each attribute and item, which is assigned ``later``."""
+        """Replace each attribute and item in ``target`` with a local, and add its assignment to ``later``."""
         if isinstance(target, (ast.Tuple, ast.List)):
             return type(target)([self._with_locals(each, later, at) for each in target.elts], ast.Store())
         if isinstance(target, ast.Starred):
@@ -394,7 +394,7 @@ def _names_only(target: ast.AST) -> bool:
 
 
 def _at_attribute(attribute: ast.Attribute, node: ast.expr | None = None) -> ast.expr:
-    """Where Python says that an attribute is read, or called: on the line of its name."""
+    """Return a node at Python's location of an attribute read or call: the line of its name."""
     whole = node or attribute
     if attribute.lineno == attribute.end_lineno:
         return whole
