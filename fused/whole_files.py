@@ -1,4 +1,4 @@
-"""Files that are written as a whole or not at all."""
+"""Atomic writes of files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write ``text`` to ``path`` as UTF-8; an interruption leaves the old file.
+    """Write ``text`` to ``path`` as UTF-8, or leave the old file if interrupted.
 
     Raises:
         OSError: the folder is missing or takes no files.

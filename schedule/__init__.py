@@ -90,7 +90,7 @@ keep_old_names()
 
 
 def __getattr__(name: str) -> ModuleType:
-    """A module that has moved, by its old name."""
+    """Return a moved module by its old name."""
     if new_name(f"{__name__}.{name}") is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return import_module(f"{__name__}.{name}")

@@ -1,1 +1,1 @@
-"""All that this project uses of torch's private modules: a release of torch has one folder to check."""
+"""Private names of torch in use: a new release of torch has one folder to check."""

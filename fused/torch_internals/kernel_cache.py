@@ -1,4 +1,4 @@
-"""What a stored kernel needs of inductor: no compiler is loaded. Imported with the first kernel."""
+"""Parts of inductor for stored kernels, without the compiler. Imported with the first kernel."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ __all__ = ["cache_dir", "data_pointer_address"]
 
 
 def data_pointer_address() -> int:
-    """Return the address of the function by which a compiled library reads the data of a tensor."""
+    """Return the address of the function for reading tensor data in a compiled library."""
     address: int = torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]
     return address

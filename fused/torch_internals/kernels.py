@@ -1,4 +1,4 @@
-"""Kernels of torch that have no public name."""
+"""Kernels of torch without a public name."""
 
 from __future__ import annotations
 

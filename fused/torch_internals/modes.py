@@ -1,4 +1,4 @@
-"""Modes and transforms that are active in this thread. The names are torch's own functions: no call is added."""
+"""Active modes and transforms of this thread. The names are torch's own functions: no call is added."""
 
 from __future__ import annotations
 

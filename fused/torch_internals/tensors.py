@@ -1,4 +1,4 @@
-"""Kinds of tensors without data, and parts of tensors that have no public name."""
+"""Kinds of tensors without data, and parts of tensors without a public name."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ make_wrapper_subclass: Any = torch.Tensor._make_wrapper_subclass
 
 
 def parse_to(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtype | None]:
-    """Return the device and the dtype that ``module.to(*args, **kwargs)`` asks for."""
+    """Return the device and the dtype of ``module.to(*args, **kwargs)``."""
     device, dtype, *_ = neural_functions._parse_to(*args, **kwargs)
     return device, dtype
 
 
 def set_version(tensor: torch.Tensor, version: int) -> None:
-    """Set the number of in-place changes that autograd has counted for ``tensor``."""
+    """Set autograd's count of in-place changes of ``tensor``."""
     torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))

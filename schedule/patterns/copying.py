@@ -75,7 +75,7 @@ def split_linear(graph: fx.Graph) -> int:
 
 
 class LostNode(Exception):
-    """A node of a match that a graph no longer has; ``erased`` tells which rewrite took it out, if one did."""
+    """Raised for a missing node of a match. ``erased`` names the rewrite, if one took the node out."""
 
     def __init__(self, node: fx.Node, erased: Erased | None) -> None:
         super().__init__(node.name)
@@ -83,7 +83,7 @@ class LostNode(Exception):
 
 
 class Follower:
-    """Finds matches again, by the names of their nodes, in what became of the graph that they were found in.
+    """Map of matches into a later state of their graph, by the names of nodes.
 
     Args:
         graph: that graph itself, a copy of it, or a copy that was rewritten since.
@@ -95,7 +95,7 @@ class Follower:
         self.names: dict[str, fx.Node] = {node.name: node for node in graph.nodes}
 
     def node(self, node: fx.Node, consumed: Collection[fx.Node]) -> fx.Node:
-        """Return what ``node`` became: itself, its copy, or, unless it is consumed, the node in its place.
+        """Return ``node`` itself, its copy, or, unless it is consumed, the node in its place.
 
         Raises:
             LostNode: it is gone.

@@ -73,7 +73,7 @@ def _checked(graph: fx.Graph, graph_matches: list[GraphMatch], hazards: Hazards)
 
 
 def _disjoint(graph: fx.Graph, graph_matches: list[GraphMatch]) -> list[GraphMatch]:
-    """Return the matches in ``graph``; raise if one is stale or two share a node."""
+    """Return the matches in ``graph``, or raise if one is stale or two share a node."""
     follower = Follower(graph)
     owner: dict[fx.Node, GraphMatch] = {}
     here = []
@@ -131,7 +131,9 @@ def rewrite(
 def rewrite_in_place(
     graph: fx.Graph, graph_matches: Iterable[GraphMatch], build: Build, modules: Modules = None, *, by: str = ""
 ) -> list[list[fx.Node]]:
-    """Replace every match in ``graph`` itself, which an error leaves half changed; return the new nodes of each.
+    """Replace every match in ``graph`` itself and return the new nodes of each.
+
+    An error leaves the graph half changed.
 
     Raises:
         MatchError: as :func:`check` and :func:`splice`.

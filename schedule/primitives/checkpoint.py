@@ -129,5 +129,5 @@ class Recomputation(PatternRewrite):
         return ()
 
     def replacement(self, graph_match: GraphMatch, module: nn.Module) -> Replacement:
-        """Return the match and a region that is checkpointed."""
+        """Return the match and a checkpointed region."""
         return region_of(graph_match, f"recomputed_{self.name}", RecomputedRegion)

@@ -50,7 +50,7 @@ def fuse(sch: NodeT, matches: Sequence[Match], compiler: Compiler | None = "auto
 
 
 class Fusion(PatternRewrite):
-    """Each match as one call: of the op that a rule has for it, or of the same operations compiled."""
+    """Rewrite of each match to one call: of the fused op of a rule, or of the same operations compiled."""
 
     def __init__(self, wanted: Wanted, compiler: Compiler | None) -> None:
         super().__init__(wanted)

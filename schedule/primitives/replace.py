@@ -220,11 +220,11 @@ class Replacing(PatternRewrite):
         self.callee, self.callee_name = callee, callee_name
 
     def settings(self) -> tuple[Any, ...]:
-        """Return the numbers of matches that become one call, and its target."""
+        """Return the sizes of the groups of matches, and the target of the call."""
         return self.sizes, self.callee, self.callee_name
 
     def replacement(self, graph_match: GraphMatch, module: nn.Module) -> Replacement:
-        """Return the match and a call with what the pattern binds."""
+        """Return the match, and a call with the inputs and scalars of the pattern."""
         callee = self.callee
         if isinstance(callee, str):
             function = module.get_submodule(callee).forward

@@ -1,4 +1,4 @@
-"""Rewrites as data: applied to the matches that a primitive is given, and again in graphs made later."""
+"""Rewrites as data, applied to given matches and to graphs made later."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def as_wide(graph_match: GraphMatch, build: Build) -> Build:
 
 
 class PatternRewrite(ABC):
-    """Replace the matches of a pattern in one way. Copies as it is, pickles by what ``find`` was given.
+    """Replacement of the matches of a pattern. Copies as it is, pickles by the argument of ``find``.
 
     Args:
         wanted: the pattern.
@@ -117,7 +117,7 @@ class PatternRewrite(ABC):
 
     @abstractmethod
     def replacement(self, graph_match: GraphMatch, module: nn.Module) -> Replacement:
-        """Return the match to replace in a graph of ``module``, and what inserts the replacement."""
+        """Return the match to replace in a graph of ``module``, and the build function."""
 
     @abstractmethod
     def settings(self) -> tuple[Any, ...]:
@@ -174,7 +174,7 @@ Make = Callable[[Node, Wanted, frozenset[int]], PatternRewrite]
 
 
 def rewrite_matches(sch: Node, groups: Sequence[MatchGroup], make: Make) -> None:
-    """Apply rewrites to the given matches, and let graphs that are made later have them too.
+    """Apply rewrites to the given matches and to graphs made later.
 
     Raises:
         MatchError: a match is of another model, not under ``sch``, consumed, or unsafe to replace.
@@ -195,7 +195,7 @@ def rewrite_matches(sch: Node, groups: Sequence[MatchGroup], make: Make) -> None
 
 
 def _of_searches(node: Node, groups: Sequence[MatchGroup], make: Make) -> list[Rewrite]:
-    """Return the rewrites of all that searches found in a module; matches picked by hand cannot be repeated."""
+    """Return the rewrites of whole searches in a module. Matches picked by hand cannot be repeated."""
     by_search: dict[Search | None, list[MatchGroup]] = {}
     for group in groups:
         by_search.setdefault(group[0].search, []).append(group)

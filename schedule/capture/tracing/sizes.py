@@ -305,7 +305,7 @@ def _computes_as(child: nn.Module, cls: type[nn.Module]) -> bool:
 
 
 def _is_leading(node: fx.Node, name: str, dim: int, rank: int) -> bool:
-    """Check whether ``dim`` is a dimension of rows, which a product or a convolution leaves as it is."""
+    """Check whether ``dim`` is a dimension of rows of a product or a convolution."""
     if name == "linear" or (name == "matmul" and _rank(node.args[1]) == 2):
         return dim < rank - 1
     return name in _CONVOLUTIONS and dim == 0

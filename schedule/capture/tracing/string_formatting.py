@@ -1,4 +1,4 @@
-"""Sizes and tensors formatted as strings: messages of checks and logs, of no use unless something is wrong.
+"""Sizes and tensors formatted as strings, for messages of checks and logs.
 
 A graph is not bound to a size because an f-string names it: such a string is marked. Where a marked string is used for
 more than a message (compared, hashed, looked into, passed to a function that may do so), where the graph holds it, or
@@ -39,7 +39,7 @@ class Scalar(Protocol):
 
 
 class MarkedString(str):
-    """A string with a size in it that the graph is not bound to. It can be formatted further; any other use raises."""
+    """String with an open size in it. It can be formatted further. Any other use raises."""
 
     texts: Strings
 
@@ -97,14 +97,14 @@ class Strings:
         return f"{scalar.value}{_MARK}"
 
     def of_tensor(self, number: Any, specification: str = "") -> str:
-        """Return a tensor as a string: its number if it holds only one, else nothing that a graph could use."""
+        """Return a tensor as a string: its number if it holds only one, else a marked string."""
         if number is not None:
             return format(number, specification)
         self.written = True
         return f"tensor(…){_MARK}"
 
     def marked(self, value: Any) -> Any:
-        """Return a string that has a mark in it as a :class:`MarkedString`; anything else as it is."""
+        """Return a string with a mark in it as a :class:`MarkedString`, anything else unchanged."""
         if not self.written or type(value) is not str or _MARK not in value:
             return value
         made = MarkedString(value)
@@ -114,7 +114,7 @@ class Strings:
     def handed(
         self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a call of code that is not followed, marked strings as plain ones.
+        """Return the arguments of a call of native code, with marked strings as plain ones.
 
         Raises:
             TraceError: ``function`` may do more with a marked string than put it into a message.
@@ -128,12 +128,12 @@ class Strings:
         return plain
 
     def use(self, value: str) -> NoReturn:
-        """Refuse a use of a marked string; remembered, since the forward may catch the error."""
+        """Refuse a use of a marked string, and remember it: the forward may catch the error."""
         self.used = self.used or str.__str__(value)
         raise TraceError(f"the forward uses a string that names a size: {_unmarked(value)!r}")
 
     def check(self, graph: fx.Graph) -> None:
-        """Check that no marked string was used or is part of the graph.
+        """Raise if a marked string was used or is part of the graph.
 
         Raises:
             TraceError: one was, or is.

@@ -56,7 +56,7 @@ class Calling(ItemReads):
         return strings.marked(result) if type(result) is str else result
 
     def _is_followed(self, function: Any) -> bool:
-        """Check whether a call of ``function`` runs code that is followed, or is made through another call."""
+        """Check whether a call of ``function`` runs followed code, or is made through another call."""
         kind = type(function)
         if kind is types.FunctionType:
             return is_instrumented(function) or not self.is_native(function)

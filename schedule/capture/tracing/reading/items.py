@@ -133,7 +133,7 @@ class ItemReads(AttributeReads):
         return value
 
     def formatted(self, value: Any) -> Any:
-        """Return the result of formatting, marked if it names a size that the graph is not bound to."""
+        """Return the result of formatting, marked if it names an open size."""
         return self.tracer.texts.marked(value)
 
     def truth(self, value: Any) -> Any:
