@@ -25,6 +25,15 @@ SIZES: dict[str, Question] = {
     "nbytes": lambda x, y: y.nbytes > 32,
     "hash of a shape": lambda x, y: hash(tuple(y.shape)) == hash((2, 4)),
 }
+KINDS: dict[str, Question] = {
+    "isinstance of int": lambda x, y: isinstance(y.shape[0], int),
+    "isinstance of a symbolic number": lambda x, y: isinstance(y.shape[0], torch.SymInt),
+    "isinstance of several": lambda x, y: isinstance(y.shape[0] / 2, (float, str)),
+    "type": lambda x, y: type(y.shape[0]) is int,
+    "type of a quotient": lambda x, y: type(y.shape[0] / 2) is float,
+    "divmod": lambda x, y: divmod(y.shape[0], 2)[1],
+    "bits": lambda x, y: (y.shape[0] & 1) ^ 1 | 0,
+}
 TEXTS: dict[str, Question] = {
     "str of a shape": lambda x, y: str(tuple(y.shape)) == "(2, 4)",
     "f-string of a size": lambda x, y: f"{y.shape[0]}" == "2",
@@ -116,9 +125,9 @@ def _as_untouched(module: nn.Module, batch: tuple[Tensor, ...], calls: list[tupl
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-@pytest.mark.parametrize("name", [*SIZES, *TEXTS])
+@pytest.mark.parametrize("name", [*SIZES, *KINDS, *TEXTS])
 def test_an_answer_about_sizes_is_not_baked_in(name: str, training: bool) -> None:
-    module = Asking({**SIZES, **TEXTS}[name]).train(training)
+    module = Asking({**SIZES, **KINDS, **TEXTS}[name]).train(training)
     calls = [_inputs(*sizes) for sizes in ((2, 2), (3, 3), (2, 1), (2, 5), (1, 1), (2, 2))]
     _as_untouched(module, _inputs(2, 2), calls)
 

@@ -138,6 +138,9 @@ _OPERATIONS: dict[str, Callable[..., Number]] = {
     "sym_sqrt": math.sqrt,
     "lshift": operator.lshift,
     "rshift": operator.rshift,
+    "bitwise_and": operator.and_,
+    "bitwise_or": operator.or_,
+    "bitwise_xor": operator.xor,
 }
 
 

@@ -23,6 +23,7 @@ from schedule.capture.tracing.reading.following import Handler
 from schedule.capture.tracing.reading.ledger import is_atom
 from schedule.capture.tracing.reading.origin import is_fixed
 from schedule.capture.tracing.reading.sources import DictOf, Item, described
+from schedule.capture.tracing.scalars import scalar_of
 
 HANDLERS: dict[Any, Handler] = {}
 _NOTHING = object()
@@ -109,7 +110,8 @@ def _guard_class(ev: Evaluator, value: Any) -> None:
 @_handles(isinstance)
 def _isinstance(ev: Evaluator, value: Any, cls: Any) -> bool:
     _guard_class(ev, value)
-    return isinstance(value, cls)
+    scalar = scalar_of(value)
+    return isinstance(value if scalar is None else scalar.value, cls)
 
 
 @_handles(type)
@@ -119,7 +121,13 @@ def _type(ev: Evaluator, value: Any, *rest: Any, **kwargs: Any) -> Any:
     _guard_class(ev, value)
     if isinstance(value, torch.Tensor):
         return torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else torch.Tensor
-    return type(value)
+    scalar = scalar_of(value)
+    return type(value if scalar is None else scalar.value)
+
+
+@_handles(divmod)
+def _divmod(ev: Evaluator, value: Any, by: Any) -> tuple[Any, Any]:
+    return value // by, value % by
 
 
 @_handles(callable)
