@@ -127,6 +127,8 @@ def _type(ev: Evaluator, value: Any, *rest: Any, **kwargs: Any) -> Any:
 
 @_handles(divmod)
 def _divmod(ev: Evaluator, value: Any, by: Any) -> tuple[Any, Any]:
+    if scalar_of(value) is None and scalar_of(by) is None:
+        return divmod(value, by)
     return value // by, value % by
 
 
