@@ -18,9 +18,9 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 import schedule
+from fused import whole_files
 from schedule.cli import app, main, output, working
 from schedule.rules import list_rules
-from schedule.util import files
 from schedule.util.errors import VerificationError
 from schedule.util.files import write
 from tests.cli.models import make
@@ -312,7 +312,7 @@ def test_an_interruption_leaves_the_old_report(tmp_path: Path, monkeypatch: pyte
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(files.os, "replace", interrupted)
+    monkeypatch.setattr(whole_files.os, "replace", interrupted)
     assert run("optimize", MLP, "--report", str(page)).exit_code == 130
     assert page.read_text() == "old" and list(tmp_path.iterdir()) == [page]
 

@@ -331,4 +331,4 @@ def test_what_it_takes_is_packaged() -> None:
         "schedule"
     ]
     packaged = {path for pattern in patterns for path in (root / "schedule").glob(pattern)}
-    assert set((root / "schedule" / "templates").iterdir()) <= packaged
+    assert set((root / "schedule" / "util" / "templates").iterdir()) <= packaged

@@ -137,7 +137,10 @@ class AttributeReads(Reads):
         if getter is None:
             return self.read(raw, Attr(Const(type(owner)), name))
         if isinstance(raw, functools.cached_property):
-            return self.call(raw.func, owner)
+            value = self.call(raw.func, owner)
+            if (source := self.source_of(owner)) is not None:
+                self.assignments.assign(owner, source, name, value)
+            return value
         if isinstance(getter, types.FunctionType):
             return self.call(getter, raw, owner, type(owner))
         return raw.__get__(owner, type(owner))

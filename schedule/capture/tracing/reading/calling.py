@@ -26,6 +26,7 @@ from schedule.capture.tracing.reading.following import Followed, Handler
 from schedule.capture.tracing.reading.instrument import NoSource, instrumented, is_instrumented
 from schedule.capture.tracing.reading.items import ItemReads
 from schedule.capture.tracing.reading.ledger import is_atom, is_plain_content, snapshot
+from schedule.capture.tracing.reading.operators import COMPARING, Operand, converts, has_operators
 from schedule.capture.tracing.reading.origin import is_fixed, is_native, is_native_class
 from schedule.capture.tracing.reading.sources import Attr, Const, described
 from schedule.capture.tracing.regions import TrackedAutocast, TrackedSdpaKernel
@@ -223,6 +224,8 @@ class Calling(ItemReads):
         if isinstance(owner, (list, dict, set, frozenset, tuple, deque, types.MappingProxyType)):
             if self.source_of(owner) is not None or (self.on and self.is_given(owner)):
                 return container_method(self, owner, name, args, kwargs)
+            if self.on and name not in _KEEPING:
+                self.refuse_compared(args, owner if isinstance(owner, (list, tuple, deque)) else ())
             return function(*map(self.bridged, args), **{key: self.bridged(value) for key, value in kwargs.items()})
         return self.native(function, args, kwargs)
 
@@ -258,6 +261,8 @@ class Calling(ItemReads):
         if root not in _WITHOUT_READING:
             args = tuple(self._handed(each, function) for each in args)
             kwargs = {key: self._handed(each, function) for key, each in kwargs.items()}
+            if isinstance(getattr(function, "__self__", None), (dict, set, frozenset)) or function in COMPARING:
+                self.refuse_compared(args, kwargs)
         result = function(*args, **kwargs)
         self._asked(function, module, args, kwargs, result)
         return result
@@ -281,7 +286,9 @@ class Calling(ItemReads):
     def _handed(self, value: Any, function: Any) -> Any:
         """Prepare an argument for unfollowed code: read containers, wrap callables, refuse other outside objects."""
         source = self.source_of(value)
-        if callable(value) and not isinstance(value, type):
+        if has_operators(type(value)) and converts(function):
+            return Operand(self, value)
+        if callable(value) and not isinstance(value, type) and (source is None or not has_operators(type(value))):
             return self.bridged(value)
         if source is None or is_fixed(value) or isinstance(value, torch.Tensor):
             return value
@@ -291,6 +298,16 @@ class Calling(ItemReads):
         raise self.refused(
             f"the forward hands {described(source)}, a {type(value).__name__}, to {name}, which may read all of it"
         )
+
+    def refuse_compared(self, *given: Any) -> None:
+        """Raise for a user's object from outside in a container whose items native code compares."""
+        for value in given:
+            if isinstance(value, dict):
+                self.refuse_compared(*value, *value.values())
+            elif isinstance(value, (list, tuple, set, frozenset, deque)):
+                self.refuse_compared(*value)
+            else:
+                self.key(value)
 
     def bridged(self, value: Any) -> Any:
         """Return a callable for unfollowed code to call ``value`` with its code followed."""
@@ -347,6 +364,8 @@ class _Context:
         return self._evaluator.call(type(self._value).__exit__, self._value, *error)
 
 
+_KEEPING = {"append", "appendleft", "extend", "extendleft", "insert", "copy", "pop", "clear", "reverse"}
+"""Methods of containers that compare no items."""
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _UNBOUND = (types.MethodDescriptorType, types.WrapperDescriptorType)
 _BUILTIN = (types.BuiltinFunctionType, types.MethodWrapperType, *_UNBOUND, types.ClassMethodDescriptorType)

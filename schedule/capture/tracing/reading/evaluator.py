@@ -22,6 +22,7 @@ from schedule.capture.tracing.reading.assignments import Assignments
 from schedule.capture.tracing.reading.calling import Calling
 from schedule.capture.tracing.reading.following import Followed, Handler
 from schedule.capture.tracing.reading.ledger import is_atom
+from schedule.capture.tracing.reading.operators import plain
 from schedule.capture.tracing.reading.sources import Attr, Const, DictOf, Item
 
 
@@ -113,7 +114,7 @@ class Evaluator(Calling):
         """Compute ``target += value`` or a similar operation, and return the new ``target``."""
         if isinstance(target, (list, set, dict, deque)):
             self.refuse_write(target, "changes, in place,")
-        return getattr(operator, name)(self.operand(target), self.operand(value))
+        return plain(getattr(operator, name)(self.operand(target), self.operand(value)))
 
 
 class Here:
@@ -124,7 +125,9 @@ class Here:
             setattr(self, name, getattr(evaluator, name))
         self._evaluator, self._function = evaluator, function
 
-    slice = staticmethod(slice)
+    def slice(self, *bounds: Any) -> Any:
+        """``start:stop:step``."""
+        return slice(*(self._evaluator.index((), each) for each in bounds))
 
     @staticmethod
     def super(cls: type, instance: Any) -> Any:
@@ -165,6 +168,6 @@ class Here:
 
 
 _OPERATIONS = (
-    "attr", "item", "call", "truth", "operand", "shown", "formatted", "iterate", "mapping", "context", "augmented",
-    "is_", "is_not", "eq", "ne", "in_", "not_in", "set_attr", "set_item", "del_attr", "del_item",
+    "attr", "item", "call", "truth", "operand", "shown", "formatted", "key", "iterate", "mapping", "context",
+    "augmented", "is_", "is_not", "eq", "ne", "in_", "not_in", "set_attr", "set_item", "del_attr", "del_item",
 )  # fmt: skip

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import types
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -13,8 +14,9 @@ from schedule.capture.tracing.containers import TrackedDict
 from schedule.capture.tracing.opaque import _Watched
 from schedule.capture.tracing.reading.attributes import BUILTIN_CONTAINERS, AttributeReads, class_of
 from schedule.capture.tracing.reading.ledger import is_atom, is_plain_content, snapshot
+from schedule.capture.tracing.reading.operators import Operand, has_operators, plain
 from schedule.capture.tracing.reading.origin import is_fixed
-from schedule.capture.tracing.reading.sources import SELF, Const, Item, Query, Source, described
+from schedule.capture.tracing.reading.sources import SELF, Attr, Const, Item, Query, Source, described
 
 
 class ItemReads(AttributeReads):
@@ -23,6 +25,7 @@ class ItemReads(AttributeReads):
     def item(self, owner: Any, key: Any) -> Any:
         """Evaluate ``owner[key]``."""
         source = self.source_of(owner)
+        key = self.index(owner, key)
         method = self.python_method(owner, "__getitem__")
         if method is not None:
             return method(key)
@@ -110,14 +113,31 @@ class ItemReads(AttributeReads):
             self.guard("content", source, snapshot(value))
             return value
         if isinstance(value, (dict, types.MappingProxyType)):
-            return {key: self.operand(self.entry(value, key, source)) for key in self.iterate(value)}
+            return {key: plain(self.operand(self.entry(value, key, source))) for key in self.iterate(value)}
         if isinstance(value, (list, tuple, deque)):
-            return type(value)([self.operand(each) for each in self.iterate(value)])
+            return type(value)([plain(self.operand(each)) for each in self.iterate(value)])
         kind = type(value).__name__
         raise self.refused(f"the forward reads a {kind}, {described(source)}, whose items cannot be compared")
 
+    def index(self, owner: Any, key: Any) -> Any:
+        """Return the key of an item of ``owner``: a user's object gives its number, or is refused."""
+        if not self.on or not has_operators(type(key)):
+            return key
+        if isinstance(owner, (list, tuple, str, range, deque, torch.Tensor)):
+            return operator.index(cast(Any, Operand(self, key)))
+        return self.key(key) if isinstance(owner, (dict, types.MappingProxyType)) else key
+
+    def key(self, value: Any) -> Any:
+        """Return a key of a dict or an item of a set; the hash of a user's object from outside is not followed."""
+        if self.on and has_operators(type(value)) and self.source_of(value) is not None:
+            kind = type(value).__name__
+            raise self.refused(f"the forward looks something up by a {kind}, which its own methods compare")
+        return value
+
     def operand(self, value: Any) -> Any:
         """Read all of ``value``, an operand of an operation."""
+        if self.on and has_operators(type(value)):
+            return Operand(self, value)
         source = self.source_of(value)
         if source is None or is_fixed(value):
             return value
@@ -127,6 +147,8 @@ class ItemReads(AttributeReads):
 
     def shown(self, value: Any) -> Any:
         """Guard on a container converted to a string, and return ``value``."""
+        if self.on and has_operators(type(value)):
+            return Operand(self, value)
         source = self.source_of(value)
         if source is not None and isinstance(value, BUILTIN_CONTAINERS) and is_plain_content(value):
             self.guard("content", source, snapshot(value))
@@ -197,6 +219,10 @@ class ItemReads(AttributeReads):
         source, method = self.source_of(b), self.python_method(b, "__contains__")
         if method is not None:
             return bool(method(a))
+        if isinstance(b, (dict, set, frozenset)):
+            self.key(a)
+        elif isinstance(b, (list, tuple, deque)) and self._compares(a, b):
+            return any(each is a or self.truth(self.eq(each, a)) for each in self.iterate(b))
         if source is not None and isinstance(b, (dict, types.MappingProxyType)):
             found = a in b
             self.guard("contains" if found else "lacks_item", source, self._key(a))
@@ -204,6 +230,10 @@ class ItemReads(AttributeReads):
         if source is not None and isinstance(b, BUILTIN_CONTAINERS):
             return a in self._whole(b, source)
         return a in (self.iterate(b) if self.python_method(b, "__iter__") is not None else b)
+
+    def _compares(self, a: Any, items: Any) -> bool:
+        """Check whether a search for ``a`` among ``items`` calls a method of a user's object."""
+        return self.on and any(has_operators(type(each)) for each in (a, *items))
 
     def not_in(self, a: Any, b: Any) -> bool:
         """Evaluate ``a not in b``."""
@@ -221,4 +251,5 @@ class ItemReads(AttributeReads):
             return None
         if source is not None and source != SELF:
             self.guard("class", source, class_of(value))
+        self.guard("is", Attr(Const(cls), name), raw)
         return lambda *args: self.call(raw, value, *args)

@@ -21,6 +21,7 @@ from schedule.capture.tracing.reading.attributes import class_of
 from schedule.capture.tracing.reading.evaluator import Evaluator
 from schedule.capture.tracing.reading.following import Handler
 from schedule.capture.tracing.reading.ledger import is_atom
+from schedule.capture.tracing.reading.operators import COMPARING
 from schedule.capture.tracing.reading.origin import is_fixed
 from schedule.capture.tracing.reading.sources import DictOf, Item, described
 from schedule.capture.tracing.scalars import scalar_of
@@ -162,6 +163,7 @@ def _len(ev: Evaluator, value: Any) -> Any:
 @_handles(range)
 def _range(ev: Evaluator, *bounds: Any) -> range:
     """Return a range, guarding only on the number of steps if its end is symbolic."""
+    bounds = tuple(ev.index((), each) for each in bounds)
     start, stop, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
     if not isinstance(stop, torch.SymInt) or type(start) is not int or type(step) is not int or step <= 0:
         return range(*bounds)
@@ -184,7 +186,10 @@ def _of_iterables(function: Any) -> Handler:
     def handler(ev: Evaluator, *args: Any, **kwargs: Any) -> Any:
         if "key" in kwargs:
             kwargs["key"] = ev.bridged(kwargs["key"])
-        return function(*(each if _is_number(each) else ev.iterate(each) for each in args), **kwargs)
+        given = [each if _is_number(each) else ev.iterate(each) for each in args]
+        if function in COMPARING and kwargs.get("key") is None:
+            ev.refuse_compared(*given)
+        return function(*given, **kwargs)
 
     return handler
 

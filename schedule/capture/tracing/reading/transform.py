@@ -198,8 +198,14 @@ class Transformer(ast.NodeTransformer):
             self.visit(value) if key else self._here("mapping", value, self.visit(value))
             for key, value in zip(node.keys, node.values, strict=True)
         ]
-        keys = [key and self.visit(key) for key in node.keys]
+        keys = [key and self._hashed(self.visit(key)) for key in node.keys]
         return ast.copy_location(ast.Dict(keys, values), node)
+
+    def visit_Set(self, node: ast.Set) -> Any:
+        return ast.copy_location(ast.Set([self._hashed(self.visit(each)) for each in node.elts]), node)
+
+    def _hashed(self, node: ast.expr) -> ast.expr:
+        return node if isinstance(node, (ast.Constant, ast.Starred)) else self._here("key", node, node)
 
     def visit_Call(self, node: ast.Call) -> Any:
         name = node.func.id if isinstance(node.func, ast.Name) else ""

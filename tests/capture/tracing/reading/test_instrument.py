@@ -64,7 +64,7 @@ class Plain:
     def same(self, value: Any) -> Any:
         return value
 
-    truth = operand = shown = iterate = mapping = context = same
+    truth = operand = shown = formatted = key = iterate = mapping = context = same
     slice = staticmethod(slice)
     is_ = staticmethod(lambda a, b: a is b)
     is_not = staticmethod(lambda a, b: a is not b)
