@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.docs.house import INTERNALS, House
+from tests.docs.house import INTERNALS, ROOT, House
 
 HOUSE = House()
 
@@ -44,3 +44,8 @@ def test_the_counts_can_fail(tmp_path: Path) -> None:
 
 def test_few_handlers_catch_everything() -> None:
     assert len(HOUSE.broad_excepts()) <= 8
+
+
+def test_the_picture_shows_the_floors() -> None:
+    picture = (ROOT / "docs" / "floors.svg").read_text()
+    assert all(f">{name}</text>" in picture for name in HOUSE.floors)
