@@ -33,6 +33,7 @@ from schedule.capture.tracing.environment import (
     parameter_conditions,
     quiet_autocast,
 )
+from schedule.capture.tracing.messages import MESSAGES
 from schedule.capture.tracing.opaque import Constant
 from schedule.capture.tracing.sharing import has_constants, structural_key
 from schedule.capture.tracing.signature import Parameters, Signature, SignatureBuilder
@@ -291,7 +292,13 @@ class Shadow:
 
 
 def _check(shadow: nn.Module, forward: Callable[..., Any], made: Specialization, live: Any) -> None:
-    """Compare an eval-mode graph with the forward, on the live arguments and on other sizes of them."""
+    """Compare an eval-mode graph with the forward, on the live arguments and on other sizes of them.
+
+    Raises:
+        TraceError: they differ, or the comparison would write messages of the forward.
+    """
+    if any(node.target in MESSAGES for node in made.graph.nodes):
+        raise TraceError("the forward prints, warns or logs, and checking a new graph would do so again", fix=_EXAMPLES)
     select = ScheduledState(original_class(shadow), [made], "").select
     kind = Environment.of(made.call, None).device_type
     quiet = nullcontext() if made.autocast is None else quiet_autocast(str(kind), made.autocast)

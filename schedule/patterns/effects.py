@@ -12,6 +12,7 @@ from torch import fx, nn
 
 from fused.torch_internals.kernels import NATIVE_MODULES
 from schedule.capture.tracing.effects import changed, drops, first_argument, is_pure_query, uses_random
+from schedule.capture.tracing.messages import MESSAGES
 from schedule.capture.tracing.opaque import Constant
 from schedule.capture.tracing.regions import REGION_FUNCTIONS
 from schedule.patterns import optable  # the import fills the vocabulary
@@ -98,7 +99,7 @@ def _draws(form: Form, bound: Mapping[str, Any]) -> bool:
 
 def _function_effects(node: fx.Node) -> Effects:
     target: Any = node.target
-    if target in REGION_FUNCTIONS:
+    if target in REGION_FUNCTIONS or target in MESSAGES:
         return BARRIER
     if reads_metadata(node) or target in _PURE_NUMBERS or isinstance(target, Constant):
         return FRESH

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,14 +26,20 @@ def outermost(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     return forward(*args, **kwargs)
 
 
-def user_line() -> str:
-    """``path:line in function`` of the innermost frame outside torch and this package; "" if there is none."""
-    frame = sys._getframe(1)
+def user_frame() -> types.FrameType | None:
+    """Return the innermost frame outside torch and this package, or None."""
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not outermost.__code__:
         if _is_users(frame.f_code.co_filename):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def user_line() -> str:
+    """Return ``path:line in function`` of :func:`user_frame`, or ""."""
+    frame = user_frame()
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame is not None else ""
 
 
 def _raised_at(error: BaseException) -> str:

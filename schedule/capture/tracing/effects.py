@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import fx
 
+from schedule.capture.tracing.messages import MESSAGES
 from schedule.capture.tracing.regions import REGION_FUNCTIONS
 
 _PURE_QUERIES = (len, operator.getitem, operator.contains, operator.truth)
@@ -123,7 +124,7 @@ def has_effect(node: fx.Node) -> bool:
         return False
     if node.op == "call_module":
         return any(argument.meta.get("object") for argument in node.all_input_nodes)
-    return mutates(node) or changes_object(node)
+    return node.target in MESSAGES or mutates(node) or changes_object(node)
 
 
 _MAKES_NEW = {"add", "sub", "mul", "truediv", "div", "floordiv", "mod", "pow", "neg", "abs", "where", "cat", "stack"}
@@ -136,6 +137,8 @@ def is_local(node: fx.Node) -> bool:
     """Check whether the effects of ``node`` are limited to values made in this graph."""
     if node.meta.get("local"):
         return True
+    if node.target in MESSAGES:
+        return False
     changed = node.all_input_nodes[:1]
     if node.op == "call_module":
         changed = [argument for argument in node.all_input_nodes if argument.meta.get("object")]

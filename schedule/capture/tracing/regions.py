@@ -1,4 +1,4 @@
-"""``no_grad``, ``enable_grad``, ``autocast`` and ``sdpa_kernel`` blocks, as pairs of nodes.
+"""``no_grad``, ``autocast``, ``sdpa_kernel`` and ``torch.backends…flags`` blocks, as pairs of nodes.
 
 In a graph a block is written as ``token = begin_…(…); …; end_region(token)``. Blocks still open when an exception is
 raised are ended by :func:`closing`, the wrapper for functions of graphs with regions.
@@ -7,8 +7,9 @@ raised are ended by :func:`closing`, the wrapper for functions of graphs with re
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, _GeneratorContextManager, contextmanager
 from typing import Any
 
@@ -51,6 +52,22 @@ def begin_sdpa_kernel(backends: Sequence[int], set_priority: bool) -> AbstractCo
     return _opened(block)
 
 
+def begin_backend_flags(module: str, function: str, flags: Mapping[str, Any]) -> AbstractContextManager[Any]:
+    """Enter a block of ``torch.backends``, such as ``torch.backends.cudnn.flags(enabled=False)``.
+
+    Args:
+        module: module of ``function``, such as ``"torch.backends.cudnn"``.
+        function: function that returns the context manager, such as ``"flags"``.
+        flags: its arguments.
+
+    Returns:
+        The token for :func:`end_region`.
+    """
+    block = getattr(sys.modules[module], function)(**flags)
+    block.__enter__()
+    return _opened(block)
+
+
 def end_region(block: AbstractContextManager[Any]) -> None:
     """Leave a block entered by a ``begin_…`` function."""
     _open.stack.remove(block)
@@ -70,7 +87,7 @@ class _GradMode(AbstractContextManager[Any]):
         set_grad_enabled(self.previous)
 
 
-REGION_FUNCTIONS = frozenset({begin_grad_mode, begin_autocast, begin_sdpa_kernel, end_region})
+REGION_FUNCTIONS = frozenset({begin_grad_mode, begin_autocast, begin_sdpa_kernel, begin_backend_flags, end_region})
 
 
 @contextmanager
@@ -101,6 +118,7 @@ class RegionTracker:
         self.tracer = tracer
         self._grad: list[tuple[fx.Node, bool]] = []
         self._autocast: dict[int, fx.Node] = {}
+        self.flag_blocks = 0  # open blocks that set flags of torch's kernels
 
     def handles(self, func: Any) -> bool:
         """Check whether ``func`` begins or ends a block."""
@@ -146,22 +164,44 @@ class TrackedAutocast(AbstractContextManager[Any]):
         return self._block.__exit__(*error)
 
 
-class TrackedSdpaKernel(AbstractContextManager[None]):
-    """``sdpa_kernel`` block, written into the graph. It is not entered: the setting is for the whole process."""
+class TrackedFlags(AbstractContextManager[None]):
+    """Block that sets flags of torch's kernels, written into the graph.
 
-    def __init__(self, tracer: Trace, block: Any) -> None:
-        given = inspect.signature(sdpa_kernel).bind(*block.args, **block.kwds).arguments
-        backends = given["backends"]
-        numbers = [int(each) for each in (backends if isinstance(backends, (list, tuple)) else [backends])]
-        self._tracer, self._arguments = tracer, (numbers, given.get("set_priority", False))
+    It is not entered while the forward is traced: the flags are those of the whole process.
+    """
 
-    @staticmethod
-    def is_one(value: Any) -> bool:
-        """Check whether ``value`` was returned by ``sdpa_kernel``."""
-        return isinstance(value, _GeneratorContextManager) and value.func is inspect.unwrap(sdpa_kernel)
+    def __init__(self, tracer: Trace, regions: RegionTracker, block: Any) -> None:
+        self._tracer, self._regions = tracer, regions
+        self._begin, self._arguments = _begin_of(block)
 
     def __enter__(self) -> None:
-        self._node = self._tracer.emit(begin_sdpa_kernel, self._arguments)
+        self._node = self._tracer.emit(self._begin, self._arguments)
+        self._regions.flag_blocks += 1
 
     def __exit__(self, *error: object) -> None:
+        self._regions.flag_blocks -= 1
         self._tracer.emit(end_region, (self._node,))
+
+
+def sets_flags(block: Any) -> bool:
+    """Check whether ``block`` was returned by ``sdpa_kernel`` or by a function of ``torch.backends``."""
+    if not isinstance(block, _GeneratorContextManager):
+        return False
+    module = getattr(block.func, "__module__", None) or ""
+    if not module.startswith("torch.backends."):
+        return _is_sdpa_kernel(block)
+    return getattr(getattr(sys.modules.get(module), block.func.__name__, None), "__wrapped__", None) is block.func
+
+
+def _is_sdpa_kernel(block: Any) -> bool:
+    return block.func is inspect.unwrap(sdpa_kernel)
+
+
+def _begin_of(block: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Return the function that enters ``block`` again and its arguments."""
+    given = inspect.signature(block.func).bind(*block.args, **block.kwds).arguments
+    if _is_sdpa_kernel(block):
+        backends = given["backends"]
+        numbers = [int(each) for each in (backends if isinstance(backends, (list, tuple)) else [backends])]
+        return begin_sdpa_kernel, (numbers, given.get("set_priority", False))
+    return begin_backend_flags, (block.func.__module__, block.func.__name__, dict(given))

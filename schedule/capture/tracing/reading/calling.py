@@ -19,6 +19,7 @@ from torch.jit import ScriptFunction
 
 from schedule.capture.recording.calls import unwatched
 from schedule.capture.recording.structure import leaves, tensors
+from schedule.capture.tracing.messages import log_arguments, log_at
 from schedule.capture.tracing.opaque import _Watched, is_opaque_class
 from schedule.capture.tracing.reading import masks
 from schedule.capture.tracing.reading.container_methods import container_method
@@ -29,7 +30,7 @@ from schedule.capture.tracing.reading.ledger import is_atom, is_plain_content, s
 from schedule.capture.tracing.reading.operators import COMPARING, Operand, converts, has_operators
 from schedule.capture.tracing.reading.origin import is_fixed, is_native, is_native_class
 from schedule.capture.tracing.reading.sources import Attr, Const, described
-from schedule.capture.tracing.regions import TrackedAutocast, TrackedSdpaKernel
+from schedule.capture.tracing.regions import TrackedAutocast, TrackedFlags, sets_flags
 
 _COMPILERS = {"is_compiling", "is_dynamo_compiling", "is_tracing", "is_scripting", "_get_tracing_state", "is_exporting"}
 _ASKED_AGAIN = ("torch", "os", "posix", "time", "_contextvars", "datetime", "threading", "_thread", "socket", "uuid")
@@ -98,14 +99,18 @@ class Calling(ItemReads):
         return self.call(function, owner, *args, **kwargs)
 
     def _log(self, method: Any, logger: logging.Logger, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a method of a logger, or refuse a message at each call.
+        """Call a method of a logger, or write a node that logs the message at each call.
 
         A method behind ``lru_cache``, such as ``warning_once``, writes its message once, so it is allowed.
         """
         level = logging.getLevelName(method.__func__.__name__.upper())
         once = isinstance(method.__func__, functools._lru_cache_wrapper)
         if self.on and not once and isinstance(level, int) and logger.isEnabledFor(level):
-            raise self.refused("the forward writes a log message, which a graph would not do at each call", _QUIET)
+            repeated = log_arguments(logger, level, args, kwargs)
+            if repeated is None:
+                raise self.refused("the forward logs what may change from call to call", _QUIET)
+            self.tracer.emit(log_at, repeated)
+            return None
         args, kwargs = self.tracer.texts.handed(method, args, kwargs)
         return method(*args, **kwargs)
 
@@ -342,8 +347,8 @@ class Calling(ItemReads):
             return contextlib.nullcontext()
         if isinstance(value, torch.autocast) and self.on:
             return TrackedAutocast(self.tracer.regions, value)
-        if TrackedSdpaKernel.is_one(value) and self.on:
-            return TrackedSdpaKernel(self.tracer, value)
+        if self.on and sets_flags(value):
+            return TrackedFlags(self.tracer, self.tracer.regions, value)
         cls = type(value)
         enter = getattr(cls, "__enter__", None)
         if self.on and isinstance(enter, types.FunctionType) and not self.is_native(enter):

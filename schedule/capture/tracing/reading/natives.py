@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from fused.torch_internals.modes import DisableTorchFunction, count_function_modes
 from fused.torch_internals.modules import MODULE_CALLS
 from fused.torch_internals.tensors import parse_to
+from schedule.capture.tracing.messages import print_arguments, warn_arguments, warn_at
 from schedule.capture.tracing.reading.attributes import class_of
 from schedule.capture.tracing.reading.evaluator import Evaluator
 from schedule.capture.tracing.reading.following import Handler
@@ -28,6 +29,7 @@ from schedule.capture.tracing.scalars import scalar_of
 
 HANDLERS: dict[Any, Handler] = {}
 _NOTHING = object()
+_QUIET = "remove the message, or keep the module that writes it a leaf (`leaves=(…,)`)"
 
 
 def _handles(*functions: Any) -> Callable[[Handler], Handler]:
@@ -315,10 +317,23 @@ def _deepcopy(ev: Evaluator, value: Any, memo: Any = None) -> Any:
 # -- effects ------------------------------------------------------------------------------------------------
 
 
-@_handles(print, warnings.warn)
+@_handles(print)
 def _print(ev: Evaluator, *args: Any, **kwargs: Any) -> None:
-    fix = "remove the message, or keep the module that writes it a leaf (`leaves=(…,)`)"
-    raise ev.refused("the forward prints or warns, which a graph would not do at each call", fix)
+    if not ev.on:
+        return
+    if not print_arguments(args, kwargs):
+        raise ev.refused("the forward prints what may change from call to call", _QUIET)
+    ev.tracer.emit(print, args, kwargs)
+
+
+@_handles(warnings.warn)
+def _warn(ev: Evaluator, *args: Any, **kwargs: Any) -> None:
+    if not ev.on:
+        return
+    repeated = warn_arguments(*args, **kwargs)
+    if repeated is None:
+        raise ev.refused("the forward warns of what may change from call to call, or for its caller", _QUIET)
+    ev.tracer.emit(warn_at, repeated)
 
 
 @_handles(exec, eval, globals, __import__, input, open)

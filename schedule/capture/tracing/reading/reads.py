@@ -22,6 +22,7 @@ from schedule.capture.tracing.reading.sources import (
     Const,
     Query,
     Source,
+    asks_torch,
     described,
     module_path,
     submodule_path,
@@ -68,6 +69,8 @@ class Reads:
     def guard(self, kind: str, source: Source, expected: Any = None) -> None:
         """Add a guard on the value at ``source``, unless recording is off."""
         if self.on:
+            if self.tracer.regions.flag_blocks and kind == "same" and asks_torch(source):
+                raise self.refused("the forward asks for a flag of torch inside a block that sets such flags")
             key = (kind, source, expected if isinstance(expected, (Source, str, int)) else id(expected))
             self._guards.setdefault(key, Guard(kind, source, expected))
 

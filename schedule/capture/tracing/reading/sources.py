@@ -77,6 +77,13 @@ def root(source: Source) -> Self | Const | Query:
 SELF = Self()
 
 
+def asks_torch(source: Source) -> bool:
+    """Check whether the value at ``source`` is that of a query or an attribute of ``torch.backends``."""
+    start = root(source)
+    owner = getattr(start.value, "__name__", None) if isinstance(start, Const) else None
+    return isinstance(start, Query) or (isinstance(owner, str) and owner.startswith("torch.backends."))
+
+
 def described(source: Source) -> str:
     """Return ``source`` as a user would write it, for messages."""
     if isinstance(source, Self):
