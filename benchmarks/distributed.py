@@ -6,7 +6,7 @@ Collectives are counted on simulated ranks in one process; a layer's minimum is 
 [batch, seq, hidden] forward and two backward, or their sequence-parallel halves.
 
 Step times are ratios to a step of one process while the other waits. Half is the ideal of two processes. Two cores show
-that the work is shared out, and what the parts that are not shared (norms, residual sums, the optimizer's Python) and
+that the work is sharded, and what the parts that are not shared (norms, residual sums, the optimizer's Python) and
 messages over the loopback device cost beside it; both processes with a whole model each show how much of that is the
 machine's, whose cores share caches, memory and whatever else runs. They cannot show what accelerators gain: their
 products are a thousand times faster, their links ten to a hundred times, and nothing here hides a message. The file

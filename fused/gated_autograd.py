@@ -123,12 +123,12 @@ def save(ctx: Any, y: Tensor, up: Tensor | None, bias: Tensor | None, weights: T
         y, y_scale = stored(y)
         if up is not None:
             up, up_scale = stored(up)
-    kept = (y, up, bias, weights, y_scale, up_scale)
+    saved = (y, up, bias, weights, y_scale, up_scale)
     if how.offload:
-        for tensor in kept[:4]:
+        for tensor in saved[:4]:
             if tensor is not None:
                 tensor.activation_offloading = True  # type: ignore[attr-defined]
-    ctx.save_for_backward(*kept)
+    ctx.save_for_backward(*saved)
 
 
 def gradients(ctx: Any, g: Tensor, needs: tuple[bool, bool, bool, bool]) -> formulas.Gradients:

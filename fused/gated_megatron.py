@@ -50,7 +50,7 @@ class _GatedFunction(torch.autograd.Function):
 
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
             y, bias, weights, how = cls._arguments(inputs)
-            ctx.places = [cls.names.index(name) if name in cls.names else None for name in _OPERANDS]
+            ctx.positions = [cls.names.index(name) if name in cls.names else None for name in _OPERANDS]
             ctx.arguments = len(inputs)
             save(ctx, y, None, bias, weights, how)
 
@@ -59,12 +59,12 @@ class _GatedFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> Any:
-        y, bias, weights = (place is not None and ctx.needs_input_grad[place] for place in ctx.places)
+        y, bias, weights = (position is not None and ctx.needs_input_grad[position] for position in ctx.positions)
         dy, _, dbias, dweights = gradients(ctx, grad_output, (y, False, bias, weights))
         results: list[Tensor | None] = [None] * ctx.arguments
-        for place, gradient in zip(ctx.places, (dy, dbias, dweights), strict=True):
-            if place is not None:
-                results[place] = gradient
+        for position, gradient in zip(ctx.positions, (dy, dbias, dweights), strict=True):
+            if position is not None:
+                results[position] = gradient
         return tuple(results)
 
 

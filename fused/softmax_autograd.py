@@ -56,7 +56,7 @@ def forward(
     sink: Tensor | None,
     keep: Tensor | None,
     scale: float,
-    kept: float,
+    p_keep: float,
     window: Window | None,
     shift: int,
     out_dtype: torch.dtype,
@@ -68,7 +68,7 @@ def forward(
     """
     results: Results = MASKED_SOFTMAX.run(
         "forward",
-        (x, mask, sink, keep, scale, kept),
+        (x, mask, sink, keep, scale, p_keep),
         requested(),
         window=window,
         shift=shift,

@@ -93,7 +93,7 @@ class _Optimization:
     def __init__(self, top: Node, nodes: Sequence[Node], rules: Sequence[Rule], cost_guard: bool, record: Any) -> None:
         self.top, self.nodes, self.rules, self.cost_guard, self.record = top, nodes, rules, cost_guard, record
         self.graphs = top.tree.graphs
-        self.opened: set[nn.Module] = set()
+        self.inlined: set[nn.Module] = set()
         self._found: dict[tuple[fx.Graph, frozenset[Path]], Findings] = {}
 
     def run(self, strict: bool) -> Report:
@@ -126,7 +126,7 @@ class _Optimization:
         inner = [module for module in reached if next(module.children(), None) is not None]
         self.graphs.ensure(inner)
         yield from inner
-        leaves = [m for m in reached if m not in inner and m not in self.opened and operation_of(type(m)) is None]
+        leaves = [m for m in reached if m not in inner and m not in self.inlined and operation_of(type(m)) is None]
         self.graphs.ensure(leaves)
         yield from leaves
 
@@ -160,21 +160,23 @@ class _Optimization:
             planned.entries += self.skipped(node, one_mode, f"in {mode}: ")
         modules = dict(module.named_modules(remove_duplicate=False))
         sites: dict[tuple[str, ...], tuple[Rule, list[Site]]] = {}
-        places: dict[tuple[str, str], Candidate] = {}
+        rejected: dict[tuple[str, str], Candidate] = {}
         for specialization in made:
             expansion = expand(specialization, module, self.graphs.recording)
-            self.opened.update(modules[path] for path in expansion.inlined)
+            self.inlined.update(modules[path] for path in expansion.inlined)
             findings = self.found(expansion.graph, module, modules, explained=specialization is made[0])
             for rule, graph_match in findings.chosen:
                 key = (rule.name, *(output.name for output in graph_match.outputs))
                 site = Site(specialization, graph_match, expansion.origin)
                 sites.setdefault(key, (rule, []))[1].append(site)
-            for place in findings.places:
-                places.setdefault((place.rule, place.node), _with_kept_module(place, expansion.graph, modules))
+            for candidate in findings.rejected:
+                rejected.setdefault(
+                    (candidate.rule, candidate.node), _with_opaque_module(candidate, expansion.graph, modules)
+                )
         for rule, together in sites.values():
             planned.matches.setdefault(rule.name, []).append(Match(node, together, rule))
         taken = {(rule, name) for rule, *names in sites for name in names}
-        planned.entries += _entries(node.path, [p for key, p in places.items() if key not in taken])
+        planned.entries += _entries(node.path, [p for key, p in rejected.items() if key not in taken])
         if not planned.matches:
             planned.entries += self.hooked(node, " ".join(entry.reason for entry in planned.entries))
         return planned
@@ -201,7 +203,7 @@ class _Optimization:
         if (graph, read) not in self._found:
             findings = self._found[graph, read] = find_all(graph, self.rules, modules, self.cost_guard, read=read)
             if explained:
-                findings.places += explain(graph, self.rules, modules, findings)
+                findings.rejected += explain(graph, self.rules, modules, findings)
         return self._found[graph, read]
 
     # -- doing it -----------------------------------------------------------------------------------------
@@ -212,7 +214,7 @@ class _Optimization:
         if not ours:
             return
         count = sum(len(each.matches[rule.name]) for each in ours)
-        description = f"optimize({rule.name}) in {counted(count, 'place')} of {counted(len(ours), 'module')}"
+        description = f"optimize({rule.name}) on {counted(count, 'match', 'matches')} in {counted(len(ours), 'module')}"
         arguments = {"rules": [rule.name], "cost_guard": self.cost_guard}
         paths = [node.path for node in self.nodes]
         done = self.rules[: self.rules.index(rule) + 1]
@@ -227,38 +229,40 @@ class _Optimization:
             for node, adapter in adapters.items():  # modules without a match adapt to further calls by this rule too
                 state = state_of(node.module)
                 if state is not None:
-                    kept = SetSpecializations(node.module, state.specializations, node.path, adapter)
-                    node.commit([kept], 0)
+                    unchanged = SetSpecializations(node.module, state.specializations, node.path, adapter)
+                    node.commit([unchanged], 0)
         self.record.rules[rule.name] = [match for each in ours for match in each.matches[rule.name]]
 
 
-def _prepare(place: MatchGroup, graph_match: GraphMatch) -> tuple[GraphMatch, Build]:
-    rule: Rule = place[0].rule  # type: ignore[assignment]
+def _prepare(group: MatchGroup, graph_match: GraphMatch) -> tuple[GraphMatch, Build]:
+    rule: Rule = group[0].rule  # type: ignore[assignment]
     return graph_match, rule.build
 
 
-def _with_kept_module(place: Candidate, graph: fx.Graph, modules: Mapping[str, nn.Module]) -> Candidate:
+def _with_opaque_module(candidate: Candidate, graph: fx.Graph, modules: Mapping[str, nn.Module]) -> Candidate:
     """``place``; if a Linear of another kind comes before it, with the name of that in the reason."""
-    node = next((node for node in graph.nodes if node.name == place.node), None)
+    node = next((node for node in graph.nodes if node.name == candidate.node), None)
     for source in () if node is None else node.all_input_nodes:
         path = str(source.target) if source.op == "call_module" else source.meta.get("module", "")
         module = modules.get(path)
         if module is not None and hasattr(module, "in_features") and original_class(module) is not nn.Linear:
-            return replace(place, reason=f"{place.reason}; {path} is a {torch.typename(module)}, which stays as it is")
-    return place
+            return replace(
+                candidate, reason=f"{candidate.reason}; {path} is a {torch.typename(module)}, which stays as it is"
+            )
+    return candidate
 
 
-def _entries(path: str, places: Iterable[Candidate]) -> list[Entry]:
+def _entries(path: str, rejected: Iterable[Candidate]) -> list[Entry]:
     """Places of one module, equal ones counted."""
     counts: dict[Entry, int] = {}
-    for place in places:
-        entry = Entry(place.rule, path, place.kind, 1, place.reason, place.source)  # type: ignore[arg-type]
+    for candidate in rejected:
+        entry = Entry(candidate.rule, path, candidate.kind, 1, candidate.reason, candidate.source)  # type: ignore[arg-type]
         counts[entry] = counts.get(entry, 0) + 1
     return [Entry(e.rule, e.path, e.status, n, e.reason, e.source) for e, n in counts.items()]
 
 
 def _leftovers(count: int) -> str:
-    look = counted(count, "place looks", "places look")
+    look = counted(count, "match looks", "matches look")
     return f"{look} like a rule's construct and cannot be rewritten; nothing was changed"
 
 

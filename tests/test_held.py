@@ -65,9 +65,9 @@ def test_a_match_is_followed_through_other_rewrites() -> None:
     ("path", "new", "since"),
     [
         ("act", nn.GELU(), r"act__gelu computes something else(?s:.*)replace\(GELU\) on blocks.0.mlp.act"),
-        ("act", nn.ReLU(), r"called as act can no longer be opened(?s:.*)replace\(ReLU\) on blocks.0.mlp.act"),
+        ("act", nn.ReLU(), r"called as act can no longer be inlined(?s:.*)replace\(ReLU\) on blocks.0.mlp.act"),
         ("", Mlp(16), ""),
-        ("", nn.Linear(16, 16), r"called as fc1 can no longer be opened(?s:.*)replace\(Linear\) on blocks.0.mlp"),
+        ("", nn.Linear(16, 16), r"called as fc1 can no longer be inlined(?s:.*)replace\(Linear\) on blocks.0.mlp"),
     ],
 )
 def test_a_match_in_what_was_replaced(path: str, new: nn.Module, since: str) -> None:

@@ -38,7 +38,7 @@ batch = batch_of(0, rows=4)
 # %% [markdown]
 # ## The plan
 #
-# `shard_plan` finds in the traced graph what can be shared out: attention by heads, an MLP by its width, the vocabulary
+# `shard_plan` finds in the traced graph what can be sharded: attention by heads, an MLP by its width, the vocabulary
 # by its rows. It knows no architecture by name. Each group begins with *columns* (every rank computes some of the
 # features) and ends with *rows* (every rank has a partial sum, which an all-reduce adds up).
 

@@ -127,7 +127,7 @@ batch = {"input_ids": ids, "labels": ids}
 plan = schedule.create_schedule(llama, example_inputs=batch).shard_plan(2, sequence=True)
 for name in ("model.layers.0.mlp", "model.layers.0.self_attn"):
     group = next(group for group in plan.groups if group.name == name)
-    print(name, "shared out:", [step.path.rpartition(".")[2] for step in group.shards])
+    print(name, "sharded:", [step.path.rpartition(".")[2] for step in group.shards])
     print("   ", [(step.path.rpartition(".")[2], step.op) for step in group.syncs])
 
 # %% [markdown]

@@ -21,12 +21,12 @@ from fused.torch_internals.tensors import FakeTensor, FakeTensorMode
 Tensor = torch.Tensor
 
 
-class _Unkept(Exception):
+class _NotStorable(Exception):
     """Raised if inductor's output is more than libraries and a few lines of Python."""
 
 
 def compiled(
-    formula: Callable[..., Any], inputs: Sequence[Any], statics: Mapping[str, Hashable], place: Path | None
+    formula: Callable[..., Any], inputs: Sequence[Any], statics: Mapping[str, Hashable], folder: Path | None
 ) -> Kernel:
     """Compile a kernel for ``formula(*inputs, **statics)``, and save it in ``place`` if possible.
 
@@ -51,7 +51,7 @@ def compiled(
     guard = _guard(shapes, fakes)
 
     theirs = Kernel(lambda tensors: run(*tensors), fitting(guard), results, single)
-    if place is None or len(made) != 1:
+    if folder is None or len(made) != 1:
         return theirs
     try:
         source, libraries = _parts(made[0])
@@ -62,7 +62,7 @@ def compiled(
             return theirs
     except Exception:  # another version of torch writes other code: then run inductor's own callable
         return theirs
-    kernel_store.save(place, stored)
+    kernel_store.save(folder, stored)
     return ours
 
 
@@ -106,9 +106,9 @@ def _guard(shapes: ShapeEnv, fakes: Sequence[FakeTensor]) -> str:
     sizes = [size for fake in fakes for size in fake.shape]
     symbols = [index for index, size in enumerate(sizes) if isinstance(size, torch.SymInt)]
     guard = shapes.produce_guards_expression([sizes[index] for index in symbols], ignore_static=False) or "True"  # type: ignore[misc]
-    places = {f"L['t{position}']": f"t[{index}]" for position, index in enumerate(symbols)}
-    for old in sorted(places, key=len, reverse=True):
-        guard = guard.replace(old, places[old])
+    positions = {f"L['t{position}']": f"t[{index}]" for position, index in enumerate(symbols)}
+    for old in sorted(positions, key=len, reverse=True):
+        guard = guard.replace(old, positions[old])
     return guard
 
 
@@ -125,8 +125,8 @@ def _parts(made: Any) -> tuple[str, dict[str, str]]:
     call = getattr(made, "current_callable", None)
     names = getattr(getattr(call, "__func__", call), "__globals__", None)
     if names is None or getattr(made, "constants", None):
-        raise _Unkept
-    kept: list[ast.stmt] = []
+        raise _NotStorable
+    statements: list[ast.stmt] = []
     libraries: dict[str, str] = {}
     for statement in ast.parse(made.source_code).body:
         if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith(INDUCTOR):
@@ -137,8 +137,8 @@ def _parts(made: Any) -> tuple[str, dict[str, str]]:
                 libraries[name] = _relative(names[name])
             continue
         if isinstance(statement, _IN_MODULE) and getattr(statement, "name", "") not in _NOT_NEEDED:
-            kept.append(statement)
-    return ast.unparse(ast.Module(kept, [])), libraries
+            statements.append(statement)
+    return ast.unparse(ast.Module(statements, [])), libraries
 
 
 def _relative(kernel: Any) -> str:
@@ -147,7 +147,7 @@ def _relative(kernel: Any) -> str:
     try:
         return str(Path(path or "").resolve().relative_to(kernel_store.cache().resolve()))
     except ValueError:
-        raise _Unkept from None
+        raise _NotStorable from None
 
 
 def _same(ours: Kernel, theirs: Kernel, tensors: Sequence[Tensor], written: set[int]) -> bool:

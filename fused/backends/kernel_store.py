@@ -104,7 +104,7 @@ def _library(path: str) -> Callable[..., None]:
     return kernel
 
 
-def place(formula: Callable[..., Any], kind: Hashable) -> Path | None:
+def folder(formula: Callable[..., Any], kind: Hashable) -> Path | None:
     """Return the folder of the kernels for ``formula`` and this kind of inputs, or None if they are not saved."""
     module, name = getattr(formula, "__module__", None) or "", getattr(formula, "__qualname__", "")
     described = repr(kind)
@@ -152,9 +152,9 @@ def fitting(guard: str) -> Callable[[Sequence[int]], bool]:
     return check
 
 
-def load(place: Path, sizes: Sequence[int]) -> Kernel | None:
+def load(folder: Path, sizes: Sequence[int]) -> Kernel | None:
     """Load a kernel for ``sizes`` from this folder, or return None if none fits or its libraries are missing."""
-    for path in sorted(place.glob("*.json")):
+    for path in sorted(folder.glob("*.json")):
         try:
             values = json.loads(path.read_text())
             stored = Stored(**{**values, "results": tuple(values["results"])})
@@ -165,10 +165,10 @@ def load(place: Path, sizes: Sequence[int]) -> Kernel | None:
     return None
 
 
-def save(place: Path, stored: Stored) -> None:
+def save(folder: Path, stored: Stored) -> None:
     """Save a kernel in the folder, if it can be written."""
     text = json.dumps(asdict(stored))
-    write(place / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json", text)
+    write(folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json", text)
 
 
 def write(path: Path, text: str) -> None:

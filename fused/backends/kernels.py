@@ -82,11 +82,11 @@ def _found(
         return fitting
     if len(known) >= MAX_KERNELS:
         raise TooManyKernels
-    place = kernel_store.place(formula, kind)
-    kernel = None if place is None else kernel_store.load(place, sizes)
+    folder = kernel_store.folder(formula, kind)
+    kernel = None if folder is None else kernel_store.load(folder, sizes)
     if kernel is None:
         from fused.backends import kernel_compiler  # imports the compiler
 
-        kernel = kernel_compiler.compiled(formula, inputs, statics, place)
+        kernel = kernel_compiler.compiled(formula, inputs, statics, folder)
     known.append(kernel)
     return kernel

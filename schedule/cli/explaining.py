@@ -16,6 +16,7 @@ from schedule.report.entries import Entry, grouped, paths_of
 from schedule.report.report import Report
 from schedule.rules import Rule
 from schedule.util.errors import MatchError, ScheduleError
+from schedule.util.wording import counted
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,10 @@ class Verdict:
         head = f"{self.rule} {'applies' if self.applies else 'does not apply'} in {self.module}"
         yield Text(head, style="bold green" if self.applies else "bold yellow")
         for (_, status, reason), alike in grouped(self.entries).items():
-            places = sum(entry.count for entry in alike)
+            times = sum(entry.count for entry in alike)
             where = paths_of(entry.path for entry in alike)
             if status == "applied":
-                yield Text(f"  applied in {places} place{'s' * (places != 1)}: {where}")
+                yield Text(f"  applied to {counted(times, 'match', 'matches')}: {where}")
             else:
                 told = MatchError(f"{status}: {reason}", module=where, where=alike[0].source)
                 yield Text("  ") + told.__rich__()

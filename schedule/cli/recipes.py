@@ -64,9 +64,9 @@ def replayed(sch: Schedule, recipe: Recipe) -> Report:
     before = len(sch.history)
     replay(sch, recipe)
     entries = [
-        Entry(step.description.partition(" on ")[0], path, "applied", places)
+        Entry(step.description.partition(" on ")[0], path, "applied", matches)
         for step in sch.history[before:]
-        for path, places in step.touched.items()
+        for path, matches in step.touched.items()
     ]
     batch = sch.tree.graphs.example_inputs
     costs, ratio = (partial(since, sch, batch, before) for since in (costs_since, ratio_since))

@@ -131,8 +131,8 @@ def verify(
     if as_json:
         emit({"model": model, "origin": loaded.origin, "applied": done.applied, **found})
     else:
-        places = ", ".join(f"{rule} ×{count}" for rule, count in done.applied.items())
-        stdout().print(f"rewritten: {places or 'nothing'}")
+        rewrites = ", ".join(f"{rule} ×{count}" for rule, count in done.applied.items())
+        stdout().print(f"rewritten: {rewrites or 'nothing'}")
         for case in found["cases"]:
             stdout().print(case)
         stdout().print(_verdict(found))
@@ -206,7 +206,7 @@ def bench(
         )
     else:
         stdout().print(_chart(ratios, saved))
-        notes = [f"model: {loaded.origin}", f"rewritten: {counted(sum(done.applied.values()), 'place')}"]
+        notes = [f"model: {loaded.origin}", f"rewritten: {counted(sum(done.applied.values()), 'match', 'matches')}"]
         stdout().print("; ".join(notes + ([f"torch.compile: {why_not}"] if why_not else [])))
     return Code.DONE
 

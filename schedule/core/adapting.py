@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from schedule.core.node import Node
 
 Rewritten = tuple[Specialization, dict[str, int]]
-"""A graph, and what was rewritten in it, in how many places."""
+"""A graph, with the number of matches rewritten in it by rule."""
 
 _CHECKED_SHAPES = 2
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -159,20 +159,20 @@ class Adapter:
         shadow = Shadow(module)
         enter = (lambda child, path: path in self.inlined) if self.inlined else None
         made = []
-        places: dict[str, int] = {}
+        rewritten: dict[str, int] = {}
         with interceptable(shadow.module):
             for training in (True, False):
                 with state_unchanged(shadow.module):
                     graph = specialize(shadow.module, forward, call, recording, training, enter, autocast)
                 for rewrite in self.rewrites:
                     graph, counts = rewrite.on(graph, shadow.module, recording)
-                    places |= counts
+                    rewritten |= counts
                 made.append(shadow.remapped(graph))
-        if not places:
+        if not rewritten:
             raise _NothingToRewrite("nothing of what was rewritten occurs in it")
         with restored({"self": shadow.module}):  # its functions and globals are those of the live module
             _check(shadow.module, forward, made[1], live)
-        done = ", ".join(f"{name} × {count}" for name, count in places.items())
+        done = ", ".join(f"{name} × {count}" for name, count in rewritten.items())
         return tuple(made), f"{_kind(call, autocast)}: {done}"
 
 
@@ -196,9 +196,9 @@ def _signature(module: nn.Module, forward: Callable[..., Any], call: Call, autoc
 
 def _kind(call: Call, autocast: torch.dtype | None) -> str:
     """Describe the call in a few words."""
-    texts = [*map(_short, call.args), *(f"{key}={_short(value)}" for key, value in call.kwargs.items())]
-    texts += [f"autocast {autocast}"] if autocast is not None else []
-    return ", ".join(texts).replace("torch.", "")
+    parts = [*map(_short, call.args), *(f"{key}={_short(value)}" for key, value in call.kwargs.items())]
+    parts += [f"autocast {autocast}"] if autocast is not None else []
+    return ", ".join(parts).replace("torch.", "")
 
 
 def _short(value: Any) -> str:

@@ -168,10 +168,10 @@ class SwapModule:
             NotApplicable: another schedule replaced the module since.
         """
         for parent, name in self.holders:
-            held = parent._modules.get(name)
-            if held is not self.new and held is not self.old:
+            current = parent._modules.get(name)
+            if current is not self.new and current is not self.old:
                 raise NotApplicable(
-                    f"another schedule put a {type(held).__name__} in place of the {type(self.new).__name__} {name!r}",
+                    f"another schedule replaced the {type(self.new).__name__} {name!r} by a {type(current).__name__}",
                     fix="undo the step of that schedule first",
                 )
         for table, (of_old, of_new) in self._hooks.items():

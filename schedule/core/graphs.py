@@ -122,8 +122,8 @@ class Graphs:
             if before.difference() is None:
                 return
             before.restore()
-            for kept in (fresh, self.recording.traced, self.recording.returned):
-                kept.clear()
+            for saved in (fresh, self.recording.traced, self.recording.returned):
+                saved.clear()
             self._trace_each(modules, fresh, together=False)  # to find which of them writes to what
 
     def _trace_each(
@@ -156,16 +156,16 @@ class Graphs:
 
         The modules now receive or return other sizes; they are recorded and traced again on demand.
         """
-        kept = {name: vars(self)[name] for name in ("_by_need", "_failed", "_recording", "_outdated")}
+        saved = {name: vars(self)[name] for name in ("_by_need", "_failed", "_recording", "_outdated")}
         gone = set(modules)
         self._by_need = {module: made for module, made in self._by_need.items() if module not in gone}
         self._failed = {module: error for module, error in self._failed.items() if module not in gone}
         self._recording, self._outdated = None, False
-        return kept
+        return saved
 
-    def remember_run(self, kept: dict[str, Any]) -> None:
+    def remember_run(self, saved: dict[str, Any]) -> None:
         """Undo a :meth:`forget_run`."""
-        vars(self).update(kept)
+        vars(self).update(saved)
 
     def calls(self, module: nn.Module) -> Sequence[Call]:
         """Return the recorded calls of ``module``, one per signature, or none if the run did not reach it."""

@@ -134,13 +134,13 @@ class History:
             self._done.append(step)
             self._undone.clear()
 
-    def apply(self, edits: Sequence[Edit], path: str = "", places: int = 1) -> None:
+    def apply(self, edits: Sequence[Edit], path: str = "", matches: int = 1) -> None:
         """Apply edits as part of the step in progress.
 
         Args:
             edits: the edits, in order.
             path: the path of the changed module.
-            places: the number of changed locations in it, for the report.
+            matches: the number of changed locations in it, for the report.
         """
         if self._pending is None:
             raise NotApplicable("changes are made by primitives only", fix="decorate the function with @primitive")
@@ -149,7 +149,7 @@ class History:
             self._pending.edits.append(edit)  # first, so that a partial apply is reverted too
             edit.apply()
             reached(f"after {type(edit).__name__}")
-        self._pending.touched[path] = self._pending.touched.get(path, 0) + places
+        self._pending.touched[path] = self._pending.touched.get(path, 0) + matches
 
     def undo(self) -> Step:
         """Revert the last step."""
@@ -221,12 +221,12 @@ class Savepoint:
             while len(self._pending.edits) > self._edits:
                 self._pending.edits.pop().revert()
             self._pending.touched = dict(self._touched)
-        kept = 0
-        while kept < min(len(history._done), len(self._done)) and history._done[kept] is self._done[kept]:
-            kept += 1
-        while len(history._done) > kept:
+        shared = 0
+        while shared < min(len(history._done), len(self._done)) and history._done[shared] is self._done[shared]:
+            shared += 1
+        while len(history._done) > shared:
             history.undo()
-        for step in self._done[kept:]:
+        for step in self._done[shared:]:
             for edit in step.edits:
                 edit.apply()
         history._done, history._undone = list(self._done), list(self._undone)

@@ -49,7 +49,7 @@ class Site:
         return self.graph_match.inputs
 
     @property
-    def opened(self) -> set[str]:
+    def inlined(self) -> set[str]:
         """Module calls to inline before a replacement: origins of all nodes from the match's first to its last."""
         node, last = min(self.graph_match.nodes), max(self.graph_match.nodes)
         calls = {self.origin.get(last.name)}
@@ -267,7 +267,7 @@ def sites_in(
 ) -> tuple[list[Site], list[SearchResult]]:
     """Find ``wanted`` in one graph of ``module``, and return the sites and the results of each search."""
     modules = dict(module.named_modules(remove_duplicate=False))
-    expansion = expand(made, module, recording, _opened_for(wanted.patterns, made.graph, modules))
+    expansion = expand(made, module, recording, _inlined_for(wanted.patterns, made.graph, modules))
     results = [patterns.search(expansion.graph, pattern, modules) for pattern in wanted.patterns]
     found = patterns.resolve(graph_match for result in results for graph_match in result.graph_matches)
     if wanted.rule is not None:
@@ -279,7 +279,7 @@ def _called(graph_match: GraphMatch, modules: Mapping[str, nn.Module]) -> dict[s
     return {str(node.target): modules[str(node.target)] for node in graph_match.nodes if node.op == "call_module"}
 
 
-def _opened_for(wanted: Sequence[Pattern], graph: fx.Graph, modules: Mapping[str, Any]) -> Collection[str] | None:
+def _inlined_for(wanted: Sequence[Pattern], graph: fx.Graph, modules: Mapping[str, Any]) -> Collection[str] | None:
     """Return the calls to inline: all except those named by the patterns, or None if they name no calls."""
     named = [node for pattern in wanted for node in pattern.digraph.nodes if isinstance(node, CallNode)]
     if not named:
@@ -296,11 +296,11 @@ def _paired(sites: list[list[Site]]) -> list[list[Site]]:
     """Group the same match across graphs: by order if all have equally many, else by the names of the outputs."""
     if len({len(each) for each in sites}) <= 1:
         return [list(together) for together in zip(*sites, strict=True)]
-    places: dict[tuple[str, ...], list[Site]] = {}
+    by_outputs: dict[tuple[str, ...], list[Site]] = {}
     for each in sites:
         for site in each:
-            places.setdefault(tuple(node.name for node in site.graph_match.outputs), []).append(site)
-    return list(places.values())
+            by_outputs.setdefault(tuple(node.name for node in site.graph_match.outputs), []).append(site)
+    return list(by_outputs.values())
 
 
 def _times(found: Sequence[Any]) -> str:

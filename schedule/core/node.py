@@ -250,18 +250,18 @@ class Node:
         self.tree.history.redo()
         return self
 
-    def commit(self, edits: Sequence[Edit], places: int = 1) -> None:
+    def commit(self, edits: Sequence[Edit], matches: int = 1) -> None:
         """Apply edits to the model from within a primitive."""
-        self.tree.history.apply(edits, self.path, places)
+        self.tree.history.apply(edits, self.path, matches)
 
     def refuse_inside_other_graph(self) -> None:
         """Raise if this module is inlined in another module's graph, so its forward is no longer called."""
-        held = self.tree.holder(self.path)
-        if held is not None:
-            owner = self.tree.node(held[0])
+        holder = self.tree.holder(self.path)
+        if holder is not None:
+            owner = self.tree.node(holder[0])
             raise NotApplicable(
                 f"{self.path} is in the middle of the graph of {owner.label}",
-                fix=f"apply the primitive to {owner.label}, or trace that with leaves=({held[1]!r},)",
+                fix=f"apply the primitive to {owner.label}, or trace that with leaves=({holder[1]!r},)",
             )
 
     def __repr__(self) -> str:

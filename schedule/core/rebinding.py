@@ -84,7 +84,7 @@ def _lost(site: Site, node: fx.Node, gone: Mapping[str, Erased]) -> MatchError:
         )
     if call is not None:
         return StaleMatch(
-            f"the module called as {call} can no longer be opened: it was hooked, wrapped or replaced since",
+            f"the module called as {call} can no longer be inlined: it was hooked, wrapped or replaced since",
             fix="remove the hook, or find again",
         )
     return StaleMatch(
@@ -98,9 +98,9 @@ def blamed(error: StaleMatch, match: Match) -> MatchError:
     found = match.search.found if match.search is not None else None
     now = match.schedule.tree.history.steps
     then = found.after if found is not None else now
-    common = [*(old is new for old, new in zip(then, now, strict=False)), False].index(False)
-    made = [step.description for step in now[common:] if _concerns(step, match.path)]
-    undone = [f"undo of {step.description}" for step in then[common:] if _concerns(step, match.path)]
+    prefix = [*(old is new for old, new in zip(then, now, strict=False)), False].index(False)
+    made = [step.description for step in now[prefix:] if _concerns(step, match.path)]
+    undone = [f"undo of {step.description}" for step in then[prefix:] if _concerns(step, match.path)]
     since = f"done since it was found: {'; '.join(undone + made)}" if made or undone else ""
     return MatchError(error.why, fix=error.fix, where=since)
 

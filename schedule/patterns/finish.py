@@ -59,8 +59,8 @@ def finish(pattern: Pattern, state: Unifier, closed: bool) -> Complete | Reason:
         reason = _open_region(state, region, [binding[node].fx for node in pattern.outputs])
         if reason is not None:
             return reason
-    places = [value.index for value in [binding[n] for n in pattern.required] if isinstance(value, OpNode)]
-    return Complete(region, (min(places), *places), dict(binding), dict(state.picks))
+    indices = [value.index for value in [binding[n] for n in pattern.required] if isinstance(value, OpNode)]
+    return Complete(region, (min(indices), *indices), dict(binding), dict(state.picks))
 
 
 def plain(value: Any) -> Any:

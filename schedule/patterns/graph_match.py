@@ -113,13 +113,13 @@ AnyRegion = TypeVar("AnyRegion", bound=Region)
 def disjoint(regions: Iterable[AnyRegion]) -> list[AnyRegion]:
     """Select disjoint regions, those with most nodes first, then the earliest, and return them in graph order."""
     taken: set[fx.Node] = set()
-    kept: list[AnyRegion] = []
+    chosen: list[AnyRegion] = []
     for region in sorted(regions, key=lambda r: (-len(r.nodes), r.order)):
         if taken.isdisjoint(region.nodes):
             taken.update(region.nodes)
-            kept.append(region)
-    kept.sort(key=lambda r: r.order)
-    return kept
+            chosen.append(region)
+    chosen.sort(key=lambda r: r.order)
+    return chosen
 
 
 def resolve(graph_matches: Iterable[GraphMatch]) -> list[GraphMatch]:

@@ -99,7 +99,7 @@ def _check_order(region: Collection[fx.Node], first: fx.Node, last: fx.Node, haz
 
 def _refuse(node: fx.Node, why: str) -> None:
     raise MatchError(
-        f"{node.name} {why}, so the match cannot be computed at one place",
+        f"{node.name} {why}, so the match cannot be computed at one point",
         node=node,
         fix="match a smaller part, or move that line before or after it",
     )

@@ -54,8 +54,8 @@ class _Search:
     def run(self) -> SearchResult:
         anchor, candidates = self.anchor()
         attempts = [self.attempt(anchor, candidate) for candidate in candidates]
-        kept = disjoint([complete for complete in attempts if complete is not None])
-        graph_matches = [complete.graph_match(self.graph, self.pattern) for complete in kept]
+        chosen = disjoint([complete for complete in attempts if complete is not None])
+        graph_matches = [complete.graph_match(self.graph, self.pattern) for complete in chosen]
         return SearchResult(graph_matches, self.unifier.visited, lambda: self.explain(graph_matches))
 
     def anchor(self) -> tuple[OpNode, list[OpNode]]:

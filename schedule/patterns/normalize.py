@@ -207,8 +207,8 @@ def _canonical_to(bound: dict[str, Any]) -> tuple[str, dict[str, Any]]:
             bound = {**bound, "non_blocking": dtype, "copy": bound["non_blocking"]}
         first, dtype = None, first
     if first is None and dtype is not None:
-        kept = {k: v for k, v in bound.items() if k not in ("device", "dtype")}
-        return "cast", {"input": kept.pop("input"), "dtype": dtype, **kept}
+        given = {k: v for k, v in bound.items() if k not in ("device", "dtype")}
+        return "cast", {"input": given.pop("input"), "dtype": dtype, **given}
     return "to", {**bound, "device": first, "dtype": dtype}
 
 

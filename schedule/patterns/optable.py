@@ -194,8 +194,8 @@ def _parameters(*tensors: str, **plain: str) -> ModuleArguments:
     rest = _attributes(**plain)
 
     def read(module: nn.Module) -> Mapping[str, Any]:
-        held = {t: getattr(module, t, None) for t in tensors}
-        return {t: None if v is None else Attr(t, v) for t, v in held.items()} | dict(rest(module))
+        found = {t: getattr(module, t, None) for t in tensors}
+        return {t: None if v is None else Attr(t, v) for t, v in found.items()} | dict(rest(module))
 
     return read
 

@@ -167,12 +167,12 @@ def _splice(graph: fx.Graph, graph_match: GraphMatch, build: Any, modules: Modul
     check_region(region, graph_match.outputs, hazards)
     given = {k: _current(graph, v) for k, v in graph_match.inputs.items()}
     scalars = {k: _current(graph, v) for k, v in graph_match.scalars.items()}
-    place, late = _plan(region, graph_match.outputs, _nodes(given, scalars), hazards)
+    point, late = _plan(region, graph_match.outputs, _nodes(given, scalars), hazards)
     for node in late:
-        place.prepend(node)
-    made, returned = _build(graph, place, build, given, scalars)
+        point.prepend(node)
+    made, returned = _build(graph, point, build, given, scalars)
     try:
-        ends = _outputs(graph, place, graph_match, region, returned, made)
+        ends = _outputs(graph, point, graph_match, region, returned, made)
         refuse_saving(region, dict(zip(graph_match.outputs, ends, strict=True)), made, hazards)
     except MatchError:
         _discard(graph, made)
@@ -220,21 +220,21 @@ def _plan(
 
 
 def _build(
-    graph: fx.Graph, place: fx.Node, build: Build, given: dict[str, Any], scalars: dict[str, Any]
+    graph: fx.Graph, point: fx.Node, build: Build, given: dict[str, Any], scalars: dict[str, Any]
 ) -> tuple[list[fx.Node], Any]:
     """Run ``build`` right before ``place`` and return the new nodes and its result.
 
     If it raises, the new nodes are erased.
     """
-    before, made, done = place.prev, [], False
+    before, made, done = point.prev, [], False
     try:
-        with graph.inserting_before(place):
+        with graph.inserting_before(point):
             inputs = {k: _read(graph, v) if isinstance(v, Attr) else v for k, v in given.items()}
             returned = build(graph, inputs, scalars)
         done = True
     finally:
         node = before.next
-        while node is not place:
+        while node is not point:
             made.append(node)
             node = node.next
         if not done:
@@ -256,7 +256,7 @@ def _discard(graph: fx.Graph, made: list[fx.Node]) -> None:
 
 def _outputs(
     graph: fx.Graph,
-    place: fx.Node,
+    point: fx.Node,
     graph_match: GraphMatch,
     region: set[fx.Node],
     returned: Any,
@@ -267,7 +267,7 @@ def _outputs(
     used = [any(u not in region for u in o.users) for o in graph_match.outputs]
     if isinstance(returned, fx.Node) and count > 1:
         items: list[fx.Node | None] = []
-        with graph.inserting_before(place):
+        with graph.inserting_before(point):
             for i in range(count):
                 items.append(graph.call_function(operator.getitem, (returned, i)) if used[i] else None)
         made += [item for item in items if item is not None]

@@ -98,10 +98,10 @@ def _saved(
         differentiated: the inputs that require a gradient; parameters by their paths.
     """
     values: dict[fx.Node, Any] = {}
-    kept: list[torch.Tensor] = []  # alive until the end, so that no two have one address
+    saved: list[torch.Tensor] = []  # alive until the end, so that no two have one address
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        kept.append(tensor)
+        saved.append(tensor)
         return tensor
 
     contexts = (
@@ -116,7 +116,7 @@ def _saved(
                 values[node] = _run(node, values, differentiated, modules)
     except (ScheduleError, UserCodeError):  # on tensors that are all zeros
         return None
-    storages = {tensor.untyped_storage()._cdata for tensor in kept}
+    storages = {tensor.untyped_storage()._cdata for tensor in saved}
     found = {key: values.get(node) for key, node in wanted.items() if node is not None}
     tensors = {key: value for key, value in found.items() if isinstance(value, torch.Tensor)}
     return {key for key, tensor in tensors.items() if tensor.untyped_storage()._cdata in storages}

@@ -83,7 +83,7 @@ def within_budget(
         chosen = choose(seen, budget, [path for path in nodes if path])
     except OutOfBudget as error:
         raise NotApplicable(
-            f"at least {error.least:,} bytes are kept, whatever is computed again in "
+            f"at least {error.least:,} bytes are saved, whatever is recomputed in "
             f"{', '.join(member.label for member in members[:3])}; the budget is {budget:,}",
             fix=f"a budget from {error.least:,}, smaller inputs, or more modules to choose from",
         ) from None

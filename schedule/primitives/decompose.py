@@ -90,7 +90,7 @@ class Opening:
         expansion = expand(made, module, recording, calls)
         if self.path not in expansion.inlined:
             raise TraceError(
-                f"{self.path} could not be opened in the graph of the module that calls it",
+                f"{self.path} could not be inlined in the graph of the module that calls it",
                 fix="remove what hooks or wraps it",
             )
         keep_erased(made.graph, expansion.graph)

@@ -30,7 +30,7 @@ def broadcast(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[
         bound = inspect.signature(method).bind(group[0], *args, **kwargs)
         arguments = dict(list(bound.arguments.items())[1:])
         with one_step(group, method, arguments):
-            return [method(member, *own[0], **own[1]) for member, own in _shared_out(group, bound)]
+            return [method(member, *own[0], **own[1]) for member, own in _distributed(group, bound)]
 
     on_all.__name__, on_all.__doc__ = method.__name__, method.__doc__
     on_all.__wrapped__ = method  # type: ignore[attr-defined]
@@ -49,7 +49,7 @@ def one_step(group: Group[Any], method: Callable[..., Any], arguments: dict[str,
         yield
 
 
-def _shared_out(group: Group[NodeT], bound: Any) -> Iterator[tuple[NodeT, tuple[Any, Any]]]:
+def _distributed(group: Group[NodeT], bound: Any) -> Iterator[tuple[NodeT, tuple[Any, Any]]]:
     """Yield (member, arguments) for each member, with matches assigned to the member they are in.
 
     Members without any of the given matches are skipped.

@@ -68,11 +68,11 @@ def replace(
     if matches is None:
         _replace_module(sch, new)
         return sch
-    places = [[item] if isinstance(item, Match) else list(item) for item in matches]
-    target = _Replacement(new, places)
-    refuse_foreign(sch, places)
+    groups = [[item] if isinstance(item, Match) else list(item) for item in matches]
+    target = _Replacement(new, groups)
+    refuse_foreign(sch, groups)
     target.add_to(sch)
-    rewrite_matches(sch, places, target.rewrite)
+    rewrite_matches(sch, groups, target.rewrite)
     return sch
 
 
@@ -149,7 +149,7 @@ def _replace_module(sch: Node, new: Any) -> None:
     graphs = sch.tree.graphs
     calls = graphs.calls(old) if graphs.example_inputs is not None else ()
     refuse_other_interface(old, new, calls)
-    edits: list[Edit] = [*_ties_kept(sch, old, new), SwapModule(sch.tree, old, new)]
+    edits: list[Edit] = [*_restored_ties(sch, old, new), SwapModule(sch.tree, old, new)]
     for name, tensor in new.named_parameters(remove_duplicate=False):
         edits += tags_carried(sch.tree, f"{sch.path}.{name}", tensor)
     sch.commit(edits)
@@ -159,12 +159,12 @@ def _refuse_state_below(sch: Node, new: nn.Module) -> None:
     """Raise if ``new`` contains the old module's ancestor, since the tree would then be cyclic."""
     inside = set(sch.module.modules())
     if any(module in inside for module in new.modules()):
-        held = {m for m, _ in sch.tree.ancestors(sch.path)}
-        if held & set(new.modules()):
+        above = {m for m, _ in sch.tree.ancestors(sch.path)}
+        if above & set(new.modules()):
             raise NotApplicable("the replacement holds a module that holds it", fix="give a module of its own")
 
 
-def _ties_kept(sch: Node, old: nn.Module, new: nn.Module) -> list[Edit]:
+def _restored_ties(sch: Node, old: nn.Module, new: nn.Module) -> list[Edit]:
     """Return edits to tie parameters of ``new`` to other modules, as those of the same name in ``old`` are."""
     inside = set(old.modules())
     shared = {
@@ -239,17 +239,17 @@ class Replacing(PatternRewrite):
 class _Replacement:
     """Call target inserted in place of matches."""
 
-    def __init__(self, new: Any, places: Sequence[MatchGroup]) -> None:
+    def __init__(self, new: Any, groups: Sequence[MatchGroup]) -> None:
         if not callable(new):
             raise NotApplicable(f"{type(new).__name__} cannot be called", fix="give a function or a module")
-        self.new, self.places = new, places
+        self.new, self.groups = new, groups
         self.is_module = isinstance(new, nn.Module)
         self.name = getattr(new, "__name__", type(new).__name__)
         has_name = hasattr(new, "__name__") and hasattr(new, "__module__") and new.__name__ != "<lambda>"
         self.target = new if has_name else Named(new, "replacement" if self.name == "<lambda>" else self.name)
-        if self.is_module and len(places) > 1 and any(True for _ in new.parameters()):
+        if self.is_module and len(groups) > 1 and any(True for _ in new.parameters()):
             raise NotApplicable(
-                f"one module with parameters cannot replace {len(places)} matches",
+                f"one module with parameters cannot replace {len(groups)} matches",
                 fix="replace one match at a time, each by a module of its own",
             )
 
@@ -273,7 +273,7 @@ class _Replacement:
         """Add the replacement, if it is a module, as a child of every module with a match."""
         if not self.is_module:
             return
-        for node in dict.fromkeys(place[0].schedule for place in self.places):
+        for node in dict.fromkeys(group[0].schedule for group in self.groups):
             if any(self.new is module for module in node.module.modules()):
                 raise MatchError("the replacement is part of the matched module already", fix="give another module")
             node.commit([AddModule(sch.tree, node.module, self.child_name(node.module), self.new)], 0)

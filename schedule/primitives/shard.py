@@ -68,7 +68,7 @@ def shard(sch: Node, name: str, axis: int, parts: int = 1, replicas: int = 1, co
     state = sharded_state(sch.tree)
     state.remember_whole(sch.module)
     split = _checked(sch, state, name, Split(axis, 0, parts, replicas, common))
-    refuse_opened(sch, state, changes_shapes=True)
+    refuse_inlined(sch, state, changes_shapes=True)
     sch.commit(_edits(sch, state, name, split))
 
 
@@ -90,13 +90,13 @@ def _checked(sch: Node, state: Sharded, name: str, asked: Split) -> Split:
         raise ShardError(
             f"{name} has {split.size} along axis {axis}, fewer than the {state.tp.size} ranks", fix="leave it whole"
         )
-    for place, own in _places(sch, tensor, name):
+    for holder, own in _slots(sch, tensor, name):
         try:
-            check_split(place, own, split, state.tp.size, fresh_sharding(place, state.tp))
-            refuse_rewritten(sch, place)
+            check_split(holder, own, split, state.tp.size, fresh_sharding(holder, state.tp))
+            refuse_rewritten(sch, holder)
         except ShardError as error:
-            if place is not module:
-                path = sch.tree.path_of(place)
+            if holder is not module:
+                path = sch.tree.path_of(holder)
                 raise ShardError(f"{name} is tied to {path}.{own}: {error.why}", fix="untie them first") from error
             raise
     return split
@@ -111,7 +111,7 @@ def _tensor(module: nn.Module, name: str) -> Tensor:
     return tensor
 
 
-def _places(sch: Node, tensor: Tensor, name: str) -> list[tuple[nn.Module, str]]:
+def _slots(sch: Node, tensor: Tensor, name: str) -> list[tuple[nn.Module, str]]:
     return owners(sch.tree.root, tensor) or [(sch.module, name)]
 
 
@@ -127,7 +127,7 @@ def refuse_rewritten(sch: Node, module: nn.Module) -> None:
         raise ShardError(f"{sch.tree.path_of(module)} was rewritten before", fix="shard and sync first, then fuse")
 
 
-def refuse_opened(sch: Node, state: Sharded, changes_shapes: bool) -> None:
+def refuse_inlined(sch: Node, state: Sharded, changes_shapes: bool) -> None:
     """Raise if a graph in use has the module inlined, or contains sizes about to change."""
     try:
         sch.refuse_inside_other_graph()
@@ -143,13 +143,13 @@ def refuse_opened(sch: Node, state: Sharded, changes_shapes: bool) -> None:
 
 def _edits(sch: Node, state: Sharded, name: str, split: Split) -> list[Edit]:
     whole = _tensor(sch.module, name)
-    places = _places(sch, whole, name)
-    tensor = ShardedTensor(whole, places, state.tp, split.axis, split.parts)
+    slots = _slots(sch, whole, name)
+    tensor = ShardedTensor(whole, slots, state.tp, split.axis, split.parts)
     edits: list[Edit] = [*state.tp.noted(f"{sch.path}.shard({name!r}, {split})")]
-    edits.append(ForgetRun(sch.tree, [place for place, _ in places]))
+    edits.append(ForgetRun(sch.tree, [holder for holder, _ in slots]))
     if not split.stays_whole:
         edits.append(ShardParameter(tensor))
-    for module, own in places:
+    for module, own in slots:
         sharding = fresh_sharding(module, state.tp).with_split(own, split)
         edits += _features(module, own, sharding, state)
         edits += _followers(sch, module, own, sharding, state)

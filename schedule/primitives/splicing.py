@@ -37,17 +37,17 @@ Repeat = Callable[["Node", Sequence[MatchGroup]], Adapter | None]
 """Function from a module and its match groups to the adapter for further graphs."""
 
 
-def splice_in(sch: Node, places: Sequence[MatchGroup], prepare: Prepare, repeat: Repeat) -> None:
+def splice_in(sch: Node, groups: Sequence[MatchGroup], prepare: Prepare, repeat: Repeat) -> None:
     """Replace every match group in all of its graphs and commit, or change nothing on error.
 
     Raises:
         MatchError: a match is of another model, not under ``sch``, consumed, or unsafe to replace.
         NotApplicable: no matches; or the module is inlined in another module's graph.
     """
-    refuse_foreign(sch, places)
+    refuse_foreign(sch, groups)
     by_module: dict[Node, list[MatchGroup]] = {}
-    for place in places:
-        by_module.setdefault(place[0].schedule, []).append(place)
+    for group in groups:
+        by_module.setdefault(group[0].schedule, []).append(group)
     planned = []
     for node, own in by_module.items():
         node.refuse_inside_other_graph()
@@ -63,10 +63,10 @@ def refuse_none(matches: Sequence[Any]) -> None:
         raise NotApplicable("no matches were given", fix="give what find() returned; find(..., expect=n) makes sure")
 
 
-def refuse_foreign(sch: Node, places: Sequence[MatchGroup]) -> None:
+def refuse_foreign(sch: Node, groups: Sequence[MatchGroup]) -> None:
     """Raise unless there are match groups, all of this model and under ``sch``."""
-    refuse_none(places)
-    for match in (match for place in places for match in place):
+    refuse_none(groups)
+    for match in (match for group in groups for match in group):
         if not isinstance(match, Match):
             raise MatchError(f"{match!r} is not a match", fix="give what find() returned")
         if match.schedule.tree is not sch.tree:
@@ -82,29 +82,29 @@ def refuse_foreign(sch: Node, places: Sequence[MatchGroup]) -> None:
             )
 
 
-def _rewritten(node: Node, places: Sequence[MatchGroup], prepare: Prepare) -> list[Specialization]:
+def _rewritten(node: Node, groups: Sequence[MatchGroup], prepare: Prepare) -> list[Specialization]:
     """Return all graphs of one module, those with matches rewritten."""
     current = list(node.specializations)
     pending, recording = node.tree.history.pending, node.tree.graphs.recording
     by = pending.description if pending is not None else ""
     found: dict[int, list[tuple[MatchGroup, list[Site]]]] = {}
-    for place in places:
-        for number in range(max(len(match.sites) for match in place)):
-            sites = [match.sites[number] for match in place if number < len(match.sites)]
+    for group in groups:
+        for number in range(max(len(match.sites) for match in group)):
+            sites = [match.sites[number] for match in group if number < len(match.sites)]
             index = sites[0].in_current(current)
-            if index is None or len(sites) < len(place):
+            if index is None or len(sites) < len(group):
                 gone = StaleMatch(
-                    f"{place[0].name} was found in a graph of {node.label} that is gone", fix="find it again"
+                    f"{group[0].name} was found in a graph of {node.label} that is gone", fix="find it again"
                 )
-                raise blamed(gone, place[0])
-            found.setdefault(index, []).append((place, sites))
+                raise blamed(gone, group[0])
+            found.setdefault(index, []).append((group, sites))
     try:
         return [
             rewritten(made, node.module, recording, found[index], prepare, by) if index in found else made
             for index, made in enumerate(current)
         ]
     except StaleMatch as error:
-        raise blamed(error, places[0][0]) from None
+        raise blamed(error, groups[0][0]) from None
 
 
 def rewritten(
@@ -126,16 +126,16 @@ def rewritten(
         MatchError: a site is consumed, or unsafe to replace.
     """
     modules = dict(module.named_modules(remove_duplicate=False))
-    opened = {name for _, sites in items for site in sites for name in site.opened}
-    expansion = expand(made, module, recording, opened)
+    inlined = {name for _, sites in items for site in sites for name in site.inlined}
+    expansion = expand(made, module, recording, inlined)
     keep_erased(made.graph, expansion.graph)
     graph_matches: list[GraphMatch] = []
     builds: list[Build] = []
-    for place, sites in items:
+    for group, sites in items:
         here = [rebound(site, expansion, modules) for site in sites]
         for graph_match in here:
             _refuse_hooked(graph_match, modules)
-        graph_match, build = prepare(place, _merged(here))
+        graph_match, build = prepare(group, _merged(here))
         graph_matches.append(graph_match)
         builds.append(build)
     order = iter(builds)

@@ -26,7 +26,7 @@ from schedule.distributed.tensor_parallel.modules import (
 )
 from schedule.distributed.tensor_parallel.state import sharded_state
 from schedule.primitives.registry import primitive
-from schedule.primitives.shard import reforward, refuse_opened, refuse_rewritten
+from schedule.primitives.shard import reforward, refuse_inlined, refuse_rewritten
 from schedule.util.errors import ShardError, TraceError
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _sync_projection(sch: Node, state: Sharded, mode: str, wanted: Sync) -> None
     check_sync(module, sharding, mode, wanted)
     if sharding is None:
         return
-    refuse_opened(sch, state, changes_shapes=wanted.op != "all_reduce")
+    refuse_inlined(sch, state, changes_shapes=wanted.op != "all_reduce")
     refuse_rewritten(sch, module)
     caller = state.caller_of(sch.path)
     above = sharding_of(caller[0]) if caller is not None else None
@@ -119,7 +119,7 @@ def _sync_layer(sch: Node, state: Sharded, mode: str, wanted: Sync) -> None:
     sharding = sharding_of(sch.module)
     check_sync(sch.module, sharding, mode, wanted)
     if sharding is not None:
-        refuse_opened(sch, state, changes_shapes=wanted.op != "all_reduce")
+        refuse_inlined(sch, state, changes_shapes=wanted.op != "all_reduce")
         _commit(sch, state, mode, wanted, sharding)
 
 
@@ -128,7 +128,7 @@ def _sync_output_gradient(sch: Node, state: Sharded, wanted: Sync) -> None:
     check_output_gradient(sch.module, sharding, wanted)
     if sch.tree.graphs.current(sch.module) and sharding is None:
         raise ShardError(f"{sch.label} was rewritten before", fix="shard and sync first, then fuse")
-    refuse_opened(sch, state, changes_shapes=False)
+    refuse_inlined(sch, state, changes_shapes=False)
     _commit(sch, state, "bwd_pre", wanted, sharding or ModuleSharding(state.tp.group, state.tp.size))
 
 
@@ -140,7 +140,7 @@ def _sync_boundary(sch: Node, state: Sharded, mode: str, wanted: Sync) -> None:
         raise ShardError(f"{mode} has {wanted} already", fix="undo that sync first, or name another argument")
     if sch.tree.graphs.current(module):
         raise ShardError(f"{sch.label} was rewritten before", fix="shard and sync first, then fuse")
-    refuse_opened(sch, state, changes_shapes=wanted.op != "all_reduce")
+    refuse_inlined(sch, state, changes_shapes=wanted.op != "all_reduce")
     sharding = sharding or ModuleSharding(state.tp.group, state.tp.size)
     if (mode, wanted.op, wanted.argument) != ("bwd_post", "all_reduce", None) or sharding.role(module) == OWN:
         _commit(sch, state, mode, wanted, sharding)

@@ -117,17 +117,17 @@ def _as_fuse(tree: Tree, index: int, record: Recorded, rule: str) -> Recorded:
             found = Found(members, Wanted.of(rule))
         except ScheduleError as error:
             raise _not_single(rule, error.why) from error
-        own = {_place(match): match for match in found.matches}
-        if any(_place(match) not in own for match in matches):
-            raise _not_single(rule, "a search for this rule alone finds other places")
+        own = {_location(match): match for match in found.matches}
+        if any(_location(match) not in own for match in matches):
+            raise _not_single(rule, "a search for this rule alone finds other matches")
         paths = [member.path for member in members]
         at = placed(tree, paths)
         found.after = tree.history.steps
-        picked = described([own[_place(match)] for match in matches])
+        picked = described([own[_location(match)] for match in matches])
     return Recorded("fuse", tuple(paths), at, (("matches", picked),))
 
 
-def _place(match: Match) -> tuple[Any, ...]:
+def _location(match: Match) -> tuple[Any, ...]:
     return match.schedule, tuple(node.name for node in match.sites[0].graph_match.outputs)
 
 

@@ -121,10 +121,15 @@ def _without_undone(steps: list[Step]) -> list[Step]:
         undo = steps[position]
         before = next((i for i in range(position - 1, -1, -1) if not isinstance(steps[i], Find)), None)
         call = steps[before] if before is not None else None
-        if isinstance(undo, Undo) and isinstance(call, Call) and before is not None and call.places <= undo.times:
+        if (
+            isinstance(undo, Undo)
+            and isinstance(call, Call)
+            and before is not None
+            and call.history_steps <= undo.times
+        ):
             between = {step.name for step in steps[before:position] if isinstance(step, Find)}
             if not any(name in between for step in steps[position:] for name in finds_used(step)):
-                rest: list[Step] = [Undo(undo.times - call.places)] if undo.times > call.places else []
+                rest: list[Step] = [Undo(undo.times - call.history_steps)] if undo.times > call.history_steps else []
                 steps = steps[:before] + steps[before + 1 : position] + rest + steps[position + 1 :]
                 position = before
                 continue
@@ -134,7 +139,7 @@ def _without_undone(steps: list[Step]) -> list[Step]:
 
 def _without_overwritten(steps: list[Step]) -> list[Step]:
     """Keep only the last of repeated settings of a tag with only ``annotate`` calls in between."""
-    kept: list[Step] = []
+    remaining: list[Step] = []
     later: set[Any] = set()
     for step in reversed(steps):
         if not isinstance(step, Call) or step.primitive != "annotate":
@@ -145,5 +150,5 @@ def _without_overwritten(steps: list[Step]) -> list[Step]:
             if key in later:
                 continue
             later.add(key)
-        kept.append(step)
-    return kept[::-1]
+        remaining.append(step)
+    return remaining[::-1]

@@ -104,7 +104,9 @@ def _called(sch: Node, step: Call, finds: Finds) -> None:
 def _other_rules(wanted: Sequence[str], made: Sequence[str], report: Any) -> RecipeError:
     missing = [rule for rule in wanted if rule not in made]
     more = [rule for rule in made if rule not in wanted]
-    said = [f"{rule} found nothing" for rule in missing] + [f"{rule} found places, and did not then" for rule in more]
+    said = [f"{rule} found nothing" for rule in missing] + [
+        f"{rule} has matches now, and had none then" for rule in more
+    ]
     near = [f"{e.path or 'the root'}: {e.rule}: {e.reason}" for e in report.entries if e.status != "applied"]
     ours = [line for line in near if any(rule in line for rule in missing)]
     return RecipeError(

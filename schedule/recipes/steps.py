@@ -33,7 +33,7 @@ class Find:
         return {"find": self.name, "at": list(self.at), "pattern": to_json(self.pattern), "counts": counts}
 
     def __str__(self) -> str:
-        return f"{self.name} = find({_text(self.pattern)}) in {_places(self.at)}: {_counted(self.counts)}"
+        return f"{self.name} = find({_text(self.pattern)}) in {_paths(self.at)}: {_counted(self.counts)}"
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,14 @@ class Call:
         return found | ({"rules": list(self.rules)} if self.rules is not None else {})
 
     @property
-    def places(self) -> int:
+    def history_steps(self) -> int:
         """Number of history steps made by the call."""
         return 1 if self.rules is None else len(self.rules)
 
     def __str__(self) -> str:
         given = ", ".join(f"{name}={_text(value)}" for name, value in self.arguments)
         applied = f": {', '.join(self.rules)}" if self.rules is not None else ""
-        return f"{self.primitive}({given}) on {_places(self.at)}{applied}"
+        return f"{self.primitive}({given}) on {_paths(self.at)}{applied}"
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def finds_used(step: Step) -> list[str]:
     return [value.find for _, given in step.arguments for value in inner(given) if isinstance(value, Picked)]
 
 
-def _places(at: tuple[str, ...]) -> str:
+def _paths(at: tuple[str, ...]) -> str:
     return ", ".join(path or "the root" for path in at)
 
 

@@ -23,7 +23,7 @@ def costs_since(top: Node, batch: Any, steps_before: int) -> dict[str, Cost]:
         NotApplicable: the model does not run here, or does not train on ``batch``.
     """
     _refuse_without_data(top)
-    refuse_shared_out(top)
+    refuse_sharded(top)
     with trains():
         after = measure(top.module, batch)
         if len(top.history) <= steps_before:
@@ -65,14 +65,14 @@ def trains() -> Iterator[None]:
         ) from failed.error
 
 
-def refuse_shared_out(top: Node) -> None:
+def refuse_sharded(top: Node) -> None:
     """Raise if the model is sharded.
 
     A report is read on one rank, and a training step there would wait forever for the others.
     """
     if is_sharded(top.module):
         raise NotApplicable(
-            "the model is shared out over ranks, which would have to run together",
+            "the model is sharded over ranks, which would have to run together",
             asked="measure a training step",
             fix="on all ranks: schedule.report.costs.measure(model, batch)",
         )

@@ -112,14 +112,14 @@ def measure(model: nn.Module, batch: Any) -> Cost:
     counting = _Counting()
     with training(model):
         call(model, batch)  # a call of a further kind gets its graph here, because it gets none under a dispatch mode
-        held = {s._cdata for t in (*model.parameters(), *model.buffers()) if (s := _storage(t)) is not None}
+        state = {s._cdata for t in (*model.parameters(), *model.buffers()) if (s := _storage(t)) is not None}
         with counting:
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
                 loss = loss_of(call(model, batch))
-            kept = sum(storage.nbytes() for key, storage in saved.items() if key not in held)
+            activations = sum(storage.nbytes() for key, storage in saved.items() if key not in state)
             if loss is not None and loss.requires_grad:
                 loss.backward()
-    return Cost(saved_bytes=kept, dispatched=counting.count)
+    return Cost(saved_bytes=activations, dispatched=counting.count)
 
 
 def step_seconds(model: nn.Module, *batches: Any, clock: Callable[[], float] = time.perf_counter) -> float:

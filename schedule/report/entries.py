@@ -45,7 +45,7 @@ class Row:
     """
 
     status: str
-    places: int
+    matches: int
     modules: str
     reason: str
     entries: Sequence[Entry]
@@ -56,7 +56,7 @@ def grouped(entries: Iterable[Entry]) -> dict[tuple[str, str, str], list[Entry]]
     groups: dict[tuple[str, str, str], list[Entry]] = {}
     for entry in entries:
         groups.setdefault((entry.rule, entry.status, entry.reason), []).append(entry)
-    order = {status: place for place, status in enumerate(STATUSES)}
+    order = {status: position for position, status in enumerate(STATUSES)}
     return dict(sorted(groups.items(), key=lambda item: order[item[0][1]]))  # type: ignore[index]
 
 
@@ -64,8 +64,8 @@ def rows_of(entries: Sequence[Entry]) -> dict[str, list[Row]]:
     """Return rule → its rows, with applied rules first."""
     rules: dict[str, list[Row]] = {}
     for (rule, status, reason), alike in grouped(entries).items():
-        places, modules = sum(entry.count for entry in alike), paths_of(entry.path for entry in alike)
-        rules.setdefault(rule, []).append(Row(status, places, modules, reason, alike))
+        matches, modules = sum(entry.count for entry in alike), paths_of(entry.path for entry in alike)
+        rules.setdefault(rule, []).append(Row(status, matches, modules, reason, alike))
     return rules
 
 

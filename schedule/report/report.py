@@ -119,7 +119,7 @@ class Report:
     def _adaptations(self, text: Callable[[Adaptation], str]) -> dict[str, list[str]]:
         states = ((path, state_of(module)) for path, module in self.model.named_modules())
         found = {path: [t for t in map(text, state.adaptations) if t] for path, state in states if state is not None}
-        return {path: texts for path, texts in found.items() if texts}
+        return {path: notes for path, notes in found.items() if notes}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the whole report as plain data."""
@@ -173,11 +173,11 @@ class Report:
 
     def __rich__(self) -> RenderableType:
         table = Table(title=Text(f"schedule.optimize: {type(self.model).__name__}"), title_justify="left")
-        for name in ("rule", "", "places", "modules", "why"):
-            table.add_column(name, justify="right" if name == "places" else "left", overflow="fold")
+        for name in ("rule", "", "matches", "modules", "why"):
+            table.add_column(name, justify="right" if name == "matches" else "left", overflow="fold")
         for (rule, status, reason), entries in grouped(self.entries).items():
-            places = str(sum(entry.count for entry in entries))
-            table.add_row(*map(Text, (rule, status, places, paths_of(e.path for e in entries), reason)))
+            matches = str(sum(entry.count for entry in entries))
+            table.add_row(*map(Text, (rule, status, matches, paths_of(e.path for e in entries), reason)))
         if not self.entries:
             table.add_row("–", "", "0", "", "no rule is about anything in this model: nothing was changed")
         table.caption = Text("\n".join(self._summary()))
@@ -222,15 +222,15 @@ class Report:
 
 
 def _rewritten(applied: Sequence[Entry]) -> str:
-    places = sum(entry.count for entry in applied)
+    matches = sum(entry.count for entry in applied)
     modules = counted(len({entry.path for entry in applied}), "module")
-    return f"{counted(places, 'place')} of {modules} {'was' if places == 1 else 'were'} rewritten"
+    return f"{counted(matches, 'match', 'matches')} in {modules} {'was' if matches == 1 else 'were'} rewritten"
 
 
 def _by_text(table: dict[str, list[str]]) -> list[str]:
     """Return the distinct texts, each with its modules."""
-    texts = dict.fromkeys(text for of_path in table.values() for text in of_path)
-    return [f"{text} in {paths_of(path for path, own in table.items() if text in own)}" for text in texts]
+    notes = dict.fromkeys(text for of_path in table.values() for text in of_path)
+    return [f"{text} in {paths_of(path for path, own in table.items() if text in own)}" for text in notes]
 
 
 def _ratio(after: int, before: int) -> str:

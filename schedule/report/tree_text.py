@@ -33,15 +33,15 @@ def what_was_done(sch: Node) -> dict[str, list[str]]:
     done: dict[str, list[str]] = {}
     for step in sch.history:
         what = short(step.description)
-        for path, places in step.touched.items():
-            if places:
-                done.setdefault(path, []).append(what if places == 1 else f"{what} ×{places}")
+        for path, matches in step.touched.items():
+            if matches:
+                done.setdefault(path, []).append(what if matches == 1 else f"{what} ×{matches}")
     return done
 
 
 def short(description: str) -> str:
     """Return the description of a step without its location, such as ``fuse(bias_gelu)``."""
-    return re.sub(r" (on|in \d+ places of) .*", "", description, flags=re.DOTALL)
+    return re.sub(r" on .*", "", description, flags=re.DOTALL)
 
 
 def _line(node: Node, name: str, done: dict[str, list[str]]) -> Text:

@@ -44,12 +44,12 @@ class Findings:
 
     Attributes:
         chosen: the matches to rewrite, in graph order, without overlaps.
-        places: the matches to leave alone.
+        rejected: the matches to leave alone.
         searched: every search made, for its near misses.
     """
 
     chosen: list[tuple[Rule, GraphMatch]] = field(default_factory=list)
-    places: list[Candidate] = field(default_factory=list)
+    rejected: list[Candidate] = field(default_factory=list)
     searched: list[tuple[Rule, SearchResult]] = field(default_factory=list)
 
 
@@ -84,9 +84,9 @@ def find_all(
             result = search(graph, pattern, modules)
             findings.searched.append((rule, result))
             for graph_match in filter(rule.about, result.graph_matches):
-                place = _rejected(graph, rule, graph_match, modules, read)
-                if place is not None:
-                    findings.places.append(place)
+                candidate = _rejected(graph, rule, graph_match, modules, read)
+                if candidate is not None:
+                    findings.rejected.append(candidate)
                 else:
                     candidates[graph_match] = rule
                     covered.update(graph_match.nodes)
@@ -109,7 +109,7 @@ def _choose(candidates: Mapping[GraphMatch, Rule], guarded: Collection[Rule], fi
             rule = candidates[graph_match]
             reason = rule.profitability(graph_match) if rule in guarded else ""
             if reason:
-                findings.places.append(_place(rule, graph_match, reason, "declined"))
+                findings.rejected.append(_rejection(rule, graph_match, reason, "declined"))
             else:
                 findings.chosen.append((rule, graph_match))
                 taken.update(graph_match.nodes)
@@ -122,10 +122,10 @@ def _rejected(
     """Return a candidate with the reason if ``rule`` rejects ``graph_match`` at any size, else None."""
     no_gain = rule.no_gain(graph_match)
     if no_gain:
-        return _place(rule, graph_match, no_gain, "declined")
+        return _rejection(rule, graph_match, no_gain, "declined")
     extra_check = rule.extra_check(graph_match) or _missed(graph, rule, graph_match, read)
     extra_check = extra_check or _unsafe(graph, rule, graph_match, modules)
-    return _place(rule, graph_match, extra_check, "skipped") if extra_check else None
+    return _rejection(rule, graph_match, extra_check, "skipped") if extra_check else None
 
 
 def _missed(graph: fx.Graph, rule: Rule, graph_match: GraphMatch, read: Collection[Path]) -> str:
@@ -134,8 +134,8 @@ def _missed(graph: fx.Graph, rule: Rule, graph_match: GraphMatch, read: Collecti
     if not read or not discarded:
         return ""
     (returned,) = next(node for node in reversed(graph.nodes) if node.op == "output").args
-    places = {leaf: path for path, leaf in leaves(returned) if isinstance(leaf, fx.Node)}
-    lost = [node.name for node in discarded if places.get(node) is None or places[node] in read]
+    paths = {leaf: path for path, leaf in leaves(returned) if isinstance(leaf, fx.Node)}
+    lost = [node.name for node in discarded if paths.get(node) is None or paths[node] in read]
     return f"{lost[0]}, which it would not compute, is read outside of the module" if lost else ""
 
 
@@ -149,33 +149,33 @@ def _unsafe(graph: fx.Graph, rule: Rule, graph_match: GraphMatch, modules: Modul
     return ""
 
 
-def _place(rule: Rule, graph_match: GraphMatch, reason: str, kind: str) -> Candidate:
+def _rejection(rule: Rule, graph_match: GraphMatch, reason: str, kind: str) -> Candidate:
     return Candidate(rule.name, max(graph_match.outputs).name, graph_match.source, reason, kind)
 
 
 def _forget_covered(findings: Findings) -> None:
     """Drop rejected matches at nodes of chosen ones, and keep only the first reason for each node."""
     taken = {node.name for _, graph_match in findings.chosen for node in graph_match.nodes}
-    places = {place.node: place for place in reversed(findings.places) if place.node not in taken}
-    findings.places = list(reversed(places.values()))
+    rejected = {candidate.node: candidate for candidate in reversed(findings.rejected) if candidate.node not in taken}
+    findings.rejected = list(reversed(rejected.values()))
 
 
 def explain(graph: fx.Graph, rules: Iterable[Rule], modules: Modules, findings: Findings) -> list[Candidate]:
     """Return the locations a rule is about but does not rewrite: left alone on purpose, or near misses."""
     normal = normalize(graph, modules)
     known = {node.name for _, graph_match in findings.chosen for node in graph_match.nodes}
-    known |= {place.node for place in findings.places}
+    known |= {candidate.node for candidate in findings.rejected}
     found: list[Candidate] = []
     for rule in rules:
         for (pattern, reason), ops in zip(rule.bystanders, rule.bystander_needs, strict=True):
             if all(normal.by_op.get(op) for op in ops):
                 graph_matches = search(graph, pattern, modules).graph_matches
                 reasons = [reason if isinstance(reason, str) else reason(each) for each in graph_matches]
-                places = [_place(rule, o, why, "declined") for o, why in zip(graph_matches, reasons, strict=True)]
-                found += [place for place in places if place.node not in known]
-                known |= {place.node for place in places}
+                rejected = [_rejection(rule, o, why, "declined") for o, why in zip(graph_matches, reasons, strict=True)]
+                found += [candidate for candidate in rejected if candidate.node not in known]
+                known |= {candidate.node for candidate in rejected}
     settled = {rule.family for rule, _ in findings.chosen}
-    settled |= {rule.family for rule in rules if any(p.rule == rule.name for p in (*findings.places, *found))}
+    settled |= {rule.family for rule in rules if any(p.rule == rule.name for p in (*findings.rejected, *found))}
     return found + _near_misses(findings, known, settled)
 
 
@@ -191,7 +191,7 @@ def _near_misses(findings: Findings, known: set[str], settled: set[str]) -> list
             near = miss.total > 2 and share > max(2 / 3, best.get(rule.family, (0.0,))[0])
             if near and miss.node not in known:
                 best[rule.family] = share, Candidate(rule.name, miss.node, miss.source, str(miss), "near miss")
-    return [place for _, place in best.values()]
+    return [candidate for _, candidate in best.values()]
 
 
 def rewritten(graph: fx.Graph, chosen: Sequence[tuple[Rule, GraphMatch]], modules: Modules) -> fx.Graph:

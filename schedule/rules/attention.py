@@ -49,7 +49,7 @@ from schedule.util.errors import NotApplicable
 FAMILY = "attention"
 
 
-class WeightsNotKept:
+class WeightsNotComputed:
     """Placeholder returned by a module instead of attention weights it did not compute.
 
     It raises when it is used.
@@ -68,7 +68,7 @@ class WeightsNotKept:
         raise _missing()
 
     def __repr__(self) -> str:
-        return "attention weights that were not kept"
+        return "attention weights that were not computed"
 
 
 def _missing() -> NotApplicable:
@@ -78,9 +78,9 @@ def _missing() -> NotApplicable:
     )
 
 
-def weights_not_kept() -> WeightsNotKept:
+def weights_not_computed() -> WeightsNotComputed:
     """Return the placeholder, as a function for graphs to call."""
-    return WeightsNotKept()
+    return WeightsNotComputed()
 
 
 # -- patterns -----------------------------------------------------------------------------------------------
@@ -185,10 +185,10 @@ def _extra_check(graph_match: GraphMatch) -> str:
 
 def _not_filled_so(graph_match: GraphMatch, scores: tuple[int, ...], dtype: torch.dtype) -> str:
     for name in FILLS:
-        place = where_filled(graph_match.inputs, name)
-        if place is not None and not _fits(spec_of(place), scores, torch.bool):
+        fill = where_filled(graph_match.inputs, name)
+        if fill is not None and not _fits(spec_of(fill), scores, torch.bool):
             return "what says which scores are filled does not broadcast to them"
-        if place is not None and not is_swallowing(graph_match.inputs, graph_match.scalars, name, dtype):
+        if fill is not None and not is_swallowing(graph_match.inputs, graph_match.scalars, name, dtype):
             return "scores are filled with a number that is not about the lowest, so that adding it is not the same"
     return ""
 
@@ -244,9 +244,9 @@ def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> 
 
 
 def _build_both(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> tuple[fx.Node, fx.Node]:
-    stand_in = graph.call_function(weights_not_kept)
-    stand_in.meta["spec"] = WeightsNotKept
-    return _build(graph, inputs, scalars), stand_in
+    placeholder = graph.call_function(weights_not_computed)
+    placeholder.meta["spec"] = WeightsNotComputed
+    return _build(graph, inputs, scalars), placeholder
 
 
 # -- the rules ----------------------------------------------------------------------------------------------
@@ -358,7 +358,7 @@ SDPA_WITHOUT_WEIGHTS = register_rule(
         patterns=(biased_attention_and_weights, masked_attention_and_weights, attention_and_weights),
         build=_build_both,
         proof=SDPA.proof,  # of the result; the placeholder is not a tensor to compare
-        summary="attention(q, k, v, mask, p, scale=scale); weights that are returned are not kept",
+        summary="attention(q, k, v, mask, p, scale=scale); returned weights are not computed",
         extra_check=_extra_check,
         profitability=_profitability,
         discards=(1,),

@@ -29,12 +29,12 @@ def filled(name: str) -> Callable[[Value], Value]:
     """Build an optional pattern step filling the masked scores with one number."""
 
     def fill(scores: Value) -> Value:
-        hidden, kept = tensor(f"{name}_hidden", dtype=torch.bool), tensor(f"{name}_kept", dtype=torch.bool)
+        hidden, allowed = tensor(f"{name}_hidden", dtype=torch.bool), tensor(f"{name}_kept", dtype=torch.bool)
         number = scalar(f"{name}_number")
         ways = (
             scores.masked_fill(hidden, number),
-            torch.where(kept, scores, number),
-            torch.where(kept, scores, tensor(f"{name}_tensor")),
+            torch.where(allowed, scores, number),
+            torch.where(allowed, scores, tensor(f"{name}_tensor")),
             torch.where(hidden, number, scores),
         )
         return any_of(*ways, name=f"{name}_way")
@@ -124,5 +124,5 @@ def _is_repeat(given: Any, repeated: Any) -> bool:
     one, many = spec_of(given), spec_of(repeated)
     if one is None or many is None or one.ndim != 4 or many.ndim != 4:
         return False
-    kept = (one.shape[0], *one.shape[2:]) == (many.shape[0], *many.shape[2:])
-    return kept and many.shape[1] > one.shape[1] and many.shape[1] % one.shape[1] == 0
+    allowed = (one.shape[0], *one.shape[2:]) == (many.shape[0], *many.shape[2:])
+    return allowed and many.shape[1] > one.shape[1] and many.shape[1] % one.shape[1] == 0

@@ -109,7 +109,7 @@ def _rewritten(rule: Rule, form: Form, tensors: tuple[Tensor, ...]) -> Callable[
     graph = expand(traced, module, recording).graph
     findings = find_all(graph, [rule], modules, cost_guard=False)
     if not findings.chosen:
-        reasons = "; ".join(place.reason for place in findings.places)
+        reasons = "; ".join(index.reason for index in findings.rejected)
         return f"the rule does not match{': ' if reasons else ''}{reasons}"
     function = compiled(rewritten(graph, findings.chosen, modules))
     return lambda *inputs: function(module, *inputs)
@@ -146,8 +146,8 @@ def _compare_rounding(
                 yield str(list(shape)), f"{what}: {problem}"
                 return
             sums = totals.setdefault(what, [0.0, 0.0, 0.0])
-            for place, tensor in enumerate((a.double() - reference, b.double() - reference, reference)):
-                sums[place] += float(tensor.nan_to_num().square().sum())
+            for index, tensor in enumerate((a.double() - reference, b.double() - reference, reference)):
+                sums[index] += float(tensor.nan_to_num().square().sum())
     for what, (error, eager_error, size) in totals.items():
         if error**0.5 > SLACK * eager_error**0.5 + 1e-6 * size**0.5:
             yield "all shapes", f"{what}: error {error**0.5:.3g}, eager's is {eager_error**0.5:.3g}"

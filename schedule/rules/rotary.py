@@ -128,7 +128,7 @@ def _no_split(graph_match: GraphMatch, name: str, x: TensorSpec, turned: int) ->
         return ""
     halved = half.args[0] if isinstance(half, fx.Node) and _is(half, "floor_divide") and half.args[1] == 2 else None
     proved = isinstance(half, int) or (isinstance(halved, fx.Node) and _is(halved, "getitem"))
-    return "" if proved and _size(half) == turned // 2 else "what changes places are no halves"
+    return "" if proved and _size(half) == turned // 2 else "the parts that change places are not halves"
 
 
 def _is(node: fx.Node, name: str) -> bool:

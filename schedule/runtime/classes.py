@@ -218,14 +218,14 @@ def _reduced(self: Any, protocol: Any) -> Any:
     """Reduce with the class's ``__reduce_ex__``, extended to schedule the rebuilt module."""
     with _unscheduled(self) as state:
         make, args, *rest = self.__reduce_ex__(protocol)
-    kept = {name: value for name, value in state.__getstate__().items() if name != "module_class"}
-    return (_remade, (make, args, type(state), kept), *rest)
+    attributes = {name: value for name, value in state.__getstate__().items() if name != "module_class"}
+    return (_remade, (make, args, type(state), attributes), *rest)
 
 
-def _remade(make: Callable[..., Any], args: tuple[Any, ...], kind: Any, kept: dict[str, Any]) -> Any:
+def _remade(make: Callable[..., Any], args: tuple[Any, ...], kind: Any, attributes: dict[str, Any]) -> Any:
     module = make(*args)
     state = kind.__new__(kind)
-    state.__setstate__({**kept, "module_class": type(module)})
+    state.__setstate__({**attributes, "module_class": type(module)})
     put_on(module, state)
     return module
 

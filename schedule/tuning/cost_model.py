@@ -167,7 +167,7 @@ def step_time(
     return StepTime(compute, reductions, gradients, added, machine.reached)
 
 
-def held_bytes(
+def peak_bytes(
     shape: Shape, tokens: int, tensor: int = 1, stages: int = 1, parts: int = 1, recomputed: bool = False
 ) -> int:
     """Return the bytes of the fullest device: weights, gradients, AdamW, and saved activations of the layers.
@@ -186,8 +186,8 @@ def held_bytes(
     """
     whole = (10 + 24 / tensor) * tokens * shape.hidden
     layers = shape.layers / stages * min(stages, parts)
-    kept = 2 * tokens * shape.hidden * layers + whole if recomputed else whole * layers
-    return int(STATES * shape.parameters / (tensor * stages) + kept)
+    activations = 2 * tokens * shape.hidden * layers + whole if recomputed else whole * layers
+    return int(STATES * shape.parameters / (tensor * stages) + activations)
 
 
 class ModeledStep:
@@ -230,7 +230,7 @@ class ModeledStep:
         time = step_time(
             self.shape, self.machine, self.sequence, parts * tokens, tensor, stages, data, parts, recomputed
         )
-        return Measured(time.seconds(), held_bytes(self.shape, tokens, tensor, stages, parts, recomputed))
+        return Measured(time.seconds(), peak_bytes(self.shape, tokens, tensor, stages, parts, recomputed))
 
     def _check_shares(self, what: str, count: int, ways: int) -> None:
         if count % ways:

@@ -76,14 +76,14 @@ def _points(axes: Axes, placed: Sequence[Trial], unit: float) -> None:
     for status in STATUSES:
         own = [trial for trial in placed if trial.status == status]
         if own:
-            x, y = _places(own, unit)
+            x, y = _coordinates(own, unit)
             axes.scatter(x, y, s=30, color=_COLORS[status], label=status, zorder=3, linewidths=0)
 
 
 def _front(axes: Axes, placed: Sequence[Trial], unit: float) -> None:
     """Draw the Pareto front as steps."""
     front = pareto(placed)
-    x, y = _places(front, unit)
+    x, y = _coordinates(front, unit)
     axes.step(x, y, where="post", color=_INK, linewidth=1, alpha=0.6, zorder=2, label="Pareto front")
 
 
@@ -101,12 +101,12 @@ def _marks(
     axes: Axes, best: Trial | None, placed: Sequence[Trial], marks: Mapping[str, Mapping[str, Any]], unit: float
 ) -> None:
     if best is not None and best in placed:
-        x, y = _places([best], unit)
+        x, y = _coordinates([best], unit)
         axes.scatter(x, y, s=190, marker="*", color=_BEST, zorder=5, label=f"best: {best.label}")
     for label, knobs in marks.items():
         found = next((trial for trial in placed if trial.knobs == knobs), None)
         if found is not None:
-            x, y = _places([found], unit)
+            x, y = _coordinates([found], unit)
             axes.scatter(x, y, s=80, facecolors="none", edgecolors=_INK, linewidths=1.4, zorder=4)
             left = x[0] > sum(axes.get_xlim()) / 2
             axes.annotate(
@@ -120,5 +120,5 @@ def _marks(
             )
 
 
-def _places(trials: Sequence[Trial], unit: float) -> tuple[list[float], list[float]]:
+def _coordinates(trials: Sequence[Trial], unit: float) -> tuple[list[float], list[float]]:
     return [(trial.memory or 0) / unit for trial in trials], [trial.time or 0.0 for trial in trials]

@@ -177,7 +177,7 @@ class Tuning:
 
     def rows(self) -> list[Row]:
         """Return one row per trial, the fastest within the bound first."""
-        order = {status: place for place, status in enumerate(STATUSES)}
+        order = {status: position for position, status in enumerate(STATUSES)}
         trials = sorted(self.trials, key=lambda t: (order[t.status], t.time or 0.0, t.memory or 0, t.number))
         best = self.best if self.select("measured") else None
         return [_row(trial, trial is best) for trial in trials]

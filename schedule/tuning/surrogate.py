@@ -37,7 +37,7 @@ def promising(space: Space, trials: Sequence[Trial], bound: int | None, candidat
         bound: bytes; None for no bound.
         candidates: points that were not tried.
     """
-    at = _Places(space, candidates)
+    at = _Predictions(space, candidates)
     failed = [float(trial.status == "failed") for trial in trials]
     worth = np.clip(1.0 - at.predicted(trials, failed, "failure")[0], 0.02, 1.0)
     weighed = [trial for trial in trials if trial.memory]
@@ -54,7 +54,7 @@ def promising(space: Space, trials: Sequence[Trial], bound: int | None, candidat
     return int(np.argmax(worth))
 
 
-class _Places:
+class _Predictions:
     """Candidates, with predictions for each."""
 
     def __init__(self, space: Space, candidates: Sequence[Knobs]) -> None:

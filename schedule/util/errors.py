@@ -24,7 +24,7 @@ from schedule.util.graph_text import graph_lines
 if TYPE_CHECKING:
     from rich.text import Text
 
-AROUND = 2
+CONTEXT = 2
 """How many nodes an excerpt shows before and after the one it is about."""
 
 _SOURCE = re.compile(r"(?:.*(?: at |: ))?(?P<file>[^:]+\.py):(?P<line>\d+)")
@@ -48,7 +48,7 @@ class Excerpt:
     def of(node: fx.Node) -> Excerpt:
         """The excerpt around ``node``."""
         nodes = [node]
-        for _ in range(AROUND):
+        for _ in range(CONTEXT):
             nodes = [*_neighbor(nodes[0].prev), *nodes, *_neighbor(nodes[-1].next)]
         source = node.meta.get("source")
         located = f"{node.name} at {source}" if source else node.name
@@ -106,10 +106,10 @@ class ScheduleError(Exception):
         first, *more = (f"cannot {self.asked}: {self.why}" if self.asked else self.why).split("\n")
         yield first, "bold red"
         yield from ((line, "red") for line in more)
-        places = [] if self.where.startswith(self.module) else [self.module]
-        where = [line for line in (*places, *self.where.split("\n")) if line]
-        for place, line in enumerate(where):
-            yield ("    " if place else "  where: ") + line, ""
+        above = [] if self.where.startswith(self.module) else [self.module]
+        where = [line for line in (*above, *self.where.split("\n")) if line]
+        for number, line in enumerate(where):
+            yield ("    " if number else "  where: ") + line, ""
             yield from ((text, "cyan") for text in _source_line(line))
         if self.excerpt:
             yield from self._graph(self.excerpt)
@@ -118,8 +118,8 @@ class ScheduleError(Exception):
 
     def _graph(self, excerpt: Excerpt) -> Iterator[tuple[str, str]]:
         yield "  graph:", ""
-        for place, line in enumerate(excerpt.lines):
-            here = place == excerpt.at
+        for number, line in enumerate(excerpt.lines):
+            here = number == excerpt.at
             yield f"        {line}", "bold" if here else "dim"
             if here:
                 yield "        " + "^" * len(line.partition("  #")[0]), "bold red"

@@ -107,7 +107,7 @@ def _tensor(kind: str, name: str, ours: torch.Tensor, theirs: torch.Tensor, allo
         ours, theirs = torch.view_as_real(ours), torch.view_as_real(theirs)
     limit = limit_of(ours.dtype)
     if not torch.equal(_class(ours, limit), _class(theirs, limit)):
-        return missing(kind, name, "is NaN, infinite or masked at other places")
+        return missing(kind, name, "is NaN, infinite or masked in other elements")
     normal = ours.abs() < limit
     ours, theirs = ours[normal].double(), theirs[normal].double()
     difference = (ours - theirs).abs()

@@ -196,8 +196,8 @@ def _told(
         return deviations  # not reproducible: this is not rounding
     for attempt in range(1, _ATTEMPTS + 1):
         for own in compare(reference, observe(a, case, tolerance, reference, perturbed_slightly=attempt), tolerance):
-            place = own.kind, own.name
-            noise[place] = max(noise.get(place, 0.0), own.excess)
+            value = own.kind, own.name
+            noise[value] = max(noise.get(value, 0.0), own.excess)
         told = [d for d in deviations if not (_may_be_rounding(d) and d.excess <= _ALIKE * noise[d.kind, d.name])]
         if not any(map(_may_be_rounding, told)):
             break

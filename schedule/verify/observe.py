@@ -255,12 +255,12 @@ def _in_names_of_state(model: nn.Module, values: Named) -> Named:
     conversion needs a tensor.
     """
     parameters: Iterable[tuple[str, nn.Parameter]] = list(model.named_parameters())
-    kept = [(p, p.data) for _, p in parameters]
+    saved = [(p, p.data) for _, p in parameters]
     try:
         for name, parameter in parameters:
             value = values.get(name)
             parameter.data = torch.zeros_like(parameter) if value is None else value.to(parameter.dtype)
         return {name: _taken(tensor) for name, tensor in model.state_dict().items()}
     finally:
-        for parameter, data in kept:
+        for parameter, data in saved:
             parameter.data = data

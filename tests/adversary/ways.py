@@ -238,7 +238,7 @@ def compiled(run: Run) -> Curve:
 
 
 def clipped(run: Run) -> Curve:
-    """Clipping by norm and by value, and gradients added up over two batches."""
+    """Clipping by norm and by value, and gradients summed over two batches."""
     norms: list[float] = []
 
     def step(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, number: int) -> None:

@@ -58,7 +58,7 @@ def fsdp2(run: Run, mesh: Any, schedule_first: bool) -> Curve:
 
 
 def ddp(run: Run, mesh: Any, schedule_first: bool) -> Curve:
-    """``DistributedDataParallel``, with gradients added up over two steps before they are reduced."""
+    """``DistributedDataParallel``, with gradients summed over two steps before they are reduced."""
     model = run.build()
     if schedule_first:
         run.schedule(model)

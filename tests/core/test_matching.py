@@ -190,7 +190,7 @@ def test_a_hook_put_on_since_is_not_swallowed(sch: Schedule) -> None:
     mlp = sch["blocks.0.mlp"]
     matches = mlp.find(bias_gelu)
     sch.module.blocks[0].mlp.act.register_forward_hook(lambda *_: None)
-    with pytest.raises(schedule.MatchError, match="act can no longer be opened"):
+    with pytest.raises(schedule.MatchError, match="act can no longer be inlined"):
         mlp.fuse(matches)
 
 

@@ -115,7 +115,7 @@ def contradictions(mesh: Any) -> None:
     sch["fc2"].shard("weight", axis=1)
     text = refused(sch, "adding them up mixes features", lambda s: s["fc1"].sync("fwd_post", "all_reduce"))
     assert "all_gather" in text
-    refused(sch, "partial sums, to be added up", lambda s: s["fc2"].sync("fwd_post", "all_gather"))
+    refused(sch, "partial sums, to be reduced", lambda s: s["fc2"].sync("fwd_post", "all_gather"))
     refused(sch, "mixes features", lambda s: s["fc2"].sync("bwd_post", "all_reduce"))
     refused(sch, "no mode 'post'", lambda s: s["fc1"].sync("post", "all_reduce"))
     refused(sch, "no collective 'reduce'", lambda s: s["fc2"].sync("fwd_post", "reduce"))

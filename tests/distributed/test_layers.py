@@ -1,4 +1,4 @@
-"""Sharded convolutions, batch norms and embeddings, and tensors shared out anew, on two gloo processes."""
+"""Sharded convolutions, batch norms and embeddings, and tensors sharded anew, on two gloo processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients that flow out of what the ranks share into what is whole: where they are added up."""
+"""Gradients that flow out of what the ranks share into what is whole: where they are summed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class OneKey(Attention):
 
 
 def test_one_key_for_all_heads() -> None:
-    """Every rank's gradient of what is whole is a part of the sum: added up where a module gives it."""
+    """Every rank's gradient of what is whole is a part of the sum: summed where a module gives it."""
     plan, seen = planned(OneKey())
     assert sharded(plan) == {"q": 0, "o": 1}
     assert {step.path for step in plan.syncs if step.mode == "bwd_pre"} == {"norm", "v"}

@@ -133,7 +133,7 @@ class Odd(nn.Module):
 
 
 def test_any_module_of_a_user() -> None:
-    """Packed heads, a gain shared by all heads (partial gradient), a scale along the width (shared out)."""
+    """Packed heads, a gain shared by all heads (partial gradient), a scale along the width (sharded)."""
     x = torch.randn(2, 5, 12)
     model = Odd()
     plan = schedule.create_schedule(model, x).shard_plan(2)

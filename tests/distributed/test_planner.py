@@ -218,7 +218,7 @@ def test_a_packed_key_is_every_ranks(make: type[nn.Module], ranks: int) -> None:
 
 
 class NormedKey(PackedKey):
-    """A norm of the key on the way: its own gradient is added up there, so that what is before has a whole one."""
+    """A norm of the key on the way: its own gradient is summed there, so that what is before has a whole one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -252,7 +252,7 @@ class ByPlace(PackedKey):
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (NormedKey, "would be added up although it is whole"),
+        (NormedKey, "would be reduced although it is whole"),
         (KeyUsedTwice, "would be"),
         (FromTheFront, "picked from by position"),
         (ByPlace, "by position"),

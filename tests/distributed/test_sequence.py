@@ -26,7 +26,7 @@ def test_halves_of_the_collectives(name: str) -> None:
     large = [one.op for one in seen.backward if one.op != "all_reduce"]
     assert Counter(large) == {"all_gather": 5, "reduce_scatter": 4}
     norms = [one for one in seen.backward if one.op == "all_reduce"]
-    assert all(one.nbytes == 128 for one in norms), "only gradients of norms' weights are added up"
+    assert all(one.nbytes == 128 for one in norms), "only gradients of norms' weights are summed"
 
 
 def test_gradients_of_norms_are_partial_sums() -> None:
@@ -59,7 +59,7 @@ class Mixing(nn.Module):
 
 
 def test_an_attention_that_stays_whole_gets_the_whole_sequence() -> None:
-    """And computes the same on every rank: what it gives is shared out again, and nothing is added up for it."""
+    """And computes the same on every rank: what it gives is sharded again, and nothing is summed for it."""
     model, given = nn.Sequential(Mixing(), Mixing()), torch.randn(2, 6, 16)
     plan, seen = planned(model, given, 2, sequence=True)
     assert seen.equal(1e-4), seen.where

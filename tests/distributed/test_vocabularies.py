@@ -1,4 +1,4 @@
-"""Vocabularies shared out over two simulated ranks, and tables that stay whole."""
+"""Vocabularies sharded over two simulated ranks, and tables that stay whole."""
 
 from __future__ import annotations
 

@@ -287,7 +287,7 @@ def _inside_another(sch: Schedule) -> None:
         (lambda sch: sch["blocks.0"].checkpoint(every=2), "alone is checkpointed or not"),
         (lambda sch: sch["blocks"].checkpoint(), "never called"),
         (lambda sch: sch.checkpoint(budget=-1), "a number of bytes"),
-        (lambda sch: sch.checkpoint(budget=1), "at least [0-9,]+ bytes are kept"),
+        (lambda sch: sch.checkpoint(budget=1), "at least [0-9,]+ bytes are saved"),
         (lambda sch: sch["blocks.*"].checkpoint(budget=10**9, every=2), "give the budget alone"),
         (lambda sch: [sch["blocks.0"].checkpoint() for _ in range(2)], "checkpointed already"),
         (lambda sch: sch["blocks.0.attn"].checkpoint([]), "no matches were given"),

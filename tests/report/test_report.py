@@ -95,7 +95,7 @@ def test_the_page_has_every_rule_module_status_and_reason() -> None:
     assert rows[0][2] == "h.*.mlp (2) h.0.mlp ×2 model.py:3 h.1.mlp model.py:3"
     assert rows[2][2] == "the root the root"
     text = " ".join(" ".join(read.texts).split())
-    assert "3 places of 2 modules were rewritten" in text and "1 near miss" in text
+    assert "3 matches in 2 modules were rewritten" in text and "1 near miss" in text
 
 
 def test_the_page_needs_nothing_from_elsewhere() -> None:
@@ -110,7 +110,7 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
 def test_a_notebook_gets_a_part_of_a_page() -> None:
     text = rewritten()._repr_html_()
     assert {"html", "body", "head", "title"}.isdisjoint(name for name, _ in Page(text).tags)
-    assert "bias_gelu" in text and "2 places of 2 modules" in text
+    assert "bias_gelu" in text and "2 matches in 2 modules" in text
 
 
 @pytest.mark.parametrize("where", ["rule", "path", "reason", "source"])
@@ -242,7 +242,7 @@ def test_a_model_made_for_inference_is_reported_all_the_same() -> None:
 def test_a_report_on_one_rank_waits_for_no_other() -> None:
     sch = schedule.create_schedule(MLP(), X, mesh(2))
     sch["fc1"].shard("weight", axis=0)
-    with pytest.raises(schedule.NotApplicable, match="shared out over ranks"):
+    with pytest.raises(schedule.NotApplicable, match="sharded over ranks"):
         costs_since(sch, X, 0)
 
 

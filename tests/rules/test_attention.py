@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 
 import schedule
 from schedule.rules import Rule, prove
-from schedule.rules.attention import SDPA, SDPA_WITHOUT_WEIGHTS, WeightsNotKept
+from schedule.rules.attention import SDPA, SDPA_WITHOUT_WEIGHTS, WeightsNotComputed
 from tests.zoo import batch, build
 
 Change = Callable[[fx.Node], None]
@@ -148,7 +148,7 @@ def test_weights_that_nobody_reads_say_that_they_were_not_kept() -> None:
     assert report.applied == {"sdpa_without_weights": 1}
     torch.testing.assert_close(module(*given), expected)
     _, weights = module.attention(*given)
-    assert isinstance(pickle.loads(pickle.dumps(copy.deepcopy(weights))), WeightsNotKept)
+    assert isinstance(pickle.loads(pickle.dumps(copy.deepcopy(weights))), WeightsNotComputed)
     uses: list[Callable[[], Any]] = [lambda: weights.shape, lambda: weights[0], lambda: torch.sum(weights)]
     for use in uses:
         with pytest.raises(schedule.NotApplicable, match=r"never made[\s\S]*without rules='attention'"):

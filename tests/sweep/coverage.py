@@ -34,8 +34,8 @@ _PLANS = """# Tensor-parallel plans
 The plan that `sch.shard_plan(2)` finds for every architecture of transformers {transformers} that is called with tokens
 alone, carried out by two simulated ranks, torch {torch}. Written by `python -m tests.sweep --plans`. *covered*: outputs
 and gradients of both ranks equal the whole model's, and in every layer that tokens reach the heads of the attention, or
-at least a quarter of the weights, are shared out. *attention*, *features*: layers with the heads of an attention, or
-other features such as the width of an MLP, shared out, of all layers. *column / row / whole*: projections. *shared*: of
+at least a quarter of the weights, are sharded. *attention*, *features*: layers with the heads of an attention, or
+other features such as the width of an MLP, sharded, of all layers. *column / row / whole*: projections. *shared*: of
 a layer's weights, in the layer with the least of it. *collectives*: of all layers, forward + backward, and in brackets
 one each way for an attention or an MLP, which is the least there can be; a list of several in a layer, such as experts,
 counts as one.

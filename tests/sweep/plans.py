@@ -1,7 +1,7 @@
 """The tensor-parallel plan of one text architecture, carried out on two simulated ranks; in a process of its own.
 
 An architecture counts as *covered* if the simulated ranks compute the model's outputs and gradients and if in every
-layer that is called the attention, or at least a quarter of the weights, is shared out. Its layers are the members of
+layer that is called the attention, or at least a quarter of the weights, is sharded. Its layers are the members of
 its outermost module lists; embeddings and the projection onto the vocabulary do not count.
 """
 
@@ -44,11 +44,11 @@ class Planned(Outcome):
         rows: row-parallel.
         whole: neither.
         layers: how many there are.
-        attention: layers of which the heads are shared out.
+        attention: layers of which the heads are sharded.
         features: layers of which other features are, such as the width of an MLP.
-        share: of the layers' weights, how much is shared out; of the layer with the least of it.
+        share: of the layers' weights, how much is sharded; of the layer with the least of it.
         collectives: that the groups in the layers make, forward and backward.
-        minimum: one for each attention and each MLP that is shared out.
+        minimum: one for each attention and each MLP that is sharded.
         deviation: largest one of an output or gradient, relative to the largest value.
         covered: see above.
         left: why weights of layers stay whole → how many.

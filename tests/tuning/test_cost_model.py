@@ -13,7 +13,7 @@ from torch import nn
 import schedule
 from schedule import NotApplicable
 from schedule.tuning import Machine, ModeledStep, Network, Shape
-from schedule.tuning.cost_model import held_bytes, step_time
+from schedule.tuning.cost_model import peak_bytes, step_time
 from tests.tuning.synthetic import plan_nothing
 
 SMALL = Shape(parameters=7_000_000_000, layers=32, hidden=4096, heads=32)
@@ -51,11 +51,11 @@ def test_messages_take_the_network_that_they_need() -> None:
 def test_memory_is_of_the_fullest_device() -> None:
     tokens, hidden, layers = 1_000, 4096, 32
     states = 16 * 7 * 10**9
-    assert held_bytes(SMALL, tokens) == states + 34 * tokens * hidden * layers
-    assert held_bytes(SMALL, tokens, tensor=8) == states // 8 + 13 * tokens * hidden * layers
-    staged = held_bytes(SMALL, tokens, stages=4, parts=16)
+    assert peak_bytes(SMALL, tokens) == states + 34 * tokens * hidden * layers
+    assert peak_bytes(SMALL, tokens, tensor=8) == states // 8 + 13 * tokens * hidden * layers
+    staged = peak_bytes(SMALL, tokens, stages=4, parts=16)
     assert staged == states // 4 + 34 * tokens * hidden * layers, "four micro-batches of a quarter of the layers"
-    assert held_bytes(SMALL, tokens, recomputed=True) == states + (2 * layers + 34) * tokens * hidden
+    assert peak_bytes(SMALL, tokens, recomputed=True) == states + (2 * layers + 34) * tokens * hidden
 
 
 def test_the_shape_of_a_model_is_read_from_its_config() -> None:

@@ -35,7 +35,7 @@ def test_calls_name_what_has_a_default() -> None:
         "checkpoint(every=2) on blocks.* (2 modules)",
         "trace(flatten=True) on blocks.1.mlp",
         "annotate('fc1.weight', 'decay', 0.0) on blocks.1.mlp",
-        "optimize(bias_gelu_tanh) in 1 place of 1 module",
+        "optimize(bias_gelu_tanh) on 1 match in 1 module",
     ]
 
 

@@ -35,8 +35,8 @@ def _forward(
         z += tl.load(bias + column, mask=column < columns, other=0.0).to(COMPUTE)
     if keep is not None:
         # Multiplied, not selected: a dropped NaN stays one.
-        kept = tl.load(keep + row * keep_stride + column, mask=inside, other=0)
-        z = z * kept.to(COMPUTE) * keep_scale
+        keeps = tl.load(keep + row * keep_stride + column, mask=inside, other=0)
+        z = z * keeps.to(COMPUTE) * keep_scale
     if residual is not None:
         z += tl.load(residual + row * residual_stride + column, mask=inside, other=0.0).to(COMPUTE)
     tl.store(out + row * columns + column, z, mask=inside)
@@ -55,8 +55,8 @@ def _backward(
         inside = (row < end) & (column < columns)
         dz = tl.load(g + row * g_stride + column, mask=inside, other=0.0).to(COMPUTE)
         if keep is not None:
-            kept = tl.load(keep + row * keep_stride + column, mask=inside, other=0)
-            dz = dz * kept.to(COMPUTE) * keep_scale
+            keeps = tl.load(keep + row * keep_stride + column, mask=inside, other=0)
+            dz = dz * keeps.to(COMPUTE) * keep_scale
         if dx is not None:
             tl.store(dx + row * columns + column, dz, mask=inside)
         if partials is not None:

@@ -100,9 +100,9 @@ def _gated_backward(
             gate_total += tl.where(inside, dz, 0.0)
             up_total += tl.where(inside, dlinear, 0.0)
     if bias_sums is not None:
-        place = bias_sums + tl.program_id(0).to(tl.int64) * (2 * columns) + column
-        tl.store(place, tl.sum(gate_total, 0)[None, :], mask=column < columns)
-        tl.store(place + columns, tl.sum(up_total, 0)[None, :], mask=column < columns)
+        target = bias_sums + tl.program_id(0).to(tl.int64) * (2 * columns) + column
+        tl.store(target, tl.sum(gate_total, 0)[None, :], mask=column < columns)
+        tl.store(target + columns, tl.sum(up_total, 0)[None, :], mask=column < columns)
 
 
 def gated_activation(

@@ -59,7 +59,7 @@ def _factor(weight, column, columns, ONE_MORE: tl.constexpr):
 
 @triton.jit
 def _store_norm(
-    normed, z, weight, bias, out, total, place, column, columns, inside,
+    normed, z, weight, bias, out, total, offset, column, columns, inside,
     SUM: tl.constexpr, ROUND: tl.constexpr, ONE_MORE: tl.constexpr,
 ):  # fmt: skip
     """Scale and shift the normalized rows, and write them and the sum."""
@@ -69,9 +69,9 @@ def _store_norm(
         normed = normed * _factor(weight, column, columns, ONE_MORE)
     if bias is not None:
         normed += tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)
-    tl.store(out + place + column, normed, mask=inside)
+    tl.store(out + offset + column, normed, mask=inside)
     if SUM:
-        tl.store(total + place + column, z, mask=inside)
+        tl.store(total + offset + column, z, mask=inside)
 
 
 @triton.jit
@@ -82,7 +82,7 @@ def _norm(
 ):  # fmt: skip
     SUM: tl.constexpr = residual is not None
     row = row_block(ROWS)
-    x_row, residual_row, place = row * x_stride, row * residual_stride, row * columns
+    x_row, residual_row, offset = row * x_stride, row * residual_stride, row * columns
     first = tl.arange(0, COLUMNS)[None, :]
     if ONCE:
         inside = (row < rows) & (first < columns)
@@ -90,7 +90,7 @@ def _norm(
         mean, squares = _moments(z, inside, columns, CENTERED)
         rstd = tl.rsqrt(squares / columns + eps)
         normed = (z - mean) * rstd
-        _store_norm(normed, z, weight, bias, out, total, place, first, columns, inside, SUM, ROUND, ONE_MORE)
+        _store_norm(normed, z, weight, bias, out, total, offset, first, columns, inside, SUM, ROUND, ONE_MORE)
     else:
         mean = tl.zeros([ROWS, 1], tl.float32)
         squares = tl.zeros([ROWS, 1], tl.float32)
@@ -111,27 +111,27 @@ def _norm(
             inside = (row < rows) & (column < columns)
             z = _load_sum(x, residual, total, x_row, residual_row, column, inside)
             normed = (z - mean) * rstd
-            _store_norm(normed, z, weight, bias, out, total, place, column, columns, inside, SUM, ROUND, ONE_MORE)
+            _store_norm(normed, z, weight, bias, out, total, offset, column, columns, inside, SUM, ROUND, ONE_MORE)
     tl.store(rstds + row, rstd, mask=row < rows)
     if CENTERED:
         tl.store(means + row, mean, mask=row < rows)
 
 
 @triton.jit
-def _load_back(g, x, weight, g_row, place, mean, rstd, column, columns, inside, ONE_MORE: tl.constexpr):
+def _load_back(g, x, weight, g_row, offset, mean, rstd, column, columns, inside, ONE_MORE: tl.constexpr):
     """Load g, and compute g·weight and the normalized rows."""
     dy = tl.load(g + g_row + column, mask=inside, other=0.0).to(tl.float32)
-    normed = (tl.load(x + place + column, mask=inside, other=0.0).to(tl.float32) - mean) * rstd
+    normed = (tl.load(x + offset + column, mask=inside, other=0.0).to(tl.float32) - mean) * rstd
     h = dy if weight is None else dy * _factor(weight, column, columns, ONE_MORE)
     return dy, h, normed
 
 
 @triton.jit
-def _store_dx(dx, g_total, h, normed, rstd, inner, center, g_total_row, place, column, inside):
+def _store_dx(dx, g_total, h, normed, rstd, inner, center, g_total_row, offset, column, inside):
     d = rstd * (h - center - normed * inner)
     if g_total is not None:
         d += tl.load(g_total + g_total_row + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(dx + place + column, d, mask=inside)
+    tl.store(dx + offset + column, d, mask=inside)
 
 
 @triton.jit
@@ -149,14 +149,14 @@ def _norm_backward(
         valid = row < end
         rstd = tl.load(rstds + row, mask=valid, other=0.0)
         mean = tl.load(means + row, mask=valid, other=0.0) if CENTERED else tl.zeros([ROWS, 1], tl.float32)
-        g_row, g_total_row, x_row, place = row * g_stride, row * g_total_stride, row * x_stride, row * columns
+        g_row, g_total_row, x_row, offset = row * g_stride, row * g_total_stride, row * x_stride, row * columns
         if ONCE:
             inside = valid & (first < columns)
             dy, h, normed = _load_back(g, x, weight, g_row, x_row, mean, rstd, first, columns, inside, ONE_MORE)
             if dx is not None:
                 inner = tl.sum(h * normed, 1)[:, None] / columns
                 center = tl.sum(h, 1)[:, None] / columns if CENTERED else tl.zeros([ROWS, 1], tl.float32)
-                _store_dx(dx, g_total, h, normed, rstd, inner, center, g_total_row, place, first, inside)
+                _store_dx(dx, g_total, h, normed, rstd, inner, center, g_total_row, offset, first, inside)
             if dweights is not None:
                 dweight += tl.sum(dy * normed, 0, keep_dims=True)
             if dbiases is not None:
@@ -181,7 +181,7 @@ def _norm_backward(
                 inside = valid & (column < columns)
                 dy, h, normed = _load_back(g, x, weight, g_row, x_row, mean, rstd, column, columns, inside, ONE_MORE)
                 if dx is not None:
-                    _store_dx(dx, g_total, h, normed, rstd, inner, center, g_total_row, place, column, inside)
+                    _store_dx(dx, g_total, h, normed, rstd, inner, center, g_total_row, offset, column, inside)
                 _add_to(dweights, tl.sum(dy * normed, 0, keep_dims=True), sums, column, columns)
                 _add_to(dbiases, tl.sum(dy, 0, keep_dims=True), sums, column, columns)
             # In the next iteration a thread may read sums written by another.

@@ -62,10 +62,10 @@ def _store(
 ):  # fmt: skip
     """Store the probabilities p: rounded, with dropout, and their rounding error."""
     if DROPOUT:
-        kept = tl.load(keep + offset, mask=inside, other=0) != 0
+        keeps = tl.load(keep + offset, mask=inside, other=0) != 0
         # Multiplied, not negated: 0 − 0 has no sign.
-        tl.store(signed + offset, tl.where(kept, p, p * -1.0), mask=inside)
-        tl.store(out + offset, p * kept.to(tl.float32) * keep_scale, mask=inside)
+        tl.store(signed + offset, tl.where(keeps, p, p * -1.0), mask=inside)
+        tl.store(out + offset, p * keeps.to(tl.float32) * keep_scale, mask=inside)
     else:
         tl.store(out + offset, p, mask=inside)
     if LOST:
@@ -137,8 +137,8 @@ def _load_back(
     value = raw.to(tl.float32)
     if DROPOUT:
         bits: tl.constexpr = tl.int32 if p.dtype.element_ty == tl.float32 else tl.int16
-        kept = raw.to(bits, bitcast=True) >= 0
-        dp = dp * kept.to(tl.float32) * keep_scale
+        keeps = raw.to(bits, bitcast=True) >= 0
+        dp = dp * keeps.to(tl.float32) * keep_scale
         value = tl.abs(value)
     if LOST:
         value += (value + tiny) * tl.load(lost + offset, mask=seen, other=0).to(tl.float32) / steps

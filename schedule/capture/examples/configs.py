@@ -24,9 +24,9 @@ class Configs:
     def near(self, *parts: str) -> list[Any]:
         """All configs, those whose path contains one of ``parts`` first, in the order of ``parts``."""
         ranked = []
-        for place, (path, config) in enumerate(self.named):
+        for position, (path, config) in enumerate(self.named):
             rank = next((index for index, part in enumerate(parts) if part in path), len(parts))
-            ranked.append((rank, place, config))
+            ranked.append((rank, position, config))
         return [config for *_, config in sorted(ranked, key=lambda item: item[:2])]
 
     def find(self, *names: str, near: Sequence[str] = (), default: Any = None) -> Any:

@@ -55,7 +55,7 @@ def _pixel_values(sizes: Sizes) -> Layouts:
     if "target_sizes" in sizes.names:  # all images cut up, one patch beside the other
         patch = configs.number("patch_size", near=VISION, default=16)
         layouts.insert(0, sizes.normal(1, colors, patch, rows * (height // patch) * width))
-    if _PLACES & set(sizes.names):
+    if _POSITIONS & set(sizes.names):
         patch = configs.number("patch_size", near=VISION, default=16)
         layouts.insert(0, sizes.normal(rows, _pooled_side(configs) ** 2, colors * patch * patch))
     if "aspect_ratio_ids" in sizes.names:  # large images come in tiles
@@ -66,7 +66,7 @@ def _pixel_values(sizes: Sizes) -> Layouts:
     return layouts
 
 
-_PLACES = {"pixel_position_ids", "image_position_ids"}
+_POSITIONS = {"pixel_position_ids", "image_position_ids"}
 
 
 def _pooled_side(configs: Configs) -> int:
@@ -74,11 +74,11 @@ def _pooled_side(configs: Configs) -> int:
     return 2 * configs.number("pooling_kernel_size", near=VISION, default=1)
 
 
-def _places(sizes: Sizes) -> Layouts:
+def _positions(sizes: Sizes) -> Layouts:
     """Column and row of each patch."""
     side = _pooled_side(sizes.configs)
-    places = torch.arange(side * side, device=sizes.device)
-    return [torch.stack([places % side, places // side], dim=-1).expand(sizes.rows, -1, -1).contiguous()]
+    positions = torch.arange(side * side, device=sizes.device)
+    return [torch.stack([positions % side, positions // side], dim=-1).expand(sizes.rows, -1, -1).contiguous()]
 
 
 def _target_sizes(sizes: Sizes) -> Layouts:
@@ -114,8 +114,8 @@ def _video(sizes: Sizes) -> Layouts:
 def _flattened_patches(sizes: Sizes) -> Layouts:
     configs = sizes.configs
     patch, count = configs.number("patch_size", near=VISION, default=16), 16
-    places = torch.arange(count, device=sizes.device).expand(sizes.rows, count)
-    where = torch.stack([places // 4 + 1, places % 4 + 1], dim=-1)
+    positions = torch.arange(count, device=sizes.device).expand(sizes.rows, count)
+    where = torch.stack([positions // 4 + 1, positions % 4 + 1], dim=-1)
     width = configs.number("patch_embed_hidden_size", default=channels(configs) * patch * patch)
     return [torch.cat([where.float(), sizes.normal(sizes.rows, count, width)], dim=-1)]
 
@@ -133,7 +133,7 @@ def _image_of_token(sizes: Sizes) -> Layouts:
     return [sizes.ones(sizes.rows, sizes.length, 1)]
 
 
-def _image_places(sizes: Sizes) -> Layouts:
+def _image_positions(sizes: Sizes) -> Layouts:
     """Marks the tokens that are taken from the image."""
     marks = sizes.ones(sizes.rows, sizes.length) * 0
     marks[:, 1 : 1 + sizes.configs.number("latent_query_num", default=1)] = 1
@@ -165,14 +165,14 @@ IMAGES: Makers = {
     "pixel_values_images": _pixel_values,
     "image": _pixel_values,
     "image_attention_mask": _image_of_token,
-    "image_embeds_position_mask": _image_places,
+    "image_embeds_position_mask": _image_positions,
     "aspect_ratio_ids": _tiles("rows", "images"),
     "aspect_ratio_mask": _tiles("rows", "images", "tiles"),
     "cross_attention_mask": _tiles("rows", "length", "images", "tiles"),
     "pixel_attention_mask": _pixel_attention_mask,
     "spatial_shapes": _spatial_shapes,
-    "pixel_position_ids": _places,
-    "image_position_ids": _places,
+    "pixel_position_ids": _positions,
+    "image_position_ids": _positions,
     "target_sizes": _target_sizes,
     "flattened_patches": _flattened_patches,
     "grid_thw": _grid,

@@ -199,7 +199,7 @@ class _Search:
             return
         added: list[torch.Tensor] = []
         kind_of: list[int] = []
-        for place, kind in enumerate(_KINDS, start=1):
+        for number, kind in enumerate(_KINDS, start=1):
             names = [kind, "video"] if kind == "image" else [kind]  # some take images as videos of one frame
             token = self.sizes.configs.find(*(f"{name}_token_{end}" for name in names for end in ("id", "index")))
             if kind not in kinds or token is None:
@@ -207,7 +207,7 @@ class _Search:
             count = self.features(kind, batch)
             if count:
                 added.append(torch.full((self.sizes.rows, count), token, device=self.sizes.device))
-                kind_of += [place if kind == "image" else 3] * count
+                kind_of += [number if kind == "image" else 3] * count
         if added:
             yield self.lengthened(batch, torch.cat(added, dim=1), kind_of)
         else:

@@ -43,7 +43,7 @@ def because(error: Exception, batch: Mapping[str, Any]) -> str:
     """In words: the model refused ``batch`` with ``error``."""
     first = (str(error).strip().splitlines() or ["no message"])[0]
     tried = ", ".join(f"{name} {list(value.shape)}" for name, value in batch.items() if isinstance(value, torch.Tensor))
-    return f"the model refused {tried}: {type(error).__name__}: {first[:200]}{_place(error)}"
+    return f"the model refused {tried}: {type(error).__name__}: {first[:200]}{_location(error)}"
 
 
 def nothing_says(names: Iterable[str]) -> str:
@@ -52,7 +52,7 @@ def nothing_says(names: Iterable[str]) -> str:
     return f"neither the config nor the docstring of the forward says what {unknown} should be"
 
 
-def _place(error: Exception) -> str:
+def _location(error: Exception) -> str:
     """The innermost line of the model's own code."""
     frames = traceback.extract_tb(error.__traceback__)
     models = [f for f in frames if "torch" not in Path(f.filename).parts and Path(f.filename).parent != _HERE]

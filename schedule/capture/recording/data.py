@@ -68,7 +68,7 @@ def _shaped_by(index: Any) -> bool:
     return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
 
 
-def place(func: Any) -> CallSite:
+def call_site(func: Any) -> CallSite:
     """What tells a call from others of the same forward, in a recorded run and in a trace."""
     return user_line(), getattr(func, "__name__", "")
 
@@ -81,7 +81,7 @@ class Seen:
 
     def add(self, func: Any, result: Any) -> None:
         """Keep a described result; of a list of numbers the numbers one by one, as they are read without data."""
-        line, name = place(func)
+        line, name = call_site(func)
         if name == "tolist":
             self.results.setdefault((line, "item"), []).extend(leaf for _, leaf in leaves(result))
         else:
@@ -96,7 +96,7 @@ class Replay:
 
     def next(self, seen: Seen | None, func: Any) -> list[Any]:
         """The described result of the next such call in a list; an empty list if none was seen."""
-        where = place(func)
+        where = call_site(func)
         results = seen.results.get(where, []) if seen is not None else []
         number = min(self._taken[id(seen), where], len(results) - 1)
         self._taken[id(seen), where] += 1

@@ -140,12 +140,12 @@ class Recording:
 
     def add(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Keep this call if its signature is new."""
-        kept = self.calls.setdefault(module, [])
-        if len(kept) >= MAX_SIGNATURES:
+        known = self.calls.setdefault(module, [])
+        if len(known) >= MAX_SIGNATURES:
             return
         call = Call(args, kwargs, output)
-        if all(call.key() != other.key() for other in kept):
-            kept.append(call)
+        if all(call.key() != other.key() for other in known):
+            known.append(call)
 
 
 class _WatchingFunctions(TorchFunctionMode):

@@ -71,7 +71,7 @@ class Snapshot:
         self._roots, self._data = roots, data
         self._pieces: list[tuple[Piece, int]] = []
         self._empty: list[tuple[Any, int, Step]] = []
-        self._places: list[tuple[int, Step]] = []
+        self._locations: list[tuple[int, Step]] = []
         self._seen: dict[int, Any] = {id(value): value for value in known}
         self._pending: list[tuple[Any, int]] = []
         self._code: set[Any] = set()
@@ -89,10 +89,10 @@ class Snapshot:
         for container, _, _ in self._empty:
             if container:
                 container.clear()
-        refused = [(place, why) for piece, place in self._pieces if (why := piece.restore()) is not None]
-        for place, why in refused:
+        refused = [(location, why) for piece, location in self._pieces if (why := piece.restore()) is not None]
+        for location, why in refused:
             raise NotApplicable(
-                f"the forward changes {self._path(place)} ({why}), which cannot be put back after a run that has to "
+                f"the forward changes {self._path(location)} ({why}), which cannot be put back after a run that has to "
                 "leave nothing behind",
                 fix="do that outside the forward, or keep what it changes in buffers",
             )
@@ -113,13 +113,13 @@ class Snapshot:
 
     def difference(self) -> str | None:
         """Return the first difference from the saved state, such as ``self.log: 3 items more``, or None."""
-        for container, place, step in self._empty:
+        for container, location, step in self._empty:
             if container:
-                return f"{self._path(place)}{_written(step)}: {items(len(container))}"
-        for piece, place in self._pieces:
+                return f"{self._path(location)}{_written(step)}: {items(len(container))}"
+        for piece, location in self._pieces:
             if found := piece.difference():
                 step, what = found
-                return f"{self._path(place)}{step}: {what}"
+                return f"{self._path(location)}{step}: {what}"
         return None
 
     def changed_entries(self) -> list[Entry]:
@@ -133,102 +133,102 @@ class Snapshot:
                 found += piece.changed_entries()
         return [entry for entry in found if entry.key != "training"]
 
-    def _path(self, place: int) -> str:
+    def _path(self, location: int) -> str:
         steps = []
-        while place >= 0:
-            place, step = self._places[place]
+        while location >= 0:
+            location, step = self._locations[location]
             steps.append(_written(step))
         return "".join(reversed(steps))
 
     # -- walking ---------------------------------------------------------------------------------------
 
-    def _add(self, place: int, parts: Iterable[Part]) -> None:
+    def _add(self, location: int, parts: Iterable[Part]) -> None:
         for step, value in parts:
             kind = type(value)
             if kind in _LEAVES or id(value) in self._seen:
                 continue
             self._seen[id(value)] = value
             if kind in _CONTAINERS and not value:  # such as most tables of hooks
-                self._empty.append((value, place, step))
+                self._empty.append((value, location, step))
             else:
-                self._places.append((place, step))
-                self._pending.append((value, len(self._places) - 1))
+                self._locations.append((location, step))
+                self._pending.append((value, len(self._locations) - 1))
 
-    def _keep(self, piece: Piece, place: int) -> None:
-        self._pieces.append((piece, place))
-        self._add(place, piece.parts())
+    def _keep(self, piece: Piece, location: int) -> None:
+        self._pieces.append((piece, location))
+        self._add(location, piece.parts())
 
-    def _visit(self, value: Any, place: int) -> None:
+    def _visit(self, value: Any, location: int) -> None:
         if isinstance(value, nn.Module):
-            self._module(value, place)
+            self._module(value, location)
         elif isinstance(value, torch.Tensor):
             if self._data:
-                self._keep(SavedTensor(value), place)
-            self._attributes(vars(value), place)
+                self._keep(SavedTensor(value), location)
+            self._attributes(vars(value), location)
         elif isinstance(value, types.FunctionType):
-            self._function(value, place)
+            self._function(value, location)
         elif isinstance(value, types.CellType):
-            self._keep(SavedCell(value), place)
+            self._keep(SavedCell(value), location)
         elif not isinstance(value, (type, enum.Enum)):
-            self._object(value, place)
+            self._object(value, location)
 
-    def _attributes(self, own: dict[str, Any], place: int) -> None:
+    def _attributes(self, own: dict[str, Any], location: int) -> None:
         if own:
-            self._keep(SavedDict(own, ".{}"), place)
+            self._keep(SavedDict(own, ".{}"), location)
         else:
-            self._empty.append((own, place, ".__dict__"))
+            self._empty.append((own, location, ".__dict__"))
 
-    def _module(self, module: nn.Module, place: int) -> None:
+    def _module(self, module: nn.Module, location: int) -> None:
         own = vars(module)
         for table in _TABLES:  # first, so that paths read as code does
             entries = own.get(table)
             if entries and isinstance(entries, dict) and id(entries) not in self._seen:
                 self._seen[id(entries)] = entries
-                self._keep(SavedDict(entries, ".{}"), place)
-        self._keep(SavedDict(own, ".{}"), place)
-        self._used_by_method(type(module), ("forward",), place)
+                self._keep(SavedDict(entries, ".{}"), location)
+        self._keep(SavedDict(own, ".{}"), location)
+        self._used_by_method(type(module), ("forward",), location)
 
-    def _object(self, value: Any, place: int) -> None:
+    def _object(self, value: Any, location: int) -> None:
         cls: Any = type(value)
         if isinstance(value, (tuple, frozenset)):
-            self._add(place, ((("[{}]", index), item) for index, item in enumerate(value)))
+            self._add(location, ((("[{}]", index), item) for index, item in enumerate(value)))
         elif isinstance(value, functools.partial):
-            self._add(place, ((".func", value.func), (".args", value.args), (".keywords", value.keywords)))
+            self._add(location, ((".func", value.func), (".args", value.args), (".keywords", value.keywords)))
         elif isinstance(value, (types.MethodType, types.BuiltinMethodType)):
-            self._add(place, (("", getattr(value, "__func__", None)), (".__self__", value.__self__)))
+            self._add(location, (("", getattr(value, "__func__", None)), (".__self__", value.__self__)))
         elif (piece := saved(value)) is not None:
-            if self._places[place][0] in self._of_library and cls in _CONTAINERS:
-                self._of_library.add(place)
-            self._keep(piece, place)
-        within = self._places[place][0] in self._of_library
+            if self._locations[location][0] in self._of_library and cls in _CONTAINERS:
+                self._of_library.add(location)
+            self._keep(piece, location)
+        within = self._locations[location][0] in self._of_library
         if is_passed_by(cls) or (within and is_of_library(cls)):
             return
         if is_of_library(cls):
-            self._of_library.add(place)
+            self._of_library.add(location)
         own = getattr(value, "__dict__", None)
         if type(own) is dict:
-            self._attributes(own, place)
+            self._attributes(own, location)
         if slots := slots_of(cls):
-            self._keep(SavedSlots(value, slots), place)
+            self._keep(SavedSlots(value, slots), location)
 
     # -- code ------------------------------------------------------------------------------------------
 
-    def _function(self, function: types.FunctionType, place: int) -> None:
+    def _function(self, function: types.FunctionType, location: int) -> None:
         names = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         name = function.__qualname__
         self._add(-1, ((f"{name}: {variable}", cell) for variable, cell in names))
         self._add(-1, ((f"{name}: a default", value) for value in function.__defaults__ or ()))
         self._add(-1, ((f"{name}: {key}", value) for key, value in (function.__kwdefaults__ or {}).items()))
-        self._attributes(vars(function), place)
+        self._attributes(vars(function), location)
         for cls in classes_named(function):
-            self._used_by_method(cls, names_in(function.__code__), place)
+            self._used_by_method(cls, names_in(function.__code__), location)
         used = dict(globals_named(function))
         values = [key for key, value in used.items() if not isinstance(value, types.FunctionType)]
         self._add(-1, ((f"{function.__module__}.{key}", value) for key, value in used.items() if key not in values))
         if values:
             self._keep(SavedNames(function.__globals__, values, function.__module__), -1)
 
-    def _used_by_method(self, cls: type, names: tuple[str, ...], place: int) -> None:
+    def _used_by_method(self, cls: type, names: tuple[str, ...], location: int) -> None:
         """Add the state used by methods of ``cls`` with these names, and by methods named in their code."""
         pending = [(cls, names)]
         while pending:

@@ -40,10 +40,10 @@ def attributes(module: nn.Module) -> Attributes:
 
 
 @contextmanager
-def attributes_as(kept: Attributes) -> Iterator[None]:
+def attributes_as(saved: Attributes) -> Iterator[None]:
     """Set attributes to the saved values for the block, and restore the current ones afterwards."""
-    now = [(child, dict(vars(child)), dict(child._buffers)) for child, _, _ in kept]
-    _put(kept)
+    now = [(child, dict(vars(child)), dict(child._buffers)) for child, _, _ in saved]
+    _put(saved)
     try:
         yield
     finally:
@@ -57,21 +57,21 @@ def attributes_unchanged(module: nn.Module) -> Iterator[None]:
     Raises:
         TraceError: an attribute of ``module`` or of one of its submodules was assigned.
     """
-    kept = attributes(module)
+    saved = attributes(module)
     try:
         yield
-        changed = _changed(kept)
+        changed = _changed(saved)
     finally:
-        _put(kept)
+        _put(saved)
     if changed is not None:
         raise _refused(
             f"the forward assigns attribute {changed[1]!r} of a {changed[0]}, which stays a call of the graph"
         )
 
 
-def _changed(kept: Attributes) -> tuple[str, str] | None:
+def _changed(saved: Attributes) -> tuple[str, str] | None:
     """Return the class name and attribute of the first change since ``kept`` was saved, or None."""
-    for child, own, buffers in kept:
+    for child, own, buffers in saved:
         for table, wanted in ((vars(child), own), (child._buffers, buffers)):
             for name in {**table, **wanted}:
                 now, then = table.get(name, _NOTHING), wanted.get(name, _NOTHING)
@@ -80,8 +80,8 @@ def _changed(kept: Attributes) -> tuple[str, str] | None:
     return None
 
 
-def _put(kept: Attributes) -> None:
-    for child, own, buffers in kept:
+def _put(saved: Attributes) -> None:
+    for child, own, buffers in saved:
         for table, wanted in ((vars(child), own), (child._buffers, buffers)):
             for name in [name for name in table if name not in wanted]:
                 del table[name]

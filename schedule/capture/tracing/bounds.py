@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import fx, nn
 
-from schedule.capture.tracing.dims import LENGTHENING, kept, permuted, same_shape, size_read
+from schedule.capture.tracing.dims import LENGTHENING, dims_of_result, permuted, same_shape, size_read
 from schedule.capture.tracing.scalars import scalar_of
 from schedule.capture.tracing.trace import Trace
 
@@ -49,7 +49,7 @@ def _at_least(sizes: Sizes, node: Any, dim: int, length: fx.Node) -> bool:
     if node.meta.get("opaque"):
         return node.target in LENGTHENING and _at_least(sizes, node.args[1], dim, length)
     if node.target is operator.getitem and hasattr(source.meta.get("spec"), "ndim"):
-        dims = kept(node.args[1], source.meta["spec"].ndim)
+        dims = dims_of_result(node.args[1], source.meta["spec"].ndim)
         at = None if dims is None else dims[dim]
         return at is not None and at >= 0 and _at_least(sizes, source, at, length)
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
@@ -70,9 +70,9 @@ def _is_padded_convolution(sizes: Sizes, node: fx.Node, name: str) -> bool:
         child: Any = sizes.tracer.module.get_submodule(str(node.target))
         if not isinstance(child, nn.Conv1d) or type(child).forward is not nn.Conv1d.forward:
             return False
-        around = child.padding[0]
-        known = child.stride == (1,) and isinstance(around, int)
-        return known and 2 * int(around) >= child.dilation[0] * (child.kernel_size[0] - 1)
+        padded = child.padding[0]
+        known = child.stride == (1,) and isinstance(padded, int)
+        return known and 2 * int(padded) >= child.dilation[0] * (child.kernel_size[0] - 1)
     if name != "conv1d":
         return False
     given = dict(zip(("input", "weight", "bias", "stride", "padding", "dilation"), node.args, strict=False))

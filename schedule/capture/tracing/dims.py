@@ -54,7 +54,7 @@ def size_read(node: Any) -> tuple[fx.Node, int] | None:
     return None
 
 
-def kept(index: Any, rank: int) -> list[int | None] | None:
+def dims_of_result(index: Any, rank: int) -> list[int | None] | None:
     """Return the dim of ``x`` for each dim of ``x[index]``.
 
     It is :data:`ADDED` for a new dim and None for a sliced one. Returns None if the index is a tensor or a graph value.

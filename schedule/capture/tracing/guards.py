@@ -110,19 +110,21 @@ def _size_expression(node: fx.Node, read: tuple[fx.Node, int], inputs: dict[fx.N
 
 def _changed_before(question: fx.Node) -> bool:
     """Check whether the graph changes the object read by ``question``, or a part of it, before it is read."""
-    asked = _place(question.args[0])
+    asked = _location(question.args[0])
     for node in question.graph.nodes:
         if node is question:
             return False
-        if has_effect(node) and any(_overlap(asked, _place(n)) for n in node.all_input_nodes if n.meta.get("object")):
+        if has_effect(node) and any(
+            _overlap(asked, _location(n)) for n in node.all_input_nodes if n.meta.get("object")
+        ):
             return True
     return False
 
 
-def _place(value: Any) -> tuple[Any, ...]:
+def _location(value: Any) -> tuple[Any, ...]:
     """Return the location of an object: its input or call, then the attribute names."""
     if isinstance(value, fx.Node) and value.target is getattr:
-        return (*_place(value.args[0]), value.args[1])
+        return (*_location(value.args[0]), value.args[1])
     return (value,)
 
 

@@ -74,13 +74,13 @@ class IndexFunctions:
         frame = sys._getframe(2)
         if not is_shaped_by_data(func, args) and not _lists_numbers(func, frame):
             return
-        places: list[CodeType] = []
+        locations: list[CodeType] = []
         while frame.f_back is not None and not self._is_forward(frame):
-            if self._may_take_indices(frame) and (place := self._place(frame)) is not None:
-                places.append(place)
+            if self._may_take_indices(frame) and (location := self._location(frame)) is not None:
+                locations.append(location)
             frame = frame.f_back
-        self.innermost.update(places[:1])
-        self.outermost.update(places[-1:])
+        self.innermost.update(locations[:1])
+        self.outermost.update(locations[-1:])
 
     def choices(self) -> list[frozenset[CodeType]]:
         """Return candidate sets of functions to write as calls, best first."""
@@ -97,7 +97,7 @@ class IndexFunctions:
         found = [leaf for leaf in given if isinstance(leaf, torch.Tensor)]
         return bool(found) and _are_indices(found)
 
-    def _place(self, frame: FrameType) -> CodeType | None:
+    def _location(self, frame: FrameType) -> CodeType | None:
         """Return the original code of ``frame``, or None if it is not instrumented or a graph cannot call it."""
         code = original_code(frame.f_code)
         return None if code is frame.f_code or "<locals>" in code.co_qualname else code
@@ -163,8 +163,8 @@ class IndexFunctions:
     def _state(self, following: Following, value: Any) -> list[Any]:
         """Return the contents of ``value``, the versions of its tensors, and the count of assigned attributes."""
         with DisableTorchFunction():
-            held = [(path, id(x), x._version if isinstance(x, torch.Tensor) else 0) for path, x in leaves(value)]
-        return [held, following.assigned]
+            identities = [(path, id(x), x._version if isinstance(x, torch.Tensor) else 0) for path, x in leaves(value)]
+        return [identities, following.assigned]
 
     def remove_replaced(self) -> None:
         """Remove the traced steps of functions written as calls, except sizes used elsewhere.

@@ -67,6 +67,6 @@ _META_KERNELS: dict[Any, Callable[..., Any]] = {
 _META_KERNELS |= {torch.tensor: _tensor, torch.Tensor.__getitem__: _picked}
 
 
-def stand_in(function: Any) -> Callable[..., Any]:
+def meta_kernel(function: Any) -> Callable[..., Any]:
     """Return the meta kernel for ``function``, by default the function itself."""
     return _META_KERNELS.get(function, function)

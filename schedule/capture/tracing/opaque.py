@@ -125,16 +125,16 @@ class OpaqueTracker:
             return value
         try:
             watched_class = _watched_class(type(value))
-            stand_in = watched_class.__new__(watched_class)
+            watched = watched_class.__new__(watched_class)
         except TypeError as error:
             raise TraceError(
                 f"a value of type {type(value).__name__} cannot be followed through the forward",
                 where=user_line(),
                 fix="flatten less, or mark the module that makes it as a leaf",
             ) from error
-        object.__setattr__(stand_in, "_watch", (self, value, node))
+        object.__setattr__(watched, "_watch", (self, value, node))
         node.meta["object"] = True
-        return stand_in
+        return watched
 
     def read(self, value: Any, node: fx.Node, name: str) -> Any:
         """Return attribute ``name`` of a watched object: its value, or a method to write a node when called."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx
 
-_KEPT_META = ("spec", "source", "opaque", "object", "module", "rule")
+_SAVED_META = ("spec", "source", "opaque", "object", "module", "rule")
 
 
 class _Ref:
@@ -29,7 +29,7 @@ def pack_graph(graph: fx.Graph) -> list[tuple[Any, ...]]:
             node.target,
             fx.node.map_arg(node.args, reference),
             fx.node.map_arg(node.kwargs, reference),
-            {key: node.meta[key] for key in _KEPT_META if key in node.meta},
+            {key: node.meta[key] for key in _SAVED_META if key in node.meta},
         )
         for node in graph.nodes
     ]

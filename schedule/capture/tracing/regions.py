@@ -33,7 +33,7 @@ def begin_grad_mode(enabled: bool) -> AbstractContextManager[Any]:
     """Enter ``torch.set_grad_enabled(enabled)`` and return the token for :func:`end_region`."""
     previous = torch.is_grad_enabled()
     set_grad_enabled(enabled)
-    return _opened(_GradMode(previous))
+    return _pushed(_GradMode(previous))
 
 
 def begin_autocast(
@@ -42,14 +42,14 @@ def begin_autocast(
     """Enter ``torch.autocast`` and return the token for :func:`end_region`."""
     block = torch.autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
     block.__enter__()
-    return _opened(block)
+    return _pushed(block)
 
 
 def begin_sdpa_kernel(backends: Sequence[int], set_priority: bool) -> AbstractContextManager[Any]:
     """Enter ``torch.nn.attention.sdpa_kernel`` and return the token for :func:`end_region`."""
     block = sdpa_kernel([SDPBackend(number) for number in backends], set_priority)
     block.__enter__()
-    return _opened(block)
+    return _pushed(block)
 
 
 def begin_backend_flags(module: str, function: str, flags: Mapping[str, Any]) -> AbstractContextManager[Any]:
@@ -65,7 +65,7 @@ def begin_backend_flags(module: str, function: str, flags: Mapping[str, Any]) ->
     """
     block = getattr(sys.modules[module], function)(**flags)
     block.__enter__()
-    return _opened(block)
+    return _pushed(block)
 
 
 def end_region(block: AbstractContextManager[Any]) -> None:
@@ -74,7 +74,7 @@ def end_region(block: AbstractContextManager[Any]) -> None:
     block.__exit__(None, None, None)
 
 
-def _opened(block: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
+def _pushed(block: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
     _open.stack.append(block)
     return block
 

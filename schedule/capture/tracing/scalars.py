@@ -81,7 +81,7 @@ class ScalarNode:
     expect_true = expect_size = guard_or_false = guard_or_true = statically_known_true = known
 
     def _text(self) -> str:
-        return self.tracer.texts.of(self)
+        return self.tracer.strings.of(self)
 
     str = _graph_repr = __str__ = _text
 

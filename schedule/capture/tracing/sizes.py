@@ -24,7 +24,7 @@ from schedule.capture.tracing.dims import (
     SAME_SHAPE_FUNCTIONS,
     SAME_SHAPE_METHODS,
     SCALAR_OPERATORS,
-    kept,
+    dims_of_result,
     permuted,
     same_shape,
     size_read,
@@ -279,7 +279,7 @@ class SizeReader:
             lengthened = dim >= rank - 2 or parent.target not in LENGTHENING
             return None if lengthened else self._from(given, dim, value)
         if isinstance(parent, fx.Node) and _rank(parent) is not None:
-            dims = kept(node.args[1], _rank(parent) or 0)
+            dims = dims_of_result(node.args[1], _rank(parent) or 0)
             at = dims[dim] if dims is not None and dim < len(dims) else None
             if at == ADDED:
                 return 1

@@ -77,8 +77,8 @@ class Specialization:
     @cached_property
     def function(self) -> Callable[..., Any]:
         """The graph as a Python function of ``(module, *inputs)``, compiled on first access."""
-        around = closing if self.has_regions else lambda run: run
-        return tried(self.graph, self.training, lambda graph: around(compiled(graph)))
+        wrapper = closing if self.has_regions else lambda run: run
+        return tried(self.graph, self.training, lambda graph: wrapper(compiled(graph)))
 
     def with_graph(self, graph: fx.Graph, inlined: Mapping[str, Inlined] | None = None) -> Specialization:
         """Return the same specialization with another graph, and add the submodules ``inlined`` in it."""
@@ -171,9 +171,9 @@ def _traced(
             with TRACING, recording.as_after_run():
                 return _traced_by(tracer, forward, call, training, autocast), tracer
         except TraceError:
-            if not tracer.texts.written or "exact_texts" in options:
+            if not tracer.strings.written or "exact_texts" in options:
                 raise
-        return attempt(exact_texts=True, **options)
+        return attempt(exact_strings=True, **options)
 
     made, tracer = attempt()
     for functions in tracer.index_functions.choices():
@@ -231,7 +231,7 @@ def _finished(
     tracer.index_functions.remove_replaced()
     guards = conditions(tracer, inputs)
     remove_dead(graph)
-    tracer.texts.check(graph)
+    tracer.strings.check(graph)
     check_keywords(graph)
     insert_checks(tracer.outputs)
     graph.lint()
@@ -252,7 +252,7 @@ def _written(tracer: ModuleTracer, value: Any) -> Any:
     """Return a forward's result as the graph's output: plain containers of nodes, dataclasses rebuilt by a call."""
     with DisableTorchFunction():
         if isinstance(value, (list, dict)) and tracer.evaluator.is_outside(value):
-            return tracer.held(value)
+            return tracer.container_node(value)
         if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
             items = [_written(tracer, item) for item in value]
             return items if isinstance(value, list) else tuple(items)

@@ -41,22 +41,22 @@ class Scalar(Protocol):
 class MarkedString(str):
     """String with an open size in it. It can be formatted further. Any other use raises."""
 
-    texts: Strings
+    strings: Strings
 
     def __bool__(self) -> bool:
         return True  # it is not empty
 
     def __add__(self, other: str) -> str:
-        return self.texts.marked(str.__add__(self, other))
+        return self.strings.marked(str.__add__(self, other))
 
     def __radd__(self, other: str) -> str:
-        return self.texts.marked(other + self.plain())
+        return self.strings.marked(other + self.plain())
 
     def __mod__(self, values: Any) -> str:
-        return self.texts.marked(self.plain() % values)
+        return self.strings.marked(self.plain() % values)
 
     def __mul__(self, times: SupportsIndex) -> str:
-        return self.texts.marked(self.plain() * times)
+        return self.strings.marked(self.plain() * times)
 
     def plain(self) -> str:
         """Return the string itself."""
@@ -65,7 +65,7 @@ class MarkedString(str):
 
 def _use(name: str) -> Callable[..., NoReturn]:
     def refused(self: MarkedString, *_: Any, **__: Any) -> NoReturn:
-        self.texts.use(self)
+        self.strings.use(self)
 
     refused.__name__ = name
     return refused
@@ -108,7 +108,7 @@ class Strings:
         if not self.written or type(value) is not str or _MARK not in value:
             return value
         made = MarkedString(value)
-        made.texts = self
+        made.strings = self
         return made
 
     def handed(

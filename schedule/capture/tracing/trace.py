@@ -31,7 +31,7 @@ class Trace(Protocol):
     guards: dict[fx.Node, Any]
     inlined: dict[str, nn.Module]
     outputs: dict[fx.Node, Any]
-    texts: Strings
+    strings: Strings
     inside_child: bool
 
     def emit(self, target: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: Any = None) -> fx.Node:

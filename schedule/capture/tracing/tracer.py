@@ -38,7 +38,7 @@ from schedule.capture.tracing.gradients import requires_grad
 from schedule.capture.tracing.hooks import collecting_hooks, is_hooked, nothing_collected
 from schedule.capture.tracing.index_functions import CodeType, IndexFunctions
 from schedule.capture.tracing.memory import Memory
-from schedule.capture.tracing.meta_kernels import stand_in
+from schedule.capture.tracing.meta_kernels import meta_kernel
 from schedule.capture.tracing.opaque import OpaqueTracker, untracked
 from schedule.capture.tracing.pieces import guard_number
 from schedule.capture.tracing.reading.evaluator import Evaluator
@@ -74,11 +74,11 @@ class ModuleTracer(TorchFunctionMode):
         recording: Recording,
         enter: EnterChild,
         use_recorded_outputs: bool = True,
-        exact_texts: bool = False,
+        exact_strings: bool = False,
         index_functions: frozenset[CodeType] = frozenset(),
     ) -> None:
         super().__init__()
-        self.texts = Strings(exact_texts)
+        self.strings = Strings(exact_strings)
         self.index_functions = IndexFunctions(self, index_functions)
         self._use_recorded_outputs = use_recorded_outputs
         self.module, self.recording, self.enter_child = module, recording, enter
@@ -205,10 +205,10 @@ class ModuleTracer(TorchFunctionMode):
 
     def _attribute(self, value: Any) -> fx.Node | None:
         """Return a ``get_attr`` node for an object found by the forward in a module attribute, else None."""
-        held = module_path(self.evaluator.found_at(value))
-        return None if held is None else self.graph.get_attr(".".join(filter(None, held)))
+        container_node = module_path(self.evaluator.found_at(value))
+        return None if container_node is None else self.graph.get_attr(".".join(filter(None, container_node)))
 
-    def held(self, container: Any) -> fx.Node:
+    def container_node(self, container: Any) -> fx.Node:
         """Return the node of an outside container returned by the forward, or raise without one."""
         node = self._attribute(container)
         if node is None:
@@ -249,8 +249,10 @@ class ModuleTracer(TorchFunctionMode):
             return tensor
         if id(tensor) not in self._data_free:
             with self.recording.fake_mode:
-                stand_in = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-            self._data_free[id(tensor)] = (tensor, stand_in)
+                meta_kernel = torch.empty_strided(
+                    tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+                )
+            self._data_free[id(tensor)] = (tensor, meta_kernel)
         return self._data_free[id(tensor)][1]
 
     # -- torch calls -----------------------------------------------------------------------------------
@@ -266,7 +268,7 @@ class ModuleTracer(TorchFunctionMode):
         self.index_functions.notice(func, args)
         if func in (torch.Tensor.__format__, torch.Tensor.__repr__):
             number = self.__torch_function__(torch.Tensor.item, (), args[:1]) if writes_number(func, args) else None
-            return self.texts.of_tensor(number, *args[1:])
+            return self.strings.of_tensor(number, *args[1:])
         answer = self.sizes.handles(func, args, kwargs)
         if answer is not None:
             return answer()
@@ -315,7 +317,7 @@ class ModuleTracer(TorchFunctionMode):
         real_args, real_kwargs = map_structure(tuple(args), self.value_of), map_structure(kwargs, self.value_of)
         try:
             with self.recording.fake_mode:
-                return stand_in(func)(*real_args, **real_kwargs)
+                return meta_kernel(func)(*real_args, **real_kwargs)
         except metadata.DATA_DEPENDENT as error:
             for seen in self._replay.next(self.recording.seen.get(self._within[-1]), func):
                 return self.recording.materialize(seen)

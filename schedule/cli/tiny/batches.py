@@ -23,8 +23,8 @@ def repaired(batch: Batch, error: Exception) -> Iterator[Batch]:
 
 def resized(tensor: torch.Tensor, dimension: int, size: int) -> torch.Tensor:
     """``tensor`` cut off or repeated to ``size`` along ``dimension``."""
-    places = torch.arange(size, device=tensor.device) % tensor.shape[dimension]
-    return tensor.index_select(dimension, places)
+    indices = torch.arange(size, device=tensor.device) % tensor.shape[dimension]
+    return tensor.index_select(dimension, indices)
 
 
 def _everywhere(batch: Batch, old: int, new: int, *, whole: bool | None = None, only: int | None = None) -> Batch:

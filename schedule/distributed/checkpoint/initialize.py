@@ -56,8 +56,8 @@ def initialize(
         for module, written in writes.items():
             for slot in written:
                 if slot not in whole:
-                    kept_whole = not slot.layout.indices and (own is None or id(slot.tensor) in own)
-                    whole[slot] = slot.stand_in(lasting if kept_whole else scratch.take)
+                    stays_whole = not slot.layout.indices and (own is None or id(slot.tensor) in own)
+                    whole[slot] = slot.allocate(lasting if stays_whole else scratch.take)
             with torch.no_grad():
                 ways[module](module)
             for slot in written:
@@ -129,8 +129,8 @@ def _written(root: nn.Module, ways: dict[nn.Module, Initialize], slots: Sequence
     states = generator_states(root)
     try:
         with without_data(root) as empty:
-            numbers = {_storage(slot.stand_in(empty)): slot for slot in slots}
-            below = {id(table): table for slot in slots for table, _ in slot.places}
+            numbers = {_storage(slot.allocate(empty)): slot for slot in slots}
+            below = {id(table): table for slot in slots for table, _ in slot.owners}
             for module, way in ways.items():
                 tables = [t for m in module.modules() for t in (m._parameters, m._buffers) if id(t) in below]
                 if not tables:

@@ -66,8 +66,8 @@ def _read_safetensors(
     from safetensors import safe_open
 
     with ExitStack() as stack:
-        opened = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
-        stored = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 - a file is no mapping
+        files_open = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
+        stored = {name: file for file in files_open for name in file.keys()}  # noqa: SIM118 - a file is no mapping
         named, unsaved = _named(root, slots, stored, str(files[0].parent))
         for slot, name in named.items():
             tensor = stored[name].get_slice(name)

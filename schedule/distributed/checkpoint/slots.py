@@ -21,18 +21,18 @@ class Slot:
     Attributes:
         tensor: the object in the model.
         layout: what of it this rank holds.
-        places: tables of modules, and names in them.
+        owners: tables of modules, and names in them.
         paths: names from the root.
         persistent: whether it is part of a ``state_dict``.
     """
 
     tensor: Tensor
     layout: Layout
-    places: list[tuple[dict[str, Any], str]] = field(default_factory=list)
+    owners: list[tuple[dict[str, Any], str]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     persistent: bool = True
 
-    def stand_in(self, empty: Callable[..., Tensor]) -> Tensor:
+    def allocate(self, empty: Callable[..., Tensor]) -> Tensor:
         """A whole tensor, made by ``empty(shape, dtype=…)``, put in its place for now."""
         made = self._like(empty(self.layout.shape, dtype=self.tensor.dtype))
         self.put(made)
@@ -40,7 +40,7 @@ class Slot:
 
     def put(self, tensor: Tensor) -> None:
         """Put ``tensor`` into every place."""
-        for table, name in self.places:
+        for table, name in self.owners:
             table[name] = tensor
 
     def put_back(self) -> None:
@@ -78,7 +78,7 @@ def meta_slots(root: nn.Module) -> list[Slot]:
                 if tensor is None or not is_meta(tensor):
                     continue
                 slot = found.setdefault(id(tensor), Slot(tensor, Layout.of(tensor)))
-                slot.places.append((table, name))
+                slot.owners.append((table, name))
                 slot.paths.append(f"{path}.{name}".lstrip("."))
                 slot.persistent = slot.persistent and name not in module._non_persistent_buffers_set
     return list(found.values())

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import GroupName
 
 from fused.torch_internals.process_groups import process_group_by_name
-from schedule.distributed.communication.exchange import exchanged_texts
+from schedule.distributed.communication.exchange import exchanged_strings
 from schedule.util.errors import ShardError
 
 LIMIT_VARIABLE = "SCHEDULE_AGREEMENT_SECONDS"
@@ -63,7 +63,7 @@ def agree(group: str) -> None:
 def _compare(group: str, lines: list[str], ranks: list[int]) -> None:
     own, limit = dist.get_rank(), float(os.environ.get(LIMIT_VARIABLE, _LIMIT))
     turn = _rounds[group] = _rounds.get(group, 0) + 1
-    for rank, theirs in exchanged_texts(f"{group}/{turn}", "\n".join(lines), ranks, limit).items():
+    for rank, theirs in exchanged_strings(f"{group}/{turn}", "\n".join(lines), ranks, limit).items():
         if theirs is None:
             raise ShardError(
                 f"rank {rank} did not reach its first collective within {limit:.0f} s of rank {own}",

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from fused.torch_internals.process_groups import default_store
 
 
-def exchanged_texts(key: str, own: str, ranks: Sequence[int], limit: float) -> dict[int, str | None]:
+def exchanged_strings(key: str, own: str, ranks: Sequence[int], limit: float) -> dict[int, str | None]:
     """What each rank says; all of ``ranks`` must call this with the same key, which is used once.
 
     Args:

@@ -44,7 +44,7 @@ class Resharding:
                 f"{notation!r} is no resharding", fix='a letter R or S for each dimension, before and after: "RS->SR"'
             )
         if max(before.count("S"), after.count("S")) > 1:
-            raise ShardError(f"{notation!r} shares out two dimensions over one group", fix="one S on each side")
+            raise ShardError(f"{notation!r} shards two dimensions over one group", fix="one S on each side")
         self.dims, self.source, self.target = len(before), before.find("S"), after.find("S")
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from fused.torch_internals.process_groups import set_timeout
 from schedule.distributed.communication.agreement import difference
-from schedule.distributed.communication.exchange import exchanged_texts
+from schedule.distributed.communication.exchange import exchanged_strings
 from schedule.distributed.communication.mesh import tensor_parallel
 from schedule.util.errors import VerificationError
 
@@ -32,7 +32,7 @@ class Verdicts:
 
     def told(self, own: str) -> dict[int, str | None]:
         """What each rank says; None for one that says nothing in time."""
-        return exchanged_texts(f"verdict/{next(_turns)}", own, self.ranks, self.limit)
+        return exchanged_strings(f"verdict/{next(_turns)}", own, self.ranks, self.limit)
 
     def wrong(self, own: str) -> dict[int, str]:
         """Tell the others what was found, "" if nothing; what was found by those that found something."""

@@ -19,8 +19,8 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_sc
 
 from schedule.capture.tracing.hooks import is_hooked
 from schedule.capture.tracing.specialization import original_class
-from schedule.distributed.pipeline.splitting import held, on_device, split
-from schedule.distributed.pipeline.stages import Modes, SendingStage, Stage, place_all
+from schedule.distributed.pipeline.splitting import on_device, split, state_of_stages
+from schedule.distributed.pipeline.stages import Modes, SendingStage, Stage, attach_all
 from schedule.distributed.pipeline.tied import TiedGradients
 from schedule.runtime.scheduled import state_of
 from schedule.util.errors import NotApplicable, ShardError
@@ -123,7 +123,7 @@ class PipelinedModel(nn.Module):
         self._runner: Any = None
         self._device = device
         for stage in self._stages:
-            place_all(self, stage.parts)
+            attach_all(self, stage.parts)
 
     @property
     def whole(self) -> nn.Module:
@@ -137,7 +137,7 @@ class PipelinedModel(nn.Module):
 
     def _parameters_of(self, index: int) -> list[nn.Parameter]:
         found: dict[nn.Parameter, None] = {}
-        for part in held(self.whole, [stages[index] for _, stages in self._modes.values()]).values():
+        for part in state_of_stages(self.whole, [stages[index] for _, stages in self._modes.values()]).values():
             if isinstance(part, nn.Module):
                 found |= dict.fromkeys(part.parameters())
             elif isinstance(part, nn.Parameter):

@@ -223,7 +223,7 @@ def _moved(value: Any, device: torch.device) -> Any:
     return device if isinstance(value, torch.device) and value.type == "meta" else value
 
 
-def held(root: nn.Module, stages: Sequence[StageGraph]) -> Mapping[str, Any]:
+def state_of_stages(root: nn.Module, stages: Sequence[StageGraph]) -> Mapping[str, Any]:
     """Path → module or tensor of ``root`` that the stages use."""
     return {
         **{path: root.get_submodule(path) for stage in stages for path in stage.modules},

@@ -14,7 +14,7 @@ from fused import MakeViewlessTensor
 from schedule.capture.recording.structure import leaves
 from schedule.capture.tracing.regions import closing_regions
 from schedule.capture.tracing.specialization import Specialization, compiled, original_class
-from schedule.distributed.pipeline.splitting import StageGraph, held
+from schedule.distributed.pipeline.splitting import StageGraph, state_of_stages
 from schedule.runtime.scheduled import ScheduledState
 from schedule.util.errors import NotApplicable
 
@@ -42,8 +42,8 @@ class Stage(nn.Module):
             for training, (made, _) in self._modes.items()
         }
         self._returned: list[str] = []
-        self._parts = [held(whole, [stage for _, stage in self._modes.values()])]
-        place_all(self, self.parts)
+        self._parts = [state_of_stages(whole, [stage for _, stage in self._modes.values()])]
+        attach_all(self, self.parts)
 
     @property
     def index(self) -> int:
@@ -106,7 +106,7 @@ def _kind(value: Any) -> str:
     return f"{value.dtype}{list(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
 
-def place_all(container: nn.Module, parts: Mapping[str, Any]) -> None:
+def attach_all(container: nn.Module, parts: Mapping[str, Any]) -> None:
     """Register modules and tensors in ``container`` at their paths."""
     for path, part in sorted(parts.items(), key=lambda item: item[0].count(".")):
         *above, name = path.split(".")

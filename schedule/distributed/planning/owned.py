@@ -44,7 +44,7 @@ def synchronized(path: str, module: nn.Module, whole: Specialization, axes: dict
     shared = {_factor(found, name, axis, parts) for name, (axis, parts) in axes.items()}
     known = [factor for factor in shared if factor is not None]
     if len(shared) != 1 or not known:
-        return "its own parameters are not shared out along one dimension"
+        return "its own parameters are not sharded along one dimension"
     (factor,) = known
     partial = _partial_sums(found, factor)
     if isinstance(partial, str):

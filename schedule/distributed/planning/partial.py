@@ -23,12 +23,12 @@ Edge = tuple[OpNode, OpNode]
 _PARTIAL, _WHOLE, _EITHER = "partial", "whole", "either"
 
 
-class NoPlace(Exception):
+class NoReduction(Exception):
     """Why there is no place to add a partial gradient up."""
 
 
 @dataclass
-class Places:
+class Reductions:
     """Where partial gradients are added up.
 
     Attributes:
@@ -69,7 +69,7 @@ class PartialGradients:
         self.whole = {node for node in nodes if node in self.moving and not holds(self.found, node, self.factor)}
         self.kinds: dict[OpNode, str] = {}
 
-    def places(self) -> Places:
+    def reductions(self) -> Reductions:
         """Where to add them up.
 
         Raises:
@@ -78,12 +78,12 @@ class PartialGradients:
         for value in reversed(self.found.nodes):
             kinds = set(self.read(value)) if value in self.whole else set()
             if kinds >= {_PARTIAL, _WHOLE}:
-                raise NoPlace(f"the gradient of {value.name} would be a partial sum in part")
+                raise NoReduction(f"the gradient of {value.name} would be a partial sum in part")
             if kinds:
                 self.kinds[value] = next(kind for kind in (_PARTIAL, _WHOLE, _EITHER) if kind in kinds)
         partial = self.settled()
         self.check_taken(partial)
-        made = Places()
+        made = Reductions()
         for value in partial:
             if self.is_output(value):
                 self.check_calls(value, partial)
@@ -93,7 +93,7 @@ class PartialGradients:
             made.columns |= {user for user in self.users[value] if (value, user) in self.columns}
         for node in self.found.nodes:
             if node.op.rpartition(".")[2] in WRITES and any(one in partial for one in written(node)):
-                raise NoPlace(f"the gradient of {node.name}, written in place, would be a partial sum")
+                raise NoReduction(f"the gradient of {node.name}, written in place, would be a partial sum")
         return made
 
     def read(self, value: OpNode) -> Iterator[str]:
@@ -120,7 +120,7 @@ class PartialGradients:
                     continue
                 for one in (user, *operands(user.args)):
                     if self.kinds.get(one) == _WHOLE:
-                        raise NoPlace(f"the gradient of {one.name} would be a partial sum in part")
+                        raise NoReduction(f"the gradient of {one.name} would be a partial sum in part")
                     if one in self.kinds and one not in partial:
                         partial[one] = None
                         pending.append(one)
@@ -131,7 +131,7 @@ class PartialGradients:
         for value in self.whole:
             beside = any(holds_leading(self.found, one, self.factor) for one in operands(value.args))
             if beside and value in self.kinds and value not in partial:
-                raise NoPlace(f"the gradient of {value.name} would be added up although it is whole")
+                raise NoReduction(f"the gradient of {value.name} would be reduced although it is whole")
 
     def is_output(self, value: OpNode) -> bool:
         """Whether a module with parameters gives ``value``: there its gradient can be added up."""
@@ -147,4 +147,4 @@ class PartialGradients:
             if node.fx is None or node.fx.op != "call_module" or not self.is_output(node):
                 continue
             if self.root.get_submodule(str(node.fx.target)) is module and node not in partial:
-                raise NoPlace(f"the gradient of {value.name} would be a partial sum in one of several calls")
+                raise NoReduction(f"the gradient of {value.name} would be a partial sum in one of several calls")

@@ -89,12 +89,12 @@ class Plan:
 
 def common_path(paths: Iterable[str]) -> str:
     """The module above all of ``paths``; "" is the root."""
-    common = []
+    shared = []
     for parts in zip(*(path.split(".") for path in paths), strict=False):
         if len(set(parts)) > 1:
             break
-        common.append(parts[0])
-    return ".".join(common)
+        shared.append(parts[0])
+    return ".".join(shared)
 
 
 def with_parallel_loss(plan: Plan) -> Plan:
@@ -112,7 +112,7 @@ def with_parallel_loss(plan: Plan) -> Plan:
     ]
     if groups == plan.groups:
         raise ShardError(
-            "the plan shares out no projection onto the vocabulary, so the loss has whole logits",
+            "the plan shards no projection onto the vocabulary, so the loss has whole logits",
             fix="leave out parallel_loss",
         )
     return replace(plan, groups=groups)

@@ -19,7 +19,7 @@ from schedule.capture.tracing.specialization import original_class, specialize
 from schedule.distributed.planning.factors import Factor, factors, size_of
 from schedule.distributed.planning.gradients import differentiable, parameters_of, users_of
 from schedule.distributed.planning.owned import holds, synchronized
-from schedule.distributed.planning.partial import NoPlace, PartialGradients
+from schedule.distributed.planning.partial import NoReduction, PartialGradients
 from schedule.distributed.planning.plan import Plan, common_path
 from schedule.distributed.planning.plan_steps import FEATURES, HEADS, Group, ShardStep, SyncStep
 from schedule.distributed.planning.propagation import propagate
@@ -249,7 +249,7 @@ class _Planner:
                     partial.append((operand, node))
                 made.update(dict.fromkeys(map(self.whole_parameter, parameters or ())))
         if partial or candidate.common:
-            steps = self.added_up(factor, partial, columns)
+            steps = self.reduced(factor, partial, columns)
             if isinstance(steps, str):
                 candidate.refused = steps
                 return None
@@ -281,15 +281,15 @@ class _Planner:
         owner, _, name = path.rpartition(".")
         return SyncStep(owner, "bwd_post", "all_reduce", argument=name, nbytes=self.nbytes(path))
 
-    def added_up(
+    def reduced(
         self, factor: Factor, partial: list[tuple[OpNode, OpNode]], columns: dict[str, Layer]
     ) -> list[SyncStep] | str:
         """Where partial gradients of what is whole are added up; the ``columns`` that this spares are taken out."""
         edges = {(layer.given, layer.node) for layer in columns.values()}
         moving, cut = self.differentiable, set(partial)
         try:
-            found = PartialGradients(self.found, self.root, self.users, moving, factor, cut, edges).places()
-        except NoPlace as error:
+            found = PartialGradients(self.found, self.root, self.users, moving, factor, cut, edges).reductions()
+        except NoReduction as error:
             return str(error)
         for path in [path for path, layer in columns.items() if layer.node in found.columns]:
             del columns[path]

@@ -74,8 +74,8 @@ class _Propagation(Shapes):
         over = over or list(range(len(source)))
         for at in over:
             block(source[at], f"{node.op} works along it")
-        kept = (spec if isinstance(spec, TensorSpec) else spec[0]).ndim == len(source)
-        out = [[] if at in over else one for at, one in enumerate(source) if kept or at not in over]
+        keeps_dims = (spec if isinstance(spec, TensorSpec) else spec[0]).ndim == len(source)
+        out = [[] if at in over else one for at, one in enumerate(source) if keeps_dims or at not in over]
         return tuple(out for _ in spec) if values else out
 
     def extreme(self, node: OpNode) -> Value:

@@ -169,7 +169,7 @@ def _layer(
     layers = {layer.path: layer for layer in found.layers}
     replaced = dict(_replacements(inner, link, root, state, found, layers, factor))
     scattered = {step.path for step in summed.values()}
-    partial = dict.fromkeys(_around(units.values(), scattered, below, layers, factor, found))
+    partial = dict.fromkeys(_neighbors(units.values(), scattered, below, layers, factor, found))
     apart = {layers[path].node for path in alone if path in layers}
     for path in _replicated_parameters(found, users, moving, apart, factor):
         owner, _, name = f"{below}{path}".rpartition(".")
@@ -209,7 +209,7 @@ def _mixes(unit: Unit, root: nn.Module, state: Sharded) -> bool:
     return False
 
 
-def _around(
+def _neighbors(
     units: Iterable[Unit],
     scattered: Collection[str],
     below: str,

@@ -62,8 +62,8 @@ class Shapes(Values):
         source, spec = self.of(node.args["input"]), node.spec
         if source is None or not isinstance(spec, TensorSpec):
             return self.unknown(node)
-        kept = [dim for dim in source if dim]
-        return [kept.pop(0) if size > 1 else [] for size in spec.shape]
+        remaining = [dim for dim in source if dim]
+        return [remaining.pop(0) if size > 1 else [] for size in spec.shape]
 
     def expand(self, node: OpNode) -> Value:
         source, spec = self.of(node.args["input"]), node.spec

@@ -69,7 +69,7 @@ def _unit(path: str, layer: str, length: int, root: nn.Module, state: Sharded) -
         unit = _as_unit(".".join(parts[:end]), length, root, state.whole_calls)
         if unit is not None:
             return unit
-    raise NotSequential(f"{path} shares out parameters of its own, and nothing around it works along the sequence")
+    raise NotSequential(f"{path} shards parameters of its own, and no module next to it works along the sequence")
 
 
 def whole_units(layer: str, length: int, inner: list[Group], root: nn.Module, state: Sharded) -> Iterator[Unit]:

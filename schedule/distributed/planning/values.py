@@ -105,9 +105,9 @@ class Values:
         if path not in self.found.tensors:
             owner, _, name = path.rpartition(".")
             module = self.root.get_submodule(owner)
-            held = module._parameters.get(name, module._buffers.get(name))
-            value = getattr(module, name) if held is None else held
-            why = "" if held is not None else FACTORIES
+            registered = module._parameters.get(name, module._buffers.get(name))
+            value = getattr(module, name) if registered is None else registered
+            why = "" if registered is not None else FACTORIES
             self.found.tensors[path] = [new_dim(size, why) for size in value.shape]
         return self.found.tensors[path]
 
@@ -161,13 +161,13 @@ class Values:
         for value in values:
             dims = self.of(value)
             for at, dim in enumerate(dims or ()):
-                place = len(shape) - len(dims or ()) + at
-                if place < 0 or not dim:
+                axis = len(shape) - len(dims or ()) + at
+                if axis < 0 or not dim:
                     continue
-                if out[place]:
-                    equate(out[place], dim)
+                if out[axis]:
+                    equate(out[axis], dim)
                 else:
-                    out[place] = dim
+                    out[axis] = dim
         return self.sized(out, shape)
 
     def sized(self, dims: Dims, shape: Sequence[int]) -> Dims:

@@ -159,7 +159,7 @@ _REFUSED: dict[tuple[str, str, str], tuple[str, str]] = {
         "each rank holds other outputs of a column-parallel module: adding them up mixes features",
         _GATHER_INSTEAD,
     ),
-    (COLUMN, "fwd_post", "scatter"): ("its outputs are shared out already", "leave it out"),
+    (COLUMN, "fwd_post", "scatter"): ("its outputs are sharded already", "leave it out"),
     (COLUMN, "bwd_post", "all_gather"): (
         "each rank has a part of the sum, not of the gradient",
         'sync("bwd_post", "all_reduce")',
@@ -175,9 +175,9 @@ _REFUSED: dict[tuple[str, str, str], tuple[str, str]] = {
         "a row-parallel module multiplies its own share of the inputs only",
         "shard the weight along its outputs, or leave out the all_gather",
     ),
-    (ROW, "fwd_post", "all_gather"): ("its outputs are partial sums, to be added up", _REDUCE_INSTEAD),
+    (ROW, "fwd_post", "all_gather"): ("its outputs are partial sums, to be reduced", _REDUCE_INSTEAD),
     (ROW, "fwd_post", "scatter"): (
-        "its outputs are partial sums, to be added up",
+        "its outputs are partial sums, to be reduced",
         _REDUCE_INSTEAD + ' or "reduce_scatter"',
     ),
     (ROW, "bwd_post", "all_reduce"): (
@@ -307,7 +307,7 @@ def _check_pair(sharding: ModuleSharding, mode: str, sync: Sync) -> None:
     if pair.get("fwd_pre") == "all_gather" and pair.get("bwd_post") == "all_reduce":
         raise ShardError(
             'the gradient of fwd_pre "all_gather" is reduced and scattered already; bwd_post would do it twice',
-            fix="keep one: all_gather for an input that is shared out, all_reduce for one that is whole",
+            fix="keep one: all_gather for an input that is sharded, all_reduce for one that is whole",
         )
 
 
@@ -321,7 +321,7 @@ def _check_axis(sharding: ModuleSharding, mode: str, sync: Sync) -> None:
     if not isinstance(sync.axis, int) or isinstance(sync.axis, bool):
         raise ShardError(f"an axis is a number, not {sync.axis!r}")
     if sync.op in ("scatter", "all_gather", LEFT) and mode != "fwd_pre" and sync.axis != -1:
-        raise ShardError("the outputs are shared out along the last axis", fix="axis=-1, or leave it out")
+        raise ShardError("the outputs are sharded along the last axis", fix="axis=-1, or leave it out")
     if sync.op == "all_reduce":
         raise ShardError("an all_reduce has no axis", fix="leave it out")
     if sync.op == "scatter" and sync.axis != -1:

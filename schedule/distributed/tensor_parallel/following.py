@@ -263,7 +263,7 @@ class _Following(Sizes):
         if not equal or cut.parts % len(pieces):
             raise self.refuse(
                 node,
-                f"splits the shared features into {len(pieces)} pieces; they are shared out in {cut.parts} parts",
+                f"splits the shared features into {len(pieces)} pieces; they are sharded in {cut.parts} parts",
                 f"shard them packed: parts={len(pieces)}" if equal else "pieces of different sizes stay whole",
             )
         if getattr(node.target, "__name__", node.target) != "chunk":

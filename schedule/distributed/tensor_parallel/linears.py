@@ -37,10 +37,10 @@ def computes_linear(cls: type[Any], biased: bool) -> bool:
     with ExitStack() as stack:  # it may be asked in the middle of a trace, which this one is no part of
         while count_function_modes():
             stack.enter_context(popped_function_mode())
-        return all(_is_linear(_stand_in(cls, biased, training), biased) for training in (True, False))
+        return all(_is_linear(_on_meta(cls, biased, training), biased) for training in (True, False))
 
 
-def _stand_in(cls: type[nn.Linear], biased: bool, training: bool) -> nn.Module:
+def _on_meta(cls: type[nn.Linear], biased: bool, training: bool) -> nn.Module:
     made = cls.__new__(cls)
     nn.Module.__init__(made)
     made.in_features, made.out_features, made.training = 3, 2, training

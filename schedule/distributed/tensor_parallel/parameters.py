@@ -71,11 +71,11 @@ class ShardedTensor:
 
     Args:
         whole: the parameter as the user's model has it.
-        places: every module and name that holds it.
+        slots: every module and name that holds it.
     """
 
-    def __init__(self, whole: Tensor, places: list[Owner], tp: TensorParallel, axis: int, parts: int) -> None:
-        self.whole, self.places = whole, places
+    def __init__(self, whole: Tensor, slots: list[Owner], tp: TensorParallel, axis: int, parts: int) -> None:
+        self.whole, self.slots = whole, slots
         self.tp, self.axis, self.parts = tp, axis, parts
         self.sharded: Tensor | None = None
         self._freed = False
@@ -90,7 +90,7 @@ class ShardedTensor:
             with torch.no_grad():
                 local_part(self.sharded).copy_(local_part(fresh))
             self.sharded.grad = fresh.grad
-        for module, name in self.places:
+        for module, name in self.slots:
             _table(module, name)[name] = self.sharded
 
     def free(self) -> None:
@@ -111,7 +111,7 @@ class ShardedTensor:
             self.whole.requires_grad_(sharded.requires_grad)
             self.whole.grad = grad
             self._freed = False
-        for module, name in self.places:
+        for module, name in self.slots:
             _table(module, name)[name] = self.whole
 
 

@@ -37,7 +37,7 @@ class OutOfBudget(Exception):
     """
 
     def __init__(self, least: int) -> None:
-        super().__init__(f"at least {least} bytes are kept")
+        super().__init__(f"at least {least} bytes are saved")
         self.least = least
 
 
@@ -55,7 +55,7 @@ def choose(seen: SavedBytes, budget: int, candidates: Collection[str]) -> tuple[
         OutOfBudget: the budget cannot be reached.
     """
     tree = _Tree(seen, candidates)
-    whole = seen.kept()
+    whole = seen.saved()
     goal = whole - budget
     if goal <= 0:
         return ()
@@ -66,11 +66,11 @@ def choose(seen: SavedBytes, budget: int, candidates: Collection[str]) -> tuple[
         if not reaching:
             break
         best = min(reaching, key=lambda choice: (choice.work, -choice.freed))
-        kept = seen.kept(frozenset(best.paths))
-        least = min(least, kept)
-        if kept <= budget:
+        saved = seen.saved(frozenset(best.paths))
+        least = min(least, saved)
+        if saved <= budget:
             return best.paths
-        goal = max(best.freed + 1, goal + kept - budget)
+        goal = max(best.freed + 1, goal + saved - budget)
     raise OutOfBudget(least)
 
 
@@ -78,7 +78,7 @@ class _Tree:
     """Tree of the candidates, each with its nearest candidates below."""
 
     def __init__(self, seen: SavedBytes, candidates: Collection[str]) -> None:
-        self.seen, self.whole = seen, seen.kept()
+        self.seen, self.whole = seen, seen.saved()
         paths = sorted(path for path in candidates if path in seen.modules and seen.modules[path].saved)
         self.below: dict[str, list[str]] = {path: [] for path in paths}
         self.top: list[str] = []
@@ -98,7 +98,7 @@ class _Tree:
         return total
 
     def _of(self, path: str) -> list[Choice]:
-        freed = self.whole - self.seen.kept(frozenset([path]))
+        freed = self.whole - self.seen.saved(frozenset([path]))
         parts = self._added(self.below[path])
         if freed <= 0:
             return parts

@@ -49,7 +49,7 @@ class SavedBytes:
         self.savers: dict[int, set[str]] = {}
         self.sizes: dict[int, int] = {}
 
-    def kept(self, recomputed: frozenset[str] = frozenset()) -> int:
+    def saved(self, recomputed: frozenset[str] = frozenset()) -> int:
         """Return the bytes saved if the modules at these paths, none inside another, are recomputed."""
         paths = frozenset(f"{path}." for path in recomputed)
         needed = {

@@ -88,12 +88,12 @@ def flow_of(graph: fx.Graph, modules: Mapping[str, nn.Module], looks: Callable[[
         else:
             runs.append([node])
     runs = [part for run in runs for part in ([run] if len(run) >= _RUN else [[node] for node in run])]
-    place = {node: number for number, run in enumerate(runs) for node in run}
+    position = {node: number for number, run in enumerate(runs) for node in run}
     pairs = (
-        (place[source], place[node])
-        for node in place
+        (position[source], position[node])
+        for node in position
         for read in node.all_input_nodes
-        for source in _makers(read, place)
+        for source in _makers(read, position)
     )
     edges = dict.fromkeys((source, target) for source, target in pairs if source != target)
     nodes = tuple(_box(run[0], modules) if len(run) == 1 else _run_box(run, modules) for run in runs)
@@ -152,11 +152,11 @@ def _is_item(node: fx.Node) -> bool:
     return isinstance(source, fx.Node) and not isinstance(source.meta.get("spec"), TensorSpec)
 
 
-def _makers(node: fx.Node, place: Mapping[fx.Node, int]) -> list[fx.Node]:
+def _makers(node: fx.Node, position: Mapping[fx.Node, int]) -> list[fx.Node]:
     """Return the drawn nodes producing the value of ``node``."""
-    if node in place:
+    if node in position:
         return [node]
-    return [made for source in node.all_input_nodes for made in _makers(source, place)] if _is_item(node) else []
+    return [made for source in node.all_input_nodes for made in _makers(source, position)] if _is_item(node) else []
 
 
 def _box(node: fx.Node, modules: Mapping[str, nn.Module]) -> Node:

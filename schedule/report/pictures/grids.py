@@ -180,14 +180,14 @@ def _rows(module: nn.Module, own: ModuleSharding) -> list[ShardRow]:
 
 
 def _share(shape: Sequence[int], split: Split, ranks: int, rank: int) -> Share:
-    group, place = ranks // split.replicas, rank // split.replicas
+    group, position = ranks // split.replicas, rank // split.replicas
     sizes = [split.local(ranks, other * split.replicas) for other in range(group)]
-    begin = (sum(sizes[:place]) - place * split.common) / max(split.size, 1) / split.parts
-    length = (sizes[place] - split.common) / max(split.size, 1) / split.parts
+    begin = (sum(sizes[:position]) - position * split.common) / max(split.size, 1) / split.parts
+    length = (sizes[position] - split.common) / max(split.size, 1) / split.parts
     spans = tuple((part / split.parts + begin, part / split.parts + begin + length) for part in range(split.parts))
     if split.common:
         spans = (*spans, (1 - split.common / split.size, 1.0))
-    return Share(_sizes([sizes[place] if axis == split.axis else size for axis, size in enumerate(shape)]), spans)
+    return Share(_sizes([sizes[position] if axis == split.axis else size for axis, size in enumerate(shape)]), spans)
 
 
 def _sizes(shape: Sequence[int]) -> str:

@@ -127,9 +127,9 @@ def _order(rows: list[list[Vertex]], links: _Links) -> None:
         beside = links.above if downwards else links.below
         for number in range(1, len(rows)) if downwards else range(len(rows) - 2, -1, -1):
             fixed = rows[number - 1] if downwards else rows[number + 1]
-            place = {vertex: i for i, vertex in enumerate(fixed)}
+            position = {vertex: i for i, vertex in enumerate(fixed)}
             own = {vertex: i for i, vertex in enumerate(rows[number])}
-            wanted = {v: _mean([place[n] for n in beside.get(v, ())], own[v]) for v in own}
+            wanted = {v: _mean([position[n] for n in beside.get(v, ())], own[v]) for v in own}
             rows[number].sort(key=wanted.__getitem__)
         crossings = _crossings(rows, links)
         if crossings < fewest:
@@ -144,10 +144,10 @@ def _mean(values: Sequence[float], otherwise: float) -> float:
 def _crossings(rows: Sequence[Sequence[Vertex]], links: _Links) -> int:
     count = 0
     for upper, lower in pairwise(rows):
-        place = {vertex: i for i, vertex in enumerate(lower)}
+        position = {vertex: i for i, vertex in enumerate(lower)}
         seen: list[int] = []
         for vertex in upper:
-            ends = sorted(place[user] for user in links.below.get(vertex, ()))
+            ends = sorted(position[user] for user in links.below.get(vertex, ()))
             count += sum(len(seen) - bisect_right(seen, end) for end in ends)
             for end in ends:
                 insort(seen, end)
@@ -180,7 +180,12 @@ def _across(rows: Sequence[Sequence[Vertex]], links: _Links, boxes: Sequence[Box
 
 def _straighten(rows: Sequence[Sequence[Vertex]], x: dict[Vertex, float], boxes: Sequence[Box]) -> None:
     """Align each lane vertically through as many layers as its neighbors leave room for."""
-    beside = {vertex: (row[:place], row[place + 1 :]) for row in rows for place, vertex in enumerate(row) if vertex[1]}
+    beside = {
+        vertex: (row[:position], row[position + 1 :])
+        for row in rows
+        for position, vertex in enumerate(row)
+        if vertex[1]
+    }
     run: list[Vertex] = []
     low, high = -math.inf, math.inf
     for vertex in sorted(beside):
@@ -213,15 +218,15 @@ def _apart(
         at += _room(left, right, boxes)
         needed.append(at)
     pools: list[tuple[float, float, int]] = []  # position, weight, number of vertices
-    for place, weight, room in zip(wanted, weights, needed, strict=False):
-        pool = (place - room, weight, 1)
+    for position, weight, room in zip(wanted, weights, needed, strict=False):
+        pool = (position - room, weight, 1)
         while pools and pools[-1][0] > pool[0]:
             other = pools.pop()
             total = other[1] + pool[1]
             pool = ((other[0] * other[1] + pool[0] * pool[1]) / total, total, other[2] + pool[2])
         pools.append(pool)
-    places = [place for place, _, count in pools for _ in range(count)]
-    return {vertex: place + room for vertex, place, room in zip(row, places, needed, strict=False)}
+    positions = [position for position, _, count in pools for _ in range(count)]
+    return {vertex: position + room for vertex, position, room in zip(row, positions, needed, strict=False)}
 
 
 def _down(rows: Sequence[Sequence[Vertex]], boxes: Sequence[Box]) -> tuple[list[float], list[float]]:

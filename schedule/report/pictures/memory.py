@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from schedule.primitives.activations.saved import SavedBytes, measure_saved
-from schedule.report.comparing import refuse_shared_out, trains
+from schedule.report.comparing import refuse_sharded, trains
 from schedule.report.costs import training
 from schedule.util.errors import NotApplicable
 from schedule.util.wording import size_text
@@ -82,7 +82,7 @@ def memory_of(sch: Node) -> Memory:
     """
     top = sch.root
     try:
-        refuse_shared_out(top)
+        refuse_sharded(top)
         with trains():
             after = _measured(top)
             if not top.history:

@@ -147,7 +147,7 @@ def _role(module: nn.Module) -> str:
 def _as_planned(node: Node) -> Pair | None:
     """Return the forward of a module with sharded submodules, as traced before sharding, or None."""
     made = sharded_state(node.tree).whole_forward(node.module)
-    return None if isinstance(made, TraceError) else Pair(made.graph, caption="as it was before it was shared out")
+    return None if isinstance(made, TraceError) else Pair(made.graph, caption="as it was before it was sharded")
 
 
 def _sides(pair: Pair, before: Flow | None, after: Flow, calls: Mapping[str, str]) -> tuple[Side, ...]:
@@ -184,16 +184,16 @@ def _gather(branch: Branch) -> None:
     """Merge consecutive similar numbered children, together with their submodules."""
     for child in branch.children:
         _gather(child)
-    kept: list[Branch] = []
+    merged: list[Branch] = []
     for child in branch.children:
-        if kept and child.name.isdigit() and kept[-1].name.isdigit() and kept[-1].alike(child):
-            _join(kept[-1], child)
+        if merged and child.name.isdigit() and merged[-1].name.isdigit() and merged[-1].alike(child):
+            _join(merged[-1], child)
         else:
-            kept.append(child)
-    for child in kept:
+            merged.append(child)
+    for child in merged:
         if len(child.paths) > 1:
             child.name = f"{child.name}–{child.paths[-1].rpartition('.')[2]}"
-    branch.children = kept
+    branch.children = merged
 
 
 def _join(first: Branch, other: Branch) -> None:

@@ -78,8 +78,8 @@ def _like(made: Specialization, originals: Iterable[Specialization]) -> Speciali
 def _compared(was: Specialization, made: Specialization, node: Node, recording: Recording) -> Pair:
     gone, here = erased(made.graph), {each.name: each for each in made.graph.nodes}
     calls = [each.name for each in was.graph.nodes if each.op == "call_module"]
-    opened = [name for name in calls if name not in here and name not in gone]
-    before = expand(was, node.module, recording, opened).graph
+    inlined = [name for name in calls if name not in here and name not in gone]
+    before = expand(was, node.module, recording, inlined).graph
     parts = list(_parts(before, gone))
     order = {each.name: number for number, each in enumerate(before.nodes)}
     parts.sort(key=lambda names: min(order.get(name, len(order)) for name in names))

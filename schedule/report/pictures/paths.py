@@ -27,9 +27,9 @@ def _follows(before: str, path: str) -> bool:
 
 def _between(first: str, last: str) -> str:
     end = list(_NUMBER.finditer(last))[-1].group()
-    place = list(_NUMBER.finditer(first))[-1]
-    return _with(first, place, f"{place.group()}–{end}")
+    number = list(_NUMBER.finditer(first))[-1]
+    return _with(first, number, f"{number.group()}–{end}")
 
 
-def _with(path: str, place: re.Match[str], text: str) -> str:
-    return path[: place.start()] + text + path[place.end() :]
+def _with(path: str, number: re.Match[str], text: str) -> str:
+    return path[: number.start()] + text + path[number.end() :]

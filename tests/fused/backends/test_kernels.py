@@ -36,15 +36,15 @@ def computed(formula, *inputs, **statics):
 
 
 @pytest.fixture
-def places(monkeypatch):
+def folders(monkeypatch):
     """The folders that were asked for, in order."""
-    asked, place = [], kernel_store.place
+    asked, folder = [], kernel_store.folder
 
     def remembering(formula, kind):
-        asked.append(place(formula, kind))
+        asked.append(folder(formula, kind))
         return asked[-1]
 
-    monkeypatch.setattr(kernel_store, "place", remembering)
+    monkeypatch.setattr(kernel_store, "folder", remembering)
     return asked
 
 
@@ -75,12 +75,12 @@ def test_the_formulas_of_every_op_are_kept():
     formulas += [part for op in OPS.values() for part in op.implementations.get("inductor", {}).values()]
     ours = [formula for formula in formulas if formula.__module__.startswith("fused.")]
     assert len(ours) >= 16
-    assert all(kernel_store.place(formula, ()) is not None for formula in ours)
+    assert all(kernel_store.folder(formula, ()) is not None for formula in ours)
 
 
 def test_nothing_is_kept_where_caches_are_forbidden(monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
-    assert kernel_store.place(bias_activation, ()) is None
+    assert kernel_store.folder(bias_activation, ()) is None
 
 
 def test_other_formulas_are_not_kept(fresh):
@@ -88,8 +88,8 @@ def test_other_formulas_are_not_kept(fresh):
         return x * 2
 
     x = torch.randn(4, 8)
-    assert kernel_store.place(twice, ()) is None and kernel_store.place(torch.neg, ()) is None
-    assert kernel_store.place(bias_activation, (object(),)) is None
+    assert kernel_store.folder(twice, ()) is None and kernel_store.folder(torch.neg, ()) is None
+    assert kernel_store.folder(bias_activation, (object(),)) is None
     assert torch.equal(computed(twice, x), x * 2)
 
 
@@ -104,7 +104,7 @@ def test_a_size_that_a_formula_asks_for_is_guarded(fresh):
 
 
 def test_sizes_that_happen_to_be_equal_are_guarded(fresh, monkeypatch):
-    monkeypatch.setattr(kernel_store, "load", lambda place, sizes: None)
+    monkeypatch.setattr(kernel_store, "load", lambda folder, sizes: None)
     for shape in ((7, 7), (7, 9), (1, 7), (9, 7)):
         x, bias = torch.randn(shape), torch.randn(shape[-1])
         expected = torch.nn.functional.gelu(x + bias, approximate="tanh")
@@ -137,12 +137,12 @@ def test_numbers_of_any_kind_and_tensors_whose_negation_is_put_off(fresh):
         torch.testing.assert_close(fused.quick_gelu(torch._neg_view(x)), -x * torch.sigmoid(-1.702 * x))
 
 
-def test_what_is_not_whole_is_compiled_anew(fresh, places, monkeypatch, tmp_path):
+def test_what_is_not_whole_is_compiled_anew(fresh, folders, monkeypatch, tmp_path):
     x, bias = torch.randn(6, 35), torch.randn(35)
     monkeypatch.setattr(kernel_store, "machine", lambda: tmp_path.name)  # a folder of its own
     computed(bias_activation, x, bias, **STATICS)
-    (place,) = places
-    (file,) = place.glob("*.json")
+    (folder,) = folders
+    (file,) = folder.glob("*.json")
     whole = file.read_text()
     values = json.loads(whole)
     gone = {**values, "libraries": {name: "no/such/library.so" for name in values["libraries"]}}
@@ -151,10 +151,10 @@ def test_what_is_not_whole_is_compiled_anew(fresh, places, monkeypatch, tmp_path
     for text in ("", "{", "[]", json.dumps(gone), json.dumps(strange)):
         file.write_text(text)
         kernels._kernels.clear(), kernels._by_sizes.clear()
-        assert kernel_store.load(place, (6, 35, 35)) is None
+        assert kernel_store.load(folder, (6, 35, 35)) is None
         torch.testing.assert_close(computed(bias_activation, x, bias, **STATICS), expected)
         assert file.read_text() == whole
-    shutil.rmtree(place.parent)
+    shutil.rmtree(folder.parent)
 
 
 def test_what_gives_other_bits_is_not_kept(fresh, monkeypatch):
@@ -166,8 +166,8 @@ def test_what_gives_other_bits_is_not_kept(fresh, monkeypatch):
 
     monkeypatch.setattr(kernel_compiler, "_parts", wrong)
     saved = []
-    monkeypatch.setattr(kernel_store, "save", lambda place, stored: saved.append(stored))
-    monkeypatch.setattr(kernel_store, "load", lambda place, sizes: None)
+    monkeypatch.setattr(kernel_store, "save", lambda folder, stored: saved.append(stored))
+    monkeypatch.setattr(kernel_store, "load", lambda folder, sizes: None)
     x, bias = torch.randn(6, 37), torch.randn(37)
     expected = torch.nn.functional.gelu(x + bias, approximate="tanh")
     torch.testing.assert_close(computed(bias_activation, x, bias, **STATICS), expected, rtol=0, atol=0.0 + 2e-6)
@@ -178,25 +178,25 @@ def test_what_gives_other_bits_is_not_kept(fresh, monkeypatch):
     assert len(saved) == 1
 
 
-def test_a_place_is_of_one_kind_and_order_of_magnitude(fresh, places):
-    def place(x, bias, activation="gelu_tanh"):
+def test_a_folder_is_of_one_kind_and_order_of_magnitude(fresh, folders):
+    def folder(x, bias, activation="gelu_tanh"):
         kernels._kernels.clear(), kernels._by_sizes.clear()
         computed(bias_activation, x, bias, activation=activation)
-        return places[-1]
+        return folders[-1]
 
     x, bias = torch.ones(40, 33), torch.ones(33)
-    usual = place(x, bias)
-    assert usual == place(torch.ones(63, 50), torch.ones(50)) == place(torch.ones(2, 33), bias)
+    usual = folder(x, bias)
+    assert usual == folder(torch.ones(63, 50), torch.ones(50)) == folder(torch.ones(2, 33), bias)
     others = {
-        place(x, None),
-        place(torch.ones(1000, 33), bias),
-        place(torch.ones(1, 33), bias),
-        place(x.bfloat16(), bias),
-        place(x, bias, activation="gelu"),
+        folder(x, None),
+        folder(torch.ones(1000, 33), bias),
+        folder(torch.ones(1, 33), bias),
+        folder(x.bfloat16(), bias),
+        folder(x, bias, activation="gelu"),
     }
     torch.set_default_dtype(torch.float64)
     try:
-        others.add(place(x, bias))
+        others.add(folder(x, bias))
     finally:
         torch.set_default_dtype(torch.float32)
     assert len(others) == 6 and usual not in others
@@ -228,8 +228,8 @@ def test_code_of_another_form_runs_as_the_compiler_made_it(fresh, monkeypatch):
         raise AttributeError("source_code")
 
     monkeypatch.setattr(kernel_compiler, "_parts", unknown)
-    monkeypatch.setattr(kernel_store, "load", lambda place, sizes: None)
-    monkeypatch.setattr(kernel_store, "save", lambda place, stored: pytest.fail("nothing can be kept"))
+    monkeypatch.setattr(kernel_store, "load", lambda folder, sizes: None)
+    monkeypatch.setattr(kernel_store, "save", lambda folder, stored: pytest.fail("nothing can be kept"))
     x, bias = torch.randn(6, 39), torch.randn(39)
     expected = torch.nn.functional.gelu(x + bias, approximate="tanh")
     torch.testing.assert_close(computed(bias_activation, x, bias, **STATICS), expected)

@@ -36,7 +36,7 @@ def mesh(ranks: int, rank: int = 0) -> SimulatedMesh:
 
 
 def planned_llama() -> Schedule:
-    """A small Llama in two stages, shared out over two simulated ranks."""
+    """A small Llama in two stages, sharded over two simulated ranks."""
     sizes = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "vocab_size": 64}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "attn_implementation": "eager"}
     config = transformers.LlamaConfig(**sizes, **heads, bos_token_id=0, eos_token_id=0)

@@ -50,25 +50,25 @@ class Assignments:
         own = vars(owner) if hasattr(owner, "__dict__") else {}
         table = next((t for t in _TABLES if isinstance(owner, nn.Module) and name in own.get(t, ())), "__dict__")
         current = (own if table == "__dict__" else own[table]).get(name, _NOTHING)
-        place = Item(DictOf(source) if table == "__dict__" else Item(DictOf(source), table), name)
+        target = Item(DictOf(source) if table == "__dict__" else Item(DictOf(source), table), name)
         if (path, name) not in self._values:
             if current is value and not is_atom(value):
-                evaluator.read(value, place)
+                evaluator.read(value, target)
                 return
             if is_atom(current) and _equal(current, value):  # it stays what it is, where it is what it was
-                evaluator.guard("same", place, current)
+                evaluator.guard("same", target, current)
                 return
         kind = type(owner).__name__
         inside = path is not None and (path == "" or path in evaluator.tracer.inlined)
         if not inside or table in ("_parameters", "_modules"):
             raise evaluator.refused(f"the forward assigns attribute {name!r} of a {kind}, {described(source)}", _FIX)
-        if evaluator.was_compared(place):
+        if evaluator.was_compared(target):
             raise evaluator.refused(
                 f"the forward assigns attribute {name!r} of a {kind}, which it reads before: a graph made while it is "
                 f"{current!r} would hold for one call",
                 _FIX,
             )
-        if not all(_is_kept(leaf) for _, leaf in leaves(value)):
+        if not all(_is_storable(leaf) for _, leaf in leaves(value)):
             raise evaluator.refused(f"the forward assigns an object to attribute {name!r} of a {kind}", _FIX)
         self._values[path, name], self._tables[path, name] = value, table  # type: ignore[index]
 
@@ -84,7 +84,7 @@ class Assignments:
 _FIX = "schedule its submodules instead, or keep state in buffers that are updated in place"
 
 
-def _is_kept(leaf: Any) -> bool:
+def _is_storable(leaf: Any) -> bool:
     """Check whether a graph can assign ``leaf``."""
     plain = is_atom(leaf) or scalar_of(leaf) is not None
     return plain or (isinstance(leaf, torch.Tensor) and not isinstance(leaf, nn.Parameter))

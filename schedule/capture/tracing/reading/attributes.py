@@ -109,7 +109,7 @@ class AttributeReads(Reads):
 
     def _described(self, owner: Any, name: str, holder: type, raw: Any, source: Source | None) -> Any:
         """Return the value from a data descriptor of the class: a property, a slot."""
-        self._guard_class(owner, name, holder, source, own=False, held=True)
+        self._guard_class(owner, name, holder, source, own=False, inherited=True)
         if isinstance(raw, property) and isinstance(raw.fget, types.FunctionType):
             return self.call(raw.fget, owner)
         if isinstance(raw, types.MemberDescriptorType):
@@ -127,7 +127,7 @@ class AttributeReads(Reads):
     def _of_holder(self, owner: Any, name: str, holder: type, raw: Any, source: Source | None) -> Any:
         """Return the value from a class attribute: a method, a default."""
         getter = getattr(type(raw), "__get__", None)
-        self._guard_class(owner, name, holder, source, own=True, held=getter is not None)
+        self._guard_class(owner, name, holder, source, own=True, inherited=getter is not None)
         if isinstance(raw, (types.FunctionType, functools._lru_cache_wrapper)):
             return types.MethodType(raw, owner)
         if isinstance(raw, staticmethod):
@@ -146,7 +146,7 @@ class AttributeReads(Reads):
         return raw.__get__(owner, type(owner))
 
     def _guard_class(
-        self, owner: Any, name: str, holder: type, source: Source | None, *, own: bool, held: bool
+        self, owner: Any, name: str, holder: type, source: Source | None, *, own: bool, inherited: bool
     ) -> None:
         """Guard on the class of ``owner``, no instance attribute (``own``), and the class attribute (``held``)."""
         cls = type(owner)
@@ -155,10 +155,10 @@ class AttributeReads(Reads):
                 self.guard("class", source, class_of(owner))
             if own and _dict_of(owner) is not None:
                 self.guard("lacks_item", DictOf(source), name)
-        if held and not is_native_class(holder):
-            self._guard_held(cls, name, holder)
+        if inherited and not is_native_class(holder):
+            self._guard_inherited(cls, name, holder)
 
-    def _guard_held(self, cls: type, name: str, holder: type) -> None:
+    def _guard_inherited(self, cls: type, name: str, holder: type) -> None:
         if self.on and not name.startswith("__"):
             raw, seen = holder.__dict__[name], getattr(cls, name, None)
             if seen is raw:
@@ -173,7 +173,7 @@ class AttributeReads(Reads):
         value, raw = getattr(owner, name), holder.__dict__[name]
         if value is raw:
             return self.read(value, Attr(Const(owner), name))
-        self._guard_held(owner, name, holder)
+        self._guard_inherited(owner, name, holder)
         return value
 
     def _of_super(self, owner: Any, name: str) -> Any:

@@ -51,7 +51,7 @@ class Calling(ItemReads):
 
     def call(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Evaluate ``function(*args, **kwargs)``, following its code if it is the user's."""
-        strings = self.tracer.texts
+        strings = self.tracer.strings
         if strings.written and self.on and not self._is_followed(function):
             args, kwargs = strings.handed(function, args, kwargs)
         result = self._call(function, args, kwargs)
@@ -111,7 +111,7 @@ class Calling(ItemReads):
                 raise self.refused("the forward logs what may change from call to call", _QUIET)
             self.tracer.emit(log_at, repeated)
             return None
-        args, kwargs = self.tracer.texts.handed(method, args, kwargs)
+        args, kwargs = self.tracer.strings.handed(method, args, kwargs)
         return method(*args, **kwargs)
 
     def _call_cached(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -120,9 +120,9 @@ class Calling(ItemReads):
         Its cached result is used for arguments that are atoms. Tensors are computed anew by the graph.
         """
         if all(map(is_atom, (*args, *kwargs.values()))):
-            kept = function(*args, **kwargs)
-            if next(tensors(kept), None) is None:
-                return kept
+            cached = function(*args, **kwargs)
+            if next(tensors(cached), None) is None:
+                return cached
         return self.call(function.__wrapped__, *args, **kwargs)
 
     def _call_partial(self, partial: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

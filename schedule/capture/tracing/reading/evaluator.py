@@ -54,8 +54,8 @@ class Evaluator(Calling):
         if name in table:
             return self.read(table[name], Item(Const(table), name))
         self.guard("lacks_item", Const(table), name)
-        held = table.get("__builtins__", builtins)
-        found = vars(held) if isinstance(held, types.ModuleType) else held
+        namespace = table.get("__builtins__", builtins)
+        found = vars(namespace) if isinstance(namespace, types.ModuleType) else namespace
         if name not in found:
             raise NameError(f"name {name!r} is not defined", name=name)
         return found[name]

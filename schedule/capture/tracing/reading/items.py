@@ -32,8 +32,8 @@ class ItemReads(AttributeReads):
         if source is None or not isinstance(owner, BUILTIN_CONTAINERS):
             if source is not None and not is_fixed(owner):
                 raise self.refused(f"the forward looks into a {type(owner).__name__}, {described(source)}")
-            held = is_fixed(owner) and not isinstance(owner, type) and is_atom(key)
-            return self.read(owner[key], Item(Const(owner), key)) if held else owner[key]
+            fixed = is_fixed(owner) and not isinstance(owner, type) and is_atom(key)
+            return self.read(owner[key], Item(Const(owner), key)) if fixed else owner[key]
         if isinstance(key, slice):
             return list(self.iterate(owner))[key] if isinstance(owner, list) else tuple(self.iterate(owner))[key]
         if isinstance(owner, (dict, types.MappingProxyType)):
@@ -156,7 +156,7 @@ class ItemReads(AttributeReads):
 
     def formatted(self, value: Any) -> Any:
         """Return the result of formatting, marked if it names an open size."""
-        return self.tracer.texts.marked(value)
+        return self.tracer.strings.marked(value)
 
     def truth(self, value: Any) -> Any:
         """Guard on the truth of ``value``, and return ``value``."""

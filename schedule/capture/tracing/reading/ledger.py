@@ -101,13 +101,13 @@ def is_array(value: Any) -> bool:
 def snapshot(value: Any) -> Any:
     """Copy a container of atoms, or an array, for :func:`same`."""
     if is_array(value):
-        return _kept(value, (value.shape, str(value.dtype), value.tobytes()))
+        return _saved(value, (value.shape, str(value.dtype), value.tobytes()))
     if isinstance(value, dict):
-        return _kept(value, {key: snapshot(item) for key, item in value.items()})
+        return _saved(value, {key: snapshot(item) for key, item in value.items()})
     if isinstance(value, (set, frozenset)):
-        return _kept(value, set(value))
+        return _saved(value, set(value))
     if isinstance(value, (list, tuple, deque)) and not is_atom(value):
-        return _kept(value, [snapshot(item) for item in value])
+        return _saved(value, [snapshot(item) for item in value])
     return value
 
 
@@ -117,7 +117,7 @@ class _Snapshot:
     content: Any
 
 
-def _kept(value: Any, content: Any) -> _Snapshot:
+def _saved(value: Any, content: Any) -> _Snapshot:
     return _Snapshot(type(value), content)
 
 
@@ -159,8 +159,8 @@ def _lacks(value: Any, name: str) -> bool:
     """Check whether ``value`` has no attribute of this name."""
     if isinstance(value, nn.Module) and type(value).__getattr__ is nn.Module.__getattr__:
         own = value.__dict__
-        held = name in own or any(name in own.get(table, ()) for table in ("_parameters", "_buffers", "_modules"))
-        return not held and not hasattr(type(value), name)
+        exists = name in own or any(name in own.get(table, ()) for table in ("_parameters", "_buffers", "_modules"))
+        return not exists and not hasattr(type(value), name)
     return not hasattr(value, name)
 
 

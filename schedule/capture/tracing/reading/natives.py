@@ -288,8 +288,8 @@ def _whole_object(ev: Evaluator, value: Any) -> None:
     _guard_class(ev, value)
     own = vars(value)
     ev.guard("keys", DictOf(source), tuple(own))
-    for name, held in own.items():
-        ev.operand(ev.read(held, Item(DictOf(source), name)))
+    for name, item in own.items():
+        ev.operand(ev.read(item, Item(DictOf(source), name)))
 
 
 @_handles(copy.copy)
@@ -304,13 +304,13 @@ def _copy(ev: Evaluator, value: Any) -> Any:
 def _deepcopy(ev: Evaluator, value: Any, memo: Any = None) -> Any:
     pending = [value]
     while pending:
-        held = pending.pop()
-        if isinstance(held, (list, dict, set, tuple)):
-            ev.operand(held)
-            pending += held.values() if isinstance(held, dict) else held
-        elif not is_atom(held):
-            _whole_object(ev, held)
-            pending += vars(held).values() if ev.source_of(held) is not None and not is_fixed(held) else ()
+        item = pending.pop()
+        if isinstance(item, (list, dict, set, tuple)):
+            ev.operand(item)
+            pending += item.values() if isinstance(item, dict) else item
+        elif not is_atom(item):
+            _whole_object(ev, item)
+            pending += vars(item).values() if ev.source_of(item) is not None and not is_fixed(item) else ()
     return copy.deepcopy(value, memo)
 
 

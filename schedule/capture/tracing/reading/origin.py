@@ -29,8 +29,8 @@ def is_native(function: types.FunctionType) -> bool:
     if not _is_native_file(function.__code__.co_filename):
         return False
     cells = (cell for cell in function.__closure__ or () if cell_is_set(cell))
-    held = [getattr(each.cell_contents, "__func__", each.cell_contents) for each in cells]
-    return all(is_native(each) for each in held if isinstance(each, types.FunctionType) and each is not function)
+    functions = [getattr(each.cell_contents, "__func__", each.cell_contents) for each in cells]
+    return all(is_native(each) for each in functions if isinstance(each, types.FunctionType) and each is not function)
 
 
 def cell_is_set(cell: types.CellType) -> bool:

@@ -157,8 +157,8 @@ class Reads:
         if known is None:
             self._tensors[id(tensor)] = (tensor, source)
             self.guard("tensor", source, kind_of(tensor))
-            if (place := module_path(source)) is not None:
-                self.tracer.found_tensor(tensor, ".".join(filter(None, place)))
+            if (parts := module_path(source)) is not None:
+                self.tracer.found_tensor(tensor, ".".join(filter(None, parts)))
         elif known[1] != source:
             self.guard("is", source, known[1])
         return tensor

@@ -343,15 +343,15 @@ class Transformer(ast.NodeTransformer):
             read = self.visit_Name(ast.copy_location(ast.Name(target.id, ast.Load()), node))
             return self._assigned(target, self._here("augmented", node, operation, read, value), node)
         owner, key = self._local(), self._local()
-        held = [ast.copy_location(ast.Assign([ast.Name(owner, ast.Store())], self.visit(target.value)), node)]
+        bound = [ast.copy_location(ast.Assign([ast.Name(owner, ast.Store())], self.visit(target.value)), node)]
         loaded = ast.copy_location(ast.Name(owner, ast.Load()), node)
         if isinstance(target, ast.Attribute):
             methods, name = ("attr", "set_attr"), self._constant(self._mangled(target.attr))
         else:
             methods, name = ("item", "set_item"), ast.copy_location(ast.Name(key, ast.Load()), node)
-            held.append(ast.copy_location(ast.Assign([ast.Name(key, ast.Store())], self._key(target.slice)), node))
+            bound.append(ast.copy_location(ast.Assign([ast.Name(key, ast.Store())], self._key(target.slice)), node))
         made = self._here("augmented", node, operation, self._here(methods[0], node, loaded, name), value)
-        return [*held, self._statement(methods[1], node, loaded, name, made)]
+        return [*bound, self._statement(methods[1], node, loaded, name, made)]
 
     def visit_Delete(self, node: ast.Delete) -> Any:
         made: list[ast.stmt] = []
