@@ -136,6 +136,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             inputs = (hidden, weight, bias, targets, ctx.loss, ctx.chunk_rows)
             _, found = _sweep(*inputs, ctx.backend, g, ctx.needs_input_grad)
         else:
+            if ctx.loss.reduction == "mean":  # of no rows: the loss is NaN, and the gradients are zero whatever g is
+                g = torch.where((targets != ctx.loss.ignore_index).any(), g, 0)
             found = tuple(None if one is None else one.mul_(g) for one in found)
         dtype = hidden.dtype
         return *(None if one is None else one.to(dtype) for one in found), None, None, None

@@ -191,10 +191,9 @@ def _apart(expected: Tensor, got: Tensor, floor: float = 1e-6) -> float:
     if not expected.numel():
         return 0.0
     expected, got = expected.detach().double(), got.detach().double()
-    if bool(torch.isnan(expected).any() | torch.isnan(got).any()):
-        return 0.0 if torch.equal(expected.isnan(), got.isnan()) else float("inf")
-    finite = expected.abs() < 1e30
-    if not torch.equal(finite, got.abs() < 1e30):
+    finite = expected.abs() < 1e30  # not of NaN
+    same = torch.equal(finite, got.abs() < 1e30) and torch.equal(expected.isnan(), got.isnan())
+    if not same or not torch.equal(expected[~finite].nan_to_num().sign(), got[~finite].nan_to_num().sign()):
         return float("inf")
     difference = (expected - got)[finite].abs()
     scale = expected[finite].abs().max() if bool(finite.any()) else torch.tensor(1.0)

@@ -108,6 +108,40 @@ def test_what_travels() -> None:
     assert any(name.startswith("encoder") for name in stages[2].sent)
 
 
+class Noise(nn.Module):
+    """Draws random numbers, without parameters and without a dropout module."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(x, 0.5, training=True)
+
+
+class Shared(nn.Module):
+    """Two layers that both use values made from the input alone: in a block, by chance, and plainly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.noise = nn.Linear(4, 4), nn.Linear(4, 4), Noise()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            gram = x @ x.T
+        noise, plain = self.noise(x), x.sin()
+        y = self.first(x) + noise + plain
+        return self.second(y) + noise + plain + gram.float().sum()
+
+
+def test_values_of_the_inputs_alone_are_computed_on_every_stage_only_where_that_is_the_same() -> None:
+    x = torch.randn(3, 4)
+    sch = schedule.create_schedule(Shared(), example_inputs=x)
+    sch["first"].cut_pipeline_stage()
+    stages, _ = stages_of(sch)
+    assert {"noise", "matmul"} <= set(stages[1].received) and "sin" not in stages[1].received
+    torch.manual_seed(0)
+    expected = sch.module.train()(x)
+    torch.manual_seed(0)
+    assert torch.equal(run_in_order(stages, sch.module, {"x": x}), expected)
+
+
 class Loop(nn.Module):
     """One block, twice."""
 

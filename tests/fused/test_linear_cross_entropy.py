@@ -150,3 +150,13 @@ def test_errors_say_what_to_do():
         chunked(hidden, weight, targets.index_fill(0, torch.tensor(0), 13))
     with fused.backend("inductor"):
         torch.testing.assert_close(chunked(hidden, weight, targets, bias), whole(hidden, weight, targets, bias))
+
+
+@pytest.mark.parametrize("rows", [0, 4])
+def test_the_mean_of_no_rows_has_zero_gradients_whatever_comes_back(rows):
+    hidden, weight = torch.randn(rows, 8, requires_grad=True), torch.randn(37, 8, requires_grad=True)
+    targets = torch.full((rows,), -100)
+    loss = fused.linear_cross_entropy(hidden, weight, targets)
+    assert loss.isnan()
+    for gradient in torch.autograd.grad(loss.square(), [hidden, weight]):
+        assert torch.equal(gradient, torch.zeros_like(gradient))

@@ -230,10 +230,10 @@ def test_every_other_layer_of_a_group() -> None:
 @pytest.mark.parametrize("share", [0.9, 0.7, 0.5, 0.35])
 def test_a_budget_is_kept_with_the_least_work(share: float) -> None:
     model, batch = small(4), ids(4, 40)
-    whole = measure_saved(model, batch).kept()
+    whole = measure_saved(model, batch).saved()
     sch = schedule.create_schedule(model, example_inputs=batch)
     sch.checkpoint(budget=int(share * whole))
-    assert 0 < measure_saved(model, batch).kept() <= share * whole
+    assert 0 < measure_saved(model, batch).saved() <= share * whole
     assert checkpointed(sch)
     assert not same(trained(model, batch), trained(small(4), batch))
 
@@ -244,7 +244,7 @@ def test_more_memory_never_costs_more_work() -> None:
     work = []
     for share in (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4):
         sch = schedule.create_schedule(copy.deepcopy(model), example_inputs=batch)
-        sch.checkpoint(budget=int(share * seen.kept()))
+        sch.checkpoint(budget=int(share * seen.saved()))
         work.append(sum(seen.modules[path].work for path in checkpointed(sch)))
     assert (
         work[0] == 0
@@ -258,16 +258,16 @@ def test_a_budget_is_exact_against_trying_all() -> None:
     seen = measure_saved(small(2), ids(4, 40))
     paths = [f"blocks.{layer}{part}" for layer in range(2) for part in ("", ".attn", ".mlp", ".norm")]
     for share in (0.9, 0.75, 0.6, 0.45):
-        budget = int(share * seen.kept())
+        budget = int(share * seen.saved())
         fitting = [
             sum(seen.modules[path].work for path in chosen)
             for size in range(1, 5)
             for chosen in combinations(paths, size)
             if not any(a != b and a.startswith(f"{b}.") for a in chosen for b in chosen)
-            and seen.kept(frozenset(chosen)) <= budget
+            and seen.saved(frozenset(chosen)) <= budget
         ]
         got = choose(seen, budget, paths)
-        assert seen.kept(frozenset(got)) <= budget
+        assert seen.saved(frozenset(got)) <= budget
         assert sum(seen.modules[path].work for path in got) <= min(fitting) * 1.001
 
 

@@ -7,7 +7,9 @@ keeps its first call, and one more for every other signature it was called with.
 from __future__ import annotations
 
 import copy
+import enum
 import inspect
+import numbers
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -34,7 +36,8 @@ from schedule.util.generators import generator_states, restore_generators
 from schedule.util.user_code import UserCodeError, user_code
 
 MAX_SIGNATURES = 4
-_IMMUTABLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, range)
+_IMMUTABLE: tuple[type, ...] = (numbers.Number, str, bytes, type(None), range, enum.Enum)
+_IMMUTABLE += (torch.dtype, torch.device, torch.Size)
 
 
 class Opaque:

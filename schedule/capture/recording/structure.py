@@ -44,10 +44,10 @@ def is_plain_dataclass(value: Any) -> bool:
 def map_structure(value: Any, leaf: Callable[[Any], Any]) -> Any:
     """``value`` rebuilt with ``leaf`` applied to each leaf."""
     if isinstance(value, (list, tuple)):
-        return _rebuild_sequence(value, [map_structure(item, leaf) for item in value])
+        return rebuilt_sequence(value, [map_structure(item, leaf) for item in value])
     if is_plain_mapping(value):
         items = {key: map_structure(item, leaf) for key, item in value.items()}
-        return items if type(value) is dict or not is_dataclass_value(value) else type(value)(**items)
+        return rebuilt_mapping(value, items)
     if isinstance(value, slice):
         return slice(*(map_structure(item, leaf) for item in (value.start, value.stop, value.step)))
     if is_plain_dataclass(value):
@@ -56,9 +56,18 @@ def map_structure(value: Any, leaf: Callable[[Any], Any]) -> Any:
     return leaf(value)
 
 
-def _rebuild_sequence(value: Any, items: list[Any]) -> Any:
+def rebuilt_mapping(value: Any, items: dict[Any, Any]) -> Any:
+    """Return ``items`` in a mapping of the class of ``value``, a plain mapping."""
+    if type(value) is dict:
+        return items
+    return type(value)(**items) if is_dataclass_value(value) else type(value)(items)
+
+
+def rebuilt_sequence(value: Any, items: list[Any]) -> Any:
     if isinstance(value, list):
         return items
+    if isinstance(value, torch.Size) and all(type(item) is int for item in items):
+        return torch.Size(items)
     if isinstance(value, torch.Size) or type(value) is tuple:
         return tuple(items)
     if hasattr(value, "_fields"):

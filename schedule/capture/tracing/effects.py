@@ -75,7 +75,12 @@ def uses_random(node: fx.Node) -> bool:
         return drops(_argument(node, "p", 0.5), _argument(node, "training", True))
     if name == "scaled_dot_product_attention":
         return drops(node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0.0), True)
-    return (name.startswith(_RANDOM_PREFIXES) and name != "normalize") or node.kwargs.get("generator") is not None
+    return is_random_name(name) or node.kwargs.get("generator") is not None
+
+
+def is_random_name(name: str) -> bool:
+    """Check whether a function of torch of this name draws random numbers."""
+    return "dropout" in name or (name.startswith(_RANDOM_PREFIXES) and name != "normalize")
 
 
 def drops(probability: object, training: object) -> bool:

@@ -10,6 +10,11 @@ from typing import Any
 
 from schedule.capture.recording.source import user_frame
 
+MESSAGE_METHODS: dict[str, int | None] = {
+    **{name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error", "critical")},
+    **{"warn": logging.WARNING, "fatal": logging.CRITICAL, "exception": logging.ERROR, "log": None},
+}
+"""Methods of a logger that write a message, with their level; ``log`` takes it as an argument."""
 _PLAIN = (str, int, float, bool, type(None))
 
 

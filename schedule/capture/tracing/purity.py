@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from fused.torch_internals.modules import NormBase
+from fused.torch_internals.modules import DropoutBase, NormBase
 from schedule.capture.snapshots.code import function_in, globals_named, is_outside, members_named, names_in
+from schedule.capture.tracing.effects import is_random_name
 from schedule.capture.tracing.hooks import is_hooked
 
 _WRITING = {f"{verb}_{kind}" for verb in ("STORE", "DELETE") for kind in ("ATTR", "SUBSCR", "SLICE", "GLOBAL")}
@@ -36,6 +37,16 @@ def is_repeatable(module: nn.Module, training: bool) -> bool:
         training: whether batch norms update their statistics.
     """
     return not any(is_hooked(child) or may_write(child) or (training and _counts(child)) for child in module.modules())
+
+
+def may_draw(module: nn.Module) -> bool:
+    """Check whether the forward of ``module`` or of a submodule may draw random numbers."""
+    for child in module.modules():
+        cls: Any = getattr(type(child), "_schedule_original", type(child))
+        names = () if is_outside(cls.__module__) else _names(cls)
+        if isinstance(child, DropoutBase) or names is None or any(map(is_random_name, names)):
+            return True
+    return False
 
 
 def _counts(module: nn.Module) -> bool:

@@ -11,7 +11,14 @@ import torch
 
 from schedule.capture.recording.recording import Call, Opaque
 from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.recording.structure import is_plain_dataclass, is_plain_mapping, literal
+from schedule.capture.recording.structure import (
+    is_plain_dataclass,
+    is_plain_mapping,
+    literal,
+    rebuilt_mapping,
+    rebuilt_sequence,
+)
+from schedule.capture.tracing.reading.ledger import is_atom, same
 from schedule.util.errors import TraceError
 
 _IDENTITY = (bool, type(None))
@@ -138,12 +145,12 @@ class SignatureBuilder:
             add(f"type({text}) is {self.signature.name(type(value.snapshot), type(value.snapshot).__name__)}")
             self._input(value, text)
         elif isinstance(value, (list, tuple)):
-            add(f"isinstance({text}, {'list' if isinstance(value, list) else 'tuple'}) and len({text}) == {len(value)}")
+            add(f"{self._of_class(value, text)} and len({text}) == {len(value)}")
             for index, item in enumerate(value):
                 self._walk(item, f"{text}[{index}]")
         elif is_plain_mapping(value):
-            keys = self.signature.name(frozenset(value), "keys")
-            add(f"not {text}" if not value else f"hasattr({text}, 'keys') and {text}.keys() == {keys}")
+            keys = self.signature.name(tuple(value), "keys")
+            add(f"{self._of_class(value, text)} and " + (f"(*{text},) == {keys}" if value else f"not {text}"))
             for key, item in value.items():
                 self._walk(item, f"{text}[{key!r}]")
         elif is_plain_dataclass(value):
@@ -153,18 +160,22 @@ class SignatureBuilder:
         else:
             self._constant(value, text)
 
+    def _of_class(self, value: Any, text: str) -> str:
+        """Return the condition for the class of ``value``."""
+        cls, known = type(value), (list, tuple, dict)
+        return f"type({text}) is {cls.__name__ if cls in known else self.signature.name(cls, cls.__name__)}"
+
     def _constant(self, value: Any, text: str) -> None:
         if isinstance(value, _IDENTITY):
             condition = f"{text} is {value!r}"
+        elif type(value) is float and value == 0:  # 0.0 is not -0.0
+            condition = f"{self.signature.name(same, 'same')}({text}, {value!r})"
         elif type(value) in (int, float, str):
             condition = f"type({text}) is {type(value).__name__} and {text} == {literal(value)}"
-        elif isinstance(value, (int, float, str)):  # for example an enum
-            cls = self.signature.name(type(value), "type")
-            condition = f"type({text}) is {cls} and {text} == {self.signature.name(value, 'value')}"
         elif isinstance(value, torch.dtype):
             condition = f"{text} is {value}"
-        elif isinstance(value, (torch.device, range, complex, bytes)):
-            condition = f"{text} == {self.signature.name(value, 'value')}"
+        elif is_atom(value):  # for example an enum
+            condition = f"{self.signature.name(same, 'same')}({text}, {self.signature.name(value, 'value')})"
         else:
             condition = f"{text} is {self.signature.name(value, 'object')}"
         self.signature.conditions.append(condition)
@@ -180,12 +191,10 @@ class SignatureBuilder:
             return self._leaves[text]
         if isinstance(value, (list, tuple)):
             items = [self._tracked(item, f"{text}[{index}]") for index, item in enumerate(value)]
-            if isinstance(value, list):
-                return items
-            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+            return rebuilt_sequence(value, items)
         if is_plain_mapping(value):
             mapped = {key: self._tracked(item, f"{text}[{key!r}]") for key, item in value.items()}
-            return mapped if type(value) is dict else type(value)(**mapped)
+            return rebuilt_mapping(value, mapped)
         if is_plain_dataclass(value):
             names = value.__dataclass_fields__
             return type(value)(**{name: self._tracked(getattr(value, name), f"{text}.{name}") for name in names})

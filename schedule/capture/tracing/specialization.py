@@ -14,7 +14,8 @@ from torch import fx, nn
 
 from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.recording.recording import Call, Recording
-from schedule.capture.recording.structure import is_dataclass_value, is_plain_mapping, original_class
+from schedule.capture.recording.specs import TensorSpec
+from schedule.capture.recording.structure import is_dataclass_value, is_plain_mapping, leaves, original_class
 from schedule.capture.tracing.attributes import attributes_unchanged
 from schedule.capture.tracing.effects import remove_dead
 from schedule.capture.tracing.environment import Environment, fast_path_conditions, parameter_conditions
@@ -230,6 +231,8 @@ def _finished(
     inputs = {node: signature.inputs[str(node.target)] for node in graph.nodes if node.op == "placeholder"}
     tracer.index_functions.remove_replaced()
     guards = conditions(tracer, inputs)
+    if any(map(_has_default_dtype, graph.nodes)):
+        tracer.evaluator.query(torch.get_default_dtype, (), torch.get_default_dtype())
     remove_dead(graph)
     tracer.strings.check(graph)
     check_keywords(graph)
@@ -246,6 +249,20 @@ def _finished(
         call=call,
         autocast=autocast,
     )
+
+
+def _has_default_dtype(node: fx.Node) -> bool:
+    """Check whether the dtype of a result is torch's default: it is floating-point, and no argument is."""
+    own = [spec for _, spec in leaves(node.meta.get("spec")) if isinstance(spec, TensorSpec)]
+    given = [leaf for each in node.all_input_nodes for _, leaf in leaves(each.meta.get("spec"))]
+    if node.op not in ("call_function", "call_method") or not any(_is_inexact(spec) for spec in own):
+        return False
+    named = any(isinstance(each, torch.dtype) for each in (*node.args, *node.kwargs.values()))
+    return not named and not any(isinstance(spec, TensorSpec) and _is_inexact(spec) for spec in given)
+
+
+def _is_inexact(spec: TensorSpec) -> bool:
+    return spec.dtype.is_floating_point or spec.dtype.is_complex
 
 
 def _written(tracer: ModuleTracer, value: Any) -> Any:

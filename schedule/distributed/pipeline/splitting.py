@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fused.torch_internals.modules import DropoutBase
 from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.tracing.outputs import check_output
 from schedule.capture.tracing.portable import pack_graph, unpack_graph
+from schedule.capture.tracing.purity import is_repeatable, may_draw
+from schedule.capture.tracing.regions import REGION_FUNCTIONS, end_region
 from schedule.capture.tracing.specialization import Specialization
 from schedule.patterns.hazards import Hazards
 from schedule.util.errors import NotApplicable
@@ -62,6 +63,18 @@ def split(graph: fx.Graph, cuts: Sequence[str], root: nn.Module) -> list[StageGr
     return _Splitting(graph, cuts, root).stages()
 
 
+def _in_region(graph: fx.Graph) -> set[fx.Node]:
+    """Return the nodes in a block, such as ``autocast``, that changes what they compute."""
+    found: set[fx.Node] = set()
+    depth = 0
+    for node in graph.nodes:
+        if node.target in REGION_FUNCTIONS:
+            depth += -1 if node.target is end_region else 1
+        elif depth:
+            found.add(node)
+    return found
+
+
 class _Splitting:
     def __init__(self, graph: fx.Graph, cuts: Sequence[str], root: nn.Module) -> None:
         self.graph, self.modules = graph, dict(root.named_modules(remove_duplicate=False))
@@ -69,6 +82,7 @@ class _Splitting:
         self.stage = self._stages_of(cuts)
         self.count = len(cuts) + 1
         self._free: dict[fx.Node, bool] = {}
+        self._in_region = _in_region(graph)
 
     # -- where each node is computed ---------------------------------------------------------------------------
 
@@ -102,7 +116,8 @@ class _Splitting:
     def is_free(self, node: fx.Node) -> bool:
         """Whether every stage can compute ``node`` itself: from the inputs, without parameters."""
         if node not in self._free:
-            self._free[node] = self._computed_freely(node) and all(map(self.is_free, node.all_input_nodes))
+            alone = node not in self._in_region and self._computed_freely(node)
+            self._free[node] = alone and all(map(self.is_free, node.all_input_nodes))
         return self._free[node]
 
     def _computed_freely(self, node: fx.Node) -> bool:
@@ -111,9 +126,9 @@ class _Splitting:
         if node.op == "get_attr":
             return not isinstance(tensor_at(self.root, str(node.target)), nn.Parameter)
         if node.op == "call_module":
-            inside = list(self.modules[str(node.target)].modules())
-            dropping = any(isinstance(module, DropoutBase) for module in inside)
-            return not dropping and not any(True for module in inside for _ in module.parameters(recurse=False))
+            module = self.modules[str(node.target)]
+            repeatable = is_repeatable(module, True) and not may_draw(module)
+            return repeatable and not any(True for _ in module.parameters())
         return node.op != "output" and self._is_pure(node)
 
     def _is_pure(self, node: fx.Node) -> bool:

@@ -39,7 +39,9 @@ class AttributeReads(Reads):
         """Evaluate ``owner.name``."""
         cls = type(owner)
         if not self.on or _answers_itself(owner, cls):
-            return getattr(owner, name)
+            value = getattr(owner, name)
+            source = self.source_of(owner) if cls in BUILTIN_CONTAINERS else None
+            return value if source is None or callable(value) else self.read(value, Attr(source, name))
         if cls is types.ModuleType or isinstance(owner, types.ModuleType):
             return self._of_file(owner, name)
         if isinstance(owner, type):
@@ -47,6 +49,8 @@ class AttributeReads(Reads):
         if cls is super:
             return self._of_super(owner, name)
         if is_fixed(owner):
+            if not hasattr(owner, name):
+                self.guard("lacks", Const(owner), name)
             value = getattr(owner, name)
             return value if callable(value) else self.read(value, Attr(Const(owner), name))
         getter = cls.__getattribute__
@@ -122,7 +126,8 @@ class AttributeReads(Reads):
         getter = getattr(type(raw), "__get__", None)
         if isinstance(getter, types.FunctionType):
             return self.call(getter, raw, owner, type(owner))
-        return raw.__get__(owner, type(owner))
+        value = raw.__get__(owner, type(owner))
+        return value if source is None or name == "__class__" else self.read(value, Attr(source, name))
 
     def _of_holder(self, owner: Any, name: str, holder: type, raw: Any, source: Source | None) -> Any:
         """Return the value from a class attribute: a method, a default."""
@@ -168,6 +173,10 @@ class AttributeReads(Reads):
 
     def _of_class(self, owner: type, name: str) -> Any:
         holder = next((base for base in owner.__mro__ if name in base.__dict__), None)
+        if name == "__dict__":
+            table = owner.__dict__
+            self.know(table, Attr(Const(owner), name))
+            return table
         if holder is None or is_native_class(holder) or name.startswith("__"):
             return getattr(owner, name)
         value, raw = getattr(owner, name), holder.__dict__[name]

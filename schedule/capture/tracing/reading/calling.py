@@ -19,7 +19,7 @@ from torch.jit import ScriptFunction
 
 from schedule.capture.recording.calls import unwatched
 from schedule.capture.recording.structure import leaves, tensors
-from schedule.capture.tracing.messages import log_arguments, log_at
+from schedule.capture.tracing.messages import MESSAGE_METHODS, log_arguments, log_at
 from schedule.capture.tracing.opaque import _Watched, is_opaque_class
 from schedule.capture.tracing.reading import masks
 from schedule.capture.tracing.reading.container_methods import container_method
@@ -28,12 +28,18 @@ from schedule.capture.tracing.reading.instrument import NoSource, instrumented, 
 from schedule.capture.tracing.reading.items import ItemReads
 from schedule.capture.tracing.reading.ledger import is_atom, is_plain_content, snapshot
 from schedule.capture.tracing.reading.operators import COMPARING, Operand, converts, has_operators
-from schedule.capture.tracing.reading.origin import is_fixed, is_native, is_native_class
+from schedule.capture.tracing.reading.origin import (
+    is_changeable,
+    is_fixed,
+    is_native,
+    is_native_class,
+    is_pure,
+    module_of,
+)
 from schedule.capture.tracing.reading.sources import Attr, Const, described
 from schedule.capture.tracing.regions import TrackedAutocast, TrackedFlags, sets_flags
 
 _COMPILERS = {"is_compiling", "is_dynamo_compiling", "is_tracing", "is_scripting", "_get_tracing_state", "is_exporting"}
-_ASKED_AGAIN = ("torch", "os", "posix", "time", "_contextvars", "datetime", "threading", "_thread", "socket", "uuid")
 _QUIET = "log once (by a cached function), or keep the module that logs a leaf (`leaves=(…,)`)"
 _WITHOUT_READING = ("inspect", "typing", "warnings", "logging", "weakref", "types", "abc")
 
@@ -94,7 +100,8 @@ class Calling(ItemReads):
         function, owner = method.__func__, method.__self__
         if function is Function.apply.__func__:  # type: ignore[attr-defined]
             return self.tracer.functions.apply(owner, args, kwargs)
-        if isinstance(owner, logging.Logger):
+        once = isinstance(function, functools._lru_cache_wrapper)
+        if isinstance(owner, logging.Logger) and (once or function.__name__ in MESSAGE_METHODS):
             return self._log(method, owner, args, kwargs)
         return self.call(function, owner, *args, **kwargs)
 
@@ -103,13 +110,15 @@ class Calling(ItemReads):
 
         A method behind ``lru_cache``, such as ``warning_once``, writes its message once, so it is allowed.
         """
-        level = logging.getLevelName(method.__func__.__name__.upper())
-        once = isinstance(method.__func__, functools._lru_cache_wrapper)
-        if self.on and not once and isinstance(level, int) and logger.isEnabledFor(level):
-            repeated = log_arguments(logger, level, args, kwargs)
-            if repeated is None:
-                raise self.refused("the forward logs what may change from call to call", _QUIET)
-            self.tracer.emit(log_at, repeated)
+        if self.on and not isinstance(method.__func__, functools._lru_cache_wrapper):
+            level, *message = (
+                (args[0], *args[1:]) if method.__name__ == "log" else (MESSAGE_METHODS[method.__name__], *args)
+            )
+            if isinstance(level, int) and self.call(logger.isEnabledFor, level):
+                repeated = log_arguments(logger, level, tuple(message), kwargs)
+                if repeated is None or method.__name__ == "exception":
+                    raise self.refused("the forward logs what may change from call to call", _QUIET)
+                self.tracer.emit(log_at, repeated)
             return None
         args, kwargs = self.tracer.strings.handed(method, args, kwargs)
         return method(*args, **kwargs)
@@ -221,9 +230,9 @@ class Calling(ItemReads):
         if owner is None or isinstance(owner, types.ModuleType):
             return self.native(function, args, kwargs)
         name = function.__name__
-        if isinstance(owner, contextvars.ContextVar) and name == "get":
+        if isinstance(owner, contextvars.ContextVar):
             answer = function(*args)
-            if self.on:
+            if self.on and name == "get":
                 self.query(function, args, answer)
             return answer
         if isinstance(owner, (list, dict, set, frozenset, tuple, deque, types.MappingProxyType)):
@@ -255,7 +264,7 @@ class Calling(ItemReads):
         """
         if not self.on:
             return function(*args, **kwargs)
-        module = getattr(function, "__module__", None) or type(getattr(function, "__self__", None)).__module__
+        module = module_of(function)
         owner = getattr(function, "__self__", None)
         root = module.partition(".")[0]
         if root == "random" or module.startswith("numpy.random") or isinstance(owner, random.Random):
@@ -273,20 +282,34 @@ class Calling(ItemReads):
         return result
 
     def _asked(self, function: Any, module: str, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
-        """Guard on the result of a query to the process, evaluated again at each call."""
+        """Guard on the result of a query to the process, evaluated again at each call.
+
+        Raises:
+            TraceError: the result cannot be compared, or is another one each time.
+        """
         name = getattr(function, "__name__", "")
-        plain = not kwargs and is_atom(result) and all(is_atom(each) or is_fixed(each) for each in args)
+        root = module.partition(".")[0]
+        if isinstance(function, type) or name in _COMPILERS or is_pure(root, args, self._bound(function)):
+            return
+        if result is None and root == "torch":  # it does something
+            return
         if any(isinstance(leaf, _SYMBOLIC) for _, leaf in leaves((args, result))):
             return  # it holds for the sizes at hand, which its branches have guarded
-        if not plain or name in _COMPILERS or not module.startswith(_ASKED_AGAIN) or isinstance(function, type):
+        if isinstance(getattr(function, "__self__", None), torch.Tensor) or self.tracer.regions.decides(name):
             return
-        if isinstance(getattr(function, "__self__", None), (torch.Tensor, str)) or result is None:
+        asked = functools.partial(function, **kwargs) if kwargs else function
+        plain = all(is_atom(each) or is_fixed(each) for each in (*args, *kwargs.values()))
+        if root == "torch" and not (plain and is_atom(result)):
             return
-        if self.tracer.regions.decides(name):
-            return
-        if function(*args) != result:
-            raise self.refused(f"the forward asks {module}.{name}(), which gives another answer each time")
-        self.query(function, args, result)
+        again = asked(*args) if plain else None
+        if plain and (again is result or (is_atom(result) and again == result)):
+            return self.query(asked, args, result)
+        raise self.refused(f"the forward asks {module}.{name}(), which may give another answer at each call")
+
+    @staticmethod
+    def _bound(function: Any) -> Any:
+        """Return the object that ``function`` is a method of, or that it is."""
+        return function if is_changeable(function) else getattr(function, "__self__", None)
 
     def _handed(self, value: Any, function: Any) -> Any:
         """Prepare an argument for unfollowed code: read containers, wrap callables, refuse other outside objects."""
@@ -312,7 +335,7 @@ class Calling(ItemReads):
             elif isinstance(value, (list, tuple, set, frozenset, deque)):
                 self.refuse_compared(*value)
             else:
-                self.key(value)
+                self.refuse_key(value)
 
     def bridged(self, value: Any) -> Any:
         """Return a callable for unfollowed code to call ``value`` with its code followed."""

@@ -15,7 +15,7 @@ from schedule.capture.tracing.opaque import _Watched
 from schedule.capture.tracing.reading.attributes import BUILTIN_CONTAINERS, AttributeReads, class_of
 from schedule.capture.tracing.reading.ledger import is_atom, is_plain_content, snapshot
 from schedule.capture.tracing.reading.operators import Operand, has_operators, plain
-from schedule.capture.tracing.reading.origin import is_fixed
+from schedule.capture.tracing.reading.origin import is_changeable, is_fixed
 from schedule.capture.tracing.reading.sources import SELF, Attr, Const, Item, Query, Source, described
 
 
@@ -40,9 +40,11 @@ class ItemReads(AttributeReads):
             return self.entry(owner, key, source)
         if isinstance(key, torch.SymInt):
             key = int(key)
-        value = owner[key]  # type: ignore[index]
-        if isinstance(key, int) and key < 0:
+        beyond = isinstance(key, int) and not 0 <= key < len(owner)
+        if beyond:
             self.guard("length", source, len(owner))
+        value = owner[key]  # type: ignore[index]
+        if beyond:
             key += len(owner)
         return self.read(value, Item(source, key))
 
@@ -84,6 +86,8 @@ class ItemReads(AttributeReads):
             return self.items(value, source)
         if source is not None and hasattr(type(value), "__next__"):
             raise self.refused(f"the forward goes through an iterator that it did not make, {described(source)}")
+        if source is not None and is_changeable(value):
+            raise self.refused(f"the forward goes through a {type(value).__name__}, {described(source)}")
         return value
 
     def keys(self, value: Any, source: Source) -> list[Any]:
@@ -129,10 +133,16 @@ class ItemReads(AttributeReads):
 
     def key(self, value: Any) -> Any:
         """Return a key of a dict or an item of a set; the hash of a user's object from outside is not followed."""
+        if self.on and isinstance(value, torch.Tensor):
+            raise self.refused("the forward looks something up by a tensor, that is by which object it is")
+        self.refuse_key(value)
+        return value
+
+    def refuse_key(self, value: Any) -> None:
+        """Raise if ``value`` is an object from outside with methods of its own to compare it."""
         if self.on and has_operators(type(value)) and self.source_of(value) is not None:
             kind = type(value).__name__
             raise self.refused(f"the forward looks something up by a {kind}, which its own methods compare")
-        return value
 
     def operand(self, value: Any) -> Any:
         """Read all of ``value``, an operand of an operation."""
@@ -152,6 +162,8 @@ class ItemReads(AttributeReads):
         source = self.source_of(value)
         if source is not None and isinstance(value, BUILTIN_CONTAINERS) and is_plain_content(value):
             self.guard("content", source, snapshot(value))
+        if source is not None and is_changeable(value):
+            raise self.refused(f"the forward shows a {type(value).__name__}, {described(source)}")
         return value
 
     def formatted(self, value: Any) -> Any:
@@ -161,6 +173,8 @@ class ItemReads(AttributeReads):
     def truth(self, value: Any) -> Any:
         """Guard on the truth of ``value``, and return ``value``."""
         source = self.source_of(value)
+        if source is not None and is_changeable(value):
+            self.query(bool, (value,), bool(value))
         if source is None or isinstance(value, torch.Tensor) or is_fixed(value):
             return value
         for name in ("__bool__", "__len__"):
@@ -185,6 +199,16 @@ class ItemReads(AttributeReads):
             self.guard("present", one)
         elif other is not None and (a is None or is_atom(a)):
             self.guard("present", other)
+        elif self.on and a is not b:
+            self._distinct(a, b)
+
+    def _distinct(self, a: Any, b: Any) -> None:
+        """Guard on ``a is not b`` for two values of the graph, such as two arguments."""
+        if isinstance(a, (torch.Tensor, _Watched)) and isinstance(b, (torch.Tensor, _Watched)):
+            node = self.tracer.emit(operator.is_, (self.tracer.node_of(a), self.tracer.node_of(b)))
+            self.tracer.guard(node, False)
+        elif self.is_given(a) and self.is_given(b):
+            raise self.refused("the forward asks whether two arguments are one object")
 
     def is_(self, a: Any, b: Any) -> bool:
         """Evaluate ``a is b``."""
@@ -202,7 +226,16 @@ class ItemReads(AttributeReads):
             return method(b), True
         if not isinstance(a, BUILTIN_CONTAINERS) and not isinstance(b, BUILTIN_CONTAINERS):
             self._identical(a, b)
+        for value in (a, b):
+            if (source := self.source_of(value)) is not None and self._has_native_equality(value):
+                raise self.refused(f"the forward compares a {type(value).__name__}, {described(source)}")
         return self.operand(a), self.operand(b)
+
+    def _has_native_equality(self, value: Any) -> bool:
+        """Check whether native code compares the content of ``value``, which is not a container or immutable."""
+        if isinstance(value, (torch.Tensor, *BUILTIN_CONTAINERS)) or (is_fixed(value) and not is_changeable(value)):
+            return False
+        return type(value).__eq__ is not object.__eq__ and not has_operators(type(value))
 
     def eq(self, a: Any, b: Any) -> Any:
         """Evaluate ``a == b``."""
@@ -229,6 +262,8 @@ class ItemReads(AttributeReads):
             return found
         if source is not None and isinstance(b, BUILTIN_CONTAINERS):
             return a in self._whole(b, source)
+        if source is not None and is_changeable(b):
+            raise self.refused(f"the forward looks into a {type(b).__name__}, {described(source)}")
         return a in (self.iterate(b) if self.python_method(b, "__iter__") is not None else b)
 
     def _compares(self, a: Any, items: Any) -> bool:

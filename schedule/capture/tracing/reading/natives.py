@@ -11,19 +11,19 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 
 from fused.torch_internals.modes import DisableTorchFunction, count_function_modes
 from fused.torch_internals.modules import MODULE_CALLS
-from fused.torch_internals.tensors import parse_to
+from fused.torch_internals.tensors import FakeTensor, parse_to
 from schedule.capture.tracing.messages import print_arguments, warn_arguments, warn_at
 from schedule.capture.tracing.reading.attributes import class_of
 from schedule.capture.tracing.reading.evaluator import Evaluator
 from schedule.capture.tracing.reading.following import Handler
 from schedule.capture.tracing.reading.ledger import is_atom
 from schedule.capture.tracing.reading.operators import COMPARING
-from schedule.capture.tracing.reading.origin import is_fixed
+from schedule.capture.tracing.reading.origin import is_changeable, is_fixed
 from schedule.capture.tracing.reading.sources import DictOf, Item, described
 from schedule.capture.tracing.scalars import scalar_of
 
@@ -113,8 +113,31 @@ def _guard_class(ev: Evaluator, value: Any) -> None:
 @_handles(isinstance)
 def _isinstance(ev: Evaluator, value: Any, cls: Any) -> bool:
     _guard_class(ev, value)
+    if isinstance(value, torch.Tensor) and any(map(_is_tensor_class, cls if isinstance(cls, tuple) else (cls,))):
+        return issubclass(_tensor_class(ev, value), cls)
     scalar = scalar_of(value)
     return isinstance(value if scalar is None else scalar.value, cls)
+
+
+def _is_tensor_class(cls: Any) -> bool:
+    """Check whether some tensors are instances of ``cls`` and others are not, by their class.
+
+    ``FakeTensor`` is answered as it is: libraries ask whether a trace is going on, and avoid questions about data then.
+    """
+    return isinstance(cls, type) and issubclass(cls, torch.Tensor) and cls not in (torch.Tensor, FakeTensor)
+
+
+def _tensor_class(ev: Evaluator, value: torch.Tensor) -> type:
+    """Return the class of ``value``, with a guard on it if it is an argument."""
+    node = ev.tracer.node_of(value) if ev.on and ev.tensor_source(value) is None else None
+    if isinstance(node, fx.Node) and node.op == "placeholder":
+        ev.tracer.guard(ev.tracer.emit(is_exactly_tensor, (node,)), True)
+    return torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else torch.Tensor
+
+
+def is_exactly_tensor(value: torch.Tensor) -> bool:
+    """Check whether the class of ``value`` is ``torch.Tensor`` and no subclass."""
+    return type(value) is torch.Tensor
 
 
 @_handles(type)
@@ -123,7 +146,7 @@ def _type(ev: Evaluator, value: Any, *rest: Any, **kwargs: Any) -> Any:
         return type(value, *rest, **kwargs)
     _guard_class(ev, value)
     if isinstance(value, torch.Tensor):
-        return torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else torch.Tensor
+        return _tensor_class(ev, value)
     scalar = scalar_of(value)
     return type(value if scalar is None else scalar.value)
 
@@ -143,6 +166,8 @@ def _callable(ev: Evaluator, value: Any) -> bool:
 
 @_handles(id)
 def _id(ev: Evaluator, value: Any) -> int:
+    if isinstance(value, torch.Tensor) or (ev.is_outside(value) and not is_fixed(value)):
+        raise ev.refused(f"the forward asks for the id of a {type(value).__name__}")
     return id(value)
 
 
@@ -157,7 +182,7 @@ def _len(ev: Evaluator, value: Any) -> Any:
     method = ev.python_method(value, "__len__")
     if method is not None:
         return method()
-    if source is not None and not is_fixed(value):
+    if source is not None and (not is_fixed(value) or is_changeable(value)):
         ev.guard("length", source, len(value))
     return len(value)
 

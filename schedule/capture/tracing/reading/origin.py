@@ -5,6 +5,7 @@ User code is followed. Most code of torch, Python and this package runs as it is
 
 from __future__ import annotations
 
+import os
 import sys
 import sysconfig
 import types
@@ -22,6 +23,49 @@ _SITE = tuple(sysconfig.get_paths()[name] for name in ("purelib", "platlib"))
 _CONTAINERS = (list, tuple, dict, set, frozenset, types.MappingProxyType)
 _SETTINGS = {"types.SimpleNamespace", "argparse.Namespace"}  # standard-library classes used for settings
 _SETTINGS |= {"collections.UserDict", "collections.UserList", "collections.ChainMap", "os._Environ"}
+_PURE = {"builtins", "types", "typing", "abc", "_abc", "enum", "dataclasses", "inspect", "contextlib", "copy"}
+_PURE |= {"math", "cmath", "operator", "_operator", "itertools", "functools", "_functools", "collections"}
+_PURE |= {"_collections", "re", "_sre", "string", "textwrap", "fnmatch", "unicodedata", "difflib", "json", "base64"}
+_PURE |= {"binascii", "ast", "numbers", "fractions", "bisect", "_bisect", "heapq", "_heapq", "array"}
+_PURE |= {"struct", "_struct", "zlib", "hashlib", "_hashlib", "_sha256", "_md5", "keyword", "posixpath", "ntpath"}
+_PURE |= {"weakref", "_weakref", "warnings", "copyreg", "schedule", "fused"}
+
+
+def is_pure(root: str, args: tuple[Any, ...], owner: Any = None) -> bool:
+    """Check whether a function computes its result from its arguments alone; others ask the process.
+
+    Args:
+        root: package of the function. Functions of numpy without a value to compute from read settings or files.
+        args: its positional arguments.
+        owner: the object it is a method of.
+    """
+    if any(map(is_changeable, (*args, owner))):
+        return False
+    if root == "numpy":
+        return not all(isinstance(each, (str, bytes, os.PathLike)) for each in args)
+    return root in _PURE
+
+
+_IMMUTABLE = {"pathlib", "datetime", "re", "decimal", "fractions", "uuid", "ipaddress", "zoneinfo", "typing", "types"}
+_IMMUTABLE |= {"inspect", "enum", "operator", "numbers", "torch", "builtins"}
+
+
+def is_changeable(value: Any) -> bool:
+    """Check whether ``value`` is guarded by identity although its content may change, such as a queue."""
+    if isinstance(value, (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType)):
+        return False
+    cls = type(value)
+    known = cls.__module__.partition(".")[0] in _IMMUTABLE and cls is not torch.Generator
+    return is_fixed(value) and not known
+
+
+def module_of(function: Any) -> str:
+    """Return the name of the module that defines ``function``, also of a method of a class written in C."""
+    if module := getattr(function, "__module__", None):
+        return str(module)
+    cls, name = type(getattr(function, "__self__", None)), getattr(function, "__name__", "")
+    holder = next((base for base in cls.__mro__ if name in vars(base)), cls)
+    return str(getattr(function, "__objclass__", holder).__module__)
 
 
 def is_native(function: types.FunctionType) -> bool:

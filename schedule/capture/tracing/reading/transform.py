@@ -365,6 +365,10 @@ class Transformer(ast.NodeTransformer):
                 made.append(ast.copy_location(ast.Delete([target]), node))
         return made
 
+    def visit_YieldFrom(self, node: ast.YieldFrom) -> Any:
+        node.value = self._here("iterate", node, self.visit(node.value))
+        return node
+
     def visit_For(self, node: ast.For) -> Any:
         node.iter = self._here("iterate", node.iter, self.visit(node.iter))
         later: list[ast.stmt] = []
