@@ -1,7 +1,7 @@
-"""``optimize``: every rule on every module that the recorded run reached, and a report of all of it.
+"""``optimize``: apply every rule to every module reached in the recorded run, and report the results.
 
-Nothing here knows a model by name. The recorded run tells which modules compute what a rule is about; only those are
-traced. What the rules find in a graph is settled together, by benefit; then each rule is one undoable step.
+Nothing here knows a model by name. Only modules with operations of a rule in the recorded run are traced. Overlapping
+matches in a graph are resolved together for all rules, by benefit; then each rule is one undoable step.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Rules = str | Iterable[str | Rule]
 
 @query
 def optimize(sch: Node, rules: Rules = "default", strict: bool = False, cost_guard: bool = True) -> Report:
-    """As :func:`schedule.optimize`, for this module and all below."""
+    """Optimize this module and all below, like :func:`schedule.optimize`."""
     rules = rules if isinstance(rules, str) else list(rules)
     return optimize_by(select_rules(rules), sch, rules=rules, strict=strict, cost_guard=cost_guard)
 
@@ -59,7 +59,10 @@ def optimize_by(
     strict: bool = False,
     cost_guard: bool = True,
 ) -> Report:
-    """Apply the rules that ``rules`` stood for where it was first given; see :func:`schedule.optimize`."""
+    """Apply the ``selected`` rules, like :func:`schedule.optimize`.
+
+    ``rules`` is the argument to record for replay. It may select other rules on another machine.
+    """
     nodes: list[Node] = list(target) if isinstance(target, Group) else [target]
     glob = target.glob if isinstance(target, Group) else ""
     top = nodes[0].root
@@ -73,7 +76,7 @@ def optimize_by(
 
 @dataclass
 class _Planned:
-    """What is to be done in one module, and what is not."""
+    """Planned matches and report entries of one module."""
 
     node: Node
     matches: dict[str, list[Match]] = field(default_factory=dict)
@@ -81,7 +84,10 @@ class _Planned:
     adapter: Adapter | None = None  # as it was before
 
     def adapter_with(self, rules: Sequence[Rule], done: Collection[Rule], cost_guard: bool) -> Adapter | None:
-        """What makes further graphs, with ``rules`` applied; those of ``done`` that were found here, at any size."""
+        """Return the adapter of further graphs with ``rules`` applied, or None without an adapter.
+
+        Rule families of ``done`` with matches in this module are exempt from the cost guard there.
+        """
         if self.adapter is None:
             return None
         settled = frozenset(rule.family for rule in done if rule.name in self.matches)
@@ -116,7 +122,10 @@ class _Optimization:
     # -- where to look ------------------------------------------------------------------------------------
 
     def candidates(self) -> Iterator[nn.Module]:
-        """Modules that a rule may be about, outer ones first; leaf modules unless an outer graph opened them."""
+        """Yield the modules with operations of a rule, outer modules first.
+
+        Leaf modules follow unless they are inlined in an outer graph.
+        """
         recording = self.graphs.recording
         reached: dict[nn.Module, None] = {}
         for node in self.nodes:
@@ -131,7 +140,7 @@ class _Optimization:
         yield from leaves
 
     def computed(self, module: nn.Module) -> set[str]:
-        """The operations that ``module`` and the leaf modules in it computed in the recorded run."""
+        """Return the operations of ``module`` and its direct leaf modules in the recorded run."""
         computed = self.graphs.recording.computed
         functions = set(computed.get(module, ()))
         for child in module.children():
@@ -146,7 +155,7 @@ class _Optimization:
     # -- what is there ------------------------------------------------------------------------------------
 
     def plan(self, module: nn.Module) -> _Planned:
-        """What the rules find in ``module``; changes nothing."""
+        """Return the matches and report entries of the rules in ``module`` without changing it."""
         node = self.top.tree.node(module)
         planned = _Planned(node)
         try:
@@ -182,13 +191,13 @@ class _Optimization:
         return planned
 
     def skipped(self, node: Node, error: ScheduleError, where: str = "") -> list[Entry]:
-        """What the rules would have been about in a module that cannot be traced."""
+        """Return a skipped entry per relevant rule family, for a module without a graph."""
         families = dict.fromkeys(r.family for r in self.rules if r.concerns(self.computed(node.module)))
         why = where + error.why.splitlines()[0]
         return [Entry(family, node.path, "skipped", 1, why, error.where) for family in families]
 
     def hooked(self, node: Node, told: str) -> list[Entry]:
-        """What the rules would have been about, if layers of a module have hooks, of which ``told`` says nothing."""
+        """Return skipped entries if layers of a module have hooks not mentioned in ``told``."""
         children = [(name, child) for name, child in node.module.named_children() if not any(child.children())]
         names = [name for name, child in children if is_hooked(child)]
         if not names or any(name in told for name in names):
@@ -198,7 +207,10 @@ class _Optimization:
         return self.skipped(node, NotApplicable(f"hooks on {some} would not run in a rewritten operation", fix=fix))
 
     def found(self, graph: fx.Graph, module: nn.Module, modules: dict[str, nn.Module], explained: bool) -> Findings:
-        """What the rules find in ``graph``; like modules share one graph, which is searched once."""
+        """Return the matches of the rules in ``graph``.
+
+        Structurally equal modules share one graph, so it is searched only once.
+        """
         read = frozenset(self.graphs.recording.read.get(module, ()))
         if (graph, read) not in self._found:
             findings = self._found[graph, read] = find_all(graph, self.rules, modules, self.cost_guard, read=read)
@@ -209,7 +221,7 @@ class _Optimization:
     # -- doing it -----------------------------------------------------------------------------------------
 
     def apply(self, rule: Rule, planned: Sequence[_Planned]) -> None:
-        """All that ``rule`` found, as one step."""
+        """Rewrite all matches of ``rule`` as one step."""
         ours = [each for each in planned if rule.name in each.matches]
         if not ours:
             return
@@ -240,7 +252,7 @@ def _prepare(group: MatchGroup, graph_match: GraphMatch) -> tuple[GraphMatch, Bu
 
 
 def _with_opaque_module(candidate: Candidate, graph: fx.Graph, modules: Mapping[str, nn.Module]) -> Candidate:
-    """``place``; if a Linear of another kind comes before it, with the name of that in the reason."""
+    """Return the candidate with the name of a preceding Linear of another class, if any, in its reason."""
     node = next((node for node in graph.nodes if node.name == candidate.node), None)
     for source in () if node is None else node.all_input_nodes:
         path = str(source.target) if source.op == "call_module" else source.meta.get("module", "")
@@ -253,7 +265,7 @@ def _with_opaque_module(candidate: Candidate, graph: fx.Graph, modules: Mapping[
 
 
 def _entries(path: str, rejected: Iterable[Candidate]) -> list[Entry]:
-    """Places of one module, equal ones counted."""
+    """Return the report entries of one module, with counts of equal ones."""
     counts: dict[Entry, int] = {}
     for candidate in rejected:
         entry = Entry(candidate.rule, path, candidate.kind, 1, candidate.reason, candidate.source)  # type: ignore[arg-type]
@@ -280,7 +292,10 @@ def _refuse_leftovers(planned: Sequence[_Planned]) -> None:
 
 
 def survey(sch: Node, rules: Rules = "default", cost_guard: bool = True) -> list[Entry]:
-    """What the rules would leave alone in ``sch`` and below as it is now, and why; changes nothing."""
+    """Return the entries, with reasons, of call sites in ``sch`` and below left alone by the rules.
+
+    This changes nothing.
+    """
     looking = _Optimization(sch.root, [sch], select_rules(rules), cost_guard, None)
     with collector_paused():
         return [entry for module in looking.candidates() for entry in looking.plan(module).entries]

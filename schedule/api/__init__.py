@@ -1,1 +1,1 @@
-"""What users call: schedules, and the functions that take a model or a schedule of it."""
+"""Public entry points: schedules, and the functions on a model or its schedule."""

@@ -1,4 +1,4 @@
-"""``build``: the last step of a schedule, where tensors on the meta device get their data."""
+"""``build``: the last step of a schedule, to materialize tensors on the meta device."""
 
 from __future__ import annotations
 
@@ -38,30 +38,31 @@ def build(
     device: torch.device | str | None = None,
     pipeline: Pipeline | None = None,
 ) -> nn.Module:
-    """The scheduled model, ready to use: the same object that the schedule was made of.
+    """Return the scheduled model, ready to use.
 
-    What is on the meta device gets its data; of what is sharded, each rank's share only. All ranks draw the same
-    numbers in the order in which one device would, so a seed gives the same weights on any number of ranks: those of
+    It is the module object that the schedule was created from. Tensors on the meta device are materialized; each rank
+    materializes only its own shard of a sharded tensor. All ranks draw the same numbers in the order in which one
+    device would, so a seed gives the same weights on any number of ranks: those of
     ``model.to_empty(device="cpu"); torch.manual_seed(seed); model.init_weights()``. Tied weights stay tied, parameters
-    stay the same objects. Memory: this rank's share and about the largest module.
+    stay the same objects. Memory: this rank's shards plus about the largest module.
 
     Args:
         sch: any schedule of the model.
-        init_weights: a function called with each module, children first, as ``nn.Module.apply`` does, while what it
-            writes is whole; or a checkpoint to read shares from: a safetensors file, a folder that
-            ``save_pretrained`` wrote, or one of ``torch.distributed.checkpoint`` (with that, all ranks must call).
-            None: transformers' ``_init_weights``, or ``reset_parameters`` of other modules.
-        device: where to; the mesh's, or torch's default device.
-        pipeline: for a schedule with :meth:`~schedule.Schedule.cut_pipeline_stage`: how its stages run. They are on
-            the mesh's dimension ``"pp"``, or on all ranks, which must all call. Of a model on the meta device each
-            rank materializes its own stages.
+        init_weights: a function called with each module, children first, like ``nn.Module.apply``, while the tensors
+            it writes are not sharded; or a checkpoint to read shards from: a safetensors file, a folder written by
+            ``save_pretrained``, or a ``torch.distributed.checkpoint`` folder (all ranks must call ``build`` for
+            that). None: transformers' ``_init_weights``, or ``reset_parameters`` of other modules.
+        device: the target device; by default the mesh's device, or torch's default device.
+        pipeline: how to run the stages of a schedule with :meth:`~schedule.Schedule.cut_pipeline_stage`. The stages
+            are on the mesh's dimension ``"pp"``, or on all ranks; all of these ranks must call ``build``. Each rank
+            materializes only its own stages of a model on the meta device.
 
     Returns:
         The model itself; with ``pipeline`` this rank's stages of it.
 
     Raises:
-        NotApplicable: a primitive is still running, nothing initializes a tensor, or the checkpoint does not fit; no
-            stage was cut, one has no parameters, or a cut is inside a loop.
+        NotApplicable: a primitive is still running, a tensor has no initialization, or the checkpoint does not fit; no
+            stage was cut, a stage has no parameters, or a cut is inside a loop.
         ShardError: a pipeline without a process group, or on a mesh without the dimension ``"pp"``.
     """
     with located("build", sch.label):
@@ -83,7 +84,7 @@ def _stages(sch: Node, pipeline: Pipeline, device: torch.device) -> PipelinedMod
 
 
 def materialize(root: nn.Module, init_weights: Weights | None, device: torch.device, part: nn.Module) -> None:
-    """Give what is on the meta device its data, if anything is: of ``root``, what ``part`` holds."""
+    """Materialize the tensors on the meta device in ``part``, a part of ``root`` or ``root`` itself."""
     if not any(tensor.is_meta for tensor in (*root.parameters(), *root.buffers())):
         if init_weights is not None:
             raise NotApplicable(
@@ -116,7 +117,7 @@ def _device_of(sch: Node) -> torch.device:
 
 
 def _undoable(sch: Node, device: torch.device) -> None:
-    """Shards made on the meta device can be undone: the whole tensors that they came from get a place for data."""
+    """Replace whole parameters on the meta device by empty ones on ``device``, so undo can gather their shards."""
     for step in sch.history:
         for edit in step.edits:
             whole = getattr(getattr(edit, "tensor", None), "whole", None)

@@ -1,4 +1,4 @@
-"""``optimize``: every rule wherever it fits."""
+"""``optimize``: apply every rule wherever it fits."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ def optimize(
     strict: bool = False,
     cost_guard: bool = True,
 ) -> Report:
-    """Apply every rewrite rule wherever it fits, and report where it did, where not, and why.
+    """Apply every rewrite rule wherever it fits, and return a report with reasons.
 
     ::
 
         report = schedule.optimize(model, batch)      # model is the same object, faster and smaller
         print(report)
 
-    Running it again changes nothing more. Each rule that found something is one step of the schedule's history.
-    A module that cannot be traced is left alone, and the report says why.
+    The report lists the rewritten, skipped and nearly matching call sites. Running it again changes nothing more. Each
+    rule with matches is one step of the schedule's history. A module that cannot be traced is left alone, and the
+    report says why.
 
     Args:
-        model: a model, or a schedule or group of schedules: then only those modules and all below.
-        batch: what the model is called with, of the sizes it will run at; not needed for a schedule that has one.
-            Made from the model if there is none (:mod:`schedule.capture.examples`).
+        model: a model, or a schedule or group of schedules to optimize only these modules and all below.
+        batch: example inputs of the model, with the sizes it will run at; used only if the schedule has none yet.
+            If None, it is made from the model (:mod:`schedule.capture.examples`).
         rules: a set (``"default"``, ``"memory"``, ``"attention"``, ``"all"``), the name of a rule or family, or a list
             of names and rules.
-        strict: raise, and change nothing, if anything that looks like a rule's construct cannot be rewritten.
-        cost_guard: leave alone what would not pay, by the sizes in the recorded run (:mod:`schedule.rules.thresholds`).
+        strict: raise, and change nothing, if anything resembling a rule's pattern cannot be rewritten.
+        cost_guard: skip rewrites without a gain at the sizes in the recorded run (:mod:`schedule.rules.thresholds`).
 
     Raises:
         NotApplicable: the model refuses the batch, or none was given and none can be made from it.
-        MatchError: no such rule; or, with ``strict``, what could not be rewritten.
+        MatchError: there is no such rule; or, with ``strict``, something could not be rewritten.
     """
     rules = rules if isinstance(rules, str) else list(rules)
     target = model if isinstance(model, (Schedule, Group)) else create_schedule(model, batch)

@@ -1,4 +1,4 @@
-"""``replay`` and ``load_recipe``: recipes done again, on another model."""
+"""``replay`` and ``load_recipe``: apply recipes to another model."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ from schedule.recipes.replaying import replay_on
 
 
 def replay(model: nn.Module | Schedule, recipe: Recipe, example_inputs: Any = None) -> Schedule:
-    """Do what ``recipe`` says to another model: a new instance, one with more layers, one of another release.
+    """Apply the steps of ``recipe`` to another model.
+
+    It may be a new instance, have more layers, or come from another release.
 
     ::
 
         recipe = sch.recipe()
         sch = schedule.replay(other, recipe)       # same steps, same history, same results
 
-    Calls the functions that the recipe refers to (``recipe.references``): replay what you trust.
+    Replaying calls the functions in ``recipe.references``: replay only recipes you trust.
 
     Args:
-        model: a model, or a schedule of it, which has a mesh if the recipe shards.
+        model: a model, or a schedule of it; a recipe with sharding requires a schedule with a mesh.
         recipe: from :meth:`Schedule.recipe` or :meth:`Recipe.from_json`.
-        example_inputs: of a model, as for :func:`create_schedule`.
+        example_inputs: as for :func:`create_schedule`; ignored if ``model`` is a schedule.
 
     Raises:
-        RecipeError: the recipe is for another architecture, or a step does not go as it went: says which, and what
-            comes nearest. The model is as it was then.
+        RecipeError: the recipe is for another architecture, or a step has a different result. The message names the
+            step and the nearest match. The model is left unchanged.
     """
     sch = model.root if isinstance(model, Schedule) else create_schedule(model, example_inputs)
     replay_on(sch, recipe)
@@ -38,7 +40,7 @@ def replay(model: nn.Module | Schedule, recipe: Recipe, example_inputs: Any = No
 
 
 def load_recipe(folder: str | os.PathLike[str], model: nn.Module | Schedule | None = None) -> Recipe:
-    """Read what :func:`save_recipe` wrote, and replay it on ``model`` if one is given.
+    """Read a recipe saved with :func:`save_recipe`, and replay it on ``model`` if given.
 
     ::
 
@@ -46,11 +48,11 @@ def load_recipe(folder: str | os.PathLike[str], model: nn.Module | Schedule | No
         schedule.load_recipe(folder, model)
 
     Args:
-        folder: with the file, or the file itself.
+        folder: the folder with the recipe file, or the file itself.
         model: as for :func:`schedule.replay`.
 
     Raises:
-        RecipeError: there is no such file, it is no recipe, or it does not fit the model.
+        RecipeError: there is no such file, it is not a recipe, or it does not fit the model.
     """
     recipe = read_recipe(folder)
     if model is not None:

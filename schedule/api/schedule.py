@@ -1,4 +1,4 @@
-"""The schedule of a model: one node for each module, with paths, globs, and the primitives as methods."""
+"""Schedule of a model: one node per module, with paths, globs, and the primitives as methods."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from schedule.util.printing import printed
 
 
 class Schedule(Node):
-    """One module of a model, and what can be done to it.
+    """Schedule of one module, with the primitives as methods.
 
-    Made by :func:`create_schedule`; ``sch["transformer.h.0.mlp"]`` is the schedule of a submodule and
+    Created by :func:`create_schedule`; ``sch["transformer.h.0.mlp"]`` is the schedule of a submodule and
     ``sch["transformer.h.*.mlp"]`` a :class:`Group` of them.
     """
 
     def __getitem__(self, path: str) -> Any:
-        """The schedule at ``path`` under this module; for a glob, the group of all that match.
+        """Return the schedule at ``path`` under this module, or the group of all matches of a glob.
 
-        ``*`` stands for one component of the path (or part of it), ``**`` for any number of them.
+        ``*`` stands for one component of the path (or part of it), ``**`` for any number of components.
 
         Raises:
-            PathError: there is none; names the nearest paths.
+            PathError: no module matches. The message names the nearest paths.
         """
         found = self.select(path)
         return Group(found, f"{self.path}.{path}".lstrip(".")) if is_glob(path) else found[0]
@@ -50,45 +50,46 @@ class Schedule(Node):
         raise TypeError("a Schedule is not a sequence: use named_schedules(), or a glob for a group of modules")
 
     def recipe(self, singly: bool = False) -> Recipe:
-        """What was done to the whole model, as data that another model can be scheduled by.
+        """Return all steps on the whole model as data, to replay on another model.
 
-        Steps that were undone are not in it. What was done to all layers alike is written for all layers, so that it
-        replays on a model with more or fewer of them.
+        Undone steps are left out. A step applied to all layers alike is recorded for all layers, so it replays on a
+        model with more or fewer layers.
 
         Args:
-            singly: ``optimize`` as the single fuses that it made, in place of its rules.
+            singly: record each fuse made by ``optimize`` instead of its rules.
 
         Raises:
-            RecipeError: an argument cannot be written down, such as a lambda or a module with weights.
+            RecipeError: an argument cannot be serialized, such as a lambda or a module with weights.
         """
         return recipe_of(self.tree, singly)
 
     # -- showing -----------------------------------------------------------------------------------------
 
     def show(self, depth: int | None = None) -> None:
-        """Print the modules as a tree: path, class, and what was done to each.
+        """Print the modules as a tree with paths, classes and applied primitives.
 
         Args:
-            depth: how many levels; all of them if None.
+            depth: the number of levels; all levels if None.
         """
         print(printed(rendered_tree(self, depth)), end="")
 
     def show_graph(self, path: str | Path | None = None) -> Page:
-        """Draw the modules and their graphs, before and after what was done, as one page for a browser.
+        """Draw the modules and their graphs, before and after scheduling, as one HTML page.
 
         ::
 
             sch.show_graph("out.html")      # or sch.show_graph() in a notebook
 
-        Click a module to see its graphs side by side; nodes are colored by the rule or primitive that took them. The
-        page also has the bytes that each module saves for backward, pipeline stages, the shares of ranks, and what the
-        default rules leave alone and why. It needs nothing from elsewhere. Modules are traced and measured now.
+        Click a module to see its graphs side by side; nodes are colored by the rule or primitive that rewrote them. The
+        page also shows the bytes that each module saves for backward, the pipeline stages, the shards of each rank, and
+        the call sites that the default rules leave alone, with reasons. The page is self-contained. Modules are traced
+        and measured by this call.
 
         Args:
-            path: where to write the page; the file is there as a whole or not at all.
+            path: file to write the page to, atomically.
 
         Raises:
-            NotApplicable: ``path`` cannot be written, found out before any work; or the model refuses its inputs.
+            NotApplicable: ``path`` cannot be written (checked before any work), or the model rejects its inputs.
         """
         if path is not None:
             refuse_unwritable(Path(path), "page")
@@ -127,7 +128,7 @@ class Schedule(Node):
     optimize = optimize
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """A primitive that a user registered."""
+        """Return a primitive registered by a user."""
         method = None if name.startswith("_") else registered().get(name)
         if method is None:
             raise AttributeError(f"{type(self).__name__} has no attribute or primitive {name!r}")
@@ -141,12 +142,12 @@ reserve([*vars(Node), *vars(Schedule), *vars(Group)])
 
 
 def create_schedule(model: nn.Module, example_inputs: Any = None, mesh: Any = None) -> Schedule:
-    """The schedule of ``model``: nothing is run or changed yet.
+    """Create the schedule of ``model`` without running or changing the model.
 
     Args:
-        model: any module; one that was scheduled before goes on from there.
-        example_inputs: what it is called with: a dict of keyword arguments, a tuple of positional ones, or
-            one tensor. If not given, made from the model (:mod:`schedule.capture.examples`) when something is traced.
+        model: any module; scheduling continues on a module that was scheduled before.
+        example_inputs: inputs of the model: a dict of keyword arguments, a tuple of positional arguments, or
+            one tensor. By default, made from the model (:mod:`schedule.capture.examples`) when something is traced.
             Sizes are not baked in.
         mesh: a ``DeviceMesh`` for ``shard`` and ``sync``.
 

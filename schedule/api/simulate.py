@@ -1,4 +1,4 @@
-"""A sharded model checked in one process: each rank is a thread, with its own shares as plain tensors."""
+"""Check of a sharded model in one process: each rank is a thread with its shards as plain tensors."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ LIMIT = 60.0
 
 @dataclass(frozen=True)
 class Simulation:
-    """What simulated ranks did, compared with the whole model.
+    """Results of simulated ranks compared with the whole model.
 
     Attributes:
         forward: collectives of one forward.
-        backward: of one backward.
+        backward: collectives of one backward.
         output: largest deviation of an output, relative to its largest value.
-        gradient: the same of the gradients; that of whole parameters is compared on every rank.
-        where: the rank and the value that deviates most.
+        gradient: the same for the gradients; gradients of replicated parameters are compared on every rank.
+        where: the rank and the value with the largest deviation.
     """
 
     forward: tuple[Collective, ...]
@@ -46,24 +46,24 @@ class Simulation:
     where: str
 
     def equal(self, tolerance: float = 1e-3) -> bool:
-        """Whether all ranks computed what the whole model does."""
+        """Check whether the results of all ranks equal those of the whole model."""
         return max(self.output, self.gradient) <= tolerance
 
 
 def simulate(
     model: nn.Module, batch: Any, apply: Callable[[Schedule], Any], ranks: int, training: bool = False
 ) -> Simulation:
-    """Run ``apply`` for each of ``ranks`` simulated ranks on copies of ``model``, and compare with the model itself.
+    """Apply ``apply`` to a copy of ``model`` for each simulated rank, and compare a step with the whole model.
 
     Args:
         model: the whole model; unchanged.
-        batch: what it is called with.
-        apply: shards and synchronizes, given a schedule with a simulated mesh.
-        ranks: how many.
-        training: in training mode; the model must draw no random numbers then.
+        batch: inputs of the model.
+        apply: function to shard and synchronize a schedule with a simulated mesh.
+        ranks: number of ranks.
+        training: run in training mode; the model must then draw no random numbers.
 
     Raises:
-        ShardError: ``apply`` cannot be done, or the ranks do not do the same.
+        ShardError: ``apply`` fails, a rank raises, or the ranks run different collectives.
     """
     group = SimulatedRanks(ranks, LIMIT)
     copies = [copy.deepcopy(model).train(training) for _ in range(ranks)]
@@ -88,18 +88,18 @@ def simulate(
 def planned(
     model: nn.Module, batch: Any, ranks: int = 2, vocabulary: bool = True, sequence: bool = False
 ) -> tuple[Plan, Simulation]:
-    """The plan for ``model``, and what simulated ranks make of it, in evaluation mode.
+    """Return the sharding plan for ``model``, and its simulation in evaluation mode.
 
     Raises:
         TraceError: the model cannot be traced.
-        ShardError: the plan cannot be applied, or the ranks do not do the same.
+        ShardError: the plan cannot be applied, a rank raises, or the ranks run different collectives.
     """
     plan = create_schedule(copy.deepcopy(model), batch).shard_plan(ranks, vocabulary, sequence)
     return plan, simulate(model, batch, lambda sch: sch.apply_plan(plan), ranks)
 
 
 def _step(model: nn.Module, batch: Any, between: Callable[[], None]) -> list[Tensor]:
-    """The floating outputs; gradients are in the parameters afterwards."""
+    """Run forward and backward, and return the floating-point outputs."""
     args, kwargs = as_call(copy.deepcopy(batch))
     output = model(*args, **kwargs)
     between()
@@ -113,7 +113,10 @@ def _step(model: nn.Module, batch: Any, between: Callable[[], None]) -> list[Ten
 
 
 def _weighted(tensor: Tensor) -> Tensor:
-    """Its ordinary values, weighted by fixed random numbers: a plain sum is blind to softmax and norms."""
+    """Return the sum of the ordinary values of ``tensor``, weighted by fixed random numbers.
+
+    A plain sum is constant for softmax and norms.
+    """
     weight = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(tensor.ndim))
     return (torch.where(tensor.detach().abs() < limit_of(tensor.dtype), tensor, 0.0) * weight).sum()
 
@@ -154,7 +157,7 @@ Worst = tuple[float, str]
 def _deviation(
     rank: int, whole: nn.Module, own: nn.Module, expected: list[Tensor], got: list[Tensor]
 ) -> tuple[Worst, Worst]:
-    """The worst output and the worst gradient of one rank."""
+    """Return the worst output and the worst gradient of one rank."""
     if len(expected) != len(got):
         return (float("inf"), f"rank {rank} returns {len(got)} tensors"), (0.0, "")
     outputs = [(_apart(a, b), f"rank {rank}, output {at}") for at, (a, b) in enumerate(zip(expected, got, strict=True))]
@@ -185,7 +188,7 @@ def _share(module: nn.Module, name: str, gradient: Tensor, rank: int) -> Tensor:
 
 
 def _apart(expected: Tensor, got: Tensor, floor: float = 1e-6) -> float:
-    """The largest difference, relative to the largest value, or to ``floor`` if that is larger."""
+    """Return the largest difference, relative to the largest expected value or ``floor``."""
     if expected.shape != got.shape:
         return float("inf")
     if not expected.numel():

@@ -1,4 +1,4 @@
-"""``tune``: the values of a schedule function's knobs that make a step fastest."""
+"""``tune``: search for the fastest values of a schedule function's knobs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tune(
     sampler: Sampler | None = None,
     progress: bool = True,
 ) -> Tuning:
-    """Search for the knobs of a schedule function that make a step fastest within a memory bound.
+    """Search for the fastest knobs of a schedule function within a memory bound.
 
     ::
 
@@ -48,31 +48,32 @@ def tune(
         tuning = schedule.tune(model, plan, space, batch, memory=200_000_000)
         tuning.apply(model)
 
-    Each trial applies ``plan`` to the model, measures, and takes all of it back to the bit, whatever happened. A trial
-    that raises is recorded with its reason, one over the bound is timed once, one that others have outpaced ends early,
-    and no point is measured twice. Ctrl-C ends the search with what was found so far.
+    Each trial applies ``plan`` to the model, measures a step, and always restores the model bit for bit. A trial that
+    raises is recorded with its reason, a trial over the bound is timed once, a trial outpaced by others ends early, and
+    no point is measured twice. Ctrl-C ends the search with the results so far.
 
     Args:
-        model: what is tuned, or a schedule of it, whose steps stay.
-        plan: takes a schedule and knobs by name.
+        model: the model to tune, or a schedule of it; the steps of that schedule are preserved.
+        plan: function of a schedule and knobs by name.
         space: knob → list of values, :func:`choice`, :func:`number` or :func:`splits`. Each is a parameter of ``plan``,
             of ``cost``, or of both.
-        batch: as for :func:`create_schedule`, of the sizes that the model will run at.
-        memory: bytes that a step may need, as ``cost`` measures them; None for no bound.
-        trials: how many in all, with those that ``storage`` has already.
-        cost: takes the schedule and, if it has such parameters, knobs by name and ``watch``
+        batch: as for :func:`create_schedule`, with the sizes that the model will run at.
+        memory: maximum bytes of a step, as measured by ``cost``; None for no bound.
+        trials: total number of trials, including those already in ``storage``.
+        cost: function of the schedule and, if it has such parameters, knobs by name and ``watch``
             (:class:`~schedule.tuning.Watch`); returns a time, ``(time, bytes)`` or :class:`~schedule.tuning.Measured`.
             By default :class:`~schedule.tuning.TrainingStep`, with knobs ``micro_batch`` and ``compiled``.
-        storage: a file that keeps the trials, so that the search goes on there when it is called again: a journal, or
-            a database of SQLite if it ends in ``.db``; or optuna's URL of a database.
-        name: of the search in ``storage``; by default of the model and the plan.
+        storage: a file that stores the trials, so that a later call continues the search: a journal, or an SQLite
+            database if the name ends in ``.db``; or optuna's URL of a database.
+        name: name of the search in ``storage``; by default made from the model and the plan.
         seed: the same seed and the same costs give the same trials.
-        sampler: makes one of optuna's from a seed (``TPESampler``); else :mod:`schedule.tuning.surrogate` searches.
-        progress: shows a bar, in a terminal.
+        sampler: function of a seed that creates an optuna sampler (``TPESampler``); by default
+            :mod:`schedule.tuning.surrogate` searches.
+        progress: show a progress bar in a terminal.
 
     Raises:
-        NotApplicable: optuna is missing, the space is empty or wrong, nobody takes a knob, the storage is of another
-            search, or there is a bound and ``cost`` measures no memory.
+        NotApplicable: optuna is missing, the space is empty or wrong, a knob is a parameter of neither function, the
+            storage belongs to another search, or there is a bound but ``cost`` measures no memory.
     """
     refuse_without_optuna()
     sch = model if isinstance(model, Schedule) else create_schedule(model, batch)

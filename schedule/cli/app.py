@@ -1,4 +1,4 @@
-"""The application: every command under its name."""
+"""Typer application with all commands."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def fxschedule(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Rewrite PyTorch models with fused ops, see what was done and why, and prove that nothing else changed.
+    """Rewrite PyTorch models with fused ops, explain every decision, and verify the results.
 
-    Nothing is downloaded and no remote code is run unasked. Every command takes --json.
+    Nothing is downloaded, and no remote code is run without permission. Every command takes --json.
     """
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line interface."""
     app(prog_name="fxschedule")

@@ -1,4 +1,4 @@
-"""Why a rule does or does not apply in a module: as ``optimize`` decides it, with the nearest miss."""
+"""Explanation of the decision of ``optimize`` on a rule in a module, with the nearest miss."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from schedule.util.wording import counted
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a rule in a module and below it.
+    """Result of a rule in a module and all below.
 
     Attributes:
-        rule: its name.
-        module: the module.
-        entries: where it applies and where not, with reasons.
-        matches: the matched part of the graph, once for modules alike.
-        nearest: how far it came, if nothing is known of it otherwise; None if the module has nothing like it.
+        rule: name of the rule.
+        module: label of the module.
+        entries: report entries of the rule, with reasons.
+        matches: the matched parts of graphs, once per group of similar modules.
+        nearest: the best partial match, if there are no entries; None if the module has nothing like the pattern.
     """
 
     rule: str
@@ -39,11 +39,11 @@ class Verdict:
 
     @property
     def applies(self) -> bool:
-        """Whether the rule rewrites anything here."""
+        """True if the rule rewrites anything in the module."""
         return any(entry.status == "applied" for entry in self.entries)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the verdict as plain data."""
         nearest = None if self.nearest is None else self.nearest.to_dict()
         entries = [asdict(entry) for entry in self.entries]
         return {"rule": self.rule, "applies": self.applies, "entries": entries, "nearest": nearest}
@@ -70,7 +70,7 @@ class Verdict:
 
 
 def verdict(node: Schedule, rule: Rule, cost_guard: bool) -> Verdict:
-    """What becomes of ``rule`` in ``node`` and below; the model is afterwards as it was."""
+    """Return the result of ``rule`` in ``node`` and below, and restore the model."""
     before = len(node.history)
     report = optimize(node, rules=[rule], cost_guard=cost_guard)
     while len(node.history) > before:
@@ -81,7 +81,7 @@ def verdict(node: Schedule, rule: Rule, cost_guard: bool) -> Verdict:
 
 
 def _matches(root: Schedule, rule: Rule, report: Report) -> Iterator[str]:
-    """The first match of each group of modules whose paths differ by numbers only."""
+    """Yield the first match of each group of modules with paths differing only in numbers."""
     first: dict[str, str] = {}
     for entry in report.select(status="applied"):
         first.setdefault(paths_of([entry.path, f"{entry.path}.0"]), entry.path)
@@ -93,7 +93,10 @@ def _matches(root: Schedule, rule: Rule, report: Report) -> Iterator[str]:
 
 
 def _nearest(node: Schedule, rule: Rule) -> ScheduleError | None:
-    """How far one of the rule's patterns came in the graph of ``node``, or why there is none; None if it is there."""
+    """Return an error with the best partial match of ``rule`` in the graph of ``node``.
+
+    It holds the reason if ``node`` cannot be traced. None if the rule matches.
+    """
     try:
         node.find(rule.name, expect=1)
     except ScheduleError as error:

@@ -1,4 +1,4 @@
-"""The commands that only look: show, explain, rules, primitives, doctor."""
+"""Read-only commands: show, explain, rules, primitives, doctor."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def show(
     trust_remote_code: options.Remote = False,
     as_json: options.Json = False,
 ) -> Code:
-    """Print the modules of a model as a tree, or with a PATH the traced graph of that module.
+    """Print the modules of a model as a tree, or the traced graph of the module at PATH.
 
-    With --html all of it becomes a page for a browser: click a module to see its graph.
+    With --html, write the modules and their graphs as a page for a browser: click a module to see its graph.
 
     Exit codes: 0 done, 2 no such PATH, or the page cannot be written, 3 no such model here, 4 the module cannot be
     traced; the message says at which line.
@@ -93,10 +93,10 @@ def explain(
     trust_remote_code: options.Remote = False,
     as_json: options.Json = False,
 ) -> Code:
-    """Say why a rule applies in a module, and in those below it, or why not.
+    """Explain why a rule does or does not apply in a module and all below.
 
-    Where it does, the matched part of the graph is shown; where it does not, the reason, or how far its pattern came
-    and at which node it failed: what was expected there and what was found.
+    If it applies, the matched part of the graph is shown. Otherwise the reason is shown, or the longest partial match
+    of its pattern with the node at which it failed: the expected node and the actual one.
 
     Exit codes: 0 it applies, 1 it does not, 2 no such PATH or rule, 3 no such model here, 4 the model is refused.
 
@@ -118,7 +118,7 @@ def explain(
 
 @command
 def rules(as_json: options.Json = False) -> Code:
-    """List the rewrite rules: what each is called, and what it puts into the graph.
+    """List the rewrite rules with their names and replacements.
 
     Exit codes: 0 done.
     """
@@ -136,7 +136,7 @@ def rules(as_json: options.Json = False) -> Code:
 
 @command
 def primitives(as_json: options.Json = False) -> Code:
-    """List the primitives of a schedule, built-in ones and registered ones.
+    """List the built-in and registered primitives of a schedule.
 
     Exit codes: 0 done.
     """
@@ -153,7 +153,7 @@ def primitives(as_json: options.Json = False) -> Code:
 
 @command
 def doctor(as_json: options.Json = False) -> Code:
-    """Say what runs here: versions, devices, compilers, and which backend each fused op would use.
+    """Print versions, devices, available compilers, and the backend of each fused op.
 
     Exit codes: 0 fused ops run compiled or as Triton kernels, 1 only plain torch runs.
     """

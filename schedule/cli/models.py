@@ -1,4 +1,4 @@
-"""From the MODEL of a command line to a model: nothing is downloaded, no remote code is run unasked."""
+"""Loading of the MODEL argument, without downloads and without remote code unless allowed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from schedule.cli.output import Code, CommandError
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-# Which head a bare model type gets: the first of these that there is.
+# Heads for a bare model type, in order of preference: the first available one is used.
 _HEADS = (
     "MASKED_LM",
     "SEQ_TO_SEQ_CAUSAL_LM",
@@ -32,12 +32,12 @@ _HEADS = (
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model for a command.
+    """Model loaded for a command.
 
     Attributes:
         model: the model.
-        batch: what it is called with; None if that is to be made from the model.
-        origin: where its weights are from, in words.
+        batch: inputs of the model; None to make them from the model.
+        origin: a description of the source of its weights.
     """
 
     model: nn.Module
@@ -47,13 +47,13 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the command line says of the model.
+    """Command line options for the model.
 
     Attributes:
         name: ``module:factory``, a folder, the id of a cached model, or a model type of transformers.
-        tiny: a few small layers with random weights instead.
-        attention: transformers' attention implementation; its own choice if "".
-        trust_remote_code: run code that comes with the model.
+        tiny: use a few small layers with random weights.
+        attention: attention implementation in transformers; its default if "".
+        trust_remote_code: run code included with the model.
     """
 
     name: str
@@ -62,10 +62,11 @@ class Wanted:
     trust_remote_code: bool = False
 
     def load(self) -> Loaded:
-        """The model.
+        """Load the model.
 
         Raises:
-            CommandError: there is none of this name here, or it needs what is not allowed.
+            CommandError: there is no model of this name here, or it needs a missing package or remote code that is not
+                allowed.
         """
         if ":" in self.name:
             return self._from_factory()
@@ -120,7 +121,7 @@ class Wanted:
         return Loaded(self._random(cls, config), None, "random weights" + (", tiny" if self.tiny else ""))
 
     def _stored(self) -> str:
-        """In words where the model is stored here; "" if it is not."""
+        """Describe the local location of the model, or return "" if it is not stored here."""
         from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.errors import HFValidationError
 
@@ -130,7 +131,7 @@ class Wanted:
             return f"the folder {self.name}"
         try:
             cached = try_to_load_from_cache(self.name, "config.json")
-        except HFValidationError:  # no id at all, such as a path
+        except HFValidationError:  # not a model id, such as a path
             return ""
         return "the local cache" if isinstance(cached, str) else ""
 
@@ -195,7 +196,7 @@ def _default_config(name: str) -> PreTrainedConfig:
 
 
 def _model_class(config: PreTrainedConfig) -> Any:
-    """The class that the config was saved with, else the first of transformers' classes for it."""
+    """Return the architecture class named in the config, else the first of transformers' classes for it."""
     import transformers
     from transformers.models.auto import modeling_auto
 

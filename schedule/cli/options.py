@@ -1,4 +1,4 @@
-"""Options that several commands take, and the schedule that they ask for."""
+"""Options shared by several commands, and loading of the requested schedule."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ ReportFile = Annotated[
 
 @dataclass(frozen=True)
 class Asked:
-    """What the options of a command say of the model and its batch."""
+    """Options of a command for the model and its batch."""
 
     wanted: Wanted
     device: str
@@ -71,7 +71,7 @@ class Asked:
     length: int
 
     def load(self) -> tuple[Loaded, Schedule]:
-        """The model, and its schedule with a batch.
+        """Load the model, and create its schedule with a batch.
 
         Raises:
             CommandError: there is no such model or device here.
@@ -89,12 +89,12 @@ class Asked:
 
 
 def guarded(cost_guard: bool | None, tiny: bool) -> bool:
-    """Whether to leave alone what does not pay: as is said, else wherever sizes are real ones."""
+    """Return the ``--cost-guard`` option, or by default enable the guard except with ``--tiny``."""
     return not tiny if cost_guard is None else cost_guard
 
 
 def rules_of(names: str) -> list[Rule]:
-    """The rules of ``--rules``.
+    """Return the rules named in ``--rules``.
 
     Raises:
         CommandError: there is no such rule.

@@ -1,4 +1,4 @@
-"""What commands share: exit codes, progress, errors, files that are whole or not there."""
+"""Helpers shared by all commands: exit codes, progress, errors, and checks of output files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ P = ParamSpec("P")
 
 
 class Code(IntEnum):
-    """Exit codes; :mod:`schedule.cli` says what each means."""
+    """Exit codes, explained in :mod:`schedule.cli`."""
 
     DONE = 0
     NO = 1
@@ -31,7 +31,7 @@ class Code(IntEnum):
 
 
 class CommandError(ScheduleError):
-    """A command that cannot be carried out, for a reason of the command line's own."""
+    """Error of the command line itself, with its exit code."""
 
     def __init__(self, why: str, code: Code, *, fix: str = "", where: str = "") -> None:
         super().__init__(why, fix=fix, where=where)
@@ -42,7 +42,7 @@ class CommandError(ScheduleError):
 
 
 def command(function: Callable[P, Code]) -> Callable[P, None]:
-    """A command that ends with the code it returns, and shows errors of ours instead of a traceback."""
+    """Wrap a command to exit with its returned code, and print a :class:`ScheduleError` without a traceback."""
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -67,12 +67,12 @@ def _code_of(error: ScheduleError) -> Code:
 
 
 def stdout() -> Console:
-    """Where results go."""
+    """Return the console for results."""
     return _console(stderr=False)
 
 
 def stderr() -> Console:
-    """Where progress and errors go."""
+    """Return the console for progress and errors."""
     return _console(stderr=True)
 
 
@@ -84,13 +84,13 @@ def _console(stderr: bool) -> Console:
 
 
 def emit(data: Any) -> None:
-    """``data`` as JSON on the standard output."""
+    """Print ``data`` as JSON to the standard output."""
     print(json.dumps(data, indent=2, default=str))
 
 
 @contextmanager
 def stage(what: str) -> Iterator[None]:
-    """Say what takes so long: a spinner in a terminal, else a line."""
+    """Show the current stage with a spinner in a terminal, else with a line."""
     console = stderr()
     if console.is_terminal:
         with console.status(f"{what} …"):
@@ -101,10 +101,10 @@ def stage(what: str) -> Iterator[None]:
 
 
 def refuse_unwritable(path: Path, what: str, suffixes: tuple[str, ...]) -> None:
-    """Find out before any work whether ``path`` can be written.
+    """Raise if ``path`` cannot be written, before any work is done.
 
     Raises:
-        CommandError: it is of another kind, is a folder, or its folder is missing or takes no files.
+        CommandError: ``path`` has another suffix or is a folder, or its parent folder is missing or not writable.
     """
     if path.suffix not in suffixes:
         raise CommandError(

@@ -1,4 +1,4 @@
-"""Recipes on the command line: a schedule read from a file in place of rules, and one written."""
+"""Recipes on the command line: reading them from a file to use instead of rules, and writing them."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _KNOWN = ("schedule", "fused", "torch.nn")
 
 
 def read(path: Path, trusted: bool) -> Recipe:
-    """The recipe in ``path``; nothing of it is run.
+    """Read the recipe in ``path`` without running any of it.
 
     Raises:
-        CommandError: it cannot be read, is no recipe, or refers to code of others that is not trusted.
+        CommandError: it cannot be read, is not a recipe, or refers to untrusted third-party code.
     """
     try:
         recipe = load_recipe(path)
@@ -56,10 +56,10 @@ _PREFIXES = tuple(f"{name}." for name in _KNOWN)
 
 
 def replayed(sch: Schedule, recipe: Recipe) -> Report:
-    """Do what ``recipe`` says; what was done as a report, step by step.
+    """Replay ``recipe``, and return a report of its steps.
 
     Raises:
-        RecipeError: it does not fit the model.
+        RecipeError: the recipe does not fit the model.
     """
     before = len(sch.history)
     replay(sch, recipe)
@@ -74,10 +74,10 @@ def replayed(sch: Schedule, recipe: Recipe) -> Report:
 
 
 def save(sch: Schedule, path: Path) -> None:
-    """Write what was done to ``sch``, as JSON or as a script.
+    """Write the recipe of ``sch`` to ``path``, as JSON or as a script.
 
     Raises:
-        RecipeError: something of it cannot be written down.
+        RecipeError: an argument of a step cannot be serialized.
     """
     recipe = sch.recipe()
     write(path, recipe.to_python() if path.suffix == ".py" else recipe.to_json())

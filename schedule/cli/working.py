@@ -1,4 +1,4 @@
-"""The commands that run the model: optimize, verify, bench."""
+"""Commands to run the model: optimize, verify, bench."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from schedule.util.files import write
 from schedule.util.wording import counted
 
 VERIFIED = (2, 64)
-"""Rows and tokens that a verification takes at most, of a model of any width: enough for compiled ops to run."""
+"""Maximum numbers of rows and tokens in a verification, large enough at any model width for compiled ops to run."""
 PROVE = f"Then prove that it computes what it did, on up to {VERIFIED[0]} rows of {VERIFIED[1]} tokens."
 
 
@@ -53,7 +53,7 @@ def optimize(
     trust_remote_code: options.Remote = False,
     as_json: options.Json = False,
 ) -> Code:
-    """Rewrite a model wherever a rule fits; say where it did, where not, and why.
+    """Rewrite a model wherever a rule fits, and report the results with reasons.
 
     Exit codes: 0 done, 1 --verify found a difference, 2 wrong options, 3 no such model here, 4 the model is refused.
 
@@ -83,7 +83,10 @@ def optimize(
 
 
 def _rewriter(rules: str, recipe: Path | None, cost_guard: bool, trusted: bool) -> Callable[[Schedule], Report]:
-    """What rewrites a schedule: the recipe if there is one, else the rules; both are read now."""
+    """Return a function to rewrite a schedule by the recipe if given, else by the rules.
+
+    The recipe or the rules are read and checked now.
+    """
     if recipe is not None:
         return partial(recipes.replayed, recipe=recipes.read(recipe, trusted))
     return partial(apply_rules, rules=options.rules_of(rules), cost_guard=cost_guard)
@@ -113,10 +116,10 @@ def verify(
     trust_remote_code: options.Remote = False,
     as_json: options.Json = False,
 ) -> Code:
-    """Rewrite a model and prove that it computes what it did.
+    """Rewrite a model, and prove its results unchanged.
 
-    Outputs, gradients, random numbers and five AdamW steps are compared with the untouched model, in training and in
-    evaluation, with the weights as they are and perturbed, at these sizes and at others.
+    Outputs, gradients, random numbers and five AdamW steps are compared with the original model, in training and in
+    evaluation mode, with original and with perturbed weights, at the given sizes and at others.
 
     Exit codes: 0 equal, 1 different, 2 wrong options, 3 no such model here, 4 the model is refused.
 
@@ -140,7 +143,7 @@ def verify(
 
 
 def _verified(sch: Schedule, batch: Any) -> dict[str, Any]:
-    """What :func:`schedule.verify` found, as plain data."""
+    """Verify the schedule, and return the result as plain data."""
     try:
         with stage("verifying outputs, gradients and training steps"), uncounted(sch.module):
             found = check(sch, batch).report
@@ -174,10 +177,10 @@ def bench(
     trust_remote_code: options.Remote = False,
     as_json: options.Json = False,
 ) -> Code:
-    """Time a training step: as it is, under torch.compile, and rewritten by us.
+    """Time a training step of the original model, under torch.compile, and rewritten by fxschedule.
 
-    Steps are timed in turns, and each is divided by the original's of the same round, so that a busy machine slows all
-    of them alike: medians of ratios with quartiles, below 1 is faster.
+    Steps are timed in turns, and each time is divided by the time of the original in the same round, so that a busy
+    machine slows all of them alike. The results are medians of these ratios with quartiles; below 1 is faster.
 
     Exit codes: 0 done, 2 wrong options, 3 no such model here, 4 the model is refused.
 
@@ -212,7 +215,7 @@ def bench(
 
 
 def _ratios(candidates: dict[str, nn.Module], batch: Any, rounds: int) -> dict[str, TimeRatio]:
-    """Time of a training step of each over that of ``eager`` in the same round."""
+    """Return the step time of each candidate relative to ``eager`` in the same round."""
     with stage("warming up"):
         for each in candidates.values():
             step_seconds(each, batch)

@@ -1,4 +1,4 @@
-"""Past one device: the mesh, sharded parameters, differentiable collectives, what follows a shard."""
+"""Support for several devices: device mesh, sharded parameters, and differentiable collectives."""
 
 from schedule.distributed.communication.collectives import (
     copy_to_tensor_parallel,

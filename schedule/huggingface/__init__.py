@@ -1,4 +1,4 @@
-"""Schedules inside HuggingFace's own tools."""
+"""Integration of schedules with HuggingFace's tools."""
 
 from schedule.huggingface.trainer import OptimizeCallback
 

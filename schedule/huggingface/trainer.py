@@ -1,4 +1,4 @@
-"""A callback that schedules the model a ``Trainer`` trains, on the first batch that it trains on."""
+"""``Trainer`` callback to schedule the model on its first training batch."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from schedule.verify import verify
 
 
 class OptimizeCallback(TrainerCallback):
-    """``Trainer(model, ..., callbacks=[OptimizeCallback()])``: rewrite when training begins, keep or undo when it ends.
+    """Callback to rewrite the model when training begins: ``Trainer(model, ..., callbacks=[OptimizeCallback()])``.
 
-    The batch is taken from the training data without disturbing their order. Optimizer, checkpoints and
-    ``save_model`` go on as they are: it is the same model with the same parameters.
+    The batch is taken from the training data without changing its order. Optimizer, checkpoints and ``save_model`` work
+    as before: it is the same model with the same parameters.
 
     Args:
         rules, cost_guard: as for :func:`schedule.optimize`.
         check: verify the rewritten model against the original before the first step.
-        keep: leave the model scheduled when training ends.
+        keep: leave the model scheduled when training ends; otherwise undo all steps.
 
     Attributes:
-        report: what was done, once training has begun.
+        report: report of the rewrites, once training has begun.
         schedule: the schedule, with its history.
 
     Raises:
@@ -43,7 +43,7 @@ class OptimizeCallback(TrainerCallback):
         self.schedule: Schedule | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Schedule the model."""
+        """Schedule the model on a batch of the training data."""
         model, data = given["model"], given["train_dataloader"]
         states = generator_states(model)
         try:
@@ -58,6 +58,6 @@ class OptimizeCallback(TrainerCallback):
             verify(self.schedule, batch)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Undo it all unless the model is to stay scheduled."""
+        """Undo all steps unless ``keep`` is set."""
         while not self.keep and self.schedule is not None and self.schedule.history:
             self.schedule.undo()

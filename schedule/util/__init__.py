@@ -1,1 +1,1 @@
-"""What every other part may use: files, random states, texts, walks of nested values."""
+"""Helpers for every other part of the package: files, random states, strings, walks of nested values."""

@@ -1,4 +1,4 @@
-"""Deep copies in which a function decides what becomes of the tensors."""
+"""Deep copies with a custom copy function for tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fused.torch_internals.modes import EnableTorchFunction
 
 
 class _CopiedBy(TorchFunctionMode):
-    """Under it, ``copy.deepcopy`` copies tensors by a function, also those within a graph of autograd."""
+    """Mode for ``copy.deepcopy`` to copy tensors with a function, including tensors with autograd history."""
 
     def __init__(self, tensor_copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -27,6 +27,6 @@ class _CopiedBy(TorchFunctionMode):
 
 
 def copied(value: Any, tensor_copy: Callable[[torch.Tensor], torch.Tensor], memo: dict[int, Any] | None = None) -> Any:
-    """``copy.deepcopy(value, memo)``, with ``tensor_copy(tensor)`` in place of each tensor."""
+    """Return ``copy.deepcopy(value, memo)`` with ``tensor_copy(tensor)`` in place of each tensor."""
     with EnableTorchFunction(), _CopiedBy(tensor_copy):
         return copy.deepcopy(value, memo)

@@ -1,9 +1,9 @@
-"""What can go wrong, each kind with its own class, and how it is shown.
+"""Error classes of the package, and how their messages are displayed.
 
-Inner code raises a short error: what failed and why. The outer handler (:func:`located`) adds what was asked
-and where. Every message therefore reads: what was asked, where, why not, what to do. Where the error is about a node
-of a graph, it shows the FX code around it, with the node underlined; where a line of the user's code is known, that
-line. ``str(error)`` is plain text for logs; rich prints the same in colors.
+Inner code raises a short error: what failed and why. The outer handler (:func:`located`) adds the requested
+operation and the location. Every message therefore states what was requested, where, why it failed, and what to do. An
+error about a node of a graph shows the FX code around it, with the node underlined, and the line of the user's code if
+it is known. ``str(error)`` is plain text for logs; rich prints the same text in color.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _SOURCE = re.compile(r"(?:.*(?: at |: ))?(?P<file>[^:]+\.py):(?P<line>\d+)")
 
 @dataclass(frozen=True)
 class Excerpt:
-    """The code of a graph around one node, as it was when the error was made.
+    """Code of a graph around one node, captured when the error was created.
 
     Attributes:
-        lines: one a node, in graph order.
-        at: which of them is the one.
+        lines: one line per node, in graph order.
+        at: index of the node among these lines.
         located: the node with its line of the user's code, such as ``mul at model.py:12 in forward``.
     """
 
@@ -46,7 +46,7 @@ class Excerpt:
 
     @staticmethod
     def of(node: fx.Node) -> Excerpt:
-        """The excerpt around ``node``."""
+        """Return the excerpt around ``node``."""
         nodes = [node]
         for _ in range(CONTEXT):
             nodes = [*_neighbor(nodes[0].prev), *nodes, *_neighbor(nodes[-1].next)]
@@ -60,15 +60,15 @@ def _neighbor(node: fx.Node) -> list[fx.Node]:
 
 
 class ScheduleError(Exception):
-    """Base of every error of this package.
+    """Base class of all errors of this package.
 
     Args:
-        why: why it cannot be.
+        why: why the request failed.
         fix: what the user can do instead.
-        where: source line, shapes or whatever else says where the error is, besides the module.
-        asked: what the user asked for, such as ``fuse(bias_gelu)``.
-        module: path of the module that the error is about.
-        node: the node of a graph that it is about.
+        where: source line, shapes or other location of the error, in addition to the module.
+        asked: the requested operation, such as ``fuse(bias_gelu)``.
+        module: path of the module that caused the error.
+        node: the graph node that caused it.
 
     Attributes:
         excerpt: the graph around ``node``; None if there is none.
@@ -93,16 +93,19 @@ class ScheduleError(Exception):
         return "\n".join(text for text, _ in self._lines())
 
     def __rich__(self) -> Text:
-        """The same, in colors."""
+        """Return the text of ``str(error)`` in color."""
         return Text("\n").join(Text.styled(text, style) if style else _labeled(text) for text, style in self._lines())
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain data, for programs."""
+        """Return the error as plain data, for programs."""
         told = {name: getattr(self, name) for name in ("asked", "why", "module", "where", "fix")}
         return {"kind": type(self).__name__, **told, "graph": list(self.excerpt.lines) if self.excerpt else []}
 
     def _lines(self) -> Iterator[tuple[str, str]]:
-        """(text, style) of each line; a line without a style begins with a label."""
+        """Yield (text, style) of each line.
+
+        A line with an empty style may begin with a label.
+        """
         first, *more = (f"cannot {self.asked}: {self.why}" if self.asked else self.why).split("\n")
         yield first, "bold red"
         yield from ((line, "red") for line in more)
@@ -126,7 +129,7 @@ class ScheduleError(Exception):
 
 
 def _source_line(where: str) -> Iterator[str]:
-    """The line of code that ``where`` names, with its number, if its file can be read."""
+    """Yield the source line at an error location, with its line number, if the file can be read."""
     found = _SOURCE.match(where)
     code = linecache.getline(found["file"], int(found["line"])).strip() if found else ""
     if found and code:
@@ -141,11 +144,17 @@ def _labeled(text: str) -> Text:
 
 
 class NotApplicable(ScheduleError):
-    """The primitive does not apply here; nothing was changed and the schedule can go on."""
+    """The primitive does not apply here.
+
+    Nothing was changed, and the schedule can still be used.
+    """
 
 
 class PathError(ScheduleError, KeyError):
-    """No module has this path; the message names the nearest ones."""
+    """No module has this path.
+
+    The message names the nearest paths.
+    """
 
     __str__ = ScheduleError.__str__
 
@@ -159,20 +168,20 @@ class MatchError(ScheduleError):
 
 
 class ShardError(ScheduleError):
-    """A sharding or synchronization request that cannot hold."""
+    """A sharding or synchronization request is impossible."""
 
 
 class RecipeError(ScheduleError):
-    """A recorded schedule that cannot be read or replayed."""
+    """A recorded schedule cannot be read or replayed."""
 
 
 class VerificationError(ScheduleError):
-    """The scheduled model does not compute what the original computes."""
+    """The scheduled model and the original compute different results."""
 
 
 @contextmanager
 def located(asked: str, module: str) -> Iterator[None]:
-    """Add what was asked, and of which module, to any :class:`ScheduleError` that passes, unless it already says."""
+    """Add the requested operation and the module to each passing :class:`ScheduleError` without them."""
     try:
         yield
     except ScheduleError as error:
@@ -182,6 +191,6 @@ def located(asked: str, module: str) -> Iterator[None]:
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """``did you mean 'this' or 'that'?`` for the nearest of the known names; "" if none is near."""
+    """Return a "did you mean …?" question with the nearest known names, or "" if none is near."""
     near = difflib.get_close_matches(name, list(known), n=3, cutoff=cutoff)
     return f"did you mean {' or '.join(map(repr, near))}?" if near else ""

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Atomic writing of files."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from schedule.util.errors import NotApplicable
 
 
 def refuse_unwritable(path: Path, what: str) -> None:
-    """Find out, before any work, whether ``path`` can be written.
+    """Raise if ``path`` cannot be written, before any work is done.
 
     Raises:
-        NotApplicable: it is a folder, or its folder is missing or takes no files.
+        NotApplicable: ``path`` is a folder, or its parent folder is missing or not writable.
     """
     if path.is_dir():
         raise NotApplicable(f"{path} is a folder", fix="name a file in it")
@@ -28,10 +28,12 @@ def refuse_unwritable(path: Path, what: str) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Write ``text`` to ``path`` as UTF-8; whatever interrupts that, the file is the old one or the new one.
+    """Write ``text`` to ``path`` as UTF-8, atomically.
+
+    After an interruption the file has either its old or its new content.
 
     Raises:
-        NotApplicable: it cannot be written.
+        NotApplicable: ``path`` cannot be written.
     """
     refuse_unwritable(path, "file")
     write_whole(path, text)

@@ -1,4 +1,4 @@
-"""Every random generator that a model may draw from: torch's, its devices', Python's, numpy's."""
+"""Random generators of torch, its devices, Python and numpy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def generator_states(model: nn.Module | None = None) -> dict[str, Any]:
     """Return the states of the random generators of torch, its devices, Python and numpy.
 
     Args:
-        model: take only the GPUs of its parameters; all GPUs that are in use if None.
+        model: include only the GPUs of its parameters; all GPUs if None and CUDA is initialized.
     """
     states: dict[str, Any] = {"cpu": torch.get_rng_state(), "python": random.getstate()}
     if _numpy() is not None:
@@ -29,7 +29,7 @@ def generator_states(model: nn.Module | None = None) -> dict[str, Any]:
 
 
 def restore_generators(states: dict[str, Any]) -> None:
-    """Set the generators back to what :func:`generator_states` saw."""
+    """Restore the random generators to ``states`` from :func:`generator_states`."""
     for name, state in states.items():
         if name == "cpu":
             torch.set_rng_state(state)
@@ -42,7 +42,10 @@ def restore_generators(states: dict[str, Any]) -> None:
 
 
 def torch_states() -> list[tuple[torch.Generator, torch.Tensor]]:
-    """The default generators that dropout draws from, here and on the current GPU, with their states; about 1 µs."""
+    """Return torch's default generators with their states, for the CPU and the current GPU.
+
+    Dropout draws from these. The call takes about 1 µs. The GPU is left out while its stream is being captured.
+    """
     generators = [torch.default_generator]
     if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
         generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
@@ -50,7 +53,10 @@ def torch_states() -> list[tuple[torch.Generator, torch.Tensor]]:
 
 
 def seed_all(seed: int) -> None:
-    """Seed every generator; LayerDrop and SpecAugment draw from Python's and numpy's."""
+    """Seed the random generators of torch, Python and numpy.
+
+    LayerDrop and SpecAugment draw from those of Python and numpy.
+    """
     torch.manual_seed(seed)
     random.seed(seed)
     if _numpy() is not None:
@@ -58,5 +64,8 @@ def seed_all(seed: int) -> None:
 
 
 def _numpy() -> Any:
-    """numpy if anything has imported it; it is not a dependency."""
+    """Return numpy if it has been imported, else None.
+
+    It is not a dependency.
+    """
     return sys.modules.get("numpy")

@@ -8,12 +8,12 @@ from torch import nn
 
 
 def is_glob(path: str) -> bool:
-    """Whether ``path`` has wildcards."""
+    """Check whether ``path`` has wildcards."""
     return any(mark in path for mark in "*?[")
 
 
 def matcher(glob: str) -> re.Pattern[str]:
-    """A regular expression that whole paths match."""
+    """Return the regular expression of ``glob`` for whole paths, each component followed by a dot."""
     text = "".join(f"{_component(part)}\\." if part != "**" else r"(?:[^.]+\.)*" for part in glob.split("."))
     return re.compile(text)
 
@@ -26,7 +26,7 @@ def _component(part: str) -> str:
 
 
 def select(root: nn.Module, glob: str) -> list[nn.Module]:
-    """The modules under ``root`` whose path matches, in order, shared ones once."""
+    """Return the modules under ``root`` with a matching path, in order and without duplicates."""
     pattern = matcher(glob)
     found = {
         m: None for path, m in root.named_modules(remove_duplicate=False) if path and pattern.fullmatch(path + ".")

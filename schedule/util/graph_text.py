@@ -6,7 +6,7 @@ from torch import fx
 
 
 def graph_lines(nodes: list[fx.Node]) -> list[str]:
-    """One line a node: name, call, shape."""
+    """Return one line per node: name, call, and dtype with shape."""
     lines = []
     for node in nodes:
         spec = node.meta.get("spec")

@@ -1,4 +1,4 @@
-"""Names that version 1 used: they still work, with a ``DeprecationWarning``."""
+"""Names of version 1, still available with a ``DeprecationWarning``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from importlib.util import spec_from_loader
 from types import ModuleType
 from typing import Any, TypeVar
 
-_INTO = {  # package → the modules in it that were beside it
+_INTO = {  # package → modules moved into it from its parent package
     "schedule.capture": "examples snapshots tracing",
     "schedule.core": "adapting edits graphs history matching node rebinding wrapping",
     "schedule.patterns": "rewriting saving",
@@ -63,12 +63,12 @@ Class = TypeVar("Class", bound=type)
 
 
 def warn_renamed(old: str, new: str) -> None:
-    """Warn that ``old`` is called ``new``, where the caller's caller uses it."""
+    """Warn at the caller's call site about the rename of ``old`` to ``new``."""
     warnings.warn(f"{old} is {new} now", DeprecationWarning, stacklevel=3)
 
 
 def renamed_fields(**names: str) -> Callable[[Class], Class]:
-    """Let a dataclass take and give fields by their old names too: ``@renamed_fields(old="new")``."""
+    """Support old names of dataclass fields in ``__init__`` and as attributes: ``@renamed_fields(old="new")``."""
 
     def decorate(cls: Class) -> Class:
         init: Any = cls.__init__  # type: ignore[misc]
@@ -97,7 +97,7 @@ def _renamed_property(owner: str, old: str, new: str) -> property:
 
 
 def new_name(name: str) -> str | None:
-    """Where the module ``name`` is now; None if it never moved."""
+    """Return the new name of the module ``name``, or None if it never moved."""
     inside: list[str] = []
     while name.startswith("schedule."):
         if name in _MOVED:
@@ -108,7 +108,7 @@ def new_name(name: str) -> str | None:
 
 
 class _OldNames(MetaPathFinder, Loader):
-    """Imports the module that has moved under its old name too: the same object."""
+    """Importer of moved modules by their old names, returning the same module object."""
 
     def __init__(self) -> None:
         self._specs: dict[str, ModuleSpec | None] = {}
@@ -126,12 +126,15 @@ class _OldNames(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing runs again; importing has named the module by its old name, which is taken back."""
+        """Restore the spec of the module.
+
+        The module's code does not run again. Importing it by its old name has replaced ``__spec__``.
+        """
         old = module.__spec__.name if module.__spec__ is not None else ""
         module.__spec__ = self._specs.pop(old, module.__spec__)
 
 
 def keep_old_names() -> None:
-    """Let old names be imported from now on."""
+    """Make old module names importable from now on."""
     if not any(isinstance(finder, _OldNames) for finder in sys.meta_path):
         sys.meta_path.insert(0, _OldNames())

@@ -1,8 +1,7 @@
-"""Names for every tensor inside a structure: what a model is given, and what it returns.
+"""Names of all tensors inside the inputs or outputs of a model.
 
-Outputs come as tensors, tuples, mappings (``ModelOutput`` is one), dataclasses, and objects such as caches
-that only they themselves know how to read. All become one flat mapping from
-paths such as ``past_key_values.layers.0.keys``.
+Outputs are tensors, tuples, mappings (``ModelOutput`` is one), dataclasses, and opaque objects such as caches. All are
+flattened into one mapping, with paths such as ``past_key_values.layers.0.keys`` as its keys.
 """
 
 from __future__ import annotations
@@ -16,25 +15,24 @@ import torch
 from torch import nn
 
 Plain = int | float | bool | str | None
-"""A value compared as it is; tensors are compared within a tolerance."""
+"""A value compared exactly. Tensors are compared within a tolerance."""
 
 
 def named_values(value: object) -> dict[str, torch.Tensor | Plain]:
-    """Every tensor and plain value inside ``value``, by the path that leads to it.
+    """Return all tensors and plain values inside ``value`` by path.
 
-    Objects that are no container are opened for their tensors only: their flags and counters are their own
-    affair.
+    Objects other than containers are searched for tensors only: their flags and counters are internal.
     """
     return dict(_walk(value, "", set(), opaque=False))
 
 
 def named_tensors(value: object) -> dict[str, torch.Tensor]:
-    """Only the tensors of :func:`named_values`."""
+    """Return only the tensors of :func:`named_values`."""
     return {name: leaf for name, leaf in named_values(value).items() if isinstance(leaf, torch.Tensor)}
 
 
 def container_types(value: object) -> str:
-    """The nesting of containers without their leaves, such as ``tuple[Tensor, dict[...]]``."""
+    """Return the nested container types without the values, such as ``tuple[Tensor, dict[...]]``."""
     if isinstance(value, Mapping):
         inner = ", ".join(f"{key}: {container_types(item)}" for key, item in value.items())
         return f"{type(value).__name__}[{inner}]"
@@ -60,7 +58,7 @@ def _walk(value: object, path: str, seen: set[int], *, opaque: bool) -> Iterator
 
 
 def _children(value: object, opaque: bool) -> tuple[list[tuple[Any, object]], bool]:
-    """The parts of a container, and whether only tensors count from here on."""
+    """Return the named parts of a container, and whether to collect only tensors from here on."""
     if isinstance(value, Mapping):
         return list(value.items()), opaque
     if isinstance(value, list | tuple):
@@ -75,25 +73,28 @@ def _children(value: object, opaque: bool) -> tuple[list[tuple[Any, object]], bo
 
 
 _HUGE = 1e-3
-"""Fraction of a dtype's largest number from which on a value means "masked", like HF's ``finfo.min``."""
+"""Fraction of a dtype's largest number above which a value means "masked", like HF's ``finfo.min``."""
 
 
 def limit_of(dtype: torch.dtype) -> float:
-    """The size below which a number of ``dtype`` is an ordinary one, not masked, infinite or NaN."""
+    """Return the absolute limit of ordinary numbers of ``dtype``: not masked, infinite or NaN."""
     return torch.finfo(dtype).max * _HUGE
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole tensor, on every rank; differentiable. What is no DTensor is returned as it is."""
+    """Return the full tensor of a DTensor on every rank, differentiably.
+
+    Any other tensor is returned unchanged.
+    """
     gather = getattr(tensor, "full_tensor", None)
     return gather() if gather is not None else tensor
 
 
 def copied(batch: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-    """A copy of ``batch`` whose floating tensors require gradients, and the leaves that will receive them.
+    """Return a copy of ``batch`` with gradients enabled on its floating tensors, and their leaves.
 
-    The model is given a clone of each leaf, because a leaf itself may not be changed in place and models do
-    that. Containers and caches keep their types.
+    The leaves receive the gradients. The copy holds a clone of each leaf, because models change inputs in place and
+    a leaf does not allow that. Containers and caches keep their types.
     """
     memo: dict[int, Any] = {}
     leaves: dict[str, torch.Tensor] = {}
@@ -108,7 +109,7 @@ def copied(batch: Any) -> tuple[Any, dict[str, torch.Tensor]]:
 
 
 def call(model: nn.Module, batch: Any) -> Any:
-    """Call ``model`` on a batch: a mapping by keyword, a tuple or list by position, anything else alone."""
+    """Call ``model`` with a mapping as keywords, a tuple or list as positional arguments, or a single value."""
     if isinstance(batch, Mapping):
         return model(**batch)
     if isinstance(batch, tuple | list):
@@ -117,5 +118,5 @@ def call(model: nn.Module, batch: Any) -> Any:
 
 
 def shapes_of(batch: Any) -> str:
-    """The shapes of a batch on one line, such as ``input_ids [2, 16], attention_mask [2, 16]``."""
+    """Return the shapes of a batch on one line, such as ``input_ids [2, 16], attention_mask [2, 16]``."""
     return ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in named_tensors(batch).items())

@@ -1,4 +1,4 @@
-"""Where the files of this package are, which are not the user's."""
+"""Folders of the package's source files, to distinguish them from user code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rich draws, as plain text."""
+"""Plain-text output of rich renderables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from rich.console import Console
 
 
 def printed(renderable: Any, width: int = 110) -> str:
-    """``renderable`` as plain text, in notebooks too, where rich would show it instead."""
+    """Return ``renderable`` as plain text.
+
+    In notebooks too, where rich would otherwise display it.
+    """
     buffer = io.StringIO()
     Console(file=buffer, width=width, highlight=False, color_system=None, force_jupyter=False).print(renderable)
     return buffer.getvalue()

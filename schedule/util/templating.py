@@ -1,4 +1,4 @@
-"""Templates of HTML: every value is escaped, and one that is missing is an error."""
+"""HTML templates with escaped values and errors for missing ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @cache
 def _templates() -> Environment:
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # heavy, and most runs render nothing
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # slow to import, and most runs render nothing
 
     return Environment(
         loader=PackageLoader("schedule.util"),
@@ -25,5 +25,8 @@ def _templates() -> Environment:
 
 
 def rendered(template: str, **values: Any) -> Markup:
-    """A template of ``schedule/util/templates`` with ``values`` put in; safe to be put into another."""
+    """Render a template of ``schedule/util/templates`` with ``values``.
+
+    The result is markup: another template includes it without escaping.
+    """
     return Markup(_templates().get_template(template).render(**values))

@@ -1,4 +1,4 @@
-"""Tensors of a module by path, and this rank's part of a DTensor."""
+"""Access to tensors of a module by path, and to this rank's part of a DTensor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch.distributed.tensor import DTensor
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a DTensor; any other tensor as it is."""
+    """Return this rank's part of a DTensor, or any other tensor unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

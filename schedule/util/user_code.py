@@ -1,4 +1,4 @@
-"""Code of the user, which may raise anything."""
+"""Calls of user code with any exception wrapped in :class:`UserCodeError`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from schedule.util.errors import ScheduleError
 
 
 class UserCodeError(Exception):
-    """An exception that code of the user raised.
+    """Wrapper of an exception raised by user code.
 
     Attributes:
-        error: that exception.
+        error: the exception raised by user code.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -25,7 +25,7 @@ def user_code(passing: type[Exception] = ScheduleError) -> Iterator[None]:
     """Raise a :class:`UserCodeError` in place of any other exception.
 
     Args:
-        passing: exceptions that pass as they are.
+        passing: exceptions raised unchanged.
     """
     try:
         yield

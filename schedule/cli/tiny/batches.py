@@ -1,4 +1,4 @@
-"""Batches with the sizes that a model asks for in its error messages."""
+"""Repair of batches with the sizes in a model's error messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ Batch = dict[str, torch.Tensor]
 
 
 def repaired(batch: Batch, error: Exception) -> Iterator[Batch]:
-    """Batches with the sizes that ``error`` asks for in place of those that it names; none if it asks for nothing."""
+    """Yield copies of ``batch`` with its sizes replaced by the sizes expected in the message of ``error``.
+
+    Yields none if no known message matches, or if no size would change.
+    """
     for pattern, repair in _REPAIRS:
         found = pattern.search(str(error))
         if found is not None:
@@ -22,13 +25,18 @@ def repaired(batch: Batch, error: Exception) -> Iterator[Batch]:
 
 
 def resized(tensor: torch.Tensor, dimension: int, size: int) -> torch.Tensor:
-    """``tensor`` cut off or repeated to ``size`` along ``dimension``."""
+    """Return ``tensor`` truncated or repeated to ``size`` along ``dimension``."""
     indices = torch.arange(size, device=tensor.device) % tensor.shape[dimension]
     return tensor.index_select(dimension, indices)
 
 
 def _everywhere(batch: Batch, old: int, new: int, *, whole: bool | None = None, only: int | None = None) -> Batch:
-    """Sizes that are ``old`` become ``new``, behind the rows; ``whole`` and ``only`` narrow down which ones."""
+    """Resize all dimensions of size ``old`` to ``new``, except the batch dimension.
+
+    Args:
+        whole: resize only non-floating tensors if True, only floating ones if False.
+        only: resize only this dimension.
+    """
     changed = {}
     for name, value in batch.items():
         if whole in (None, not value.is_floating_point()):
@@ -40,17 +48,17 @@ def _everywhere(batch: Batch, old: int, new: int, *, whole: bool | None = None, 
 
 
 def _product(batch: Batch, rows: int, values: int, wanted: int, width: int) -> Batch:
-    """The values of a vector, where it meets a matrix."""
+    """Resize the last dimension for a matrix product."""
     return _everywhere(batch, values, wanted, whole=False, only=-1)
 
 
 def _normalized(batch: Batch, wanted: int, *given: int) -> Batch:
-    """The values of a vector, where it meets a norm."""
+    """Resize the last dimension for a norm."""
     return _everywhere(batch, given[-1], wanted, whole=False, only=-1)
 
 
 def _channels(batch: Batch, wanted: int, given: int) -> Batch:
-    """Channels, where they meet a convolution."""
+    """Resize the channel dimension for a convolution."""
     return _everywhere(batch, given, wanted, whole=False, only=1)
 
 
@@ -63,7 +71,10 @@ def _given_first(batch: Batch, given: int, of: int) -> Batch:
 
 
 def _divided(batch: Batch, *numbers: int) -> Batch:
-    """One long signal that is cut into frames of the last size."""
+    """Extend a long signal to a multiple of the frame size.
+
+    The frame size and the number of elements are the last two numbers of the message.
+    """
     *_, frame, size = numbers
     longest = {name: value for name, value in batch.items() if value.numel() == size and value.is_floating_point()}
     return {
@@ -73,7 +84,10 @@ def _divided(batch: Batch, *numbers: int) -> Batch:
 
 
 def _added(batch: Batch, given: int, wanted: int, dimension: int) -> Batch:
-    """As much text, or images as large, as there is of what is added to it; 1 fits anything already."""
+    """Resize text, or images, to the size of the other operand of an addition.
+
+    A size of 1 broadcasts already.
+    """
     if 1 in (given, wanted):
         return batch
     if dimension == 1:
@@ -82,7 +96,10 @@ def _added(batch: Batch, given: int, wanted: int, dimension: int) -> Batch:
 
 
 def _scaled(batch: Batch, *numbers: int) -> Batch:
-    """Images in proportion: they may be put together before their size is looked at."""
+    """Resize images in proportion to the expected and given sizes.
+
+    The model may combine several images before it checks their size.
+    """
     height, width, wanted_height, wanted_width = numbers
     changed = {}
     for name, value in batch.items():

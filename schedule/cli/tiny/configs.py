@@ -1,8 +1,8 @@
-"""A tiny config from the default config of any class, by the names and kinds of its fields.
+"""Reduction of any model config to a tiny one, by the names and types of its fields.
 
-Nothing is listed by architecture except :data:`EXCEPTIONS`. Fields that belong together keep their relations: equal
-head counts stay equal, hidden size is heads times head size, the kinds of layers in a list all stay, and a token id
-that occurs in two configs becomes one new id.
+Only :data:`EXCEPTIONS` are listed by architecture. Related fields stay consistent: equal head counts stay equal, the
+hidden size is heads times head size, all kinds of layers in a list are preserved, and a token id in two configs is
+replaced by the same new id.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WIDTH, INNER, HEADS, HEAD_SIZE, LAYERS = 64, 128, 4, 16, 2
 VOCABULARY, POSITIONS = 128, 128
 IMAGE, PATCH = 32, 8
 
-# Fields whose values follow from one another, or that are left open, in ways of this architecture alone.
+# Fields with interdependent or missing values, specific to one architecture.
 EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
     "align": {"projection_dim": 32},
     "align_vision_model": {"width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 128},
@@ -66,12 +66,12 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
     "zamba": {
         "attention_hidden_size": 2 * WIDTH,
         "num_hidden_layers": 3,
-        "layers_block_type": ["hybrid", "linear_attention", "hybrid"],  # two at least share their weights
+        "layers_block_type": ["hybrid", "linear_attention", "hybrid"],  # at least two layers share their weights
     },
     "zamba2": {"mamba_headdim": WIDTH // 2, "attention_hidden_size": 2 * WIDTH, "hybrid_layer_ids": [1]},
 }
 
-# Fields without a default that a model cannot do without.
+# Required fields without a default.
 REQUIRED: Mapping[str, int] = {
     "num_experts_per_tok": 2,
     "prediction_length": 4,
@@ -82,7 +82,7 @@ REQUIRED: Mapping[str, int] = {
     "num_key_value_heads": HEADS,
 }
 
-# Backbones of a package that is not needed elsewhere, by one of transformers' own.
+# Replacement of backbones from a package not needed elsewhere by backbones of transformers.
 SUBSTITUTES: Mapping[str, Mapping[str, Any]] = {
     "timm_backbone": {
         "model_type": "resnet",
@@ -97,11 +97,11 @@ Config = dict[str, Any]
 
 
 def shrink(config: Config, keep: frozenset[str] = frozenset()) -> Config:
-    """A copy of ``config`` with everything made small, sub-configs too.
+    """Return a copy of ``config`` with all sizes reduced, including its sub-configs.
 
     Args:
-        config: as ``to_dict()`` gives it.
-        keep: categories of :data:`RULES` that stay as they are.
+        config: the result of ``to_dict()``.
+        keep: categories of :data:`RULES` to leave unchanged.
     """
     return _Shrinking(keep).config(config)
 
@@ -129,7 +129,7 @@ class _Shrinking:
         return {**small, **_first_stages(config, small), **exceptions}
 
     def nested(self, name: str, value: dict[Any, Any], config: Config, layers: list[int]) -> dict[Any, Any] | None:
-        """Return a dict in a config made small; None if it is a value like any other."""
+        """Return a reduced copy of a dict in a config, or None if it is an ordinary value."""
         if name == "per_layer_config":
             return {new: self.config(value[old]) for new, old in enumerate(layers) if old in value}
         if "model_type" in value or name.endswith("config"):
@@ -139,7 +139,7 @@ class _Shrinking:
         return None
 
     def chosen_layers(self, config: Config) -> list[int]:
-        """The layers that stay: one of each kind, two at least, and as many as are asked for by number."""
+        """Return the indices of layers to keep: one of each kind, at least two, and enough for all layer indices."""
         count = next((config[n] for n in _DEPTH_NAMES if _whole(config.get(n))), 0)
         kinds = [v for v in config.values() if isinstance(v, list) and len(v) == count > 0 and not _nested(v)]
         seen: dict[Any, int] = {}
@@ -169,7 +169,10 @@ class _Shrinking:
         return value
 
     def token(self, value: int) -> int:
-        """Ids that fit stay; the others become new ones, counted down from the end of the vocabulary."""
+        """Return a token id within the small vocabulary.
+
+        Ids in the lower half are unchanged. Others are replaced by new ids, counted down from its end.
+        """
         if "vocabulary" in self.keep or value < VOCABULARY // 2:
             return value
         return self.ids.setdefault(value, VOCABULARY - 1 - len(self.ids))
@@ -192,7 +195,7 @@ class _Shrinking:
 
     @staticmethod
     def by_layer(name: str, value: Sequence[Any], config: Config, layers: Sequence[int]) -> Sequence[Any] | None:
-        """Return a list of layers, or of a value for each, made shorter; None for any other list."""
+        """Return a shortened list of layer indices or per-layer values, or None for any other list."""
         count = next((config[n] for n in _DEPTH_NAMES if _whole(config.get(n))), 0)
         if _is_indices(name, value):
             return [min(v, number) if v >= 0 else v for number, v in enumerate(value)]
@@ -212,18 +215,18 @@ def _nested(value: list[Any]) -> bool:
 
 
 def _staged(config: Config) -> bool:
-    """Whether each layer is a stage that a head may read."""
+    """Check whether each layer is a stage with an output for a head."""
     return "stage_names" in config and any(_whole(config.get(name)) for name in _DEPTH_NAMES) and "depths" not in config
 
 
 def _first_stages(config: Config, small: Config) -> Config:
-    """A width that is that of the first of several stages stays it."""
+    """Return the widths equal to the width of the first of several stages, reduced to match it."""
     stages = {v[0]: small[n][0] for n, v in config.items() if isinstance(v, list) and v and re.search(r"dim|chan", n)}
     return {n: stages[config[n]] for n in ("hidden_size", "embed_dim") if _whole(config.get(n)) and config[n] in stages}
 
 
 def _is_indices(name: str, value: Any) -> bool:
-    """Whether these are numbers of layers, such as those whose outputs a head reads."""
+    """Check whether a field holds indices of layers, such as the layers read by a head."""
     named = re.search(r"(index|indexes|indices|index_list|feature_layer|hidden_layers|_layers)$", name)
     whole = isinstance(value, list) and bool(value) and all(_whole(v) for v in value)
     return bool(named and whole and name != "out_indices" and sorted(set(value)) == sorted(value))
@@ -242,13 +245,19 @@ def _key_value_heads(value: int, config: Config) -> int:
 
 
 def _head_size(value: int, config: Config) -> int:
-    """State space layers have heads in a space that is wider than the model."""
+    """Return the head size.
+
+    The heads of state space layers divide an expanded width, larger than the width of the model.
+    """
     expand = config.get("expand") or config.get("mamba_expand") or 1
     return int(expand * WIDTH) // HEADS
 
 
 def _width(value: int, config: Config) -> int:
-    """A pyramid doubles its width from stage to stage."""
+    """Return the width, a smaller one for pyramids.
+
+    A pyramid doubles its width from stage to stage.
+    """
     return WIDTH // 4 if _is_pyramid(config) else WIDTH
 
 
@@ -257,16 +266,19 @@ def _is_pyramid(config: Config) -> bool:
 
 
 def _image(value: int, config: Config) -> int:
-    """Four patches each way; twice that for pyramids, which halve them again and again."""
+    """Return the image size: four patches per side, or twice as many for pyramids and models without patches.
+
+    A pyramid halves its resolution at each stage.
+    """
     return 2 * IMAGE if _is_pyramid(config) or "patch_size" not in config else IMAGE
 
 
 def _window(value: int, config: Config) -> int:
-    """What the last stage of a pyramid still holds."""
+    """Return the window size, for pyramids the largest one to fit their last stage."""
     return 2 if _is_pyramid(config) else value
 
 
-# The first pattern that a field's name matches says how large it becomes at most.
+# The first pattern matching the name of a field gives its maximum value.
 RULES: list[tuple[re.Pattern[str], str, Callable[[int, Config], int]]] = [
     (re.compile(pattern), category, small)
     for pattern, category, small in (
@@ -312,7 +324,10 @@ RULES: list[tuple[re.Pattern[str], str, Callable[[int, Config], int]]] = [
 
 
 def _in_proportion(values: list[int]) -> list[int]:
-    """Sizes of stages: the smallest becomes half the width, the others keep their ratio to it."""
+    """Return reduced sizes of stages: the smallest is half of ``WIDTH``, the others keep their ratio to it.
+
+    Sizes that are small enough already are unchanged; the others become multiples of 8.
+    """
     least = min(values)
     if least <= WIDTH // 2:
         return values
@@ -336,14 +351,17 @@ LISTS: list[tuple[re.Pattern[str], str, Callable[[list[int]], list[int]]]] = [
 
 
 def _has_sections(config: Config) -> bool:
-    """Whether positions of this config have several axes, which share the rotary dimensions."""
+    """Check whether positions have several axes with shared rotary dimensions."""
     known = CONFIG_MAPPING[config["model_type"]] if config.get("model_type") in CONFIG_MAPPING else None
     return "mrope_section" in getattr(known, "ignore_keys_at_rope_validation", ())
 
 
 def _rope(rope: Config, sections: bool) -> Config:
-    """Rotary settings for the small head: sections that add up to half of what rotates."""
-    if any(isinstance(value, dict) for value in rope.values()):  # one for each kind of layer
+    """Return rotary settings for the small head size.
+
+    The sections add up to half of the rotary dimensions.
+    """
+    if any(isinstance(value, dict) for value in rope.values()):  # one per layer type
         return {name: _rope(v, sections) if isinstance(v, dict) else v for name, v in rope.items()}
     if not rope:
         return rope

@@ -1,4 +1,4 @@
-"""Sharded checkpoints, and models on the meta device that get their data from one."""
+"""Sharded checkpoints, and weight loading for models on the meta device."""
 
 from schedule.distributed.checkpoint.checkpointing import load_sharded, save_sharded
 

@@ -1,8 +1,9 @@
 """Sharded checkpoints with ``torch.distributed.checkpoint``: saved on one mesh, loaded on any other.
 
-A checkpoint holds whole tensors under the names of the whole model, each once, whatever shared them out: tensor
-parallelism, packed parts, FSDP, stages of a pipeline. ``schedule.build(sch, init_weights=folder)`` reads one into a
-model on the meta device; on a single process, ``build(…).save_pretrained(folder)`` makes it transformers' own.
+A checkpoint stores each whole tensor once, under its name in the whole model, regardless of how it was sharded: tensor
+parallelism, packed parts, FSDP, pipeline stages. ``schedule.build(sch, init_weights=folder)`` reads one into a
+model on the meta device. In a single process, ``build(…).save_pretrained(folder)`` converts it to a transformers
+checkpoint.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from schedule.util.tensors import local_part
 
 
 def sharded_state(model: nn.Module) -> dict[str, Any]:
-    """The parameters and saved buffers of ``model``, for ``dcp.save`` and ``dcp.load``; the memory is the model's.
+    """Return the parameters and saved buffers of ``model`` for ``dcp``, sharing memory with the model.
 
     Args:
-        model: whole, sharded, on FSDP, or this rank's stages of a pipeline.
+        model: a whole model, a sharded one, one under FSDP, or this rank's pipeline stages.
 
     Returns:
-        name in the whole model → this rank's share; a tied tensor under its first name only.
+        name in the whole model → this rank's shard; a tied tensor appears under its first name only.
 
     Raises:
-        ShardError: a tensor that is neither whole nor a share, such as partial sums.
+        ShardError: a tensor is neither whole nor sharded, for example partial sums.
     """
     whole = getattr(model, "whole", model)
     first: dict[int, str] = {}
@@ -44,7 +45,9 @@ def sharded_state(model: nn.Module) -> dict[str, Any]:
 
 
 def save_sharded(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Save ``model`` to a folder; all ranks call it, and what several hold is written once.
+    """Save ``model`` to a folder.
+
+    All ranks must call it. Data held by several ranks is written once.
 
     Args:
         model: as for :func:`sharded_state`.
@@ -54,10 +57,10 @@ def save_sharded(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
 
 def load_sharded(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Load ``model`` in place from a folder, saved on whatever mesh; all ranks call it.
+    """Load ``model`` in place from a folder saved on any mesh, called by all ranks.
 
     Args:
-        model: as for :func:`sharded_state`; with data, unlike for ``schedule.build``.
+        model: as for :func:`sharded_state`. Unlike for ``schedule.build``, its tensors must not be on the meta device.
         path: the same folder on all ranks.
     """
     dcp.load(sharded_state(model), checkpoint_id=path, no_dist=not dist.is_initialized())

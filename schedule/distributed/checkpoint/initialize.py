@@ -1,9 +1,10 @@
-"""Weights of a model on the meta device, initialized once, whole, module by module; each rank keeps its share.
+"""Module-by-module weight initialization for a model on the meta device.
 
-All ranks draw all numbers, in the order in which one device would: the same seed gives the same weights on any number
-of ranks. What a module's initialization writes is found out first, on tensors without data, since it may reach into the
-modules below (GPT-2's attention scales its projection's weight). A tensor is whole from the first module that writes it
-to the last one, so a rank needs its shards and about the largest module.
+Each tensor is initialized as a whole tensor, and each rank keeps only its shard. All ranks draw all random numbers in
+the order a single device would, so the same seed gives the same weights on any number of ranks. A first pass on tensors
+without data finds out which tensors each module's initialization writes, since it may reach into submodules (GPT-2's
+attention scales its projection's weight). A tensor is whole from the first module that writes it to the last one, so a
+rank needs memory for its shards plus about the largest module.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ def initialize(
     device: torch.device,
     own: Collection[int] | None = None,
 ) -> None:
-    """Give every tensor in ``slots`` its data.
+    """Initialize every tensor in ``slots``.
 
     Args:
         root: the model.
-        slots: what has no data.
-        init: called with each module, children first, as ``nn.Module.apply`` does; None for the modules' own ways:
-            ``_init_weights`` of the transformers model around it, else ``reset_parameters``.
-        device: where.
-        own: ids of the tensors that this rank keeps; what others keep is drawn and let go. All if None.
+        slots: the tensors without data.
+        init: called with each module, children first, as ``nn.Module.apply`` does. None selects each module's default
+            initializer: ``_init_weights`` of the enclosing transformers model, else ``reset_parameters``.
+        device: device of the initialized tensors.
+        own: ids of the tensors this rank keeps; the others are drawn and discarded. None keeps all.
 
     Raises:
         NotApplicable: no module's initialization writes some of the tensors.
@@ -74,7 +75,7 @@ def initialize(
 
 
 class _Scratch:
-    """Memory for tensors that are whole for a while, used again and again: freeing each would leave holes."""
+    """Reusable memory for temporarily whole tensors, since freeing each one would fragment memory."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -82,7 +83,7 @@ class _Scratch:
         self._taken: dict[int, Tensor] = {}
 
     def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A tensor without values."""
+        """Return an uninitialized tensor, reusing the smallest free buffer large enough."""
         size = torch.Size(shape).numel() * dtype.itemsize
         fitting = sorted((buffer for buffer in self._free if len(buffer) >= size), key=len)
         buffer = fitting[0] if fitting else torch.empty(size, dtype=torch.uint8, device=self.device)
@@ -91,14 +92,14 @@ class _Scratch:
         return buffer[:size].view(dtype).view(shape)
 
     def give_back(self, tensor: Tensor) -> None:
-        """The memory of ``tensor`` may be used again, if it came from here."""
+        """Release the memory of ``tensor`` for reuse if :meth:`take` returned it."""
         buffer = self._taken.pop(tensor.untyped_storage()._cdata, None)
         if buffer is not None:
             self._free.append(buffer)
 
 
 def _own_ways(root: nn.Module) -> Iterator[tuple[nn.Module, Initialize]]:
-    """Each module with what initializes it, children first; a shared module once."""
+    """Yield each module once with its initializer, children first."""
     seen: set[nn.Module] = set()
 
     def walk(module: nn.Module, models_own: Initialize | None) -> Iterator[tuple[nn.Module, Initialize]]:
@@ -119,11 +120,11 @@ def _reset(module: nn.Module) -> None:
         reset()
 
 
-# -- what is written ------------------------------------------------------------------------------------------
+# -- written tensors ------------------------------------------------------------------------------------------
 
 
 def _written(root: nn.Module, ways: dict[nn.Module, Initialize], slots: Sequence[Slot]) -> dict[nn.Module, list[Slot]]:
-    """Which of ``slots`` each module's initialization writes, for those that write any; nothing changes."""
+    """Return the slots written by each module's initialization, for modules with any, without changing the model."""
     watching = _Writes()
     found: dict[nn.Module, list[Slot]] = {}
     states = generator_states(root)
@@ -139,7 +140,7 @@ def _written(root: nn.Module, ways: dict[nn.Module, Initialize], slots: Sequence
                 try:
                     with user_code(), torch.no_grad(), watching:
                         way(module)
-                except (ScheduleError, UserCodeError):  # it may need data: then it may write all that is below
+                except (ScheduleError, UserCodeError):  # it may need data: assume it writes every tensor below
                     watching.seen |= dict.fromkeys(
                         _storage(t) for table in tables for t in table.values() if t is not None
                     )
@@ -168,8 +169,11 @@ def _storage(tensor: Tensor) -> int:
 
 @contextmanager
 def without_data(root: nn.Module) -> Iterator[Callable[..., Tensor]]:
-    """Within, every tensor of the model is another one without data; tied ones stay tied. What makes such tensors."""
-    fake = FakeTensorMode(allow_non_fake_inputs=True)  # torch.nn.init does nothing at all to a meta tensor
+    """Temporarily replace every tensor of the model with a fake tensor.
+
+    Tied tensors stay tied. The context manager yields the function that creates the fake tensors.
+    """
+    fake = FakeTensorMode(allow_non_fake_inputs=True)  # torch.nn.init skips meta tensors entirely
 
     def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         with fake:
@@ -192,7 +196,7 @@ def without_data(root: nn.Module) -> Iterator[Callable[..., Tensor]]:
 
 
 class _Writes(TorchDispatchMode):
-    """Notes the storages that operations change."""
+    """Dispatch mode recording the storages written by operations."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Which numbers of a whole tensor a rank holds, whatever the mesh: tensor parallel, packed parts, FSDP on top."""
+"""Mapping from a rank's shard to the whole tensor, for tensor parallelism, packed parts, and FSDP on top."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Slices = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class Piece:
-    """A block that lies together both in the whole tensor and in this rank's share.
+    """A block contiguous both in the whole tensor and in this rank's shard.
 
     Attributes:
-        whole: where in the whole tensor.
-        local: where in this rank's share.
+        whole: slices of the whole tensor.
+        local: slices of this rank's shard.
     """
 
     whole: Slices
@@ -30,22 +30,22 @@ class Piece:
 
     @property
     def offsets(self) -> torch.Size:
-        """Where it begins in the whole tensor."""
+        """Offsets of the block in the whole tensor."""
         return torch.Size(part.start for part in self.whole)
 
     @property
     def sizes(self) -> torch.Size:
-        """Its size."""
+        """Sizes of the block."""
         return torch.Size(part.stop - part.start for part in self.whole)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """This rank's share of a tensor.
+    """Layout of this rank's shard of a tensor.
 
     Attributes:
-        shape: of the whole tensor.
-        indices: axis → which indices of the whole tensor are here, in order; axes that are whole are left out.
+        shape: shape of the whole tensor.
+        indices: axis → indices of the whole tensor held by this rank, in order; axes that are whole are left out.
     """
 
     shape: torch.Size
@@ -53,10 +53,10 @@ class Layout:
 
     @staticmethod
     def of(tensor: Tensor) -> Layout:
-        """That of a DTensor; a plain tensor is whole.
+        """Return the layout of a DTensor, or of a plain tensor as a whole tensor.
 
         Raises:
-            ShardError: a placement that holds partial sums, or one that is not known.
+            ShardError: a placement is partial or unknown, or this rank is not part of the mesh.
         """
         if not isinstance(tensor, DTensor):
             return Layout(tensor.shape)
@@ -80,17 +80,17 @@ class Layout:
 
     @property
     def local_shape(self) -> torch.Size:
-        """Of this rank's share."""
+        """Shape of this rank's shard."""
         return torch.Size(len(self.indices[i]) if i in self.indices else n for i, n in enumerate(self.shape))
 
     def local(self, whole: Tensor) -> Tensor:
-        """This rank's share of ``whole``, in memory of its own; ``whole`` itself if that is all of it."""
+        """Return this rank's shard of ``whole`` as a copy, or ``whole`` itself if no axis is sharded."""
         for axis, here in self.indices.items():
             whole = whole.index_select(axis, here.to(whole.device))
         return whole
 
     def pieces(self) -> Iterator[Piece]:
-        """The share as blocks of the whole tensor; none if the share is empty."""
+        """Yield the blocks of this rank's shard, or none if the shard is empty."""
         axes = [
             _runs(self.indices[axis]) if axis in self.indices else [(slice(0, size), slice(0, size))]
             for axis, size in enumerate(self.shape)
@@ -105,7 +105,7 @@ def _chunk(indices: Tensor, parts: int, ranks: int, rank: int) -> Tensor:
 
 
 def _runs(indices: Tensor) -> list[tuple[slice, slice]]:
-    """Indices as (slice of the whole, slice of the share)."""
+    """Return the runs of consecutive indices as pairs (slice of the whole, slice of the shard)."""
     if not len(indices):
         return []
     breaks = (torch.diff(indices) != 1).nonzero().flatten() + 1

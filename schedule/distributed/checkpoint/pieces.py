@@ -1,6 +1,6 @@
-"""A rank's share of a tensor as ``torch.distributed.checkpoint`` reads and writes it: any number of blocks.
+"""A rank's shard of a tensor, as any number of blocks for ``torch.distributed.checkpoint``.
 
-torch's own DTensors save one block each; the share of packed q, k and v is three.
+A torch DTensor saves one block; the shard of packed q, k, and v consists of three.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from schedule.distributed.checkpoint.layout import Layout, Piece
 
 
 class Pieces(torch.Tensor):
-    """One value of a ``state_dict`` to be saved or loaded, under torch's ``_Checkpointable`` protocol.
+    """One ``state_dict`` value to save or load, implementing torch's ``_Checkpointable`` protocol.
 
-    It has the shape of the whole tensor and does nothing else: torch passes on tensors only.
+    It is a tensor subclass only because torch accepts tensors only. It has the shape of the whole tensor and supports
+    no operations.
 
     Args:
-        share: the numbers that this rank holds, or is to get.
-        layout: which of the whole tensor these are.
+        share: this rank's shard, to save or to load into.
+        layout: position of the shard in the whole tensor.
     """
 
     share: Tensor
@@ -31,7 +32,7 @@ class Pieces(torch.Tensor):
 
     @staticmethod
     def __new__(cls, share: Tensor, layout: Layout) -> Pieces:
-        """As the class says."""
+        """Create a wrapper tensor with the shape of the whole tensor."""
         made: Pieces = make_wrapper_subclass(
             cls, layout.shape, dtype=share.dtype, device=share.device, requires_grad=False
         )

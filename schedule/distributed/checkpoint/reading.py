@@ -1,4 +1,4 @@
-"""Weights of a model on the meta device read from a checkpoint, each rank its share only."""
+"""Checkpoint reading for models on the meta device, with each rank reading only its shards."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ Read = Callable[[Slot, str], Tensor]
 
 
 def read_weights(root: nn.Module, slots: Sequence[Slot], path: str | os.PathLike[str], device: torch.device) -> None:
-    """Give every tensor in ``slots`` its data.
+    """Load every tensor in ``slots`` from a checkpoint.
 
     Args:
         root: the model.
-        slots: what has no data.
-        path: a safetensors file, a folder of them as ``save_pretrained`` writes it, or a folder that
-            ``torch.distributed.checkpoint`` wrote; all ranks must read the latter together. Buffers that are not
+        slots: the tensors without data.
+        path: a safetensors file, a folder of them written by ``save_pretrained``, or a folder written by
+            ``torch.distributed.checkpoint``; all ranks must read the latter together. Buffers that are not
             saved, such as rotary frequencies, are computed as at initialization.
-        device: where.
+        device: device of the loaded tensors.
 
     Raises:
-        NotApplicable: there is no such checkpoint, or it has no tensor of that name and shape.
+        NotApplicable: the checkpoint does not exist, or lacks a parameter with the required name and shape.
     """
     folder = Path(path)
     if (folder / ".metadata").exists():
@@ -98,7 +98,7 @@ def _read_distributed(root: nn.Module, slots: Sequence[Slot], folder: Path, devi
 def _named(
     root: nn.Module, slots: Sequence[Slot], stored: Collection[str], where: str
 ) -> tuple[dict[Slot, str], list[Slot]]:
-    """Each slot with its name in the checkpoint, and those that were not saved."""
+    """Return the checkpoint name of each saved slot, and the list of unsaved slots."""
     named: dict[Slot, str] = {}
     unsaved, missing = [], []
     for slot in slots:
@@ -120,7 +120,7 @@ def _named(
 
 
 def _aliases(root: nn.Module, path: str) -> list[str]:
-    """Names a tensor may have in a checkpoint: transformers saves with or without the name of the base model."""
+    """Return the possible checkpoint names, since transformers saves with or without the base model prefix."""
     base = f"{getattr(root, 'base_model_prefix', '') or 'model'}."
     return [path, f"{base}{path}", path.removeprefix(base), f"model.{path}"]
 

@@ -1,4 +1,4 @@
-"""The tensors of a model that are on the meta device, and how each gets its data."""
+"""Slots for the meta-device tensors of a model, filled in place with data later."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ class Slot:
     persistent: bool = True
 
     def allocate(self, empty: Callable[..., Tensor]) -> Tensor:
-        """A whole tensor, made by ``empty(shape, dtype=…)``, put in its place for now."""
+        """Put a whole tensor made by ``empty(shape, dtype=…)`` into the model temporarily, and return it."""
         made = self._like(empty(self.layout.shape, dtype=self.tensor.dtype))
         self.put(made)
         return made
 
     def put(self, tensor: Tensor) -> None:
-        """Put ``tensor`` into every place."""
+        """Put ``tensor`` into every entry of ``places``."""
         for table, name in self.owners:
             table[name] = tensor
 
     def put_back(self) -> None:
-        """Put the tensor itself back into every place."""
+        """Put the original tensor back into every entry of ``places``."""
         self.put(self.tensor)
 
     def empty_share(self, device: torch.device | str) -> Tensor:
-        """Memory for this rank's share."""
+        """Return an uninitialized tensor for this rank's shard."""
         return torch.empty(self.layout.local_shape, dtype=self.tensor.dtype, device=device)
 
     def fill(self, share: Tensor) -> None:
-        """The tensor gets its data: this rank's share; it stays the same object."""
+        """Fill the tensor with this rank's shard, keeping the same tensor object."""
         old = self.tensor
         if isinstance(old, DTensor):
             how: dict[str, Any] = dict(run_check=False, shape=old.shape, stride=old.stride())
@@ -70,7 +70,7 @@ class Slot:
 
 
 def meta_slots(root: nn.Module) -> list[Slot]:
-    """Every tensor of ``root`` that has no data, in the order of the modules."""
+    """Return a slot for every meta tensor of ``root``, in module order."""
     found: dict[int, Slot] = {}
     for path, module in root.named_modules():
         for table in (module._parameters, module._buffers):
@@ -85,5 +85,5 @@ def meta_slots(root: nn.Module) -> list[Slot]:
 
 
 def is_meta(tensor: Tensor) -> bool:
-    """Whether it has no data; of a DTensor, this rank's share."""
+    """Check whether ``tensor`` (for a DTensor, its local shard) is on the meta device."""
     return local_part(tensor).is_meta

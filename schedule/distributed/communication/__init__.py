@@ -1,1 +1,1 @@
-"""Ranks: the mesh, their groups, collectives with and without gradients, agreement."""
+"""Mesh, process groups, collectives with and without gradients, and cross-rank consistency checks."""

@@ -1,8 +1,9 @@
-"""All ranks must shard and synchronize alike: checked before the first collective, through the store.
+"""Cross-rank check before the first collective: all ranks must shard and synchronize the same way.
 
-Each rank keeps what was done on a group, line by line. Before the first collective after a change the ranks put their
-lines into the process group's store and read those of the others: what differs is named, and a rank that never comes
-is an error within a time limit, where the collective itself would hang, or add up what does not belong together.
+Each rank records the changes made on a group, one line each. Before the first collective after a change, the ranks
+write their lines to the process group's store and read the lines of the others. The first difference is reported, and a
+rank that does not answer within a time limit is an error. Without the check, the collective would hang or reduce
+mismatched tensors.
 """
 
 from __future__ import annotations
@@ -28,27 +29,28 @@ _rounds: dict[str, int] = {}
 
 
 class Noted:
-    """A change of one group's sharding, for the other ranks to compare."""
+    """A recorded change to the sharding of one group, compared across ranks."""
 
     def __init__(self, group: str, line: str) -> None:
         self.group, self.line = group, line
 
     def apply(self) -> None:
-        """Note it."""
+        """Record the line."""
         _done.setdefault(self.group, []).append(self.line)
 
     def revert(self) -> None:
-        """Take the latest such line back."""
+        """Remove the latest matching line."""
         lines = _done.get(self.group, [])
         if self.line in lines:
             del lines[len(lines) - 1 - lines[::-1].index(self.line)]
 
 
 def agree(group: str) -> None:
-    """Compare with the other ranks what was done on ``group``, if anything was since the last time.
+    """Compare the recorded changes of ``group`` across ranks, if they changed since the last comparison.
 
     Raises:
-        ShardError: another rank did something else (names the first difference), or does not come in time.
+        ShardError: another rank made different changes (the message names the first difference), or did not answer in
+            time.
     """
     lines = _done.get(group, [])
     if _agreed.get(group, []) == lines or torch.compiler.is_compiling():
@@ -76,7 +78,7 @@ def _compare(group: str, lines: list[str], ranks: list[int]) -> None:
 
 
 def difference(own: int, lines: Sequence[str], rank: int, theirs: Sequence[str]) -> str:
-    """The first of the steps that two ranks did differently, in words."""
+    """Describe the first step done differently by two ranks."""
     for at in range(max(len(lines), len(theirs))):
         ours = lines[at] if at < len(lines) else "nothing more"
         other = theirs[at] if at < len(theirs) else "nothing more"

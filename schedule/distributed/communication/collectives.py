@@ -1,11 +1,11 @@
-"""Collectives with the gradients that tensor parallelism gives them (Megatron-LM's f and g, and their kin).
+"""Differentiable collectives for tensor parallelism, such as Megatron-LM's f and g.
 
-Each function takes a plain local tensor and the name of a process group, so that a graph holds it as it is::
+Each function takes a plain local tensor and the name of a process group, so it can be a node of a graph directly::
 
     x = copy_to_tensor_parallel(x, "tp")                # forward: x          backward: all-reduce
     y = reduce_from_tensor_parallel(F.linear(x, w), "tp")  # forward: all-reduce  backward: as it is
 
-A dimension that the ranks cannot share evenly is cut as ``torch.chunk`` cuts it, the way DTensor does.
+A dimension that does not divide evenly is split as by ``torch.chunk``, like DTensor does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _own(x: Tensor, group: str, axis: int) -> Tensor:
 
 
 def _gathered(x: Tensor, group: str, axis: int, size: int | None) -> Tensor:
-    """Every rank's part of a dimension of ``size``; of equal parts if None."""
+    """All-gather the shards of a dimension of ``size``, or equal shards if None."""
     own = x.shape[axis]
     step = own if size is None else -(-size // group_size(group))
     first = x.movedim(axis, 0)
@@ -49,7 +49,7 @@ def _sum_scattered(x: Tensor, group: str, axis: int) -> Tensor:
 
 
 def _moved(x: Tensor, group: str, source: int, target: int) -> Tensor:
-    """Shared out along ``source``; comes back shared out along ``target``."""
+    """Reshard ``x`` from dimension ``source`` to dimension ``target`` by an all-to-all."""
     ranks = group_size(group)
     divided_evenly(x.shape[target], ranks, target)
     parts = torch.stack(x.chunk(ranks, target))
@@ -57,10 +57,10 @@ def _moved(x: Tensor, group: str, source: int, target: int) -> Tensor:
 
 
 def divided_evenly(size: int, ranks: int, axis: int) -> int:
-    """``size / ranks``.
+    """Return ``size / ranks``.
 
     Raises:
-        ShardError: it is not whole.
+        ShardError: ``size`` is not divisible by ``ranks``.
     """
     if size % ranks:
         raise ShardError(
@@ -186,11 +186,11 @@ class _OnGradient(torch.autograd.Function):
         return ctx.function(grad), None
 
 
-# -- as graphs name them ------------------------------------------------------------------------------------
+# -- targets of graph nodes ---------------------------------------------------------------------------------
 
 
 def _leaf(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """``function`` as one node of any trace that it is called in."""
+    """Wrap ``function`` to be recorded as one node by any trace."""
 
     @functools.wraps(function)
     def called(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -204,27 +204,27 @@ def _leaf(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 @_leaf
 def copy_to_tensor_parallel(x: Tensor, group: str) -> Tensor:
-    """``x``, whole on every rank; its gradient is the sum over the ranks."""
+    """Return the replicated ``x`` unchanged, and all-reduce its gradient."""
     result: Tensor = _Copy.apply(x, group)
     return result
 
 
 @_leaf
 def reduce_from_tensor_parallel(x: Tensor, group: str) -> Tensor:
-    """The sum of every rank's ``x``; the gradient passes as it is."""
+    """All-reduce ``x``, and pass the gradient through unchanged."""
     result: Tensor = _Reduce.apply(x, group)
     return result
 
 
 @_leaf
 def gather_from_tensor_parallel(x: Tensor, group: str, axis: int = -1, size: int | None = None) -> Tensor:
-    """Every rank's part of ``axis`` side by side; the gradient is this rank's part of it.
+    """All-gather ``x`` along ``axis``, and slice this rank's shard of the gradient.
 
     Args:
-        x: this rank's part.
+        x: this rank's shard.
         group: name of the process group.
-        axis: the dimension that is shared out.
-        size: of the whole dimension; None if all parts are equal.
+        axis: the sharded dimension.
+        size: size of the whole dimension; None if all shards are equal.
     """
     result: Tensor = _Gather.apply(x, group, axis, size)
     return result
@@ -232,16 +232,16 @@ def gather_from_tensor_parallel(x: Tensor, group: str, axis: int = -1, size: int
 
 @_leaf
 def scatter_to_tensor_parallel(x: Tensor, group: str, axis: int = -1) -> Tensor:
-    """This rank's part of ``axis`` of ``x``, which is whole on every rank; gradients are gathered."""
+    """Return this rank's shard of the replicated ``x`` along ``axis``, and all-gather the gradient."""
     result: Tensor = _Scatter.apply(x, group, axis)
     return result
 
 
 @_leaf
 def gather_from_sequence_parallel(x: Tensor, group: str, axis: int) -> Tensor:
-    """Every rank's part of ``axis`` side by side, for ranks that go on to compute different things.
+    """All-gather ``x`` along ``axis``, and reduce-scatter the gradient.
 
-    The gradient is the sum over the ranks of this rank's part (a reduce-scatter). Parts must be equal.
+    For use before computations that differ between ranks. The shards must be equal.
     """
     result: Tensor = _GatherSequence.apply(x, group, axis)
     return result
@@ -249,10 +249,10 @@ def gather_from_sequence_parallel(x: Tensor, group: str, axis: int) -> Tensor:
 
 @_leaf
 def reduce_scatter_to_sequence_parallel(x: Tensor, group: str, axis: int) -> Tensor:
-    """This rank's part of ``axis`` of the sum over the ranks; gradients are gathered.
+    """Reduce-scatter ``x`` along ``axis``, and all-gather the gradient.
 
     Raises:
-        ShardError: the ranks cannot share ``axis`` evenly.
+        ShardError: ``axis`` does not divide evenly over the ranks.
     """
     result: Tensor = _ReduceScatter.apply(x, group, axis)
     return result
@@ -260,10 +260,10 @@ def reduce_scatter_to_sequence_parallel(x: Tensor, group: str, axis: int) -> Ten
 
 @_leaf
 def move_in_tensor_parallel(x: Tensor, group: str, source: int, target: int) -> Tensor:
-    """``x``, of which each rank has a part of dimension ``source``, with a part of ``target`` instead (all-to-all).
+    """Reshard ``x`` from dimension ``source`` to dimension ``target`` by an all-to-all.
 
     Raises:
-        ShardError: the ranks cannot share ``target`` evenly.
+        ShardError: ``target`` does not divide evenly over the ranks.
     """
     result: Tensor = _Move.apply(x, group, source, target)
     return result
@@ -271,14 +271,14 @@ def move_in_tensor_parallel(x: Tensor, group: str, source: int, target: int) -> 
 
 @_leaf
 def replicated_part(x: Tensor, group: str, axis: int, replicas: int, common: int = 0) -> Tensor:
-    """This rank's part of ``axis`` of what every rank has whole.
+    """Return this rank's part of the replicated ``x`` along ``axis``, without communication.
 
     Args:
-        x: whole.
+        x: the whole tensor.
         group: name of the process group.
-        axis: the dimension that is shared out.
-        replicas: how many ranks after one another have the same.
-        common: how many of the last are every rank's.
+        axis: the dimension to split.
+        replicas: number of consecutive ranks that get the same part.
+        common: number of trailing entries that every rank gets.
     """
     size, rank, shared = group_size(group) // replicas, group_rank(group) // replicas, x.shape[axis] - common
     begin, end = chunk_bounds(shared, size, rank)
@@ -288,13 +288,14 @@ def replicated_part(x: Tensor, group: str, axis: int, replicas: int, common: int
 
 @_leaf
 def left_in_tensor_parallel(x: Tensor, weight: Tensor, group: str, size: int) -> Tensor:
-    """This rank's part of the last dimension, as it is, in a DTensor that knows of the others'.
+    """Wrap ``x`` in a DTensor sharded along the last dimension, without communication.
 
     Args:
-        x: this rank's part.
-        weight: a DTensor on the mesh that shares it out; simulated ranks have none, and gather.
+        x: this rank's shard.
+        weight: a DTensor on the mesh over which ``x`` is sharded. If it is a plain tensor (simulated ranks), ``x`` is
+            all-gathered instead.
         group: name of the process group.
-        size: of the whole dimension.
+        size: size of the whole last dimension.
     """
     if not isinstance(weight, DTensor):
         return gather_from_tensor_parallel(x, group, -1, size)
@@ -306,6 +307,6 @@ def left_in_tensor_parallel(x: Tensor, weight: Tensor, group: str, size: int) ->
 
 @_leaf
 def on_gradient(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """``x``; its gradient goes through ``function``."""
+    """Return ``x`` unchanged, and apply ``function`` to its gradient."""
     result: Tensor = _OnGradient.apply(x, function)
     return result

@@ -1,4 +1,4 @@
-"""Texts that ranks tell each other through the store of the process group: no collective, so none can hang."""
+"""String exchange between ranks through the process group's store, without collectives, so it cannot hang."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from fused.torch_internals.process_groups import default_store
 
 
 def exchanged_strings(key: str, own: str, ranks: Sequence[int], limit: float) -> dict[int, str | None]:
-    """What each rank says; all of ``ranks`` must call this with the same key, which is used once.
+    """All-gather one string per rank.
+
+    All of ``ranks`` must call this with the same key, and each key may be used only once.
 
     Args:
-        key: what it is about.
-        own: what this rank says.
-        ranks: of the default group.
-        limit: seconds to wait for each.
+        key: key of the exchange in the store.
+        own: the string of this rank.
+        ranks: global ranks.
+        limit: seconds to wait for each rank.
 
     Returns:
-        By rank; None for one that says nothing in time, or died.
+        rank → string; None for a rank that did not answer in time or died.
     """
     store = default_store()
     store.set(f"schedule/{key}/{dist.get_rank()}", f"said {own}")  # a store may wait for ever for an empty text

@@ -1,7 +1,7 @@
-"""Communication between the ranks of a group, by the group's name, without gradients.
+"""Collectives without gradients, over a group given by name.
 
-A name stands for a process group of ``torch.distributed``, or for ranks that are threads of this process
-(:class:`SimulatedRanks`): a sharded model can be checked where there is one process only.
+A name refers to a process group of ``torch.distributed``, or to ranks simulated as threads of this process
+(:class:`SimulatedRanks`). The latter allow a sharded model to be checked in a single process.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _simulated: weakref.WeakValueDictionary[str, SimulatedRanks] = weakref.WeakValue
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective that simulated ranks made.
+    """One collective executed by simulated ranks.
 
     Attributes:
-        op: such as ``all_reduce``.
-        nbytes: of what each rank gave.
+        op: name of the collective, such as ``all_reduce``.
+        nbytes: bytes of the input of one rank.
     """
 
     op: str
@@ -38,11 +38,11 @@ class Collective:
 
 
 class SimulatedRanks:
-    """Ranks that are threads of one process; each must call :meth:`enter` first.
+    """Ranks simulated as threads of one process, each of them calling :meth:`enter` first.
 
     Args:
-        size: how many.
-        limit: seconds after which a rank that waits for the others gives up.
+        size: number of ranks.
+        limit: seconds for which a rank waits for the others before it fails.
     """
 
     def __init__(self, size: int, limit: float = 60.0) -> None:
@@ -56,22 +56,22 @@ class SimulatedRanks:
 
     @property
     def rank(self) -> int:
-        """Which of them this thread is."""
+        """Rank of the current thread."""
         return int(getattr(self._own, "rank", 0))
 
     def enter(self, rank: int) -> None:
-        """This thread is ``rank`` from now on."""
+        """Set the rank of the current thread."""
         self._own.rank = rank
 
     def leave(self) -> None:
-        """A rank is gone: the others need not wait for it."""
+        """Abort the barrier because a rank has exited and the others need not wait for it."""
         self._barrier.abort()
 
     def exchange(self, op: str, tensor: Tensor) -> list[Tensor]:
-        """What every rank gave.
+        """Return the tensors of all ranks, in rank order.
 
         Raises:
-            ShardError: the ranks are not at the same collective, or one does not come.
+            ShardError: the ranks are at different collectives, or one does not arrive in time.
         """
         self._given[self.rank] = (op, tensor.detach())
         try:
@@ -92,19 +92,19 @@ class SimulatedRanks:
 
 
 def group_size(group: str) -> int:
-    """How many ranks the group of this name has."""
+    """Return the number of ranks in the group of this name."""
     ranks = _simulated.get(group)
     return ranks.size if ranks is not None else int(group_size_by_name(cast("GroupName", group)))
 
 
 def group_rank(group: str) -> int:
-    """Which of them this is."""
+    """Return the rank of this process or simulated thread in the group of this name."""
     ranks = _simulated.get(group)
     return ranks.rank if ranks is not None else int(process_group_by_name(cast("GroupName", group)).rank())
 
 
 def _made(op: str, group: str, *args: Any) -> Tensor:
-    """The result of a collective of ``torch.distributed``, once it is there."""
+    """Run a collective of ``torch.distributed`` and return its finished result."""
     agree(group)
     if torch.compiler.is_compiling():
         return _finished(op, group, *args)
@@ -124,7 +124,7 @@ def _finished(op: str, group: str, *args: Any) -> Tensor:
 
 
 def summed(x: Tensor, group: str) -> Tensor:
-    """The sum of every rank's ``x``."""
+    """All-reduce ``x`` with a sum."""
     if group_size(group) == 1:
         return x.clone()
     ranks = _simulated.get(group)
@@ -134,7 +134,7 @@ def summed(x: Tensor, group: str) -> Tensor:
 
 
 def stacked(x: Tensor, group: str) -> Tensor:
-    """Every rank's ``x``, all of one shape, side by side along the first dimension."""
+    """All-gather ``x``, of the same shape on all ranks, along the first dimension."""
     if group_size(group) == 1:
         return x
     ranks = _simulated.get(group)
@@ -144,7 +144,7 @@ def stacked(x: Tensor, group: str) -> Tensor:
 
 
 def summed_part(x: Tensor, group: str) -> Tensor:
-    """This rank's part of the first dimension of the sum; the dimension must divide evenly."""
+    """Reduce-scatter ``x`` with a sum along the first dimension (divisible by the number of ranks)."""
     size = group_size(group)
     if size == 1:
         return x
@@ -156,7 +156,7 @@ def summed_part(x: Tensor, group: str) -> Tensor:
 
 
 def exchanged(x: Tensor, group: str) -> Tensor:
-    """The first dimension's part ``i`` goes to rank ``i``; what the ranks sent, side by side."""
+    """Send chunk ``i`` of the first dimension to rank ``i``, and concatenate the received chunks (all-to-all)."""
     size = group_size(group)
     if size == 1:
         return x

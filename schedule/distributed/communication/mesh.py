@@ -22,13 +22,13 @@ _MAKE_MESH = 'pass create_schedule(…, mesh=init_device_mesh("cuda", (n,), mesh
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """One dimension of a mesh: the ranks that share out the features of a layer.
+    """The tensor-parallel dimension of a mesh.
 
     Attributes:
-        mesh: that dimension alone, as a one-dimensional mesh; None for ranks that are simulated.
-        group: name of its process group; collectives in graphs find it by name.
-        size: how many ranks there are.
-        rank: which of them this process is.
+        mesh: this dimension alone, as a one-dimensional mesh; None for simulated ranks.
+        group: name of its process group; collectives in graphs look it up by name.
+        size: number of ranks.
+        rank: the rank of this process.
     """
 
     mesh: DeviceMesh | None
@@ -37,23 +37,25 @@ class TensorParallel:
     rank: int
 
     def noted(self, line: str) -> list[Noted]:
-        """The edit that notes ``line`` for the other ranks; none for simulated ranks, which one process schedules."""
+        """Return the edit recording ``line``, or none for simulated ranks, all scheduled by one process."""
         return [] if self.mesh is None else [Noted(self.group, line)]
 
 
 @dataclass(frozen=True)
 class SimulatedMesh:
-    """In place of a mesh: one of several ranks that are threads of this process. Its shards are plain tensors."""
+    """Replacement for a mesh, with ranks simulated as threads of this process and plain tensors as shards."""
 
     ranks: SimulatedRanks
     rank: int
 
 
 def checked_mesh(mesh: Any) -> Any:
-    """``mesh`` if it is a ``DeviceMesh`` with a tensor-parallel dimension, or None.
+    """Return ``mesh`` after checking for a ``DeviceMesh`` with a tensor-parallel dimension.
+
+    None and a :class:`SimulatedMesh` are returned unchecked.
 
     Raises:
-        ShardError: it is something else, or has no such dimension.
+        ShardError: ``mesh`` is something else, or has no such dimension.
     """
     if mesh is not None and not isinstance(mesh, SimulatedMesh):
         _dimension(mesh)
@@ -61,10 +63,10 @@ def checked_mesh(mesh: Any) -> Any:
 
 
 def tensor_parallel(mesh: DeviceMesh | SimulatedMesh | None) -> TensorParallel:
-    """The dimension named ``"tp"`` of ``mesh``, or its only one.
+    """Return the dimension named ``"tp"`` of ``mesh``, or its only dimension.
 
     Raises:
-        ShardError: there is no mesh, no such dimension, or no process group.
+        ShardError: there is no mesh, no such dimension, or no process group, or this rank is not part of the mesh.
     """
     if mesh is None:
         raise ShardError("the schedule has no mesh to shard over", fix=_MAKE_MESH)
@@ -86,7 +88,7 @@ def tensor_parallel(mesh: DeviceMesh | SimulatedMesh | None) -> TensorParallel:
 
 
 def _dimension(mesh: Any) -> str | None:
-    """Name of the tensor-parallel dimension; None for the only dimension of a mesh without names."""
+    """Return the name of the tensor-parallel dimension, or None for a one-dimensional mesh without names."""
     if not isinstance(mesh, DeviceMesh):
         raise ShardError(f"a mesh is a DeviceMesh of torch.distributed, no {type(mesh).__name__}", fix=_MAKE_MESH)
     names = mesh.mesh_dim_names or ()

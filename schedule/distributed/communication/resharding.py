@@ -1,6 +1,6 @@
-"""Another dimension shared out: ``"RS->SR"``, a letter a dimension, R for whole on every rank, S for shared out.
+"""Resharding from one dimension to another, written as ``"RS->SR"``.
 
-Source: Slapo's ``sync``.
+The notation has one letter per dimension: R for replicated, S for sharded. Source: Slapo's ``sync``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from schedule.util.errors import ShardError
 
 
 class Resharding:
-    """A function of a tensor that shares out another dimension; its gradient goes the way back.
+    """A function resharding a tensor, and its gradient in the reverse direction.
 
     ==========  ===========================================
     notation    what the ranks do
@@ -27,11 +27,11 @@ class Resharding:
     ==========  ===========================================
 
     Args:
-        notation: such as ``"RRS->RSR"``; as many letters as the tensor has dimensions.
+        notation: for example ``"RRS->RSR"``, with one letter per dimension of the tensor.
         group: name of the process group.
 
     Raises:
-        ShardError: it is not of that form, or shares out two dimensions over one group.
+        ShardError: the notation is invalid, or shards two dimensions over one group.
     """
 
     __name__ = "resharding"
@@ -48,10 +48,10 @@ class Resharding:
         self.dims, self.source, self.target = len(before), before.find("S"), after.find("S")
 
     def __call__(self, x: Tensor) -> Tensor:
-        """``x``, shared out as the right side says.
+        """Reshard ``x`` to the layout on the right side of the notation.
 
         Raises:
-            ShardError: ``x`` has another number of dimensions, or the ranks cannot share one evenly.
+            ShardError: ``x`` has a different number of dimensions, or one does not divide evenly over the ranks.
         """
         if x.ndim != self.dims:
             raise ShardError(

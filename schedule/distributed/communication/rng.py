@@ -1,11 +1,11 @@
-"""Random numbers of each tensor-parallel rank's own, inside a part of the model.
+"""Different random numbers on each tensor-parallel rank, inside a part of the model.
 
-Outside, all ranks draw the same numbers: what they hold whole must get the same dropout. Inside a sharded region each
-needs its own. The state inside is a function of the state outside and of the rank, and the state outside moves on alike
-on all ranks. So there is nothing to keep: what restores the default generators, as activation checkpointing does,
-restores these too.
+Outside such a region, all ranks draw the same numbers, because replicated tensors must get the same dropout. Inside a
+sharded region, each rank needs different ones. The state inside is a function of the state outside and of the rank, and
+the state outside advances identically on all ranks. So there is no extra state to save: code that restores the default
+generators, such as activation checkpointing, restores these too.
 
-Idea: Megatron-LM's ``CudaRNGStatesTracker``, which keeps a second state, to be saved and restored with everything else.
+Idea: Megatron-LM's ``CudaRNGStatesTracker``, except that it has a second state to be saved and restored with the rest.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ import torch
 
 Undo = Callable[[], None]
 
-_OFFSET = 4  # what one draw of a CUDA generator takes
+_OFFSET = 4  # offset by which one draw advances a CUDA generator
 
 
 @dataclass(frozen=True)
 class OwnRandomNumbers:
-    """Runs a call with the random numbers of one rank.
+    """Call wrapper for drawing different random numbers on each rank.
 
     Attributes:
-        rank: of the tensor-parallel ranks.
+        rank: the tensor-parallel rank.
     """
 
     rank: int
 
     def __call__(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """``run(*args, **kwargs)``."""
+        """Return ``run(*args, **kwargs)``, run with the random numbers of this rank."""
         restore = fork(self.rank)
         try:
             return run(*args, **kwargs)
@@ -43,10 +43,10 @@ class OwnRandomNumbers:
 
 @torch.compiler.disable
 def fork(rank: int) -> list[Undo]:
-    """Give torch's default generators, here and on the current CUDA device, states of ``rank``'s own.
+    """Set torch's default generators to states specific to ``rank``, on the CPU and the current CUDA device.
 
     Returns:
-        what :func:`join` takes.
+        the argument for :func:`join`.
     """
     restore = [_fork_cpu(torch.default_generator, rank)]
     if torch.cuda.is_initialized():
@@ -56,7 +56,7 @@ def fork(rank: int) -> list[Undo]:
 
 @torch.compiler.disable
 def join(restore: list[Undo]) -> None:
-    """Go on with the numbers that all ranks draw alike."""
+    """Restore the generator states shared by all ranks."""
     for undo in restore:
         undo()
 
@@ -69,7 +69,10 @@ def _fork_cpu(generator: torch.Generator, rank: int) -> Undo:
 
 
 def _fork_cuda(generator: Any, rank: int) -> Undo:
-    """A CUDA generator is a seed and an offset, both known here: the device is not waited for."""
+    """Fork a CUDA generator by its seed and offset.
+
+    Both are known on the host, so this does not synchronize with the device.
+    """
     seed, offset = generator.initial_seed(), generator.get_offset()
     generator.manual_seed(_mixed(seed, offset, rank))
 

@@ -1,4 +1,4 @@
-"""What each rank found, shared through the store: a verification passes on all ranks, or fails on all of them."""
+"""Exchange of verification results, so a verification passes or fails on all ranks together."""
 
 from __future__ import annotations
 
@@ -20,28 +20,34 @@ _turns = iter(range(1 << 62))
 
 
 class Verdicts:
-    """The verdicts of the ranks of a schedule's mesh.
+    """Exchange of verification results between the ranks of a schedule's mesh.
 
     Args:
-        ranks: of the default group.
-        limit: seconds that one rank waits for another.
+        ranks: global ranks.
+        limit: seconds for which one rank waits for another.
     """
 
     def __init__(self, ranks: list[int], limit: float) -> None:
         self.ranks, self.limit = ranks, limit
 
     def told(self, own: str) -> dict[int, str | None]:
-        """What each rank says; None for one that says nothing in time."""
+        """All-gather one string per rank, with None for a rank not answering in time."""
         return exchanged_strings(f"verdict/{next(_turns)}", own, self.ranks, self.limit)
 
     def wrong(self, own: str) -> dict[int, str]:
-        """Tell the others what was found, "" if nothing; what was found by those that found something."""
+        """All-gather errors and return the non-empty ones by rank.
+
+        ``own`` is the error of this rank, or "" if there is none. A missing answer counts as an error.
+        """
         silent = f"says nothing within {self.limit:.0f} s: it hangs, is slow, or died"
         found = {rank: silent if text is None else text for rank, text in self.told(own).items()}
         return {rank: text for rank, text in found.items() if text}
 
     def differing(self, steps: Sequence[str]) -> str | None:
-        """Where the schedules of the ranks differ, "" if nowhere; None if a rank cannot say."""
+        """Describe the first difference between the schedules of the ranks.
+
+        The result is "" if they are equal, and None if a rank does not answer in time or has no steps.
+        """
         told = self.told("\n".join(steps))
         own = dist.get_rank()
         for rank, text in told.items():
@@ -52,11 +58,11 @@ class Verdicts:
         return ""
 
     def agreed(self, right: bool) -> bool:
-        """Whether it is right on every rank."""
+        """Check whether ``right`` is true on every rank."""
         return not self.wrong("" if right else "wrong")
 
     def error(self, wrong: dict[int, str], cause: str) -> VerificationError:
-        """What :meth:`wrong` returned, as an error that names the ranks and, if it is known, the primitive."""
+        """Return the result of :meth:`wrong` as an error naming the ranks and, if known, the cause."""
         right = [str(rank) for rank in self.ranks if rank not in wrong]
         others = f" (as it should be on rank {', '.join(right)})" if right else ""
         return VerificationError(
@@ -66,7 +72,7 @@ class Verdicts:
 
 
 def verdicts_of(mesh: Any, limit: float) -> Verdicts | None:
-    """The verdicts of a mesh of several ranks; None for a schedule on one device."""
+    """Return the verdicts for a mesh of several ranks, or None for a schedule on one device."""
     if not isinstance(mesh, dist.device_mesh.DeviceMesh) or not dist.is_initialized():
         return None
     ranks = dist.get_process_group_ranks(tensor_parallel(mesh).mesh.get_group())  # type: ignore[union-attr]
@@ -75,7 +81,7 @@ def verdicts_of(mesh: Any, limit: float) -> Verdicts | None:
 
 @contextmanager
 def limited(mesh: Any, limit: float) -> Iterator[None]:
-    """Within, a collective on the mesh's tensor-parallel group that takes longer is an error and no hang."""
+    """Limit the time of collectives on the tensor-parallel group, so a hang becomes an error."""
     if verdicts_of(mesh, limit) is None:
         yield
         return

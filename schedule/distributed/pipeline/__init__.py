@@ -1,4 +1,4 @@
-"""A scheduled model as the stages of a pipeline."""
+"""Pipeline parallelism for scheduled models."""
 
 from schedule.distributed.pipeline.pipeline import Output, Pipeline, PipelinedModel, PipelineRanks
 

@@ -1,8 +1,8 @@
-"""A scheduled model as the stages of a pipeline, on ``torch.distributed.pipelining``.
+"""Pipeline parallelism for scheduled models, on ``torch.distributed.pipelining``.
 
-Every rank gives ``step`` the whole batch; the stages cut it into microbatches. What travels is what a later stage needs
-of an earlier one. A stage frees the numbers of what it has sent and keeps the graph (Megatron-LM's
-``deallocate_output_tensor``), and weights that several stages share get the sum of their gradients.
+Every rank passes the whole batch to ``step``, which splits it into microbatches. A stage sends only the tensors that
+later stages need. After sending, it frees their data and keeps the autograd graph (Megatron-LM's
+``deallocate_output_tensor``). The gradients of weights shared by several stages are summed.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ PIPELINE = "pp"
 
 @dataclass(frozen=True)
 class Pipeline:
-    """How a pipeline runs.
+    """Settings of a pipeline.
 
     Attributes:
-        microbatches: how many parts a batch is cut into, along the first dimension of its tensors.
+        microbatches: number of parts a batch is split into, along the first dimension of its tensors.
         schedule: a schedule of ``torch.distributed.pipelining``: ``"gpipe"``, ``"1f1b"``, ``"interleaved1f1b"``, ….
         loss: ``loss(outputs, target)`` of one microbatch, where ``outputs`` are the tensors that the model returns;
-            None takes the loss that the model returns itself, as transformers models do when they get labels.
+            None uses the loss returned by the model itself, as transformers models do when they get labels.
     """
 
     microbatches: int
@@ -53,8 +53,8 @@ class PipelineRanks:
 
     Attributes:
         group: their process group.
-        size: how many.
-        rank: this one among them.
+        size: number of ranks.
+        rank: position of this rank in the pipeline.
         lines: global ranks of every such pipeline of the job.
     """
 
@@ -65,7 +65,7 @@ class PipelineRanks:
 
     @staticmethod
     def of(mesh: Any) -> PipelineRanks:
-        """The dimension ``"pp"`` of ``mesh``, its only one, or all ranks if there is no mesh.
+        """Return the ranks of the dimension ``"pp"`` of ``mesh``, of its only dimension, or all ranks without a mesh.
 
         Raises:
             ShardError: there is no process group, or no such dimension.
@@ -88,11 +88,11 @@ class PipelineRanks:
 
 @dataclass(frozen=True)
 class Output:
-    """What came of one batch; on ranks without the last stage nothing.
+    """Result of one batch, empty on ranks without the last stage.
 
     Attributes:
         loss: mean over the microbatches.
-        tensors: what the model returned, by name; numbers once for each microbatch.
+        tensors: tensors returned by the model, by name; scalars have one entry per microbatch.
     """
 
     loss: Tensor | None
@@ -100,7 +100,7 @@ class Output:
 
 
 class PipelinedModel(nn.Module):
-    """This rank's stages; parameters and ``state_dict`` have the names that they have in the whole model.
+    """This rank's pipeline stages, with the parameter and ``state_dict`` names of the whole model.
 
     Made by ``schedule.build(sch, pipeline=Pipeline(microbatches=8))``::
 
@@ -127,12 +127,12 @@ class PipelinedModel(nn.Module):
 
     @property
     def whole(self) -> nn.Module:
-        """The model as it was scheduled; what other ranks hold has no data if it began on the meta device."""
+        """The whole scheduled model, with data only for this rank's stages if created on the meta device."""
         return self._whole[0]
 
     @property
     def stages(self) -> Sequence[Stage]:
-        """This rank's stages, in order: number ``rank``, ``rank + ranks``, …."""
+        """This rank's stages in order, with indices ``rank``, ``rank + ranks``, …."""
         return tuple(self._stages)
 
     def _parameters_of(self, index: int) -> list[nn.Parameter]:
@@ -145,30 +145,31 @@ class PipelinedModel(nn.Module):
         return list(found)
 
     def train(self, mode: bool = True) -> PipelinedModel:
-        """As of any module, and of the whole model, whose flags its graphs ask for."""
+        """Set the mode of this module, its stages, and the whole model, since the graphs read the model's flags."""
         self.whole.train(mode)
         for stage in self._stages:
             stage.train(mode)
         return super().train(mode)
 
     def step(self, *args: Any, target: Tensor | None = None, **kwargs: Any) -> Output:
-        """Forward and backward of a batch; all ranks of the pipeline call it with the same batch.
+        """Run forward and backward of a batch.
 
-        Gradients are those of the mean of the microbatches' losses, added to what is there.
+        All ranks of the pipeline must call this with the same batch. The gradients of the mean of the microbatches'
+        losses are added to the existing gradients.
 
         Args:
-            args: of the model, as ``kwargs``; tensors are cut along their first dimension.
-            target: given to the pipeline's ``loss``.
+            args: arguments of the model, like ``kwargs``; tensors are split along their first dimension.
+            target: passed to the pipeline's ``loss``.
 
         Raises:
-            NotApplicable: the batch cannot be cut evenly, or looks otherwise than the example inputs.
+            NotApplicable: the batch cannot be split evenly, or does not match the example inputs.
         """
         with self.tied.summed():
             return self._run("step", args, kwargs, target)
 
     @torch.no_grad()
     def evaluate(self, *args: Any, target: Tensor | None = None, **kwargs: Any) -> Output:
-        """Forward of a batch, without gradients."""
+        """Run the forward of a batch without gradients."""
         return self._run("eval", args, kwargs, target)
 
     def _run(self, how: str, args: tuple[Any, ...], kwargs: dict[str, Any], target: Tensor | None) -> Output:
@@ -223,7 +224,7 @@ class PipelinedModel(nn.Module):
 
 
 def _split(sch: Node, device: torch.device) -> Modes:
-    """The whole forward and its stages, in each mode that can be traced."""
+    """Trace the whole forward and split it into stages, in each traceable mode."""
     root, tree = sch.root, sch.tree
     cuts = [tree.path_of(module) for module in tree.stage_ends]
     if not cuts:

@@ -1,8 +1,8 @@
-"""A traced forward cut into stages: which node is computed where, and which tensors go from stage to stage.
+"""Splitting of a traced forward into pipeline stages.
 
-A stage sends tensors to the next one only; what a later stage needs goes through those between. What depends on the
-inputs of the model alone and on no parameter (masks, positions, rotary angles, sizes) is computed on every stage that
-needs it, since every rank has the batch.
+A stage sends tensors only to the next one; tensors needed by a later stage are forwarded by the stages in between.
+Values that depend only on the inputs of the model and on no parameter (masks, positions, rotary angles, sizes) are
+computed on every stage that needs them, since every rank has the batch.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from schedule.util.tensors import tensor_at
 
 @dataclass(frozen=True)
 class StageGraph:
-    """One stage.
+    """Graph of one stage.
 
     Attributes:
-        graph: its inputs are ``received``, then ``inputs``.
-        received: names of the values that the stage before sends.
-        inputs: placeholders of the whole graph that it reads.
-        sent: names of the values that go to the next stage; empty for the last, which returns what the whole returns.
+        graph: its placeholders are ``received``, then ``inputs``.
+        received: names of the values sent by the previous stage.
+        inputs: placeholders of the whole graph read by this stage.
+        sent: names of the values sent to the next stage; empty for the last stage, which returns the whole output.
     """
 
     graph: fx.Graph
@@ -44,21 +44,21 @@ class StageGraph:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Paths of the modules that it calls."""
+        """Paths of the modules called by this stage."""
         return tuple(dict.fromkeys(str(node.target) for node in self.graph.nodes if node.op == "call_module"))
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """Paths of parameters and buffers that it reads directly."""
+        """Paths of the parameters and buffers read directly by this stage."""
         return tuple(dict.fromkeys(str(node.target) for node in self.graph.nodes if node.op == "get_attr"))
 
 
 def split(graph: fx.Graph, cuts: Sequence[str], root: nn.Module) -> list[StageGraph]:
-    """The stages of ``graph``, the first ending after the first of ``cuts`` to be called, and so on.
+    """Split ``graph`` into stages after the modules at the paths ``cuts``, in the order of their calls.
 
     Raises:
-        NotApplicable: a cut is called more than once or not at all, a stage would have no parameters, or something
-            that is no tensor would have to be sent.
+        NotApplicable: a cut is called more than once or not at all, a stage would have no parameters, or a value that
+            is not a tensor would have to be sent.
     """
     return _Splitting(graph, cuts, root).stages()
 
@@ -114,7 +114,7 @@ class _Splitting:
         return found
 
     def is_free(self, node: fx.Node) -> bool:
-        """Whether every stage can compute ``node`` itself: from the inputs, without parameters."""
+        """Check whether every stage can compute ``node`` itself from the inputs, without parameters."""
         if node not in self._free:
             alone = node not in self._in_region and self._computed_freely(node)
             self._free[node] = alone and all(map(self.is_free, node.all_input_nodes))
@@ -139,7 +139,7 @@ class _Splitting:
     # -- what goes between -------------------------------------------------------------------------------------
 
     def stages(self) -> list[StageGraph]:
-        """One graph each."""
+        """Return one graph per stage."""
         wanted: list[dict[fx.Node, None]] = [{} for _ in range(self.count)]  # from earlier stages
         for number in range(self.count):
             for node in self.graph.nodes:
@@ -159,7 +159,7 @@ class _Splitting:
         return made
 
     def _want(self, node: fx.Node, number: int, wanted: dict[fx.Node, None]) -> None:
-        """Note what stage ``number`` has to receive so that it can read ``node``."""
+        """Add to ``wanted`` the values stage ``number`` must receive to read ``node``."""
         if self.is_free(node) or self.stage[node] >= number:
             return
         if isinstance(node.meta.get("spec"), TensorSpec):
@@ -198,7 +198,7 @@ class _Splitting:
         return StageGraph(graph, *names, tuple(node.name for node in sent or ()))
 
     def _needed(self, number: int, received: set[fx.Node]) -> set[fx.Node]:
-        """What stage ``number`` computes: its own nodes, and what they read that it does not receive."""
+        """Return the nodes computed by stage ``number``: its own nodes and their inputs not received."""
         own = [node for node in self.graph.nodes if self.stage[node] == number and not self.is_free(node)]
         needed, pending = set(own), list(own)
         while pending:
@@ -220,7 +220,7 @@ class _Splitting:
 
 
 def on_device(made: Specialization, device: torch.device) -> Specialization:
-    """A forward that was traced on the meta device, for ``device``; any other as it is."""
+    """Convert a forward traced on the meta device to ``device``, or return any other forward unchanged."""
     first = next(iter(made.signature.tensors.values()), None)
     if first is None or first.device.type != "meta":
         return made

@@ -1,4 +1,4 @@
-"""One stage of a pipeline: its part of the forward, its modules under the names they have in the whole model."""
+"""Modules of single pipeline stages, with submodule names as in the whole model."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from schedule.runtime.scheduled import ScheduledState
 from schedule.util.errors import NotApplicable
 
 Modes = Mapping[bool, tuple[Specialization, Sequence[StageGraph]]]
-"""Training flag → the whole forward, and its stages."""
+"""Training flag → (the whole forward, its stages)."""
 
 
 class Stage(nn.Module):
-    """What one stage computes.
+    """Module of one pipeline stage.
 
     Args:
-        whole: the model; only asked for flags and settings.
-        modes: the forward in training and in evaluation.
-        index: number of the stage.
+        whole: the model, as the owner of the stage's submodules and tensors, and for flags and settings.
+        modes: the forward in training and in evaluation mode.
+        index: index of the stage.
     """
 
     def __init__(self, whole: nn.Module, modes: Modes, index: int) -> None:
@@ -47,28 +47,28 @@ class Stage(nn.Module):
 
     @property
     def index(self) -> int:
-        """Its number."""
+        """Index of the stage."""
         return self._index
 
     @property
     def parts(self) -> Mapping[str, Any]:
-        """Path → module or tensor of the whole model that it holds."""
+        """Modules and tensors of the whole model in this stage, by path."""
         return self._parts[0]
 
     @property
     def returned(self) -> Sequence[str]:
-        """Names of what the last stage returns, once it has run: ``loss``, ``logits``."""
+        """Names of the tensors returned by the last stage, such as ``loss``, or nothing before its first forward."""
         return self._returned
 
     def forward(self, *received: Tensor, **batch: Any) -> Tensor | tuple[Tensor, ...]:
-        """One microbatch.
+        """Run one microbatch.
 
         Args:
-            received: what the stage before sent.
+            received: tensors sent by the previous stage.
             batch: arguments of the whole model.
 
         Raises:
-            NotApplicable: they look otherwise than the example inputs did.
+            NotApplicable: the arguments do not match the example inputs, or there is no graph for the current mode.
         """
         if self.training not in self._modes:
             raise NotApplicable("the forward could not be traced in this mode", fix="see sch.trace()")
@@ -94,7 +94,7 @@ class Stage(nn.Module):
 
 
 def _sendable(tensor: Tensor) -> Tensor:
-    """The same numbers as a tensor of its own, so that freeing it harms nothing that saved the original."""
+    """Return a separate tensor object with the same data, to be freed without affecting saved tensors."""
     tensor = tensor.contiguous()
     if not tensor.requires_grad:
         return tensor.detach()
@@ -124,10 +124,16 @@ def attach_all(container: nn.Module, parts: Mapping[str, Any]) -> None:
 
 
 class SendingStage(PipelineStage):
-    """A stage that frees the numbers of what it has sent; its backward pass needs the graph only."""
+    """A ``PipelineStage`` freeing the data of its outputs after sending.
+
+    The backward pass needs only their autograd graph.
+    """
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        """What to send of one microbatch; the operations hold the numbers until they have gone."""
+        """Return the send operations of one microbatch, and free the data of the outputs.
+
+        The operations keep the data alive until it is sent.
+        """
         ops: list[dist.P2POp] = super().get_fwd_send_ops(fwd_chunk_id)
         if ops:
             outputs, _ = self.fwd_cache[fwd_chunk_id]

@@ -1,4 +1,4 @@
-"""Weights that stages on several ranks share, such as embeddings tied to the output layer: gradients are summed."""
+"""Gradient sums of weights shared by stages on several ranks, such as tied embeddings."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from schedule.util.tensors import local_part
 
 
 class TiedGradients:
-    """The shared parameters of one pipeline; all ranks of the job must make it together.
+    """The shared parameters of one pipeline.
+
+    All ranks of the job must create it together, since it creates process groups.
 
     Args:
-        parameters: those of each stage.
-        size: how many ranks the pipeline has; stage i is on rank ``i % size``.
+        parameters: the parameters of each stage.
+        size: number of ranks of the pipeline; stage i is on rank ``i % size``.
         lines: global ranks of every such pipeline of the job, in order.
     """
 
@@ -40,7 +42,7 @@ class TiedGradients:
 
     @contextmanager
     def summed(self) -> Iterator[None]:
-        """Gradients that come within are summed over the ranks, and then added to those from before."""
+        """All-reduce the gradients computed in the block, and add them to the previous gradients."""
         before = [parameter.grad for parameter, _ in self.shared]
         for parameter, _ in self.shared:
             parameter.grad = None
@@ -57,7 +59,7 @@ class TiedGradients:
 
 
 def _own_group(enumeration: Sequence[Sequence[int]]) -> Any:
-    """Make one group for each list of ranks; the one that this rank is in, or None."""
+    """Create one group per list of ranks, and return the group of this rank or None."""
     own = None
     for ranks in enumeration:
         group = dist.new_group(list(ranks))
