@@ -96,7 +96,7 @@ CASES: dict[str, Case] = {
     "lock": (threading.Lock, lambda held: 1 + held.locked(), lambda held: held.acquire() and None),
     "of a thread": (threading.local, lambda h: getattr(h, "x", 2.0), lambda h: setattr(h, "x", 3.0)),
     "counter": (lambda: collections.Counter(a=2), lambda h: h.total(), lambda h: h.update(a=1)),
-    "order": (lambda: collections.OrderedDict(a=2, b=3), lambda h: next(iter(h.values())), lambda h: h.move_to_end("a")),
+    "order": (lambda: collections.OrderedDict(a=2, b=3), lambda h: h[next(iter(h))], lambda h: h.move_to_end("a")),
     "room of a deque": (
         lambda: collections.deque([2], maxlen=4),
         lambda held: held.maxlen,

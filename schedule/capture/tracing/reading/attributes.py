@@ -40,7 +40,7 @@ class AttributeReads(Reads):
         cls = type(owner)
         if not self.on or _answers_itself(owner, cls):
             value = getattr(owner, name)
-            source = self.source_of(owner) if cls in BUILTIN_CONTAINERS else None
+            source = self.source_of(owner) if cls in (*BUILTIN_CONTAINERS, types.FunctionType) else None
             return value if source is None or callable(value) else self.read(value, Attr(source, name))
         if cls is types.ModuleType or isinstance(owner, types.ModuleType):
             return self._of_file(owner, name)
@@ -123,9 +123,8 @@ class AttributeReads(Reads):
             return owner.__dict__
         if name == "__class__" and source is not None:
             self.guard("class", source, class_of(owner))
-        getter = getattr(type(raw), "__get__", None)
-        if isinstance(getter, types.FunctionType):
-            return self.call(getter, raw, owner, type(owner))
+        if isinstance(getattr(type(raw), "__get__", None), types.FunctionType):
+            return self._got(raw, name, holder, owner, type(owner))
         value = raw.__get__(owner, type(owner))
         return value if source is None or name == "__class__" else self.read(value, Attr(source, name))
 
@@ -147,8 +146,13 @@ class AttributeReads(Reads):
                 self.assignments.assign(owner, source, name, value)
             return value
         if isinstance(getter, types.FunctionType):
-            return self.call(getter, raw, owner, type(owner))
+            return self._got(raw, name, holder, owner, type(owner))
         return raw.__get__(owner, type(owner))
+
+    def _got(self, raw: Any, name: str, holder: type, owner: Any, cls: type) -> Any:
+        """Return the value from a descriptor in the ``__dict__`` of ``holder``, with a ``__get__`` to follow."""
+        self.read(raw, Item(Attr(Const(holder), "__dict__"), name))
+        return self.call(type(raw).__get__, raw, owner, cls)
 
     def _guard_class(
         self, owner: Any, name: str, holder: type, source: Source | None, *, own: bool, inherited: bool
@@ -177,13 +181,25 @@ class AttributeReads(Reads):
             table = owner.__dict__
             self.know(table, Attr(Const(owner), name))
             return table
-        if holder is None or is_native_class(holder) or name.startswith("__"):
+        if holder is None:
+            return self._of_metaclass(owner, name)
+        if is_native_class(holder) or name.startswith("__"):
             return getattr(owner, name)
-        value, raw = getattr(owner, name), holder.__dict__[name]
+        raw = holder.__dict__[name]
+        if isinstance(getattr(type(raw), "__get__", None), types.FunctionType):
+            return self._got(raw, name, holder, None, owner)
+        value = getattr(owner, name)
         if value is raw:
             return self.read(value, Attr(Const(owner), name))
         self._guard_inherited(owner, name, holder)
         return value
+
+    def _of_metaclass(self, owner: type, name: str) -> Any:
+        raw = next((vars(base)[name] for base in type.mro(type(owner)) if name in vars(base)), None)
+        if isinstance(raw, property) and isinstance(raw.fget, types.FunctionType):
+            return self.call(raw.fget, owner)
+        value = getattr(owner, name)
+        return value if callable(value) or is_native_class(type(owner)) else self.read(value, Attr(Const(owner), name))
 
     def _of_super(self, owner: Any, name: str) -> Any:
         instance, start = owner.__self__, owner.__thisclass__

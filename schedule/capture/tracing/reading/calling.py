@@ -39,6 +39,10 @@ from schedule.capture.tracing.reading.origin import (
 from schedule.capture.tracing.reading.sources import Attr, Const, described
 from schedule.capture.tracing.regions import TrackedAutocast, TrackedFlags, sets_flags
 
+_READING = {"update", "extend", "extendleft", "union", "intersection", "difference", "symmetric_difference"}
+_READING |= {"intersection_update", "difference_update", "symmetric_difference_update"}
+_READING |= {"issubset", "issuperset", "isdisjoint"}
+"""Methods of containers that read the containers they are passed."""
 _COMPILERS = {"is_compiling", "is_dynamo_compiling", "is_tracing", "is_scripting", "_get_tracing_state", "is_exporting"}
 _QUIET = "log once (by a cached function), or keep the module that logs a leaf (`leaves=(…,)`)"
 _WITHOUT_READING = ("inspect", "typing", "warnings", "logging", "weakref", "types", "abc")
@@ -240,6 +244,8 @@ class Calling(ItemReads):
                 return container_method(self, owner, name, args, kwargs)
             if self.on and name not in _KEEPING:
                 self.refuse_compared(args, owner if isinstance(owner, (list, tuple, deque)) else ())
+            if self.on and name in _READING:
+                args = tuple(self.mapping(each) if isinstance(each, dict) else self.iterate(each) for each in args)
             return function(*map(self.bridged, args), **{key: self.bridged(value) for key, value in kwargs.items()})
         return self.native(function, args, kwargs)
 

@@ -86,6 +86,7 @@ class Evaluator(Calling):
 
     def set_item(self, owner: Any, key: Any, value: Any) -> None:
         """Execute ``owner[key] = value``."""
+        key = self.index(owner, key) if isinstance(owner, torch.Tensor) else key
         source = self.source_of(owner)
         if self.on and self.is_given(owner):
             self.refuse_write(owner, "sets an item of")
@@ -98,7 +99,7 @@ class Evaluator(Calling):
         if method is not None:
             method(key, value)
         else:
-            owner[key] = value
+            owner[key] = self.iterate(value) if isinstance(owner, list) and isinstance(key, slice) else value
 
     def del_item(self, owner: Any, key: Any) -> None:
         """Execute ``del owner[key]``."""

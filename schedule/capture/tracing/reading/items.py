@@ -125,6 +125,8 @@ class ItemReads(AttributeReads):
 
     def index(self, owner: Any, key: Any) -> Any:
         """Return the key of an item of ``owner``: a user's object gives its number, or is refused."""
+        if self.on and isinstance(owner, torch.Tensor):
+            self._read_indices(key)
         if not self.on or not has_operators(type(key)):
             return key
         if isinstance(owner, (list, tuple, str, range, deque, torch.Tensor)):
@@ -137,6 +139,12 @@ class ItemReads(AttributeReads):
             raise self.refused("the forward looks something up by a tensor, that is by which object it is")
         self.refuse_key(value)
         return value
+
+    def _read_indices(self, key: Any) -> None:
+        """Guard on the content of lists from outside by which a tensor is indexed."""
+        for part in self.iterate(key) if type(key) is tuple else (key,):
+            if isinstance(part, BUILTIN_CONTAINERS):
+                self.operand(part)
 
     def refuse_key(self, value: Any) -> None:
         """Raise if ``value`` is an object from outside with methods of its own to compare it."""
