@@ -1,1 +1,1 @@
-"""Scripts behind each speed claim; each prints a table and writes JSON."""
+"""Benchmark scripts behind the speed claims, printing tables and writing JSON."""

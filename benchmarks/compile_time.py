@@ -1,7 +1,7 @@
-"""How long it takes to schedule GPT-2 and a 70B-shaped Llama on meta, beside ``torch.export``, as layers grow.
+"""Scheduling time of GPT-2 and a 70B-shaped Llama on meta against ``torch.export``, by number of layers.
 
 Scheduling is everything ``schedule.optimize`` does: the recorded run, tracing for train and eval, matching every rule
-in every module, rewriting, generating the dispatch. Both run in this process, alternating; medians of several.
+in every module, rewriting, and generating the dispatch. Both run alternately in this process; the table shows medians.
 Run ``python -m benchmarks.compile_time``.
 """
 
@@ -74,7 +74,7 @@ def _seconds(run: Callable[[nn.Module, dict[str, torch.Tensor]], None], name: st
 
 
 def measure(name: str, sizes: list[int], rounds: int) -> list[dict[str, Any]]:
-    """One row a depth: median seconds of ours and of export, and ours a layer more than the row before has."""
+    """Return one row per depth: median seconds of ours and of export, and ours per layer and per additional layer."""
     _seconds(_schedule, name, 2), _seconds(_export, name, 2)
     rows: list[dict[str, Any]] = []
     for layers in sizes:
@@ -91,7 +91,7 @@ def measure(name: str, sizes: list[int], rounds: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure, print, write JSON; exit 1 if export of the deepest model is faster."""
+    """Measure, print, write JSON, and exit with 1 if scheduling the deepest model takes longer than exporting it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--rounds", type=int, default=3)

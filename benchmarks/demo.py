@@ -1,7 +1,7 @@
-"""GPT-2, BERT and Llama, scheduled and trained beside their untouched twins: ``python -m benchmarks.demo``.
+"""GPT-2, BERT and Llama, scheduled and trained next to their unscheduled twins: ``python -m benchmarks.demo``.
 
-Random weights, eager attention, CPU. For each architecture: rewrite, verify, train 20 steps on the same data under
-the same seeds, and report what was rewritten, what it saves, what it costs, and how far the twins have drifted apart.
+Random weights, eager attention, CPU. For each architecture: rewrite, verify, train both models 20 steps on the same
+data with the same seeds, and report the rewrites, the savings, the step time, and how far the twins drifted apart.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Batch = dict[str, torch.Tensor]
 
 
 def batch(rows: int = ROWS, length: int = LENGTH, seed: int = 0) -> Batch:
-    """Random tokens; the last row is padded."""
+    """Return random tokens with padding in the last row."""
     ids = torch.randint(0, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))
     mask = torch.ones_like(ids)
     mask[-1, -length // 8 :] = 0
@@ -57,8 +57,8 @@ class Twin:
     """One of the two models in training.
 
     Attributes:
-        seconds: of each step.
-        losses: of each step.
+        seconds: duration of each step.
+        losses: loss of each step.
     """
 
     model: nn.Module
@@ -69,7 +69,7 @@ class Twin:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, eps=1e-6)
 
     def step(self, inputs: Batch, seed: int) -> None:
-        """One training step, timed."""
+        """Run and time one training step."""
         torch.manual_seed(seed)
         start = time.perf_counter()
         loss = self.model(**inputs).loss
@@ -82,7 +82,7 @@ class Twin:
 
 @dataclass(frozen=True)
 class Result:
-    """What one architecture's training showed.
+    """Comparison of the twins of one architecture after training.
 
     Attributes:
         ratio: step time of the scheduled model over its twin's: lower quartile, median, upper quartile.
@@ -98,7 +98,7 @@ class Result:
 
 
 def train(ours: nn.Module, theirs: nn.Module, steps: int, tick: Callable[[], None]) -> tuple[Twin, Twin]:
-    """Train both in turns, changing who goes first."""
+    """Train both models step by step, alternating the order of the two."""
     twins = Twin(ours.train()), Twin(theirs.train())
     for step in range(steps):
         inputs = batch(seed=step)
@@ -109,7 +109,7 @@ def train(ours: nn.Module, theirs: nn.Module, steps: int, tick: Callable[[], Non
 
 
 def compare(ours: Twin, theirs: Twin, steps: int, verified: float) -> Result:
-    """Times without the first steps, which compile kernels; deviations over all."""
+    """Compare step times, without the first steps (kernel compilation), and deviations over all steps."""
     timed = slice(min(WARM_UP, steps // 2), None)
     ratios = [a / b for a, b in zip(ours.seconds[timed], theirs.seconds[timed], strict=True)]
     low, median, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
@@ -121,7 +121,7 @@ def compare(ours: Twin, theirs: Twin, steps: int, verified: float) -> Result:
 
 
 def summary(results: dict[str, tuple[schedule.Report, Result]]) -> Table:
-    """One row an architecture."""
+    """Return a table with one row per architecture."""
     table = Table(title="20 training steps beside the untouched twin", title_justify="left")
     for name in ("", "places", "saved for backward", "dispatched ops", "step time [quartiles]", "largest deviation"):
         table.add_column(name, justify="left" if not name else "right")
@@ -163,7 +163,7 @@ def run(name: str, steps: int, progress: Progress) -> tuple[schedule.Report, Res
 
 
 def main() -> None:
-    """Run and print."""
+    """Run the architectures and print the reports and the summary."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--only", choices=MODELS, action="append", help="an architecture; may be repeated")

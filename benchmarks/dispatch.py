@@ -1,7 +1,7 @@
-"""What it costs to call a scheduled module over calling the original: the generated dispatch alone.
+"""Overhead of the generated dispatch when a scheduled module is called instead of the original.
 
-Each module is scheduled with its own traced graph and no rewrite, and called beside an untouched twin. The column
-"dispatch" is a scheduled forward whose graph does nothing: binding, guards and the jump. The contract is at most 15 µs.
+Each module is scheduled with its traced graph, without rewrites, and timed against an unscheduled twin. The column
+"dispatch" times a scheduled forward with an empty graph: argument binding, guards and the jump. The limit is 15 µs.
 Run ``python -m benchmarks.dispatch``.
 """
 
@@ -47,7 +47,7 @@ def _models() -> dict[str, tuple[nn.Module, list[str]]]:
 
 
 def measure(rounds: int) -> list[dict[str, object]]:
-    """One row a module: microseconds of the dispatch alone, and of whole calls."""
+    """Return one row per module and mode: times of the dispatch alone, and of whole calls, in seconds."""
     rows: list[dict[str, object]] = []
     for name, (model, paths) in _models().items():
         recording = record(model, {"input_ids": torch.randint(0, 64, (1, 4)), "use_cache": False})
@@ -81,7 +81,7 @@ def measure(rounds: int) -> list[dict[str, object]]:
 
 def _doing_nothing(graph: Specialization) -> Specialization:
     twin = dataclasses.replace(graph)
-    vars(twin)["function"] = lambda *_: None  # in place of what is compiled when first asked for
+    vars(twin)["function"] = lambda *_: None  # replaces the function compiled on first access
     return twin
 
 
@@ -97,7 +97,7 @@ def _real(value: object) -> object:
 
 
 def main() -> None:
-    """Measure, print, write JSON; exit 1 if dispatch costs more than the limit."""
+    """Measure, print, write JSON, and exit with 1 if a dispatch takes longer than the limit."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/dispatch.json"))

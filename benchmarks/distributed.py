@@ -1,16 +1,16 @@
-"""What tensor parallelism moves and holds: collectives and bytes a step, memory a rank, time at one and two processes.
+"""Costs of tensor parallelism: collectives and bytes per step, memory per rank, time with one and two processes.
 
     python -m benchmarks.distributed [--ranks 2] [--time] [--out benchmarks/results/distributed.json]
 
-Collectives are counted on simulated ranks in one process; a layer's minimum is Megatron's: two all-reduces of
+Collectives are counted on simulated ranks in one process. The minimum of a layer is Megatron's: two all-reduces of
 [batch, seq, hidden] forward and two backward, or their sequence-parallel halves.
 
-Step times are ratios to a step of one process while the other waits. Half is the ideal of two processes. Two cores show
-that the work is sharded, and what the parts that are not shared (norms, residual sums, the optimizer's Python) and
-messages over the loopback device cost beside it; both processes with a whole model each show how much of that is the
-machine's, whose cores share caches, memory and whatever else runs. They cannot show what accelerators gain: their
-products are a thousand times faster, their links ten to a hundred times, and nothing here hides a message. The file
-says how busy the machine was: with more than two things running the ratios mean little.
+Step times are ratios to a step of one process while the other waits; the ideal for two processes is one half. A run on
+two cores shows that the work is sharded, and how much time is added by the replicated parts (norms, residual sums) and
+by messages over the loopback device. Two processes with a whole model each show how much of that is due to the machine,
+because its cores share caches, memory and any other load. Such a run cannot show the gain on accelerators: their matrix
+products are a thousand times faster, their links ten to a hundred times, and no communication is overlapped here. The
+JSON file contains the load of the machine: the ratios mean little if more than two processes were running.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def models(width: int = WIDTH) -> dict[str, Any]:
 
 
 def made(config: Any, length: int = LENGTH) -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    """The model of a configuration, and a batch for it."""
+    """Build the model of a configuration, and a batch for it."""
     auto = transformers.AutoModelForMaskedLM if config.model_type == "bert" else transformers.AutoModelForCausalLM
     torch.manual_seed(0)
     model: nn.Module = auto.from_config(config, attn_implementation="eager").eval()
@@ -71,15 +71,15 @@ def made(config: Any, length: int = LENGTH) -> tuple[nn.Module, dict[str, torch.
 
 @dataclass(frozen=True)
 class Row:
-    """Of one model.
+    """Counts for one model.
 
     Attributes:
-        model: its name.
-        sequence: with sequence parallelism.
-        forward, backward: collectives of the layers alone.
-        sent: bytes that each rank sends a step for the layers.
-        minimum: the same if each layer made Megatron's four all-reduces.
-        held: parameters of one rank, as a fraction of all.
+        model: name of the model.
+        sequence: whether sequence parallelism is used.
+        forward, backward: number of collectives by op, in the layers alone.
+        sent: bytes that each rank sends per step for the layers.
+        minimum: the same bytes with Megatron's four all-reduces per layer.
+        held: parameters stored by one rank, as a fraction of all.
     """
 
     model: str
@@ -92,13 +92,13 @@ class Row:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """As the table has it."""
+        """Cells of the table row, except the last."""
         counts = (", ".join(f"{n} {op}" for op, n in of.items()) for of in (self.forward, self.backward))
         return (self.model, "yes" if self.sequence else "no", *counts, f"{self.sent / self.minimum:.2f}")
 
 
 def sent(made: Sequence[Collective], ranks: int) -> int:
-    """Bytes that each rank sends, with ring algorithms: what a rank gives to a gather is its part."""
+    """Return the bytes sent by each rank with ring algorithms, from the sizes of its inputs."""
     total = 0
     for one in made:
         part = one.nbytes * (ranks - 1)
@@ -107,7 +107,7 @@ def sent(made: Sequence[Collective], ranks: int) -> int:
 
 
 def held(model: nn.Module, plan: Plan) -> float:
-    """The fraction of the parameters that a rank has."""
+    """Return the fraction of the parameters stored by one rank."""
     whole = sum(parameter.numel() for parameter in model.parameters())
     shared = {id(model.get_submodule(step.path)._parameters[step.name]): step for step in plan.shards}
     own = 0
@@ -118,7 +118,7 @@ def held(model: nn.Module, plan: Plan) -> float:
 
 
 def counted(name: str, config: Any, ranks: int, sequence: bool) -> Row:
-    """Plan the model, run it on simulated ranks, count."""
+    """Plan the model, run it on simulated ranks, and count collectives and bytes."""
     model, batch = made(config)
     _, seen = planned(model, batch, ranks, vocabulary=False, sequence=sequence)
     if not seen.equal():
@@ -132,7 +132,7 @@ def counted(name: str, config: Any, ranks: int, sequence: bool) -> Row:
 
 
 def table(rows: Sequence[Row], ranks: int) -> Table:
-    """Collectives and bytes a step against the minimum."""
+    """Return the table of collectives per step, and bytes relative to the minimum."""
     result = Table(title=f"{LAYERS} layers on {ranks} ranks, [{ROWS}, {LENGTH}, {WIDTH}] float32")
     for column in ("model", "sequence", "forward", "backward", "bytes sent / minimum", "held / ideal"):
         result.add_column(column)
@@ -143,14 +143,14 @@ def table(rows: Sequence[Row], ranks: int) -> Table:
 
 @dataclass(frozen=True)
 class Times:
-    """Of one model, relative to a step of one process while the other waits.
+    """Step times of one model, relative to a step of one process while the other waits.
 
     Attributes:
-        model: its name.
-        alone: milliseconds of that step.
-        each: of two processes with a whole model each.
-        shared: of two that share it: median and quartiles.
-        load: what else the machine did, as ``uptime`` says it.
+        model: name of the model.
+        alone: milliseconds of the step of one process.
+        each: relative time with a whole model in each of two processes.
+        shared: relative time with the model sharded over two processes: median and quartiles.
+        load: load average of the machine over one minute, as in ``uptime``.
     """
 
     model: str
@@ -172,7 +172,7 @@ def _step(model: nn.Module, batch: dict[str, torch.Tensor]) -> None:
 
 
 def _timed(rank: int, ranks: int, port: int, found: Any) -> None:
-    """One process while the others wait, all with a whole model each, and all together."""
+    """Time one process while the others wait, all with a whole model each, and all with the model sharded."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
     mesh = dist.device_mesh.init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
@@ -211,7 +211,7 @@ def _free_port() -> int:
 
 
 def main() -> None:
-    """Print the table, and with ``--time`` the ratio of step times; write both."""
+    """Print the table and, with ``--time``, the ratios of step times, and write both as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--time", action="store_true")

@@ -2,11 +2,11 @@
 
     python -m benchmarks.end_to_end [--only gpt2 llama] [--attention eager sdpa] [--rounds 7]
 
-Real architectures at full width and few layers, random weights, no dropout. One line a model and candidate: time of a
-forward and of a training step over the original's (medians of interleaved rounds with quartiles), bytes saved for
-backward, peak memory of a step, and the seconds of a fresh process to the end of its first step: of a model that ran
-before, of one whose kernels alone are there because a model of half the depth ran before, and with cold caches. On a
-shared machine only the ratios mean anything.
+Real architectures at full width with few layers, random weights, no dropout. One line per model and candidate: time of
+a forward and of a training step relative to the original (medians of interleaved rounds with quartiles), bytes saved
+for backward, peak memory of a step, and the seconds a fresh process takes to the end of its first step. The latter is
+given for a model that ran before, for one with only its kernels cached because a model of half the depth ran before,
+and with cold caches. On a shared machine only the ratios are meaningful.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ CANDIDATES = {
     "torch.compile": None,
     "ours + compile": "default",
 }
-"""What is compared, with the rules that schedule it."""
+"""Candidates, with the rules applied to each; None for no scheduling."""
 Batch = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Model:
-    """An architecture and what it is called with."""
+    """An architecture, and the function to make its batch."""
 
     config: Callable[[], Any]
     auto: Any
     batch: Callable[[], Batch]
 
     def build(self, attention: str, device: str, shallower: bool = False) -> nn.Module:
-        """The model in training mode, the same weights each time; or one of half its depth."""
+        """Build the model in training mode, with the same weights each time, or one of half the depth."""
         torch.manual_seed(0)
         config = self.config()
         for name in ("num_hidden_layers", "num_decoder_layers") if shallower else ():
@@ -121,13 +121,13 @@ class Measured:
     """One candidate of one model.
 
     Attributes:
-        forward: seconds without a graph.
+        forward: seconds of a forward under ``no_grad``.
         step: seconds of forward, backward and AdamW.
-        saved: bytes kept for backward; None where torch.compile hides them.
-        peak: bytes allocated at most in a step.
-        first: seconds of a fresh process from the built model to the end of its first step, where it ran before.
-        first_deeper: the same where only one of half its depth ran before: the kernels are cached, the graph is not.
-        first_cold: the same where nothing was compiled before.
+        saved: bytes saved for backward; None with torch.compile, which hides them.
+        peak: peak of bytes allocated in a step.
+        first: seconds of a fresh process from the built model to the end of its first step, if the model ran before.
+        first_deeper: the same if only a model of half the depth ran before: the kernels are cached, the graph is not.
+        first_cold: the same if nothing was compiled before.
     """
 
     model: str
@@ -143,7 +143,7 @@ class Measured:
 
 
 def prepared(original: nn.Module, batch: Batch, candidate: str) -> Callable[..., Any]:
-    """The callable of a candidate; may change ``original``."""
+    """Return the callable of a candidate, after scheduling ``original`` in place if the candidate requires it."""
     rules = CANDIDATES[candidate]
     if rules is not None:
         schedule.optimize(original, batch, rules=rules)
@@ -151,7 +151,7 @@ def prepared(original: nn.Module, batch: Batch, candidate: str) -> Callable[...,
 
 
 def stepping(model: Callable[..., Any], module: nn.Module, batch: Batch) -> Callable[[], None]:
-    """A training step."""
+    """Return a function to run one training step."""
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-5)
 
     def step() -> None:
@@ -171,8 +171,8 @@ def forward_only(model: Callable[..., Any], batch: Batch) -> Callable[[], None]:
 
 
 def measured(name: str, attention: str, device: str, rounds: int) -> list[Measured]:
-    """All candidates of one model, in turns."""
-    torch._dynamo.reset()  # it gives up on a forward that many models shared
+    """Measure all candidates of one model in interleaved rounds."""
+    torch._dynamo.reset()  # dynamo reaches its recompile limit if many models share a forward
     model = MODELS[name]
     batch = {key: value.to(device) for key, value in model.batch().items()}
     original = model.build(attention, device)
@@ -198,12 +198,12 @@ def measured(name: str, attention: str, device: str, rounds: int) -> list[Measur
 
 
 def first_steps(name: str, attention: str, candidate: str, device: str) -> tuple[float, float, float]:
-    """Seconds to the end of the first step in fresh processes: of a model that ran, whose kernels are there, cold."""
+    """Return the seconds to the end of the first step in fresh processes: warm, with only kernels cached, and cold."""
     command = [sys.executable, "-m", "benchmarks.end_to_end", "--first-step", name, attention, candidate]
     command += ["--device", device]
 
     def seconds(*runs: bool) -> list[float]:
-        """Of runs that share their caches; True is one of half the depth."""
+        """Return the seconds of consecutive runs with shared caches (True: a model of half the depth)."""
         with tempfile.TemporaryDirectory() as caches:
             places = {"TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor", "TRITON_CACHE_DIR": f"{caches}/triton"}
             outputs = [
@@ -233,7 +233,7 @@ def run_first_step(name: str, attention: str, candidate: str, device: str, shall
 
 
 def table(lines: list[Measured]) -> Table:
-    """One line a candidate, beside its original."""
+    """Return a table with one line per candidate, relative to the original."""
     shown = Table(title="whole models, beside the original (median, quartiles)")
     for heading in ("model", "attention", "", "forward", "training step", "saved", "peak", *FIRST_STEPS):
         shown.add_column(heading)
@@ -256,13 +256,13 @@ def table(lines: list[Measured]) -> Table:
 
 
 def beside(time: Timing, base: Timing) -> str:
-    """A time over another with its quartiles."""
+    """Format a time relative to the median of another, with quartiles."""
     low, middle, high = (seconds / base.median for seconds in (time.low, time.median, time.high))
     return f"{middle:.2f} × [{low:.2f}, {high:.2f}]".replace("[", "\\[")
 
 
 def main() -> None:
-    """Measure, print, write JSON."""
+    """Measure the models, print the table, and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--attention", nargs="+", choices=("eager", "sdpa"), default=["eager", "sdpa"])
@@ -282,7 +282,7 @@ def main() -> None:
     lines: list[Measured] = []
     for name, attention in track([(n, a) for n in options.only for a in options.attention], "measuring"):
         lines += measured(name, attention, options.device, options.rounds)
-        write_json(output, [asdict(line) for line in lines])  # a long run that breaks off leaves what it has
+        write_json(output, [asdict(line) for line in lines])  # an interrupted run leaves the results so far
     Console(width=150).print(table(lines))
 
 

@@ -1,10 +1,10 @@
-"""Our matcher beside torch's ``SubgraphMatcher`` on the same graphs.
+"""Our matcher against torch's ``SubgraphMatcher`` on the same graphs.
 
     python benchmarks/matching.py --out benchmarks/results/matching.json
 
-Two families: a pattern of seven relus on chains of relus, and the three projections of attention (one input,
-three products) on GPT-2-like layers. Runs alternate between the two matchers; shown are medians with the
-spread from the first to the third quartile. "first" builds our normalized graph, "again" finds it kept with
+Two families: a pattern of seven relus on chains of relus, and the three projections of attention (three products
+of one input) on GPT-2-like layers. Runs alternate between the two matchers; the table shows medians with the
+spread from the first to the third quartile. "first" builds our normalized graph; "again" reuses the one cached with
 the graph, as every further pattern does.
 """
 
@@ -33,7 +33,7 @@ LAYERS = (12, 24, 48, 96)
 
 
 def relu_chain(length: int) -> fx.Graph:
-    """``length`` relus one after the other."""
+    """Build a graph of ``length`` consecutive relus."""
     graph = fx.Graph()
     value = graph.placeholder("x")
     for _ in range(length):
@@ -43,14 +43,14 @@ def relu_chain(length: int) -> fx.Graph:
 
 
 def seven_relus(x: torch.Tensor) -> torch.Tensor:
-    """The pattern of the first family."""
+    """Apply relu seven times (the pattern of the first family)."""
     for _ in range(7):
         x = torch.relu(x)
     return x
 
 
 def attention_layers(layers: int) -> fx.Graph:
-    """GPT-2-like layers: norm, three projections, attention, output projection, MLP, two residuals."""
+    """Build GPT-2-like layers: norm, three projections, attention, output projection, norm, MLP, two residuals."""
     graph = fx.Graph()
     x = graph.placeholder("x")
 
@@ -79,12 +79,12 @@ def attention_layers(layers: int) -> fx.Graph:
 
 
 def projections(x: Any, q: Any, k: Any, v: Any) -> Any:
-    """The pattern of the second family."""
+    """Compute three projections of one input (the pattern of the second family)."""
     return F.linear(x, q), F.linear(x, k), F.linear(x, v)
 
 
 def timed(run: Callable[[], Any]) -> tuple[float, Any]:
-    """Milliseconds and the result."""
+    """Run the function with garbage collection disabled, and return the milliseconds and the result."""
     gc.collect()
     gc.disable()
     start = time.perf_counter()
@@ -95,13 +95,13 @@ def timed(run: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def summary(times: list[float]) -> dict[str, float]:
-    """Median and quartiles, in milliseconds."""
+    """Return the median and the quartiles, in milliseconds."""
     low, middle, high = statistics.quantiles(times, n=4)
     return {"median_ms": middle, "q1_ms": low, "q3_ms": high}
 
 
 def measure(make: Callable[[int], fx.Graph], pattern: Any, size: int, repeats: int) -> dict[str, Any]:
-    """One row: both matchers on fresh graphs of ``size``, alternating."""
+    """Return one row: times of both matchers, run alternately on fresh graphs of ``size``."""
     ours = compile_pattern(pattern)
     theirs = SubgraphMatcher(fx.symbolic_trace(pattern).graph)
     times: dict[str, list[float]] = {"first": [], "again": [], "torch": []}
@@ -124,7 +124,7 @@ def measure(make: Callable[[int], fx.Graph], pattern: Any, size: int, repeats: i
 
 
 def show(rows: dict[str, list[dict[str, Any]]]) -> None:
-    """The table."""
+    """Print the table."""
     table = Table("graph", "nodes", "first ms", "again ms", "torch ms", "ahead", "visited", "found (torch)")
 
     def cell(row: dict[str, Any], name: str) -> str:
@@ -145,7 +145,7 @@ def show(rows: dict[str, list[dict[str, Any]]]) -> None:
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure both families, print the table, and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/matching.json"))
     parser.add_argument("--repeats", type=int, default=9)

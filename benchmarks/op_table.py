@@ -1,4 +1,4 @@
-"""What `benchmarks/ops.py` measures: each fused op beside what else would compute the same."""
+"""Table for `benchmarks/ops.py` with each fused op and its alternatives for the same computation."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ PROJECTION = {"small": (128, 256, 50257), "medium": (512, 768, 50257), "large": 
 
 
 def nbytes(*tensors: Tensor) -> int:
-    """Bytes of the tensors together."""
+    """Return the total bytes of the tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One op.
+    """One op with its alternatives.
 
     Attributes:
-        name: in the table.
-        eager: the expression as HuggingFace's models write it.
+        name: name in the table.
+        eager: the expression as written in HuggingFace models.
         ours: the fused op.
-        inputs: the tensors for one shape; floating-point ones get a gradient unless their position is in `frozen`.
-        saved: the least bytes to keep for the backward pass.
-        sizes: the shapes.
-        native: torch's own op for it, with its name.
-        liger: Liger-Kernel's module and how to make a function of it, for CUDA.
-        memory_bound: whether its time can be that of a copy.
+        inputs: makes the tensors for a shape; floating-point ones get a gradient unless their position is in `frozen`.
+        saved: returns the minimum of bytes to save for the backward pass, for given inputs.
+        sizes: size name → shape.
+        frozen: positions of the inputs without a gradient.
+        native: torch's op for the same job, as name and function.
+        liger: name of Liger-Kernel's module, and a function to adapt it to these inputs; for CUDA.
+        memory_bound: whether the op can be as fast as a copy.
     """
 
     name: str
@@ -58,7 +59,7 @@ class Row:
     memory_bound: bool = True
 
     def peers(self, device: str) -> dict[str, Function]:
-        """The ready-made ops for the same job that run here."""
+        """Return the existing ops for the same job available on ``device``."""
         found = {} if self.native is None else {self.native[0]: self.native[1]}
         if self.liger is not None and device == "cuda" and importlib.util.find_spec("liger_kernel"):
             module, adapt = self.liger

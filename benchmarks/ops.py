@@ -2,9 +2,10 @@
 
     python -m benchmarks.ops [--quick] [--op NAME] [--device cpu|cuda] [--sizes medium large] [--dtypes float32]
 
-One line a size, dtype and pass. Times are ratios of medians of interleaved runs, with the first and third quartile;
-`x copy` is the bandwidth of the bytes that must move over that of a copy of as many bytes in the same run. Saved bytes
-and the peak of a forward and backward pass are counted, not timed. On a shared machine only the ratios mean anything.
+One line per size, dtype and pass. Times are ratios of medians of interleaved runs, with the first and third quartile.
+`x copy` is the bandwidth of the op, over the bytes it must move, relative to a copy of as many bytes in the same run.
+Saved bytes and the peak memory of each pass are counted, not timed. On a shared machine only the
+ratios are meaningful.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ class Measured:
     Attributes:
         times: seconds by candidate.
         copy: seconds of copying as many bytes as the op must move.
-        saved: bytes kept for the backward pass by candidate, and the least.
-        peak: bytes allocated at most over forward and backward, by candidate.
+        saved: bytes saved for the backward pass, by candidate.
+        least: minimum of bytes to save for the backward pass.
+        peak: peak of bytes allocated in the measured pass, by candidate.
     """
 
     op: str
@@ -52,12 +54,12 @@ class Measured:
     memory_bound: bool
 
     def ratio(self, other: str) -> float | None:
-        """Our time over another's."""
+        """Return our median time relative to another candidate, or None if it was not measured."""
         return self.times["ours"].median / self.times[other].median if other in self.times else None
 
 
 def leaves(row: Row, size: str, dtype: torch.dtype, device: str) -> list[Tensor]:
-    """The inputs, those that get a gradient requiring it."""
+    """Make the inputs, with ``requires_grad`` set except for integers and frozen positions."""
     torch.manual_seed(0)
     made = []
     for position, tensor in enumerate(row.inputs(row.sizes[size])):
@@ -71,7 +73,7 @@ def as_tuple(out: Any) -> tuple[Tensor, ...]:
 
 
 def pass_of(function: Function, inputs: Sequence[Tensor], work: str) -> Callable[[], Any]:
-    """A call of the function: forward without a graph, or forward and backward."""
+    """Return a function to run one pass: forward under ``no_grad``, or forward and backward."""
     if work == "forward":
 
         def forward() -> Any:
@@ -90,7 +92,7 @@ def pass_of(function: Function, inputs: Sequence[Tensor], work: str) -> Callable
 
 
 def must_move(row: Row, inputs: Sequence[Tensor], work: str) -> int:
-    """The bytes that must be read and written: inputs and results, then what is saved and the gradients."""
+    """Return the bytes to read and write: inputs and results, and for backward saved tensors and gradients."""
     with torch.no_grad():
         outs = as_tuple(row.ours(*inputs))
     forward = nbytes(*inputs, *outs)
@@ -100,7 +102,7 @@ def must_move(row: Row, inputs: Sequence[Tensor], work: str) -> int:
 
 
 def saved_bytes(function: Function, inputs: Sequence[Tensor]) -> int:
-    """Bytes of the distinct storages that a forward pass keeps."""
+    """Return the bytes of the distinct storages saved by a forward pass."""
     kept: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -114,7 +116,7 @@ def saved_bytes(function: Function, inputs: Sequence[Tensor]) -> int:
 
 
 def measure(row: Row, size: str, dtype: torch.dtype, device: str, rounds: int) -> list[Measured]:
-    """Forward, and forward + backward, of one op at one size."""
+    """Measure forward, and forward + backward, of one op at one size."""
     torch._dynamo.reset()
     inputs = leaves(row, size, dtype, device)
     candidates = {"eager": row.eager, "torch.compile": torch.compile(row.eager), "ours": row.ours, **row.peers(device)}
@@ -145,7 +147,7 @@ def measure(row: Row, size: str, dtype: torch.dtype, device: str, rounds: int) -
 
 
 def synchronized(runs: dict[str, Callable[[], Any]], device: str) -> dict[str, Callable[[], Any]]:
-    """The same calls, each waiting for the device."""
+    """Return the same calls, each followed by a device synchronization on CUDA."""
     if device != "cuda":
         return runs
 
@@ -160,7 +162,7 @@ def synchronized(runs: dict[str, Callable[[], Any]], device: str) -> dict[str, C
 
 
 def table(lines: Sequence[Measured]) -> Table:
-    """All of it, one line a measurement."""
+    """Return a table with one line per measurement."""
     shown = Table(title="time of the fused ops over that of others (median, quartiles); below 1 is ahead")
     for heading in ("op", "size", "dtype", "pass", "ours / eager", "/ compile", "/ peer", "x copy", "saved / least"):
         shown.add_column(heading)

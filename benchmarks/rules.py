@@ -1,7 +1,7 @@
-"""From which size on a rewrite pays: ``python -m benchmarks.rules``.
+"""Minimum sizes for profitable rewrites: ``python -m benchmarks.rules``.
 
-Training steps (forward and backward) of each construct alone, eager against fused, at growing sizes, interleaved.
-``schedule/rules/thresholds.py`` says what was made of the numbers.
+Times training steps (forward and backward) of each construct alone, eager against fused, interleaved, at growing sizes.
+``schedule/rules/thresholds.py`` contains the thresholds derived from the results.
 """
 
 from __future__ import annotations
@@ -31,50 +31,54 @@ Inputs = Callable[[int, str], tuple[Tensor, ...]]
 
 
 def formula(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """GPT-2's MLP up to its activation."""
+    """Compute GPT-2's MLP up to its activation."""
     z = F.linear(x, weight, bias)
     return 0.5 * z * (1.0 + torch.tanh(0.7978845608028654 * (z + 0.044715 * torch.pow(z, 3.0))))
 
 
 def attention(x: Tensor, mask: Tensor, p: float) -> Tensor:
-    """Eager attention between its two products."""
+    """Compute the part of eager attention between its two matrix products."""
     return F.dropout(F.softmax(x * 0.125 + mask, dim=-1), p)
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
-    """Llama's, in float32."""
+    """Apply Llama's RMSNorm, in float32."""
     return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
 
 
 def layer_norm(x: Tensor, weight: Tensor) -> Tensor:
-    """Cohere's."""
+    """Apply Cohere's layer norm."""
     x = x - x.mean(-1, keepdim=True)
     return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Llama's."""
+    """Apply Llama's rotary embedding to one tensor."""
     a, b = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
     return x * cos + torch.cat((-b, a), dim=-1) * sin
 
 
 def both(results: tuple[Tensor, Tensor]) -> Tensor:
-    """The norm and the sum, both used."""
+    """Add the two results, so both are used."""
     return results[0] + results[1]
 
 
 def added_up(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """All three, used."""
+    """Combine the three projections, so all are used."""
     return q + k * v
 
 
 def added(norm: Function) -> Function:
-    """The residual sum before a norm, used again after it."""
+    """Return a function for a residual sum before a norm, with both results used."""
     return lambda x, other, *rest: both((norm(x + other, *rest), x + other))
 
 
 def rows(*more: str) -> Inputs:
-    """x of [rows, hidden], and ``"like"`` x, a fixed ``"weight"`` of [hidden, hidden], a ``"bias"`` of [hidden]."""
+    """Return a maker of inputs: x of [rows, hidden], then one tensor per name.
+
+    Args:
+        more: ``"like"`` for another x, ``"weight"`` for a frozen [hidden, hidden], ``"bias"`` for [hidden].
+    """
 
     def make(elements: int, device: str) -> tuple[Tensor, ...]:
         shapes = {"like": (elements // HIDDEN, HIDDEN), "weight": (HIDDEN, HIDDEN), "bias": (HIDDEN,)}
@@ -85,25 +89,25 @@ def rows(*more: str) -> Inputs:
 
 
 def layer(elements: int, device: str) -> tuple[Tensor, ...]:
-    """x of [rows, hidden], a weight and a bias, all trained."""
+    """Make x of [rows, hidden], a weight and a bias, all requiring gradients."""
     shapes = (elements // HIDDEN, HIDDEN), (HIDDEN, HIDDEN), (HIDDEN,)
     return tuple(torch.randn(shape, device=device, requires_grad=True) for shape in shapes)
 
 
 def projections(elements: int, device: str) -> tuple[Tensor, ...]:
-    """x of [rows, hidden] and the weights of queries, keys and values, all trained."""
+    """Make x of [rows, hidden] and the weights of queries, keys and values, all requiring gradients."""
     shapes = (elements // HIDDEN, HIDDEN), *((HIDDEN, HIDDEN),) * 3
     return tuple(torch.randn(shape, device=device, requires_grad=True) for shape in shapes)
 
 
 def scores(elements: int, device: str) -> tuple[Tensor, ...]:
-    """Scores of heads and a mask."""
+    """Make attention scores [1, heads, 64, 64] and a mask."""
     x = torch.randn(1, max(elements // KEYS**2, 1), KEYS, KEYS, device=device, requires_grad=True)
     return x, torch.zeros(1, 1, KEYS, KEYS, device=device)
 
 
 def heads(elements: int, device: str) -> tuple[Tensor, ...]:
-    """Queries [1, seq, heads, 64] turned as attention turns them, cos and sin."""
+    """Make queries [1, seq, 4, 64] transposed to [1, 4, seq, 64] as in attention, and cos and sin."""
     x = torch.randn(1, elements // HIDDEN, 4, 64, device=device, requires_grad=True).transpose(1, 2)
     return x, *(torch.randn(1, 1, elements // HIDDEN, 64, device=device) for _ in range(2))
 
@@ -182,7 +186,7 @@ CONSTRUCTS: dict[str, tuple[Inputs, Function, Function]] = {
 
 
 def seconds(function: Function, given: tuple[Tensor, ...], repeats: int) -> float:
-    """Of one forward and backward."""
+    """Return the seconds of one forward and backward, averaged over ``repeats``."""
     start = time.perf_counter()
     for _ in range(repeats):
         function(*given).sum().backward()
@@ -192,7 +196,7 @@ def seconds(function: Function, given: tuple[Tensor, ...], repeats: int) -> floa
 
 
 def compare(kind: str, elements: int, device: str, rounds: int) -> tuple[float, float]:
-    """Median seconds of eager and of fused, measured in turns."""
+    """Return the median seconds of eager and of fused, measured alternately."""
     make, eager, ours = CONSTRUCTS[kind]
     given = make(elements, device)
     repeats = max(1, min(200, 2**22 // elements))
@@ -203,14 +207,14 @@ def compare(kind: str, elements: int, device: str, rounds: int) -> tuple[float, 
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure the constructs and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", nargs="*", default=list(CONSTRUCTS), help="constructs, all by default")
     parser.add_argument("--largest", type=int, default=23, help="as a power of 2")
     options = parser.parse_args()
-    importlib.import_module("fused.linear").LEAST_PRODUCTS = 0  # type: ignore[attr-defined]  # that is what is asked
+    importlib.import_module("fused.linear").LEAST_PRODUCTS = 0  # type: ignore[attr-defined]  # to measure it
     sizes = [2**power for power in range(14, options.largest + 1)]
     table = Table(title=f"eager / fused (ratio), µs a step on {options.device}, {torch.get_num_threads()} threads")
     for name in ("elements", *options.only):

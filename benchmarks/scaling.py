@@ -1,9 +1,9 @@
-"""The cost model of docs/scaling.md, worked out: what tensor and data parallelism cost at 8, 64 and 1,024 GPUs.
+"""Results of the cost model of docs/scaling.md for tensor and data parallelism at 8, 64 and 1,024 GPUs.
 
     python -m benchmarks.scaling
 
-Nothing is measured: this is :mod:`schedule.tuning.cost_model`, which ``schedule.tune`` can search by too. The document
-says where the figures come from, and a test holds its table to this one.
+Nothing is measured: the figures are computed by :mod:`schedule.tuning.cost_model`, which ``schedule.tune`` can also use
+in a search. The document names the sources of the figures, and a test checks that its table equals this one.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ SEQUENCE = 4096
 
 @dataclass(frozen=True)
 class Llama:
-    """One of its sizes.
+    """A Llama model of one size.
 
     Attributes:
-        tokens: of a step, a GPU.
+        tokens: number of tokens per step and GPU.
     """
 
     hidden: int
@@ -36,7 +36,7 @@ class Llama:
 
     @property
     def parameters(self) -> int:
-        """All of them; embeddings and head are two."""
+        """Number of all parameters, with separate embeddings and head."""
         attention = 2 * self.hidden**2 * (1 + self.kv_heads / self.heads)
         layer = attention + 3 * self.hidden * self.ffn + 2 * self.hidden
         return int(self.layers * layer) + 2 * self.vocabulary * self.hidden + self.hidden
@@ -46,7 +46,7 @@ SHAPES = {"7B": Llama(4096, 32, 11008, 32, 32, 16384), "70B": Llama(8192, 80, 28
 
 
 def step(llama: Llama, tensor: int, data: int) -> StepTime:
-    """One step of a model on ``tensor`` × ``data`` GPUs."""
+    """Return the time of one step of a model on ``tensor`` × ``data`` GPUs."""
     shape = Shape(llama.parameters, llama.layers, llama.hidden, llama.kv_heads)
     return step_time(shape, A100, SEQUENCE, llama.tokens * tensor, tensor, data=data)
 
@@ -58,7 +58,7 @@ ROWS = (
 
 
 def table() -> Iterator[str]:
-    """The lines of the document's table."""
+    """Yield the lines of the table in the document."""
     yield "| model | GPUs | TP × DP | compute | TP | DP | of peak |"
     yield "|---|---|---|---|---|---|---|"
     for name, tensor, data in ROWS:
@@ -72,7 +72,7 @@ def table() -> Iterator[str]:
 
 
 def main() -> None:
-    """Print the table, and what the text says of its last row."""
+    """Print the table, and the two figures of its last row quoted in the document."""
     print("\n".join(table()))
     largest = step(SHAPES["70B"], 8, 128)
     print(f"\nlast row, with nothing hidden: {largest.of_peak(hiding=False):.0%}")

@@ -1,4 +1,4 @@
-"""Timing that survives a noisy machine: alternating runs, medians, spread."""
+"""Timing on a noisy machine by alternating runs, with medians and spread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Timing:
     """Seconds per call over several rounds.
 
     Attributes:
-        median: middle of the rounds.
+        median: median of the rounds.
         low: first quartile.
         high: third quartile.
     """
@@ -30,7 +30,7 @@ class Timing:
 
     @classmethod
     def of(cls, seconds: list[float]) -> Timing:
-        """Summary of one figure per round."""
+        """Return the summary of one figure per round."""
         low, median, high = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else seconds * 3
         return cls(median, low, high)
 
@@ -39,7 +39,7 @@ class Timing:
 
 
 def interleaved(candidates: Mapping[str, Callable[[], Any]], rounds: int = 15, calls: int = 1) -> dict[str, Timing]:
-    """Time each candidate in turn, ``rounds`` times over; ``calls`` calls a measurement.
+    """Time the candidates in turn, ``rounds`` times, with ``calls`` calls per measurement.
 
     Returns:
         Seconds per call of each candidate.
@@ -57,7 +57,7 @@ def interleaved(candidates: Mapping[str, Callable[[], Any]], rounds: int = 15, c
 
 
 def write_json(path: Path, results: Any) -> None:
-    """Write ``results`` with what they were measured on."""
+    """Write ``results`` with the versions of torch and Python and the machine."""
     path.parent.mkdir(parents=True, exist_ok=True)
     machine = {"torch": torch.__version__, "python": platform.python_version(), "machine": platform.machine()}
     path.write_text(json.dumps({"on": machine, "results": results}, indent=1) + "\n")

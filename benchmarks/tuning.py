@@ -1,12 +1,12 @@
-"""Tuning GPT-2's training step under a memory bound, beside both extremes and random search.
+"""Tuning of GPT-2's training step under a memory bound, against both extremes, TPE and random search.
 
     python -m benchmarks.tuning            # measure every point of the space, then search
     python -m benchmarks.tuning --replay   # search again over the points that were measured
 
-Every point of the space is measured, by the cost function that ``schedule.tune`` has by default; the fastest twelfth
-once more. The searches then run over that table: the same numbers for all of them, many seeds, and none of the
-machine's noise between them. A trial is a point that was not tried before, for random search too. Times are ratios to
-the original model's step, in seconds of one thread's own, which others on the machine do not lengthen.
+Every point of the space is measured with the default cost function of ``schedule.tune``, and the fastest twelfth once
+more. The searches then run over that table with many seeds: all of them see the same numbers, without the noise of the
+machine. A trial is a point not tried before, for random search too. Times are ratios to the original model's step, in
+CPU seconds of one thread, which other processes on the machine do not lengthen.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ EXTREMES = {
 
 
 def plan(sch: schedule.Schedule, rules: str, recomputed: str, every: int | None) -> None:
-    """The schedule function that is tuned."""
+    """Apply the knobs to the schedule (the tuned function)."""
     if rules != "none":
         schedule.optimize(sch, rules=rules)
     if every is not None:
@@ -65,7 +65,7 @@ def plan(sch: schedule.Schedule, rules: str, recomputed: str, every: int | None)
 
 
 def gpt2() -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    """The model and its batch."""
+    """Build the model and its batch."""
     none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     config = hf.GPT2Config(
         n_layer=4, n_embd=256, n_head=4, vocab_size=2000, n_positions=256, bos_token_id=1, use_cache=False, **none
@@ -77,7 +77,7 @@ def gpt2() -> tuple[nn.Module, dict[str, torch.Tensor]]:
 
 
 def measured(rounds: int, storage: Path) -> list[Trial]:
-    """Every point of the space, each timed to the end; goes on where an interrupted run stopped."""
+    """Measure every point of the space without pruning, and continue an interrupted run from ``storage``."""
     model, batch = gpt2()
     cost = TrainingStep(rounds, time.process_time)
 
@@ -88,7 +88,10 @@ def measured(rounds: int, storage: Path) -> list[Trial]:
 
 
 def again(points: Sequence[Trial], rounds: int, storage: Path) -> list[Trial]:
-    """``points`` with the fastest twelfth measured once more: the fastest of many noisy figures is too fast."""
+    """Return ``points`` with the fastest twelfth measured again.
+
+    The minimum of many noisy figures is biased toward low values.
+    """
     model, batch = gpt2()
     chosen = sorted(points, key=lambda point: point.time or math.inf)[: len(points) // 12]
     known = {point.number: point for point in chosen}
@@ -108,12 +111,12 @@ def again(points: Sequence[Trial], rounds: int, storage: Path) -> list[Trial]:
 
 
 def at_random(seed: int) -> optuna.samplers.BaseSampler:
-    """Random search."""
+    """Return the sampler of random search."""
     return optuna.samplers.RandomSampler(seed=seed)
 
 
 def tpe(seed: int) -> optuna.samplers.BaseSampler:
-    """Optuna's own search."""
+    """Return Optuna's TPE sampler."""
     return optuna.samplers.TPESampler(seed=seed, n_startup_trials=5, group=True)
 
 
@@ -124,7 +127,7 @@ class Replayed:
     """Searches over measured points.
 
     Args:
-        points: all of the space.
+        points: all points of the space.
     """
 
     def __init__(self, points: Sequence[Trial]) -> None:
@@ -132,18 +135,18 @@ class Replayed:
         self.model = nn.Linear(1, 1)
 
     def at(self, knobs: Knobs) -> Trial:
-        """The measured point."""
+        """Return the measured point with these knobs."""
         return self.points[_key(knobs)]
 
     def cost(self, sch: schedule.Schedule, **knobs: Any) -> tuple[float, int]:
-        """What was measured there."""
+        """Return the measured time and memory of a point, or raise if it could not be measured."""
         point = self.at(knobs)
         if point.time is None or point.memory is None:
             raise schedule.NotApplicable(point.reason)
         return point.time, point.memory
 
     def search(self, bound: int, trials: int, seed: int, sampler: Any) -> list[float]:
-        """The best time within the bound after each trial; infinite before there is one."""
+        """Return the best time within the bound after each trial, infinite before the first one within it."""
         tuning = schedule.tune(
             self.model,
             lambda sch, **knobs: None,
@@ -160,7 +163,7 @@ class Replayed:
         return list(accumulate(within, min))
 
     def fits(self, bound: int) -> Tuning:
-        """All points, as they are under a bound."""
+        """Return all points, with those over the bound marked."""
         trials = [
             replace(point, status="over the bound") if (point.memory or 0) > bound else point
             for point in self.points.values()
@@ -173,7 +176,7 @@ def _key(knobs: Knobs) -> str:
 
 
 def compared(table: Replayed, bound: int, seeds: int) -> dict[str, Any]:
-    """Under one bound: the extremes, the best there is, and what the searches find."""
+    """Compare the extremes, the best point and the results of the searches under one bound."""
     fits = table.fits(bound)
     found: dict[str, Any] = {"bound": bound, "points": len(fits.trials), "fit": len(fits.select("measured"))}
     for label, knobs in EXTREMES.items():
@@ -182,7 +185,7 @@ def compared(table: Replayed, bound: int, seeds: int) -> dict[str, Any]:
     found["best"] = fits.best.to_dict()
     for name, sampler in SEARCHES.items():
         runs = [table.search(bound, TRIALS, seed, sampler) for seed in track(range(seeds), f"{name}, {bound:,} bytes")]
-        ordered = [sorted(times) for times in zip(*runs, strict=True)]  # after one trial, after two, …
+        ordered = [sorted(times) for times in zip(*runs, strict=True)]  # one list per number of trials
         found[name] = {
             what: [_finite(times[round(part * (seeds - 1))]) for times in ordered]
             for what, part in (("low", 0.25), ("median", 0.5), ("high", 0.75))
@@ -195,7 +198,7 @@ def _finite(time: float) -> float | None:
 
 
 def shown(results: Sequence[dict[str, Any]], seeds: int) -> Table:
-    """One line a bound and search."""
+    """Return a table with one line per bound and search."""
     table = Table(title=f"best time within the bound, over the original's step: median of {seeds} seeds")
     for heading in ("bound", "points that fit", "", *(f"{count} trials" for count in SHOWN)):
         table.add_column(heading)
@@ -214,13 +217,13 @@ def shown(results: Sequence[dict[str, Any]], seeds: int) -> Table:
 
 
 def medians(found: dict[str, Any], name: str) -> list[str]:
-    """What a search found after so many trials as are shown."""
+    """Return the median results of a search after each number of trials in ``SHOWN``."""
     times = [found[name]["median"][count - 1] for count in SHOWN]
     return ["–" if time is None else f"{time:.3f}" for time in times]
 
 
 def lines(results: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """The document's table."""
+    """Yield the lines of the table in the document."""
     yield f"| bound | search | {SHOWN[0]} trials | {' | '.join(map(str, SHOWN[1:]))} |"
     yield "|---|---|" + "---|" * len(SHOWN)
     for found in results:
@@ -232,7 +235,7 @@ def lines(results: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def draw(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """The best so far over trials, for each bound: medians, and the middle half of the seeds."""
+    """Draw the best time so far by trial for each bound, as median and middle half of the seeds."""
     figure = Figure(figsize=(8, 3.4), layout="constrained")
     panels = figure.subplots(1, len(results), squeeze=False)[0]
     for axes, found in zip(panels, results, strict=True):
@@ -256,7 +259,7 @@ def draw(results: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    """Measure, search, print, write JSON and the picture."""
+    """Measure, search, print the tables, and write JSON and the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replay", action="store_true", help="take the points from the last run")
     parser.add_argument("--rounds", type=int, default=3)

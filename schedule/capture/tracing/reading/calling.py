@@ -6,7 +6,6 @@ import contextlib
 import contextvars
 import functools
 import logging
-import random
 import types
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -18,25 +17,19 @@ from torch.autograd import Function
 from torch.jit import ScriptFunction
 
 from schedule.capture.recording.calls import unwatched
-from schedule.capture.recording.structure import leaves, tensors
+from schedule.capture.recording.structure import tensors
 from schedule.capture.tracing.messages import MESSAGE_METHODS, log_arguments, log_at
 from schedule.capture.tracing.opaque import _Watched, is_opaque_class
 from schedule.capture.tracing.reading import masks
 from schedule.capture.tracing.reading.container_methods import container_method
 from schedule.capture.tracing.reading.following import Followed, Handler
 from schedule.capture.tracing.reading.instrument import NoSource, instrumented, is_instrumented
-from schedule.capture.tracing.reading.items import ItemReads
 from schedule.capture.tracing.reading.ledger import is_atom, is_plain_content, snapshot
-from schedule.capture.tracing.reading.operators import COMPARING, Operand, converts, has_operators
+from schedule.capture.tracing.reading.native_calls import NativeCalls
 from schedule.capture.tracing.reading.origin import (
-    is_changeable,
-    is_fixed,
-    is_native,
     is_native_class,
-    is_pure,
-    module_of,
 )
-from schedule.capture.tracing.reading.sources import Attr, Const, described
+from schedule.capture.tracing.reading.sources import Attr, Const
 from schedule.capture.tracing.regions import TrackedAutocast, TrackedFlags, sets_flags
 
 _READING = {"update", "extend", "extendleft", "union", "intersection", "difference", "symmetric_difference"}
@@ -48,7 +41,7 @@ _QUIET = "log once (by a cached function), or keep the module that logs a leaf (
 _WITHOUT_READING = ("inspect", "typing", "warnings", "logging", "weakref", "types", "abc")
 
 
-class Calling(ItemReads):
+class Calling(NativeCalls):
     """Part of the evaluator for calls."""
 
     here: Callable[[types.FunctionType], Any]
@@ -185,15 +178,6 @@ class Calling(ItemReads):
                     self.read(default, Const(default))
         return self._copies[id(function)][1]
 
-    def is_native(self, function: types.FunctionType) -> bool:
-        """Check whether ``function`` runs as it is."""
-        if function.__closure__:
-            return is_native(function)
-        code = function.__code__
-        if code not in self._native:
-            self._native[code] = is_native(function)
-        return self._native[code]
-
     def _sourceless(self, function: types.FunctionType, error: NoSource, args: Any, kwargs: Any) -> Any:
         """Run generated code, such as the constructor of a dataclass, as it is, or refuse the call."""
         if not self.on:
@@ -258,117 +242,6 @@ class Calling(ItemReads):
                     self.guard("class", source, type(value))
             return self.call(caller, value, *args, **kwargs)
         return self.native(value, args, kwargs)
-
-    # -- what runs as it is -------------------------------------------------------------------------------------
-
-    def native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a function without following its code.
-
-        Raises:
-            TraceError: it is passed an object from outside and may read any part of it; or it draws random numbers
-                outside of torch; or its result changes from call to call.
-        """
-        if not self.on:
-            return function(*args, **kwargs)
-        module = module_of(function)
-        owner = getattr(function, "__self__", None)
-        root = module.partition(".")[0]
-        if root == "random" or module.startswith("numpy.random") or isinstance(owner, random.Random):
-            raise self.refused(
-                "the forward draws a random number outside torch, which a graph would repeat for ever",
-                "draw it with torch, or keep the module that draws it a leaf (`leaves=(…,)`)",
-            )
-        if root not in _WITHOUT_READING:
-            args = tuple(self._handed(each, function) for each in args)
-            kwargs = {key: self._handed(each, function) for key, each in kwargs.items()}
-            if isinstance(getattr(function, "__self__", None), (dict, set, frozenset)) or function in COMPARING:
-                self.refuse_compared(args, kwargs)
-        result = function(*args, **kwargs)
-        self._asked(function, module, args, kwargs, result)
-        return result
-
-    def _asked(self, function: Any, module: str, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
-        """Guard on the result of a query to the process, evaluated again at each call.
-
-        Raises:
-            TraceError: the result cannot be compared, or is another one each time.
-        """
-        name = getattr(function, "__name__", "")
-        root = module.partition(".")[0]
-        if isinstance(function, type) or name in _COMPILERS or is_pure(root, args, self._bound(function)):
-            return
-        if result is None and root == "torch":  # it does something
-            return
-        if any(isinstance(leaf, _SYMBOLIC) for _, leaf in leaves((args, result))):
-            return  # it holds for the sizes at hand, which its branches have guarded
-        if isinstance(getattr(function, "__self__", None), torch.Tensor) or self.tracer.regions.decides(name):
-            return
-        asked = functools.partial(function, **kwargs) if kwargs else function
-        plain = all(is_atom(each) or is_fixed(each) for each in (*args, *kwargs.values()))
-        if root == "torch" and not (plain and is_atom(result)):
-            return
-        again = asked(*args) if plain else None
-        if plain and (again is result or (is_atom(result) and again == result)):
-            return self.query(asked, args, result)
-        raise self.refused(f"the forward asks {module}.{name}(), which may give another answer at each call")
-
-    @staticmethod
-    def _bound(function: Any) -> Any:
-        """Return the object that ``function`` is a method of, or that it is."""
-        return function if is_changeable(function) else getattr(function, "__self__", None)
-
-    def _handed(self, value: Any, function: Any) -> Any:
-        """Prepare an argument for unfollowed code: read containers, wrap callables, refuse other outside objects."""
-        source = self.source_of(value)
-        if has_operators(type(value)) and converts(function):
-            return Operand(self, value)
-        if callable(value) and not isinstance(value, type) and (source is None or not has_operators(type(value))):
-            return self.bridged(value)
-        if source is None or is_fixed(value) or isinstance(value, torch.Tensor):
-            return value
-        if isinstance(value, (list, dict, set, frozenset, tuple, deque, types.MappingProxyType)):
-            return self.operand(value)
-        name = getattr(function, "__qualname__", type(function).__name__)
-        raise self.refused(
-            f"the forward hands {described(source)}, a {type(value).__name__}, to {name}, which may read all of it"
-        )
-
-    def refuse_compared(self, *given: Any) -> None:
-        """Raise for a user's object from outside in a container whose items native code compares."""
-        for value in given:
-            if isinstance(value, dict):
-                self.refuse_compared(*value, *value.values())
-            elif isinstance(value, (list, tuple, set, frozenset, deque)):
-                self.refuse_compared(*value)
-            else:
-                self.refuse_key(value)
-
-    def bridged(self, value: Any) -> Any:
-        """Return a callable for unfollowed code to call ``value`` with its code followed."""
-        function = getattr(value, "__func__", value)
-        kind = type(function)
-        if kind is types.FunctionType and (is_instrumented(function) or self.is_native(function)):
-            return value
-        if not (kind in (types.FunctionType, functools.partial) or isinstance(function, nn.Module)) or not self.on:
-            return value
-
-        def followed(*args: Any, **kwargs: Any) -> Any:
-            return self.call(value, *args, **kwargs)
-
-        return functools.update_wrapper(followed, function, updated=()) if kind is types.FunctionType else followed
-
-    def _is_state(self, value: Any) -> bool:
-        return any(
-            self.source_of(leaf) is not None and not is_fixed(leaf) and not isinstance(leaf, torch.Tensor)
-            for _, leaf in leaves(value)
-        )
-
-    def _reads_state(self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Check whether a native function is passed outside objects, so its code must be followed too."""
-        if not self.on or (function.__module__ or "").partition(".")[0] in _WITHOUT_READING:
-            return False
-        given = [each for each in (*args, *kwargs.values()) if not callable(each) and self._is_state(each)]
-        return any(not isinstance(each, (list, dict, set, frozenset, tuple, deque)) for each in given)
 
     def context(self, value: Any) -> Any:
         """Return the context manager for a ``with`` statement to enter."""

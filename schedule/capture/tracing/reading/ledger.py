@@ -7,8 +7,6 @@ to dispatch a graph, and to decide whether a similar module may share it.
 
 from __future__ import annotations
 
-import array
-import ctypes
 import enum
 import math
 import numbers
@@ -27,6 +25,7 @@ from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.recording.structure import member_source, original_class
 from schedule.capture.tracing.hooks import acts_now
 from schedule.capture.tracing.own_forward import functions_called
+from schedule.capture.tracing.reading.arrays import is_array, numbers_of
 from schedule.capture.tracing.reading.sources import (
     SELF,
     Attr,
@@ -45,7 +44,6 @@ ATOMS: tuple[type, ...] = (
     *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, torch.finfo, torch.iinfo),
     *(enum.Enum, numbers.Number),
 )
-_CTYPES = (ctypes.Array, ctypes.Structure, ctypes.Union, *ctypes.c_int.__mro__[1:2])
 CONTAINERS = (list, tuple, dict, set, frozenset, deque, types.MappingProxyType)
 MOST = 256
 """Containers of more values than this are compared entry by entry, where they are read."""
@@ -96,25 +94,10 @@ def is_plain_content(value: Any, count: int = MOST) -> bool:
     return True
 
 
-def is_array(value: Any) -> bool:
-    """Check whether ``value`` is an array of numbers: of numpy, ``array`` or ctypes, a ``bytearray``, or a view."""
-    if type(value).__module__ == "numpy":
-        return hasattr(value, "tobytes") and not is_atom(value)
-    return isinstance(value, (bytearray, memoryview, array.array, *_CTYPES))
-
-
-def _numbers(value: Any) -> tuple[Any, ...]:
-    """Return the shape, kind and bytes of an array."""
-    if type(value).__module__ == "numpy":
-        return value.shape, str(value.dtype), value.tobytes()
-    view = memoryview(value)
-    return view.shape, view.format, view.tobytes()
-
-
 def snapshot(value: Any) -> Any:
     """Copy a container of atoms, or an array, for :func:`same`."""
     if is_array(value):
-        return _saved(value, _numbers(value))
+        return _saved(value, numbers_of(value))
     if isinstance(value, dict):
         return _saved(value, {key: snapshot(item) for key, item in value.items()})
     if isinstance(value, (set, frozenset)):
@@ -154,7 +137,7 @@ def same(value: Any, expected: Any) -> bool:
 
 def _same_content(value: Any, content: Any) -> bool:
     if is_array(value):
-        return bool(_numbers(value) == content)
+        return bool(numbers_of(value) == content)
     if isinstance(content, dict):
         return len(value) == len(content) and all(
             same(key, own) and same(value[key], content[own]) for key, own in zip(value, content, strict=True)

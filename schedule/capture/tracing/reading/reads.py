@@ -13,8 +13,9 @@ from torch import nn
 from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.recording.source import user_line
 from schedule.capture.recording.structure import leaves
+from schedule.capture.tracing.reading.arrays import is_array
 from schedule.capture.tracing.reading.following import Followed
-from schedule.capture.tracing.reading.ledger import Guard, Ledger, is_array, is_atom, kind_of, snapshot
+from schedule.capture.tracing.reading.ledger import Guard, Ledger, is_atom, kind_of, snapshot
 from schedule.capture.tracing.reading.origin import is_fixed
 from schedule.capture.tracing.reading.sources import (
     SELF,
