@@ -469,7 +469,7 @@ def test_a_replacement_under_another_one_is_refused_and_nothing_changes() -> Non
     first["blocks.0.mlp.act"].replace(nn.GELU(approximate="tanh"))
     second = schedule.create_schedule(model, ids())
     second["blocks.0.mlp.act"].replace(nn.ReLU())
-    with pytest.raises(schedule.ScheduleError, match="put a ReLU in place of the GELU 'act'"):
+    with pytest.raises(schedule.ScheduleError, match="replaced the GELU 'act' by a ReLU"):
         first.undo()
     assert len(first.history) == 1
     second.undo()

@@ -29,7 +29,7 @@ from schedule.capture.tracing.reading.native_calls import NativeCalls
 from schedule.capture.tracing.reading.origin import (
     is_native_class,
 )
-from schedule.capture.tracing.reading.sources import Attr, Const
+from schedule.capture.tracing.reading.sources import Attr, Const, Source
 from schedule.capture.tracing.regions import TrackedAutocast, TrackedFlags, sets_flags
 
 _READING = {"update", "extend", "extendleft", "union", "intersection", "difference", "symmetric_difference"}
@@ -51,6 +51,7 @@ class Calling(NativeCalls):
         self._handlers = handlers
         self._copies: dict[int, tuple[types.FunctionType, types.FunctionType]] = {}
         self._native: dict[types.CodeType, bool] = {}
+        self._looked_up: dict[Source, torch.Tensor] = {}
 
     def call(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Evaluate ``function(*args, **kwargs)``, following its code if it is the user's."""

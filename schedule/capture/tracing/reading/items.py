@@ -19,8 +19,13 @@ from schedule.capture.tracing.reading.origin import is_changeable, is_fixed
 from schedule.capture.tracing.reading.sources import SELF, Attr, Const, Item, Query, Source, described
 
 
+_MOST_TENSORS = 64
+
+
 class ItemReads(AttributeReads):
     """Part of the evaluator for item reads and comparisons."""
+
+    _looked_up: dict[Source, torch.Tensor]
 
     def item(self, owner: Any, key: Any) -> Any:
         """Evaluate ``owner[key]``."""
@@ -136,9 +141,20 @@ class ItemReads(AttributeReads):
     def key(self, value: Any) -> Any:
         """Return a key of a dict or an item of a set; the hash of a user's object from outside is not followed."""
         if self.on and isinstance(value, torch.Tensor):
-            raise self.refused("the forward looks something up by a tensor, that is by which object it is")
+            self._look_up(value)
         self.refuse_key(value)
         return value
+
+    def _look_up(self, tensor: torch.Tensor) -> None:
+        """Guard on a parameter or buffer being no other one that was looked up, as ``parameters()`` leaves out ties."""
+        source = self.tensor_source(tensor)
+        if source is None or len(self._looked_up) >= _MOST_TENSORS:
+            raise self.refused("the forward looks something up by a tensor, that is by which object it is")
+        if source not in self._looked_up:
+            for other, known in self._looked_up.items():
+                if known is not tensor:
+                    self.guard("distinct", source, other)
+            self._looked_up[source] = tensor
 
     def _read_indices(self, key: Any) -> None:
         """Guard on the content of lists from outside by which a tensor is indexed."""
