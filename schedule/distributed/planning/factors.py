@@ -1,9 +1,9 @@
-"""What dimensions are made of: the factors that operations split, merge and equate.
+"""Factors of tensor dimensions, as operations split, merge and equate them.
 
 A dimension is a list of factors, outermost first. ``view(b, s, heads, d)`` splits the factor of 32 features into one
-of 4 heads and one of 8; an addition says that two dimensions have the same factors. Factors that are the same all
-through a model can be shared out over ranks together: that is how the planner sees that q, k, v and the projection
-after them belong together, whatever they are called.
+of 4 heads and one of 8; an addition gives two dimensions the same factors. A factor that is the same throughout a
+model can be sharded over the ranks everywhere at once: this is how the planner recognizes that q, k, v and the
+projection after them belong together, regardless of their names.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ Dim = list["Factor"]
 
 
 class Factor:
-    """One factor of dimensions; equal ones are merged, and it may turn out to be made of several.
+    """One factor of one or more dimensions.
+
+    Equal factors are merged, and a factor can be split into several later.
 
     Attributes:
-        size: how large.
-        blocked: why it cannot be shared out; "" if nothing is in the way.
-        picked: parts of it are taken by position, such as q, k and v of one packed projection.
-        repeated: the same data for each index, by ``expand``.
-        leading: the first of it, where the rest is taken apart: queries of all heads before the one key and value.
+        size: the number of elements.
+        blocked: why it cannot be sharded; "" if it can.
+        picked: whether parts of it are selected by position, such as q, k and v of one packed projection.
+        repeated: whether every index has the same data, as after ``expand`` or ``repeat_interleave``.
+        leading: its first part if the rest is split off, such as the queries of all heads before the one key and value;
+            None otherwise.
     """
 
     __slots__ = ("_merged", "_parts", "blocked", "leading", "picked", "repeated", "size")
@@ -37,7 +40,7 @@ class Factor:
         return f"{self.size}{'!' if self.blocked else ''}"
 
     def root(self) -> Factor:
-        """The factor that this one was merged into."""
+        """Follow the merges and return the resulting factor."""
         found = self
         while found._merged is not None:
             found = found._merged
@@ -46,7 +49,7 @@ class Factor:
         return found
 
     def split(self, outer: int) -> None:
-        """Make it two factors."""
+        """Split the factor into two, the first of size ``outer``."""
         own = self.root()
         first, second = Factor(outer), Factor(own.size // outer)
         for part in (first, second):
@@ -54,7 +57,7 @@ class Factor:
         own._parts = (first, second)
 
     def merge(self, other: Factor) -> None:
-        """Make them one."""
+        """Merge ``other`` into this factor."""
         one, two = self.root(), other.root()
         if one is two:
             return
@@ -68,7 +71,7 @@ class Factor:
             equate([one.leading], [two.leading])
 
     def leaves(self) -> list[Factor]:
-        """The factors it is made of by now."""
+        """Return the leaf factors after all splits so far."""
         own = self.root()
         if own._parts is None:
             return [own]
@@ -76,38 +79,41 @@ class Factor:
 
 
 def factors(dim: Iterable[Factor]) -> list[Factor]:
-    """The factors of ``dim`` by now, outermost first."""
+    """Return the current factors of ``dim``, outermost first."""
     return [leaf for factor in dim for leaf in factor.leaves()]
 
 
 def has(dim: Iterable[Factor], factor: Factor) -> bool:
-    """Whether ``factor`` is in ``dim``, or in what is leading there."""
+    """Check whether ``factor`` is in ``dim`` or in the leading part of one of its factors."""
     return any(one is factor or leads(one, factor) for one in factors(dim))
 
 
 def leads(one: Factor, factor: Factor) -> bool:
-    """Whether ``factor`` is in what is leading in ``one``."""
+    """Check whether ``factor`` is in the leading part of ``one``."""
     return one.leading is not None and factor in one.leading.leaves()
 
 
 def size_of(dim: Iterable[Factor]) -> int:
-    """The size of a dimension."""
+    """Return the size of a dimension."""
     return math.prod(factor.size for factor in dim)
 
 
 def new_dim(size: int, blocked: str = "", repeated: bool = False) -> Dim:
-    """A dimension of one factor, of none if it is 1."""
+    """Return a dimension of one new factor, or of no factors if ``size`` is 1."""
     return [] if size == 1 else [Factor(size, blocked, repeated)]
 
 
 def block(dim: Iterable[Factor], why: str) -> None:
-    """None of the factors can be shared out."""
+    """Mark every factor of ``dim`` as impossible to shard, for the reason ``why``."""
     for factor in factors(dim):
         factor.blocked = factor.blocked or why
 
 
 def lead(dim: Dim, size: int) -> Dim:
-    """The first ``size`` of ``dim``, whose rest is taken apart; the same whenever it is asked for."""
+    """Return the first ``size`` elements of ``dim`` as a dimension, the same one on every call.
+
+    If ``dim`` has several factors, or a leading part of another size, return a new blocked dimension.
+    """
     own = factors(dim)
     if len(own) != 1 or (own[0].leading is not None and own[0].leading.size != size):
         return new_dim(size, "a piece of a dimension")
@@ -116,7 +122,7 @@ def lead(dim: Dim, size: int) -> Dim:
 
 
 def equate(one: Dim, other: Dim, why: str = "sizes that do not divide each other meet") -> None:
-    """Both dimensions have the same factors; where that cannot be, they are blocked."""
+    """Give both dimensions the same factors, or block them if their sizes do not match."""
     while True:
         ours, theirs = factors(one), factors(other)
         for a, b in zip(ours, theirs, strict=False):
@@ -139,7 +145,7 @@ def equate(one: Dim, other: Dim, why: str = "sizes that do not divide each other
 
 
 def take(dim: Dim, size: int) -> tuple[Dim, Dim] | None:
-    """The outer factors of ``dim`` whose product is ``size``, and the rest; None if it cannot be divided so."""
+    """Split ``dim`` into outer factors with the product ``size`` and the rest, or return None if it cannot be split."""
     taken: Dim = []
     rest = factors(dim)
     while size > 1:

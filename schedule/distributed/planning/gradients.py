@@ -1,4 +1,4 @@
-"""Where gradients flow in a graph whose dimensions were followed."""
+"""Gradient flow through a graph with propagated dimensions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Users = dict[OpNode, list[OpNode]]
 
 
 def users_of(found: Propagated) -> Users:
-    """The operations that read each value, in order."""
+    """Return the operations reading each value, in graph order."""
     users: Users = {node: [] for node in found.nodes}
     for node in found.nodes:
         for operand in dict.fromkeys(operands(node.args)):
@@ -29,12 +29,12 @@ def users_of(found: Propagated) -> Users:
 
 
 def differentiable(found: Propagated, root: nn.Module, inputs: Collection[OpNode] = ()) -> set[OpNode]:
-    """Values that a gradient flows into.
+    """Return the values with a gradient.
 
     Args:
-        found: of a graph.
-        root: where its paths begin.
-        inputs: placeholders that one flows into.
+        found: the propagated dimensions of a graph.
+        root: the module at which the paths in the graph begin.
+        inputs: placeholders with a gradient.
     """
     trained = {path for path, parameter in root.named_parameters(remove_duplicate=False) if parameter.requires_grad}
     values: set[OpNode] = set(inputs)
@@ -54,7 +54,7 @@ def differentiable(found: Propagated, root: nn.Module, inputs: Collection[OpNode
 
 
 def written(node: OpNode) -> Iterator[OpNode]:
-    """What is written to, and what that is a view of."""
+    """Yield the tensor written to by ``node``, then its base if it is a view, and so on."""
     target = next(operands(node.args), None)
     while target is not None:
         yield target
@@ -70,10 +70,11 @@ def _floating(spec: Any) -> bool:
 def parameters_of(
     found: Propagated, users: Users, moving: set[OpNode], value: OpNode, factor: Factor
 ) -> list[str] | None:
-    """Whole parameters that ``value`` alone is made of, and that meet shared data wherever they are used.
+    """Return the replicated parameters behind ``value`` if it depends on nothing else and meets only sharded values.
 
     Returns:
-        Their paths; None if it is made of something else too, or used elsewhere as well.
+        Their paths; None if ``value`` also depends on other inputs with a gradient, an intermediate value has another
+        user, or an operation without the factor reads ``value``.
     """
     paths: list[str] = []
     pending = [value]

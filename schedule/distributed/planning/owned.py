@@ -1,8 +1,8 @@
-"""Modules that compute with shares of parameters of their own: whether their outputs are partial sums.
+"""Collectives of modules other than plain projections, run on shards of their own parameters.
 
-A mixture's experts, or a Linear of a model's own making, multiply in code of their own. Run on a share of its
-parameters such a module gives either its share of the outputs, or a part of a sum: then the whole is the sum over
-the ranks, and so is the gradient of everything whole that goes in.
+The experts of a mixture, or a custom Linear class of a model, multiply in their own forward. Run on a shard of its
+parameters, such a module returns either its shard of the outputs or a partial sum. A partial sum is all-reduced over
+the ranks, and so is the gradient of every replicated input and parameter.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _PRODUCTS = frozenset(("mul", "matmul", "bmm", "mm", "linear", "_grouped_mm", "e
 
 
 def synchronized(path: str, module: nn.Module, whole: Specialization, axes: dict[str, tuple[int, int]]) -> Any:
-    """What ``module`` synchronizes when it computes with its share of its parameters.
+    """Return the collectives needed by ``module`` to compute with shards of its parameters.
 
     Args:
-        path: of the module.
+        path: the path of the module.
         module: the module.
-        whole: its own graph.
-        axes: name of each shared parameter → (axis, packed parts).
+        whole: the specialization with its graph.
+        axes: name of each sharded parameter → (axis, packed parts).
 
     Returns:
-        The steps; or a string, why it cannot be done.
+        The steps, or the reason as a string if it cannot be sharded.
     """
     found = propagate(whole.graph, module)
     shared = {_factor(found, name, axis, parts) for name, (axis, parts) in axes.items()}
@@ -84,12 +84,12 @@ def _is_floating(spec: Any) -> bool:
 
 
 def holds(found: Propagated, value: Any, factor: Factor) -> bool:
-    """Whether a value has the factor in one of its dimensions."""
+    """Check whether a value has the factor in one of its dimensions."""
     return any(has(dim, factor) for dim in _dims(found.dims.get(value)))
 
 
 def holds_leading(found: Propagated, value: Any, factor: Factor) -> bool:
-    """Whether a value has the factor at the beginning of a dimension, the rest of which every rank has."""
+    """Check whether a value has the factor at the beginning of a dimension with a replicated rest."""
     return any(leads(one, factor) for dim in _dims(found.dims.get(value)) for one in factors(dim))
 
 
@@ -100,13 +100,13 @@ def _dims(value: Any) -> list[Any]:
 
 
 def _factor(found: Propagated, name: str, axis: int, parts: int) -> Factor | None:
-    """The factor of a parameter's axis that ``parts`` packed ones are outside of."""
+    """Return the outermost factor inside the ``parts`` packed parts of a parameter's axis."""
     split = take(found.tensors[name][axis], parts) if name in found.tensors else None
     return next(iter(factors(split[1])), None) if split is not None else None
 
 
 def _partial_sums(found: Propagated, factor: Factor) -> set[OpNode] | str:
-    """The values that are partial sums; or what is done to one that is not linear."""
+    """Return the values holding partial sums, or a refusal if a nonlinear operation reads one."""
     partial: set[OpNode] = set()
     for node in found.nodes:
         if any(factor in factors(dim) for dim in found.contracted.get(node, ())):

@@ -1,8 +1,9 @@
-"""Where the gradients are added up that flow out of what the ranks share into what is whole.
+"""All-reduce locations for the gradients flowing from sharded into replicated values.
 
-A key of one head that queries of all heads read, or DeepSeek's rotary part of the keys, is whole on every rank, and
-each rank's gradient of it is a part of the sum. It flows back through what else is whole, and is added up where a
-module gives its output (``bwd_pre``), or at a parameter. A column-parallel layer on the way leaves its part to that.
+A single key head read by the queries of all heads, or DeepSeek's rotary part of the keys, is replicated on every rank,
+and each rank computes a partial sum of its gradient. The partial gradient flows back through other replicated values
+and is all-reduced at the output of a module (``bwd_pre``) or at a parameter. A column-parallel layer that reads such a
+value does not reduce its own input gradient: the same all-reduce covers it.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ _PARTIAL, _WHOLE, _EITHER = "partial", "whole", "either"
 
 
 class NoReduction(Exception):
-    """Why there is no place to add a partial gradient up."""
+    """Raised with the reason if a partial gradient cannot be all-reduced anywhere."""
 
 
 @dataclass
 class Reductions:
-    """Where partial gradients are added up.
+    """Locations of the all-reduces of partial gradients.
 
     Attributes:
-        modules: outputs of modules.
-        parameters: paths.
-        columns: column-parallel layers that leave theirs to one of those.
+        modules: calls of modules; the gradients of their outputs are reduced.
+        parameters: paths of parameters; their gradients are reduced.
+        columns: column-parallel layers with an input gradient covered by one of these reductions.
     """
 
     modules: list[OpNode] = field(default_factory=list)
@@ -44,16 +45,16 @@ class Reductions:
 
 @dataclass
 class PartialGradients:
-    """The gradients that flow out of what the ranks share.
+    """Search for the gradients flowing out of sharded values.
 
     Attributes:
-        found: of a graph.
-        root: where its paths begin.
+        found: the propagated dimensions of a graph.
+        root: the module at which the paths in the graph begin.
         users: the operations that read each value.
-        moving: values that a gradient flows into.
-        factor: what the ranks share.
-        partial: whole values, with the operations on shares that read them.
-        columns: inputs of column-parallel layers, which can be added up there as well.
+        moving: values with a gradient.
+        factor: the factor sharded over the ranks.
+        partial: pairs of a replicated value and an operation on sharded values that reads it.
+        columns: pairs of an input and the column-parallel layer that reads it; the layer can also reduce this gradient.
     """
 
     found: Propagated
@@ -70,7 +71,7 @@ class PartialGradients:
         self.kinds: dict[OpNode, str] = {}
 
     def reductions(self) -> Reductions:
-        """Where to add them up.
+        """Find locations to all-reduce the partial gradients.
 
         Raises:
             NoPlace: a partial gradient meets a whole one, or is written in place.
@@ -97,7 +98,7 @@ class PartialGradients:
         return made
 
     def read(self, value: OpNode) -> Iterator[str]:
-        """What the gradients are that each reader gives ``value``."""
+        """Yield the kind of gradient from each reader of ``value``."""
         for user in self.users[value]:
             if (value, user) in self.partial:
                 yield _PARTIAL
@@ -110,7 +111,10 @@ class PartialGradients:
                 yield _WHOLE if self.is_output(user) else self.kinds[user]
 
     def settled(self) -> dict[OpNode, None]:
-        """All values with partial gradients: what could be either and comes together with one is one."""
+        """Return all values with partial gradients.
+
+        A value whose gradient can be of either kind counts as partial if it is combined with a partial one.
+        """
         partial = {value: None for value, kind in self.kinds.items() if kind == _PARTIAL}
         pending = list(partial)
         while pending:
@@ -127,21 +131,27 @@ class PartialGradients:
         return partial
 
     def check_taken(self, partial: Collection[OpNode]) -> None:
-        """What is taken from beside shares has a partial gradient, which is added up with theirs."""
+        """Raise if a replicated value taken from a partly sharded tensor does not have a partial gradient.
+
+        Its gradient would be all-reduced together with the others of that tensor.
+        """
         for value in self.whole:
             beside = any(holds_leading(self.found, one, self.factor) for one in operands(value.args))
             if beside and value in self.kinds and value not in partial:
                 raise NoReduction(f"the gradient of {value.name} would be reduced although it is whole")
 
     def is_output(self, value: OpNode) -> bool:
-        """Whether a module with parameters gives ``value``: there its gradient can be added up."""
+        """Check whether ``value`` is the output of a module with parameters.
+
+        Its gradient can be reduced there.
+        """
         if value.fx is None or value.fx.op != "call_module" or not isinstance(value.spec, TensorSpec):
             return False
         last = all(user.fx is not value.fx for user in self.users[value])
         return last and any(True for _ in self.root.get_submodule(str(value.fx.target)).parameters())
 
     def check_calls(self, value: OpNode, partial: Collection[OpNode]) -> None:
-        """Every call of a module must have a partial gradient, if one has."""
+        """Raise unless every call of the module computing ``value`` has a partial gradient."""
         module = self.root.get_submodule(str(value.fx.target))  # type: ignore[union-attr]
         for node in self.found.nodes:
             if node.fx is None or node.fx.op != "call_module" or not self.is_output(node):

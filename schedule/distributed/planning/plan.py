@@ -1,4 +1,4 @@
-"""A tensor-parallel plan as plain data: what is shared out, and which collectives that takes."""
+"""A tensor-parallel plan as plain data: the sharded parameters and the necessary collectives."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ from schedule.util.printing import printed
 
 @dataclass
 class Plan:
-    """What to share out over the tensor-parallel ranks; edit the lists to change it, before it is applied.
+    """Parameters to shard over the tensor-parallel ranks, with the necessary collectives.
+
+    Edit the lists to change the plan before it is applied.
 
     Attributes:
-        ranks: for how many it was made.
-        groups: what is shared out together.
-        whole: path of each larger parameter that stays whole → why.
+        ranks: the number of ranks for which it was made.
+        groups: the parameters sharded together, with their collectives.
+        whole: path of each unsharded parameter of at least two dimensions → the reason. Sequence parallelism adds
+            the chains of layers that cannot use it.
         boundaries: collectives between the groups, as sequence parallelism needs them.
     """
 
@@ -34,33 +37,33 @@ class Plan:
 
     @property
     def shards(self) -> list[ShardStep]:
-        """Of all groups."""
+        """The shard steps of all groups."""
         return [step for group in self.groups for step in group.shards]
 
     @property
     def syncs(self) -> list[SyncStep]:
-        """Of all groups, and between them."""
+        """The sync steps of all groups and between them."""
         return [step for group in self.groups for step in group.syncs] + self.boundaries
 
     def without(self, text: str) -> Plan:
-        """The plan without the groups whose name contains ``text``."""
+        """Return the plan without the groups with ``text`` in their names."""
         return replace(self, groups=[group for group in self.groups if text not in group.name])
 
     def bytes_moved(self) -> int:
-        """Bytes that each rank sends a step of the recorded run, with ring algorithms."""
+        """Return the number of bytes sent by each rank per training step of the recorded run, with ring algorithms."""
         steps: list[ShardStep | SyncStep] = [*self.shards, *self.syncs]
         return sum(moved(step, self.ranks) for step in steps)
 
     def to_json(self) -> str:
-        """As JSON; :meth:`from_json` reads it back."""
+        """Return the plan as JSON for :meth:`from_json`."""
         return json.dumps(asdict(self), indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """The plan that :meth:`to_json` wrote.
+        """Read a plan from the JSON of :meth:`to_json`.
 
         Raises:
-            ShardError: it is no such text.
+            ShardError: the text is not the JSON of a plan.
         """
         try:
             found: Mapping[str, Any] = json.loads(text)
@@ -80,7 +83,10 @@ class Plan:
             raise ShardError(f"that is no plan: {error}", fix="give the text that plan.to_json() returned") from error
 
     def table(self) -> Table:
-        """The groups as a table of rich, alike layers in one row: what is shared out, what each rank sends a step."""
+        """Return a rich table of the groups, their collectives and the bytes sent per rank and step.
+
+        Groups of equal layers share a row.
+        """
         return plan_table(self.ranks, self.groups, self.boundaries, self.bytes_moved())
 
     def __str__(self) -> str:
@@ -88,7 +94,7 @@ class Plan:
 
 
 def common_path(paths: Iterable[str]) -> str:
-    """The module above all of ``paths``; "" is the root."""
+    """Return the path of the innermost module above all of ``paths`` ("" for the root)."""
     shared = []
     for parts in zip(*(path.split(".") for path in paths), strict=False):
         if len(set(parts)) > 1:
@@ -98,10 +104,10 @@ def common_path(paths: Iterable[str]) -> str:
 
 
 def with_parallel_loss(plan: Plan) -> Plan:
-    """``plan`` with logits that stay shared out over the vocabulary.
+    """Return ``plan`` with logits left sharded over the vocabulary.
 
     Raises:
-        ShardError: it shares out no projection onto the vocabulary.
+        ShardError: the plan does not shard a projection onto the vocabulary.
     """
 
     def left(step: SyncStep) -> SyncStep:

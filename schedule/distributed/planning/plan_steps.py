@@ -1,4 +1,4 @@
-"""The steps of a tensor-parallel plan, and the groups that they are made in."""
+"""Steps of a tensor-parallel plan and their groups."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ class ShardStep:
     """One call of ``shard``.
 
     Attributes:
-        path: the module.
-        name: of the parameter.
-        axis: which is shared out.
-        parts: how many are packed along it.
-        replicas: how many ranks after one another have the same share.
-        common: how many of the last every rank has.
-        nbytes: of the gradient, if the parameter stays whole, so that it is added up over the ranks.
+        path: the path of the module.
+        name: the name of the parameter.
+        axis: the sharded axis.
+        parts: the number of parts packed along the axis.
+        replicas: the number of consecutive ranks with the same shard.
+        common: the number of last elements along the axis that are replicated on every rank.
+        nbytes: the bytes of the gradient if the parameter stays whole and its gradient is all-reduced, otherwise 0.
     """
 
     path: str
@@ -35,12 +35,12 @@ class SyncStep:
     """One call of ``sync``.
 
     Attributes:
-        path: the module.
+        path: the path of the module.
         mode: ``"fwd_pre"``, ``"fwd_post"``, ``"bwd_pre"`` or ``"bwd_post"``.
         op: the collective, or a resharding.
-        axis: the dimension that is shared out.
-        argument: the input or parameter of a module that is no projection.
-        nbytes: of the whole tensor in the recorded run.
+        axis: the sharded dimension.
+        argument: the name of the input or parameter, for a module that is not a projection.
+        nbytes: the bytes of the whole tensor in the recorded run.
     """
 
     path: str
@@ -56,14 +56,14 @@ HEADS, FEATURES, VOCABULARY = "heads", "features", "tokens"
 
 @dataclass(frozen=True)
 class Group:
-    """Axes of parameters that are shared out together, with the collectives that this takes.
+    """Parameter axes sharded together, with the necessary collectives.
 
     Attributes:
-        name: where it is.
-        size: how many are shared out.
-        shards: in order.
-        syncs: in order.
-        kind: of what: the heads of an attention, other features, or the tokens of a vocabulary.
+        name: the path of the module around the group, or the names of the vocabulary modules.
+        size: the number of heads, features or tokens that are sharded.
+        shards: the shard steps in order.
+        syncs: the sync steps in order.
+        kind: the kind of dimension: the heads of an attention, other features, or the tokens of a vocabulary.
     """
 
     name: str
@@ -74,9 +74,10 @@ class Group:
 
 
 def moved(step: ShardStep | SyncStep, ranks: int) -> int:
-    """Bytes that each rank sends for one step, forward and backward, with ring algorithms.
+    """Return the number of bytes sent by each rank for one plan step, forward and backward, with ring algorithms.
 
-    An all-reduce of n bytes sends 2·n·(ranks − 1)/ranks; a gather or a reduce-scatter half of that, each way.
+    An all-reduce of n bytes sends 2·n·(ranks − 1)/ranks; an all-gather or a reduce-scatter sends half as
+    much in each direction.
     """
     part = step.nbytes * (ranks - 1) // ranks
     if isinstance(step, ShardStep) or step.op == "all_reduce":

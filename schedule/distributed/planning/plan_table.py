@@ -1,4 +1,4 @@
-"""A tensor-parallel plan as a table: one row for each kind of layer, whatever the number of layers."""
+"""A tensor-parallel plan as a table: one row for each kind of layer, regardless of the number of layers."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 def plan_table(ranks: int, groups: Sequence[Group], boundaries: Sequence[SyncStep], nbytes: int) -> Table:
-    """What is shared out, with which collectives, and what each rank sends a step.
+    """Return the table of sharded parameters, their collectives and the bytes sent per rank and step.
 
-    Groups that differ only in the number of their layer are one row: their ``size``, modules and collectives are those
-    of each, their bytes say how often.
+    Groups that differ only in the number of their layer share one row. It shows the size, modules, collectives and
+    bytes of a single group; the bytes column begins with the number of groups.
 
     Args:
-        ranks: as the others, of the plan.
-        groups: what is shared out together.
-        boundaries: collectives between the groups.
-        nbytes: of all steps.
+        ranks: the number of ranks of the plan.
+        groups: the groups of the plan.
+        boundaries: the collectives between the groups.
+        nbytes: the bytes of all steps.
     """
 
     def sent(steps: Iterable[ShardStep | SyncStep]) -> int:
@@ -61,7 +61,7 @@ def plan_table(ranks: int, groups: Sequence[Group], boundaries: Sequence[SyncSte
 
 
 def _alike(groups: Sequence[Group]) -> list[list[Group]]:
-    """Groups that are the same but for the first number in their paths, together where the first of them is."""
+    """Collect the groups differing only in the first number of their paths, in order of first appearance."""
     found: dict[Hashable, list[Group]] = {}
     for group in groups:
         found.setdefault(_kind(group), []).append(group)
@@ -79,7 +79,7 @@ def _without_number(path: str) -> str:
 
 
 def _merged(paths: Iterable[str]) -> Iterator[str]:
-    """Paths that are the same but for their first number as one, such as ``h.0–3, 5.mlp``."""
+    """Merge the paths differing only in their first number, such as ``h.0–3, 5.mlp``."""
     found: dict[str, list[str]] = {}
     for path in paths:
         found.setdefault(_without_number(path), []).append(path)
@@ -106,7 +106,7 @@ def _short(paths: Iterable[str], name: str) -> str:
 
 
 def _summed(group: Group) -> Iterator[SyncStep]:
-    """The sums of the gradients of parameters that stay whole."""
+    """Yield the all-reduces of the gradients of parameters stored whole."""
     for step in group.shards:
         if step.replicas > 1 or step.common:
             yield SyncStep(step.path, "bwd_post", "all_reduce", argument=step.name)

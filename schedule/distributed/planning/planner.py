@@ -1,10 +1,11 @@
-"""Finding a tensor-parallel plan in the traced graph alone: which features can be shared out, and what that takes.
+"""Search for a tensor-parallel plan in the traced graph alone.
 
-Every factor of the model's dimensions (:mod:`~schedule.distributed.planning.propagation`) that nothing blocks can be
-shared out over the ranks, wherever it appears: those axes of weights together, the heads of an attention or the width
-of an MLP, are one *group*. What a group costs is read off the graph too: where an operation sums over the factor,
-partial sums are added up (an all-reduce forward); where a tensor without it meets one that has it, so are its gradients
-(an all-reduce backward). Nothing is known of any architecture, nor of the names of its modules.
+Every unblocked factor of the model's dimensions (:mod:`~schedule.distributed.planning.propagation`) can be sharded over
+the ranks at every location in the model. All weight axes with this factor, such as the heads of an attention or the
+width of an MLP, form one *group*. The graph also determines the collectives of a group. An operation that sums over the
+factor computes partial sums, which need an all-reduce in the forward pass. A tensor without the factor that is combined
+with one that has it has partial gradients, which need an all-reduce in the backward pass. The planner uses no knowledge
+of any architecture or of module names.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ ATTENDING = ("matmul", "bmm", "baddbmm", "einsum", "scaled_dot_product_attention
 
 @dataclass
 class Candidate:
-    """A factor that might be shared out.
+    """A factor considered for sharding.
 
     Attributes:
-        factor: the outermost one.
-        axes: (path of a parameter, axis) → in how many packed parts it appears.
-        replicas: how many ranks compute with the same share, by (path, axis).
-        common: how many of the last are every rank's, by (path, axis).
-        refused: why not; "" if it can be.
+        factor: the factor to shard.
+        axes: (path of a parameter, axis) → the number of packed parts in which the factor appears.
+        replicas: (path, axis) → the number of ranks that compute with the same shard.
+        common: (path, axis) → the number of last elements that are replicated on every rank.
+        refused: the reason why it cannot be sharded; "" if it can.
     """
 
     factor: Factor
@@ -57,7 +58,7 @@ class Candidate:
 
 
 def find_plan(graph: fx.Graph, root: nn.Module, state: Sharded, vocabulary: bool = True) -> Plan:
-    """The plan for ``graph``, traced from ``root`` with its calls flattened."""
+    """Return the plan for ``graph``, traced from ``root`` with its calls flattened."""
     return _Planner(propagate(graph, root), root, state).plan(vocabulary)
 
 
@@ -98,7 +99,7 @@ class _Planner:
     # -- candidates --------------------------------------------------------------------------------------
 
     def candidates(self) -> list[Candidate]:
-        """The unblocked factors of parameters, each with all axes where it is."""
+        """Return the unblocked factors of parameters with all axes of each."""
         made: dict[Factor, Candidate] = {}
         for path, dims in self.found.tensors.items():
             for axis, dim in enumerate(dims):
@@ -128,7 +129,7 @@ class _Planner:
         return tensor.numel() * tensor.element_size()
 
     def group(self, candidate: Candidate) -> Group | None:
-        """The group of a candidate; None, with the reason in ``candidate.refused``, if there is none."""
+        """Return the group of a candidate, or None with the reason in ``candidate.refused``."""
         if candidate.refused or not self.divides(candidate):
             return None
         steps = self.shards(candidate)
@@ -142,7 +143,10 @@ class _Planner:
         return Group(name, candidate.factor.size, steps, syncs, self.kind(candidate.factor))
 
     def kind(self, factor: Factor) -> str:
-        """Heads are what a softmax, or a product of two activations, does for each by itself."""
+        """Return the kind of group of ``factor``.
+
+        It is ``HEADS`` if the output of a softmax, or the output and two activations of a product, have the factor.
+        """
         for node in self.found.nodes:
             given = [one for one in operands(node.args) if self.found_name(one) is None]
             products = node.op in ATTENDING and sum(self.holds(one, factor) for one in given) > 1
@@ -160,7 +164,11 @@ class _Planner:
         return False
 
     def replicated(self, candidate: Candidate, replicas: int) -> bool:
-        """Fewer heads than ranks: where the factor is followed by repeated ones, those are shared out as well."""
+        """Check whether a factor smaller than the number of ranks can be sharded with replicas.
+
+        On an axis with a repeated factor after it, this one is sharded as well and must be divisible by ``replicas``.
+        On the other axes, ``replicas`` ranks have the same shard.
+        """
         for path, axis in candidate.axes:
             dim = factors(self.found.tensors[path][axis])
             at = dim.index(candidate.factor)
@@ -173,7 +181,7 @@ class _Planner:
         return True
 
     def shards(self, candidate: Candidate) -> list[ShardStep] | None:
-        """The parameters' axes; None if the module of one cannot follow."""
+        """Return the shard steps of a candidate, or None with the reason in ``candidate.refused``."""
         steps = []
         for (path, axis), parts in candidate.axes.items():
             owner, _, name = path.rpartition(".")
@@ -198,7 +206,7 @@ class _Planner:
         return None if candidate.refused else steps
 
     def unfollowed(self, steps: list[ShardStep]) -> str:
-        """Why the sizes that the modules' code works with cannot follow; "" if they can."""
+        """Return the reason if sizes in the code of a caller cannot be adapted to the shards, otherwise ""."""
         callers: dict[nn.Module, dict[str, ShardStep]] = {}
         for step in steps:
             found = self.state.caller_of(step.path)
@@ -224,7 +232,7 @@ class _Planner:
         return holds(self.found, value, factor)
 
     def syncs(self, candidate: Candidate) -> list[SyncStep] | None:
-        """Where partial sums and partial gradients are added up; None if that is inside of a module's own code."""
+        """Return the sync steps of a candidate, or None with the reason in ``candidate.refused``."""
         factor, columns, made = candidate.factor, dict[str, Layer](), dict[SyncStep, None]()
         partial: list[tuple[OpNode, OpNode]] = []
         owned: dict[str, dict[str, tuple[int, int]]] = {}
@@ -261,7 +269,7 @@ class _Planner:
         return [*self.inputs(columns), *dict.fromkeys([*made, *steps])]
 
     def all_synchronized(self, owned: dict[str, dict[str, tuple[int, int]]]) -> list[SyncStep] | str:
-        """Return the steps of modules that compute with shares of their own parameters, or the first refusal."""
+        """Return the sync steps of modules computing with shards of their own parameters, or the first refusal."""
         found: list[SyncStep] = []
         for path, axes in owned.items():
             steps = self.synchronized(path, axes)
@@ -271,7 +279,7 @@ class _Planner:
         return found
 
     def whole_operands(self, node: OpNode, factor: Factor) -> list[OpNode]:
-        """Return the operands with a gradient that every rank has whole, of a node that is sharded."""
+        """Return the replicated operands with a gradient if ``node`` is sharded, otherwise an empty list."""
         if not self.holds(node, factor):
             return []
         given = dict.fromkeys(operands(node.args))
@@ -284,7 +292,10 @@ class _Planner:
     def reduced(
         self, factor: Factor, partial: list[tuple[OpNode, OpNode]], columns: dict[str, Layer]
     ) -> list[SyncStep] | str:
-        """Where partial gradients of what is whole are added up; the ``columns`` that this spares are taken out."""
+        """Return the all-reduces of the partial gradients of replicated values, or the reason for a refusal.
+
+        Layers covered by these all-reduces are removed from ``columns``.
+        """
         edges = {(layer.given, layer.node) for layer in columns.values()}
         moving, cut = self.differentiable, set(partial)
         try:
@@ -303,7 +314,10 @@ class _Planner:
         ]
 
     def own(self, node: OpNode, candidate: Candidate, owned: dict[str, dict[str, tuple[int, int]]]) -> bool:
-        """Whether ``node`` computes with a module's own parameter; its module is noted in ``owned``."""
+        """Check whether ``node`` computes with a candidate's parameter of a module with the role ``OWN``.
+
+        Record the sharded parameters of that module in ``owned``.
+        """
         pending = list(operands(node.args))
         while pending:
             value = pending.pop()
@@ -341,7 +355,10 @@ class _Planner:
         return steps
 
     def inputs(self, columns: dict[str, Layer]) -> Iterator[SyncStep]:
-        """Copies of what column-parallel layers read: one for all that share an argument of the same module."""
+        """Yield the all-reduces of the input gradients of column-parallel layers.
+
+        Layers that read the same argument of one caller share a single all-reduce.
+        """
         callers: dict[str, list[str]] = {}
         for path in columns:
             found = self.state.caller_of(path)
@@ -357,7 +374,7 @@ class _Planner:
                     yield SyncStep(path, "bwd_post", "all_reduce", nbytes=size)
 
     def shared(self, caller: str, paths: Iterable[str]) -> dict[str, list[str]]:
-        """The arguments of a module that only these column-parallel layers read."""
+        """Map the arguments of the caller read only by these column-parallel layers to the paths of the layers."""
         module = self.root.get_submodule(caller)
         whole = self.state.whole_forward(module)
         if isinstance(whole, TraceError):
@@ -371,7 +388,7 @@ class _Planner:
     # -- what stays whole --------------------------------------------------------------------------------
 
     def whole(self, left: dict[str, str]) -> dict[str, str]:
-        """Path of each whole parameter of at least two dimensions → why."""
+        """Map the path of each unsharded parameter of at least two dimensions to the reason."""
         found = {}
         for path, parameter in self.root.named_parameters():
             if id(parameter) in self.taken or parameter.ndim < 2:

@@ -1,8 +1,9 @@
-"""Which factors the dimensions of every value of a graph have, by the operations alone.
+"""Propagation of dimension factors through a graph, from its operations alone.
 
-Each operation says which dimensions of its operands and its result are the same. What an operation sums over, or
-does along a dimension (a softmax, a norm, a sort), and what is not known, blocks the factors there. A projection's
-weight gives the features before and after it the factors of its two axes.
+Each operation determines which dimensions of its operands and its result have the same factors. An operation that works
+along a dimension (a softmax, a norm, a sort) blocks the factors of this dimension; an unknown operation blocks those of
+all its dimensions. The dimensions over which a product sums are recorded. The features before and after a projection
+have the factors of the two axes of its weight.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ def propagate(
     """Follow the factors of every dimension through ``graph``.
 
     Args:
-        graph: traced from ``root``.
-        root: where its paths begin.
-        apart: modules whose rows after are other rows than those before: they are gathered or shared out.
-        free: inputs that need not be whole on every rank.
-        returned: whether what is returned need not be whole.
+        graph: a graph traced from ``root``.
+        root: the module at which its paths begin.
+        apart: paths of modules with collectives along the sequence: the leading dimensions of input and output are not
+            equated.
+        free: inputs that need not be replicated on every rank.
+        returned: whether the outputs need not be replicated.
     """
     run = _Propagation(root, apart, free, returned)
     for node in normalize(graph, dict(root.named_modules(remove_duplicate=False))).nodes:
@@ -50,7 +52,7 @@ class _Propagation(Shapes):
     # -- along dimensions --------------------------------------------------------------------------------
 
     def along(self, node: OpNode) -> Value:
-        """Softmax, sort, cumulative sum, …: the dimension is blocked, the others go on."""
+        """Propagate through softmax, sort, cumulative sum and the like, blocking only their dimension."""
         source, dim, spec = self.of(node.args["input"]), node.args.get("dim", -1), node.spec
         if source is None or not source:
             return self.unknown(node)
@@ -79,7 +81,7 @@ class _Propagation(Shapes):
         return tuple(out for _ in spec) if values else out
 
     def extreme(self, node: OpNode) -> Value:
-        """``max`` and ``min``, along a dimension or of two tensors."""
+        """Propagate through ``max`` and ``min``, along a dimension or of two tensors."""
         tensors = list(operands(node.args))
         if len(tensors) > 1 and isinstance(node.spec, TensorSpec):
             return self.broadcast(tensors, node.spec.shape)
@@ -104,7 +106,7 @@ class _Propagation(Shapes):
         return self.projected(node, given, weight)
 
     def projected(self, node: OpNode, given: Dims, weight: Dims) -> Dims:
-        """``weight`` is [out, in]."""
+        """Propagate through a projection with a ``weight`` of shape [out, in]."""
         equate(given[-1], weight[1])
         self.found.contracted[node] = [weight[1]]
         self.layer(node, weight)
@@ -152,7 +154,10 @@ class _Propagation(Shapes):
         return out
 
     def grouped_product(self, node: OpNode) -> Value:
-        """``torch._grouped_mm``: rows of ``[tokens, in]`` by the weight of their group, ``[groups, in, out]``."""
+        """Propagate through ``torch._grouped_mm``.
+
+        Each row of ``[tokens, in]`` is multiplied by the weight of its group in ``[groups, in, out]``.
+        """
         arguments = list(operands(node.args))
         a, b = (self.of(one) for one in arguments[:2])
         if a is None or b is None or len(a) != 2 or len(b) != 3:
@@ -224,7 +229,7 @@ class _Propagation(Shapes):
         return self.unknown(node)
 
     def convolution(self, node: OpNode) -> Value:
-        """``F.conv1d`` with as many groups as channels: each by itself."""
+        """Propagate through a depthwise ``F.conv1d``, with as many groups as channels."""
         given, weight, spec = self.of(node.args["input"]), self.of(node.args["weight"]), node.spec
         if given is None or weight is None or not isinstance(spec, TensorSpec) or len(given) != 3:
             return self.unknown(node)
@@ -239,7 +244,7 @@ class _Propagation(Shapes):
         return [given[0], given[1], new_dim(spec.shape[2], "a convolution works along it")]
 
     def beside(self, path: str, name: str, dim: Dim) -> None:
-        """A vector of parameters along ``dim``."""
+        """Equate ``dim`` with the dimension of a 1-D parameter or buffer if the module has it."""
         module = self.root.get_submodule(path)
         if module._parameters.get(name) is not None or module._buffers.get(name) is not None:
             equate(dim, self.tensor(f"{path}.{name}")[0])

@@ -1,8 +1,9 @@
-"""Sequence parallelism: between the groups of a plan each rank has its part of the sequence.
+"""Sequence parallelism: each rank has its part of the sequence between the groups of a plan.
 
-What a chain of layers passes on is shared out along the sequence before the first and gathered after the last. In
-between, the all-reduce after a row-parallel layer becomes a reduce-scatter, and the copy before a column-parallel one
-an all-gather: norms, residual sums and dropout work on shards. Whether a layer allows that is read off its graph.
+The hidden states of a chain of layers are sharded along the sequence before the first layer and gathered after the last
+one. In between, the all-reduce after a row-parallel layer becomes a reduce-scatter, and the copy before a
+column-parallel layer becomes an all-gather. Norms, residual additions and dropout work on shards. The graph of a layer
+determines whether it allows sequence parallelism.
 
 Source: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022.
 """
@@ -44,7 +45,7 @@ from schedule.util.errors import ShardError, TraceError
 
 @dataclass(frozen=True)
 class Link:
-    """One layer of a chain: its path, the argument that the chain passes on, and how long the sequence is."""
+    """One layer of a chain: its path, the argument with the hidden states, their bytes and the sequence length."""
 
     path: str
     argument: str
@@ -53,13 +54,15 @@ class Link:
 
 
 def with_sequence_parallel(plan: Plan, graph: fx.Graph, root: nn.Module, state: Sharded) -> Plan:
-    """``plan`` with every chain of layers that allows it on parts of the sequence; the others as they were.
+    """Return ``plan`` with sequence parallelism in every chain of layers suitable for it.
+
+    The others are unchanged, and the reason is added to ``Plan.whole``.
 
     Args:
-        plan: without sequence parallelism.
-        graph: the flattened one that it was found in.
-        root: where paths begin.
-        state: with the recorded run.
+        plan: a plan without sequence parallelism.
+        graph: the flattened graph from which the plan was made.
+        root: the module at which paths begin.
+        state: the tensor-parallel state with the recorded run.
     """
     called = [str(node.target) for node in graph.nodes if node.op == "call_module"]
     calls = Counter(path for path in called if any(True for _ in root.get_submodule(path).parameters()))
@@ -92,7 +95,10 @@ def _replaced(group: Group, changed: list[tuple[dict[SyncStep, SyncStep], list[S
 
 
 def _chains(plan: Plan, root: nn.Module, state: Sharded) -> Iterator[list[Link]]:
-    """Modules with groups in them that pass a tensor on, one to the next; outer ones first."""
+    """Yield the chains of modules passing a tensor from one to the next, outer chains first.
+
+    Only modules with sharded parameters inside are links of a chain.
+    """
     paths = [step.path for step in plan.shards]
     for path, module in root.named_modules():
         below = f"{path}." if path else ""
@@ -119,14 +125,17 @@ def _chains(plan: Plan, root: nn.Module, state: Sharded) -> Iterator[list[Link]]
 
 
 def _origin(node: fx.Node) -> fx.Node:
-    """The call that ``node`` is the first result of."""
+    """Follow ``getitem`` nodes from ``node`` back to the call."""
     while getattr(node.target, "__name__", "") == "getitem" and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node
 
 
 def _link(path: str, node: fx.Node, root: nn.Module) -> tuple[Link | None, fx.Node | None]:
-    """The argument ``[batch, seq, features]`` that is returned in the same shape."""
+    """Find the argument ``[batch, seq, features]`` returned in the same shape, and its node.
+
+    Only the first tensor argument is considered.
+    """
     names = [name for name in inspect.signature(type(root.get_submodule(path)).forward).parameters if name != "self"]
     given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
     out = node.meta.get("spec")
@@ -146,10 +155,12 @@ def _link(path: str, node: fx.Node, root: nn.Module) -> tuple[Link | None, fx.No
 def _layer(
     link: Link, groups: list[Group], root: nn.Module, state: Sharded, repeated: set[str]
 ) -> tuple[dict[SyncStep, SyncStep], list[SyncStep]]:
-    """What changes in one layer: steps replaced, and gradients of whole parameters to add up.
+    """Return the replaced sync steps and the additional sync steps of one layer.
+
+    The additional ones gather the sequence for units and all-reduce the gradients of replicated parameters.
 
     Raises:
-        NotSequential: something in it needs the whole sequence.
+        NotSequential: the layer cannot work on a part of the sequence.
     """
     module, below = root.get_submodule(link.path), f"{link.path}."
     inner = [_inside(group, below) for group in groups if any(step.path.startswith(below) for step in group.shards)]
@@ -182,10 +193,10 @@ def _layer(
 def _replicated_parameters(
     found: Propagated, users: Any, moving: Any, apart: Collection[OpNode], factor: Factor
 ) -> Iterator[str]:
-    """Yield the parameters that are whole where the rest of an operation has a part of the sequence.
+    """Yield the replicated parameters in operations on a part of the sequence.
 
     Raises:
-        NotSequential: what is whole is not a parameter.
+        NotSequential: a replicated operand is not computed from parameters alone.
     """
     for node in found.nodes:
         if node in apart or node.op == "output" or not holds(found, node, factor):
@@ -200,7 +211,7 @@ def _replicated_parameters(
 
 
 def _mixes(unit: Unit, root: nn.Module, state: Sharded) -> bool:
-    """Whether a module does something along the sequence, as an attention that stays whole."""
+    """Check whether a module mixes positions of the sequence, such as an unsharded attention."""
     try:
         found, given = _propagated(Link(unit.path, unit.argument, 0, 0), root.get_submodule(unit.path), set(), state)
         _sequence_factor(found, given, 1)
@@ -217,7 +228,13 @@ def _neighbors(
     factor: Factor,
     found: Propagated,
 ) -> Iterator[SyncStep]:
-    """A unit gets the whole sequence, and gives its part of what it computes; gradients go the way back."""
+    """Yield the steps to gather the sequence before each unit and to shard its output again.
+
+    The output of a unit in ``scattered`` is already reduce-scattered.
+
+    Raises:
+        NotSequential: the sequence is not dimension 1 of the only sharded input and of the output.
+    """
     for unit in units:
         layer = layers[unit.path.removeprefix(below)]
         shared = [one for one in operands(layer.node.args) if holds(found, one, factor)]
@@ -229,7 +246,7 @@ def _neighbors(
 
 
 def _inside(group: Group, below: str) -> Group:
-    """The part of a group in one layer."""
+    """Return the part of a group below one layer."""
     shards = [step for step in group.shards if step.path.startswith(below)]
     return replace(group, shards=shards, syncs=[step for step in group.syncs if step.path.startswith(below)])
 
@@ -313,7 +330,7 @@ def _gathered(
     layers: dict[str, Layer],
     factor: Factor,
 ) -> SyncStep:
-    """The copy before column-parallel layers as an all-gather, if what they read is shared out."""
+    """Return an all-gather in place of ``step`` if the inputs of the column-parallel layers are sharded."""
     axes = {_axis(found, layers[path].given, factor) for path in columns}
     if len(axes) != 1:
         raise NotSequential(f"{own} reads whole and shared values together")
@@ -347,7 +364,7 @@ def _shared_of(module: nn.Module, columns: set[nn.Module], state: Sharded) -> di
 
 
 def _axis(found: Propagated, value: OpNode, factor: Factor) -> int | None:
-    """Which dimension of ``value`` has the factor."""
+    """Return the first dimension of ``value`` with the factor, or None."""
     dims = found.dims.get(value)
     dims = dims[0] if isinstance(dims, tuple) and dims else dims  # what a module computes is its first
     axes = [at for at, dim in enumerate(dims or ()) if factor in factors(dim)]

@@ -1,4 +1,4 @@
-"""Operations that give dimensions another order, split them, merge them, or pick from them."""
+"""Operations to reorder, split, merge or index dimensions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from schedule.patterns.values import OpNode, operands
 
 
 class Shapes(Values):
-    """Views, indices, pieces."""
+    """Propagation through views, indexing, splitting and joining."""
 
     def view(self, node: OpNode) -> Value:
         source, spec = self.of(node.args["input"]), node.spec
@@ -21,7 +21,7 @@ class Shapes(Values):
         return self.viewed(node, source, spec)
 
     def viewed(self, node: OpNode, source: Dims, spec: TensorSpec) -> Value:
-        """The same elements in order, in other dimensions."""
+        """Return the dimensions of a view or reshape: the same elements in the same order."""
         rest: Dim = [factor for dim in source for factor in dim]
         out: Dims = []
         for size in spec.shape:
@@ -33,7 +33,7 @@ class Shapes(Values):
         return out
 
     def complex(self, node: OpNode) -> Value:
-        """``view_as_complex`` and ``view_as_real``: pairs along a last dimension of two."""
+        """Propagate through ``view_as_complex`` and ``view_as_real``, with pairs along a last dimension of size 2."""
         source = self.of(next(operands(node.args), None))
         if source is None:
             return self.unknown(node)
@@ -58,7 +58,10 @@ class Shapes(Values):
         return out
 
     def squeeze(self, node: OpNode) -> Value:
-        """Dimensions of one have no factors: what is left keeps its order."""
+        """Propagate through ``squeeze`` and ``unsqueeze``.
+
+        Dimensions of size 1 have no factors; the others keep their order.
+        """
         source, spec = self.of(node.args["input"]), node.spec
         if source is None or not isinstance(spec, TensorSpec):
             return self.unknown(node)
@@ -75,7 +78,10 @@ class Shapes(Values):
         return out
 
     def expand_as(self, node: OpNode) -> Value:
-        """Also ``view_as`` and ``reshape_as``: the sizes are another tensor's, whatever that has by then."""
+        """Propagate through ``expand_as``, ``view_as`` and ``reshape_as``.
+
+        The last two take only the sizes of the other tensor, not its factors.
+        """
         arguments = list(operands(node.args))
         source, like, spec = self.of(arguments[0]), self.of(arguments[-1]), node.spec
         if source is None or like is None or not isinstance(spec, TensorSpec):
@@ -85,7 +91,7 @@ class Shapes(Values):
         return self.broadcast(arguments, spec.shape)
 
     def repeat(self, node: OpNode) -> Value:
-        """Each dimension so many times, one after another."""
+        """Propagate through ``repeat``, with a new blocked outer factor for each repeated dimension."""
         source, spec = self.of(node.args["input"]), node.spec
         if source is None or not isinstance(spec, TensorSpec):
             return self.unknown(node)
@@ -104,7 +110,7 @@ class Shapes(Values):
         return [dim if size_of(dim) == size else new_dim(size, "padded") for dim, size in pairs]
 
     def picked(self, node: OpNode) -> Value:
-        """``gather`` and ``index_select``: other places along one dimension."""
+        """Propagate through ``gather`` and ``index_select``, blocking the indexed dimension."""
         source, index, dim = self.of(node.args["input"]), self.of(node.args["index"]), node.args.get("dim")
         spec = node.spec
         if source is None or index is None or not isinstance(dim, int) or not isinstance(spec, TensorSpec):
@@ -119,7 +125,7 @@ class Shapes(Values):
         return index
 
     def written(self, node: OpNode) -> Value:
-        """``copy_``: what is written has the dimensions of what it is written to."""
+        """Propagate through ``copy_``, with the same dimensions in source and target."""
         target, source = (self.of(one) for one in list(operands(node.args))[:2])
         if target is None or source is None:
             return self.unknown(node)
@@ -138,7 +144,10 @@ class Shapes(Values):
         return out if size_of(out[at]) == spec.shape[at] else self.unknown(node)
 
     def pieces(self, node: OpNode) -> Value:
-        """``split``, ``chunk`` and ``unbind``: equal pieces share the inner factors."""
+        """Propagate through ``split``, ``chunk`` and ``unbind``.
+
+        Equal pieces have the same inner factors; pieces of different sizes block the dimension.
+        """
         source = self.of(node.args.get("tensor", node.args.get("input")))
         specs, dim = node.spec, node.args.get("dim", 0)
         if source is None or not isinstance(specs, (tuple, list)) or not isinstance(dim, int):
@@ -156,7 +165,7 @@ class Shapes(Values):
         return tuple([*source[:at], one, *source[at + 1 :]] for one in fresh)
 
     def piece(self, dim: Dim, sizes: Sequence[int]) -> Dim | None:
-        """The inner factors of a dimension that is cut into equal pieces."""
+        """Return the inner factors of a dimension split into equal pieces, or None if it cannot be split."""
         taken = take(dim, len(sizes)) if len(set(sizes)) == 1 and sum(sizes) == size_of(dim) else None
         if taken is None:
             return None
@@ -177,7 +186,7 @@ class Shapes(Values):
         return self.taken(dims, indices, spec)
 
     def taken(self, dims: Dims, indices: list[Any], spec: TensorSpec) -> Dims:
-        """What numbers and slices take."""
+        """Return the dimensions after indexing with numbers and slices."""
         if Ellipsis in indices:
             at = indices.index(Ellipsis)
             used = sum(1 for one in indices if one is not None and one is not Ellipsis)
@@ -196,7 +205,7 @@ class Shapes(Values):
         return [*out, *rest]
 
     def stored(self, node: OpNode) -> Value:
-        """``x[index] = value``, the value as large as the place."""
+        """Propagate through ``x[index] = value`` for a value with the rank of ``x[index]``."""
         target, value, index = self.of(node.args["input"]), node.args.get("value"), node.args["index"]
         given, indices = self.of(value), list(index) if isinstance(index, tuple) else [index]
         plain = not any(isinstance(one, OpNode) and isinstance(one.spec, TensorSpec) for one in indices)
@@ -227,7 +236,7 @@ class Shapes(Values):
         return lead(dim, size) if first else new_dim(size, "a piece of a dimension")
 
     def gathered(self, node: OpNode, dims: Dims, indices: list[Any], spec: TensorSpec) -> Value:
-        """``x[index]`` with one tensor, in front: rows."""
+        """Propagate through ``x[index]`` with a single index tensor, picking along dimension 0."""
         first = self.of(indices[0])
         if len(indices) == 1 and first is not None and spec.ndim == len(first) + len(dims) - 1 and spec.ndim:
             block(dims[0], "picked from by position")
@@ -235,7 +244,7 @@ class Shapes(Values):
         return self.unknown(node)
 
     def joined(self, node: OpNode) -> Value:
-        """``cat`` and ``stack``."""
+        """Propagate through ``cat`` and ``stack``."""
         parts, spec, dim = node.args["tensors"], node.spec, node.args.get("dim", 0)
         dims = [self.of(part) for part in operands(parts)]
         if not isinstance(spec, TensorSpec) or not isinstance(dim, int) or any(one is None for one in dims):

@@ -1,8 +1,8 @@
-"""Modules that work on the whole sequence inside a layer that otherwise works on parts of it.
+"""Modules on the whole sequence inside a layer with sequence parallelism.
 
-Experts, or a Linear of a model's own making, share out parameters of their own, and which dimensions of theirs are the
-sequence is not followed. An attention that stays whole works along the sequence. Around the smallest module that takes
-and returns ``[batch, seq, features]`` the sequence is gathered, and what it returns is shared out again.
+Experts, or a custom Linear class of a model, shard their own parameters, and the sequence dimension is not followed
+through their code. An unsharded attention works along the sequence. The sequence is gathered before the smallest
+enclosing module that takes and returns ``[batch, seq, features]``, and the output of this module is sharded again.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from schedule.util.errors import TraceError
 
 
 class NotSequential(Exception):
-    """Why a layer cannot work on a part of the sequence."""
+    """Raised with the reason if a layer cannot work on a part of the sequence."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A module that works on the whole sequence.
+    """A module running on the whole sequence.
 
     Attributes:
-        path: the module.
-        argument: the input that is gathered before it; what it returns is shared out again.
-        nbytes: of that input.
+        path: the path of the module.
+        argument: the input to gather before the module; the output is sharded again.
+        nbytes: the bytes of the input.
     """
 
     path: str
@@ -42,17 +42,19 @@ class Unit:
 
 
 def units_of(layer: str, length: int, inner: list[Group], root: nn.Module, state: Sharded) -> dict[str, Unit]:
-    """By path, the smallest modules in a layer around each that shares out parameters of its own.
+    """Return by path the smallest units around the modules of a layer with sharded parameters of their own.
+
+    Projections and embeddings do not need a unit.
 
     Args:
-        layer: its path.
-        length: of the sequence.
-        inner: the groups in it.
-        root: where paths begin.
-        state: with the recorded run.
+        layer: the path of the layer.
+        length: the length of the sequence.
+        inner: the parts of the groups in the layer.
+        root: the module at which paths begin.
+        state: the tensor-parallel state with the recorded run.
 
     Raises:
-        NotSequential: there is none in the layer.
+        NotSequential: one of these modules has no unit around it in the layer.
     """
     units: dict[str, Unit] = {}
     for path in dict.fromkeys(step.path for group in inner for step in group.shards):
@@ -63,7 +65,7 @@ def units_of(layer: str, length: int, inner: list[Group], root: nn.Module, state
 
 
 def _unit(path: str, layer: str, length: int, root: nn.Module, state: Sharded) -> Unit:
-    """Of the modules around ``path``, the smallest that takes and returns ``[batch, seq, features]``."""
+    """Return the smallest module around ``path`` with input and output ``[batch, seq, features]``."""
     parts = path.split(".")
     for end in range(len(parts), layer.count(".") + 1, -1):
         unit = _as_unit(".".join(parts[:end]), length, root, state.whole_calls)
@@ -73,14 +75,14 @@ def _unit(path: str, layer: str, length: int, root: nn.Module, state: Sharded) -
 
 
 def whole_units(layer: str, length: int, inner: list[Group], root: nn.Module, state: Sharded) -> Iterator[Unit]:
-    """The modules that a layer calls which multiply, share out nothing, and take and return the sequence.
+    """Yield the unsharded children of a layer with projections and with input and output ``[batch, seq, features]``.
 
     Args:
-        layer: its path.
-        length: of the sequence.
-        inner: the groups in it.
-        root: where paths begin.
-        state: with the recorded run.
+        layer: the path of the layer.
+        length: the length of the sequence.
+        inner: the parts of the groups in the layer.
+        root: the module at which paths begin.
+        state: the tensor-parallel state with the recorded run.
     """
     for name, child in root.get_submodule(layer).named_children():
         path = f"{layer}.{name}"
@@ -92,7 +94,7 @@ def whole_units(layer: str, length: int, inner: list[Group], root: nn.Module, st
 
 
 def _as_unit(path: str, length: int, root: nn.Module, calls: Mapping[nn.Module, list[Call]]) -> Unit | None:
-    """The module at ``path``, if it takes and first returns ``[batch, seq, features]``."""
+    """Return the module at ``path`` as a unit if its first input and output are ``[batch, seq, features]``."""
     module = root.get_submodule(path)
     for call in calls.get(module, [])[:1]:
         names = [name for name in inspect.signature(type(module).forward).parameters if name != "self"]
@@ -109,7 +111,7 @@ def _in_sequence(spec: Any, length: int) -> bool:
 
 
 def without_units(group: Group, units: Collection[str]) -> Group:
-    """The part of a group that is in none of the units."""
+    """Return the part of a group outside of the units."""
 
     def outside(step: ShardStep | SyncStep) -> bool:
         return not any(f"{step.path}.".startswith(f"{unit}.") for unit in units)
@@ -123,7 +125,10 @@ _VIEWS = ("view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze")
 def summed_outside(
     units: dict[str, Unit], inner: list[Group], root: nn.Module, state: Sharded
 ) -> Iterator[tuple[SyncStep, SyncStep]]:
-    """Where a unit returns views of partial sums, they are added up and shared out in one."""
+    """Yield all-reduces inside units with a reduce-scatter of the unit output to replace them.
+
+    This applies to units that return a view of the partial sums.
+    """
     for step in (step for group in inner for step in group.syncs):
         unit = next((one for one in units.values() if step.path.startswith(f"{one.path}.")), None)
         if unit is None or (step.mode, step.op) != ("fwd_post", "all_reduce"):
@@ -136,7 +141,7 @@ def summed_outside(
 
 
 def _returned(node: fx.Node) -> bool:
-    """Whether nothing but views of ``node`` is made of it, and returned."""
+    """Check whether ``node`` is used only once, to return it or a view of it."""
     if len(node.users) != 1:
         return False
     (user,) = node.users

@@ -1,4 +1,4 @@
-"""The values of a graph with the factors of their dimensions, and what holds for operations of any kind."""
+"""Values of a graph with the factors of their dimensions, and the general rules for operations."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ CONSTANTS = ("zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_ful
 
 @dataclass
 class Layer:
-    """A projection, convolution or embedding that a graph calls.
+    """A projection, convolution or embedding called in a graph.
+
+    Modules passed as ``apart`` are recorded as layers as well.
 
     Attributes:
-        path: the module.
+        path: the path of the module.
         node: the call.
-        given: what it reads.
-        weight: factors of the weight's axes.
-        lookup: it picks rows of its weight.
+        given: the input.
+        weight: the factors of the weight's axes; empty for other modules.
+        lookup: whether it picks rows of its weight, as an embedding does.
     """
 
     path: str
@@ -44,14 +46,14 @@ class Layer:
 
 @dataclass
 class Propagated:
-    """What was found in one graph.
+    """The result of propagation through one graph.
 
     Attributes:
-        nodes: its operations, in order.
-        dims: the factors of every tensor.
+        nodes: the operations of the graph, in order.
+        dims: the factors of the dimensions of every tensor.
         tensors: path of each parameter and buffer → factors of its axes.
         layers: the projections, convolutions and embeddings called.
-        contracted: an operation → dimensions it sums over in a way that partial sums could be added up.
+        contracted: operation → the dimensions over which it sums such that partial sums can be all-reduced.
     """
 
     nodes: list[OpNode] = field(default_factory=list)
@@ -62,7 +64,11 @@ class Propagated:
 
 
 class Values:
-    """Visits the nodes of a graph in order; :attr:`handlers` know single operations."""
+    """Visitor of the nodes of a graph, in order.
+
+    Attributes:
+        handlers: operation → the method that propagates through it.
+    """
 
     handlers: ClassVar[Mapping[str, Callable[[Any, OpNode], Value]]] = {}
 
@@ -100,7 +106,7 @@ class Values:
         return None
 
     def tensor(self, path: str) -> Dims:
-        """The axes of a parameter or buffer, the same under all of its names."""
+        """Return the dimensions of a parameter or buffer, the same under all of its names."""
         path = self._names.get(path, path)
         if path not in self.found.tensors:
             owner, _, name = path.rpartition(".")
@@ -112,7 +118,7 @@ class Values:
         return self.found.tensors[path]
 
     def of(self, value: Any) -> Dims | None:
-        """The dimensions of an operand that is a tensor."""
+        """Return the dimensions of an operand, or None unless it is a single tensor."""
         found = self.found.dims.get(value) if isinstance(value, OpNode) else None
         if found is None and isinstance(value, OpNode) and value.attr is not None:
             found = self.found.dims[value] = self.tensor(value.attr.path)
@@ -171,12 +177,15 @@ class Values:
         return self.sized(out, shape)
 
     def sized(self, dims: Dims, shape: Sequence[int]) -> Dims:
-        """``dims`` where they are of these sizes, others where not."""
+        """Return ``dims`` with a new blocked dimension in place of each one of another size than in ``shape``."""
         pairs = zip(dims, shape, strict=True)
         return [dim if size_of(dim) == size else new_dim(size, FACTORIES) for dim, size in pairs]
 
     def of_object(self, node: OpNode) -> Value:
-        """A method of an object, such as a cache: what comes back follows what goes in, in order."""
+        """Propagate through a method of an object, such as a cache.
+
+        The results have the dimensions of the operands, in order.
+        """
         given = [self.of(operand) for operand in operands(node.args)]
         tensors = [dims for dims in given if dims is not None]
         specs = node.spec if isinstance(node.spec, (tuple, list)) else (node.spec,)
@@ -190,24 +199,24 @@ class Values:
         return tuple(results) if isinstance(node.spec, (tuple, list)) else results[0]
 
     def called(self, node: OpNode) -> Value:
-        """A call of a module that stays one."""
+        """Propagate through a module call."""
         return self.unknown(node)
 
 
 def nbytes(spec: Any) -> int:
-    """Of a tensor; nothing else is sent."""
+    """Return the bytes of a tensor, or 0 for other values."""
     return spec.nbytes if isinstance(spec, TensorSpec) else 0
 
 
 def pick(dim: Dim) -> None:
-    """Parts of a dimension are taken by position."""
+    """Mark the factors of ``dim`` as picked from by position, and block them."""
     for factor in factors(dim):
         factor.picked = True
         factor.blocked = factor.blocked or "picked from by position"
 
 
 def _is_pointwise(node: OpNode) -> bool:
-    """Whether each element of the result comes from the elements in its place; torch's own tag says so."""
+    """Check whether an operation is pointwise, by name or by ``torch.Tag.pointwise``."""
     name = node.op.rpartition(".")[2].strip("_")
     if name in ("div", "add", "sub", "mul", "pow", "where", "masked_fill", "lerp", "floor_divide", "gelu", "softplus"):
         return True
@@ -220,7 +229,7 @@ def _is_pointwise(node: OpNode) -> bool:
 
 
 def _first_names(root: nn.Module) -> dict[str, str]:
-    """Every name of a tied parameter → its first one."""
+    """Map each name of a parameter or buffer to its first name, the same for tied ones."""
     first: dict[int, str] = {}
     names: dict[str, str] = {}
     for path, module in root.named_modules(remove_duplicate=False):

@@ -1,4 +1,4 @@
-"""Vocabularies shared out: embeddings by rows, with the projections onto them, whose outputs are gathered."""
+"""Vocabulary sharding: embeddings by rows, projections onto the vocabulary with gathered outputs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from schedule.patterns.values import OpNode
 
 
 class Vocabularies:
-    """Finds them in a graph.
+    """Search for vocabularies to shard in a graph.
 
     Args:
-        found: of the graph.
-        root: where its paths begin.
-        ranks: how many share.
-        users: the operations that read each value.
-        differentiable: values that a gradient flows into.
-        whole: parameters, by id, that other groups have, or that code reads which knows nothing of shares.
+        found: the propagated dimensions of the graph.
+        root: the module at which its paths begin.
+        ranks: the number of tensor-parallel ranks.
+        users: the operations reading each value.
+        differentiable: the values with a gradient.
+        whole: ids of the parameters that belong to other groups or are read directly by code unaware of shards.
 
     Attributes:
-        taken: parameters, by id, that are shared out here.
+        taken: ids of the parameters sharded here.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Vocabularies:
         self.taken: set[int] = set()
 
     def groups(self) -> list[Group]:
-        """One for each vocabulary."""
+        """Return one group for each vocabulary."""
         groups = []
         for layer in self.found.layers:
             if not layer.lookup or role_of(self._module(layer), "weight", 0) is None:
@@ -87,7 +87,10 @@ class Vocabularies:
         return Group(name, size, list(steps), list(syncs), VOCABULARY)
 
     def returned(self, layer: Layer, size: int) -> bool:
-        """Whether the model returns the outputs of ``layer``, of that size, as they are or element by element."""
+        """Check whether the model returns the outputs of ``layer``.
+
+        Operations in between are allowed if the last dimension of their results has ``size`` elements.
+        """
         pending, seen = [layer.node], set[OpNode]()
         while pending:
             node = pending.pop()

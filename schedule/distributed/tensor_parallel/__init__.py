@@ -1,1 +1,1 @@
-"""Sharded modules: parameters, forwards, collectives, and what follows a shard."""
+"""Sharded modules: parameters, forwards, collectives, and dependent sizes."""

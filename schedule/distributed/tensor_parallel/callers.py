@@ -1,7 +1,7 @@
-"""One gradient reduction for several column-parallel modules that read the same input.
+"""One gradient reduction for several column-parallel modules with the same input.
 
-Llama's q, k and v projections each have a partial gradient of one ``hidden_states``. Adding the three up first and
-reducing the sum once needs a third of the communication: the module that calls them takes the copy.
+Llama's q, k and v projections each have a partial gradient of the same ``hidden_states``. Adding the three first and
+reducing the sum once needs a third of the communication, so the module that calls them reduces the gradient.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from schedule.util.errors import ShardError
 def shared_inputs(
     caller: nn.Module, whole: Specialization, is_column: Callable[[nn.Module], bool]
 ) -> dict[str, list[str]]:
-    """Arguments of ``caller`` that go to its column-parallel modules and nowhere else: name → paths of those.
+    """Return the arguments of ``caller`` read only by its column-parallel modules: name → paths of the modules.
 
     Args:
-        caller: the module.
-        whole: its forward, traced before anything was sharded.
-        is_column: whether a module is column-parallel.
+        caller: the calling module.
+        whole: its forward, traced before any module was sharded.
+        is_column: returns whether a module is column-parallel.
 
     Raises:
-        ShardError: one is used otherwise too, or a module reduces its own gradient already.
+        ShardError: a column-parallel module does not read an argument directly, an argument has other users too,
+            or a module reduces its own gradient already.
     """
     names: dict[str, list[str]] = {}
     for node in whole.graph.nodes:
@@ -51,7 +52,7 @@ def shared_inputs(
 
 
 def check_columns(caller: nn.Module) -> None:
-    """Raise a :class:`ShardError` unless there is a column-parallel module in ``caller``."""
+    """Raise a :class:`ShardError` if ``caller`` contains no column-parallel module."""
     if not any(_has_column_role(child) for child in caller.modules()):
         raise ShardError(
             "it calls no column-parallel module, so there is no partial gradient",
@@ -85,12 +86,12 @@ def _check_users(source: fx.Node, caller: nn.Module, is_column: Callable[[nn.Mod
 
 
 class WrapForward(SetState):
-    """A module runs another forward where no graph applies; its graphs are traced from that one."""
+    """Edit to replace the fallback forward of a module. Its graphs are traced from the new forward."""
 
     def __init__(self, module: nn.Module, make: Callable[[], Callable[..., Any]], name: str) -> None:
         super().__init__(module)
         self.make, self.name = make, name
 
     def install(self) -> None:
-        """Install it; what is around the forward, such as a checkpoint, stays."""
+        """Install the forward and keep its wrappers, such as a checkpoint."""
         install(self.module, (), self.name, rewrapped(self.make(), wrappers_of(self.module)))

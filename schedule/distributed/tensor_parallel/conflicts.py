@@ -1,4 +1,4 @@
-"""Which shards and synchronizations contradict each other, with the reason and the fix."""
+"""Checks for contradictory shards and synchronizations, with the reason and the fix."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from schedule.util.errors import ShardError
 
 
 def check_split(module: nn.Module, name: str, split: Split, ranks: int, sharding: ModuleSharding | None) -> None:
-    """Refuse to share out one parameter of ``module`` where its forward could not follow.
+    """Raise if the forward of ``module`` does not support this split of a parameter.
 
     Raises:
-        ShardError: says which and what to do.
+        ShardError: gives the reason and the fix.
     """
     made, projection = role_of(module, name, split.axis), projection_of(module)
     role = sharding.role(module) if sharding else None
@@ -68,7 +68,7 @@ def _no_forward(module: nn.Module, name: str, split: Split) -> str:
 
 
 def _check_other(module: nn.Module, name: str, split: Split, ranks: int, made: str, role: str | None) -> None:
-    """Convolutions, embeddings, batch norms, and modules with parameters of their own."""
+    """Check a split of a convolution, an embedding, a batch norm, or a module with its own parameters."""
     if split.stays_whole:
         raise ShardError("replicas and common are for projections", fix="leave them out")
     if split.parts > 1 and (made != OWN or split.size % (split.parts * ranks)):
@@ -194,10 +194,10 @@ _REFUSED: dict[tuple[str, str, str], tuple[str, str]] = {
 
 
 def check_names(mode: str, sync: Sync) -> None:
-    """Refuse modes and collectives that do not exist.
+    """Raise for unknown modes and collectives.
 
     Raises:
-        ShardError: says which do.
+        ShardError: lists the valid ones.
     """
     if mode not in MODES:
         raise ShardError(f"there is no mode {mode!r}", fix=f"one of {', '.join(MODES)}")
@@ -214,7 +214,7 @@ def _gives_partial(module: nn.Module) -> bool:
 
 
 def check_boundary(module: nn.Module, sharding: ModuleSharding | None, mode: str, sync: Sync) -> None:
-    """Refuse what a module that is no projection cannot synchronize at its inputs or its output.
+    """Raise if a module other than a projection cannot make this synchronization of its inputs or output.
 
     Raises:
         ShardError: gives the reason and the fix.
@@ -248,7 +248,7 @@ def check_boundary(module: nn.Module, sharding: ModuleSharding | None, mode: str
 def _check_argument(
     module: nn.Module, sharding: ModuleSharding | None, mode: str, sync: Sync, own: Collection[str]
 ) -> None:
-    """Refuse an argument that the module does not have, or that needs no synchronization."""
+    """Raise for an argument missing from the module or without need of synchronization."""
     if sync.argument in own and (mode, sync.op) != ("bwd_post", "all_reduce"):
         raise ShardError(
             f"{sync.argument} is a parameter, of which only the gradient can be synchronized",
@@ -262,7 +262,7 @@ def _check_argument(
 
 
 def check_output_gradient(module: nn.Module, sharding: ModuleSharding | None, sync: Sync) -> None:
-    """Refuse to add up gradients of an output that are no partial sums.
+    """Raise if the gradients of an output are not partial sums to all-reduce.
 
     Raises:
         ShardError: gives the reason and the fix.
@@ -277,7 +277,7 @@ def check_output_gradient(module: nn.Module, sharding: ModuleSharding | None, sy
 
 
 def check_sync(module: nn.Module, sharding: ModuleSharding | None, mode: str, sync: Sync) -> None:
-    """Refuse a synchronization that contradicts how ``module`` is shared out.
+    """Raise for a synchronization in conflict with the sharding of ``module``.
 
     Raises:
         ShardError: gives the reason and the fix.
@@ -302,7 +302,7 @@ def check_sync(module: nn.Module, sharding: ModuleSharding | None, mode: str, sy
 
 
 def _check_pair(sharding: ModuleSharding, mode: str, sync: Sync) -> None:
-    """A gathered input has a reduced gradient already."""
+    """Raise if ``bwd_post`` would reduce the gradient of a gathered input a second time."""
     pair = {mode: sync.op} | {other: one.op for other, one in sharding.syncs.items()}
     if pair.get("fwd_pre") == "all_gather" and pair.get("bwd_post") == "all_reduce":
         raise ShardError(
@@ -332,7 +332,10 @@ def _check_axis(sharding: ModuleSharding, mode: str, sync: Sync) -> None:
 
 
 def missing_syncs(root: nn.Module) -> list[str]:
-    """What the sharded modules of ``root`` still need to compute what whole ones do, one line for each."""
+    """List the missing shards and synchronizations of the sharded modules of ``root``, one line per module.
+
+    Without them the sharded modules do not compute the same results as the whole ones.
+    """
     found = []
     for path, module in root.named_modules():
         sharding = sharding_of(module)

@@ -1,4 +1,4 @@
-"""A dimension that the ranks share out, and the sizes in a module's code that follow it."""
+"""Sharded dimensions of values and the dependent sizes in a module's code."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ WHOLE_HEADS = "use as many ranks as divide the heads, or leave these features wh
 
 @dataclass(frozen=True)
 class Cut:
-    """A dimension that the ranks share out, in each of ``parts`` equal packed parts; ``replicas`` have the same.
+    """A sharded dimension of a value.
 
-    If it is ``repeated``, the dimension after it repeats its data, and those share that one out. Of a dimension that is
-    not packed every rank may have the last few, which are ``common``.
+    Each of ``parts`` equal packed parts is sharded; ``replicas`` ranks have the same shard. If it is ``repeated``, the
+    next dimension repeats its data and is sharded over these replicas. In a dimension that is not packed, the last
+    ``common`` elements may be replicated on every rank.
     """
 
     dim: int
@@ -37,7 +38,7 @@ Cuts = Cut | None | tuple["Cuts", ...]
 
 @dataclass(frozen=True)
 class _Expected:
-    """What a size has to be on one rank, once the attributes that it comes from are divided among ``shares``."""
+    """Expected size on one rank after dividing the attributes behind it by ``shares``."""
 
     node: fx.Node
     size: Derived
@@ -49,13 +50,13 @@ class _Expected:
 
 
 class Sizes:
-    """What is known of the sizes of one caller's values.
+    """Known sizes of the values in one caller's forward.
 
     Args:
-        caller: the module.
-        columns: path of each child with shared outputs → how.
-        ranks: how many share.
-        every: these are all; what comes from elsewhere is whole.
+        caller: the calling module.
+        columns: path of each child with sharded outputs → cut of its outputs.
+        ranks: number of ranks.
+        every: whether these are all sharded children, so that all other values are whole.
     """
 
     def __init__(self, caller: nn.Module, columns: Mapping[str, Cut], ranks: int, every: bool) -> None:
@@ -66,11 +67,11 @@ class Sizes:
         self.expected: list[_Expected] = []
 
     def refuse(self, node: fx.Node, why: str, fix: str) -> ShardError:
-        """The error, with the line."""
+        """Return the error with the source line of ``node``."""
         return ShardError(why, fix=fix, where=f"{node.format_node()}\n{node.meta.get('source', '')}".rstrip())
 
     def expect(self, node: fx.Node, size: Any, cut: Cut, whole: int | None = None) -> None:
-        """``size`` is of the shared dimension, with what is common in it."""
+        """Expect ``size`` to be the size of the sharded dimension on one rank, including its replicated elements."""
         whole = int(size) if whole is None else whole
         if (whole - cut.common) % self.ranks:
             raise self.refuse(node, f"{whole - cut.common} cannot be divided among {self.ranks} ranks", WHOLE_HEADS)
@@ -81,21 +82,21 @@ class Sizes:
             self.refuse_fixed(node, size)
 
     def refuse_fixed(self, node: fx.Node, size: Any) -> None:
-        """A size of the shared dimension that is the same on every rank cannot be, once all shares are known."""
+        """Raise if a size of the sharded dimension is fixed, provided all sharded children are known."""
         if self.every and type(size) is int and size > 0:
             raise self.refuse(node, f"{size} of the shared features is a number in the code", WHOLE_HEADS)
         if self.every and self.is_whole(size):
             raise self.refuse(node, "a size of the shared features is read off a tensor that is whole", WHOLE_HEADS)
 
     def keep(self, node: fx.Node, sizes: Sequence[Any], shares: int) -> None:
-        """``sizes`` are of other dimensions: what they come from stays, or changes so that they stay."""
+        """Expect sizes of other dimensions to stay the same, even if attributes behind them change."""
         derived = (size for size in sizes if isinstance(size, Derived))
         self.expected += [_Expected(node, size, int(size), shares) for size in derived]
 
     def settle(self) -> None:
-        """Divide what else has to be, for the sizes worked out from attributes to be as expected.
+        """Divide further attributes to give all computed sizes their expected values.
 
-        ``heads // key_heads + 2`` is the same only if both are divided.
+        For example, ``heads // key_heads + 2`` stays the same only if both are divided.
         """
         whole = {one.size.name for one in self.expected if isinstance(one.size, Setting) and one.own == one.size}
         own = self.outputs() | {name: here for name, (_, here) in self.settings.items()}
@@ -114,7 +115,7 @@ class Sizes:
             raise self.refuse(missed[0].node, f"a size worked out from {names} cannot follow", WHOLE_HEADS)
 
     def outputs(self) -> dict[str, int]:
-        """How many outputs the shared projections have here, by the name of the setting."""
+        """Return the numbers of outputs of the sharded projections on one rank, by setting name."""
         found, read = {}, {one.name: int(one) for each in self.expected for one in each.size.settings()}
         for path, cut in self.columns.items():
             projection = projection_of(self.caller.get_submodule(path))
@@ -124,9 +125,9 @@ class Sizes:
         return found
 
     def divide(self, node: fx.Node, size: Any, shares: int) -> None:
-        """``size`` is of a shared dimension: the attribute it comes from is to be divided.
+        """Divide the attribute behind a size of a sharded dimension.
 
-        What the code works out from others is looked at when all are known: :meth:`settle`.
+        Computed sizes are handled later by :meth:`settle`, once all sizes are known.
         """
         if isinstance(size, Derived) and not isinstance(size, Setting):
             self.expected.append(_Expected(node, size, int(size) // shares, shares))
@@ -146,7 +147,7 @@ class Sizes:
         self.settings[name] = (whole, whole // shares)
 
     def is_whole(self, size: Any) -> bool:
-        """Whether ``size`` is read off a dimension of a tensor that is not the shared one."""
+        """Return whether ``size`` is read from the shape of a tensor at an unsharded dimension."""
         if not isinstance(size, fx.Node) or size.target is not operator.getitem:
             return False
         sizes, dim = size.args
@@ -159,13 +160,13 @@ class Sizes:
 
 
 def rank_of(node: fx.Node) -> int:
-    """How many dimensions its value has; 0 if it is no tensor."""
+    """Return the number of dimensions of the value of ``node``, or 0 if it is not a tensor."""
     spec = node.meta.get("spec")
     return spec.ndim if isinstance(spec, TensorSpec) else 0
 
 
 def sizes_of(node: fx.Node) -> tuple[Any, ...]:
-    """The sizes that a view or expand was given."""
+    """Return the sizes passed to a view or expand, empty for ``flatten`` and ``unflatten``."""
     name = getattr(node.target, "__name__", node.target)
     if name in ("flatten", "unflatten"):
         return ()
@@ -174,7 +175,11 @@ def sizes_of(node: fx.Node) -> tuple[Any, ...]:
 
 
 def group_of(before: tuple[int, ...], after: tuple[int, ...], dim: int) -> tuple[int, int, int, int]:
-    """The smallest runs of dims, one of each shape, that hold the same elements and contain ``dim``."""
+    """Return the smallest matching runs of dims in both shapes around ``dim``.
+
+    The result is ``(first, last, to, end)``: ``before[first:last]`` contains ``dim`` and has as many elements as
+    ``after[to:end]``.
+    """
     first = to = last = end = 0
     while last < len(before) or end < len(after):
         first, to = last, end

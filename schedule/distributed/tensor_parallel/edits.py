@@ -1,4 +1,4 @@
-"""The changes that ``shard`` makes besides graphs and attributes."""
+"""Edits made by ``shard`` besides those to graphs and attributes."""
 
 from __future__ import annotations
 
@@ -15,72 +15,75 @@ if TYPE_CHECKING:
 
 
 class ShardParameter:
-    """A parameter becomes a DTensor, under every name it has. The whole one keeps its memory until freed."""
+    """Edit to replace a parameter by a DTensor under all its names.
+
+    The whole parameter keeps its memory until :class:`FreeWhole` frees it.
+    """
 
     def __init__(self, tensor: ShardedTensor) -> None:
         self.tensor = tensor
 
     def apply(self) -> None:
-        """Shard it."""
+        """Shard the parameter."""
         self.tensor.shard()
 
     def revert(self) -> None:
-        """Put the whole parameter back; where its memory was freed, all ranks gather it."""
+        """Put the whole parameter back. If its memory was freed, all ranks gather it."""
         self.tensor.gather()
 
 
 class FreeWhole:
-    """The last change of a shard: the whole parameter's memory is let go."""
+    """Last edit of a shard, to free the memory of the whole parameter."""
 
     def __init__(self, tensor: ShardedTensor) -> None:
         self.tensor = tensor
 
     def apply(self) -> None:
-        """Free it."""
+        """Free the memory of the whole parameter."""
         self.tensor.free()
 
     def revert(self) -> None:
-        """Nothing: :class:`ShardParameter` gathers it."""
+        """Do nothing, because :class:`ShardParameter` gathers the parameter."""
 
 
 class ConvertOnLoad:
-    """A module with sharded parameters takes whole tensors from a ``state_dict``."""
+    """Edit to let a module with sharded parameters load whole tensors from a ``state_dict``."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self._handle: RemovableHandle | None = None
 
     def apply(self) -> None:
-        """Register the conversion."""
+        """Register the ``load_state_dict`` pre-hook."""
         self._handle = self.module.register_load_state_dict_pre_hook(LoadWhole())
 
     def revert(self) -> None:
-        """Remove it."""
+        """Remove the pre-hook."""
         if self._handle is not None:
             self._handle.remove()
         self._handle = None
 
 
 class ForgetRun:
-    """What was recorded and traced before no longer holds: the model is run again when a graph is needed."""
+    """Edit to discard recorded calls and traces. The model runs again when a graph is needed."""
 
     def __init__(self, tree: Tree, modules: Iterable[nn.Module]) -> None:
         self.graphs, self.modules = tree.graphs, affected(tree, modules)
         self._before: dict[str, Any] | None = None
 
     def apply(self) -> None:
-        """Forget."""
+        """Discard the recording and the traces of the modules."""
         self._before = self.graphs.forget_run(self.modules)
 
     def revert(self) -> None:
-        """Remember again."""
+        """Restore them."""
         if self._before is not None:
             self.graphs.remember_run(self._before)
             self._before = None
 
 
 def affected(tree: Tree, modules: Iterable[nn.Module]) -> set[nn.Module]:
-    """``modules`` and everything above them, wherever they are."""
+    """Return ``modules`` and all their ancestors, under every path."""
     wanted = set(modules)
     found = set(wanted)
     for path, module in tree.root.named_modules(remove_duplicate=False):

@@ -1,9 +1,9 @@
-"""What follows a sharded output through the module that calls it: sizes in attributes, heads, packed parts.
+"""Propagation of a sharded output through its caller: sizes in attributes, heads, packed parts.
 
-GPT-2's attention calls ``self.c_attn(x).split(self.split_size, dim=2)``: once ``c_attn`` gives half of its
-outputs, ``split_size`` has to be half of what it was. The caller's traced graph, recorded before anything was
-sharded, is followed from the sharded output on; a size of the shared dimension that comes from an attribute of
-the caller is to be divided by the ranks.
+GPT-2's attention calls ``self.c_attn(x).split(self.split_size, dim=2)``: once ``c_attn`` returns half of its
+outputs, ``split_size`` has to be half of its former value. The caller's graph, traced before any module was
+sharded, is followed from the sharded output on. If an attribute of the caller is a size of the sharded dimension,
+it is divided by the number of ranks.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ def follow(
     common: Mapping[str, int] | None = None,
     every: bool = False,
 ) -> dict[str, tuple[int, int]]:
-    """Attributes of ``caller`` that hold sizes of a shared dimension: name → (whole, on one rank).
+    """Return the attributes of ``caller`` with sizes of a sharded dimension: name → (whole, on one rank).
 
     Args:
         graph: from :func:`whole_forward`.
-        caller: the module.
-        columns: path of each child with shared outputs → in how many packed parts.
-        ranks: how many share.
-        replicas: path of each child of which several ranks have the same outputs → how many.
-        common: path of each child of which every rank has the last outputs → how many.
-        every: these are all; what comes from elsewhere is whole.
+        caller: the calling module.
+        columns: path of each child with sharded outputs → number of packed parts.
+        ranks: number of ranks.
+        replicas: path of each child with the same outputs on several ranks → number of these ranks.
+        common: path of each child with last outputs replicated on every rank → number of these outputs.
+        every: whether these are all sharded children, so that all other values are whole.
 
     Raises:
-        ShardError: the shared dimension is normalized, summed, selected from, or not to be divided.
+        ShardError: the sharded dimension is normalized, summed, indexed by position, or not divisible.
     """
     cuts = {
         path: Cut(0, n, (replicas or {}).get(path, 1), common=(common or {}).get(path, 0))
@@ -56,7 +56,7 @@ def follow(
 
 
 class _Following(Sizes):
-    """Visits the nodes in order."""
+    """Propagation of cuts through the nodes in order."""
 
     def visit(self, node: fx.Node) -> None:
         if node.op == "call_module":
@@ -108,16 +108,16 @@ class _Following(Sizes):
         return self.elementwise(node)
 
     def of_sizes(self, node: fx.Node, sizes: Sequence[Any]) -> None:
-        """Note which sizes of a tensor that is made here are settings of the module."""
+        """Record the sizes of a newly created tensor read from attributes of the module."""
         self.made[node] = {at - len(sizes): one for at, one in enumerate(sizes) if isinstance(one, Setting)}
 
     def source(self, node: fx.Node) -> Cut | None:
-        """The first operand's cut that is one."""
+        """Return the first cut among the operands, without tuples of cuts."""
         found = (self.cuts.get(operand) for operand in node.all_input_nodes)
         return next((cut for cut in found if isinstance(cut, Cut)), None)
 
     def elementwise(self, node: fx.Node) -> Cuts:
-        """Any operation whose result has the shared dimension where an operand has it, from the right."""
+        """Return the cut of a result aligned with an operand from the right, as in broadcasting."""
         spec = node.meta.get("spec")
         if isinstance(spec, (tuple, list)):
             return tuple(self._same_dim(node, one) for one in spec)
@@ -165,7 +165,10 @@ class _Following(Sizes):
         return replace(cut, dim=made + cut.dim - dim)
 
     def taken(self, node: fx.Node, cut: Cut, index: Any, size: int) -> Cuts:
-        """What is shared of a dimension of ``size``, or something of what is common behind it, counted from the end."""
+        """Return the cut after indexing a dimension of ``size`` with replicated elements at its end.
+
+        The index takes either all sharded elements or, counted from the end, only replicated ones (no cut).
+        """
         start, stop = (index.start, index.stop) if isinstance(index, slice) else (None, None)
         if isinstance(index, slice) and not start and index.step in (None, 1):
             if stop == -cut.common:
@@ -179,7 +182,7 @@ class _Following(Sizes):
         raise self.refuse(node, "picks from shared features by position", "leave these features whole")
 
     def pieces(self, node: fx.Node, source: fx.Node, cut: Cut) -> Cuts:
-        """``split`` into what is shared, and what is common behind it."""
+        """Return the cuts of a ``split`` into the sharded features and the replicated ones after them."""
         dim = node.kwargs.get("dim", node.args[2] if len(node.args) > 2 else 0)
         specs, sizes = node.meta.get("spec"), node.args[1] if len(node.args) > 1 else node.kwargs.get("split_size")
         if not isinstance(dim, int) or not isinstance(specs, (tuple, list)):
@@ -194,7 +197,7 @@ class _Following(Sizes):
         return (replace(cut, common=0), *(None for _ in specs[1:]))
 
     def beside(self, node: fx.Node, source: fx.Node, cut: Cut) -> Cuts:
-        """A view of shared features with common ones behind them: both in whole heads."""
+        """Return the cut of a view of sharded features and replicated ones after them, both in whole heads."""
         sizes, before, spec = sizes_of(node), source.meta["spec"].shape, node.meta.get("spec")
         if not isinstance(spec, TensorSpec):
             return None
@@ -284,7 +287,7 @@ class _Following(Sizes):
         return replace(cut, dim=cut.dim + (at <= cut.dim))
 
     def along(self, node: fx.Node, source: fx.Node, cut: Cut) -> Cuts:
-        """A softmax, sum, mean, …: not along the shared dimension."""
+        """Return the cut of a softmax, sum, mean, …, or raise if it is along the sharded dimension."""
         dims = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else None)
         dims = dims if isinstance(dims, (tuple, list)) else [dims]
         whole = dims == [None]
@@ -300,7 +303,10 @@ class _Following(Sizes):
         return self.elementwise(node)
 
     def product(self, node: fx.Node) -> Cuts:
-        """A matrix product: the shared dimension may be a batch dimension, rows or columns, not summed over."""
+        """Return the cut of a matrix product, or raise if it sums over the sharded dimension.
+
+        The sharded dimension may be a batch dimension, rows or columns.
+        """
         matrices = [one for one in (*node.args, *node.kwargs.values()) if isinstance(one, fx.Node)][-2:]
         for operand in node.all_input_nodes:
             cut = self.cuts.get(operand)

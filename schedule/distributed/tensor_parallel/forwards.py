@@ -1,4 +1,4 @@
-"""The forward of a sharded projection, as a graph of its own.
+"""Forward of a sharded projection as a separate graph.
 
 ::
 
@@ -43,7 +43,7 @@ from schedule.util.tensors import local_part
 
 
 def refuse(x: Tensor, why: str) -> Tensor:
-    """Stands in for a forward that cannot run yet.
+    """Raise for a forward with incomplete sharding, as the target of a graph node.
 
     Raises:
         ShardError: always.
@@ -54,12 +54,12 @@ def refuse(x: Tensor, why: str) -> Tensor:
 def sharded_specializations(
     module: nn.Module, sharding: ModuleSharding, like: TensorSpec | None = None
 ) -> tuple[Specialization, Specialization]:
-    """What a sharded projection runs, in training and in evaluation.
+    """Return the specializations of a sharded projection for training and evaluation.
 
     Args:
         module: the projection; its parameters are sharded already.
-        sharding: how.
-        like: what it received in the recorded run, before anything was sharded.
+        sharding: its sharding.
+        like: spec of its input in the recorded run, before any module was sharded.
     """
     name = Parameters(original_class(module).forward).named[0].name
     graph = _Writer(module, sharding, like).written(name)
@@ -78,7 +78,7 @@ def sharded_specializations(
 
 
 class _Writer:
-    """Writes one forward; keeps the specs of its values along."""
+    """Builder of the graph of one forward, including the specs of its values."""
 
     def __init__(self, module: nn.Module, sharding: ModuleSharding, like: TensorSpec | None) -> None:
         projection = projection_of(module)
@@ -140,7 +140,7 @@ class _Writer:
         return self.call(collectives.replicated_part, whole, group, *how, spec=spec)
 
     def share(self, parameter: nn.Parameter | None, name: str) -> TensorSpec:
-        """The spec of what this rank multiplies with."""
+        """Return the spec of this rank's shard, also for a parameter stored whole."""
         spec, split = local_spec(parameter), self.sharding.splits.get(name)
         if split is None or not split.stays_whole:
             return spec
@@ -203,7 +203,7 @@ class _Writer:
 
 
 class UserFunction:
-    """A user's function of a tensor, or of its gradient, as the target of a node."""
+    """Node target to apply a user's function to a tensor or to its gradient."""
 
     __module__ = __name__
 
@@ -212,7 +212,7 @@ class UserFunction:
         self.__name__ = "on_gradient" if on_gradient else "synchronized"
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Call it on ``x``, or on the gradient of ``x`` later."""
+        """Apply the function to ``x``, or to the gradient of ``x`` in the backward pass."""
         if self.on_gradient:
             return collectives.on_gradient(x, self.function)
         result: Tensor = self.function(x)
@@ -220,7 +220,7 @@ class UserFunction:
 
 
 def local_spec(parameter: nn.Parameter | None) -> TensorSpec:
-    """The spec of this rank's share."""
+    """Return the spec of this rank's shard."""
     if parameter is None:
         raise ShardError("there is no weight")
     return TensorSpec.of(local_part(parameter))

@@ -1,8 +1,8 @@
-"""Whether a kind of ``nn.Linear`` computes ``F.linear``, read off its forward.
+"""Detection of ``nn.Linear`` subclasses equivalent to ``F.linear``, by tracing their forward.
 
-Falcon multiplies with a Linear of its own, ``input @ weight.T`` and then the bias; others only initialize theirs
-otherwise. The forward is traced on a stand-in that has a weight and a bias and nothing else, so that what it says
-holds for every instance. What reads more than that, or does more with it, is no plain projection.
+Falcon has its own Linear class, which computes ``input @ weight.T`` and then adds the bias; other subclasses only
+initialize the parameters differently. The forward is traced on a placeholder instance with only a weight and a bias,
+so the result holds for every instance. A forward that reads or computes more is not a plain projection.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _UNTRACEABLE = (AttributeError, LookupError, RuntimeError, TypeError, ValueError
 
 @lru_cache(maxsize=256)
 def computes_linear(cls: type[Any], biased: bool) -> bool:
-    """Whether the forward of ``cls`` is ``F.linear(x, weight, bias)`` in training and in evaluation.
+    """Return whether the forward of ``cls`` is ``F.linear(x, weight, bias)`` in training and evaluation.
 
     Args:
-        cls: any class of modules.
-        biased: for instances that have a bias.
+        cls: any module class.
+        biased: check for instances with a bias.
     """
     if cls is nn.Linear and has_own_forward(cls):
         return True
@@ -65,7 +65,7 @@ def _is_linear(module: nn.Module, biased: bool) -> bool:
 
 
 def _is_product(value: Any, x: OpNode) -> bool:
-    """Of ``x`` with the transposed weight."""
+    """Return whether ``value`` is the product of ``x`` and the transposed weight."""
     if _is(value, "linear"):
         return value.args["input"] is x and _reads(value.args["weight"], "weight")
     if not _is(value, "matmul") or value.args["input"] is not x:

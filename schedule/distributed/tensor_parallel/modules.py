@@ -1,10 +1,10 @@
-"""What a sharded module is: which of its parameters are shared out, and which collectives it makes.
+"""Description of a sharded module: its sharded parameters and its collectives.
 
-A projection (``nn.Linear``, transformers' ``Conv1D``) is *column-parallel* when the outputs of its weight are
-shared out, and *row-parallel* when the inputs are; so is a convolution. An embedding with the vocabulary shared out
-is row-parallel: each rank looks up what it has, and the results are added up. A batch norm, or a convolution in
-groups, works on *channels* of its own; any other module with parameters of its own computes on its share of them.
-What a module takes and gives are plain local tensors, as in Megatron-LM.
+A projection (``nn.Linear``, transformers' ``Conv1D``) is *column-parallel* if its weight is sharded along the
+outputs, and *row-parallel* if it is sharded along the inputs. The same holds for a convolution. An embedding with a
+sharded vocabulary is row-parallel: each rank looks up the rows it has, and the results are all-reduced. A batch norm
+or a grouped convolution works on separate *channels* on each rank. Any other module with its own parameters computes
+on its shards of them. Inputs and outputs of a module are plain local tensors, as in Megatron-LM.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 @dataclass(frozen=True)
 class Projection:
-    """How a kind of module multiplies: the weight's axes, and the attributes that hold the sizes.
+    """Layout of a projection class: the weight's axes and the names of its size attributes.
 
     Attributes:
         output: axis of the weight along the outputs.
         input: axis of the weight along the inputs.
         out_features: attribute with the number of outputs.
         in_features: attribute with the number of inputs.
-        transposed: the weight is ``[out, in]``.
+        transposed: whether the weight is ``[out, in]``.
     """
 
     output: int
@@ -56,7 +56,10 @@ CONV1D = Projection(1, 0, "nf", "nx", False)
 
 
 def projection_of(module: nn.Module) -> Projection | None:
-    """How ``module`` multiplies, None if it is no plain projection; a scheduled one counts as what it was."""
+    """Return the projection layout of ``module``, or None if it is not a plain projection.
+
+    A scheduled module counts as its original class.
+    """
     cls = original_class(module)
     biased = module._parameters.get("bias") is not None
     if isinstance(module, nn.Linear) and computes_linear(cls, biased):  # type: ignore[arg-type]
@@ -65,17 +68,17 @@ def projection_of(module: nn.Module) -> Projection | None:
 
 
 def stays_call(module: nn.Module) -> bool:
-    """Whether ``module`` stays a call where graphs are flattened to be planned."""
+    """Return whether ``module`` stays a call when graphs are flattened for planning."""
     return is_basic(module) or projection_of(module) is not None
 
 
 def is_torch_layer(module: nn.Module) -> bool:
-    """Whether ``module`` is one of torch's own layers, whose parameters have known meanings."""
+    """Return whether ``module`` is a layer from ``torch.nn``, with parameters of known meaning."""
     return original_class(module).__module__.startswith("torch.nn.")
 
 
 def role_of(module: nn.Module, name: str, axis: int) -> str | None:
-    """What sharing out ``axis`` of the parameter ``name`` makes of ``module``; None if its forward could not follow."""
+    """Return the role of ``module`` after sharding ``axis`` of parameter ``name``, or None if unsupported."""
     cls, projection = original_class(module), projection_of(module)
     if projection is not None:
         if name == "bias":
@@ -93,7 +96,7 @@ def role_of(module: nn.Module, name: str, axis: int) -> str | None:
 
 
 def features_dim(module: nn.Module) -> int:
-    """Which dimension of what ``module`` takes and gives are the features, from the end."""
+    """Return the feature dimension of the inputs and outputs of ``module``, as a negative index."""
     if original_class(module) in CONVOLUTIONS:
         return -1 - len(module.kernel_size)  # type: ignore[arg-type]
     return -1
@@ -101,14 +104,14 @@ def features_dim(module: nn.Module) -> int:
 
 @dataclass(frozen=True)
 class Split:
-    """How one parameter is shared out.
+    """Sharding of one parameter.
 
     Attributes:
-        axis: along which dimension.
-        size: of the whole dimension.
-        parts: each of so many equal packed parts is shared out.
-        replicas: so many ranks after one another have the same share; the parameter itself stays whole.
-        common: so many of the last are every rank's; the parameter itself stays whole.
+        axis: the sharded dimension.
+        size: whole size of that dimension.
+        parts: number of equal packed parts, each of them sharded.
+        replicas: number of consecutive ranks with the same shard; the parameter itself stays whole.
+        common: number of last elements replicated on every rank; the parameter itself stays whole.
     """
 
     axis: int
@@ -119,11 +122,11 @@ class Split:
 
     @property
     def stays_whole(self) -> bool:
-        """Whether every rank keeps the whole parameter, and computes with its share."""
+        """Whether every rank stores the whole parameter and computes with its shard."""
         return self.replicas > 1 or self.common > 0
 
     def local(self, ranks: int, rank: int) -> int:
-        """The size on one rank."""
+        """Return the size of the sharded dimension on one rank."""
         if self.parts > 1:
             return self.size // ranks
         begin, end = chunk_bounds(self.size - self.common, ranks // self.replicas, rank // self.replicas)
@@ -136,7 +139,7 @@ class Split:
 
 
 def own_features(module: nn.Module, name: str, split: Split, ranks: int, rank: int) -> dict[str, int]:
-    """Attributes of ``module`` that count what is shared out with its parameter ``name``, and what they are here."""
+    """Return the size attributes of ``module`` affected by a split of ``name``, with their values on this rank."""
     cls, projection, own = original_class(module), projection_of(module), split.local(ranks, rank)
     if cls in BATCH_NORMS:
         return {"num_features": own}
@@ -156,9 +159,9 @@ class Sync:
     """One synchronization of a module: a collective by name, or a function of the tensor.
 
     Attributes:
-        op: which.
-        axis: the dimension that is shared out.
-        argument: the input, or parameter, of a module that is no projection; None for its only one.
+        op: the collective or function.
+        axis: the sharded dimension.
+        argument: the input or parameter of a module other than a projection; None for the first input or the output.
     """
 
     op: str | Function
@@ -171,13 +174,13 @@ class Sync:
 
 @dataclass(frozen=True)
 class ModuleSharding:
-    """How one module is shared out; kept on the module.
+    """Sharding of one module, stored on the module.
 
     Attributes:
         group: name of the process group.
-        ranks: how many ranks share.
+        ranks: number of ranks in the group.
         splits: parameter name → :class:`Split`.
-        syncs: mode, and argument if there is one (``"fwd_pre hidden_states"``) → :class:`Sync`.
+        syncs: mode, with the argument if given (``"fwd_pre hidden_states"``) → :class:`Sync`.
     """
 
     group: str
@@ -186,43 +189,43 @@ class ModuleSharding:
     syncs: Mapping[str, Sync] = field(default_factory=dict)
 
     def with_split(self, name: str, split: Split) -> ModuleSharding:
-        """The same with one more parameter shared out."""
+        """Return a copy with one more sharded parameter."""
         return replace(self, splits={**self.splits, name: split})
 
     def with_sync(self, mode: str, sync: Sync) -> ModuleSharding:
-        """The same with one more synchronization."""
+        """Return a copy with one more synchronization."""
         return replace(self, syncs={**self.syncs, sync_key(mode, sync.argument): sync})
 
     def role(self, module: nn.Module) -> str | None:
-        """:data:`COLUMN`, :data:`ROW`, :data:`CHANNEL` or :data:`OWN`; None while the weight is whole."""
+        """Return :data:`COLUMN`, :data:`ROW`, :data:`CHANNEL` or :data:`OWN`, or None while the weight is whole."""
         if projection_of(module) is not None or is_torch_layer(module):
             split = self.splits.get("weight")
             return None if split is None else role_of(module, "weight", split.axis)
         return OWN if self.splits else None
 
     def reduces_gradients(self, module: nn.Module) -> bool:
-        """Whether gradients of some input of ``module`` are added up over the ranks."""
+        """Return whether gradients of some input of ``module`` are reduced over the ranks."""
         inputs = [sync for key, sync in self.syncs.items() if not key.startswith(OUTPUTS)]
         return any(s.op in ("all_reduce", "all_gather") and s.argument not in module._parameters for s in inputs)
 
 
 def sync_key(mode: str, argument: str | None) -> str:
-    """How :attr:`ModuleSharding.syncs` finds a synchronization."""
+    """Return the key of a synchronization in :attr:`ModuleSharding.syncs`."""
     return mode if argument is None else f"{mode} {argument}"
 
 
 def sharding_of(module: nn.Module) -> ModuleSharding | None:
-    """How ``module`` is shared out, or None."""
+    """Return the sharding of ``module``, or None."""
     return vars(module).get(SHARDING)
 
 
 def is_sharded(root: nn.Module) -> bool:
-    """Whether any module of ``root`` is shared out: then running it takes all ranks."""
+    """Return whether any module of ``root`` is sharded. All ranks must then run it together."""
     return any(sharding_of(module) is not None for module in root.modules())
 
 
 def incomplete(module: nn.Module, sharding: ModuleSharding) -> str:
-    """What is missing before ``module`` can run; "" if nothing is."""
+    """Describe the shards still needed before ``module`` can run. Return "" if it is complete."""
     if original_class(module) in BATCH_NORMS and sharding.splits:
         tables = {**module._parameters, **module._buffers}
         whole = [n for n, t in tables.items() if t is not None and t.ndim and n not in sharding.splits]

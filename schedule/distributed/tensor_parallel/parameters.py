@@ -1,4 +1,4 @@
-"""From a parameter to a DTensor on the mesh and back: every name it goes by, its gradient, its attributes."""
+"""Conversion of parameters to DTensors on the mesh and back, with their names, gradients and attributes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Owner = tuple[nn.Module, str]
 
 
 def owners(root: nn.Module, tensor: Tensor) -> list[Owner]:
-    """Every place below ``root`` that holds this very parameter: several if it is tied."""
+    """Return all locations of this parameter object below ``root``, several if it is tied."""
     return [
         (module, name)
         for module in root.modules()
@@ -29,15 +29,16 @@ def owners(root: nn.Module, tensor: Tensor) -> list[Owner]:
 
 
 def placement(axis: int, parts: int) -> Placement:
-    """How ``axis`` is shared out; of ``parts`` equal packed parts each rank gets a share of every one.
+    """Return the DTensor placement for sharding ``axis``.
 
-    The strided placement keeps the order of the whole tensor: gathering it gives the packed layout back.
+    Of ``parts`` equal packed parts each rank gets a shard of every one. The strided placement keeps the
+    order of the whole tensor, so gathering it restores the packed layout.
     """
     return Shard(axis) if parts == 1 else StridedShard(axis, split_factor=parts)
 
 
 def distributed(tensor: Tensor, tp: TensorParallel, axis: int, parts: int) -> Tensor:
-    """This rank's share of ``tensor``, which every rank holds whole; nothing is communicated."""
+    """Return this rank's shard of ``tensor`` without communication. Every rank has the whole tensor."""
     whole = tensor.detach().contiguous()
     local = part_of(whole, axis, parts, tp.size, tp.rank)
     if tp.mesh is None:
@@ -47,7 +48,10 @@ def distributed(tensor: Tensor, tp: TensorParallel, axis: int, parts: int) -> Te
 
 
 def sharded_parameter(parameter: Tensor, tp: TensorParallel, axis: int, parts: int) -> Tensor:
-    """``parameter`` as a DTensor parameter: same flags, attributes and (sharded) gradient; a buffer as a DTensor."""
+    """Return ``parameter`` as a DTensor parameter with the same flags and attributes and a sharded gradient.
+
+    A buffer becomes a plain DTensor.
+    """
     if not isinstance(parameter, nn.Parameter):
         return distributed(parameter, tp, axis, parts)
     made = nn.Parameter(distributed(parameter, tp, axis, parts), parameter.requires_grad)
@@ -60,7 +64,7 @@ def sharded_parameter(parameter: Tensor, tp: TensorParallel, axis: int, parts: i
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """``tensor`` whole, on every rank; a plain tensor is whole already. All ranks must call it."""
+    """Return the whole ``tensor`` on every rank. All ranks must call it. A plain tensor is returned as is."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -81,7 +85,7 @@ class ShardedTensor:
         self._freed = False
 
     def shard(self) -> None:
-        """Put the sharded parameter into every place."""
+        """Register the sharded parameter at every location."""
         fresh = sharded_parameter(self.whole, self.tp, self.axis, self.parts)
         if self.sharded is None:
             self.sharded = fresh
@@ -94,7 +98,7 @@ class ShardedTensor:
             _table(module, name)[name] = self.sharded
 
     def free(self) -> None:
-        """Let go of the whole tensor's memory; :meth:`gather` brings it back."""
+        """Free the memory of the whole tensor. :meth:`gather` restores it."""
         if self.tp.mesh is None:
             return  # simulated ranks cannot be gathered: what their shards learn is thrown away
         self.whole.grad = None
@@ -102,7 +106,7 @@ class ShardedTensor:
         self._freed = True
 
     def gather(self) -> None:
-        """Put the whole parameter back into every place, with the values the shards have now."""
+        """Register the whole parameter at every location again, with the current values of the shards."""
         sharded = self.sharded
         if sharded is not None and self._freed:
             data = full_tensor(sharded.detach())
@@ -120,13 +124,15 @@ def _table(module: nn.Module, name: str) -> dict[str, Any]:
 
 
 class LoadWhole:
-    """Before a ``state_dict`` is loaded, shares out the whole tensors in it the way the module's own are.
+    """Hook to shard the whole tensors of a ``state_dict`` before it is loaded.
+
+    They get the placements of the module's parameters and buffers.
 
     Registered as a ``load_state_dict`` pre-hook of every module with sharded parameters.
     """
 
     def __call__(self, module: nn.Module, state: MutableMapping[str, Any], prefix: str, *_: Any) -> None:
-        """Replace whole tensors in ``state`` by DTensors placed like the module's parameters."""
+        """Replace whole tensors in ``state`` by DTensors with the placements of the module's parameters."""
         for name, own in _sharded(module):
             if own.device_mesh.ndim != 1:
                 continue  # another library shards it over a second dimension, and loads it

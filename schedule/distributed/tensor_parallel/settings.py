@@ -1,4 +1,4 @@
-"""Sizes that a module keeps in its attributes, as they appear in its traced forward."""
+"""Sizes read from a module's attributes in its traced forward."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from schedule.distributed.tensor_parallel.modules import Projection, projection_
 
 
 class Derived(int):
-    """A size that the traced forward worked out from others that were read from attributes.
+    """A size computed in the traced forward from sizes read from attributes.
 
     Attributes:
-        names: of the attributes.
+        names: names of these attributes.
     """
 
     names: frozenset[str]
@@ -27,20 +27,20 @@ class Derived(int):
 
     @classmethod
     def of(cls, operation: Callable[[Any, Any], Any], one: int, other: int) -> Derived:
-        """The result of ``operation`` with what it is made of."""
+        """Return the result of ``operation`` together with its operands."""
         made = cls(operation(int(one), int(other)))
         made._operation, made._operands = operation, (one, other)
         made.names = frozenset(name for each in (one, other) if isinstance(each, Derived) for name in each.names)
         return made
 
     def given(self, values: Mapping[str, int]) -> int:
-        """What it would be if the attributes had these values; those that are not there keep theirs."""
+        """Return the size for other attribute values. Attributes missing from ``values`` keep their recorded value."""
         one, other = (each.given(values) if isinstance(each, Derived) else each for each in self._operands)
         result: int = self._operation(one, other)
         return result
 
     def settings(self) -> Iterator[Setting]:
-        """The attributes' sizes."""
+        """Yield the settings among the operands, recursively."""
         for each in self._operands:
             if isinstance(each, Derived):
                 yield from each.settings()
@@ -49,35 +49,35 @@ class Derived(int):
 
 
 class Setting(Derived):
-    """A size that was read from an attribute of the traced module."""
+    """A size read from an attribute of the traced module."""
 
     def __new__(cls, value: int, name: str) -> Setting:
-        """``value``, remembering ``name``."""
+        """Create the size ``value`` read from the attribute ``name``."""
         made = super().__new__(cls, value)
         made.names = frozenset((name,))
         return made
 
     @property
     def name(self) -> str:
-        """Of the attribute."""
+        """Name of the attribute."""
         (name,) = self.names
         return name
 
     def given(self, values: Mapping[str, int]) -> int:
-        """The attribute's value."""
+        """Return the attribute's value from ``values``, or else the recorded one."""
         return values.get(self.name, int(self))
 
     def settings(self) -> Iterator[Setting]:
-        """It alone."""
+        """Yield only this setting."""
         yield self
 
     __hash__ = int.__hash__
 
 
 def _remembering(name: str) -> Any:
-    """An operator that takes a size for the plain number it is, and remembers it in a whole one.
+    """Return an operator method of :class:`Derived` to compute on plain ints and return integer results as sizes.
 
-    Symbolic sizes know no subclasses of int.
+    The operation runs on plain ints because symbolic sizes do not support subclasses of int.
     """
     operation, reflected = getattr(operator, name, None), False
     if operation is None:
@@ -101,12 +101,13 @@ for _operator in ("eq", "ne", "lt", "le", "gt", "ge"):
 
 
 def whole_forward(caller: nn.Module, recording: Recording) -> Specialization:
-    """The forward of ``caller`` as recorded; its own integer attributes appear as :class:`Setting`.
+    """Trace the forward of ``caller`` as recorded, with its integer attributes as :class:`Setting`.
 
-    So do the numbers of outputs of the projections that it calls, under names such as ``q_proj.out_features``.
+    The output sizes of the projections below ``caller`` are settings too, under names such as
+    ``q_proj.out_features``.
 
     Raises:
-        TraceError: it cannot be traced.
+        TraceError: the forward cannot be traced.
     """
     with _settings_marked(caller):
         forward = original_class(caller).forward
@@ -131,12 +132,12 @@ def _settings_marked(caller: nn.Module) -> Iterator[None]:
 
 
 def outputs_of(path: str, projection: Projection) -> str:
-    """The name of the setting that is the number of outputs of a projection."""
+    """Return the name of the setting for the number of outputs of a projection."""
     return f"{path}.{projection.out_features}"
 
 
 def settings_in(size: Any) -> Iterator[Setting]:
-    """The settings in a size: itself, or the factors of a product or quotient."""
+    """Yield the settings in a size: the size itself, or the factors of a product or quotient."""
     if isinstance(size, Setting):
         yield size
     elif isinstance(size, fx.Node) and getattr(size.target, "__name__", "") in ("mul", "floordiv"):

@@ -1,4 +1,4 @@
-"""What the sharded modules of one schedule share: the mesh, and the model as it was recorded whole."""
+"""State shared by the sharded modules of one schedule: the mesh and the recording of the whole model."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _states: weakref.WeakKeyDictionary[Tree, Sharded] = weakref.WeakKeyDictionary()
 
 
 def sharded_state(tree: Tree) -> Sharded:
-    """The shared state of ``tree``; made when first asked for.
+    """Return the shared state of ``tree``, creating it on first use.
 
     Raises:
-        ShardError: the schedule has no mesh, or it cannot be used.
+        ShardError: the schedule has no mesh, or the mesh cannot be used.
     """
     if tree not in _states:
         _states[tree] = Sharded(tree)
@@ -34,12 +34,12 @@ def sharded_state(tree: Tree) -> Sharded:
 
 
 class Sharded:
-    """Of one schedule.
+    """Tensor-parallel state of one schedule.
 
     Attributes:
         tp: the tensor-parallel ranks.
         whole: the run recorded before anything was sharded; None without example inputs.
-        gathered: paths of modules whose outputs are about to be gathered, so that nothing follows their shard.
+        gathered: paths of modules whose outputs are about to be gathered, so that no sizes depend on their shard.
     """
 
     def __init__(self, tree: Tree, tp: TensorParallel | None = None) -> None:
@@ -51,7 +51,7 @@ class Sharded:
 
     @property
     def tree(self) -> Tree:
-        """The tree, which is there as long as anyone can ask."""
+        """Tree of the schedule, held by a weak reference."""
         tree = self._tree()
         if tree is None:
             raise ShardError("the schedule is gone")
@@ -59,13 +59,13 @@ class Sharded:
 
     @property
     def whole_calls(self) -> dict[nn.Module, list[Call]]:
-        """What each module received and returned in the run of the whole model; nothing without one."""
+        """Calls of each module in the recorded run of the whole model, empty without one."""
         return {} if self.whole is None else self.whole.calls
 
     def remember_whole(self, module: nn.Module) -> None:
-        """Record the whole model, unless something is sharded already, and trace what calls ``module``.
+        """Record the whole model unless a module is sharded already, and trace the caller of ``module``.
 
-        Both are needed later on: the sizes that follow a shard are found in the forward as it was.
+        Both are needed later: the sizes that depend on a shard are found in the original forward.
         """
         tree = self.tree
         whole = not any(sharding_of(one) for one in tree.root.modules())
@@ -79,7 +79,7 @@ class Sharded:
             self.whole_forward(caller[0])
 
     def received(self, module: nn.Module) -> TensorSpec | None:
-        """What ``module`` received in that run."""
+        """Return the spec of the first tensor passed to ``module`` in the recorded run, or None."""
         calls = self.whole_calls.get(module)
         if not calls:
             return None
@@ -87,7 +87,7 @@ class Sharded:
         return next((leaf for leaf in given if isinstance(leaf, TensorSpec)), None)
 
     def caller_of(self, path: str) -> tuple[nn.Module, str] | None:
-        """The nearest module above ``path`` that was called in that run, and the path from there."""
+        """Return the nearest ancestor of ``path`` called in the recorded run, and the relative path from it."""
         if self.whole is None:
             return None
         for ancestor, relative in self.tree.ancestors(path):
@@ -96,7 +96,7 @@ class Sharded:
         return None
 
     def whole_forward(self, caller: nn.Module) -> Specialization | TraceError:
-        """The whole forward of ``caller``, or why there is none."""
+        """Return the traced whole forward of ``caller``, or the error of tracing it."""
         if caller not in self._callers:
             if self.whole is None or not self.whole.calls.get(caller):
                 return TraceError(
@@ -110,10 +110,12 @@ class Sharded:
         return self._callers[caller]
 
     def settings(self, module: nn.Module, path: str, split: Split) -> tuple[nn.Module, dict[str, int]] | None:
-        """The caller of ``module`` and its attributes that follow once the outputs are shared out.
+        """Return the caller of ``module`` and the per-rank values of its attributes affected by sharded outputs.
+
+        Return None if no caller was recorded or traced, or if the outputs are gathered.
 
         Raises:
-            ShardError: the caller cannot work on shared outputs, or packed parts cannot be followed.
+            ShardError: the caller cannot work on sharded outputs, or packed parts cannot be followed.
         """
         found = None if path in self.gathered else self.caller_of(path)
         if found is None:
@@ -142,10 +144,10 @@ class Sharded:
 
 
 def fresh_sharding(module: nn.Module, tp: TensorParallel) -> ModuleSharding:
-    """How ``module`` is shared out so far.
+    """Return the current sharding of ``module``, or a new one without splits.
 
     Raises:
-        ShardError: over another mesh.
+        ShardError: the module is sharded over another mesh.
     """
     sharding = sharding_of(module) or ModuleSharding(tp.group, tp.size)
     if (sharding.group, sharding.ranks) != (tp.group, tp.size):

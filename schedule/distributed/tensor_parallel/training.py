@@ -1,4 +1,4 @@
-"""Training where some parameters are sharded and the others whole on every rank."""
+"""Training with some parameters sharded and the others replicated."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from schedule.distributed.tensor_parallel.parameters import full_tensor
 
 @contextmanager
 def mixed_parameters() -> Iterator[None]:
-    """Within, torch's list operations take DTensors and plain tensors together: the plain ones are whole.
+    """Let torch's list operations mix DTensors and plain tensors by treating plain ones as replicated.
 
-    Needed around ``optimizer.step()`` where the optimizer uses its ``foreach`` form (the default on CUDA)::
+    Needed around ``optimizer.step()`` if the optimizer uses its ``foreach`` form (the default on CUDA)::
 
         with schedule.distributed.mixed_parameters():
             optimizer.step()
@@ -28,10 +28,12 @@ def mixed_parameters() -> Iterator[None]:
 def clip_grad_norm_(
     parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
 ) -> Tensor:
-    """``torch.nn.utils.clip_grad_norm_`` for sharded and whole parameters together; all ranks must call it.
+    """Clip gradients like ``torch.nn.utils.clip_grad_norm_``, with sharded and whole parameters together.
+
+    All ranks must call it.
 
     Returns:
-        The norm of all gradients, whole ones and shards put together, as one plain tensor.
+        The norm of all gradients, sharded and whole, as one plain tensor.
     """
     with mixed_parameters():
         norm = torch.nn.utils.clip_grad_norm_(list(parameters), max_norm, norm_type, error_if_nonfinite)

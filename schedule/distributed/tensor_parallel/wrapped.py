@@ -1,4 +1,4 @@
-"""The forward of a module that is no projection: its own, on this rank's share, with collectives around it."""
+"""Sharded forward of a module other than a projection: its class's forward on local shards, with collectives."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from schedule.util.errors import ShardError
 
 
 class ShardedForward:
-    """The forward of a class, on sharded parameters, with synchronized inputs and outputs.
+    """Forward of a class on sharded parameters, with synchronized inputs and outputs.
 
     Args:
-        module: a module of that class; not kept.
-        sharding: how it is shared out.
+        module: a module of the class. No reference to it is stored.
+        sharding: its sharding.
     """
 
     def __init__(self, module: nn.Module, sharding: ModuleSharding) -> None:
@@ -52,7 +52,7 @@ class ShardedForward:
         return inspect.signature(self.cls.forward)
 
     def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """The class's forward on this rank's share."""
+        """Run the class's forward on this rank's shards."""
         if self.missing:
             raise ShardError(f"a half-sharded module was called: {self.missing}")
         for sync, mode in self.inputs:
@@ -74,7 +74,7 @@ class ShardedForward:
 
     @contextmanager
     def _own_share(self, module: nn.Module) -> Iterator[None]:
-        """Parameters and buffers as the plain tensors that this rank computes with."""
+        """Replace parameters and buffers by this rank's plain local tensors, and restore them on exit."""
         tables = [(table, dict(table)) for table in (module._parameters, module._buffers)]
         try:
             for table, _ in tables:
@@ -96,7 +96,7 @@ class ShardedForward:
         return tensor
 
     def _looked_up(self, module: nn.Module, ids: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """An embedding's rows that this rank has; zeros for the others."""
+        """Look up the embedding rows on this rank, with zeros for the rows on other ranks."""
         split, group = self.sharding.splits["weight"], self.sharding.group
         begin, end = chunk_bounds(split.size, group_size(group), group_rank(group))
         outside = (ids < begin) | (ids >= end)
@@ -155,7 +155,7 @@ class ShardedForward:
 
 
 def on_first_tensor(result: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """``result`` with ``function`` of its first tensor in that one's place: what a module computes is its first."""
+    """Return ``result`` with ``function`` applied to its first tensor, the main output of a module."""
     if isinstance(result, Tensor):
         return function(result)
     if isinstance(result, (tuple, list)) and not hasattr(result, "_fields"):

@@ -18,7 +18,6 @@ from schedule.capture.tracing.reading.operators import Operand, has_operators, p
 from schedule.capture.tracing.reading.origin import is_changeable, is_fixed
 from schedule.capture.tracing.reading.sources import SELF, Attr, Const, Item, Query, Source, described
 
-
 _MOST_TENSORS = 64
 
 
