@@ -49,3 +49,10 @@ def test_few_handlers_catch_everything() -> None:
 def test_the_picture_shows_the_floors() -> None:
     picture = (ROOT / "docs" / "floors.svg").read_text()
     assert all(f">{name}</text>" in picture for name in HOUSE.floors)
+
+
+def test_summaries_are_plain_sentences() -> None:
+    """Under 10 % hang on a what, which or that clause; under 2 % have a semicolon."""
+    count = len(HOUSE.summaries())
+    assert len(HOUSE.hanging()) < 0.10 * count
+    assert len(HOUSE.with_semicolon()) < 0.02 * count

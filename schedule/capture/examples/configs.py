@@ -30,7 +30,7 @@ class Configs:
         return [config for *_, config in sorted(ranked, key=lambda item: item[:2])]
 
     def find(self, *names: str, near: Sequence[str] = (), default: Any = None) -> Any:
-        """The first of ``names`` that is set, in the config nearest to ``near``; ``default`` if none is."""
+        """Return the first of ``names`` set in the config nearest to ``near``, else ``default``."""
         for config in self.near(*near):
             for name in names:
                 value = getattr(config, name, None)

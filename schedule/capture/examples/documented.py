@@ -42,7 +42,7 @@ class Documented:
 
 
 def documented(forward: Callable[..., Any]) -> dict[str, Documented]:
-    """The arguments of ``forward`` whose shapes its docstring gives."""
+    """Return the arguments of ``forward`` with shapes in its docstring."""
     found: dict[str, Documented] = {}
     for name, kind, shape in _ARGUMENT.findall(inspect.getdoc(forward) or ""):
         dimensions = tuple(part.strip() for part in _ASIDE.sub("", shape).split(",") if part.strip())

@@ -134,7 +134,7 @@ def _image_of_token(sizes: Sizes) -> Layouts:
 
 
 def _image_positions(sizes: Sizes) -> Layouts:
-    """Marks the tokens that are taken from the image."""
+    """Mark the tokens taken from the image."""
     marks = sizes.ones(sizes.rows, sizes.length) * 0
     marks[:, 1 : 1 + sizes.configs.number("latent_query_num", default=1)] = 1
     return [marks]

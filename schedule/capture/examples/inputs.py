@@ -85,7 +85,7 @@ _LEADING = 4  # ordinary tokens before the first placeholder
 
 
 def example_inputs(model: nn.Module, rows: int = 2, length: int = 12, repair: Repair | None = None) -> Inputs:
-    """A batch for ``model``: text, images, sound, series or several of them, with labels where it takes some.
+    """Return a batch for ``model``: text, images, sound, series or several of them, with labels if it takes some.
 
     Nothing here knows a model by name. Which arguments there are comes from the signature of the forward and from
     ``main_input_name``, their sizes from the config and its sub-configs; placeholders for images and sound are put
@@ -175,7 +175,7 @@ class _Search:
                 yield from self.with_placeholders(batch, kinds)
 
     def dummies(self) -> Iterator[Inputs]:
-        """What transformers calls the model with in its own tests, with ids that are in the vocabulary."""
+        """Yield the batches of transformers' own tests of the model, with ids in the vocabulary."""
         try:
             dummies = dict(getattr(self.model, "dummy_inputs", {}))
         except REFUSALS:
@@ -319,7 +319,7 @@ def _listed(names: Any) -> list[str]:
 
 
 def _together(layouts: Sequence[Layouts]) -> Iterator[tuple[torch.Tensor, ...]]:
-    """The likeliest layout of each argument first, then one after the other changed."""
+    """Yield the likeliest layout of each argument first, then change one after the other."""
     longest = max(len(each) for each in layouts)
     seen: set[tuple[int, ...]] = set()
     aligned = (tuple(min(i, len(each) - 1) for each in layouts) for i in range(longest))

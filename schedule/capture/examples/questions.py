@@ -17,7 +17,7 @@ MAX_NAMED = 4  # parts
 
 
 def question(model: nn.Module, needed: Sequence[str], why: str) -> NotApplicable:
-    """What ``model`` is called with, ``needed`` arguments at least."""
+    """Return the error that asks for the arguments of ``model``, at least for ``needed``."""
     wanted = ", ".join(f"{name}=…" for name in needed) or "…"
     return NotApplicable(
         f"what is {type(model).__name__} called with? An example could not be made: {why}",
@@ -53,7 +53,7 @@ def nothing_says(names: Iterable[str]) -> str:
 
 
 def _location(error: Exception) -> str:
-    """The innermost line of the model's own code."""
+    """Return the innermost line of the model's own code."""
     frames = traceback.extract_tb(error.__traceback__)
     models = [f for f in frames if "torch" not in Path(f.filename).parts and Path(f.filename).parent != _HERE]
     return f" ({Path(models[-1].filename).name}:{models[-1].lineno})" if models else ""

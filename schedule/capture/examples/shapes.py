@@ -75,7 +75,7 @@ def small_shapes(batch: Any) -> list[Any]:
 
 
 def _apart(batch: Any) -> tuple[int, Callable[[int, int], int]]:
-    """A plan in which the number of rows and all lengths are primes that differ from every size of the batch."""
+    """Return a plan with primes as number of rows and lengths, all different from every size of the batch."""
     rows, *lengths = [n for n in _PRIMES if n not in _taken(batch)]
     return rows, lambda n, rank: lengths[rank + 1]
 
@@ -85,7 +85,7 @@ def _taken(batch: Any) -> set[int]:
 
 
 def _free(number: int, taken: set[int]) -> int:
-    """The first number from ``number`` on that is not taken."""
+    """Return the first number from ``number`` on outside ``taken``."""
     return next(n for n in itertools.count(number) if n not in taken)
 
 
@@ -120,7 +120,7 @@ def _has_opaque(batch: Any) -> bool:
 
 
 def _rows(tensors: dict[str, torch.Tensor]) -> int:
-    """The batch size: the first dimension of the first tensor with at least two."""
+    """Return the batch size: the first dimension of the first tensor with at least two."""
     return next((t.shape[0] for t in tensors.values() if t.ndim >= 2), next(iter(tensors.values())).numel())
 
 

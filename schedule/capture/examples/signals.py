@@ -44,12 +44,12 @@ def _lengths(sizes: Sizes) -> Layouts:
 
 
 def _lengths_after_convolution(sizes: Sizes) -> Layouts:
-    """A stride of 2 halves them."""
+    """Return the lengths after a convolution of stride 2: half of them."""
     return [sizes.repeated(32)[:, 0]]
 
 
 def _padding(sizes: Sizes) -> Layouts:
-    """Marks what is padding: nothing is."""
+    """Return a mask without padding."""
     return [mask == 0 for mask in _feature_mask(sizes)[-1:]]
 
 

@@ -45,7 +45,7 @@ class Sizes:
         return torch.randint(low, max(high, low + 1), shape, generator=self._generator).to(self.device)
 
     def ones(self, *shape: int) -> torch.Tensor:
-        """A mask that hides nothing."""
+        """Return a mask of ones, hiding no position."""
         return torch.ones(*shape, dtype=torch.long, device=self.device)
 
     def repeated(self, *values: int) -> torch.Tensor:

@@ -82,7 +82,7 @@ def _patched_call(owner: type) -> Iterator[None]:
 
 
 def unwatched(call: Any) -> Any:
-    """The ``__call__`` of a class as it is when nothing is watched."""
+    """Return the ``__call__`` of a class without the recording around it."""
     return getattr(call, "_unwatched", call)
 
 

@@ -69,7 +69,7 @@ def _shaped_by(index: Any) -> bool:
 
 
 def call_site(func: Any) -> CallSite:
-    """What tells a call from others of the same forward, in a recorded run and in a trace."""
+    """Return the key of a call in a forward, equal in the recorded run and in a trace."""
     return user_line(), getattr(func, "__name__", "")
 
 
@@ -95,7 +95,7 @@ class Replay:
         self._taken: Counter[tuple[int, CallSite]] = Counter()
 
     def next(self, seen: Seen | None, func: Any) -> list[Any]:
-        """The described result of the next such call in a list; an empty list if none was seen."""
+        """Return the described result of the next such call in a list, empty if none was seen."""
         where = call_site(func)
         results = seen.results.get(where, []) if seen is not None else []
         number = min(self._taken[id(seen), where], len(results) - 1)
@@ -132,7 +132,7 @@ _NEGATED = frozenset({"logical_not", "bitwise_not", "__invert__", "invert"})
 
 
 def expected(node: fx.Node) -> bool | None:
-    """What a question about infinities comes to where all is finite, for a branch that no recorded run came to.
+    """Return the answer to a question about infinities if all is finite, for a branch never reached in a recorded run.
 
     Models that clamp overflows ask so in training only: ``if not torch.isfinite(x).all()``.
     """

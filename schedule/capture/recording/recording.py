@@ -68,7 +68,7 @@ class Call:
     output: Any
 
     def key(self) -> tuple[Any, ...]:
-        """What tells two signatures apart: structure and constants, dtypes and ranks, not sizes."""
+        """Return the key of the signature: structure and constants, dtypes and ranks, not sizes."""
         return tuple((path, _kind(leaf)) for path, leaf in leaves((self.args, self.kwargs)))
 
 
@@ -124,7 +124,7 @@ class Recording:
         return Opaque(self.snapshot(leaf))
 
     def snapshot(self, value: Any) -> Any:
-        """A deep copy of ``value`` in which every tensor is a data-free one; itself where it cannot be copied."""
+        """Return a deep copy of ``value`` with data-free tensors, or ``value`` itself if it cannot be copied."""
         try:
             with EnableTorchFunction(), _DataFreeCopies(self.fake_mode, self._data_free):
                 return copy.deepcopy(value)
@@ -132,7 +132,7 @@ class Recording:
             return value
 
     def materialize(self, value: Any) -> Any:
-        """The inverse of :meth:`describe`: data-free tensors in place of specs."""
+        """Return ``value`` with data-free tensors in place of specs, the inverse of :meth:`describe`."""
         return map_structure(value, self._materialize_leaf)
 
     def _materialize_leaf(self, leaf: Any) -> Any:
@@ -162,7 +162,7 @@ class _WatchingFunctions(TorchFunctionMode):
         self._returned: Any = WeakIdKeyDictionary()  # tensor → the modules that returned it, and where
 
     def returned(self, module: nn.Module, output: Any) -> None:
-        """``module`` has returned ``output``: who reads what of it is noted from now on."""
+        """Note from now on which parts of ``output``, returned by ``module``, are read."""
         found = [(path, leaf) for path, leaf in leaves(output) if isinstance(leaf, torch.Tensor)]
         for path, leaf in found if len(found) > 1 else ():
             self._returned.setdefault(leaf, []).append((module, path))
@@ -197,7 +197,7 @@ class _WatchingFunctions(TorchFunctionMode):
 
 
 def _computed(func: Any, args: Any, kwargs: Any) -> Any:
-    """What ``func`` gives; products by the machine's faster library, as nothing recorded hangs on the last bits."""
+    """Return the result of ``func``, with products by the faster library, since no record depends on the last bits."""
     if func is F.linear:
         return linear(*args, **kwargs)
     if func is torch.addmm and not kwargs and args[0].ndim == 1:
@@ -314,6 +314,6 @@ def undisturbed(root: nn.Module, *inputs: Any) -> Iterator[Snapshot]:
 
 
 def _sharded(root: nn.Module) -> list[Any]:
-    """The modules in ``root`` whose parameters ``fully_shard`` has sharded, outer ones first."""
+    """Return the modules in ``root`` sharded by ``fully_shard``, outer ones first."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     return [] if fsdp is None else [module for module in root.modules() if isinstance(module, fsdp.FSDPModule)]

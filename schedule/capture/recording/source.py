@@ -54,7 +54,7 @@ def _is_users(filename: str) -> bool:
 
 
 def raised(error: Exception) -> TraceError:
-    """The error for a forward that does not get through on tensors without data."""
+    """Return the error for a forward that fails on tensors without data."""
     line = (str(error).strip().splitlines() or ["no message"])[0]
     return TraceError(
         f"the forward raises {type(error).__name__} on tensors without data: {line}",
@@ -64,7 +64,7 @@ def raised(error: Exception) -> TraceError:
 
 
 def data_dependent(func: Any) -> TraceError:
-    """The error for Python code that needs to know what is inside a tensor."""
+    """Return the error for Python code that needs the values of a tensor."""
     name = getattr(func, "__name__", str(func))
     return TraceError(
         f"the forward needs the data of a tensor to go on ({name})",

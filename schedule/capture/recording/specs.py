@@ -27,7 +27,7 @@ class TensorSpec:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorSpec:
-        """The spec of ``tensor``.
+        """Return the spec of ``tensor``.
 
         Raises:
             NotApplicable: it is a nested tensor, whose rows differ in size.

@@ -116,13 +116,13 @@ def literal(value: Any) -> str:
 
 
 def map_fields(value: Any, function: Callable[[str, Any], Any]) -> Any:
-    """A dataclass rebuilt with ``function(field name, field value)``."""
+    """Rebuild a dataclass with ``function(field name, field value)``."""
     fields = {name: function(name, getattr(value, name)) for name in value.__dataclass_fields__}
     return type(value)(**fields)
 
 
 def original_class(module: torch.nn.Module) -> type[torch.nn.Module]:
-    """The user's class of ``module``, also when it is scheduled, and when its class was swapped since."""
+    """Return the user's class of ``module``, also of a scheduled one, and if its class was swapped since."""
     cls, state = type(module), object.__getattribute__(module, "__dict__").get("_schedule_state")
     if state is not None and generated_class(cls, state.module_class) is not None:
         found: type[torch.nn.Module] = state.module_class
@@ -131,5 +131,5 @@ def original_class(module: torch.nn.Module) -> type[torch.nn.Module]:
 
 
 def generated_class(cls: type, original: type) -> type | None:
-    """The generated class of ``original`` among the bases of ``cls``."""
+    """Return the generated class of ``original`` among the bases of ``cls``, or None."""
     return next((each for each in cls.__mro__ if vars(each).get("_schedule_original") is original), None)
