@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from schedule.api.simulate import simulate
 from schedule.capture.recording.recording import record
 from schedule.distributed.tensor_parallel.following import follow
 from schedule.distributed.tensor_parallel.settings import Derived, Setting, whole_forward
@@ -180,3 +181,34 @@ def test_architectures(name: str, path: str, columns: dict[str, int], expected: 
     found = follow(whole_forward(module, recording).graph, module, columns, 2)
     assert set(found) == expected
     assert all(own * 2 == whole for whole, own in found.values())
+
+
+class Reduced(nn.Module):
+    """Heads of features, reduced by ``reduce``."""
+
+    def __init__(self, reduce: Any) -> None:
+        super().__init__()
+        self.up, self.heads, self.reduce = nn.Linear(8, 16), 4, reduce
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.reduce(self.up(x).relu().view(*x.shape[:2], self.heads, 4))
+        return y
+
+
+@pytest.mark.parametrize(
+    "reduce",
+    [
+        lambda y: y.sum(-1).sum(-1),
+        lambda y: y.mean(dim=3).softmax(-1),
+        lambda y: y.sum(1).sum(1),
+        lambda y: y.sum((1, 3)).mean(1),
+        lambda y: y.sum(-1, keepdim=True).sum(2),
+    ],
+)
+def test_the_sharded_dimension_is_followed_through_reductions_of_others(reduce: Any) -> None:
+    def shard(sch: Any) -> None:
+        sch["up"].shard("weight", axis=0)
+        sch["up"].shard("bias", axis=0)
+
+    with pytest.raises(ShardError, match="over shared features"):
+        simulate(Reduced(reduce), (torch.randn(2, 4, 8),), shard, 2)

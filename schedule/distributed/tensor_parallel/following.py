@@ -290,11 +290,13 @@ class _Following(Sizes):
         """Return the cut of a softmax, sum, mean, …, or raise if it is along the sharded dimension."""
         dims = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else None)
         dims = dims if isinstance(dims, (tuple, list)) else [dims]
-        whole = dims == [None]
-        if whole or cut.dim in [dim % rank_of(source) for dim in dims if isinstance(dim, int)]:
+        along = {dim % rank_of(source) for dim in dims if isinstance(dim, int)}
+        if dims == [None] or cut.dim in along:
             name = getattr(node.target, "__name__", node.target)
             raise self.refuse(node, f"{name} over shared features", "leave these features whole")
-        return self.elementwise(node)
+        if rank_of(node) == rank_of(source):
+            return self.elementwise(node)
+        return replace(cut, dim=cut.dim - sum(dim < cut.dim for dim in along))  # without these dimensions
 
     def norm(self, node: fx.Node, source: fx.Node, cut: Cut) -> Cuts:
         shape = node.args[1] if len(node.args) > 1 else node.kwargs.get("normalized_shape", (1,))
