@@ -79,7 +79,7 @@ def _extra_check(graph_match: GraphMatch) -> str:
 
 def _saves_output(graph_match: GraphMatch) -> str:
     return (
-        "eager saves only the output, which the next layer keeps anyway; fused, the input would be kept as well "
+        "eager saves only the output, which the next layer saves anyway; fused, the input would be kept as well "
         "(cost_guard=False forces it)"
     )
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor import distribute_tensor
 GAIN = 1.0
 """Size of a perturbed matrix's outputs for inputs of size one. There the two GELUs differ by 3e-4, far above
 rounding. At 2, attention becomes so sharp that rounding grows tenfold over 12 layers."""
-NUDGE = 4.0
+SHIFT = 4.0
 """Size of a slight perturbation, relative to the weight, in units of the dtype's eps. A reordered sum of n terms is off
 by about √n roundings."""
 SPREAD = 0.2
@@ -49,7 +49,7 @@ def perturb_slightly(model: nn.Module, attempt: int) -> None:
     """Perturb every floating parameter by a few roundings, in another direction for each ``attempt``."""
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point():
-            size = NUDGE * torch.finfo(parameter.dtype).eps
+            size = SHIFT * torch.finfo(parameter.dtype).eps
             parameter.add_(parameter * _noise(f"{name} {attempt}", parameter), alpha=size)
 
 

@@ -64,11 +64,25 @@ class ShardedForward:
                 result = self.cls.forward(module, *args, **kwargs)
         result = self._reduced(result)
         if self.role == ROW and self.cls in CONVOLUTIONS and module._parameters.get("bias") is not None:
-            bias = module._parameters["bias"]
-            result = result + bias.reshape(-1, *[1] * (-self.features - 1))  # type: ignore[union-attr]
+            result = result + self._bias(module._parameters["bias"], result.ndim)  # type: ignore[arg-type]
         if self.result is not None:
             result = on_first_tensor(result, lambda y: collectives.copy_to_tensor_parallel(y, self.sharding.group))
         return result
+
+    def _bias(self, bias: Tensor, rank: int) -> Tensor:
+        """Return the bias of a row-parallel convolution, to add to the reduced sum of ``rank`` dimensions.
+
+        After a reduce-scatter each rank adds it to its own part of the sum: its gradient is a partial sum.
+        """
+        bias = bias.reshape(-1, *[1] * (-self.features - 1))
+        if self.output is None or self.output.op != "reduce_scatter":
+            return bias
+        group, axis = self.sharding.group, self.features if self.output.axis is None else self.output.axis
+        bias = collectives.copy_to_tensor_parallel(bias, group)
+        if axis % rank != self.features % rank:
+            return bias
+        begin, end = chunk_bounds(bias.shape[0], group_size(group), group_rank(group))
+        return bias[begin:end]
 
     # -- parameters --------------------------------------------------------------------------------------
 
@@ -95,15 +109,15 @@ class ShardedForward:
             return collectives.copy_to_tensor_parallel(tensor, self.sharding.group)
         return tensor
 
-    def _looked_up(self, module: nn.Module, ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def _looked_up(self, module: nn.Module, input: Tensor) -> Any:
         """Look up the embedding rows on this rank, with zeros for the rows on other ranks."""
         split, group = self.sharding.splits["weight"], self.sharding.group
         begin, end = chunk_bounds(split.size, group_size(group), group_rank(group))
-        outside = (ids < begin) | (ids >= end)
+        outside = (input < begin) | (input >= end)
         padding = module.padding_idx
         module.padding_idx = None if padding is None or not begin <= padding < end else padding - begin  # type: ignore
         try:
-            rows = self.cls.forward(module, (ids - begin).masked_fill(outside, 0), *args, **kwargs)
+            rows = self.cls.forward(module, (input - begin).masked_fill(outside, 0))
         finally:
             module.padding_idx = padding
         return rows.masked_fill(outside.unsqueeze(-1), 0.0)
