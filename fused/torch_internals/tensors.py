@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +25,7 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "FunctionalTensor",
+    "failures_unlogged",
     "make_wrapper_subclass",
     "neural_functions",
     "parse_to",
@@ -32,6 +37,25 @@ TENSOR_MODULE = "torch._tensor"
 
 neural_functions: ModuleType = torch._C._nn
 """Functions that :mod:`torch.nn.functional` hands on as they are."""
+
+
+
+@contextmanager
+def failures_unlogged() -> Iterator[None]:
+    """Suppress torch's log of failing operations on fake tensors, in this thread only.
+
+    Their exceptions are raised as usual.
+    """
+    logger, own = logging.getLogger(FakeTensorMode.__module__), threading.get_ident()
+
+    def is_elsewhere(record: logging.LogRecord) -> bool:
+        return record.thread != own
+
+    logger.addFilter(is_elsewhere)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_elsewhere)
 
 
 make_wrapper_subclass: Any = torch.Tensor._make_wrapper_subclass

@@ -78,9 +78,10 @@ class Form:
             CannotBind: an argument is missing, or there are too many.
         """
         names = self.names
-        bound: dict[str, Any] = dict(zip(names, args, strict=False))
+        before = names.index(self.variadic) if self.variadic in names else len(names)
+        bound: dict[str, Any] = dict(zip(names[:before], args, strict=False))
         if self.variadic:
-            rest = args[len(names) - 1 :] if names[-1] == self.variadic else args[len(names) :]
+            rest = args[before:]
             if rest:
                 bound[self.variadic] = tuple(rest[0]) if _is_one_sequence(rest) else _several(rest)
         elif len(args) > len(names):

@@ -176,6 +176,8 @@ class ModuleTracer(TorchFunctionMode):
         op = "call_method" if isinstance(target, str) else "call_function"
         node = self.graph.create_node(op, target, args, kwargs or {})
         node.meta["source"] = user_line()
+        if len(self._within) > 1:
+            node.meta["module"] = self._module_paths.get(self._within[-1], "")
         return node
 
     def emit_scalar(self, function: Callable[..., Any], operands: tuple[Any, ...], value: Any) -> fx.Node:

@@ -7,28 +7,75 @@ the ranks, and so is the gradient of every replicated input and parameter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import fx, nn
 
+from schedule.capture.recording.recording import Call
 from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.tracing.specialization import Specialization
+from schedule.capture.tracing.specialization import Specialization, original_class
 from schedule.distributed.planning.factors import Factor, factors, has, leads, take
 from schedule.distributed.planning.plan_steps import SyncStep
 from schedule.distributed.planning.propagation import propagate
 from schedule.distributed.planning.values import Propagated
+from schedule.distributed.tensor_parallel.modules import OWN, role_of
 from schedule.patterns.values import OpNode, operands
 
-_LINEAR_IN_ONE = frozenset((
+_LINEAR_IN_INPUT = frozenset((
     "view", "reshape", "flatten", "unflatten", "permute", "transpose", "t", "unsqueeze", "squeeze", "expand",
     "contiguous", "cast", "to", "identity", "clone", "sum", "mean", "getitem", "select", "narrow", "index_select",
-    "gather", "split", "chunk", "unbind", "index_add", "movedim", "type_as",
+    "gather", "split", "chunk", "unbind", "movedim", "type_as", "div",
 ))  # fmt: skip
 _PRODUCTS = frozenset(("mul", "matmul", "bmm", "mm", "linear", "_grouped_mm", "einsum"))
+_SUMS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("add", "sub"), ("input", "other")),
+    **dict.fromkeys(("cat", "stack"), ("tensors",)),
+}
+_ADDENDS = {"addmm": "input", "baddbmm": "input"}
 
 
-def synchronized(path: str, module: nn.Module, whole: Specialization, axes: dict[str, tuple[int, int]]) -> Any:
+def owners(root: nn.Module, axes: Mapping[tuple[str, int], int]) -> dict[str, dict[str, tuple[int, int]]]:
+    """Return the modules that compute with shards of their own parameters, and have no sharded submodules.
+
+    Args:
+        root: the module at which the paths begin.
+        axes: (path of a parameter, axis) → packed parts.
+
+    Returns:
+        Path of a module → name of each of its sharded parameters → (axis, packed parts).
+    """
+    found: dict[str, dict[str, tuple[int, int]]] = {}
+    for (path, axis), parts in axes.items():
+        owner, _, name = path.rpartition(".")
+        if role_of(root.get_submodule(owner), name, axis) == OWN:
+            found.setdefault(owner, {})[name] = (axis, parts)
+    sharded = {path.rpartition(".")[0] for path, _ in axes}
+    return {owner: own for owner, own in found.items() if not any(_is_below(one, owner) for one in sharded)}
+
+
+def is_in_any(node: OpNode, paths: Collection[str]) -> bool:
+    """Check whether ``node`` was traced in the forward of a module in ``paths``, or of one of its submodules."""
+    if node.fx is None:
+        return False
+    path = str(node.fx.target) if node.fx.op == "call_module" else node.fx.meta.get("module", "")
+    return any(path == one or _is_below(path, one) for one in paths)
+
+
+def _is_below(path: str, ancestor: str) -> bool:
+    return path != ancestor and f"{path}.".startswith(f"{ancestor}." if ancestor else "")
+
+
+def synchronized(
+    path: str,
+    module: nn.Module,
+    whole: Specialization,
+    axes: dict[str, tuple[int, int]],
+    ranks: int,
+    rehearsed: Callable[[Call], Mapping[fx.Node, Any]],
+) -> list[SyncStep] | str:
     """Return the collectives needed by ``module`` to compute with shards of its parameters.
 
     Args:
@@ -36,6 +83,8 @@ def synchronized(path: str, module: nn.Module, whole: Specialization, axes: dict
         module: the module.
         whole: the specialization with its graph.
         axes: name of each sharded parameter → (axis, packed parts).
+        ranks: the number of ranks.
+        rehearsed: function from the call on one rank to the spec of every operation's result there.
 
     Returns:
         The steps, or the reason as a string if it cannot be sharded.
@@ -46,6 +95,10 @@ def synchronized(path: str, module: nn.Module, whole: Specialization, axes: dict
     if len(shared) != 1 or not known:
         return "its own parameters are not sharded along one dimension"
     (factor,) = known
+    own = rehearsed(_call_on_one_rank(module, whole, found, factor, ranks))
+    for node in found.nodes:
+        if node.fx is not None and node.fx in own and not _has_shape(found, node, factor, own[node.fx], ranks):
+            return f"{node.op} does not keep the shards of its operands apart"
     partial = _partial_sums(found, factor)
     if isinstance(partial, str):
         return partial
@@ -79,6 +132,29 @@ def _gradient_steps(
             yield SyncStep(path, "bwd_post", "all_reduce", argument=name, nbytes=size)
 
 
+def _has_shape(found: Propagated, node: OpNode, factor: Factor, own: Any, ranks: int) -> bool:
+    """Check whether a result on one rank is smaller in the dimensions with the factor, and only in these."""
+    if not isinstance(node.spec, TensorSpec) or not isinstance(own, TensorSpec):
+        return True
+    return own.shape == _shape_on_one_rank(found, node, factor, ranks)
+
+
+def _shape_on_one_rank(found: Propagated, node: OpNode, factor: Factor, ranks: int) -> tuple[int, ...]:
+    dims, shape = found.dims.get(node) or (), node.spec.shape
+    return tuple(size // ranks if at < len(dims) and has(dims[at], factor) else size for at, size in enumerate(shape))
+
+
+def _call_on_one_rank(module: nn.Module, whole: Specialization, found: Propagated, factor: Factor, ranks: int) -> Call:
+    """Return the call of ``whole`` with sharded inputs where they have the factor."""
+    bound = inspect.signature(original_class(module).forward).bind(module, *whole.call.args, **whole.call.kwargs)
+    for node in found.nodes:
+        name = whole.signature.inputs.get(str(node.target)) if node.op == "placeholder" else None
+        given = bound.arguments.get(str(name))
+        if isinstance(given, TensorSpec):
+            bound.arguments[str(name)] = replace(given, shape=_shape_on_one_rank(found, node, factor, ranks))
+    return Call(bound.args[1:], bound.kwargs, None)
+
+
 def _is_floating(spec: Any) -> bool:
     return isinstance(spec, TensorSpec) and spec.dtype.is_floating_point
 
@@ -106,24 +182,45 @@ def _factor(found: Propagated, name: str, axis: int, parts: int) -> Factor | Non
 
 
 def _partial_sums(found: Propagated, factor: Factor) -> set[OpNode] | str:
-    """Return the values holding partial sums, or a refusal if a nonlinear operation reads one."""
+    """Return the values holding partial sums, or a refusal if an operation on one does not return another.
+
+    A product over the sharded dimension is a partial sum, and so is every linear function of partial sums alone.
+    """
     partial: set[OpNode] = set()
     for node in found.nodes:
-        if any(factor in factors(dim) for dim in found.contracted.get(node, ())):
-            partial.add(node)
-            continue
+        contracted = any(factor in factors(dim) for dim in found.contracted.get(node, ()))
         given = [one for one in operands(node.args) if one in partial]
-        if not given or node.is_metadata or node.op == "output":
+        if not (given or contracted) or node.is_metadata or node.op == "output":
             continue
-        tensors = [one for one in operands(node.args) if isinstance(one.spec, (TensorSpec, tuple, list))]
-        first = next(operands(node.args), None)
-        linear = (
-            (node.op in _LINEAR_IN_ONE and given == [first])
-            or (node.op in _PRODUCTS and len(given) == 1)
-            or (node.op == "div" and given == [first])
-            or (node.op in ("add", "sub", "cat", "stack") and len(given) == len(tensors))
-        )
-        if not linear:
-            return f"{node.op} of a partial sum is no partial sum"
+        addend = node.args.get(_ADDENDS.get(node.op, ""))
+        if addend is not None and addend not in partial:
+            return f"{node.op} adds a value to a partial sum on every rank"
+        if contracted and any(one is not addend for one in given):
+            return f"{node.op} multiplies two partial sums"
+        if not contracted and not _is_linear(found, node, partial, factor):
+            return f"{node.op} of a partial sum is not a partial sum"
         partial.add(node)
     return partial
+
+
+def _is_linear(found: Propagated, node: OpNode, partial: set[OpNode], factor: Factor) -> bool:
+    """Check whether ``node`` is linear in its partial sums taken together, with replicated other operands."""
+    given = [one for one in operands(node.args) if one in partial]
+    if any(holds(found, one, factor) for one in (node, *operands(node.args)) if one not in given):
+        return False
+    if node.op in _SUMS:
+        summed = [one for name in _SUMS[node.op] for one in _items(node.args.get(name))]
+        return all(isinstance(one, OpNode) and one in partial for one in summed)
+    if node.op in _LINEAR_IN_INPUT:
+        exact = node.args.get("rounding_mode") is None and _stays_floating(node.spec)
+        return exact and given == [next(operands(node.args))]
+    return node.op in _PRODUCTS and len(given) == 1
+
+
+def _items(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (tuple, list)) else [value]
+
+
+def _stays_floating(spec: Any) -> bool:
+    specs = _items(spec)
+    return all(not isinstance(one, TensorSpec) or one.dtype.is_floating_point for one in specs)

@@ -11,19 +11,21 @@ of any architecture or of module names.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import fx, nn
 
+from schedule.capture.recording.recording import Call, Recording
 from schedule.capture.tracing.specialization import original_class, specialize
 from schedule.distributed.planning.factors import Factor, factors, size_of
 from schedule.distributed.planning.gradients import differentiable, parameters_of, users_of
-from schedule.distributed.planning.owned import holds, synchronized
+from schedule.distributed.planning.owned import holds, is_in_any, owners, synchronized
 from schedule.distributed.planning.partial import NoReduction, PartialGradients
 from schedule.distributed.planning.plan import Plan, common_path
 from schedule.distributed.planning.plan_steps import FEATURES, HEADS, Group, ShardStep, SyncStep
 from schedule.distributed.planning.propagation import propagate
+from schedule.distributed.planning.rehearsal import CannotRun, rehearse
 from schedule.distributed.planning.values import Layer, Propagated, nbytes
 from schedule.distributed.planning.vocabularies import Vocabularies
 from schedule.distributed.tensor_parallel.callers import shared_inputs
@@ -148,7 +150,7 @@ class _Planner:
         It is ``HEADS`` if the output of a softmax, or the output and two activations of a product, have the factor.
         """
         for node in self.found.nodes:
-            given = [one for one in operands(node.args) if self.found_name(one) is None]
+            given = [one for one in operands(node.args) if one.op != "get_attr" and one.attr is None]
             products = node.op in ATTENDING and sum(self.holds(one, factor) for one in given) > 1
             if self.holds(node, factor) and (node.op in ("softmax", "log_softmax") or products):
                 return HEADS
@@ -218,10 +220,28 @@ class _Planner:
                 return f"sizes in {type(caller).__name__} cannot be followed: {whole.why}"
             how = [{p: getattr(s, n) for p, s in columns.items()} for n in ("parts", "replicas", "common")]
             try:
-                follow(whole.graph, caller, how[0], self.ranks, how[1], how[2], every=True)
+                settings = follow(whole.graph, caller, how[0], self.ranks, how[1], how[2], every=True)
+                own = {name: here for name, (_, here) in settings.items()}
+                rehearse(caller, whole, self.recording, self.below(caller, steps), own, self.ranks, whole.call)
+            except CannotRun:  # another sharded module may give it its arguments, and it raises on every rank if not
+                continue
             except ShardError as error:
                 return error.why
         return ""
+
+    @property
+    def recording(self) -> Recording:
+        """The run recorded before anything was sharded."""
+        if self.state.whole is None:
+            raise ShardError("a plan needs a recorded run", fix="create_schedule(model, example_inputs=batch)")
+        return self.state.whole
+
+    def below(self, owner: nn.Module, steps: Iterable[ShardStep]) -> list[ShardStep]:
+        """Return the steps for modules in ``owner``, with paths relative to it."""
+        prefix = self.state.tree.path_of(owner)
+        prefix = prefix and f"{prefix}."
+        inside = [step for step in steps if f"{step.path}.".startswith(prefix)]
+        return [replace(step, path=step.path.removeprefix(prefix.rstrip(".")).lstrip(".")) for step in inside]
 
     def role(self, step: ShardStep) -> str | None:
         return role_of(self.root.get_submodule(step.path), step.name, step.axis)
@@ -235,13 +255,15 @@ class _Planner:
         """Return the sync steps of a candidate, or None with the reason in ``candidate.refused``."""
         factor, columns, made = candidate.factor, dict[str, Layer](), dict[SyncStep, None]()
         partial: list[tuple[OpNode, OpNode]] = []
-        owned: dict[str, dict[str, tuple[int, int]]] = {}
+        owned = owners(self.root, candidate.axes)
         for node in self.found.nodes:
+            if is_in_any(node, owned):
+                continue
             layer = self.layers.get(node)
             if any(factor in factors(dim) for dim in self.found.contracted.get(node, ())):
                 if layer is not None:
                     made[SyncStep(layer.path, "fwd_post", "all_reduce", nbytes=nbytes(node.spec))] = None
-                elif not self.own(node, candidate, owned):
+                else:
                     candidate.refused = f"{node.op} sums over it inside of a module's own code"
                     return None
             for operand in self.whole_operands(node, factor):
@@ -251,8 +273,6 @@ class _Planner:
                 parameters = parameters_of(self.found, self.users, self.differentiable, operand, factor)
                 if parameters is not None and self.layered & set(parameters):
                     parameters = None
-                if parameters is None and layer is None and self.own(node, candidate, owned):
-                    continue
                 if parameters is None:
                     partial.append((operand, node))
                 made.update(dict.fromkeys(map(self.whole_parameter, parameters or ())))
@@ -313,31 +333,6 @@ class _Planner:
             *map(self.whole_parameter, found.parameters),
         ]
 
-    def own(self, node: OpNode, candidate: Candidate, owned: dict[str, dict[str, tuple[int, int]]]) -> bool:
-        """Check whether ``node`` computes with a candidate's parameter of a module with the role ``OWN``.
-
-        Record the sharded parameters of that module in ``owned``.
-        """
-        pending = list(operands(node.args))
-        while pending:
-            value = pending.pop()
-            path = self.found_name(value)
-            if path is not None:
-                owner = path.rpartition(".")[0]
-                axes = {name: at for name, at in candidate.axes.items() if name[0].rpartition(".")[0] == owner}
-                if axes and role_of(self.root.get_submodule(owner), path.rpartition(".")[2], 0) == OWN:
-                    owned[owner] = {name.rpartition(".")[2]: (axis, parts) for (name, axis), parts in axes.items()}
-                    return True
-            elif value.op in ("t", "transpose", "permute", "cast", "to", "contiguous", "getitem", "view", "getattr"):
-                pending += operands(value.args)
-        return False
-
-    def found_name(self, value: OpNode) -> str | None:
-        if value.op != "get_attr" and value.attr is None:
-            return None
-        path = str(value.target)
-        return path if path in self.found.tensors else None
-
     def synchronized(self, path: str, axes: dict[str, tuple[int, int]]) -> list[SyncStep] | str:
         module, recording = self.root.get_submodule(path), self.state.whole
         if recording is None or not recording.calls.get(module):
@@ -351,8 +346,15 @@ class _Planner:
             whole = specialize(module, original_class(module).forward, call, recording, False, inlined)
         except TraceError as error:
             return f"it cannot be traced: {error.why}"
-        steps: list[SyncStep] | str = synchronized(path, module, whole, axes)
-        return steps
+
+        def rehearsed(call: Call) -> dict[fx.Node, Any]:
+            shards = [ShardStep("", name, axis, parts) for name, (axis, parts) in axes.items()]
+            return rehearse(module, whole, recording, shards, {}, self.ranks, call, inlined)
+
+        try:
+            return synchronized(path, module, whole, axes, self.ranks, rehearsed)
+        except ShardError as error:
+            return error.why
 
     def inputs(self, columns: dict[str, Layer]) -> Iterator[SyncStep]:
         """Yield the all-reduces of the input gradients of column-parallel layers.
