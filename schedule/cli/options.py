@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -118,6 +119,6 @@ def _refuse_device(device: str) -> None:
 def _moved(batch: Any, device: str) -> Any:
     if isinstance(batch, torch.Tensor):
         return batch.to(device)
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         return {name: _moved(value, device) for name, value in batch.items()}
     return type(batch)(_moved(value, device) for value in batch) if type(batch) in (list, tuple) else batch

@@ -19,10 +19,16 @@ def matcher(glob: str) -> re.Pattern[str]:
 
 
 def _component(part: str) -> str:
-    pieces = re.split(r"(\*|\?|\[[^\]]*\])", part)
+    pieces = re.split(r"(\*|\?|\[[^\]]+\])", part)
     return "".join(
-        "[^.]*" if p == "*" else "[^.]" if p == "?" else p if p.startswith("[") else re.escape(p) for p in pieces
+        "[^.]*" if p == "*" else "[^.]" if p == "?" else _characters(p) if p.startswith("[") else re.escape(p)
+        for p in pieces
     )
+
+
+def _characters(brackets: str) -> str:
+    """Return a set of characters as a regular expression, ``[!ab]`` being all but these."""
+    return f"[^.{brackets[2:]}" if brackets[1] == "!" else brackets
 
 
 def select(root: nn.Module, glob: str) -> list[nn.Module]:

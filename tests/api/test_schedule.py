@@ -59,6 +59,7 @@ def test_globs(sch: Schedule) -> None:
     assert sch["blocks.*"].paths == ["blocks.0", "blocks.1"]  # one component
     assert sch["blocks.1.mlp.fc*"].paths == ["blocks.1.mlp.fc1", "blocks.1.mlp.fc10"]
     assert sch["blocks.[1].attn"].paths == ["blocks.1.attn"]
+    assert sch["blocks.[!0].attn"].paths == ["blocks.1.attn"]
     assert "head" in [node.path for node in sch["**"]]
     assert sch["blocks.0"]["**.fc1"].paths == ["blocks.0.mlp.fc1"]
 

@@ -69,6 +69,10 @@ def test_a_plan_is_plain_data() -> None:
     assert "c_attn" in str(plan) and "1 all_reduce" in str(plan) and plan.bytes_moved() > 0
     fewer = plan.without("attn")
     assert len(fewer.groups) == len(plan.groups) - 2
+    twelve = replace(plan, groups=[replace(plan.groups[0], name=f"h.{layer}.mlp") for layer in range(12)])
+    assert [group.name for group in twelve.without("h.1").groups] == [
+        f"h.{layer}.mlp" for layer in range(12) if layer != 1
+    ]
     assert simulate(build("gpt2"), batch("gpt2"), lambda sch: sch.apply_plan(fewer), 2).equal(1e-4)
     with pytest.raises(ShardError, match="no plan"):
         Plan.from_json("{}")

@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from schedule.capture.recording.source import user_line
-from schedule.capture.tracing.reading.ledger import ATOMS, is_atom, same
+from schedule.capture.tracing.reading.plain import ATOMS, is_atom, same
 from schedule.util.errors import TraceError
 
 _NOTHING = object()

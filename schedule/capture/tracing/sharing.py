@@ -17,7 +17,7 @@ from schedule.capture.recording.recording import Call, Opaque
 from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.recording.structure import leaves
 from schedule.capture.tracing.opaque import Constant
-from schedule.capture.tracing.reading.ledger import is_atom
+from schedule.capture.tracing.reading.plain import is_atom
 
 _HOOKS = {name for name in vars(nn.Module()) if name.startswith(("_", "training", "call_super_init"))}
 _HOOKS.add("_schedule_state")  # a child stays a call, whatever it runs

@@ -18,7 +18,7 @@ from schedule.capture.recording.structure import (
     rebuilt_mapping,
     rebuilt_sequence,
 )
-from schedule.capture.tracing.reading.ledger import is_atom, same
+from schedule.capture.tracing.reading.plain import is_atom, same
 from schedule.util.errors import TraceError
 
 _IDENTITY = (bool, type(None))

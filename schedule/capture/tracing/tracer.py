@@ -8,7 +8,6 @@ unless the submodules are inlined (flattened). Parameters and buffers become ``g
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -19,7 +18,7 @@ from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 
 from fused.torch_internals.modes import DisableTorchFunction
-from schedule.capture.recording.calls import intercepted_calls, unwatched
+from schedule.capture.recording.calls import intercepted_calls
 from schedule.capture.recording.data import NUMBERS, Replay, decided, expected, writes_number
 from schedule.capture.recording.recording import Recording
 from schedule.capture.recording.source import data_dependent, outermost, raised, user_line
@@ -29,16 +28,15 @@ from schedule.capture.recording.structure import (
     is_plain_mapping,
     map_fields,
     map_structure,
-    original_class,
 )
 from schedule.capture.tracing import metadata
-from schedule.capture.tracing.attributes import attributes, attributes_as
 from schedule.capture.tracing.functions import FunctionTracker
 from schedule.capture.tracing.gradients import requires_grad
-from schedule.capture.tracing.hooks import collecting_hooks, is_hooked, nothing_collected
+from schedule.capture.tracing.hooks import nothing_collected
 from schedule.capture.tracing.index_functions import CodeType, IndexFunctions
 from schedule.capture.tracing.memory import Memory
 from schedule.capture.tracing.meta_kernels import meta_kernel
+from schedule.capture.tracing.module_calls import EnterChild, ModuleCalls
 from schedule.capture.tracing.opaque import OpaqueTracker, untracked
 from schedule.capture.tracing.pieces import guard_number
 from schedule.capture.tracing.reading.evaluator import Evaluator
@@ -46,13 +44,10 @@ from schedule.capture.tracing.reading.natives import HANDLERS
 from schedule.capture.tracing.reading.sources import module_path
 from schedule.capture.tracing.regions import RegionTracker
 from schedule.capture.tracing.scalars import scalar_of, symbolic
-from schedule.capture.tracing.sharing import comparable
 from schedule.capture.tracing.sizes import SizeReader
 from schedule.capture.tracing.string_formatting import Strings
 from schedule.util.errors import TraceError
 from schedule.util.user_code import UserCodeError, user_code
-
-EnterChild = Callable[[nn.Module, str], bool]
 
 
 class ModuleTracer(TorchFunctionMode):
@@ -80,8 +75,7 @@ class ModuleTracer(TorchFunctionMode):
         super().__init__()
         self.strings = Strings(exact_strings)
         self.index_functions = IndexFunctions(self, index_functions)
-        self._use_recorded_outputs = use_recorded_outputs
-        self.module, self.recording, self.enter_child = module, recording, enter
+        self.module, self.recording = module, recording
         self.graph = fx.Graph()
         self.guards: dict[fx.Node, Any] = {}
         self.inlined: dict[str, nn.Module] = {}
@@ -93,14 +87,14 @@ class ModuleTracer(TorchFunctionMode):
         self._module_paths = {child: name for name, child in module.named_modules()}
         self._data_free: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.inside_child = False
-        self._within = [module]
         self._replay = Replay()
-        self._memory = Memory()
+        self.memory = Memory()
         self.sizes = SizeReader(self)
         self.opaque = OpaqueTracker(self)
         self.regions = RegionTracker(self)
         self.functions = FunctionTracker(self)
         self.evaluator = Evaluator(self, HANDLERS)
+        self.calls = ModuleCalls(self, enter, use_recorded_outputs)
 
     # -- running ---------------------------------------------------------------------------------------
 
@@ -108,7 +102,7 @@ class ModuleTracer(TorchFunctionMode):
         """Call ``forward`` under the tracer and return its result in tracked values."""
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(self.recording.grad_enabled))
-            stack.enter_context(intercepted_calls(self.module, self._on_native_call))
+            stack.enter_context(intercepted_calls(self.module, self.calls.on_native_call))
             stack.enter_context(nothing_collected())
             stack.enter_context(self)
             try:
@@ -176,8 +170,8 @@ class ModuleTracer(TorchFunctionMode):
         op = "call_method" if isinstance(target, str) else "call_function"
         node = self.graph.create_node(op, target, args, kwargs or {})
         node.meta["source"] = user_line()
-        if len(self._within) > 1:
-            node.meta["module"] = self._module_paths.get(self._within[-1], "")
+        if self.calls.module is not self.module:
+            node.meta["module"] = self._module_paths.get(self.calls.module, "")
         return node
 
     def emit_scalar(self, function: Callable[..., Any], operands: tuple[Any, ...], value: Any) -> fx.Node:
@@ -289,11 +283,11 @@ class ModuleTracer(TorchFunctionMode):
         mutated = metadata.mutated_tensor(func, args, kwargs)
         if mutated is not None:
             return self._track_mutation(mutated, value, node)
-        self._memory.computed(func, value, args, kwargs)
+        self.memory.computed(func, value, args, kwargs)
         return self.track(value, node)
 
     def _track_mutation(self, mutated: torch.Tensor, value: Any, node: fx.Node) -> Any:
-        node.meta["local"] = self._memory.is_new(mutated)
+        node.meta["local"] = self.memory.is_new(mutated)
         if isinstance(value, torch.Tensor):
             node.meta["spec"] = TensorSpec.of(value)
             self._nodes[id(mutated)] = (mutated, node)
@@ -321,7 +315,7 @@ class ModuleTracer(TorchFunctionMode):
             with self.recording.fake_mode:
                 return meta_kernel(func)(*real_args, **real_kwargs)
         except metadata.DATA_DEPENDENT as error:
-            for seen in self._replay.next(self.recording.seen.get(self._within[-1]), func):
+            for seen in self._replay.next(self.recording.seen.get(self.calls.module), func):
                 return self.recording.materialize(seen)
             if func is torch.Tensor.__bool__ and (finite := expected(node)) is not None:
                 return finite
@@ -335,104 +329,11 @@ class ModuleTracer(TorchFunctionMode):
 
     def call_module(self, child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a module from the forward: write a node, or trace the call if the module is inlined."""
-        if child is not self.module and child not in self._module_paths:
-            self.evaluator.read_untouched(child)
-            return self._enter(child, *args, **kwargs)  # held by something else than a module, or made by the forward
-        path = self.evaluator.path_of(child) or self._module_paths[child]
-        call = functools.partial(self._enter, child)
-        if self.inside_child or child is self.module or self.enter_child(child, path):
-            if not self.inside_child:
-                self.inlined[path] = child
-            self._within.append(child)
-            try:
-                return call(*args, **kwargs)
-            finally:
-                self._within.pop()
-        self.evaluator.read_kind(child)
-        with self.evaluator.recording(False):
-            value, hooks = self._called(child, path, call, args, kwargs), self._collecting(child, path)
-        for hook in hooks:
-            hook(child, args, value)
-        return value
-
-    def _on_native_call(
-        self, child: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Handle a call of a module by code outside the evaluator."""
-        return call(*args, **kwargs) if self.inside_child else self.call_module(child, args, kwargs)
-
-    def _enter(self, child: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        """Call ``child(*args, **kwargs)`` and trace it."""
-        caller = unwatched(type(child).__call__)
-        if caller is unwatched(nn.Module.__call__):
-            return self.call_forward(child, args, kwargs)
-        return self.evaluator.call(caller, child, *args, **kwargs)
+        return self.calls.call(child, args, kwargs)
 
     def call_forward(self, child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Do the work of ``nn.Module.__call__``: run the forward and transformers' output-collecting hooks."""
-        own = "forward" in vars(child)
-        if is_hooked(child) or type(child) is not original_class(child) or (own and self.inside_child):
-            return child(*args, **kwargs)
-        forward = vars(child)["forward"] if own else type(child).forward
-        value = self.evaluator.call(forward, *(() if own else (child,)), *args, **kwargs)
-        for hook in collecting_hooks(child):
-            hook(child, args, value)
-        return value
-
-    def _called(
-        self, child: nn.Module, path: str, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Write the call of ``child`` as a node, and return its tracked output."""
-        with DisableTorchFunction():
-            node = self._call_module(path, self.as_nodes(args), self.as_nodes(kwargs))
-            node.meta["source"] = user_line()
-            described = self._recorded_output(child, args, kwargs)
-            recorded = described is not None
-            value = self.recording.materialize(described) if recorded else self._run_child(child, call, args, kwargs)
-            value = self.outputs[node] = self.track(value, node)
-            self._memory.called(child, value, args, kwargs)
-        return value
-
-    def _collecting(self, child: nn.Module, path: str) -> list[Callable[..., Any]]:
-        """Return transformers' hooks on ``child`` to collect its output for the traced forward."""
-        for below in child.modules():
-            if below is not child and collecting_hooks(below):
-                raise TraceError(
-                    f"the forward collects outputs of modules inside {path}, which is a call of the graph",
-                    where=user_line(),
-                    fix="trace with flatten=True, or without hidden states and attentions in the example inputs",
-                )
-        return collecting_hooks(child)
-
-    def _call_module(self, path: str, args: Any, kwargs: Any) -> fx.Node:
-        name = path.replace(".", "_")
-        name = "self_module" if name == "self" else name  # `self` is the root in generated code
-        return self.graph.create_node("call_module", path, args, kwargs, name=name)
-
-    def _recorded_output(self, child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        calls = self.recording.calls.get(child, ()) if self._use_recorded_outputs else ()
-        if not calls:
-            return None
-        received = comparable(map_structure((args, kwargs), self.value_of))
-        for call in calls:
-            if comparable((call.args, call.kwargs)) == received:
-                traced = self.recording.returned.get((child, child.training), ())
-                return next((returned for other, returned in traced if other is call), call.output)
-        return None
-
-    def _run_child(
-        self, child: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Run the child on data-free tensors without writing nodes."""
-        real_args, real_kwargs = map_structure(tuple(args), self.value_of), map_structure(kwargs, self.value_of)
-        self.inside_child = True
-        try:
-            with self.recording.fake_mode, nothing_collected(), attributes_as(attributes(child)):
-                return call(*real_args, **real_kwargs)
-        except metadata.DATA_DEPENDENT as error:
-            raise data_dependent(call) from error
-        finally:
-            self.inside_child = False
+        """Do the work of ``nn.Module.__call__`` and transformers' output-collecting hooks."""
+        return self.calls.forward(child, args, kwargs)
 
 
 def _named_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:

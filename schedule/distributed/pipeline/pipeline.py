@@ -121,6 +121,7 @@ class PipelinedModel(nn.Module):
             [self._parameters_of(i) for i in range(self.count)], self._ranks.size, self._ranks.lines
         )
         self._runner: Any = None
+        self._has_target = False
         self._device = device
         for stage in self._stages:
             attach_all(self, stage.parts)
@@ -159,7 +160,7 @@ class PipelinedModel(nn.Module):
 
         Args:
             args: arguments of the model, like ``kwargs``; tensors are split along their first dimension.
-            target: passed to the pipeline's ``loss``.
+            target: passed to the pipeline's ``loss``, microbatch by microbatch; None if there is none.
 
         Raises:
             NotApplicable: the batch cannot be split evenly, or does not match the example inputs.
@@ -184,7 +185,7 @@ class PipelinedModel(nn.Module):
         if self._runner is None:
             self._runner = self._made_runner()
         losses: list[Tensor] = []
-        given = torch.zeros(parts) if target is None else target
+        given, self._has_target = torch.zeros(parts) if target is None else target, target is not None
         outputs = getattr(self._runner, how)(target=given, losses=losses, **batch)
         last = self._stages[-1]
         if outputs is None or self.count - 1 != last.index:
@@ -194,8 +195,14 @@ class PipelinedModel(nn.Module):
         return Output(loss, dict(zip(last.returned, outputs, strict=True)))
 
     def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        names = list(inspect.signature(original_class(self.whole).forward).parameters)[1:]
-        return {**dict(zip(names, args, strict=False)), **kwargs}
+        signature = inspect.signature(original_class(self.whole).forward)
+        try:
+            bound = signature.bind(self.whole, *args, **kwargs).arguments
+        except TypeError as error:
+            raise NotApplicable(f"the model is called with other arguments: {error}", fix=f"{signature}") from error
+        others = [name for name, each in signature.parameters.items() if each.kind is each.VAR_KEYWORD]
+        named = {name: value for name, value in list(bound.items())[1:] if name not in others}
+        return named | {name: value for each in others for name, value in bound.get(each, {}).items()}
 
     def _made_runner(self) -> Any:
         stages = [
@@ -210,7 +217,7 @@ class PipelinedModel(nn.Module):
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         names = self._stages[-1].returned
         if self._settings.loss is not None:
-            loss = self._settings.loss(outputs, target)
+            loss = self._settings.loss(outputs, target if self._has_target else None)
         elif "loss" in names:
             loss = outputs[names.index("loss")].sum()
         elif torch.is_grad_enabled():

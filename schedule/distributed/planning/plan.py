@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -46,8 +47,12 @@ class Plan:
         return [step for group in self.groups for step in group.syncs] + self.boundaries
 
     def without(self, text: str) -> Plan:
-        """Return the plan without the groups with ``text`` in their names."""
-        return replace(self, groups=[group for group in self.groups if text not in group.name])
+        """Return the plan without the groups with ``text`` in their names.
+
+        A ``text`` that ends in a digit is not part of a longer number: ``"h.1"`` is not in ``"h.10.mlp"``.
+        """
+        named = re.compile(re.escape(text) + (r"(?!\d)" if text[-1:].isdigit() else ""))
+        return replace(self, groups=[group for group in self.groups if not named.search(group.name)])
 
     def bytes_moved(self) -> int:
         """Return the number of bytes sent by each rank per training step of the recorded run, with ring algorithms."""

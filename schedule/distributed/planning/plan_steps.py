@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 from schedule.distributed.tensor_parallel.modules import LEFT
 
@@ -28,6 +29,13 @@ class ShardStep:
     replicas: int = 1
     common: int = 0
     nbytes: int = field(default=0, compare=False)
+
+
+def steps_below(steps: Iterable[ShardStep], path: str) -> list[ShardStep]:
+    """Return the steps for the module at ``path`` and its submodules, with paths relative to it."""
+    prefix = path and f"{path}."
+    inside = [step for step in steps if f"{step.path}.".startswith(prefix)]
+    return [replace(step, path=step.path.removeprefix(path).lstrip(".")) for step in inside]
 
 
 @dataclass(frozen=True)

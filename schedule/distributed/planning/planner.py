@@ -11,7 +11,7 @@ of any architecture or of module names.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx, nn
@@ -23,7 +23,7 @@ from schedule.distributed.planning.gradients import differentiable, parameters_o
 from schedule.distributed.planning.owned import holds, is_in_any, owners, synchronized
 from schedule.distributed.planning.partial import NoReduction, PartialGradients
 from schedule.distributed.planning.plan import Plan, common_path
-from schedule.distributed.planning.plan_steps import FEATURES, HEADS, Group, ShardStep, SyncStep
+from schedule.distributed.planning.plan_steps import FEATURES, HEADS, Group, ShardStep, SyncStep, steps_below
 from schedule.distributed.planning.propagation import propagate
 from schedule.distributed.planning.rehearsal import CannotRun, rehearse
 from schedule.distributed.planning.values import Layer, Propagated, nbytes
@@ -222,7 +222,15 @@ class _Planner:
             try:
                 settings = follow(whole.graph, caller, how[0], self.ranks, how[1], how[2], every=True)
                 own = {name: here for name, (_, here) in settings.items()}
-                rehearse(caller, whole, self.recording, self.below(caller, steps), own, self.ranks, whole.call)
+                rehearse(
+                    caller,
+                    whole,
+                    self.recording,
+                    steps_below(steps, self.state.tree.path_of(caller)),
+                    own,
+                    self.ranks,
+                    whole.call,
+                )
             except CannotRun:  # another sharded module may give it its arguments, and it raises on every rank if not
                 continue
             except ShardError as error:
@@ -235,13 +243,6 @@ class _Planner:
         if self.state.whole is None:
             raise ShardError("a plan needs a recorded run", fix="create_schedule(model, example_inputs=batch)")
         return self.state.whole
-
-    def below(self, owner: nn.Module, steps: Iterable[ShardStep]) -> list[ShardStep]:
-        """Return the steps for modules in ``owner``, with paths relative to it."""
-        prefix = self.state.tree.path_of(owner)
-        prefix = prefix and f"{prefix}."
-        inside = [step for step in steps if f"{step.path}.".startswith(prefix)]
-        return [replace(step, path=step.path.removeprefix(prefix.rstrip(".")).lstrip(".")) for step in inside]
 
     def role(self, step: ShardStep) -> str | None:
         return role_of(self.root.get_submodule(step.path), step.name, step.axis)

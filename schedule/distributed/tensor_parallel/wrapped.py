@@ -88,21 +88,35 @@ class ShardedForward:
 
     @contextmanager
     def _own_share(self, module: nn.Module) -> Iterator[None]:
-        """Replace parameters and buffers by this rank's plain local tensors, and restore them on exit."""
-        tables = [(table, dict(table)) for table in (module._parameters, module._buffers)]
+        """Replace parameters and buffers by this rank's plain local tensors, and restore them on exit.
+
+        What the forward itself assigns to an unsharded name stays.
+
+        Raises:
+            ShardError: the forward assigned a sharded parameter or buffer.
+        """
+        replaced: list[tuple[dict[str, Any], str, Any, Any]] = []
+        tables: list[dict[str, Any]] = [module._parameters, module._buffers]
         try:
-            for table, _ in tables:
-                for name, tensor in table.items():
-                    if isinstance(tensor, Tensor):
-                        table[name] = self._share(name, tensor)  # type: ignore[assignment]
-            if self.role == ROW and self.cls in CONVOLUTIONS:
-                module._parameters["bias"] = None
+            for table in tables:
+                for name, whole in list(table.items()):
+                    table[name] = self._share(name, whole)
+                    replaced.append((table, name, whole, table[name]))
             yield
         finally:
-            for table, before in tables:
-                table.update(before)  # type: ignore[arg-type]
+            assigned = [name for table, name, _, own in replaced if table.get(name) is not own]
+            for table, name, whole, _ in replaced:
+                if name not in assigned or name in self.sharding.splits:
+                    table[name] = whole
+        if not self.sharding.splits.keys().isdisjoint(assigned):
+            raise ShardError(
+                f"{self.__qualname__} assigns {', '.join(assigned)}, which is sharded",
+                fix="change it in place, or leave it whole",
+            )
 
-    def _share(self, name: str, tensor: Tensor) -> Tensor:
+    def _share(self, name: str, tensor: Tensor | None) -> Tensor | None:
+        if tensor is None or (name == "bias" and self.role == ROW and self.cls in CONVOLUTIONS):
+            return None  # a row-parallel convolution adds its bias to the reduced sum
         if isinstance(tensor, DTensor):
             return tensor.to_local()
         if name in self.partial:

@@ -14,7 +14,7 @@ from torch import nn
 
 from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.recording.structure import leaves
-from schedule.capture.tracing.reading.ledger import is_atom, same
+from schedule.capture.tracing.reading.plain import is_atom, same
 from schedule.capture.tracing.reading.reads import Reads
 from schedule.capture.tracing.reading.sources import DictOf, Item, Source, described, submodule_path
 from schedule.capture.tracing.scalars import scalar_of

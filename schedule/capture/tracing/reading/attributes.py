@@ -14,8 +14,8 @@ from schedule.capture.recording.structure import original_class
 from schedule.capture.tracing.containers import TrackedDict
 from schedule.capture.tracing.opaque import _Watched
 from schedule.capture.tracing.reading.assignments import Assignments
-from schedule.capture.tracing.reading.ledger import is_atom
 from schedule.capture.tracing.reading.origin import is_fixed, is_native_class
+from schedule.capture.tracing.reading.plain import is_atom
 from schedule.capture.tracing.reading.reads import Reads
 from schedule.capture.tracing.reading.sources import SELF, Attr, Const, DictOf, Item, Source
 

@@ -24,11 +24,11 @@ from schedule.capture.tracing.reading import masks
 from schedule.capture.tracing.reading.container_methods import container_method
 from schedule.capture.tracing.reading.following import Followed, Handler
 from schedule.capture.tracing.reading.instrument import NoSource, instrumented, is_instrumented
-from schedule.capture.tracing.reading.ledger import is_atom, is_plain_content, snapshot
 from schedule.capture.tracing.reading.native_calls import NativeCalls
 from schedule.capture.tracing.reading.origin import (
     is_native_class,
 )
+from schedule.capture.tracing.reading.plain import is_atom, is_plain_content, snapshot
 from schedule.capture.tracing.reading.sources import Attr, Const, Source
 from schedule.capture.tracing.regions import TrackedAutocast, TrackedFlags, sets_flags
 

@@ -21,8 +21,8 @@ from schedule.capture.recording.structure import original_class
 from schedule.capture.tracing.reading.assignments import Assignments
 from schedule.capture.tracing.reading.calling import Calling
 from schedule.capture.tracing.reading.following import Followed, Handler
-from schedule.capture.tracing.reading.ledger import is_atom
 from schedule.capture.tracing.reading.operators import plain
+from schedule.capture.tracing.reading.plain import is_atom
 from schedule.capture.tracing.reading.sources import Attr, Const, DictOf, Item
 
 

@@ -13,9 +13,9 @@ import torch
 from schedule.capture.tracing.containers import TrackedDict
 from schedule.capture.tracing.opaque import _Watched
 from schedule.capture.tracing.reading.attributes import BUILTIN_CONTAINERS, AttributeReads, class_of
-from schedule.capture.tracing.reading.ledger import is_atom, is_plain_content, snapshot
 from schedule.capture.tracing.reading.operators import Operand, has_operators, plain
 from schedule.capture.tracing.reading.origin import is_changeable, is_fixed
+from schedule.capture.tracing.reading.plain import is_atom, is_plain_content, snapshot
 from schedule.capture.tracing.reading.sources import SELF, Attr, Const, Item, Query, Source, described
 
 _MOST_TENSORS = 64

@@ -7,12 +7,8 @@ to dispatch a graph, and to decide whether a similar module may share it.
 
 from __future__ import annotations
 
-import enum
-import math
-import numbers
 import pickle
 import types
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -25,7 +21,7 @@ from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.recording.structure import member_source, original_class
 from schedule.capture.tracing.hooks import acts_now
 from schedule.capture.tracing.own_forward import functions_called
-from schedule.capture.tracing.reading.arrays import is_array, numbers_of
+from schedule.capture.tracing.reading.plain import is_plain_content, same, snapshot
 from schedule.capture.tracing.reading.sources import (
     SELF,
     Attr,
@@ -38,15 +34,6 @@ from schedule.capture.tracing.reading.sources import (
     described,
     root,
 )
-
-ATOMS: tuple[type, ...] = (
-    *(bool, int, float, complex, str, bytes, type(None), range, type(Ellipsis), type(NotImplemented)),
-    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, torch.finfo, torch.iinfo),
-    *(enum.Enum, numbers.Number),
-)
-CONTAINERS = (list, tuple, dict, set, frozenset, deque, types.MappingProxyType)
-MOST = 256
-"""Containers of more values than this are compared entry by entry, where they are read."""
 
 
 @dataclass(frozen=True)
@@ -71,80 +58,6 @@ class Guard:
 
     def __str__(self) -> str:
         return f"{described(self.source)} {self.kind} {self.expected!r}"
-
-
-def is_atom(value: Any) -> bool:
-    """Check whether ``value`` is plain immutable data: a number, a string, a dtype, a tuple of these."""
-    if isinstance(value, (tuple, frozenset)) and not isinstance(value, torch.Size):
-        return len(value) <= MOST and all(map(is_atom, value))
-    return isinstance(value, ATOMS) and not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
-
-
-def is_plain_content(value: Any, count: int = MOST) -> bool:
-    """Check whether ``value`` contains only atoms, functions, classes and such containers, at most ``count`` in all."""
-    pending, seen = [value], 0
-    while pending:
-        item, seen = pending.pop(), seen + 1
-        if seen > count:
-            return False
-        if type(item) in CONTAINERS or isinstance(item, (list, dict, set)):
-            pending += [*item.keys(), *item.values()] if isinstance(item, dict) else item
-        elif not (is_atom(item) or isinstance(item, (types.FunctionType, types.BuiltinFunctionType, type))):
-            return False
-    return True
-
-
-def snapshot(value: Any) -> Any:
-    """Copy a container of atoms, or an array, for :func:`same`."""
-    if is_array(value):
-        return _saved(value, numbers_of(value))
-    if isinstance(value, dict):
-        return _saved(value, {key: snapshot(item) for key, item in value.items()})
-    if isinstance(value, (set, frozenset)):
-        return _saved(value, set(value))
-    if isinstance(value, (list, tuple, deque)) and not is_atom(value):
-        return _saved(value, [snapshot(item) for item in value])
-    return value
-
-
-@dataclass(frozen=True)
-class _Snapshot:
-    cls: type
-    content: Any
-
-
-def _saved(value: Any, content: Any) -> _Snapshot:
-    return _Snapshot(type(value), content)
-
-
-def same(value: Any, expected: Any) -> bool:
-    """Check whether ``value`` equals ``expected``, in type too: 2 is not 2.0, 0.0 is not -0.0, nan is nan."""
-    if value is expected:
-        return True
-    if isinstance(expected, _Snapshot):
-        return type(value) is expected.cls and _same_content(value, expected.content)
-    if type(value) is not type(expected):
-        return False
-    if isinstance(value, float):
-        equal = value == expected and math.copysign(1.0, value) == math.copysign(1.0, expected)
-        return equal or (math.isnan(value) and math.isnan(expected))
-    if isinstance(value, (tuple, list)):
-        return len(value) == len(expected) and all(map(same, value, expected))
-    if isinstance(value, enum.Enum):
-        return repr(value) == repr(expected)
-    return isinstance(value, (*ATOMS, frozenset)) and bool(value == expected)
-
-
-def _same_content(value: Any, content: Any) -> bool:
-    if is_array(value):
-        return bool(numbers_of(value) == content)
-    if isinstance(content, dict):
-        return len(value) == len(content) and all(
-            same(key, own) and same(value[key], content[own]) for key, own in zip(value, content, strict=True)
-        )
-    if isinstance(content, set):
-        return len(value) == len(content) and {(type(x), x) for x in value} == {(type(x), x) for x in content}
-    return len(value) == len(content) and all(map(same, value, content))
 
 
 def _is_of_class(value: Any, cls: type) -> bool:

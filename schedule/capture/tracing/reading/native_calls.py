@@ -14,9 +14,9 @@ from torch import nn
 from schedule.capture.recording.structure import leaves
 from schedule.capture.tracing.reading.instrument import is_instrumented
 from schedule.capture.tracing.reading.items import ItemReads
-from schedule.capture.tracing.reading.ledger import is_atom
 from schedule.capture.tracing.reading.operators import COMPARING, Operand, converts, has_operators
 from schedule.capture.tracing.reading.origin import is_changeable, is_fixed, is_native, is_pure, module_of
+from schedule.capture.tracing.reading.plain import is_atom
 from schedule.capture.tracing.reading.sources import described
 
 _COMPILERS = {"is_compiling", "is_dynamo_compiling", "is_tracing", "is_scripting", "_get_tracing_state", "is_exporting"}

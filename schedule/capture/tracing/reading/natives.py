@@ -21,9 +21,9 @@ from schedule.capture.tracing.messages import print_arguments, warn_arguments, w
 from schedule.capture.tracing.reading.attributes import class_of
 from schedule.capture.tracing.reading.evaluator import Evaluator
 from schedule.capture.tracing.reading.following import Handler
-from schedule.capture.tracing.reading.ledger import is_atom
 from schedule.capture.tracing.reading.operators import COMPARING
 from schedule.capture.tracing.reading.origin import is_changeable, is_fixed
+from schedule.capture.tracing.reading.plain import is_atom
 from schedule.capture.tracing.reading.sources import DictOf, Item, described
 from schedule.capture.tracing.scalars import scalar_of
 

@@ -15,8 +15,9 @@ from schedule.capture.recording.source import user_line
 from schedule.capture.recording.structure import leaves
 from schedule.capture.tracing.reading.arrays import is_array
 from schedule.capture.tracing.reading.following import Followed
-from schedule.capture.tracing.reading.ledger import Guard, Ledger, is_atom, kind_of, snapshot
+from schedule.capture.tracing.reading.ledger import Guard, Ledger, kind_of
 from schedule.capture.tracing.reading.origin import is_fixed
+from schedule.capture.tracing.reading.plain import is_atom, snapshot
 from schedule.capture.tracing.reading.sources import (
     SELF,
     Attr,

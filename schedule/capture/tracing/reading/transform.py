@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import ast
-import dis
 import types
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+from schedule.capture.tracing.reading.names import (
+    assigned_names,
+    assigns_names_only,
+    bound_names,
+    loaded_globally,
+    stored_globally,
+)
 
 HERE = "__here__"
 _CALLED_AS_WRITTEN = {"locals"}  # it reads the caller's frame
@@ -26,34 +33,6 @@ class NoSource(Exception):
     """Error for a function without readable source, or with syntax not supported by the instrumentation."""
 
 
-def _loaded_globally(code: types.CodeType) -> set[str]:
-    """Return the names looked up in globals by ``code`` or by code defined in it."""
-    names = {each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= _loaded_globally(constant)
-    return names
-
-
-def _bound(tree: ast.AST) -> set[str]:
-    """Return the names bound anywhere in ``tree``."""
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            found.add(node.id)
-        elif isinstance(node, ast.arg):
-            found.add(node.arg)
-        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node is not tree:
-            found.add(node.name)
-        elif isinstance(node, ast.alias):
-            found.add((node.asname or node.name).partition(".")[0])
-        elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
-            found.add(node.name)
-        elif isinstance(node, ast.MatchMapping) and node.rest:
-            found.add(node.rest)
-    return found
-
-
 def _line(node: Any) -> int:
     """Return the line number of a frame while it computes ``node``: for ``x.view(…)``, the line of ``view``."""
     named = node.func if isinstance(node, ast.Call) else node
@@ -66,12 +45,12 @@ class Transformer(ast.NodeTransformer):
 
     def __init__(self, code: types.CodeType, definition: ast.FunctionDef, class_name: str) -> None:
         self._definition, self._class = definition, class_name.lstrip("_")
-        bound, read = _bound(definition), _loaded_globally(code)
+        bound, read = bound_names(definition), loaded_globally(code)
         self._globals, self._free = read - bound, {*code.co_freevars} - bound - {"__class__"}
         self._noted = (read & bound, {*code.co_freevars} & bound)
         self._written = {
             name for node in ast.walk(definition) if isinstance(node, (ast.Global, ast.Nonlocal)) for name in node.names
-        } & ({*code.co_freevars} | read | _stored_globally(code))
+        } & ({*code.co_freevars} | read | stored_globally(code))
         self._first: list[str] = []
         self._count = 0
 
@@ -270,7 +249,7 @@ class Transformer(ast.NodeTransformer):
     def visit_comprehension(self, node: ast.comprehension) -> Any:
         node.iter = self._here("iterate", node.iter, self.visit(node.iter))
         node.ifs = [self._truth(self.visit(each)) for each in node.ifs]
-        if not _names_only(node.target):
+        if not assigns_names_only(node.target):
             raise NoSource("a comprehension assigns to an attribute or item")
         return node
 
@@ -299,7 +278,9 @@ class Transformer(ast.NodeTransformer):
             return [self._statement("set_attr", at, self.visit(target.value), name, value)]
         if isinstance(target, ast.Subscript):
             return [self._statement("set_item", at, self.visit(target.value), self._key(target.slice), value)]
-        checks = [self._statement("write_name", at, ast.Constant(name)) for name in _names(target) & self._written]
+        checks = [
+            self._statement("write_name", at, ast.Constant(name)) for name in assigned_names(target) & self._written
+        ]
         if isinstance(target, ast.Name):
             return [*checks, ast.copy_location(ast.Assign([target], value), at)]
         later: list[ast.stmt] = []
@@ -372,7 +353,7 @@ class Transformer(ast.NodeTransformer):
     def visit_For(self, node: ast.For) -> Any:
         node.iter = self._here("iterate", node.iter, self.visit(node.iter))
         later: list[ast.stmt] = []
-        if not _names_only(node.target):
+        if not assigns_names_only(node.target):
             node.target = self._with_locals(node.target, later, node)
         node.body = [*later, *self._statements(node.body)]
         node.orelse = list(self._statements(node.orelse))
@@ -381,26 +362,10 @@ class Transformer(ast.NodeTransformer):
     def visit_With(self, node: ast.With) -> Any:
         for item in node.items:
             item.context_expr = self._here("context", item.context_expr, self.visit(item.context_expr))
-            if item.optional_vars is not None and not _names_only(item.optional_vars):
+            if item.optional_vars is not None and not assigns_names_only(item.optional_vars):
                 raise NoSource("a with statement assigns to an attribute or item")
         node.body = list(self._statements(node.body))
         return node
-
-
-def _stored_globally(code: types.CodeType) -> set[str]:
-    names = {each.argval for each in dis.get_instructions(code) if each.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= _stored_globally(constant)
-    return names
-
-
-def _names(target: ast.AST) -> set[str]:
-    return {node.id for node in ast.walk(target) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-
-
-def _names_only(target: ast.AST) -> bool:
-    return not any(isinstance(node, (ast.Attribute, ast.Subscript)) for node in ast.walk(target))
 
 
 def _at_attribute(attribute: ast.Attribute, node: ast.expr | None = None) -> ast.expr:
