@@ -80,7 +80,11 @@ SAMPLE: dict[str, Held] = {
 }
 
 
-@pytest.mark.parametrize("name", SAMPLE)
+LONG = ("bamba", "convnext", "detr", "mamba", "segformer")
+"""These take 20 s each: in the long sweep."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in SAMPLE])
 def test_what_held_still_holds(name: str) -> None:
     expected, result = SAMPLE[name], check(name)
     assert result.built, result.reasons

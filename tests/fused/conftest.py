@@ -11,6 +11,7 @@ import torch
 
 import fused
 from fused.backends import availability
+from tests.fused.cases import Case, all_cases
 
 Tensor = torch.Tensor
 Function = Callable[..., Tensor]
@@ -21,19 +22,25 @@ else:
     import tests.fused.interpreter  # noqa: F401 - rounds as a GPU does, in every test
 
 
+COMPILED_AGAIN = {"test_strides_do_not_matter", "test_half_precision_is_no_worse_than_eager"}
+"""Each compiles an op once more: in the quick suite, one case of each op."""
+
 COMPARISONS = {"test_within_the_tolerances_on_every_backend", "test_half_precision_is_no_worse_than_eager"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     """What the compiler takes long over and another test nearly covers is for the long sweep."""
+    first = {case.name.partition(" ")[0]: case.name for case in reversed(all_cases())}
     for item in items:
         chosen = getattr(item, "callspec", None)
         if chosen is None or chosen.params.get("on_backend") != "inductor":
             continue
-        long = getattr(chosen.params.get("case"), "long", False) and item.originalname not in COMPARISONS
+        case = chosen.params.get("case")
+        long = getattr(case, "long", False) and item.originalname not in COMPARISONS
+        again = item.originalname in COMPILED_AGAIN and isinstance(case, Case) and case.name not in first.values()
         single = 1 in (chosen.params.get("rows"), chosen.params.get("columns"))
         infinite = math.isinf(chosen.params.get("value", 0.0))
-        if long or single or infinite or chosen.params.get("dtype") == torch.float16:
+        if long or again or single or infinite or chosen.params.get("dtype") == torch.float16:
             item.add_marker(pytest.mark.slow)
 
 
