@@ -255,3 +255,63 @@ class Scale(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self.norm(x)
+
+
+class Layer(nn.Module):
+    """A layer of a chain: a norm, an MLP and the residual sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(16), Projections()
+        self.positions = nn.Parameter(torch.randn(1, 16, 16))
+
+    def forward(self, x: Tensor) -> Any:
+        return x + self.mlp(self.norm(x))
+
+
+class LayerOfRows(Layer):
+    def forward(self, x: Tensor) -> Any:
+        h = self.norm(x)
+        return x + self.mlp(h.view(-1, 16)).view(h.shape)
+
+
+class LayerOverLength(Layer):
+    def forward(self, x: Tensor) -> Any:
+        return x + self.mlp(self.norm(x)) / x.shape[1]
+
+
+class LayerOverRoot(Layer):
+    def forward(self, x: Tensor) -> Any:
+        return x + self.mlp(self.norm(x)) / math.sqrt(x.size(1))
+
+
+class LayerOverElements(Layer):
+    def forward(self, x: Tensor) -> Any:
+        return x + self.mlp(self.norm(x)) / x.numel()
+
+
+class LayerOfOnes(Layer):
+    def forward(self, x: Tensor) -> Any:
+        return x + self.mlp(self.norm(x)) * x.new_ones(x.shape[1]).sum()
+
+
+class LayerThatBranches(Layer):
+    def forward(self, x: Tensor) -> Any:
+        h = self.mlp(self.norm(x))
+        return x + (h if x.shape[1] > 4 else -h)
+
+
+class LayerWithPositions(Layer):
+    def forward(self, x: Tensor) -> Any:
+        return x + self.positions[:, : x.shape[1]] + self.mlp(self.norm(x))
+
+
+class Chain(nn.Module):
+    """Two layers between projections."""
+
+    def __init__(self, layer: type[nn.Module]) -> None:
+        super().__init__()
+        self.first, self.layers, self.last = nn.Linear(8, 16), nn.Sequential(layer(), layer()), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.last(self.layers(self.first(x)))

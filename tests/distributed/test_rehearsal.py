@@ -108,3 +108,24 @@ def test_a_plan_without_the_second_trace_is_wrong(monkeypatch: pytest.MonkeyPatc
     torch.manual_seed(0)
     _, seen = planned(rehearsed.ScaledBySize(), _batch(), vocabulary=False)
     assert not seen.equal(1e-2)
+
+
+LAYERS = {
+    rehearsed.Layer: "",
+    rehearsed.LayerOfRows: "",
+    rehearsed.LayerOverLength: "div computes with a size of the shard",
+    rehearsed.LayerOverRoot: "div computes with a size of the shard",
+    rehearsed.LayerOverElements: "div computes with a size of the shard",
+    rehearsed.LayerOfOnes: "sum of a tensor as large as the shard",
+    rehearsed.LayerThatBranches: "another way",
+    rehearsed.LayerWithPositions: "positions is read along the sequence",
+}
+
+
+@pytest.mark.parametrize(("layer", "why"), LAYERS.items())
+def test_layers_on_a_part_of_the_sequence(layer: type[nn.Module], why: str) -> None:
+    torch.manual_seed(0)
+    plan, seen = planned(rehearsed.Chain(layer), (torch.randn(2, 8, 8),), sequence=True)
+    assert seen.equal(1e-5), seen.where
+    told = [reason for path, reason in plan.whole.items() if path.startswith("sequence of layers")]
+    assert why in told[0] if why else not told and plan.boundaries

@@ -91,6 +91,7 @@ class Recording:
             returns; of modules that return several tensors.
         traced: graphs already made in this recording, by what the modules have in common.
         returned: what traced calls return, with the calls, by module and mode; modes may differ.
+        assumed: module → metadata of what its calls return, whatever they receive.
         grad_enabled: whether forwards are traced with gradients enabled, which they may ask.
         set_by_run: the attributes and entries of dicts that the run set, and that were restored after it.
     """
@@ -104,6 +105,7 @@ class Recording:
     returned: dict[tuple[nn.Module, bool], list[tuple[Call, Any]]] = field(
         default_factory=lambda: defaultdict(list), repr=False
     )
+    assumed: dict[nn.Module, Any] = field(default_factory=dict, repr=False)
     grad_enabled: bool = True
     set_by_run: list[Entry] = field(default_factory=list, repr=False)
     _data_free: Any = field(default_factory=WeakIdKeyDictionary, repr=False)

@@ -127,6 +127,8 @@ class ModuleCalls:
         return self.tracer.graph.create_node("call_module", path, args, kwargs, name=name)
 
     def _recorded_output(self, child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if child in self.tracer.recording.assumed:
+            return self.tracer.recording.assumed[child]
         calls = self.tracer.recording.calls.get(child, ()) if self._use_recorded_outputs else ()
         if not calls:
             return None

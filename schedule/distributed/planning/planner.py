@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from schedule.capture.recording.recording import Call, Recording
+from schedule.capture.recording.recording import Call
 from schedule.capture.tracing.specialization import original_class, specialize
 from schedule.distributed.planning.factors import Factor, factors, size_of
 from schedule.distributed.planning.gradients import differentiable, parameters_of, users_of
@@ -225,7 +225,7 @@ class _Planner:
                 rehearse(
                     caller,
                     whole,
-                    self.recording,
+                    self.state.recording,
                     steps_below(steps, self.state.tree.path_of(caller)),
                     own,
                     self.ranks,
@@ -236,13 +236,6 @@ class _Planner:
             except ShardError as error:
                 return error.why
         return ""
-
-    @property
-    def recording(self) -> Recording:
-        """The run recorded before anything was sharded."""
-        if self.state.whole is None:
-            raise ShardError("a plan needs a recorded run", fix="create_schedule(model, example_inputs=batch)")
-        return self.state.whole
 
     def role(self, step: ShardStep) -> str | None:
         return role_of(self.root.get_submodule(step.path), step.name, step.axis)

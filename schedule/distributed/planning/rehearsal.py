@@ -63,6 +63,7 @@ def rehearse(
     ranks: int,
     call: Call,
     enter: Callable[[nn.Module, str], bool] | None = None,
+    outputs: Mapping[nn.Module, Any] | None = None,
 ) -> dict[fx.Node, Any]:
     """Trace the forward of ``module`` as the first rank runs it, and compare it with the whole one.
 
@@ -75,6 +76,7 @@ def rehearse(
         ranks: the number of ranks.
         call: its call on a rank; other than that of ``whole`` if its inputs are sharded.
         enter: predicate for the submodules inlined in ``whole``.
+        outputs: submodule → the spec of its output on a rank, where it is not computed from its inputs.
 
     Returns:
         Operation of ``whole`` → the spec of its result on one rank.
@@ -85,6 +87,7 @@ def rehearse(
     """
     shards = tuple(shards)
     others = _without(recording, module, shards)
+    others.assumed.update(outputs or {})
     try:
         with _sizes_of_one_rank(module, recording, shards, settings, ranks), failures_unlogged(), user_code():
             own = specialize(module, original_class(module).forward, call, others, False, enter)
@@ -99,7 +102,7 @@ def _without(recording: Recording, module: nn.Module, shards: Iterable[ShardStep
     sharded = {module.get_submodule(step.path) for step in shards}
     calls = {one: made for one, made in recording.calls.items() if sharded.isdisjoint(one.modules())}
     returned = defaultdict(list, {key: list(made) for key, made in recording.returned.items() if key[0] in calls})
-    return replace(recording, calls=calls, traced={}, returned=returned)
+    return replace(recording, calls=calls, traced={}, returned=returned, assumed={})
 
 
 @contextmanager

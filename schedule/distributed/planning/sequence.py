@@ -12,20 +12,23 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from torch import fx, nn
 
+from schedule.capture.recording.recording import Call
 from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.tracing.specialization import specialize
-from schedule.distributed.planning.factors import Factor, factors
+from schedule.capture.tracing.specialization import Specialization, specialize
+from schedule.distributed.planning.chains import Link, chains_of
+from schedule.distributed.planning.factors import Factor, factors, has
 from schedule.distributed.planning.gradients import differentiable, parameters_of, users_of
 from schedule.distributed.planning.owned import holds
 from schedule.distributed.planning.plan import Plan
 from schedule.distributed.planning.plan_steps import Group, SyncStep
 from schedule.distributed.planning.propagation import propagate
+from schedule.distributed.planning.rehearsal import rehearse
 from schedule.distributed.planning.units import (
     NotSequential,
     Unit,
@@ -41,16 +44,6 @@ from schedule.distributed.tensor_parallel.state import Sharded
 from schedule.patterns.values import OpNode, operands
 from schedule.runtime.scheduled import forward_of
 from schedule.util.errors import ShardError, TraceError
-
-
-@dataclass(frozen=True)
-class Link:
-    """One layer of a chain: its path, the argument with the hidden states, their bytes and the sequence length."""
-
-    path: str
-    argument: str
-    nbytes: int
-    length: int
 
 
 def with_sequence_parallel(plan: Plan, graph: fx.Graph, root: nn.Module, state: Sharded) -> Plan:
@@ -69,7 +62,7 @@ def with_sequence_parallel(plan: Plan, graph: fx.Graph, root: nn.Module, state: 
     repeated = {path for path, count in calls.items() if count > 1}
     groups, boundaries, whole = list(plan.groups), list(plan.boundaries), dict(plan.whole)
     covered: set[str] = set()
-    for chain in _chains(plan, root, state):
+    for chain in chains_of(plan, root, state):
         if any(link.path.startswith(f"{done}.") for link in chain for done in covered):
             continue
         try:
@@ -89,64 +82,6 @@ def with_sequence_parallel(plan: Plan, graph: fx.Graph, root: nn.Module, state: 
 def _replaced(group: Group, changed: list[tuple[dict[SyncStep, SyncStep], list[SyncStep]]]) -> Group:
     steps = {old: new for replaced, _ in changed for old, new in replaced.items()}
     return replace(group, syncs=[steps.get(step, step) for step in group.syncs])
-
-
-# -- chains -------------------------------------------------------------------------------------------------
-
-
-def _chains(plan: Plan, root: nn.Module, state: Sharded) -> Iterator[list[Link]]:
-    """Yield the chains of modules passing a tensor from one to the next, outer chains first.
-
-    Only modules with sharded parameters inside are links of a chain.
-    """
-    paths = [step.path for step in plan.shards]
-    for path, module in root.named_modules():
-        below = f"{path}." if path else ""
-        if stays_call(module) or not any(one.startswith(below) for one in paths):
-            continue
-        whole = state.whole_forward(module)
-        if isinstance(whole, TraceError):
-            continue
-        chain: list[Link] = []
-        last: fx.Node | None = None
-        for node in whole.graph.nodes:
-            target = f"{below}{node.target}"
-            if node.op != "call_module" or not any(one.startswith(f"{target}.") for one in paths):
-                continue
-            link, stream = _link(target, node, root)
-            if link is None or stream is None:
-                continue
-            if chain and _origin(stream) is not last:
-                yield chain
-                chain = []
-            chain, last = [*chain, link], node
-        if chain:
-            yield chain
-
-
-def _origin(node: fx.Node) -> fx.Node:
-    """Follow ``getitem`` nodes from ``node`` back to the call."""
-    while getattr(node.target, "__name__", "") == "getitem" and isinstance(node.args[0], fx.Node):
-        node = node.args[0]
-    return node
-
-
-def _link(path: str, node: fx.Node, root: nn.Module) -> tuple[Link | None, fx.Node | None]:
-    """Find the argument ``[batch, seq, features]`` returned in the same shape, and its node.
-
-    Only the first tensor argument is considered.
-    """
-    names = [name for name in inspect.signature(type(root.get_submodule(path)).forward).parameters if name != "self"]
-    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-    out = node.meta.get("spec")
-    out = out[0] if isinstance(out, (tuple, list)) and out else out
-    for name, value in given.items():
-        spec = value.meta.get("spec") if isinstance(value, fx.Node) else None
-        if isinstance(value, fx.Node) and isinstance(spec, TensorSpec) and isinstance(out, TensorSpec):
-            if spec.ndim == 3 and spec.shape == out.shape and spec.dtype.is_floating_point:
-                return Link(path, name, spec.nbytes, spec.shape[1]), value
-            return None, None
-    return None, None
 
 
 # -- one layer ----------------------------------------------------------------------------------------------
@@ -174,11 +109,14 @@ def _layer(
     if any(path.startswith(below) for path in repeated):
         raise NotSequential("it is called more than once")
     alone = {path.removeprefix(below) for path in (*projections, *units)}
-    found, stream = _propagated(link, module, alone, state)
+    _, found, stream = _propagated(link, module, alone, state)
     factor = _sequence_factor(found, stream, state.tp.size)
     users, moving = users_of(found), differentiable(found, module, {stream})
     layers = {layer.path: layer for layer in found.layers}
     replaced = dict(_replacements(inner, link, root, state, found, layers, factor))
+    gathering = {new.path for new in replaced.values() if (new.mode, new.op) == ("fwd_pre", "all_gather")}
+    if link.path not in gathering:
+        _rehearse(link, module, alone | {path.removeprefix(below) for path in gathering}, state)
     scattered = {step.path for step in summed.values()}
     partial = dict.fromkeys(_neighbors(units.values(), scattered, below, layers, factor, found))
     apart = {layers[path].node for path in alone if path in layers}
@@ -213,7 +151,7 @@ def _replicated_parameters(
 def _mixes(unit: Unit, root: nn.Module, state: Sharded) -> bool:
     """Check whether a module mixes positions of the sequence, such as an unsharded attention."""
     try:
-        found, given = _propagated(Link(unit.path, unit.argument, 0, 0), root.get_submodule(unit.path), set(), state)
+        _, found, given = _propagated(Link(unit.path, unit.argument, 0, 0), root.get_submodule(unit.path), set(), state)
         _sequence_factor(found, given, 1)
     except NotSequential:
         return True
@@ -261,25 +199,68 @@ def _nbytes(module: nn.Module, path: str) -> int:
     return 0 if parameter is None else parameter.numel() * parameter.element_size()
 
 
-def _propagated(link: Link, module: nn.Module, apart: set[str], state: Sharded) -> tuple[Propagated, OpNode]:
+def _inlined(apart: set[str]) -> Callable[[nn.Module, str], bool]:
+    return lambda child, path: not stays_call(child) and path not in apart
+
+
+def _propagated(
+    link: Link, module: nn.Module, apart: set[str], state: Sharded
+) -> tuple[Specialization, Propagated, OpNode]:
     recording = state.whole
     if recording is None or not recording.calls.get(module):
         raise NotSequential("it was not called in the recorded run")
     call = recording.calls[module][0]
-
-    def inlined(child: nn.Module, path: str) -> bool:
-        return not stays_call(child) and path not in apart
-
     try:
-        made = specialize(module, forward_of(module), call, recording, False, inlined)
+        made = specialize(module, forward_of(module), call, recording, False, _inlined(apart))
     except TraceError as error:
         raise NotSequential(error.why) from error
     inputs = {name for name, text in made.signature.inputs.items() if text == link.argument}
     found = propagate(made.graph, module, apart, inputs, returned=True)
     for node in found.nodes:
         if node.op == "placeholder" and str(node.target) in inputs:
-            return found, node
+            return made, found, node
     raise NotSequential(f"its argument {link.argument} is not in its graph")
+
+
+def _rehearse(link: Link, module: nn.Module, apart: set[str], state: Sharded) -> None:
+    """Trace the layer again on a part of the sequence.
+
+    Modules in ``apart`` gather the sequence, or scatter it, and are not followed.
+
+    Raises:
+        NotSequential: a rank would compute something else.
+    """
+    made, found, stream = _propagated(link, module, apart, state)
+    factor, outputs = _sequence_factor(found, stream, state.tp.size), {}
+    for node in found.nodes:
+        if node.op == "get_attr" and holds(found, node, factor):
+            raise NotSequential(f"{node.target} is read along the sequence")
+        if node.fx is not None and node.fx.op == "call_module" and str(node.fx.target) in apart:
+            outputs[module.get_submodule(str(node.fx.target))] = _part(found, node, factor, state.tp.size)
+    bound = inspect.signature(type(module).forward).bind(module, *made.call.args, **made.call.kwargs)
+    spec = bound.arguments[link.argument]
+    shape = (spec.shape[0], spec.shape[1] // state.tp.size, *spec.shape[2:])
+    bound.arguments[link.argument] = replace(spec, shape=shape)
+    own = Call(bound.args[1:], bound.kwargs, None)
+    try:
+        rehearse(module, made, state.recording, (), {}, state.tp.size, own, _inlined(apart), outputs)
+    except ShardError as error:
+        raise NotSequential(error.why) from error
+
+
+def _part(found: Propagated, node: OpNode, factor: Factor, ranks: int) -> Any:
+    """Return the spec of a value on one rank."""
+
+    def of(spec: Any, dims: Any) -> Any:
+        if isinstance(spec, TensorSpec) and dims is not None:
+            return replace(
+                spec, shape=tuple(n // ranks if has(d, factor) else n for n, d in zip(spec.shape, dims, strict=False))
+            )
+        if isinstance(spec, (tuple, list)) and isinstance(dims, (tuple, list)) and len(spec) == len(dims):
+            return type(spec)(of(*pair) for pair in zip(spec, dims, strict=True))
+        return spec
+
+    return of(node.spec, found.dims.get(node))
 
 
 def _sequence_factor(found: Propagated, stream: OpNode, ranks: int) -> Factor:

@@ -58,6 +58,17 @@ class Sharded:
         return tree
 
     @property
+    def recording(self) -> Recording:
+        """The run recorded before anything was sharded.
+
+        Raises:
+            ShardError: there is none.
+        """
+        if self.whole is None:
+            raise ShardError("a plan needs a recorded run", fix="create_schedule(model, example_inputs=batch)")
+        return self.whole
+
+    @property
     def whole_calls(self) -> dict[nn.Module, list[Call]]:
         """Calls of each module in the recorded run of the whole model, empty without one."""
         return {} if self.whole is None else self.whole.calls
