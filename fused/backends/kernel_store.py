@@ -97,7 +97,7 @@ def _library(path: str) -> Callable[..., None]:
     loader = importlib.machinery.ExtensionFileLoader(name, path)
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     if spec is None:
-        raise ImportError(f"{path} is no library")
+        raise ImportError(f"{path} is not a library")
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     kernel: Callable[..., None] = module.kernel

@@ -39,7 +39,6 @@ neural_functions: ModuleType = torch._C._nn
 """Functions that :mod:`torch.nn.functional` hands on as they are."""
 
 
-
 @contextmanager
 def failures_unlogged() -> Iterator[None]:
     """Suppress torch's log of failing operations on fake tensors, in this thread only.

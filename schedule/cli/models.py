@@ -187,7 +187,7 @@ def _default_config(name: str) -> PreTrainedConfig:
         near = difflib.get_close_matches(name.rpartition("/")[2], CONFIG_MAPPING_NAMES, n=3)
         alike = f"; model types alike: {', '.join(near)}" if near else ""
         raise _missing(
-            f"{name!r} is no folder, no model in the local cache and no model type of transformers; "
+            f"{name!r} is not a folder, a model in the local cache or a model type of transformers; "
             "nothing is downloaded",
             fix=f"`hf download {name}` first, or name a folder, a model type or module:factory{alike}",
         )

@@ -129,7 +129,7 @@ def compile_pattern(obj: Any, name: str | None = None) -> Pattern:
         return _module_pattern(obj.what if isinstance(obj, call_module) else obj, name or "")
     label = name or str(getattr(obj, "__name__", type(obj).__name__))
     if not callable(obj):
-        raise MatchError(f"{obj!r} is no pattern", fix="give a function, a module, a path or a module type")
+        raise MatchError(f"{obj!r} is not a pattern", fix="give a function, a module, a path or a module type")
     tracer = Tracer()
     try:
         with recording(tracer):
@@ -149,7 +149,7 @@ def _module_pattern(what: Which, name: str) -> Pattern:
             re.compile(what)
         except re.error as error:
             raise MatchError(
-                f"{what!r} is no regular expression for the path of a module: {error}",
+                f"{what!r} is not a regular expression for the path of a module: {error}",
                 fix='such as "attn", or "fc[12]"',
             ) from error
     node = CallNode(what, {}, any_arguments=True)

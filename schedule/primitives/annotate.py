@@ -42,7 +42,7 @@ def annotate(sch: NodeT, name: str, key: str, value: Any) -> NodeT:
         )
     if not key.isidentifier() or hasattr(torch.nn.Parameter, key):
         raise NotApplicable(
-            f"{key!r} cannot be a tag: tensors have that themselves, or it is no name",
+            f"{key!r} cannot be a tag: tensors have an attribute of that name, or it is not a name",
             fix='a name of your own, such as "weight_decay"',
         )
     path = f"{sch.path}.{name}".lstrip(".")

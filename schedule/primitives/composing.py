@@ -223,7 +223,7 @@ def _items(where: Any, sch: Node | Group[Any]) -> Iterator[Node | Match]:
 
 def _history_of(target: Any, usage: str) -> History:
     if not isinstance(target, (Node, Group, Match)):
-        raise ScheduleError(f"a {type(target).__name__} is no schedule, group or match", fix=usage)
+        raise ScheduleError(f"a {type(target).__name__} is not a schedule, group or match", fix=usage)
     return _tree_of(target).history
 
 

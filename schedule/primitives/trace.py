@@ -138,6 +138,6 @@ def _refuse_unknown_leaves(sch: Node, leaves: Sequence[Any]) -> None:
     for leaf in leaves:
         if isinstance(leaf, str):
             if leaf not in sch:
-                raise PathError(f"the leaf {leaf!r} is no module of {sch.label}", fix="give a path from that module")
+                raise PathError(f"the leaf {leaf!r} is not a module of {sch.label}", fix="give a path from that module")
         elif not callable(leaf):
-            raise NotApplicable(f"{leaf!r} is no leaf", fix="give a module type, a path, or a predicate")
+            raise NotApplicable(f"{leaf!r} is not a leaf", fix="give a module type, a path, or a predicate")

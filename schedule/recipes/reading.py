@@ -124,7 +124,7 @@ def _call(data: Any, where: str) -> Call:
 def _check_arguments(primitive: str, arguments: dict[str, Value], where: str) -> None:
     for name in arguments:
         if not name.isidentifier() or keyword.iskeyword(name):
-            raise _error(f"{name!r} is no name of a parameter", where, "give a name")
+            raise _error(f"{name!r} is not the name of a parameter", where, "give a name")
     try:
         inspect.signature(registered()[primitive]).bind(None, **arguments)
     except TypeError as error:
@@ -226,7 +226,7 @@ def _plan(data: Any, where: str, depth: int) -> SharingPlan:
     try:
         return SharingPlan(Plan.from_json(json.dumps(plan)).to_json())
     except (ShardError, AttributeError) as error:
-        raise _error(f"it is no plan: {error}", where, "give what plan.to_json() returned") from None
+        raise _error(f"it is not a plan: {error}", where, "give what plan.to_json() returned") from None
 
 
 def _picked(data: Any, where: str, depth: int = 0) -> Picked:

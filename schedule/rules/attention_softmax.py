@@ -109,9 +109,9 @@ def _extra_check(graph_match: GraphMatch) -> str:
         return f"float64 scores are softmaxed in {narrow[0]}, which the fused op does not imitate"
     sink = graph_match.inputs.get("sink")
     if sink is not None and not _broadcasts(spec_of(sink), TensorSpec((*x.shape[:-1], 1), x.dtype, x.device)):
-        return "what is appended to the scores is no column of sinks"
+        return "the values appended to the scores are not a column of sinks"
     if _swapped(graph_match):
-        return "the scores are no product of matrices, the mask is"
+        return "the mask is a product of matrices, and the scores are not"
     p, training = graph_match.scalars.get("p"), graph_match.scalars.get("training")
     if not isinstance(p, (int, float, type(None))) or not isinstance(training, (bool, type(None))):
         return "the dropout probability is computed while running"

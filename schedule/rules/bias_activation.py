@@ -68,7 +68,7 @@ def _extra_check(graph_match: GraphMatch) -> str:
         return "the input was not seen in the recorded run"
     if graph_match.inputs.get("bias") is not None:
         if bias is None or not bias.dtype.is_floating_point or bias.shape != x.shape[-1:]:
-            return f"what is added is no bias of {x.shape[-1]} features"
+            return f"the added value is not a bias of {x.shape[-1]} features"
         if bias.device != x.device:
             return f"the bias is on {bias.device}, the input on {x.device}"
     rounded = rounded_constant(graph_match.scalars)

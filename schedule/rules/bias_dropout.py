@@ -68,9 +68,9 @@ def _no_gain(graph_match: GraphMatch) -> str:
 def _mismatch(dtypes: Dtypes) -> str:
     x, bias, residual = dtypes.spec("x"), dtypes.spec("bias"), dtypes.spec("residual")
     if x is not None and bias is not None and (bias.shape != x.shape[-1:] or bias.device != x.device):
-        return f"what is added is no bias of {x.shape[-1]} features"
+        return f"the added value is not a bias of {x.shape[-1]} features"
     if x is not None and residual is not None and (x.shape != residual.shape or x.device != residual.device):
-        return "what is added is no residual: it has not the shape of what is dropped"
+        return "the added value is not a residual: its shape differs from that of the dropped value"
     return ""
 
 

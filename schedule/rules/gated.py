@@ -82,7 +82,7 @@ def _extra_check(graph_match: GraphMatch) -> str:
         return f"the formula's rounded constant ({rounded}) differs from the exact one in float64"
     packed, half = dtypes.spec("y"), _value(graph_match.scalars.get("half"))
     if packed is not None and (packed.shape[-1] % 2 or half not in (None, packed.shape[-1] // 2)):
-        return "what is taken of the projection are no halves"
+        return "the parts taken of the projection are not its halves"
     return _mismatch(dtypes)
 
 

@@ -74,7 +74,7 @@ def _extra_check(graph_match: GraphMatch) -> str:
         return "the head's input or weight was not seen in the recorded run"
     bias = spec_of(graph_match.inputs["bias"]) if graph_match.inputs.get("bias") is not None else None
     if bias is not None and bias.shape != weight.shape[:1]:
-        return "what is added to the logits is no bias of theirs"
+        return "the value added to the logits is not a bias"
     if not _is_width(graph_match.scalars.get("classes"), graph_match):
         return "the logits become rows of another width than the head's"
     logits = TensorSpec((*hidden.shape[:-1], weight.shape[0]), hidden.dtype, hidden.device)

@@ -64,7 +64,7 @@ def extra_check(graph_match: GraphMatch) -> str:
     if not _one_dimension(graph_match.scalars.get("shape", 1)):
         return "more than the last dimension is normalized"
     if not isinstance(graph_match.scalars.get("eps"), (int, float)):
-        return "eps is no number"
+        return "eps is not a number"
     total = dtypes.joined(x.dtype, "residual")
     narrow = dtypes.narrowed(total, "before", "squared", "rounded")
     return f"{total} is normalized in {narrow}, which the fused op does not imitate" if narrow else ""
@@ -98,7 +98,7 @@ def sum_without_gain(graph_match: GraphMatch) -> str:
     dtypes = Dtypes.of(graph_match)
     x, residual = dtypes.spec("x"), dtypes.spec("residual")
     if x is None or residual is None or x.shape != residual.shape or x.device != residual.device:
-        return "what is added is no residual: it has not the shape of the other summand"
+        return "the added value is not a residual: its shape differs from that of the other summand"
     return ""
 
 

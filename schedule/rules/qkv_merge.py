@@ -87,7 +87,7 @@ def _extra_check(graph_match: GraphMatch) -> str:
         return "two of them are one weight"
     for weight, bias in zip(specs, map(spec_of, _of(graph_match.inputs, "bias")), strict=True):
         if bias is not None and weight is not None and bias.shape != weight.shape[:1]:
-            return "what is added is no bias"
+            return "the added value is not a bias"
     width = sum(spec.shape[0] for spec in specs if spec is not None)
     for output in graph_match.outputs:
         reason = _unreadable(output, spec_of(output), width)

@@ -172,7 +172,7 @@ class Tuner:
         elif not isinstance(found, Measured):
             found = Measured(found)
         if isinstance(found.time, bool) or not isinstance(found.time, int | float) or not math.isfinite(found.time):
-            raise ValueError(f"the cost is {found.time!r}, which is no time")
+            raise ValueError(f"the cost is {found.time!r}, which is not a time")
         return found
 
 

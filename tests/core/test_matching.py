@@ -221,7 +221,7 @@ def test_misspelt_rules() -> None:
             where.find("bias_gelu_tahn")
     with pytest.raises(schedule.MatchError, match=r"it is a family: find each of its rules, bias_gelu_tanh"):
         sch.find("bias_activation")
-    with pytest.raises(schedule.MatchError, match=r"no regular expression for the path(?s:.*)missing \)"):
+    with pytest.raises(schedule.MatchError, match=r"not a regular expression for the path(?s:.*)missing \)"):
         sch.find("fc(")
     assert sch["blocks.0.attn"].find("fc1") == [], "a module of the model, though not of this one"
     with pytest.raises(schedule.MatchError, match=r"no rule or family 'rms_nrom'(?s:.*)did you mean 'rms_norm'"):

@@ -126,7 +126,7 @@ def contradictions(mesh: Any) -> None:
     refused(sch, "has all_reduce already", lambda s: s["fc2"].sync("fwd_post", "reduce_scatter", axis=1))
     sch["fc1"].sync("fwd_pre", "all_gather", axis=1)
     refused(sch, "would do it twice", lambda s: s["fc1"].sync("bwd_post", "all_reduce"))
-    refused(sch, "is no projection", lambda s: s.sync("fwd_post", "all_reduce"))
+    refused(sch, "is not a projection", lambda s: s.sync("fwd_post", "all_reduce"))
     refused(sch, "synchronizes its own input", lambda s: s.sync("bwd_post", "all_reduce"))
 
 

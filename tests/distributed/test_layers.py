@@ -175,8 +175,8 @@ def reshardings(mesh: Any) -> None:
 def wrong_reshardings(mesh: Any) -> None:
     sch = schedule.create_schedule(Middle(), example_inputs=torch.randn(4, 6), mesh=mesh)
     for notation, why in (
-        ("RS->", "no resharding"),
-        ("RX->RR", "no resharding"),
+        ("RS->", "not a resharding"),
+        ("RX->RR", "not a resharding"),
         ("SS->RR", "two dimensions over one"),
     ):
         refused(sch, why, lambda s, n=notation: s["inside"].sync("fwd_post", n))

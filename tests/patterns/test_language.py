@@ -214,7 +214,7 @@ BAD = [
     (lambda x: x, "does not compute"),
     (lambda x: torch.relu(x) if x else x, "cannot be recorded"),
     (lambda x, y: (torch.relu(x), torch.relu(y)), "share no value"),
-    (3, "no pattern"),
+    (3, "not a pattern"),
 ]
 
 

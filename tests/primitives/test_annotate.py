@@ -44,7 +44,7 @@ def test_a_tag_survives_replace() -> None:
     ("name", "key", "error", "message"),
     [
         ("wieght", "decay", schedule.NotApplicable, "no parameter or buffer 'wieght'(?s:.*)did you mean 'weight'"),
-        ("weight", "grad", schedule.NotApplicable, "tensors have that themselves"),
+        ("weight", "grad", schedule.NotApplicable, "tensors have an attribute of that name"),
         ("weight", "no name", schedule.NotApplicable, "'no name' cannot be a tag"),
         ("inner.weight", "decay", schedule.PathError, "no module 'inner' in blocks.0.mlp.fc1"),
     ],

@@ -109,7 +109,7 @@ def test_a_real_error_goes_through_and_leaves_nothing(sch: Schedule, error: type
 
 def test_what_is_no_schedule(sch: Schedule) -> None:
     for wrong in (sch.module, fuse_gelu, "blocks.0"):
-        with pytest.raises(schedule.ScheduleError, match=r"is no schedule(?s:.*)attempt\(function, sch"):
+        with pytest.raises(schedule.ScheduleError, match=r"is not a schedule(?s:.*)attempt\(function, sch"):
             attempt(fuse_gelu, wrong)
     with pytest.raises(schedule.ScheduleError, match=r"repeat\(fuse_gelu\)\(sch"):
         repeat(fuse_gelu)(3)

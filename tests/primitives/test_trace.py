@@ -174,9 +174,9 @@ def test_in_the_middle_of_another_graph(sch: Schedule) -> None:
 
 
 def test_bad_leaves(sch: Schedule) -> None:
-    with pytest.raises(schedule.PathError, match=r"the leaf 'atn' is no module of blocks.0"):
+    with pytest.raises(schedule.PathError, match=r"the leaf 'atn' is not a module of blocks.0"):
         sch["blocks.0"].trace(flatten=True, leaves=("atn",))
-    with pytest.raises(schedule.NotApplicable, match="3 is no leaf"):
+    with pytest.raises(schedule.NotApplicable, match="3 is not a leaf"):
         sch["blocks.0"].trace(flatten=True, leaves=(3,))  # type: ignore[arg-type]
     with pytest.raises(schedule.PathError, match=r"blocks.7"):
         sch.trace_until("blocks.7")

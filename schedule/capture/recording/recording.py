@@ -259,7 +259,7 @@ def record(root: nn.Module, example_inputs: Any) -> Recording:
     watching = _WatchingFunctions(recording)
 
     def keep(module: nn.Module, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with DisableTorchFunction():  # describing reads shapes, which is no reading of the model's
+        with DisableTorchFunction():  # describing reads shapes, which is not a read by the model
             received = recording.describe(args), recording.describe(kwargs)
         with watching.inside(module):
             output = call(*args, **kwargs)

@@ -72,7 +72,7 @@ class Layout:
                 here = indices.get(axis, torch.arange(tensor.shape[axis]))
                 indices[axis] = _chunk(here, int(parts), mesh.size(dim), coordinate[dim])
             elif not how.is_replicate():
-                raise ShardError(f"{how} is no share of a parameter", fix="shard parameters with sch.shard")
+                raise ShardError(f"{how} is not a sharding of a parameter", fix="shard parameters with sch.shard")
         layout = Layout(tensor.shape, indices)
         if layout.local_shape != tensor.to_local().shape:
             raise ShardError(f"a share of {list(tensor.to_local().shape)} placed as {tensor.placements} is not known")

@@ -67,7 +67,7 @@ def _read_safetensors(
 
     with ExitStack() as stack:
         files_open = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
-        stored = {name: file for file in files_open for name in file.keys()}  # noqa: SIM118 - a file is no mapping
+        stored = {name: file for file in files_open for name in file.keys()}  # noqa: SIM118 - a file is not a mapping
         named, unsaved = _named(root, slots, stored, str(files[0].parent))
         for slot, name in named.items():
             tensor = stored[name].get_slice(name)

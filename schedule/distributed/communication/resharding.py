@@ -41,7 +41,8 @@ class Resharding:
         before, _, after = notation.replace(" ", "").partition("->")
         if not before or len(before) != len(after) or set(before + after) - {"R", "S"}:
             raise ShardError(
-                f"{notation!r} is no resharding", fix='a letter R or S for each dimension, before and after: "RS->SR"'
+                f"{notation!r} is not a resharding",
+                fix='a letter R or S for each dimension, before and after: "RS->SR"',
             )
         if max(before.count("S"), after.count("S")) > 1:
             raise ShardError(f"{notation!r} shards two dimensions over one group", fix="one S on each side")

@@ -169,7 +169,7 @@ class _Splitting:
                 self._want(source, number, wanted)
         else:
             raise NotApplicable(
-                f"{node.name} is no tensor and would go from stage {self.stage[node]} to stage {number}",
+                f"{node.name} is not a tensor and would go from stage {self.stage[node]} to stage {number}",
                 node=node,
                 fix="cut elsewhere; with a transformers model, give use_cache=False with the example inputs",
             )

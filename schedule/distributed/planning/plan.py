@@ -85,7 +85,9 @@ class Plan:
             boundaries = [SyncStep(**step) for step in found["boundaries"]]
             return cls(found["ranks"], groups, dict(found["whole"]), boundaries)
         except (ValueError, KeyError, TypeError) as error:
-            raise ShardError(f"that is no plan: {error}", fix="give the text that plan.to_json() returned") from error
+            raise ShardError(
+                f"that is not a plan: {error}", fix="give the text that plan.to_json() returned"
+            ) from error
 
     def table(self) -> Table:
         """Return a rich table of the groups, their collectives and the bytes sent per rank and step.

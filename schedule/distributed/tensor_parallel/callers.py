@@ -75,7 +75,7 @@ def _check_users(source: fx.Node, caller: nn.Module, is_column: Callable[[nn.Mod
             continue
         if not _is_column(user, caller, is_column):
             raise ShardError(
-                f"{source.target} is used by {user.name} as well, whose gradient is no partial sum",
+                f"{source.target} is used by {user.name} as well, whose gradient is not a partial sum",
                 where=user.format_node() or "",
                 fix="shard all of its users along their outputs, or sync each projection itself",
             )

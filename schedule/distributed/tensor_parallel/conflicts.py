@@ -228,7 +228,7 @@ def check_boundary(module: nn.Module, sharding: ModuleSharding | None, mode: str
         raise ShardError(
             f"{sync} in {mode} of a {original_class(module).__name__}: its gradients are whole or partial sums"
             if mode == "bwd_post"
-            else f"{sync} in {mode} of a {original_class(module).__name__}: its inputs are no partial sums",
+            else f"{sync} in {mode} of a {original_class(module).__name__}: its inputs are not partial sums",
             fix=f"one of {', '.join(allowed)}",
         )
     _check_argument(module, sharding, mode, sync, own)
@@ -237,7 +237,7 @@ def check_boundary(module: nn.Module, sharding: ModuleSharding | None, mode: str
     sums = mode == "fwd_post" and sync.op in ("all_reduce", "reduce_scatter")
     if sums and not any(map(_gives_partial, module.modules())):
         raise ShardError(
-            f"{original_class(module).__name__} is no projection, and its output is no partial sum",
+            f"{original_class(module).__name__} is not a projection, and its output is not a partial sum",
             fix="sync the row-parallel Linear or Conv1D in it",
         )
     moves = sync.op == "scatter" or isinstance(sync.op, Resharding) or sync.argument in own or mode == "bwd_post"

@@ -34,7 +34,7 @@ def computes_linear(cls: type[Any], biased: bool) -> bool:
         return True
     if not issubclass(cls, nn.Linear) or cls.__call__ is not nn.Module.__call__:
         return False
-    with ExitStack() as stack:  # it may be asked in the middle of a trace, which this one is no part of
+    with ExitStack() as stack:  # it may be asked in the middle of a trace, of which this one is not a part
         while count_function_modes():
             stack.enter_context(popped_function_mode())
         return all(_is_linear(_on_meta(cls, biased, training), biased) for training in (True, False))

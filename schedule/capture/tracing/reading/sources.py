@@ -139,7 +139,7 @@ def _packed_const(const: Const) -> Any:
         name = value.get("__name__")
         if isinstance(name, str) and name in sys.modules and vars(sys.modules[name]) is value:
             return _const_globals, (name,)
-        raise pickle.PicklingError("a dict that is no file's globals")
+        raise pickle.PicklingError("a dict that is not the globals of a file")
     return Const, (value,)
 
 
