@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fused.torch_internals.tensors import failures_unlogged
+from fused.torch_internals.tensors import FakeTensor, failures_unlogged
 from schedule.capture.recording.recording import Call, Recording
 from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.tracing.guards import check
@@ -130,10 +130,21 @@ def _sizes_of_one_rank(
             update(table, {step.name: nn.Parameter(local) if isinstance(tensor, nn.Parameter) else local})
             update(vars(owner), {name: size for name, size in sizes.items() if name in vars(owner)})
         update(vars(module), {name: size for name, size in settings.items() if name in vars(module)})
+        for child in module.modules():  # fake modes keep weak references to real tensors, which then cannot be swapped
+            for table in (child._parameters, child._buffers):
+                update(table, {name: _data_free(each, recording) for name, each in table.items() if each is not None})
         yield
     finally:
         for table, before in reversed(saved):
             table.update(before)
+
+
+def _data_free(tensor: torch.Tensor, recording: Recording) -> torch.Tensor:
+    if isinstance(tensor, FakeTensor):
+        return tensor
+    with recording.fake_mode:
+        made = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
 
 
 class _Comparison:
