@@ -140,6 +140,17 @@ class Own(nn.Module):
         return torch.relu(x @ self.up) @ self.down
 
 
+class OwnTied(Own):
+    """One parameter under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = self.up
+
+    def forward(self, x: Tensor) -> Any:
+        return (torch.relu(x @ self.up) * (x @ self.gate)) @ self.down
+
+
 class OwnBiased(Own):
     def __init__(self) -> None:
         super().__init__()

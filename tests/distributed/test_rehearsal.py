@@ -37,6 +37,7 @@ OWN_SHARDED = (
     rehearsed.OwnGated,
 )
 OWN_WHOLE = {
+    rehearsed.OwnTied: "gate is another name of a sharded parameter",
     rehearsed.OwnBiased: "addmm adds a value to a partial sum on every rank",
     rehearsed.OwnFunctional: "add of a partial sum is not a partial sum",
     rehearsed.OwnPlusNumber: "add of a partial sum is not a partial sum",

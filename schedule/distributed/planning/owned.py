@@ -89,15 +89,20 @@ def synchronized(
     Returns:
         The steps, or the reason as a string if it cannot be sharded.
     """
+    sharded = {id(module._parameters.get(name)) for name in axes}
+    for name, parameter in module._parameters.items():
+        if name not in axes and parameter is not None and id(parameter) in sharded:
+            return f"{name} is another name of a sharded parameter"
     found = propagate(whole.graph, module)
     shared = {_factor(found, name, axis, parts) for name, (axis, parts) in axes.items()}
     known = [factor for factor in shared if factor is not None]
     if len(shared) != 1 or not known:
         return "its own parameters are not sharded along one dimension"
     (factor,) = known
-    own = rehearsed(_call_on_one_rank(module, whole, found, factor, ranks))
+    own = rehearsed(call_on_one_rank(module, whole, found, factor, ranks))
     for node in found.nodes:
-        if node.fx is not None and node.fx in own and not _has_shape(found, node, factor, own[node.fx], ranks):
+        expected = spec_on_one_rank(found, node, factor, ranks)
+        if node.fx is not None and node.fx in own and not _has_shape(expected, own[node.fx]):
             return f"{node.op} does not keep the shards of its operands apart"
     partial = _partial_sums(found, factor)
     if isinstance(partial, str):
@@ -132,27 +137,34 @@ def _gradient_steps(
             yield SyncStep(path, "bwd_post", "all_reduce", argument=name, nbytes=size)
 
 
-def _has_shape(found: Propagated, node: OpNode, factor: Factor, own: Any, ranks: int) -> bool:
-    """Check whether a result on one rank is smaller in the dimensions with the factor, and only in these."""
-    if not isinstance(node.spec, TensorSpec) or not isinstance(own, TensorSpec):
-        return True
-    return own.shape == _shape_on_one_rank(found, node, factor, ranks)
+def spec_on_one_rank(found: Propagated, node: OpNode, factor: Factor, ranks: int) -> Any:
+    """Return the spec of a value on one rank, smaller in the dimensions with the factor."""
+
+    def of(spec: Any, dims: Any) -> Any:
+        if isinstance(spec, TensorSpec) and dims is not None:
+            sharded = [at < len(dims) and has(dims[at], factor) for at in range(spec.ndim)]
+            return replace(
+                spec, shape=tuple(n // ranks if cut else n for n, cut in zip(spec.shape, sharded, strict=True))
+            )
+        if isinstance(spec, (tuple, list)) and isinstance(dims, (tuple, list)) and len(spec) == len(dims):
+            return type(spec)(of(*pair) for pair in zip(spec, dims, strict=True))
+        return spec
+
+    return of(node.spec, found.dims.get(node))
 
 
-def _shape_on_one_rank(found: Propagated, node: OpNode, factor: Factor, ranks: int) -> tuple[int, ...]:
-    dims, shape = found.dims.get(node) or (), node.spec.shape
-    return tuple(size // ranks if at < len(dims) and has(dims[at], factor) else size for at, size in enumerate(shape))
-
-
-def _call_on_one_rank(module: nn.Module, whole: Specialization, found: Propagated, factor: Factor, ranks: int) -> Call:
+def call_on_one_rank(module: nn.Module, whole: Specialization, found: Propagated, factor: Factor, ranks: int) -> Call:
     """Return the call of ``whole`` with sharded inputs where they have the factor."""
     bound = inspect.signature(original_class(module).forward).bind(module, *whole.call.args, **whole.call.kwargs)
     for node in found.nodes:
         name = whole.signature.inputs.get(str(node.target)) if node.op == "placeholder" else None
-        given = bound.arguments.get(str(name))
-        if isinstance(given, TensorSpec):
-            bound.arguments[str(name)] = replace(given, shape=_shape_on_one_rank(found, node, factor, ranks))
+        if isinstance(bound.arguments.get(str(name)), TensorSpec):
+            bound.arguments[str(name)] = spec_on_one_rank(found, node, factor, ranks)
     return Call(bound.args[1:], bound.kwargs, None)
+
+
+def _has_shape(spec: Any, own: Any) -> bool:
+    return not isinstance(spec, TensorSpec) or not isinstance(own, TensorSpec) or own.shape == spec.shape
 
 
 def _is_floating(spec: Any) -> bool:

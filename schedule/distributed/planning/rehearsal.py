@@ -13,7 +13,7 @@ operations, same constants, and different sizes only where an operation takes a 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fused.torch_internals.tensors import FakeTensor, failures_unlogged
+from fused.torch_internals.tensors import failures_unlogged
 from schedule.capture.recording.recording import Call, Recording
 from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.tracing.guards import check
@@ -32,6 +32,7 @@ from schedule.distributed.tensor_parallel.modules import Split, own_features
 from schedule.patterns.normalize import normalize
 from schedule.patterns.values import OpNode, operands
 from schedule.util.errors import ScheduleError, ShardError
+from schedule.util.tensors import tensor_at
 from schedule.util.user_code import UserCodeError, user_code
 
 _SIZE_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
@@ -109,41 +110,41 @@ def _without(recording: Recording, module: nn.Module, shards: Iterable[ShardStep
 def _sizes_of_one_rank(
     module: nn.Module, recording: Recording, shards: Iterable[ShardStep], settings: Mapping[str, int], ranks: int
 ) -> Iterator[None]:
-    """Replace sharded parameters by data-free ones of the first rank, and set the size attributes, for the block."""
+    """Replace parameters and buffers by data-free ones of the first rank, and set size attributes, for the block."""
     saved: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    local: dict[int, torch.Tensor] = {}  # by the id of the real tensor: a tied one has several names
 
     def update(table: dict[str, Any], values: Mapping[str, Any]) -> None:
         saved.append((table, {name: table[name] for name in values}))
         table.update(values)
 
+    def local_of(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in local:
+            local[id(tensor)] = _data_free(tensor, recording, tensor.shape)
+        return local[id(tensor)]
+
     try:
         for step in shards:
             owner = module.get_submodule(step.path)
-            table: dict[str, Any] = owner._parameters if step.name in owner._parameters else owner._buffers
-            tensor = table[step.name]
+            tensor = tensor_at(owner, step.name)
             split = Split(step.axis, tensor.shape[step.axis], step.parts, step.replicas, step.common)
             shape = list(tensor.shape)
             shape[step.axis] = split.local(ranks, 0)
-            with recording.fake_mode:
-                local = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
+            local[id(tensor)] = _data_free(tensor, recording, shape)
             sizes = own_features(owner, step.name, split, ranks, 0)
-            update(table, {step.name: nn.Parameter(local) if isinstance(tensor, nn.Parameter) else local})
             update(vars(owner), {name: size for name, size in sizes.items() if name in vars(owner)})
         update(vars(module), {name: size for name, size in settings.items() if name in vars(module)})
         for child in module.modules():  # fake modes keep weak references to real tensors, which then cannot be swapped
             for table in (child._parameters, child._buffers):
-                update(table, {name: _data_free(each, recording) for name, each in table.items() if each is not None})
+                update(table, {name: local_of(each) for name, each in table.items() if each is not None})
         yield
     finally:
         for table, before in reversed(saved):
             table.update(before)
 
 
-def _data_free(tensor: torch.Tensor, recording: Recording) -> torch.Tensor:
-    if isinstance(tensor, FakeTensor):
-        return tensor
-    with recording.fake_mode:
-        made = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+def _data_free(tensor: torch.Tensor, recording: Recording, shape: Sequence[int]) -> torch.Tensor:
+    made: torch.Tensor = recording.materialize(replace(TensorSpec.of(tensor), shape=tuple(shape)))
     return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
 
 

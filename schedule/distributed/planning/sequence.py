@@ -10,7 +10,6 @@ Source: Korthikanti et al., Reducing Activation Recomputation in Large Transform
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
@@ -18,13 +17,11 @@ from typing import Any
 
 from torch import fx, nn
 
-from schedule.capture.recording.recording import Call
-from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.tracing.specialization import Specialization, specialize
 from schedule.distributed.planning.chains import Link, chains_of
-from schedule.distributed.planning.factors import Factor, factors, has
+from schedule.distributed.planning.factors import Factor, factors
 from schedule.distributed.planning.gradients import differentiable, parameters_of, users_of
-from schedule.distributed.planning.owned import holds
+from schedule.distributed.planning.owned import call_on_one_rank, holds, spec_on_one_rank
 from schedule.distributed.planning.plan import Plan
 from schedule.distributed.planning.plan_steps import Group, SyncStep
 from schedule.distributed.planning.propagation import propagate
@@ -231,36 +228,18 @@ def _rehearse(link: Link, module: nn.Module, apart: set[str], state: Sharded) ->
         NotSequential: a rank would compute something else.
     """
     made, found, stream = _propagated(link, module, apart, state)
-    factor, outputs = _sequence_factor(found, stream, state.tp.size), {}
+    ranks = state.tp.size
+    factor, outputs = _sequence_factor(found, stream, ranks), {}
     for node in found.nodes:
         if node.op == "get_attr" and holds(found, node, factor):
             raise NotSequential(f"{node.target} is read along the sequence")
         if node.fx is not None and node.fx.op == "call_module" and str(node.fx.target) in apart:
-            outputs[module.get_submodule(str(node.fx.target))] = _part(found, node, factor, state.tp.size)
-    bound = inspect.signature(type(module).forward).bind(module, *made.call.args, **made.call.kwargs)
-    spec = bound.arguments[link.argument]
-    shape = (spec.shape[0], spec.shape[1] // state.tp.size, *spec.shape[2:])
-    bound.arguments[link.argument] = replace(spec, shape=shape)
-    own = Call(bound.args[1:], bound.kwargs, None)
+            outputs[module.get_submodule(str(node.fx.target))] = spec_on_one_rank(found, node, factor, ranks)
+    own = call_on_one_rank(module, made, found, factor, ranks)
     try:
-        rehearse(module, made, state.recording, (), {}, state.tp.size, own, _inlined(apart), outputs)
+        rehearse(module, made, state.recording, (), {}, ranks, own, _inlined(apart), outputs)
     except ShardError as error:
         raise NotSequential(error.why) from error
-
-
-def _part(found: Propagated, node: OpNode, factor: Factor, ranks: int) -> Any:
-    """Return the spec of a value on one rank."""
-
-    def of(spec: Any, dims: Any) -> Any:
-        if isinstance(spec, TensorSpec) and dims is not None:
-            return replace(
-                spec, shape=tuple(n // ranks if has(d, factor) else n for n, d in zip(spec.shape, dims, strict=False))
-            )
-        if isinstance(spec, (tuple, list)) and isinstance(dims, (tuple, list)) and len(spec) == len(dims):
-            return type(spec)(of(*pair) for pair in zip(spec, dims, strict=True))
-        return spec
-
-    return of(node.spec, found.dims.get(node))
 
 
 def _sequence_factor(found: Propagated, stream: OpNode, ranks: int) -> Factor:

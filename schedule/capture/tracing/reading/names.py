@@ -5,24 +5,23 @@ from __future__ import annotations
 import ast
 import dis
 import types
+from collections.abc import Collection
 
 
 def loaded_globally(code: types.CodeType) -> set[str]:
     """Return the names looked up in globals by ``code`` or by code defined in it."""
-    names = {each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= loaded_globally(constant)
-    return names
+    return _names_of(code, ("LOAD_GLOBAL", "LOAD_NAME"))
 
 
 def stored_globally(code: types.CodeType) -> set[str]:
     """Return the names stored or deleted in globals by ``code`` or by code defined in it."""
-    names = {each.argval for each in dis.get_instructions(code) if each.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= stored_globally(constant)
-    return names
+    return _names_of(code, ("STORE_GLOBAL", "DELETE_GLOBAL"))
+
+
+def _names_of(code: types.CodeType, instructions: Collection[str]) -> set[str]:
+    names = {each.argval for each in dis.get_instructions(code) if each.opname in instructions}
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return names.union(*(_names_of(each, instructions) for each in inner))
 
 
 def bound_names(tree: ast.AST) -> set[str]:
