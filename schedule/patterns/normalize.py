@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from schedule.capture.tracing.effects import mutates
 from schedule.patterns.effects import is_plain_module
 from schedule.patterns.ops import DEFINITIONS, MODULES, CannotBind, find_form, qualified_name
 from schedule.patterns.values import Attr, NormalGraph, OpNode, map_operands
@@ -112,7 +113,7 @@ class Builder:
         form = find_form(kind, target)
         if form is not None:
             try:
-                bound, mutates = form.bind(args, kwargs)
+                bound, in_place = form.bind(args, kwargs)
             except CannotBind:
                 return self.special(node, target, args, kwargs)
             special = _CANONICAL.get(form.definition.name)
@@ -122,7 +123,7 @@ class Builder:
             if name == "linear":
                 return self.linear(node, bound)
             value = self.new(name, bound, node)
-            value.mutates = mutates
+            value.mutates = in_place
             return value
         return self.special(node, target, args, kwargs)
 
@@ -138,7 +139,7 @@ class Builder:
             value.mutates = True
             return value
         value = self.new(qualified_name(target), self.by_signature(target, args, kwargs), node)
-        value.mutates = name.endswith("_") and not name.endswith("__")
+        value.mutates = mutates(node)
         return value
 
     def by_signature(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -179,9 +180,9 @@ class Builder:
         bound = {first: next(iter(given.values()))}
         for key, value in arguments(module).items():
             bound[key] = self.attribute(f"{path}.{value.path}", value) if isinstance(value, Attr) else value
-        mutates = bool(bound.pop("inplace", False))
+        in_place = bool(bound.pop("inplace", False))
         result = self.linear(node, bound) if name == "linear" else self.new(name, _filled(name, **bound), node)
-        result.module, result.mutates = module, mutates
+        result.module, result.mutates = module, in_place
         return result
 
     def attribute(self, path: str, attr: Attr) -> OpNode:

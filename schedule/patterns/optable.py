@@ -311,6 +311,8 @@ def _register_forms() -> None:
     register_form("log_softmax", torch.log_softmax)
     register_form("transpose", "swapaxes", "input, dim0, dim1")
     register_form("transpose", torch.swapaxes, "input, dim0, dim1")
+    register_form("transpose", "swapdims", "input, dim0, dim1")
+    register_form("transpose", torch.swapdims, "input, dim0, dim1")
     register_form("cat", torch.concat)
     register_form("masked_fill", "masked_fill_", mutates=True)
     register_form("dropout", torch.dropout, "input, p, training")

@@ -95,6 +95,11 @@ class OpNode:
         return is_number(self.spec) and self.op not in ("placeholder", "get_attr", "call_module")
 
     @property
+    def is_view(self) -> bool:
+        """Whether its definition says that it may share memory with its first operand."""
+        return self.definition is not None and self.definition.view
+
+    @property
     def commutes(self) -> bool:
         """Whether the first two arguments may be swapped (an ``alpha`` other than 1 forbids it)."""
         definition = self.definition

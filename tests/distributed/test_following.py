@@ -35,6 +35,17 @@ class ByChunk(Attention):
         return result
 
 
+class ByKeyword(Attention):
+    """Every argument by name."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = torch.split(self.qkv(x), split_size_or_sections=self.width, dim=-1)
+        q, k, v = (t.unflatten(dim=-1, sizes=(self.heads, self.dim)).permute(dims=(0, 2, 1, 3)) for t in (q, k, v))
+        y = ((q @ k.swapdims(dim0=2, dim1=3)).unsqueeze(dim=0).softmax(dim=-1).squeeze(dim=0)) @ v
+        result: Tensor = self.out(y.transpose(dim0=1, dim1=2).reshape(shape=(*x.shape[:2], self.width)))
+        return result
+
+
 class ByView(Attention):
     """Packed inside each part: q, k, v outermost, batch and heads merged for bmm."""
 
@@ -116,6 +127,7 @@ def followed(module: nn.Module, columns: dict[str, int], ranks: int = 2, every: 
     ("cls", "parts", "expected"),
     [
         (ByChunk, 3, {"heads": (4, 2), "width": (32, 16)}),
+        (ByKeyword, 3, {"heads": (4, 2), "width": (32, 16)}),
         (ByView, 3, {"heads": (4, 2)}),
         (ByHead, 1, {"heads": (4, 2)}),
         (Grouped, 1, {"heads": (4, 2), "kv_heads": (2, 1)}),

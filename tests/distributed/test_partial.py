@@ -23,14 +23,46 @@ class WrittenWhole(Attention):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (p(x).view(*x.shape[:2], -1, 4).transpose(1, 2) for p in (self.q, self.k, self.v))
-        offset = x.new_empty(*x.shape[:2], 4)
-        offset[:, :, :4] = self.positions(x)
+        offset = x.new_zeros(*x.shape[:2], 4)
+        self.write(offset, self.positions(x))
         result: Tensor = self.o(((q @ (k + offset[:, None]).mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
         return result
 
 
-def test_what_is_written_in_place_has_a_gradient() -> None:
-    plan, _ = planned(WrittenWhole())
+    def write(self, offset: Tensor, value: Tensor) -> None:
+        offset[:, :, :4] = value
+
+
+class Flattened(WrittenWhole):
+    def write(self, offset: Tensor, value: Tensor) -> None:
+        offset.flatten(0, 1).copy_(value.flatten(0, 1))
+
+
+class Reshaped(WrittenWhole):
+    def write(self, offset: Tensor, value: Tensor) -> None:
+        offset.reshape(-1, 4).add_(value.reshape(-1, 4))
+
+
+class Moved(WrittenWhole):
+    def write(self, offset: Tensor, value: Tensor) -> None:
+        offset.movedim(0, 1)[...] = value.movedim(0, 1)
+
+
+class Diagonal(WrittenWhole):
+    def write(self, offset: Tensor, value: Tensor) -> None:
+        offset.diagonal(0, 1, 2).copy_(value.diagonal(0, 1, 2))
+
+
+class Strided(WrittenWhole):
+    """By a function whose results the vocabulary says nothing about."""
+
+    def write(self, offset: Tensor, value: Tensor) -> None:
+        torch.as_strided(offset, offset.shape, offset.stride()).copy_(value)
+
+
+@pytest.mark.parametrize("kind", [WrittenWhole, Flattened, Reshaped, Moved, Diagonal, Strided])
+def test_what_is_written_in_place_has_a_gradient(kind: type[WrittenWhole]) -> None:
+    plan, _ = planned(kind())
     assert "would be a partial sum" in plan.whole["q.weight"]
 
 

@@ -13,8 +13,7 @@ from schedule.distributed.planning.owned import holds
 from schedule.distributed.planning.values import Propagated
 from schedule.patterns.values import OpNode, operands
 
-WRITES = ("copy_", "setitem")
-_VIEWS = ("getitem", "view", "transpose", "permute", "unsqueeze", "squeeze", "expand", "select", "narrow")
+_WRITES = ("copy_", "setitem")
 
 Users = dict[OpNode, list[OpNode]]
 
@@ -39,7 +38,7 @@ def differentiable(found: Propagated, root: nn.Module, inputs: Collection[OpNode
     trained = {path for path, parameter in root.named_parameters(remove_duplicate=False) if parameter.requires_grad}
     values: set[OpNode] = set(inputs)
     for node in found.nodes:
-        if node.op.rpartition(".")[2] in WRITES and any(one in values for one in operands(node.args)):
+        if any(one in values for one in operands(node.args)):
             values.update(written(node))
         if not _floating(node.spec) or node.op == "detach":
             continue
@@ -54,11 +53,21 @@ def differentiable(found: Propagated, root: nn.Module, inputs: Collection[OpNode
 
 
 def written(node: OpNode) -> Iterator[OpNode]:
-    """Yield the tensor written to by ``node``, then its base if it is a view, and so on."""
+    """Yield the values whose later readers see what ``node`` writes in place.
+
+    They are the tensors that its first operand is a view of, and for ``copy_`` and ``x[index] = value`` the operand
+    itself. Every other in-place operation returns its operand, and later readers read that result.
+    """
+    assigns = node.op.rpartition(".")[2] in _WRITES
+    if not (assigns or node.mutates):
+        return
     target = next(operands(node.args), None)
-    while target is not None:
+    if assigns and target is not None:
         yield target
-        target = next(operands(target.args), None) if target.op in _VIEWS else None
+    while target is not None and (target.is_view or target.definition is None):  # unknown code may return a view
+        target = next(operands(target.args), None)
+        if target is not None:
+            yield target
 
 
 def _floating(spec: Any) -> bool:

@@ -15,7 +15,7 @@ from torch import nn
 
 from schedule.capture.recording.specs import TensorSpec
 from schedule.distributed.planning.factors import Factor
-from schedule.distributed.planning.gradients import WRITES, Users, written
+from schedule.distributed.planning.gradients import Users, written
 from schedule.distributed.planning.owned import holds, holds_leading
 from schedule.distributed.planning.values import Propagated
 from schedule.patterns.values import OpNode, operands
@@ -93,7 +93,7 @@ class PartialGradients:
                 made.parameters.append(str(value.target))
             made.columns |= {user for user in self.users[value] if (value, user) in self.columns}
         for node in self.found.nodes:
-            if node.op.rpartition(".")[2] in WRITES and any(one in partial for one in written(node)):
+            if any(one in partial for one in written(node)):
                 raise NoReduction(f"the gradient of {node.name}, written in place, would be a partial sum")
         return made
 

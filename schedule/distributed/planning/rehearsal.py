@@ -174,7 +174,7 @@ class _Comparison:
     def operations(self, graph: fx.Graph) -> list[OpNode]:
         """Return the operations of ``graph`` except those that compute sizes or check them."""
         found = [node for node in normalize(graph).nodes if not _is_size(node) and node.target is not check]
-        return [node for node in found if self.views or not _is_view(node)]
+        return [node for node in found if self.views or not node.is_view]
 
     def compare(self, one: OpNode, other: OpNode) -> None:
         named = isinstance(one.target, str) and one.target != other.target
@@ -216,13 +216,9 @@ class _Comparison:
         return bool(one != other)
 
 
-def _is_view(node: OpNode) -> bool:
-    return node.definition is not None and node.definition.view
-
-
 def _viewed(node: OpNode) -> OpNode:
     """Return the value that ``node`` is a view of."""
-    while _is_view(node):
+    while node.is_view:
         node = next(operands(node.args))
     return node
 

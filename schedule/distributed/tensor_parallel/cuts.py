@@ -12,6 +12,7 @@ from torch import fx, nn
 from schedule.capture.recording.specs import TensorSpec
 from schedule.distributed.tensor_parallel.modules import projection_of
 from schedule.distributed.tensor_parallel.settings import Derived, Setting, outputs_of, settings_in
+from schedule.patterns.ops import CannotBind, find_form
 from schedule.util.errors import ShardError
 
 WHOLE_HEADS = "use as many ranks as divide the heads, or leave these features whole"
@@ -165,13 +166,30 @@ def rank_of(node: fx.Node) -> int:
     return spec.ndim if isinstance(spec, TensorSpec) else 0
 
 
+def operation_name(node: fx.Node) -> str:
+    """Return the name that the vocabulary has for an operation, or else the name of what is called."""
+    form = find_form(node.op, node.target)
+    if form is not None:
+        return form.definition.name
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """Return the arguments of a torch operation by name, however they were passed; empty for unknown code."""
+    form = find_form(node.op, node.target)
+    try:
+        return {} if form is None else form.bind(node.args, node.kwargs)[0]
+    except CannotBind:
+        return {}
+
+
 def sizes_of(node: fx.Node) -> tuple[Any, ...]:
-    """Return the sizes passed to a view or expand, empty for ``flatten`` and ``unflatten``."""
-    name = getattr(node.target, "__name__", node.target)
-    if name in ("flatten", "unflatten"):
-        return ()
-    sizes = node.args[1:]
-    return tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else tuple(sizes)
+    """Return the sizes passed to a view or expand, one per dimension, with None where the code passes none."""
+    given = arguments(node)
+    sizes = next((given[name] for name in ("size", "shape", "sizes") if name in given), ())
+    sizes = tuple(sizes) if isinstance(sizes, (tuple, list)) else (sizes,)
+    kept = given["dim"] % rank_of(given["input"]) if "sizes" in given else 0  # unflatten
+    return (*(None for _ in range(kept)), *sizes)
 
 
 def group_of(before: tuple[int, ...], after: tuple[int, ...], dim: int) -> tuple[int, int, int, int]:

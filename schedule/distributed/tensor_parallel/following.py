@@ -16,7 +16,17 @@ from typing import Any
 from torch import fx, nn
 
 from schedule.capture.recording.specs import TensorSpec
-from schedule.distributed.tensor_parallel.cuts import WHOLE_HEADS, Cut, Cuts, Sizes, group_of, rank_of, sizes_of
+from schedule.distributed.tensor_parallel.cuts import (
+    WHOLE_HEADS,
+    Cut,
+    Cuts,
+    Sizes,
+    arguments,
+    group_of,
+    operation_name,
+    rank_of,
+    sizes_of,
+)
 from schedule.distributed.tensor_parallel.modules import projection_of
 from schedule.distributed.tensor_parallel.settings import Derived, Setting
 
@@ -86,8 +96,7 @@ class _Following(Sizes):
     # -- functions and methods ---------------------------------------------------------------------------
 
     def through_call(self, node: fx.Node) -> Cuts:
-        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-        source = node.args[0] if node.args else None
+        name, source = operation_name(node), node.args[0] if node.args else None
         if name in _CONSTANTS:
             sizes = node.args[1] if name.startswith("new_") else source
             self.of_sizes(node, sizes if isinstance(sizes, (tuple, list)) else ())
@@ -103,7 +112,7 @@ class _Following(Sizes):
                 raise self.refuse(node, f"{name} of shared features beside whole ones", WHOLE_HEADS)
             result: Cuts = (_BESIDE if cut.common else _HANDLERS)[name](self, node, source, cut)
             return result
-        if name in ("matmul", "bmm", "baddbmm", "__matmul__"):
+        if name in ("matmul", "bmm", "baddbmm"):
             return self.product(node)
         return self.elementwise(node)
 
@@ -183,8 +192,8 @@ class _Following(Sizes):
 
     def pieces(self, node: fx.Node, source: fx.Node, cut: Cut) -> Cuts:
         """Return the cuts of a ``split`` into the sharded features and the replicated ones after them."""
-        dim = node.kwargs.get("dim", node.args[2] if len(node.args) > 2 else 0)
-        specs, sizes = node.meta.get("spec"), node.args[1] if len(node.args) > 1 else node.kwargs.get("split_size")
+        given = arguments(node)
+        dim, sizes, specs = given["dim"], given["split_size_or_sections"], node.meta.get("spec")
         if not isinstance(dim, int) or not isinstance(specs, (tuple, list)):
             return None
         if dim % rank_of(source) != cut.dim:
@@ -255,13 +264,12 @@ class _Following(Sizes):
         return replace(cut, dim=dim, repeated=repeated)
 
     def split(self, node: fx.Node, source: fx.Node, cut: Cut) -> Cuts:
-        dim = node.kwargs.get("dim", node.args[2] if len(node.args) > 2 else 0)
-        pieces = node.meta.get("spec")
+        given = arguments(node)
+        dim, pieces = given["dim"], node.meta.get("spec")
         if not isinstance(dim, int) or not isinstance(pieces, (tuple, list)):
             return None
         if dim % rank_of(source) != cut.dim:
             return tuple(cut for _ in pieces)
-        size = node.kwargs.get("split_size", node.args[1] if len(node.args) > 1 else None)
         equal = len({piece.shape for piece in pieces}) == 1
         if not equal or cut.parts % len(pieces):
             raise self.refuse(
@@ -269,38 +277,34 @@ class _Following(Sizes):
                 f"splits the shared features into {len(pieces)} pieces; they are sharded in {cut.parts} parts",
                 f"shard them packed: parts={len(pieces)}" if equal else "pieces of different sizes stay whole",
             )
-        if getattr(node.target, "__name__", node.target) != "chunk":
-            self.divide(node, size, self.ranks // cut.replicas)
+        if "split_size_or_sections" in given:
+            self.divide(node, given["split_size_or_sections"], self.ranks // cut.replicas)
         return tuple(replace(cut, parts=cut.parts // len(pieces)) for _ in pieces)
 
     def permute(self, node: fx.Node, source: fx.Node, cut: Cut) -> Cuts:
-        rank = rank_of(source)
-        name = getattr(node.target, "__name__", node.target)
-        if name == "permute":
-            order = node.args[1] if isinstance(node.args[1], (tuple, list)) else node.args[1:]
-            return replace(cut, dim=[int(dim) % rank for dim in order].index(cut.dim))  # type: ignore[arg-type]
-        one, other = (int(dim) % rank for dim in node.args[1:3])  # type: ignore[arg-type]
+        rank, given = rank_of(source), arguments(node)
+        if "dims" in given:
+            return replace(cut, dim=[int(dim) % rank for dim in given["dims"]].index(cut.dim))
+        one, other = (int(given[name]) % rank for name in ("dim0", "dim1"))
         return replace(cut, dim={one: other, other: one}.get(cut.dim, cut.dim))
 
     def unsqueeze(self, node: fx.Node, source: fx.Node, cut: Cut) -> Cuts:
-        at = int(node.args[1]) % rank_of(node)  # type: ignore[arg-type]
+        at = int(arguments(node)["dim"]) % rank_of(node)
         return replace(cut, dim=cut.dim + (at <= cut.dim))
 
     def along(self, node: fx.Node, source: fx.Node, cut: Cut) -> Cuts:
         """Return the cut of a softmax, sum, mean, …, or raise if it is along the sharded dimension."""
-        dims = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else None)
+        dims = arguments(node)["dim"]
         dims = dims if isinstance(dims, (tuple, list)) else [dims]
         along = {dim % rank_of(source) for dim in dims if isinstance(dim, int)}
         if dims == [None] or cut.dim in along:
-            name = getattr(node.target, "__name__", node.target)
-            raise self.refuse(node, f"{name} over shared features", "leave these features whole")
+            raise self.refuse(node, f"{operation_name(node)} over shared features", "leave these features whole")
         if rank_of(node) == rank_of(source):
             return self.elementwise(node)
         return replace(cut, dim=cut.dim - sum(dim < cut.dim for dim in along))  # without these dimensions
 
     def norm(self, node: fx.Node, source: fx.Node, cut: Cut) -> Cuts:
-        shape = node.args[1] if len(node.args) > 1 else node.kwargs.get("normalized_shape", (1,))
-        if cut.dim >= rank_of(source) - len(shape):  # type: ignore[arg-type]
+        if cut.dim >= rank_of(source) - len(arguments(node)["normalized_shape"]):
             raise self.refuse(node, "a norm over shared features", "shard the modules after the norm instead")
         return self.elementwise(node)
 
@@ -332,7 +336,7 @@ _HANDLERS: dict[str, Any] = {
     **dict.fromkeys(("view", "reshape", "flatten", "unflatten"), _Following.view),
     **dict.fromkeys(("expand", "broadcast_to"), _Following.expand),
     **dict.fromkeys(("split", "chunk"), _Following.split),
-    **dict.fromkeys(("transpose", "permute", "swapaxes"), _Following.permute),
+    **dict.fromkeys(("transpose", "permute"), _Following.permute),
     **dict.fromkeys(("softmax", "log_softmax", "cumsum"), _Following.along),
     **dict.fromkeys(("sum", "mean", "var", "amax", "amin"), _Following.along),
     **dict.fromkeys(("layer_norm", "rms_norm"), _Following.norm),
@@ -342,7 +346,7 @@ _HANDLERS: dict[str, Any] = {
 _BESIDE: dict[str, Any] = {
     **dict.fromkeys(("view", "reshape", "unflatten"), _Following.beside),
     "split": _Following.pieces,
-    **dict.fromkeys(("transpose", "permute", "swapaxes"), _Following.permute),
+    **dict.fromkeys(("transpose", "permute"), _Following.permute),
     "unsqueeze": _Following.unsqueeze,
 }
 """Where every rank has something behind what is shared."""
