@@ -67,7 +67,8 @@ def select_rules(rules: str | Iterable[str | Rule], applied: Collection[str] | N
             ``"attention"``, or ``"all"`` of them; the name of a rule or a family; or several of these, or rules
             themselves.
             Of ``"all"`` and the sets, rules without a gain on this machine are left out.
-        applied: names of rules applied on another machine; of the machine-dependent rules, only these are returned.
+        applied: names of the rules that a recipe says were applied. Of machine-dependent rules, only these are
+            returned, and of a set, also those that have left it since.
 
     Raises:
         MatchError: there is no rule or family of a given name.
@@ -82,7 +83,11 @@ def _named(item: str | Rule, applied: Collection[str] | None) -> list[Rule]:
     if isinstance(item, Rule):
         return [item]
     if item == "all" or item in SETS:
-        found = [rule for rule in RULES.values() if (rule.sets if item == "all" else item in rule.sets)]
+        found = [
+            rule
+            for rule in RULES.values()
+            if (rule.sets if item == "all" else item in rule.sets) or rule.name in (applied or ())
+        ]
         return [rule for rule in found if not rule.depends_on_machine or _wanted(rule, applied)]
     found = [RULES[item]] if item in RULES else list_rules(item)
     if not found:

@@ -28,7 +28,6 @@ class WrittenWhole(Attention):
         result: Tensor = self.o(((q @ (k + offset[:, None]).mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
         return result
 
-
     def write(self, offset: Tensor, value: Tensor) -> None:
         offset[:, :, :4] = value
 
