@@ -14,6 +14,8 @@ from tests.report.test_report import Page
 from tutorials.render import executed, sources
 
 SOURCES = sources()
+LONG = ("06_tuning", "07_coming_from")
+"""Executed in the long sweep only; their code is compared with the source at every change."""
 every_notebook = pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
 
 
@@ -49,7 +51,9 @@ def test_outputs_are_whole_and_name_no_machine(source: Path) -> None:
                     assert Page(data).texts
 
 
-@every_notebook
+@pytest.mark.parametrize(
+    "source", [pytest.param(s, marks=pytest.mark.slow if s.stem in LONG else (), id=s.stem) for s in SOURCES]
+)
 def test_notebook_runs_and_shows_what_the_committed_one_shows(source: Path) -> None:
     cells, old = executed(source).cells, committed(source).cells
     assert any(map(shown, old)), "committed without outputs"

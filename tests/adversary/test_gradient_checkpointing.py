@@ -60,7 +60,7 @@ def enable(model: nn.Module, reentrant: bool) -> None:
     model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": reentrant})
 
 
-@pytest.mark.parametrize("rules", ["default", "all"])
+@pytest.mark.parametrize("rules", [pytest.param("default", marks=pytest.mark.slow), "all"])
 @either_kind
 @everywhere
 def test_training_steps_with_checkpointing_switched_on_afterwards(name: str, reentrant: bool, rules: str) -> None:

@@ -94,7 +94,7 @@ def trained(model: nn.Module, name: str, folder: Path, callbacks: list[Any]) -> 
 
 
 @everywhere
-@pytest.mark.parametrize("way", ["callback", "scheduled before"])
+@pytest.mark.parametrize("way", ["callback", pytest.param("scheduled before", marks=pytest.mark.slow)])
 def test_trainer(name: str, way: str, tmp_path: Path) -> None:
     expected = trained(build(name), name, tmp_path, [])
     if way == "callback":
@@ -277,7 +277,7 @@ def test_cast_after_scheduling(name: str, dtype: torch.dtype) -> None:
 
 
 @everywhere
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("training", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_compiled_afterwards_without_more_graph_breaks(name: str, training: bool) -> None:
     model, twin, inputs = scheduled(name).train(training), build(name).train(training), batch(name)
 

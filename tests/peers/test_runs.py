@@ -9,6 +9,8 @@ import pytest
 from tests.peers.runs import Comparison, Run, lost, run
 from tests.peers.sources import Sources
 
+pytestmark = pytest.mark.slow  # it starts processes that import torch and transformers
+
 TESTS = """
 import os, pytest, torch, transformers
 

@@ -21,6 +21,7 @@ from tests.recipes import test_transformers as small_transformers
 from tests.small import ids, small
 
 SAVED: dict[str, Any] = json.loads(Path(__file__).with_name("saved.json").read_text())
+OFTEN = [name for name in SAVED if not name.endswith(("_default", "_memory")) or name.startswith("gpt2")]
 MADE = {make.__name__: make for make in small_transformers.LAYERS}
 
 
@@ -34,7 +35,7 @@ def model_of(name: str, saved: dict[str, Any]) -> tuple[nn.Module, Any]:
     return zoo.build(saved["model"]), zoo.batch(saved["model"])
 
 
-@pytest.mark.parametrize("name", SAVED)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in OFTEN else pytest.mark.slow) for n in SAVED])
 def test_it_replays(name: str) -> None:
     saved = SAVED[name]
     model, batch = model_of(name, saved)

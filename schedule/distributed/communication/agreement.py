@@ -25,7 +25,6 @@ _LIMIT = 120.0
 
 _done: dict[str, list[str]] = {}
 _agreed: dict[str, list[str]] = {}
-_rounds: dict[str, int] = {}
 
 
 class Noted:
@@ -64,8 +63,7 @@ def agree(group: str) -> None:
 
 def _compare(group: str, lines: list[str], ranks: list[int]) -> None:
     own, limit = dist.get_rank(), float(os.environ.get(LIMIT_VARIABLE, _LIMIT))
-    turn = _rounds[group] = _rounds.get(group, 0) + 1
-    for rank, theirs in exchanged_strings(f"{group}/{turn}", "\n".join(lines), ranks, limit).items():
+    for rank, theirs in exchanged_strings(group, "\n".join(lines), ranks, limit).items():
         if theirs is None:
             raise ShardError(
                 f"rank {rank} did not reach its first collective within {limit:.0f} s of rank {own}",

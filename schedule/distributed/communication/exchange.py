@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -10,13 +11,16 @@ import torch.distributed as dist
 from fused.torch_internals.process_groups import default_store
 
 
-def exchanged_strings(key: str, own: str, ranks: Sequence[int], limit: float) -> dict[int, str | None]:
+_rounds: Counter[str] = Counter()  # exchange → how often this rank took part in it
+
+
+def exchanged_strings(about: str, own: str, ranks: Sequence[int], limit: float) -> dict[int, str | None]:
     """All-gather one string per rank.
 
-    All of ``ranks`` must call this with the same key, and each key may be used only once.
+    All of ``ranks`` must call this equally often for the same subject. Other ranks need not.
 
     Args:
-        key: key of the exchange in the store.
+        about: the subject of the exchange.
         own: the string of this rank.
         ranks: global ranks.
         limit: seconds to wait for each rank.
@@ -24,9 +28,11 @@ def exchanged_strings(key: str, own: str, ranks: Sequence[int], limit: float) ->
     Returns:
         rank → string; None for a rank that did not answer in time or died.
     """
-    store = default_store()
-    store.set(f"schedule/{key}/{dist.get_rank()}", f"said {own}")  # a store may wait for ever for an empty text
-    return {rank: _heard(store, f"schedule/{key}/{rank}", limit) for rank in ranks}
+    exchange = f"schedule/{about}/{'-'.join(map(str, sorted(ranks)))}"
+    _rounds[exchange] += 1
+    key, store = f"{exchange}/{_rounds[exchange]}", default_store()
+    store.set(f"{key}/{dist.get_rank()}", f"said {own}")  # a store may wait forever for an empty text
+    return {rank: _heard(store, f"{key}/{rank}", limit) for rank in ranks}
 
 
 def _heard(store: dist.Store, key: str, limit: float) -> str | None:

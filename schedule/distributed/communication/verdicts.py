@@ -16,8 +16,6 @@ from schedule.distributed.communication.exchange import exchanged_strings
 from schedule.distributed.communication.mesh import tensor_parallel
 from schedule.util.errors import VerificationError
 
-_turns = iter(range(1 << 62))
-
 
 class Verdicts:
     """Exchange of verification results between the ranks of a schedule's mesh.
@@ -32,7 +30,7 @@ class Verdicts:
 
     def told(self, own: str) -> dict[int, str | None]:
         """All-gather one string per rank, with None for a rank not answering in time."""
-        return exchanged_strings(f"verdict/{next(_turns)}", own, self.ranks, self.limit)
+        return exchanged_strings("verdict", own, self.ranks, self.limit)
 
     def wrong(self, own: str) -> dict[int, str]:
         """All-gather errors and return the non-empty ones by rank.
