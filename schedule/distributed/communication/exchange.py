@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 from fused.torch_internals.process_groups import default_store
 
-
 _rounds: Counter[str] = Counter()  # exchange → how often this rank took part in it
 
 
