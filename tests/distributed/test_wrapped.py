@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutput
 
 from schedule.api.simulate import simulate
+from schedule.distributed.tensor_parallel.wrapped import on_first_tensor
 from schedule.util.errors import ShardError
 
 
@@ -107,3 +109,42 @@ def test_a_buffer_that_the_forward_assigns() -> None:
 def test_a_sharded_buffer_that_the_forward_assigns() -> None:
     with pytest.raises(ShardError, match="assigns scale, which is sharded"):
         simulate(nn.Sequential(Rescaled()), (torch.randn(2, 4),), _sharded_outputs, 2)
+
+
+class KindAndValue(NamedTuple):
+    """What a module may return."""
+
+    kind: str
+    value: Tensor
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        (None, torch.ones(2)),
+        [torch.ones(2)],
+        {"kind": "a", "value": torch.ones(2)},
+        KindAndValue("a", torch.ones(2)),
+        torch.return_types.max((torch.ones(2), torch.ones(2))),
+        BaseModelOutput(last_hidden_state=torch.ones(2)),
+    ],
+    ids=lambda result: type(result).__name__,
+)
+def test_only_the_first_tensor_of_an_output_changes(result: Any) -> None:
+    """And the object that the module returned, which it may keep, does not."""
+    before = list(result.values() if isinstance(result, dict) else result)
+    changed = on_first_tensor(result, lambda tensor: tensor + 1)
+    assert type(changed) is type(result)
+    assert all(a is b for a, b in zip(before, result.values() if isinstance(result, dict) else result, strict=True))
+    other = list(changed.values() if isinstance(changed, dict) else changed)
+    at = next(index for index, item in enumerate(before) if isinstance(item, Tensor))
+    assert torch.equal(other[at], torch.full((2,), 2.0))
+    assert all(a is b for index, (a, b) in enumerate(zip(before, other, strict=True)) if index != at)
+    if isinstance(changed, BaseModelOutput):
+        assert torch.equal(changed.last_hidden_state, other[at])
+
+
+@pytest.mark.parametrize("result", [None, 1.0, ([torch.ones(2)],), {"kind": "a"}])
+def test_an_output_without_a_tensor_to_synchronize(result: Any) -> None:
+    with pytest.raises(ShardError, match="no tensor to synchronize"):
+        on_first_tensor(result, lambda tensor: tensor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -183,22 +184,21 @@ class ShardedForward:
 
 
 def on_first_tensor(result: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Return ``result`` with ``function`` applied to its first tensor, the main output of a module."""
+    """Return ``result`` with ``function`` applied to its first tensor, the main output of a module.
+
+    Raises:
+        ShardError: it is not a tensor, and not a tuple, list or dict with a tensor in it.
+    """
     if isinstance(result, Tensor):
         return function(result)
-    if isinstance(result, (tuple, list)) and not hasattr(result, "_fields"):
-        changed = list(result)
-        for at, item in enumerate(changed):
-            if isinstance(item, Tensor):
-                changed[at] = function(item)
-                break
-        return type(result)(changed)
-    if isinstance(result, dict):
-        for name, item in result.items():
-            if isinstance(item, Tensor):
-                result[name] = function(item)
-                break
-        return result
+    sequence = isinstance(result, (tuple, list))
+    if sequence or isinstance(result, dict):
+        items = enumerate(result) if sequence else result.items()
+        at = next((at for at, item in items if isinstance(item, Tensor)), None)
+        if at is not None:
+            copied = list(result) if sequence else copy.copy(result)  # the module may keep what it returns
+            copied[at] = function(result[at])
+            return getattr(type(result), "_make", type(result))(copied) if sequence else copied
     raise ShardError(
         f"it returns a {type(result).__name__}, in which there is no tensor to synchronize",
         fix="sync the module inside that computes it",
