@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
+
 from schedule.capture.recording.specs import TensorSpec
 from schedule.patterns.nodes import CallNode, ChoiceNode, InputNode, ScalarNode
 from schedule.patterns.values import OpNode, operands
@@ -58,6 +60,11 @@ def rank_of(node: OpNode) -> int | None:
     first = next(iter(node.args.values()), None)
     spec = first.spec if isinstance(first, OpNode) else None
     return spec.ndim or 1 if isinstance(spec, TensorSpec) else None
+
+
+def reads_dtype(expected: OpNode, found: Any) -> bool:
+    """Check for ``x.dtype`` in the pattern and a dtype in the graph. The two are compared once x is known."""
+    return isinstance(found, torch.dtype) and expected.op == "getattr" and expected.args.get("name") == "dtype"
 
 
 def describe(value: Any) -> str:

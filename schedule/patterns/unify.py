@@ -6,12 +6,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-import torch
 from torch import fx
 
 from schedule.patterns.compare import (
     congruent,
     describe,
+    reads_dtype,
     same_constant,
     same_dims,
     same_kind_matters,
@@ -180,7 +180,7 @@ class Unifier:
                 return True
             return self._fail(value, lambda: f"{describe(node)} to be {describe(bound)} again", value)
         if node.op not in PATTERN_ONLY:
-            if type(value) is OpNode or not self._is_dtype_of(node, value):
+            if type(value) is OpNode or not reads_dtype(node, value):
                 return self._match_operation(node, value, agenda, waiting)
         elif isinstance(node, ChoiceNode):
             waiting.append((node, value))
@@ -266,14 +266,6 @@ class Unifier:
         given = () if call is None else (*call.args, *call.kwargs.values())
         return tuple(of[a] if isinstance(a, fx.Node) else a for a in given)
 
-    @staticmethod
-    def _is_dtype_of(node: OpNode, value: Any) -> bool:
-        """Check for ``x.dtype`` in the pattern and a dtype in the graph.
-
-        The two are compared in ``finish``, once x is known.
-        """
-        return isinstance(value, torch.dtype) and node.op == "getattr" and node.args.get("name") == "dtype"
-
     def _feasible(self, node: Any, value: Any) -> bool:
         """Check whether structure and configuration fit all the way down, ignoring bindings, with a cache."""
         if not isinstance(node, OpNode):
@@ -286,7 +278,7 @@ class Unifier:
         if not isinstance(value, OpNode):
             if isinstance(node, ChoiceNode):
                 return any(self._feasible(a, value) for a in node.args["alternatives"])
-            return self._is_dtype_of(node, value)
+            return reads_dtype(node, value)
         known = self._memo.get((node, value))
         if known is None:
             known = self._memo[node, value] = self._feasible_below(node, value)

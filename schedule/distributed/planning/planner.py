@@ -222,15 +222,8 @@ class _Planner:
             try:
                 settings = follow(whole.graph, caller, how[0], self.ranks, how[1], how[2], every=True)
                 own = {name: here for name, (_, here) in settings.items()}
-                rehearse(
-                    caller,
-                    whole,
-                    self.state.recording,
-                    steps_below(steps, self.state.tree.path_of(caller)),
-                    own,
-                    self.ranks,
-                    whole.call,
-                )
+                below = steps_below(steps, self.state.tree.path_of(caller))
+                rehearse(caller, whole, self.state.recording, below, own, self.ranks, whole.call)
             except CannotRun:  # another sharded module may give it its arguments, and it raises on every rank if not
                 continue
             except ShardError as error:
