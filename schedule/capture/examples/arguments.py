@@ -1,7 +1,7 @@
-"""How each argument of a forward is made from a config, by the argument's name.
+"""Makers of the arguments of a forward from a config, by the argument's name.
 
-An argument's layout is not written in its name: ``input_features`` is ``[batch, mel, frames]`` for one model and
-``[batch, frames, mel]`` for the next. So a maker gives all layouts in use, likeliest first, and the model decides.
+The name does not determine the layout: ``input_features`` is ``[batch, mel, frames]`` for one model and
+``[batch, frames, mel]`` for another. So a maker returns all layouts in use, the most likely first, to be tried in turn.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from schedule.capture.examples.sizes import Layouts, Makers, Sizes
 
 
 def make(name: str, sizes: Sizes) -> Layouts:
-    """Every layout that argument ``name`` may have; none if nothing is known about it."""
+    """Return all layouts of argument ``name``, or an empty list if it is unknown."""
     maker = MAKERS.get(name)
     if maker is None and name in sizes.documented:
         return _documented(name, sizes)
@@ -26,7 +26,7 @@ def make(name: str, sizes: Sizes) -> Layouts:
 
 
 def _documented(name: str, sizes: Sizes) -> Layouts:
-    """As the docstring says; ids of anything but tokens are the first two there are."""
+    """Return an argument as documented in the docstring. Ids other than those of tokens are 0 or 1."""
     height, width = image_size(sizes.configs)
     known = {"batch": sizes.rows, "total": sizes.rows, "len": sizes.length, "sequence": sizes.length}
     known |= {"height": height, "width": width, "image_size": height, "num_channels": channels(sizes.configs)}
@@ -53,7 +53,7 @@ def _input_ids(sizes: Sizes) -> Layouts:
 
 
 def _by_codebook(sizes: Sizes, vocabulary: int, *others: str) -> Layouts:
-    """Ids ``[rows, length]``; of several codebooks side by side, with one for text, or row by row."""
+    """Return ids ``[rows, length]``, or for several codebooks: side by side, with one for text, or row by row."""
     flat = sizes.tokens(vocabulary, sizes.length)
     books = sizes.configs.number("num_codebooks", *others, near=("decoder",), default=1)
     if books == 1:
@@ -121,7 +121,7 @@ MAKERS: Makers = {
 
 
 def labels_like(logits: Any, tokens: Mapping[str, torch.Tensor], sizes: Sizes) -> torch.Tensor | None:
-    """Labels for ``logits``: a token at each place, or a class for each row; None for anything else."""
+    """Return labels for ``logits``: a token for each position or a class for each row, else None."""
     if not isinstance(logits, torch.Tensor) or not logits.is_floating_point():
         return None
     for ids in tokens.values():

@@ -1,4 +1,4 @@
-"""Numbers out of a config and its sub-configs, found by name."""
+"""Lookup of numbers by name in a config and its sub-configs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Configs:
     """A config and all configs in it.
 
     Args:
-        config: a ``PreTrainedConfig``, or any object that holds its settings as attributes.
+        config: a ``PreTrainedConfig``, or any object with its settings as attributes.
     """
 
     def __init__(self, config: Any) -> None:
@@ -22,7 +22,7 @@ class Configs:
         self.named = list(_walk(config, "", set()))
 
     def near(self, *parts: str) -> list[Any]:
-        """All configs, those whose path contains one of ``parts`` first, in the order of ``parts``."""
+        """Return all configs, first those with one of ``parts`` in their path, in the order of ``parts``."""
         ranked = []
         for position, (path, config) in enumerate(self.named):
             rank = next((index for index, part in enumerate(parts) if part in path), len(parts))
@@ -39,14 +39,14 @@ class Configs:
         return default
 
     def number(self, *names: str, near: Sequence[str] = (), default: int = 0) -> int:
-        """As :meth:`find`, one whole number; the first one of a list."""
+        """Look up one integer as :meth:`find` does: the first one of a list."""
         value = self.find(*names, near=near, default=default)
         while isinstance(value, (list, tuple)) and value:
             value = value[0]
         return int(value) if isinstance(value, (int, float)) else default
 
     def pair(self, *names: str, near: Sequence[str] = (), default: int = 0) -> tuple[int, int]:
-        """As :meth:`find`, a height and a width; one number stands for both."""
+        """Look up a height and a width as :meth:`find` does. A single number is used for both."""
         value = self.find(*names, near=near, default=default)
         if isinstance(value, dict):
             value = list(value.values())
@@ -57,7 +57,7 @@ class Configs:
 
     @property
     def special_ids(self) -> set[int]:
-        """Ids of tokens that mean something: padding, beginning, image placeholders."""
+        """Ids of special tokens, such as padding and image placeholders."""
         found: set[int] = set()
         for _, config in self.named:
             for name, value in vars(config).items():

@@ -1,7 +1,7 @@
-"""Arguments that are known by no name, from the shapes in the docstring of the forward.
+"""Shapes of arguments in the docstring of a forward, for arguments that are not known by name.
 
-transformers writes ``num_options (`torch.LongTensor` of shape `(batch_size, num_questions)`)``: the kind of numbers
-and a name for each dimension, which is looked up in the config.
+transformers writes ``num_options (`torch.LongTensor` of shape `(batch_size, num_questions)`)``: the dtype, and a name
+for each dimension, which is looked up in the config.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ASIDE = re.compile(r"\([^()]*\)")
 
 @dataclass(frozen=True)
 class Documented:
-    """What a docstring says of one argument.
+    """Documentation of one argument.
 
     Attributes:
         kind: the type, such as ``torch.LongTensor``.
@@ -33,11 +33,11 @@ class Documented:
 
     @property
     def whole(self) -> bool:
-        """Whether its numbers are whole ones."""
+        """Whether its numbers are integers."""
         return re.search(r"Long|Int", self.kind) is not None
 
     def shape(self, configs: Configs, known: Mapping[str, int]) -> tuple[int, ...]:
-        """Sizes: ``known`` ones by a word in the dimension's name, others from the config, 2 if neither has one."""
+        """Return the sizes: from ``known`` by a word in the dimension's name, else from the config, else 2."""
         return tuple(math.prod(_size(part, configs, known) for part in name.split("*")) for name in self.dimensions)
 
 

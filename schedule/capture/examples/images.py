@@ -1,4 +1,4 @@
-"""Images and videos, and what goes with them."""
+"""Images and videos, with their masks, sizes and positions."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ SMALL = 64  # pixels
 
 
 def image_size(configs: Configs) -> tuple[int, int]:
-    """Height and width that the model was made for, or a small one that every pyramid divides."""
+    """Return the height and width in the config, or a small size divisible by those of every pyramid."""
     names = ("image_size", "img_size", "pretrain_image_size", "sample_size", "input_size", "image_input_size")
     return configs.pair(*names, near=VISION, default=64)
 
 
 def channels(configs: Configs) -> int:
-    """Colors."""
+    """Return the number of color channels."""
     return configs.number("num_channels", "in_channels", "in_chans", "image_channels", near=VISION, default=3)
 
 
 def patch_grid(configs: Configs) -> tuple[int, int, int]:
-    """Frames, height and width of an image in patches: two merged ones each way."""
+    """Return frames, height and width of an image in patches: two merged patches each way."""
     merge = configs.number("spatial_merge_size", "merge_kernel_size", "merge_size", near=VISION, default=2)
     return 1, 2 * merge, 2 * merge
 
 
 def patches(sizes: Sizes) -> Layouts:
-    """Images cut up, all rows in one list ``[patches, values]``."""
+    """Return the patches of the images, of all rows in one tensor ``[patches, values]``."""
     configs = sizes.configs
     patch = configs.number("patch_size", near=VISION, default=16)
     frames = configs.number("temporal_patch_size", near=VISION, default=1)
@@ -70,19 +70,19 @@ _POSITIONS = {"pixel_position_ids", "image_position_ids"}
 
 
 def _pooled_side(configs: Configs) -> int:
-    """Patches each way, for two after they have been pooled."""
+    """Return the number of patches each way that gives two after pooling."""
     return 2 * configs.number("pooling_kernel_size", near=VISION, default=1)
 
 
 def _positions(sizes: Sizes) -> Layouts:
-    """Column and row of each patch."""
+    """Return column and row of each patch."""
     side = _pooled_side(sizes.configs)
     positions = torch.arange(side * side, device=sizes.device)
     return [torch.stack([positions % side, positions // side], dim=-1).expand(sizes.rows, -1, -1).contiguous()]
 
 
 def _target_sizes(sizes: Sizes) -> Layouts:
-    """Height and width in patches."""
+    """Return height and width in patches."""
     height, width = image_size(sizes.configs)
     patch = sizes.configs.number("patch_size", near=VISION, default=16)
     return [sizes.repeated(height // patch, width // patch)]
@@ -129,7 +129,7 @@ def _grid_hw(sizes: Sizes) -> Layouts:
 
 
 def _image_of_token(sizes: Sizes) -> Layouts:
-    """Which images a token may look at ``[rows, tokens, images]``: at the only one."""
+    """Return the mask of the images that a token attends to, ``[rows, tokens, images]``: the only one."""
     return [sizes.ones(sizes.rows, sizes.length, 1)]
 
 
@@ -141,7 +141,7 @@ def _image_positions(sizes: Sizes) -> Layouts:
 
 
 def _tiles(*shape: str) -> Callable[[Sizes], Layouts]:
-    """Whole images, cut in no more tiles than there are: the first shape in the list of shapes."""
+    """Return a maker of masks and ids of tiled images: all ones, so that the first aspect ratio is meant."""
 
     def make(sizes: Sizes) -> Layouts:
         tiles = sizes.configs.number("max_num_tiles", default=1)

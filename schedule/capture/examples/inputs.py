@@ -1,4 +1,4 @@
-"""One batch that a model can be called with, made from the model itself."""
+"""Example inputs for a model, made from the model itself."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REFUSALS: tuple[type[Exception], ...] = (
     ImportError,
     ZeroDivisionError,
 )
-"""How a model refuses a batch."""
+"""Exceptions that a model raises for a batch it does not accept."""
 
 MAX_TRIALS = 64
 MAX_REPAIRS = 3
@@ -87,16 +87,16 @@ _LEADING = 4  # ordinary tokens before the first placeholder
 def example_inputs(model: nn.Module, rows: int = 2, length: int = 12, repair: Repair | None = None) -> Inputs:
     """Return a batch for ``model``: text, images, sound, series or several of them, with labels if it takes some.
 
-    Nothing here knows a model by name. Which arguments there are comes from the signature of the forward and from
-    ``main_input_name``, their sizes from the config and its sub-configs; placeholders for images and sound are put
-    into the text, as many as the model makes features. Where none of this is enough, the ``dummy_inputs`` that
-    transformers gives the model are taken. What is returned has been run, once, without gradients.
+    No model is known by name. The arguments come from the signature of the forward and from ``main_input_name``, and
+    their sizes from the config and its sub-configs. Placeholders for images and sound are inserted into the text, one
+    for each feature that the model computes. If this is not enough, the model's ``dummy_inputs`` are used. The model
+    has run with the returned batch once, without gradients.
 
     Args:
         model: a transformers model, or one with a ``config`` like theirs.
         rows: batch size.
-        length: text tokens of each row, placeholders not counted.
-        repair: makes further batches of one that the model refused, and of its error.
+        length: text tokens of each row, without placeholders.
+        repair: makes further batches from one that the model did not accept, and its error.
 
     Raises:
         NotApplicable: no batch could be made; asks for what is missing.
@@ -136,7 +136,7 @@ class _Search:
     # -- what to try --------------------------------------------------------------------------------------
 
     def plans(self) -> Iterator[tuple[list[str], list[str]]]:
-        """Arguments and the kinds of placeholders among them, from all that the forward takes to the least."""
+        """Yield arguments and kinds of placeholders, from all that the forward takes to the least."""
         known = [name for name in (*self.main, *_MAIN) if name in self.sizes.names and name in MAKERS]
         least = [*self.required, *(name for name in self.main if name in known)] or known[:1]
         seen: set[frozenset[str]] = set()
@@ -193,7 +193,7 @@ class _Search:
     # -- placeholders -------------------------------------------------------------------------------------
 
     def with_placeholders(self, batch: Inputs, kinds: Sequence[str]) -> Iterator[Inputs]:
-        """``batch`` with the tokens that stand for images and sound put into its text."""
+        """Yield ``batch`` with placeholders for images and sound inserted into its text."""
         if "input_ids" not in batch or not kinds:
             yield batch
             return
@@ -214,7 +214,7 @@ class _Search:
             yield batch
 
     def features(self, kind: str, batch: Inputs) -> int:
-        """How many features of a row the model puts in place of the placeholders of ``kind``."""
+        """Return the number of features per row that the model puts in place of the placeholders of ``kind``."""
         method = getattr(self.model, f"get_{kind}_features", None)
         if method is None and kind == "image":
             method = getattr(self.model, "get_video_features", None)
@@ -251,15 +251,15 @@ class _Search:
 
     @contextmanager
     def evaluating(self, batch: Inputs) -> Iterator[None]:
-        """Within, the model runs and nothing stays of it: in training, batch norms would keep statistics."""
+        """Run the model in evaluation mode, and restore all state afterwards."""
         with undisturbed(self.model, batch), torch.no_grad():
             self.model.eval()
             yield
 
     def accepted(self, batch: Inputs, repairs: int = MAX_REPAIRS) -> tuple[Inputs, Any] | None:
-        """``batch`` with what the model returns for it, after what its refusals ask for was changed.
+        """Return an accepted batch, repaired if necessary, and the output of the model for it.
 
-        None if it refuses all the same, or returns nothing.
+        The result is None if the model accepts none, or returns None.
         """
         try:
             with self.evaluating(batch):
@@ -271,13 +271,13 @@ class _Search:
         return (batch, output) if output is not None else None
 
     def better(self, batch: Inputs, error: Exception) -> Iterator[Inputs]:
-        """Yield batches in place of one that was refused."""
+        """Yield batches to try in place of one that was not accepted."""
         if self.repair is not None:
             yield from self.repair(batch, error)
         yield from self.completed(batch, error)
 
     def completed(self, batch: Inputs, error: Exception) -> Iterator[Inputs]:
-        """``batch`` with the arguments that ``error`` names: each of them, then all."""
+        """Yield ``batch`` with the arguments named by ``error``: each of them, then all."""
         made = {name: make(name, self.sizes) for name in self.missing(batch, error)}
         added = {name: layouts[0] for name, layouts in made.items() if layouts}
         for name in added if len(added) > 1 else ():
@@ -286,17 +286,17 @@ class _Search:
             yield {**batch, **added}
 
     def missing(self, batch: Inputs, error: Exception) -> list[str]:
-        """Arguments that ``error`` speaks of and ``batch`` has not."""
+        """Return the arguments named by ``error`` and missing from ``batch``."""
         words = set(re.findall(r"\w+", str(error)))
         return [name for name in self.sizes.names if name in words and name not in batch and name != "labels"]
 
     def note(self, error: Exception, batch: Inputs) -> None:
-        """Keep the first refusal for the question."""
+        """Save the first error of the model for the final error."""
         if not self.why:
             self.why, self.named = because(error, batch), self.missing(batch, error)
 
     def labeled(self, batch: Inputs, output: Any) -> Inputs:
-        """``batch`` with labels, if the model then gives a loss."""
+        """Return ``batch`` with labels if the model then returns a loss, else ``batch``."""
         if "labels" not in self.sizes.names or _loss(output) is not None:
             return batch
         tokens: Inputs = {n: batch[n] for n in ("decoder_input_ids", "input_ids") if n in batch}
@@ -319,7 +319,7 @@ def _listed(names: Any) -> list[str]:
 
 
 def _together(layouts: Sequence[Layouts]) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Yield the likeliest layout of each argument first, then change one after the other."""
+    """Yield the most likely layout of each argument first, then change one after the other."""
     longest = max(len(each) for each in layouts)
     seen: set[tuple[int, ...]] = set()
     aligned = (tuple(min(i, len(each) - 1) for each in layouts) for i in range(longest))

@@ -1,4 +1,4 @@
-"""What is asked when no example can be made."""
+"""Errors that ask for example inputs if none can be made."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def question(model: nn.Module, needed: Sequence[str], why: str) -> NotApplicable
 
 
 def no_forward(model: nn.Module) -> NotApplicable:
-    """Which part is meant: ``model`` itself cannot be called."""
+    """Return the error that asks for a part of ``model``, because it cannot be called itself."""
     parts = [name for name, part in model.named_children() if type(part).forward is not nn.Module.forward]
     named = ", ".join(f"model.{name}" for name in parts[:MAX_NAMED]) + (", …" if len(parts) > MAX_NAMED else "")
     return NotApplicable(
@@ -40,14 +40,14 @@ def no_forward(model: nn.Module) -> NotApplicable:
 
 
 def because(error: Exception, batch: Mapping[str, Any]) -> str:
-    """In words: the model refused ``batch`` with ``error``."""
+    """Describe the ``error`` of the model for ``batch``."""
     first = (str(error).strip().splitlines() or ["no message"])[0]
     tried = ", ".join(f"{name} {list(value.shape)}" for name, value in batch.items() if isinstance(value, torch.Tensor))
     return f"the model refused {tried}: {type(error).__name__}: {first[:200]}{_location(error)}"
 
 
 def nothing_says(names: Iterable[str]) -> str:
-    """In words: ``names`` are not known."""
+    """Describe that ``names`` are not known."""
     unknown = ", ".join(names) or "its arguments"
     return f"neither the config nor the docstring of the forward says what {unknown} should be"
 
@@ -60,7 +60,7 @@ def _location(error: Exception) -> str:
 
 
 def _arguments(model: nn.Module) -> str:
-    """Names, and which may be left out."""
+    """Return the names of the arguments, with optional ones marked."""
     parameters = inspect.signature(model.forward).parameters.values()
     return ", ".join(p.name if p.default is p.empty else f"{p.name}=…" for p in parameters if p.kind not in _VARIADIC)
 

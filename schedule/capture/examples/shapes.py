@@ -1,4 +1,4 @@
-"""Batches of other sizes, made from one: a rewrite that baked a size in is right at the recorded one only."""
+"""Batches of other sizes made from one batch, to find rewrites that hold for the recorded sizes only."""
 
 from __future__ import annotations
 
@@ -25,27 +25,26 @@ _PRIMES = [n for n in range(5, 1000) if all(n % divisor for divisor in range(2, 
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What one new batch does to sizes: the number of rows, and each sequence length."""
+    """Changes of sizes for one new batch: the number of rows, and each sequence length."""
 
     rows: tuple[int, int]
     lengths: dict[int, int]
 
 
 def other_shapes(batch: Any) -> list[Any]:
-    """Up to four batches like ``batch`` with other numbers of rows and other sequence lengths.
+    """Return up to four batches like ``batch`` with other numbers of rows and other sequence lengths.
 
-    In the last one no two of these sizes agree with each other or with another size of the batch, and all are primes,
-    which few sizes of models are: an agreement by accident is not mistaken for a rule. Rows are repeated or dropped.
-    Every dimension that shares a sequence length changes with it, consistently over all tensors of the batch; positions
-    go on counting. Only token ids, their masks and embeddings tell what a sequence length is: images and audio features
-    vary in rows alone.
+    In the last one, these sizes are primes, and differ from each other and from all other sizes of the batch, so that
+    no two sizes agree by accident. Rows are repeated or dropped. Every dimension with a sequence length changes with
+    it, consistently in all tensors of the batch, and positions continue. Sequence lengths are those of token ids, their
+    masks and embeddings; of images and audio features, only the number of rows changes.
 
     Args:
-        batch: what the model is called with: mapping, tuple, list or tensor.
+        batch: inputs of the model: a mapping, tuple, list or tensor.
 
     Returns:
-        batches of the same structure; none when it holds opaque values such as a cache, which has a size of
-        its own.
+        Batches of the same structure. The list is empty for a batch with opaque values such as a cache, which has a
+        size of its own.
     """
     return _planned(
         batch,
@@ -59,10 +58,10 @@ def other_shapes(batch: Any) -> list[Any]:
 
 
 def small_shapes(batch: Any) -> list[Any]:
-    """Two batches as :func:`other_shapes` makes them, of few rows and short sequences: for checks that must be cheap.
+    """Return two batches like those of :func:`other_shapes`, with few rows and short sequences, for cheap checks.
 
-    Sequence lengths that differ go on differing, and in the first batch they differ from the rows and from every other
-    size.
+    Different sequence lengths stay different. In the first batch, they also differ from the number of rows and all
+    other sizes.
     """
     taken = _taken(batch)
     return _planned(
@@ -90,13 +89,13 @@ def _free(number: int, taken: set[int]) -> int:
 
 
 def cut(batch: Any, rows: int, length: int) -> Any:
-    """``batch`` with no more than ``rows`` rows and sequences of ``length``; as it is where it holds opaque values."""
+    """Return ``batch`` with at most ``rows`` rows and sequences of ``length``, or unchanged if it has opaque values."""
     found = _planned(batch, lambda now: [(min(now, rows), lambda n, rank: min(n, length))])
     return found[0] if found else batch
 
 
 def _planned(batch: Any, plans: Callable[[int], list[tuple[int, Callable[[int, int], int]]]]) -> list[Any]:
-    """``batch`` by plans: the number of rows, and a length from the old one and its rank among the lengths."""
+    """Resize ``batch`` by plans: the number of rows, and a length from the old one and its rank among the lengths."""
     tensors = named_tensors(batch)
     if not tensors or _has_opaque(batch):
         return []
@@ -109,7 +108,7 @@ def _planned(batch: Any, plans: Callable[[int], list[tuple[int, Callable[[int, i
 
 
 def _has_opaque(batch: Any) -> bool:
-    """Whether tensors hide in objects that are neither containers nor dataclasses."""
+    """Check for tensors in objects that are neither containers nor dataclasses."""
     if isinstance(batch, torch.Tensor) or batch is None or isinstance(batch, bool | int | float | str):
         return False
     if isinstance(batch, Mapping):
@@ -125,7 +124,7 @@ def _rows(tensors: dict[str, torch.Tensor]) -> int:
 
 
 def _lengths(tensors: dict[str, torch.Tensor], rows: int) -> set[int]:
-    """Sequence lengths: dimension 1 of token ids ``[batch, seq]`` and embeddings ``[batch, seq, hidden]``."""
+    """Return the sequence lengths: dimension 1 of ids ``[batch, seq]`` and embeddings ``[batch, seq, hidden]``."""
     found = set()
     for name, tensor in tensors.items():
         is_ids = tensor.ndim == 2 and not tensor.is_floating_point()

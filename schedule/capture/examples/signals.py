@@ -122,7 +122,7 @@ def _categories(sizes: Sizes) -> Layouts:
 
 
 def _steps(*width: str) -> Callable[[Sizes], Layouts]:
-    """One vector for each step of an episode."""
+    """Return one vector for each step of an episode."""
 
     def make(sizes: Sizes) -> Layouts:
         count = sizes.configs.number("chunk_size", default=sizes.length) if "state" in sizes.names else sizes.length

@@ -1,4 +1,4 @@
-"""What examples are made with: the sizes asked for, and numbers that are the same each time."""
+"""Sizes and reproducible numbers for example inputs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Layouts = list[torch.Tensor]
 
 @dataclass
 class Sizes:
-    """What is asked for.
+    """Requested sizes, with makers of tensors.
 
     Attributes:
-        configs: of the model.
+        configs: configs of the model.
         rows: batch size.
         length: tokens of a sequence.
-        names: the arguments that the forward takes.
-        device: of the model.
-        documented: what the forward's docstring says of them.
+        names: arguments of the forward.
+        device: device of the model.
+        documented: arguments documented in the forward's docstring.
     """
 
     configs: Configs
@@ -37,11 +37,11 @@ class Sizes:
         self._generator = torch.Generator().manual_seed(97 * self.rows + self.length)
 
     def normal(self, *shape: int) -> torch.Tensor:
-        """Floating numbers, the same ones each time."""
+        """Return floating-point numbers, the same ones each time."""
         return torch.randn(*shape, generator=self._generator).to(self.device)
 
     def whole(self, high: int, *shape: int, low: int = 0) -> torch.Tensor:
-        """Whole numbers from ``low`` to below ``high``."""
+        """Return integers from ``low`` to below ``high``."""
         return torch.randint(low, max(high, low + 1), shape, generator=self._generator).to(self.device)
 
     def ones(self, *shape: int) -> torch.Tensor:
@@ -49,11 +49,11 @@ class Sizes:
         return torch.ones(*shape, dtype=torch.long, device=self.device)
 
     def repeated(self, *values: int) -> torch.Tensor:
-        """``values`` for every row."""
+        """Return ``values`` repeated for every row."""
         return torch.tensor([values] * self.rows, device=self.device)
 
     def tokens(self, vocabulary: int, length: int) -> torch.Tensor:
-        """Ids ``[rows, length]`` of ordinary tokens."""
+        """Return ids ``[rows, length]`` of ordinary tokens."""
         special = self.configs.special_ids
         ordinary = [token for token in range(min(vocabulary, 4096)) if token not in special] or [0]
         return torch.tensor(ordinary, device=self.device)[self.whole(len(ordinary), self.rows, length)]

@@ -1,4 +1,4 @@
-"""Watching the calls of a model's submodules, without touching the modules."""
+"""Interception of the calls of a model's submodules. The modules stay as they are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CallHandler = Callable[[nn.Module, Callable[..., Any], tuple[Any, ...], dict[str
 
 
 class _Watch:
-    """What one :func:`intercepted_calls` block watches."""
+    """The modules and the handler of one :func:`intercepted_calls` block."""
 
     def __init__(self, members: Collection[nn.Module], handler: CallHandler) -> None:
         self.members, self.handler = members, handler
@@ -37,10 +37,10 @@ _lock = threading.Lock()
 
 @contextmanager
 def intercepted_calls(root: nn.Module, handler: CallHandler) -> Iterator[None]:
-    """Within, a call of a submodule of ``root`` in this thread becomes ``handler(module, call, args, kwargs)``.
+    """Pass each call of a submodule of ``root`` in this thread to ``handler(module, call, args, kwargs)``.
 
-    ``call`` is the call that would have happened. Other models and other threads are unaffected. A class that
-    overrides ``__call__`` (transformers' checkpointing layers) is watched at its outermost ``__call__``.
+    ``call`` is the original call. Other models and other threads are unaffected. A class that overrides ``__call__``
+    (transformers' checkpointing layers) is intercepted at its outermost ``__call__``.
     """
     with interceptable(root):
         _watches.stack.append(_Watch(set(root.modules()), handler))
@@ -52,7 +52,7 @@ def intercepted_calls(root: nn.Module, handler: CallHandler) -> Iterator[None]:
 
 @contextmanager
 def interceptable(root: nn.Module) -> Iterator[None]:
-    """Within, calls of submodules of ``root`` can be watched; entering once around many watches saves time."""
+    """Patch ``__call__`` of the classes in ``root`` once for many :func:`intercepted_calls` inside, to save time."""
     owners = {
         owner
         for cls in {type(module) for module in root.modules()}

@@ -1,7 +1,8 @@
-"""Calls whose result depends on the data of tensors: numbers read from them, and shapes that data decides.
+"""Calls with a result that depends on the data of tensors: numbers read from them, and data-dependent shapes.
 
-A tracer has no data. What such a call gave in the recorded run stands in for it: numbers become symbolic, so that a
-branch on one is checked while the graph runs, and a tensor has the shape it had, to be read anew where Python asks.
+A tracer has no data, so it uses the results of the recorded run. Numbers become symbolic, and a branch on one is
+checked when the graph runs. A tensor gets its recorded shape, and its sizes are read again where Python code asks for
+them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from schedule.capture.recording.structure import leaves
 CallSite = tuple[str, str]  # line of the user's code, name of the function
 
 NUMBERS = frozenset({"__bool__", "__int__", "__float__", "__index__"})
-"""Conversions that Python wants a number of its own from."""
+"""Conversions that have to return a plain number of Python."""
 
 _READS = NUMBERS | {"item", "tolist", "equal", "allclose", "is_nonzero"}
 _SHAPED_BY_DATA = {
@@ -36,7 +37,7 @@ _TAKES_SIZES = {
 
 
 def depends_on_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether what Python sees of the result, a number or a shape, may depend on data."""
+    """Check whether a number or a shape in the result may depend on data."""
     name = getattr(func, "__name__", "")
     if name in _TAKES_SIZES:  # given as tensors
         return any(isinstance(leaf, torch.Tensor) and leaf.ndim == 0 for _, leaf in leaves((args, kwargs)))
@@ -49,7 +50,7 @@ def depends_on_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def is_shaped_by_data(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether data decide what shape the result has."""
+    """Check whether the shape of the result depends on data."""
     name = getattr(func, "__name__", "")
     if name in ("where", "__getitem__"):
         return depends_on_data(func, args, {})
@@ -57,12 +58,12 @@ def is_shaped_by_data(func: Any, args: tuple[Any, ...]) -> bool:
 
 
 def writes_number(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether ``func`` writes the only number of a tensor as text, as f-strings do."""
+    """Check whether ``func`` formats the only number of a tensor, as f-strings do."""
     return func is torch.Tensor.__format__ and args[0].ndim == 0
 
 
 def _shaped_by(index: Any) -> bool:
-    """Whether data decides how much an index picks: a mask, or a slice with a bound that is a tensor."""
+    """Check whether data decides how much an index picks: a mask, or a slice with a tensor as a bound."""
     if isinstance(index, slice):
         return any(isinstance(bound, torch.Tensor) for bound in (index.start, index.stop, index.step))
     return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
@@ -74,13 +75,13 @@ def call_site(func: Any) -> CallSite:
 
 
 class Seen:
-    """What the calls of one module gave that depend on data, in order."""
+    """Data-dependent results of the calls of one module, in order."""
 
     def __init__(self) -> None:
         self.results: dict[CallSite, list[Any]] = {}
 
     def add(self, func: Any, result: Any) -> None:
-        """Keep a described result; of a list of numbers the numbers one by one, as they are read without data."""
+        """Save a described result. A list of numbers is saved as single ones, because a trace reads them one by one."""
         line, name = call_site(func)
         if name == "tolist":
             self.results.setdefault((line, "item"), []).extend(leaf for _, leaf in leaves(result))
@@ -89,7 +90,7 @@ class Seen:
 
 
 class Replay:
-    """The results of recorded calls, each taken once; the last of a place where there are more calls than recorded."""
+    """The results of recorded calls, each used once, and the last one of a line again for further calls there."""
 
     def __init__(self) -> None:
         self._taken: Counter[tuple[int, CallSite]] = Counter()
@@ -109,9 +110,9 @@ _ABOVE = frozenset({operator.gt, operator.ge})
 
 
 def decided(node: fx.Node) -> bool | None:
-    """Whether a comparison comes out true whatever the draw: ``torch.rand(()) < 0.0`` never does.
+    """Return the result of a comparison if it is the same for every draw, as of ``torch.rand(()) < 0.0``, else None.
 
-    What ``torch.rand`` gives is at least 0 and less than 1. LayerDrop asks so where it is off.
+    ``torch.rand`` returns at least 0 and less than 1. LayerDrop makes such a comparison if it is off.
     """
     compared = node.args[0] if node.args else None
     if not isinstance(compared, fx.Node) or compared.target not in _BELOW | _ABOVE:
@@ -132,9 +133,9 @@ _NEGATED = frozenset({"logical_not", "bitwise_not", "__invert__", "invert"})
 
 
 def expected(node: fx.Node) -> bool | None:
-    """Return the answer to a question about infinities if all is finite, for a branch never reached in a recorded run.
+    """Return the answer to a question about infinities for finite values, for a branch never reached in a recorded run.
 
-    Models that clamp overflows ask so in training only: ``if not torch.isfinite(x).all()``.
+    Models that clamp overflows ask it in training only: ``if not torch.isfinite(x).all()``.
     """
     asked = node.args[0] if node.args else None
     if not isinstance(asked, fx.Node):

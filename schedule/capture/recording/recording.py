@@ -1,7 +1,7 @@
-"""One forward of the root: what every submodule received and returned.
+"""The calls of all submodules in one forward of the root, by metadata.
 
-Only metadata is kept: a tensor becomes a :class:`TensorSpec`, a cache a copy of itself without data. Each module
-keeps its first call, and one more for every other signature it was called with.
+A tensor becomes a :class:`TensorSpec`, and a cache becomes a copy of itself without data. For each module, the first
+call of each signature is saved.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _IMMUTABLE += (torch.dtype, torch.device, torch.Size)
 
 
 class Opaque:
-    """A stateful object that was seen, such as a cache: its structure with tensors that hold no data."""
+    """A stateful object, such as a cache: its structure with data-free tensors."""
 
     def __init__(self, snapshot: Any) -> None:
         self.snapshot = snapshot
@@ -55,12 +55,12 @@ class Opaque:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a module, by metadata only.
+    """Metadata of one call of a module.
 
     Attributes:
         args: positional arguments; tensors are specs, caches are :class:`Opaque`.
         kwargs: keyword arguments, likewise.
-        output: what the call returned, likewise.
+        output: the result, likewise.
     """
 
     args: tuple[Any, ...]
@@ -80,20 +80,20 @@ def _kind(leaf: Any) -> Any:
 
 @dataclass
 class Recording:
-    """What each module of one root received, by module.
+    """The calls of each module of one root.
 
     Attributes:
-        fake_mode: the mode that all data-free tensors of this recording belong to.
-        calls: first call of each module and one per further signature, in order of appearance.
-        computed: the functions of torch that each module called itself, not through its submodules.
-        seen: what each module's own calls gave that depend on data, by metadata and numbers only.
-        read: where in the output of each module tensors are that were read once it had returned, or that the root
-            returns; of modules that return several tensors.
-        traced: graphs already made in this recording, by what the modules have in common.
-        returned: what traced calls return, with the calls, by module and mode; modes may differ.
-        assumed: module → metadata of what its calls return, whatever they receive.
-        grad_enabled: whether forwards are traced with gradients enabled, which they may ask.
-        set_by_run: the attributes and entries of dicts that the run set, and that were restored after it.
+        fake_mode: the mode of all data-free tensors of this recording.
+        calls: the first call of each module and each signature, in order of appearance.
+        computed: module → functions of torch that it called itself, not through its submodules.
+        seen: module → data-dependent results of its own calls.
+        read: module → positions in its output of the tensors read after it returned, or returned by the root. Only for
+            modules that return several tensors.
+        traced: graphs already made in this recording, by structural key.
+        returned: (module, mode) → traced calls and their results.
+        assumed: module → metadata of the result of its calls, whatever they receive.
+        grad_enabled: whether forwards are traced with gradients enabled.
+        set_by_run: attributes and entries of dicts set by the run and restored after it.
     """
 
     fake_mode: FakeTensorMode = field(default_factory=lambda: FakeTensorMode(allow_non_fake_inputs=True))
@@ -111,11 +111,11 @@ class Recording:
     _data_free: Any = field(default_factory=WeakIdKeyDictionary, repr=False)
 
     def as_after_run(self) -> AbstractContextManager[None]:
-        """Set inside what the run had set, as every later run finds it: lazily made caches, settings decided once."""
+        """Set in the block everything that the run set, such as lazily created caches, as it is for every later run."""
         return entries_as_after(self.set_by_run)
 
     def describe(self, value: Any) -> Any:
-        """``value`` with its data left out."""
+        """Return ``value`` without data."""
         return map_structure(value, self._describe_leaf)
 
     def _describe_leaf(self, leaf: Any) -> Any:
@@ -144,7 +144,7 @@ class Recording:
         return self.snapshot(leaf.snapshot) if isinstance(leaf, Opaque) else leaf
 
     def add(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Keep this call if its signature is new."""
+        """Save a call if its signature is new."""
         known = self.calls.setdefault(module, [])
         if len(known) >= MAX_SIGNATURES:
             return
@@ -154,7 +154,7 @@ class Recording:
 
 
 class _WatchingFunctions(TorchFunctionMode):
-    """Under it, the functions of torch that each module calls itself are noted, and what data decides of them."""
+    """Mode to record the functions of torch that each module calls itself, and their data-dependent results."""
 
     def __init__(self, recording: Recording) -> None:
         super().__init__()
@@ -164,20 +164,20 @@ class _WatchingFunctions(TorchFunctionMode):
         self._returned: Any = WeakIdKeyDictionary()  # tensor → the modules that returned it, and where
 
     def returned(self, module: nn.Module, output: Any) -> None:
-        """Note from now on which parts of ``output``, returned by ``module``, are read."""
+        """Record from now on which tensors of ``output``, returned by ``module``, are read."""
         found = [(path, leaf) for path, leaf in leaves(output) if isinstance(leaf, torch.Tensor)]
         for path, leaf in found if len(found) > 1 else ():
             self._returned.setdefault(leaf, []).append((module, path))
 
     def reads(self, values: Any) -> None:
-        """``values`` are read outside of the modules that returned them."""
+        """Record that ``values`` are read outside of the modules that returned them."""
         for tensor in tensors(values) if self._returned else ():
             for module, path in self._returned.get(tensor, ()):
                 self._recording.read[module].add(path)
 
     @contextmanager
     def inside(self, module: nn.Module) -> Iterator[None]:
-        """Within, calls are those of ``module``."""
+        """Attribute the calls in the block to ``module``."""
         before = self._now, self._seen
         self._now = self._recording.computed.setdefault(module, set())
         self._seen = self._recording.seen.setdefault(module, Seen())
@@ -199,7 +199,7 @@ class _WatchingFunctions(TorchFunctionMode):
 
 
 def _computed(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return the result of ``func``, with products by the faster library, since no record depends on the last bits."""
+    """Return the result of ``func``. Products use the faster library, because no record depends on the last bits."""
     if func is F.linear:
         return linear(*args, **kwargs)
     if func is torch.addmm and not kwargs and args[0].ndim == 1:
@@ -209,7 +209,7 @@ def _computed(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 class _DataFreeCopies(TorchFunctionMode):
-    """Under it, ``copy.deepcopy`` of a tensor gives a data-free tensor."""
+    """Mode in which ``copy.deepcopy`` of a tensor returns a data-free tensor."""
 
     def __init__(self, fake_mode: FakeTensorMode, known: Any) -> None:
         super().__init__()
@@ -234,7 +234,7 @@ class _DataFreeCopies(TorchFunctionMode):
 
 
 def as_call(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """``(args, kwargs)`` for a model from a dict, a tuple or a single tensor."""
+    """Return ``(args, kwargs)`` for a model from a dict, a tuple or a single tensor."""
     if isinstance(example_inputs, Mapping):
         return (), dict(example_inputs)
     if isinstance(example_inputs, (tuple, list)):
@@ -243,16 +243,16 @@ def as_call(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def record(root: nn.Module, example_inputs: Any) -> Recording:
-    """Run ``root`` once in eval mode and keep what every submodule received and returned.
+    """Run ``root`` once in eval mode and record the calls of all submodules.
 
-    Nothing that the run changes stays: see :func:`undisturbed`.
+    All state is restored afterwards: see :func:`undisturbed`.
 
     Args:
         root: the model.
         example_inputs: a dict of keyword arguments, a tuple of positional ones, or one tensor.
 
     Raises:
-        NotApplicable: the model refuses these inputs; the model's own error is the cause.
+        NotApplicable: the model raises for these inputs; its error is the cause.
     """
     recording = Recording()
     args, kwargs = as_call(example_inputs)
@@ -285,20 +285,20 @@ def record(root: nn.Module, example_inputs: Any) -> Recording:
 
 @contextmanager
 def undisturbed(root: nn.Module, *inputs: Any) -> Iterator[Snapshot]:
-    """Run a model inside and leave nothing behind.
+    """Restore all state after the block, also if it raises.
 
-    Flags, buffers, plain attributes and whatever else ``root`` and ``inputs`` reach are restored, so are all random
-    generators, torch's modes and sharded parameters, also where the run raises.
+    Flags, buffers, plain attributes and everything else reachable from ``root`` and ``inputs`` are restored, and so are
+    random generators, torch's modes and sharded parameters.
 
     Args:
         root: the model.
-        inputs: what it is called with.
+        inputs: its inputs.
 
     Yields:
-        The state from before, until it is restored.
+        A snapshot of the state before the block.
 
     Raises:
-        NotApplicable: the run changed something that cannot be put back.
+        NotApplicable: the block changed something that cannot be restored.
     """
     for sharded in _sharded(root):
         sharded._get_fsdp_state()._lazy_init()  # else the first forward registers hooks, which are not leftovers

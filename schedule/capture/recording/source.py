@@ -1,4 +1,4 @@
-"""Which line of the user's code is running, and the errors that point at it."""
+"""The current line of the user's code, and errors that name it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STDLIB = {"contextlib.py", "functools.py", "mock.py"}
 
 
 def outermost(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call ``forward``; lines further out than this call are not its own, and :func:`user_line` passes over them."""
+    """Call ``forward``. :func:`user_line` ignores all frames outside of this call."""
     return forward(*args, **kwargs)
 
 
@@ -43,7 +43,7 @@ def user_line() -> str:
 
 
 def _raised_at(error: BaseException) -> str:
-    """``path:line in function`` of the innermost frame outside torch and this package that ``error`` came through."""
+    """Return ``path:line in function`` of the innermost frame of ``error`` outside torch and this package, or ""."""
     frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     users = [f"{code.co_filename}:{line} in {code.co_name}" for code, line in frames if _is_users(code.co_filename)]
     return users[-1] if users else ""

@@ -1,4 +1,4 @@
-"""What is remembered of a value once it is gone: shape, dtype and device, never data."""
+"""Metadata of tensors: shape, dtype and device, without data."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from schedule.util.errors import NotApplicable
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Shape, dtype, device and layout of a tensor that was seen; holds no data.
+    """Shape, dtype and device of a recorded tensor, without data.
 
     Attributes:
         shape: sizes seen in the recorded run, such as ``(2, 16, 768)``.
         dtype: element type.
-        device: where it lived.
-        requires_grad: whether gradients flowed into it.
+        device: its device.
+        requires_grad: whether it required gradients.
     """
 
     shape: tuple[int, ...]

@@ -1,7 +1,7 @@
-"""Containers and leaves: walking the arguments and results of a forward.
+"""Containers and leaves of the arguments and results of a forward.
 
-Lists, tuples, named tuples, mappings (``ModelOutput`` is one), dataclasses and slices are containers and are
-rebuilt with the type they had; everything else is a leaf.
+Lists, tuples, named tuples, mappings (such as ``ModelOutput``), dataclasses and slices are containers, and are rebuilt
+with the same type. Everything else is a leaf.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Path = tuple[tuple[str, Any], ...]
 
 
 def is_dataclass_value(value: Any) -> bool:
-    """Whether ``value`` is an instance of a dataclass."""
+    """Check whether ``value`` is an instance of a dataclass."""
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 def is_plain_mapping(value: Any) -> bool:
-    """Whether ``value`` can be rebuilt from its items alone: a dict, or a dataclass that is one (ModelOutput)."""
+    """Check whether ``value`` can be rebuilt from its items: a dict, or one that is a dataclass (``ModelOutput``)."""
     return type(value) is dict or (isinstance(value, dict) and is_dataclass_value(value)) or _is_ordered(value)
 
 
@@ -34,7 +34,7 @@ def _is_ordered(value: Any) -> bool:
 
 
 def is_plain_dataclass(value: Any) -> bool:
-    """Whether ``value`` is a dataclass that is nothing but its fields (a config with a life of its own is not)."""
+    """Check whether ``value`` is a dataclass without other state than its fields."""
     if not is_dataclass_value(value) or isinstance(value, (torch.nn.Module, TensorSpec)):
         return False
     fields = value.__dataclass_fields__
@@ -42,7 +42,7 @@ def is_plain_dataclass(value: Any) -> bool:
 
 
 def map_structure(value: Any, leaf: Callable[[Any], Any]) -> Any:
-    """``value`` rebuilt with ``leaf`` applied to each leaf."""
+    """Rebuild ``value`` with ``leaf`` applied to each leaf."""
     if isinstance(value, (list, tuple)):
         return rebuilt_sequence(value, [map_structure(item, leaf) for item in value])
     if is_plain_mapping(value):
@@ -76,7 +76,7 @@ def rebuilt_sequence(value: Any, items: list[Any]) -> Any:
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Each leaf of ``value`` with the way to it: steps ``("[]", key)`` and ``(".", name)``."""
+    """Yield each leaf of ``value`` with its path, of steps ``("[]", key)`` and ``(".", name)``."""
     if isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
             yield from leaves(item, (*path, ("[]", index)))
@@ -91,25 +91,25 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Each tensor among the leaves of ``value``."""
+    """Yield each tensor among the leaves of ``value``."""
     for _, leaf in leaves(value):
         if isinstance(leaf, torch.Tensor):
             yield leaf
 
 
 def module_source(path: str) -> str:
-    """Python source of the submodule of ``self`` at ``path``; the empty path is ``self``."""
+    """Return Python source for the submodule of ``self`` at ``path``. The empty path is ``self``."""
     return "self" + "".join(f"._modules[{part!r}]" for part in path.split(".") if part)
 
 
 def member_source(base: str, name: str) -> str:
-    """Python source of the attribute ``name`` of what ``base`` is the source of, whatever the name is."""
+    """Return Python source for an attribute of any name, given the source of its owner."""
     plain = name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
     return f"{base}.{name}" if plain else f"getattr({base}, {name!r})"
 
 
 def literal(value: Any) -> str:
-    """Python source of a number, string, flag, dtype or None."""
+    """Return Python source for a number, string, flag, dtype or None."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"float('{value}')"
     return repr(value)
@@ -122,7 +122,7 @@ def map_fields(value: Any, function: Callable[[str, Any], Any]) -> Any:
 
 
 def original_class(module: torch.nn.Module) -> type[torch.nn.Module]:
-    """Return the user's class of ``module``, also of a scheduled one, and if its class was swapped since."""
+    """Return the user's class of ``module``, also if it is scheduled or its class was swapped since."""
     cls, state = type(module), object.__getattribute__(module, "__dict__").get("_schedule_state")
     if state is not None and generated_class(cls, state.module_class) is not None:
         found: type[torch.nn.Module] = state.module_class

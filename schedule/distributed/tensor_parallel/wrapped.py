@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from schedule.capture.recording.structure import rebuilt_sequence
 from schedule.capture.tracing.specialization import original_class
 from schedule.distributed.communication import collectives
 from schedule.distributed.communication.chunks import chunk_bounds
@@ -198,7 +199,7 @@ def on_first_tensor(result: Any, function: Callable[[Tensor], Tensor]) -> Any:
         if at is not None:
             copied = list(result) if sequence else copy.copy(result)  # the module may keep what it returns
             copied[at] = function(result[at])
-            return getattr(type(result), "_make", type(result))(copied) if sequence else copied
+            return rebuilt_sequence(result, copied) if sequence else copied
     raise ShardError(
         f"it returns a {type(result).__name__}, in which there is no tensor to synchronize",
         fix="sync the module inside that computes it",
