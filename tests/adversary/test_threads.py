@@ -123,6 +123,31 @@ def test_one_adapts_while_others_are_scheduled() -> None:
         assert torch.equal(found[1], expected[1]) and torch.equal(found[2], expected[1])
 
 
+def trained(model: nn.Module) -> list[torch.Tensor]:
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(30):
+        optimizer.zero_grad()
+        model(HIDDEN).square().mean().backward()
+        optimizer.step()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def test_one_is_traced_while_others_train() -> None:
+    """Training sees nothing of a trace in another thread, untouched or scheduled: the same bits as alone."""
+    expected = [trained(block()), trained(scheduled())]
+    output = scheduled()(HIDDEN)
+    for _ in range(5):
+        untouched, model, other = block(), scheduled(), block()
+        found = at_once(
+            lambda one=untouched: trained(one),
+            lambda one=model: trained(one),
+            lambda one=other: optimized(one)(HIDDEN),
+        )
+        for run, alone in zip(found[:2], expected, strict=True):
+            assert all(map(torch.equal, run, alone))
+        assert torch.equal(found[2], output)
+
+
 def test_models_are_scheduled_at_once() -> None:
     def made(model: nn.Module) -> tuple[int, list[str]]:
         report = schedule.optimize(model, ids(), cost_guard=False)
