@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from schedule.capture.recording.specs import TensorSpec
+from schedule.capture.recording.structure import leaves
 from schedule.distributed.planning.factors import Factor
 from schedule.distributed.planning.owned import holds
 from schedule.distributed.planning.values import Propagated
@@ -71,9 +72,7 @@ def written(node: OpNode) -> Iterator[OpNode]:
 
 
 def _floating(spec: Any) -> bool:
-    if isinstance(spec, TensorSpec):
-        return spec.dtype.is_floating_point
-    return isinstance(spec, (tuple, list)) and any(_floating(one) for one in spec)
+    return any(isinstance(leaf, TensorSpec) and leaf.dtype.is_floating_point for _, leaf in leaves(spec))
 
 
 def parameters_of(

@@ -24,6 +24,7 @@ from torch import fx, nn
 from fused.torch_internals.tensors import failures_unlogged
 from schedule.capture.recording.recording import Call, Recording
 from schedule.capture.recording.specs import TensorSpec
+from schedule.capture.recording.structure import leaves
 from schedule.capture.tracing.guards import check
 from schedule.capture.tracing.specialization import Specialization, original_class, specialize
 from schedule.distributed.planning.plan_steps import ShardStep
@@ -229,9 +230,7 @@ def _is_size(node: OpNode) -> bool:
 
 def _is_number(spec: Any) -> bool:
     """Check whether a value is a number or a nesting of numbers, such as the shape of a tensor."""
-    if isinstance(spec, (tuple, list)):
-        return all(map(_is_number, spec))
-    return isinstance(spec, (int, float))
+    return all(isinstance(leaf, (int, float)) for _, leaf in leaves(spec))
 
 
 def _different(why: str) -> ShardError:
