@@ -28,7 +28,7 @@ class _NotStorable(Exception):
 def compiled(
     formula: Callable[..., Any], inputs: Sequence[Any], statics: Mapping[str, Hashable], folder: Path | None
 ) -> Kernel:
-    """Compile a kernel for ``formula(*inputs, **statics)``, and save it in ``place`` if possible.
+    """Compile a kernel for ``formula(*inputs, **statics)``, and save it in ``folder`` if possible.
 
     A kernel is saved if its stored form gives the same bits as inductor's own callable.
 

@@ -222,7 +222,7 @@ def _plan(
 def _build(
     graph: fx.Graph, point: fx.Node, build: Build, given: dict[str, Any], scalars: dict[str, Any]
 ) -> tuple[list[fx.Node], Any]:
-    """Run ``build`` right before ``place`` and return the new nodes and its result.
+    """Run ``build`` right before ``point`` and return the new nodes and its result.
 
     If it raises, the new nodes are erased.
     """

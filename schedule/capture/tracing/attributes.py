@@ -70,7 +70,7 @@ def attributes_unchanged(module: nn.Module) -> Iterator[None]:
 
 
 def _changed(saved: Attributes) -> tuple[str, str] | None:
-    """Return the class name and attribute of the first change since ``kept`` was saved, or None."""
+    """Return the class name and attribute of the first change since ``saved``, or None."""
     for child, own, buffers in saved:
         for table, wanted in ((vars(child), own), (child._buffers, buffers)):
             for name in {**table, **wanted}:

@@ -39,12 +39,12 @@ class Slot:
         return made
 
     def put(self, tensor: Tensor) -> None:
-        """Put ``tensor`` into every entry of ``places``."""
+        """Put ``tensor`` into every entry of ``owners``."""
         for table, name in self.owners:
             table[name] = tensor
 
     def put_back(self) -> None:
-        """Put the original tensor back into every entry of ``places``."""
+        """Put the original tensor back into every entry of ``owners``."""
         self.put(self.tensor)
 
     def empty_share(self, device: torch.device | str) -> Tensor:

@@ -74,7 +74,7 @@ class PartialGradients:
         """Find locations to all-reduce the partial gradients.
 
         Raises:
-            NoPlace: a partial gradient meets a whole one, or is written in place.
+            NoReduction: a partial gradient meets a whole one, or is written in place.
         """
         for value in reversed(self.found.nodes):
             kinds = set(self.read(value)) if value in self.whole else set()

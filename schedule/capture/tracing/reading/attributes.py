@@ -157,7 +157,7 @@ class AttributeReads(Reads):
     def _guard_class(
         self, owner: Any, name: str, holder: type, source: Source | None, *, own: bool, inherited: bool
     ) -> None:
-        """Guard on the class of ``owner``, no instance attribute (``own``), and the class attribute (``held``)."""
+        """Guard on the class of ``owner``, no instance attribute (``own``), and the class attribute (``inherited``)."""
         cls = type(owner)
         if source is not None:
             if source != SELF:
