@@ -44,12 +44,20 @@ PRIMITIVES: dict[str, Attempt] = {
     "checkpoint matches": lambda sch: sch["blocks.*.mlp"].checkpoint(sch["blocks.*.mlp"].find(bias_gelu)),
     "checkpoint within a budget": lambda sch: sch["blocks.*"].checkpoint(budget=8000),
     "cut_pipeline_stage": lambda sch: sch["blocks.0"].cut_pipeline_stage(),
+    "optimize": lambda sch: sch["blocks.*.mlp"].optimize(cost_guard=False),
     "find": lambda sch: sch["blocks.*.mlp"].find(bias_gelu),
     "find_parallel": lambda sch: sch["blocks.0.attn"].find_parallel(projection),
 }
 
 
 SPARES: dict[str, nn.Module] = {}
+ELSEWHERE = {"fork_rng", "shard", "sync", "shard_plan", "apply_plan"}
+"""These need a mesh: see ``tests/distributed``."""
+
+
+def test_every_primitive_is_here() -> None:
+    here = {name.split()[0] for name in PRIMITIVES}
+    assert here >= schedule.list_primitives().keys() - ELSEWHERE
 
 
 class Fault(Exception):

@@ -11,6 +11,7 @@ from torch import fx
 import schedule
 from schedule.rules import Rule, list_rules, select_rules
 from schedule.rules.rule import SETS
+from tests.rules import test_attention, test_linear, test_loss, test_mutations, test_qkv_merge
 
 
 def _square(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
@@ -50,3 +51,12 @@ def test_rank_goes_before_size() -> None:
 class _Model(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.relu(x * x)
+
+
+def test_every_family_has_a_mutation() -> None:
+    """Those of attention and of merged projections change a call, not a rule, so they name no family."""
+    tables = (test_mutations.MUTATIONS, test_linear.MUTATIONS, test_loss.MUTATIONS)
+    found = {change[0].family for table in tables for change in table.values()}
+    assert test_attention.MUTATIONS and test_qkv_merge.MUTATIONS
+    ours = {rule.family for rule in schedule.list_rules() if rule.build.__module__.startswith("schedule.")}
+    assert ours == found | {"attention", "qkv_merge"}
