@@ -99,20 +99,26 @@ def find_all(
 def _choose(candidates: Mapping[GraphMatch, Rule], guarded: Collection[Rule], findings: Findings) -> None:
     """Choose disjoint profitable candidates, highest rank first, then the largest, and sort them in graph order.
 
+    A candidate that is not profitable leaves its nodes to others, of the same rank or below.
+
     Args:
         guarded: the rules subject to the check of profitability.
     """
     taken: set[fx.Node] = set()
     for rank in sorted({rule.rank for rule in candidates.values()}, reverse=True):
         free = [o for o, rule in candidates.items() if rule.rank == rank and taken.isdisjoint(o.nodes)]
-        for graph_match in resolve(free):
-            rule = candidates[graph_match]
-            reason = rule.profitability(graph_match) if rule in guarded else ""
-            if reason:
-                findings.rejected.append(_rejection(rule, graph_match, reason, "declined"))
-            else:
-                findings.chosen.append((rule, graph_match))
-                taken.update(graph_match.nodes)
+        while free:
+            declined: set[GraphMatch] = set()
+            for graph_match in resolve(free):
+                rule = candidates[graph_match]
+                reason = rule.profitability(graph_match) if rule in guarded else ""
+                if reason:
+                    findings.rejected.append(_rejection(rule, graph_match, reason, "declined"))
+                    declined.add(graph_match)
+                else:
+                    findings.chosen.append((rule, graph_match))
+                    taken.update(graph_match.nodes)
+            free = [o for o in free if declined and o not in declined and taken.isdisjoint(o.nodes)]
     findings.chosen.sort(key=lambda chosen: chosen[1].order)
 
 

@@ -22,7 +22,7 @@ smooth_case = pytest.mark.parametrize("case", [case for case in CASES if not cas
 
 @pytest.fixture(params=["reference", "inductor", "triton"])
 def on_backend(request: pytest.FixtureRequest, case: Case) -> Iterator[str]:
-    """Each backend in turn; Triton through its interpreter where there is no card."""
+    """Each backend in turn, without a fallback to another; Triton through its interpreter where there is no card."""
     name: str = request.param
     if name == "triton" and not case.triton:
         pytest.skip("no Triton kernels: " + case.name)
@@ -32,6 +32,7 @@ def on_backend(request: pytest.FixtureRequest, case: Case) -> Iterator[str]:
         if name == "triton" and INTERPRETED:
             patch.setenv("TRITON_INTERPRET", "1")
         assert availability.why_unavailable(name, device_for(name)) is None
+        patch.setattr(availability, "warn_once", pytest.fail)
         with fused.backend(name):
             yield name
 

@@ -53,6 +53,28 @@ class _Model(torch.nn.Module):
         return torch.relu(x * x)
 
 
+@pytest.mark.unwritable("rules that are not registered")
+def test_a_declined_match_leaves_its_nodes_to_a_smaller_one_of_its_rank() -> None:
+    def build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
+        return graph.call_function(torch.special.expit, (inputs["x"],))
+
+    def thrice(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
+        return graph.call_function(torch.mul, (graph.call_function(torch.special.expit, (inputs["x"],)), 3.0))
+
+    large = Rule("large", "one", (lambda x: torch.sigmoid(x) * 3.0,), thrice, profitability=lambda match: "too small")
+    small = Rule("small", "other", (lambda x: torch.sigmoid(x),), build)
+
+    class Gate(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.sigmoid(x) * 3.0
+
+    for rules in ([large, small], [small, large]):
+        report = schedule.optimize(Gate(), torch.randn(2, 4), rules=rules)
+        assert report.applied == {"small": 1}
+        assert [entry.reason for entry in report.entries if entry.rule == "large"] == ["too small"]
+    assert schedule.optimize(Gate(), torch.randn(2, 4), rules=[large, small], cost_guard=False).applied == {"large": 1}
+
+
 def test_every_family_has_a_mutation() -> None:
     """Those of attention and of merged projections change a call, not a rule, so they name no family."""
     tables = (test_mutations.MUTATIONS, test_linear.MUTATIONS, test_loss.MUTATIONS)
