@@ -118,11 +118,16 @@ class KindAndValue(NamedTuple):
     value: Tensor
 
 
+class Outputs(list[Any]):
+    """What a module may return."""
+
+
 @pytest.mark.parametrize(
     "result",
     [
         (None, torch.ones(2)),
         [torch.ones(2)],
+        Outputs([torch.ones(2)]),
         {"kind": "a", "value": torch.ones(2)},
         KindAndValue("a", torch.ones(2)),
         torch.return_types.max((torch.ones(2), torch.ones(2))),

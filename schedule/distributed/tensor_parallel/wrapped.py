@@ -192,14 +192,13 @@ def on_first_tensor(result: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """
     if isinstance(result, Tensor):
         return function(result)
-    sequence = isinstance(result, (tuple, list))
-    if sequence or isinstance(result, dict):
-        items = enumerate(result) if sequence else result.items()
+    if isinstance(result, (tuple, list, dict)):
+        items = result.items() if isinstance(result, dict) else enumerate(result)
         at = next((at for at, item in items if isinstance(item, Tensor)), None)
         if at is not None:
-            copied = list(result) if sequence else copy.copy(result)  # the module may keep what it returns
+            copied: Any = list(result) if isinstance(result, tuple) else copy.copy(result)  # a module may keep it
             copied[at] = function(result[at])
-            return rebuilt_sequence(result, copied) if sequence else copied
+            return rebuilt_sequence(result, copied) if isinstance(result, tuple) else copied
     raise ShardError(
         f"it returns a {type(result).__name__}, in which there is no tensor to synchronize",
         fix="sync the module inside that computes it",
