@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -18,6 +19,8 @@ from torch._subclasses.fake_tensor import (
 )
 from torch._subclasses.functional_tensor import FunctionalTensor
 
+from fused.torch_internals.schemas import is_drawing, written_arguments
+
 __all__ = [
     "TENSOR_MODULE",
     "DataDependentOutputException",
@@ -25,11 +28,13 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "FunctionalTensor",
+    "ObservingFakeMode",
     "failures_unlogged",
     "make_wrapper_subclass",
     "neural_functions",
     "parse_to",
     "set_version",
+    "storage_of",
 ]
 
 TENSOR_MODULE = "torch._tensor"
@@ -69,3 +74,35 @@ def parse_to(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtyp
 def set_version(tensor: torch.Tensor, version: int) -> None:
     """Set autograd's count of in-place changes of ``tensor``."""
     torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """Return the address of the storage of ``tensor``, the same for all its views."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+class ObservingFakeMode(FakeTensorMode):
+    """Mode of data-free tensors that observes the side effects of the operations dispatched in it.
+
+    Torch functions call operators, and operators declare in their schemas what they write and whether they draw random
+    numbers, so nothing has to be known of the function itself.
+
+    Attributes:
+        written: the storages that operations have changed since :meth:`observe`, by address.
+        draws: whether an operation has drawn random numbers since.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.written: set[int] = set()
+        self.draws = False
+
+    def observe(self) -> None:
+        """Begin a new observation."""
+        self.written, self.draws = set(), False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, OpOverload):
+            self.written.update(map(storage_of, written_arguments(func, args, kwargs or {})))
+            self.draws = self.draws or is_drawing(func, args, kwargs or {})
+        return super().__torch_dispatch__(func, types, args, kwargs)

@@ -312,11 +312,12 @@ class _Comparison:
         before = Snapshot({"self": module})
         drawn = torch_states()
         expected = call(*args, **kwargs)
+        after = [buffer.clone() for buffer in module.buffers()], args, kwargs
         with before.put_back(), _drawing_again(drawn):
-            self.compare(module, expected, twin_args, twin_kwargs)
+            self.compare(module, expected, after, twin_args, twin_kwargs)
         return expected
 
-    def compare(self, module: nn.Module, expected: Any, args: Any, kwargs: Any) -> None:
+    def compare(self, module: nn.Module, expected: Any, after: Any, args: Any, kwargs: Any) -> None:
         selected = self.states[module].select(module, *args, **kwargs)
         if selected is None:
             return
@@ -327,7 +328,7 @@ class _Comparison:
         try:
             with user_code(GuardMiss), nothing_collected():
                 got = run(module, *inputs)
-            why = difference(got, expected)
+            why = difference((got, list(module.buffers()), args, kwargs), (expected, *after))
         except GuardMiss:  # the original forward runs then
             return
         except UserCodeError as failed:  # generated from the user's forward

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 import torch
@@ -73,6 +73,11 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 def effects(node: fx.Node, modules: Mapping[str, nn.Module] | None = None) -> Effects:
     """Return the effects of one node, with unknown code as opaque."""
+    found = _effects(node, modules)
+    return replace(found, rng=True) if node.meta.get("draws") and not found.rng else found
+
+
+def _effects(node: fx.Node, modules: Mapping[str, nn.Module] | None) -> Effects:
     if node.op == "call_function":
         return _function_effects(node)
     if node.op == "call_method":

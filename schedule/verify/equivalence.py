@@ -115,14 +115,14 @@ def check_case(
             raise
         report.skipped.append(f"{described}: the original raises {type(error).__name__}: {_short(error)}")
         return None, None
-    if reference.usable:
+    if reference.unusable:
         if required:
             raise VerificationError(
-                f"the original model is not finite on this batch, so nothing can be told: {reference.usable}",
+                f"the original model is not finite on this batch, so nothing can be told: {reference.unusable}",
                 where=described,
                 fix="pass a batch that the model can be trained on",
             )
-        report.skipped.append(f"{described}: {reference.usable}")
+        report.skipped.append(f"{described}: {reference.unusable}")
         return None, None
     other, deviations = _observed(reference, case, b, tolerance)
     if alone and any(_may_be_rounding(deviation) for deviation in deviations):

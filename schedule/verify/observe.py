@@ -75,7 +75,7 @@ class Observation:
     adam_eps: float = 0.0
 
     @property
-    def usable(self) -> str:
+    def unusable(self) -> str:
         """Reason against use as a reference (a loss or gradient is not finite), or "" if usable."""
         if self.loss - self.loss != 0.0:
             return f"the loss is {self.loss}"

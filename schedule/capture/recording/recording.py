@@ -25,7 +25,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fused.linear import linear
 from fused.torch_internals.modes import DisableTorchFunction, EnableTorchFunction
-from fused.torch_internals.tensors import FakeTensor, FakeTensorMode
+from fused.torch_internals.tensors import FakeTensor, FakeTensorMode, ObservingFakeMode
 from schedule.capture.recording.calls import intercepted_calls
 from schedule.capture.recording.data import Seen, depends_on_data, writes_number
 from schedule.capture.recording.specs import TensorSpec
@@ -92,11 +92,12 @@ class Recording:
         traced: graphs already made in this recording, by structural key.
         returned: (module, mode) → traced calls and their results.
         assumed: module → metadata of the result of its calls, whatever they receive.
+        changing: modules that change a tensor they are given in place.
         grad_enabled: whether forwards are traced with gradients enabled.
         set_by_run: attributes and entries of dicts set by the run and restored after it.
     """
 
-    fake_mode: FakeTensorMode = field(default_factory=lambda: FakeTensorMode(allow_non_fake_inputs=True))
+    fake_mode: ObservingFakeMode = field(default_factory=lambda: ObservingFakeMode(allow_non_fake_inputs=True))
     calls: dict[nn.Module, list[Call]] = field(default_factory=dict)
     computed: dict[nn.Module, set[Any]] = field(default_factory=dict)
     seen: dict[nn.Module, Seen] = field(default_factory=dict)
@@ -106,6 +107,7 @@ class Recording:
         default_factory=lambda: defaultdict(list), repr=False
     )
     assumed: dict[nn.Module, Any] = field(default_factory=dict, repr=False)
+    changing: set[nn.Module] = field(default_factory=set, repr=False)
     grad_enabled: bool = True
     set_by_run: list[Entry] = field(default_factory=list, repr=False)
     _data_free: Any = field(default_factory=WeakIdKeyDictionary, repr=False)
@@ -261,9 +263,12 @@ def record(root: nn.Module, example_inputs: Any) -> Recording:
     def keep(module: nn.Module, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with DisableTorchFunction():  # describing reads shapes, which is not a read by the model
             received = recording.describe(args), recording.describe(kwargs)
+            versions = [(given, given._version) for given in tensors((args, kwargs)) if not given.is_inference()]
         with watching.inside(module):
             output = call(*args, **kwargs)
         with DisableTorchFunction():
+            if any(given._version != version for given, version in versions):
+                recording.changing.add(module)
             recording.add(module, *received, recording.describe(output))
         watching.returned(module, output)
         return output

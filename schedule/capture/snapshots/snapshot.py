@@ -68,11 +68,11 @@ class Snapshot:
     """
 
     def __init__(self, roots: Mapping[str, Any], data: bool = True, known: Iterable[Any] = ()) -> None:
-        self._roots, self._data = roots, data
+        self._roots, self._data, self._known = roots, data, tuple(known)
         self._pieces: list[tuple[Piece, int]] = []
         self._empty: list[tuple[Any, int, Step]] = []
         self._locations: list[tuple[int, Step]] = []
-        self._seen: dict[int, Any] = {id(value): value for value in known}
+        self._seen: dict[int, Any] = {id(value): value for value in self._known}
         self._pending: list[tuple[Any, int]] = []
         self._code: set[Any] = set()
         self._of_library: set[int] = set()
@@ -109,7 +109,7 @@ class Snapshot:
 
     def again(self) -> Snapshot:
         """Take a new snapshot of the same roots."""
-        return Snapshot(self._roots, self._data)
+        return Snapshot(self._roots, self._data, self._known)
 
     def difference(self) -> str | None:
         """Return the first difference from the saved state, such as ``self.log: 3 items more``, or None."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import fx
 
+from fused.torch_internals.schemas import aten_parameters, given_argument, parameters
 from schedule.capture.tracing.messages import MESSAGES
 from schedule.capture.tracing.regions import REGION_FUNCTIONS
 
@@ -31,16 +32,38 @@ def changed(node: fx.Node) -> tuple[fx.Node, ...]:
     """Return the nodes changed in place by this one, judged by torch's naming and the arguments."""
     if node.op not in ("call_function", "call_method"):
         return ()
-    found = list(first_argument(node)) if _changes_first(node) else []
-    out = node.kwargs.get("out")
-    found += [each for each in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(each, fx.Node)]
-    return tuple(found)
+    found = first_argument(node) if _changes_first(node) else ()
+    return tuple(dict.fromkeys((*found, *_nodes_in((node.kwargs.get("out"), *_declared(node))))))
 
 
 def first_argument(node: fx.Node) -> tuple[fx.Node, ...]:
-    """Return the first argument of a call as a tuple, empty if it is not a node."""
-    first = node.args[0] if node.args else node.kwargs.get("input", node.kwargs.get("self"))
-    return (first,) if isinstance(first, fx.Node) else ()
+    """Return the node or nodes of the first argument of a call, which may be a list."""
+    return _nodes_in(node.args[0] if node.args else node.kwargs.get("input", node.kwargs.get("self")))
+
+
+def _nodes_in(value: Any) -> tuple[fx.Node, ...]:
+    if isinstance(value, (list, tuple)):
+        return tuple(found for item in value for found in _nodes_in(item))
+    return (value,) if isinstance(value, fx.Node) else ()
+
+
+_WRITTEN_WITH = (
+    *(("running_mean", "training"), ("running_var", "training")),
+    *(("running_mean", "use_input_stats"), ("running_var", "use_input_stats")),
+    ("weight", "max_norm"),
+)
+"""Arguments that torch functions change in place, each with the argument that makes them do so."""
+
+
+def _declared(node: fx.Node) -> Iterator[Any]:
+    """Yield the arguments changed in place by an operator's schema or by the signature of a torch function."""
+    for parameter in parameters(node.target):
+        if parameter.is_written:
+            yield given_argument(parameter, node.args, node.kwargs)
+    known = _parameters(node.target) if node.op == "call_function" else {}
+    for name, flag in _WRITTEN_WITH:
+        if name in known and flag in known and _argument(node, flag, None) not in (False, None):
+            yield _argument(node, name, None)
 
 
 def _changes_first(node: fx.Node) -> bool:
@@ -67,9 +90,11 @@ def mutates(node: fx.Node) -> bool:
 
 
 def uses_random(node: fx.Node) -> bool:
-    """Check whether the node draws random numbers (a disabled dropout does not)."""
+    """Check whether the node draws random numbers, by its trace or its name (a disabled dropout does not)."""
     if node.op not in ("call_function", "call_method"):
         return False
+    if node.meta.get("draws"):
+        return True
     name = _name(node.target)
     if "dropout" in name:
         return drops(_argument(node, "p", 0.5), _argument(node, "training", True))
@@ -105,12 +130,12 @@ def _argument(node: fx.Node, name: str, default: object) -> object:
 
 @functools.lru_cache(maxsize=1024)
 def _parameters(target: Any) -> dict[str, tuple[int, Any]]:
-    """Return the position and default of each parameter of a function, or an empty dict without a signature (C)."""
+    """Return the position and default of each parameter of a function; without a signature (C) of its operator."""
     try:
-        parameters = inspect.signature(target).parameters.values()
+        signature = inspect.signature(target).parameters.values()
     except (TypeError, ValueError):
-        return {}
-    return {parameter.name: (position, parameter.default) for position, parameter in enumerate(parameters)}
+        return {each.name: (each.position, each.default) for each in aten_parameters(_name(target))}
+    return {parameter.name: (position, parameter.default) for position, parameter in enumerate(signature)}
 
 
 def changes_object(node: fx.Node) -> bool:
@@ -144,10 +169,9 @@ def is_local(node: fx.Node) -> bool:
         return True
     if node.target in MESSAGES:
         return False
-    changed = node.all_input_nodes[:1]
     if node.op == "call_module":
-        changed = [argument for argument in node.all_input_nodes if argument.meta.get("object")]
-    return all(_made_here(value) for value in changed)
+        return all(_made_here(argument) for argument in node.all_input_nodes if argument.meta.get("object"))
+    return all(map(_made_here, node.all_input_nodes[:1] if changes_object(node) else changed(node)))
 
 
 def _made_here(value: fx.Node) -> bool:

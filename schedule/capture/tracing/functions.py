@@ -10,7 +10,6 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import fx, nn
 from torch.autograd import Function
 from torch.jit import ScriptFunction
@@ -21,6 +20,7 @@ from schedule.capture.recording.source import user_line
 from schedule.capture.recording.structure import leaves, map_structure
 from schedule.capture.tracing.derivatives import inlined, is_derivative
 from schedule.capture.tracing.trace import Trace
+from schedule.capture.tracing.writes import written_tensors
 from schedule.util.errors import TraceError
 
 
@@ -93,12 +93,11 @@ def _written(
         raise _refused(f"the function {target.__name__} is given a function or module to call")
     node: fx.Node = tracer.emit(target, tracer.as_nodes(args), tracer.as_nodes(kwargs))
     real_args, real_kwargs = map_structure(args, tracer.value_of), map_structure(kwargs, tracer.value_of)
-    given = [leaf for _, leaf in leaves((real_args, real_kwargs)) if isinstance(leaf, torch.Tensor)]
-    versions = [tensor._version for tensor in given]
+    tracer.recording.fake_mode.observe()
     with tracer.recording.fake_mode:
         value = apply(*real_args, **real_kwargs)
-    if versions != [tensor._version for tensor in given]:
-        raise _refused(f"the function {target.__name__} changes what it is given in place")
+    written_tensors(tracer, node, (args, kwargs))
+    node.meta["draws"] = True  # user code: at run time it may
     return tracer.track(value, node)
 
 

@@ -19,7 +19,7 @@ from schedule.capture.recording.structure import literal, member_source
 from schedule.capture.tracing.dims import size_read
 from schedule.capture.tracing.effects import has_effect, is_pure_query
 from schedule.capture.tracing.replaying import Made
-from schedule.capture.tracing.restoring import can_be_undone
+from schedule.capture.tracing.restoring import first_lasting
 from schedule.capture.tracing.scalars import scalar_of
 from schedule.capture.tracing.tracer import ModuleTracer
 from schedule.util.errors import TraceError
@@ -152,14 +152,14 @@ def _call_expression(node: fx.Node, parts: list[str]) -> str:
 def conditions(tracer: ModuleTracer, inputs: dict[fx.Node, str]) -> list[str]:
     """Return Python conditions for the tracer's guards, and insert checks for guards only known at run time."""
     graph, found, done = tracer.graph, [], set()
-    output = next(reversed(graph.nodes))
+    output, lasting = next(reversed(graph.nodes)), first_lasting(graph)
     with graph.inserting_before(output):
         while pending := [node for node in tracer.guards if node not in done]:
             for node in pending:  # tracing sizes back may add guards
                 done.add(node)
                 text = _traced_expression(node, inputs, tracer)
                 if text is None:
-                    _insert_check(graph, node, tracer.guards[node])
+                    _insert_check(graph, node, tracer.guards[node], lasting)
                 else:
                     found.append(_condition(text, tracer.guards[node]))
     return list(dict.fromkeys(found))
@@ -178,16 +178,13 @@ def _traced_expression(node: fx.Node, inputs: dict[fx.Node, str], tracer: Module
         return None
 
 
-def _insert_check(graph: fx.Graph, node: fx.Node, value: Any) -> None:
-    for earlier in graph.nodes:
-        if earlier is node:
-            break
-        if not can_be_undone(earlier):
-            raise TraceError(
-                f"a branch depends on {node.name}, which is only known after {earlier.name} has changed state",
-                where=node.meta.get("source", ""),
-                fix="schedule the submodules instead, or mark the module that holds the branch as a leaf",
-            )
+def _insert_check(graph: fx.Graph, node: fx.Node, value: Any, lasting: fx.Node | None) -> None:
+    if lasting is not None and lasting < node:
+        raise TraceError(
+            f"a branch depends on {node.name}, which is only known after {lasting.name} has changed state",
+            where=node.meta.get("source", ""),
+            fix="schedule the submodules instead, or mark the module that holds the branch as a leaf",
+        )
     with graph.inserting_after(node):
         inserted = graph.call_function(check, (node, value, node.name))
     inserted.meta["source"] = node.meta.get("source", "")

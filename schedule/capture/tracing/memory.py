@@ -1,4 +1,4 @@
-"""Memory allocated by a traced forward itself: in-place writes to it are invisible outside."""
+"""Memory allocated by a traced forward itself: in-place writes to it are invisible outside, and can be repeated."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import nn
 
 from fused.torch_internals.modes import DisableTorchFunction
 from fused.torch_internals.modules import DropoutBase
+from fused.torch_internals.tensors import storage_of
 from schedule.capture.recording.structure import leaves, tensors
 from schedule.capture.tracing.hooks import is_hooked
 
@@ -16,15 +17,16 @@ _MAY_RETURN_ITS_INPUT = {
     "contiguous", "reshape", "reshape_as", "flatten", "ravel", "dropout", "dropout1d", "dropout2d", "dropout3d",
     "alpha_dropout", "feature_alpha_dropout", "asarray", "as_tensor",
 }  # fmt: skip
-_NEW_MEMORY = {
+_PLAIN = {
     f"torch.nn.modules.{name}"
     for name in ("linear", "sparse", "conv", "normalization", "batchnorm", "instancenorm", "pooling", "activation")
 }
 _PASSING = (nn.Identity, nn.Flatten, nn.Unflatten, DropoutBase)
+_RANDOM = (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
 class Memory:
-    """Storages allocated by torch functions for their results during a trace.
+    """Storages allocated by torch functions and layers for their results during a trace.
 
     Views share the storage of their base, also without data. A result that may be its argument, depending on strides
     not known beforehand, does not count as new.
@@ -33,46 +35,47 @@ class Memory:
     def __init__(self) -> None:
         self._new: dict[int, torch.UntypedStorage] = {}
 
-    def computed(self, func: Any, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Record the memory of ``value`` returned by ``func`` as new, unless an argument may share it."""
-        given = [leaf for _, leaf in leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        if getattr(func, "__name__", "") in _MAY_RETURN_ITS_INPUT and not all(map(self.is_new, given)):
-            return
-        theirs = {_storage(tensor) for tensor in given}
-        for tensor in tensors(value):
-            if _storage(tensor) not in theirs:
-                self._keep(tensor)
+    def computed(self, func: Any, value: Any, arguments: Any) -> None:
+        """Record the memory of ``value`` returned by ``func`` as new, unless an argument may share it.
 
-    def called(self, child: nn.Module, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Record the memory of ``value`` returned by ``child`` as new, if a torch layer allocated it."""
-        if not _is_torchs(child):
-            return
-        given = [leaf for _, leaf in leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        passing = isinstance(child, _PASSING) or getattr(child, "inplace", False)
-        if all(map(self.is_new, given)) if passing else _defines_forward(child).__module__ in _NEW_MEMORY:
-            for tensor in tensors(value):
-                self._keep(tensor)
-
-    def _keep(self, tensor: torch.Tensor) -> None:
+        All tensors are data-free, those of parameters and buffers too.
+        """
         with DisableTorchFunction():
-            storage = tensor.untyped_storage()
-            self._new[storage._cdata] = storage
+            given = [leaf for _, leaf in leaves(arguments) if isinstance(leaf, torch.Tensor)]
+            if getattr(func, "__name__", "") in _MAY_RETURN_ITS_INPUT and not all(map(self.is_new, given)):
+                return
+            theirs = set(map(storage_of, given))
+            self._keep(tensor for tensor in tensors(value) if storage_of(tensor) not in theirs)
+
+    def called(self, child: nn.Module, value: Any, arguments: Any) -> None:
+        """Record the memory of ``value`` returned by ``child`` as new, if a plain layer allocated it."""
+        passing = isinstance(child, _PASSING) or getattr(child, "inplace", False)
+        if is_plain(child) and (not passing or self.all_new(arguments)):
+            with DisableTorchFunction():
+                self._keep(tensors(value))
+
+    def _keep(self, made: Any) -> None:
+        for tensor in made:
+            self._new[storage_of(tensor)] = tensor.untyped_storage()
 
     def is_new(self, tensor: torch.Tensor) -> bool:
         """Check whether no code outside the forward can hold ``tensor`` or a view of it."""
-        return _storage(tensor) in self._new
+        with DisableTorchFunction():
+            return storage_of(tensor) in self._new
+
+    def all_new(self, arguments: Any) -> bool:
+        """Check whether this holds for all tensors in ``arguments``."""
+        return all(self.is_new(leaf) for _, leaf in leaves(arguments) if isinstance(leaf, torch.Tensor))
 
 
-def _storage(tensor: torch.Tensor) -> int:
-    with DisableTorchFunction():
-        return int(tensor.untyped_storage()._cdata)
+def is_plain(child: nn.Module) -> bool:
+    """Check whether ``child`` is a layer of torch that only computes, so that it can be called again.
 
-
-def _is_torchs(child: nn.Module) -> bool:
-    """Check whether ``child`` runs the unmodified forward of a torch layer without hooks."""
+    Its output is new memory unless it passes its input on. A dropout is plain, and draws the same numbers again from
+    the same state.
+    """
+    cls = type(child)
+    known = cls.__module__ in _PLAIN and not isinstance(child, _RANDOM) and not any(True for _ in child.children())
+    counting = bool(getattr(child, "track_running_stats", False))
     own = is_hooked(child) or "forward" in vars(child) or "_schedule_state" in vars(child)
-    return not own and _defines_forward(child).__module__.startswith("torch.nn.modules.")
-
-
-def _defines_forward(child: nn.Module) -> type:
-    return next(cls for cls in type(child).__mro__ if "forward" in vars(cls))
+    return (known or cls in _PASSING or cls.__module__ == DropoutBase.__module__) and not (own or counting)

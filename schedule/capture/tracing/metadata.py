@@ -98,15 +98,3 @@ def written_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     if not kwargs and len(args) == arity and func.__name__ in _OPERATORS:
         return _OPERATORS[func.__name__], args
     return func.__name__, args
-
-
-def mutated_tensor(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """Return the tensor changed in place by the call, or None."""
-    if isinstance(kwargs.get("out"), torch.Tensor):
-        return kwargs["out"]
-    if not args or not isinstance(args[0], torch.Tensor):
-        return None
-    name = getattr(func, "__name__", "")
-    in_place = name.endswith("_") and not name.endswith("__")
-    augmented = name in ("__setitem__", "__iadd__", "__isub__", "__imul__", "__idiv__", "__itruediv__", "__iand__")
-    return args[0] if in_place or augmented or kwargs.get("inplace") is True else None

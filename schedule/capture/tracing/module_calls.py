@@ -9,13 +9,15 @@ from typing import Any, Protocol
 from torch import fx, nn
 
 from fused.torch_internals.modes import DisableTorchFunction
+from fused.torch_internals.modules import DropoutBase
+from fused.torch_internals.tensors import storage_of
 from schedule.capture.recording.calls import unwatched
 from schedule.capture.recording.source import data_dependent, user_line
-from schedule.capture.recording.structure import map_structure, original_class
+from schedule.capture.recording.structure import map_structure, original_class, tensors
 from schedule.capture.tracing import metadata
 from schedule.capture.tracing.attributes import attributes, attributes_as
 from schedule.capture.tracing.hooks import collecting_hooks, is_hooked, nothing_collected
-from schedule.capture.tracing.memory import Memory
+from schedule.capture.tracing.memory import Memory, is_plain
 from schedule.capture.tracing.reading.evaluator import Evaluator
 from schedule.capture.tracing.sharing import comparable
 from schedule.capture.tracing.trace import Trace
@@ -101,13 +103,17 @@ class ModuleCalls:
         with DisableTorchFunction():
             node = self._call_module(path, self.tracer.as_nodes(args), self.tracer.as_nodes(kwargs))
             node.meta["source"] = user_line()
+            node.meta["draws"] = isinstance(child, DropoutBase)
             described = self._recorded_output(child, args, kwargs)
             if described is not None:
                 value = self.tracer.recording.materialize(described)
             else:
                 value = self._run_child(child, call, args, kwargs)
+            given = map_structure((args, kwargs), self.tracer.value_of)
+            if child in self.tracer.recording.changing or getattr(child, "inplace", False):
+                node.meta["writes"] = not (is_plain(child) and self.tracer.memory.all_new(given))
             value = self.tracer.outputs[node] = self.tracer.track(value, node)
-            self.tracer.memory.called(child, value, args, kwargs)
+            self.tracer.memory.called(child, value, given)
         return value
 
     def _collecting(self, child: nn.Module, path: str) -> list[Callable[..., Any]]:
@@ -145,9 +151,14 @@ class ModuleCalls:
         """Run the child on data-free tensors without writing nodes."""
         real_args, real_kwargs = map_structure((tuple(args), kwargs), self.tracer.value_of)
         self.tracer.inside_child = True
+        mode = self.tracer.recording.fake_mode
+        mode.observe()
         try:
-            with self.tracer.recording.fake_mode, nothing_collected(), attributes_as(attributes(child)):
-                return call(*real_args, **real_kwargs)
+            with mode, nothing_collected(), attributes_as(attributes(child)):
+                value = call(*real_args, **real_kwargs)
+            if any(storage_of(tensor) in mode.written for tensor in tensors((real_args, real_kwargs))):
+                self.tracer.recording.changing.add(child)
+            return value
         except metadata.DATA_DEPENDENT as error:
             raise data_dependent(call) from error
         finally:

@@ -15,7 +15,7 @@ from torch import fx
 
 from schedule.capture.recording.structure import is_plain_mapping
 from schedule.capture.tracing.guards import GuardMiss
-from schedule.capture.tracing.restoring import can_be_undone
+from schedule.capture.tracing.restoring import first_lasting
 from schedule.util.errors import ScheduleError
 
 Path = tuple[Any, ...]
@@ -77,22 +77,16 @@ def insert_checks(outputs: dict[fx.Node, Any]) -> None:
     Args:
         outputs: nodes of calls → the tracked values they returned.
     """
+    lasting = first_lasting(next(iter(outputs)).graph) if outputs else None
     for node, value in outputs.items():
         if not isinstance(value, (tuple, list)) and not is_plain_mapping(value):
             continue
-        final = not all(map(can_be_undone, _up_to(node)))
+        final = lasting is not None and lasting <= node
         with node.graph.inserting_after(node):
             name = node.target if isinstance(node.target, str) else node.name
             arguments = (node, tuple(_expected(node, value, ())), name, final)
             inserted = node.graph.call_function(check_output, arguments)
         inserted.meta["source"] = node.meta.get("source", "")
-
-
-def _up_to(node: fx.Node) -> Iterator[fx.Node]:
-    for each in node.graph.nodes:
-        yield each
-        if each is node:
-            return
 
 
 def _expected(node: fx.Node | None, value: Any, path: Path) -> Iterator[tuple[Path, Any]]:

@@ -1,44 +1,70 @@
-"""Replay of submodule calls when a check inside a graph fails, so calls with effects happen only once.
+"""Replay of submodule calls when a check inside a graph fails, so that none has its effects twice.
 
-The original forward then reaches the same submodules again. Most only compute and are called a second time. One that
-runs a hook, updates state or fills a cache is not called again: its first output is returned.
+The original forward then reaches the same submodules again. They are not called, because what a call does besides its
+result cannot be known: it may run a hook, update state or fill a cache. The first output is returned. Only a plain
+layer of torch is called again, if its input or output was changed in place in the meantime.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
 
+from fused.torch_internals.modules import DropoutBase
 from schedule.capture.recording.calls import intercepted_calls
+from schedule.capture.tracing.memory import is_plain
 from schedule.capture.tracing.restoring import Restore, restoring
+from schedule.util.errors import ScheduleError
 from schedule.util.generators import torch_states
 
+Versions = list[tuple[torch.Tensor, int]]
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, slots=True)
 class Made:
     """Completed call of a submodule, with its output and the state after it.
 
     Attributes:
         path: path of the submodule.
         output: its output.
-        states: random generators and their states after the call; empty if nothing draws.
-        pieces: functions to restore the structure of the graph's input objects as it was after the call.
+        changed: whether it changed a tensor in place that it was given.
+        versions: the tensors in its output, with their version counters after the call.
+        states: random generators and their states after the call; empty if the graph itself draws nothing.
+        pieces: functions to restore the structure of the graph's input objects as it was after the call; empty if it
+            was given none.
     """
 
     path: str
     output: Any
+    changed: bool
+    versions: Versions
     states: Sequence[tuple[torch.Generator, torch.Tensor]]
     pieces: Sequence[Restore]
 
+    @property
+    def lasting(self) -> bool:
+        """Whether neither its input nor its output was changed in place, so that it can be replayed."""
+        return not (self.changed or any(tensor._version != version for tensor, version in self.versions))
+
     def again(self) -> Any:
-        """Return the output, and restore generators and objects as they were after the call."""
+        """Return the output, and restore generators and objects as they were after the call.
+
+        Raises:
+            ScheduleError: its input or output was changed in place, and what they were before is lost.
+        """
+        if not self.lasting:
+            raise ScheduleError(
+                f"a branch of the forward came out unlike in the recorded run after a tensor that {self.path} is given "
+                "or returns had been changed in place, so the original forward cannot run either",
+                fix="undo the schedule of this module, or schedule it anew with a call like this one",
+            )
         for generator, state in self.states:
             generator.set_state(state)
         for restore in self.pieces:
@@ -46,23 +72,19 @@ class Made:
         return self.output
 
 
-@dataclass
+@dataclass(slots=True)
 class Attempt:
     """Run of a graph with checks inside.
 
     Attributes:
-        drawing: whether it draws random numbers.
+        drawing: whether the graph draws random numbers itself, outside of submodules.
         objects: input objects it may change.
-        made: the calls so far not to be repeated.
+        made: the calls so far.
     """
 
     drawing: bool
     objects: Sequence[Any]
     made: list[Made]
-
-    def keep(self, path: str, output: Any) -> None:
-        """Save the output of the call of the submodule at ``path``."""
-        self.made.append(Made(path, output, torch_states() if self.drawing else (), restoring(self.objects)))
 
 
 class _Attempts(threading.local):
@@ -73,29 +95,55 @@ class _Attempts(threading.local):
 _attempts = _Attempts()
 
 
-@contextmanager
-def attempting(attempt: Attempt) -> Iterator[None]:
+class attempting:
     """Collect calls of this thread by graphs from :func:`keeping` in ``attempt``."""
-    _attempts.stack.append(attempt)
-    try:
-        yield
-    finally:
+
+    def __init__(self, attempt: Attempt) -> None:
+        self.attempt = attempt
+
+    def __enter__(self) -> None:
+        _attempts.stack.append(self.attempt)
+
+    def __exit__(self, *_: object) -> None:
         _attempts.stack.pop()
 
 
-def keep(output: Any, path: str) -> None:
-    """Save the output of a submodule call in the current attempt (graph target)."""
-    _attempts.stack[-1].keep(path, output)
+def versions(*values: Any) -> Versions:
+    """Return the tensors given to a submodule, or returned by it, and their version counters (graph target).
+
+    None under torch.compile, which handles missed guards by itself.
+    """
+    if torch.compiler.is_compiling():
+        return []
+    flat = [item for each in values for item in (each if isinstance(each, (tuple, list)) else (each,))]
+    return [(each, each._version) for each in flat if isinstance(each, torch.Tensor) and not each.is_inference()]
 
 
-def keeping(graph: fx.Graph, paths: Collection[str]) -> fx.Graph:
-    """Return a copy of ``graph`` with the outputs of calls of the submodules at ``paths`` saved."""
-    copy = fx.Graph()
-    copy.output(copy.graph_copy(graph, {}))
-    for node in copy.find_nodes(op="call_module"):
-        if node.target in paths:
-            with copy.inserting_after(node):
-                copy.call_function(keep, (node, node.target))
+def keep(output: Any, path: str, before: Versions, with_objects: bool) -> None:
+    """Save the output of a submodule call, given input objects or not, in the current attempt (graph target).
+
+    Nothing is saved under torch.compile.
+    """
+    if torch.compiler.is_compiling():
+        return
+    attempt = _attempts.stack[-1]
+    changed = any(tensor._version != version for tensor, version in before)
+    states = torch_states() if attempt.drawing else ()
+    pieces = restoring(attempt.objects) if with_objects else ()
+    attempt.made.append(Made(path, output, changed, versions(output), states, pieces))
+
+
+def keeping(graph: fx.Graph, calls: Iterable[fx.Node]) -> fx.Graph:
+    """Return a copy of ``graph`` with the outputs of these calls of submodules saved."""
+    copy, copied = fx.Graph(), dict[fx.Node, fx.Node]()
+    copy.output(copy.graph_copy(graph, copied))
+    for call in calls:
+        node = copied[call]
+        with copy.inserting_before(node):
+            before = copy.call_function(versions, tuple(node.all_input_nodes))
+        with copy.inserting_after(node):
+            with_objects = any(argument.meta.get("object") for argument in node.all_input_nodes)
+            copy.call_function(keep, (node, str(node.target), before, with_objects))
     return copy
 
 
@@ -103,7 +151,9 @@ def replayed(root: nn.Module, made: Iterable[Made]) -> AbstractContextManager[No
     """Replay the submodule calls of ``root`` in ``made`` instead of repeating them, in this thread."""
     left: dict[nn.Module, deque[Made]] = {}
     for each in made:
-        left.setdefault(root.get_submodule(each.path), deque()).append(each)
+        module = root.get_submodule(each.path)
+        if each.lasting or not is_plain(module) or (isinstance(module, DropoutBase) and not each.states):
+            left.setdefault(module, deque()).append(each)
     if not left:
         return nullcontext()
 

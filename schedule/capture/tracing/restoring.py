@@ -32,8 +32,18 @@ def changes_given(node: fx.Node) -> bool:
 
 
 def can_be_undone(node: fx.Node) -> bool:
-    """Check whether the node makes no permanent change outside the graph. Submodule outputs can be replayed."""
-    return not has_effect(node) or node.op == "call_module" or is_local(node) or changes_given(node)
+    """Check whether the node makes no permanent change outside the graph.
+
+    Submodule outputs can be replayed, unless the call changes a tensor in place that exists outside.
+    """
+    if node.op == "call_module":
+        return not node.meta.get("writes")
+    return not has_effect(node) or is_local(node) or changes_given(node)
+
+
+def first_lasting(graph: fx.Graph) -> fx.Node | None:
+    """Return the first node of ``graph`` with a change that cannot be undone, or None."""
+    return next((node for node in graph.nodes if not can_be_undone(node)), None)
 
 
 def _origin(node: fx.Node) -> fx.Node:

@@ -79,7 +79,7 @@ class Specialization:
     def function(self) -> Callable[..., Any]:
         """The graph as a Python function of ``(module, *inputs)``, compiled on first access."""
         wrapper = closing if self.has_regions else lambda run: run
-        return tried(self.graph, self.training, lambda graph: wrapper(compiled(graph)))
+        return tried(self.graph, lambda graph: wrapper(compiled(graph)))
 
     def with_graph(self, graph: fx.Graph, inlined: Mapping[str, Inlined] | None = None) -> Specialization:
         """Return the same specialization with another graph, and add the submodules ``inlined`` in it."""

@@ -46,6 +46,7 @@ from schedule.capture.tracing.regions import RegionTracker
 from schedule.capture.tracing.scalars import scalar_of, symbolic
 from schedule.capture.tracing.sizes import SizeReader
 from schedule.capture.tracing.string_formatting import Strings
+from schedule.capture.tracing.writes import written_tensors
 from schedule.util.errors import TraceError
 from schedule.util.user_code import UserCodeError, user_code
 
@@ -257,6 +258,10 @@ class ModuleTracer(TorchFunctionMode):
         kwargs = kwargs or {}
         if metadata.attribute_name(func) in metadata.AUTOGRAD_STATE:
             raise self.evaluator.refused(f"the forward asks for .{metadata.attribute_name(func)} of a tensor")
+        if func.__name__ == "__set__":
+            if func.__self__.__name__ == "requires_grad":
+                return self.__torch_function__(torch.Tensor.requires_grad_, types, args)
+            raise self.evaluator.refused(f"the forward sets .{func.__self__.__name__} of a tensor")
         if metadata.is_constant_query(func):
             return self._constant_query(func, args, kwargs)
         if self.regions.handles(func):
@@ -280,20 +285,16 @@ class ModuleTracer(TorchFunctionMode):
             self.guard(node, value)
             return value
         guard_number(self.sizes.shape, func, args, kwargs)
-        mutated = metadata.mutated_tensor(func, args, kwargs)
-        if mutated is not None:
-            return self._track_mutation(mutated, value, node)
-        self.memory.computed(func, value, args, kwargs)
+        written = written_tensors(self, node, (args, kwargs))
+        if written:
+            node.meta["local"] = all(self.memory.is_new(self.value_of(tensor)) for tensor in written)
+        for tensor in written:
+            if value is self.value_of(tensor):
+                node.meta["spec"] = TensorSpec.of(value)
+                self._nodes[id(tensor)] = (tensor, node)
+                return tensor
+        self.memory.computed(func, value, map_structure((args, kwargs), self.value_of))
         return self.track(value, node)
-
-    def _track_mutation(self, mutated: torch.Tensor, value: Any, node: fx.Node) -> Any:
-        node.meta["local"] = self.memory.is_new(mutated)
-        if isinstance(value, torch.Tensor):
-            node.meta["spec"] = TensorSpec.of(value)
-            self._nodes[id(mutated)] = (mutated, node)
-            return mutated
-        node.meta["spec"] = None
-        return value
 
     def _constant_query(self, func: Any, args: Any, kwargs: Any) -> Any:
         if args and isinstance(args[0], torch.Tensor) and metadata.is_attribute(func, "dtype"):
@@ -311,6 +312,7 @@ class ModuleTracer(TorchFunctionMode):
         if metadata.is_attribute(func, "requires_grad"):
             return requires_grad(node.args[0], self._requires_grad, torch.is_grad_enabled())
         real_args, real_kwargs = map_structure(tuple(args), self.value_of), map_structure(kwargs, self.value_of)
+        self.recording.fake_mode.observe()
         try:
             with self.recording.fake_mode:
                 return meta_kernel(func)(*real_args, **real_kwargs)

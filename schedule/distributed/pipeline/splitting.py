@@ -18,9 +18,9 @@ from torch import fx, nn
 from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.tracing.outputs import check_output
 from schedule.capture.tracing.portable import pack_graph, unpack_graph
-from schedule.capture.tracing.purity import is_repeatable, may_draw
 from schedule.capture.tracing.regions import REGION_FUNCTIONS, end_region
 from schedule.capture.tracing.specialization import Specialization
+from schedule.distributed.pipeline.purity import is_repeatable, may_draw
 from schedule.patterns.hazards import Hazards
 from schedule.util.errors import NotApplicable
 from schedule.util.tensors import tensor_at
