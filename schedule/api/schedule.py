@@ -35,6 +35,14 @@ class Schedule(Node):
     ``sch["transformer.h.*.mlp"]`` a :class:`Group` of them.
     """
 
+    def __init__(self, tree: Tree, module: nn.Module | None = None) -> None:
+        if module is None:
+            raise ScheduleError(
+                f"a Schedule is not made by its class: Schedule({type(tree).__name__}) was called",
+                fix="schedule.create_schedule(model)",
+            )
+        super().__init__(tree, module)
+
     def __getitem__(self, path: str) -> Any:
         """Return the schedule at ``path`` under this module, or the group of all matches of a glob.
 

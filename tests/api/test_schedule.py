@@ -103,6 +103,8 @@ def test_a_schedule_is_not_iterated_by_accident(sch: Schedule) -> None:
 def test_not_a_module() -> None:
     with pytest.raises(schedule.ScheduleError, match="not of dict"):
         schedule.create_schedule({})  # type: ignore[arg-type]
+    with pytest.raises(schedule.ScheduleError, match=r"Schedule\(Linear\) was called[^$]*create_schedule\(model\)"):
+        schedule.Schedule(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
 
 
 def test_graph_is_that_of_training(sch: Schedule) -> None:

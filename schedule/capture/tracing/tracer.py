@@ -279,7 +279,8 @@ class ModuleTracer(TorchFunctionMode):
         if known is not None:
             self.graph.erase_node(node)
             return known
-        value = self._evaluate(func, args, kwargs, node)
+        operand_values = map_structure((tuple(args), kwargs), self.value_of)
+        value = self._evaluate(func, operand_values, node)
         if func.__name__ in NUMBERS and metadata.is_method(func):
             node.meta["spec"] = value
             self.guard(node, value)
@@ -293,7 +294,7 @@ class ModuleTracer(TorchFunctionMode):
                 node.meta["spec"] = TensorSpec.of(value)
                 self._nodes[id(tensor)] = (tensor, node)
                 return tensor
-        self.memory.computed(func, value, map_structure((args, kwargs), self.value_of))
+        self.memory.computed(func, value, operand_values)
         return self.track(value, node)
 
     def _constant_query(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -308,14 +309,14 @@ class ModuleTracer(TorchFunctionMode):
             node.meta["spec"] = tensor.dtype
             self.guard(node, tensor.dtype)
 
-    def _evaluate(self, func: Any, args: Any, kwargs: Any, node: fx.Node) -> Any:
+    def _evaluate(self, func: Any, operands: tuple[Any, Any], node: fx.Node) -> Any:
         if metadata.is_attribute(func, "requires_grad"):
             return requires_grad(node.args[0], self._requires_grad, torch.is_grad_enabled())
-        real_args, real_kwargs = map_structure(tuple(args), self.value_of), map_structure(kwargs, self.value_of)
+        args, kwargs = operands
         self.recording.fake_mode.observe()
         try:
             with self.recording.fake_mode:
-                return meta_kernel(func)(*real_args, **real_kwargs)
+                return meta_kernel(func)(*args, **kwargs)
         except metadata.DATA_DEPENDENT as error:
             for seen in self._replay.next(self.recording.seen.get(self.calls.module), func):
                 return self.recording.materialize(seen)
