@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from typing import Any, Literal
 
 from torch import fx
@@ -305,11 +306,12 @@ class Unifier:
 
     def _upward(self, unbound: list[OpNode]) -> Iterator[Option]:
         """Yield the options for the first reachable unbound node, among the users of bound values."""
+        costs: dict[OpNode, int | None] = {}  # the binding is the same whenever an option is taken
         for node in unbound:
-            if self._cost(node) is None:
+            if self._cost(node, costs) is None:
                 continue
             tried = False
-            for value in self._ways(node):
+            for value in self._ways(node, costs):
                 tried = True
                 yield Option(((node, value),))
             if not tried:
@@ -327,12 +329,13 @@ class Unifier:
             lambda: ", ".join(describe(user) for user in users[:3]) or "no user",
         )
 
-    def _cost(self, node: Any) -> int | None:
-        """Estimate the number of values from :meth:`_ways`, or return None if nothing bound lies below."""
-        return self._cost_known(node, {})
+    def _cost(self, node: Any, known: dict[OpNode, int | None]) -> int | None:
+        """Estimate the number of values from :meth:`_ways`, or return None if nothing bound lies below.
 
-    def _cost_known(self, node: Any, known: dict[OpNode, int | None]) -> int | None:
-        """Compute :meth:`_cost` with ``known`` as a cache of the costs under the current binding."""
+        Args:
+            node: a pattern node or a constant.
+            known: a cache of costs under the current binding.
+        """
         if not isinstance(node, OpNode):
             return None
         if node in self.binding:
@@ -341,22 +344,23 @@ class Unifier:
         if isinstance(node, (InputNode, ScalarNode)):
             return None
         if node not in known:
-            costs = [self._cost_known(o, known) for o in operands(tuple(node.args.values()))]
+            costs = [self._cost(o, known) for o in operands(tuple(node.args.values()))]
             known[node] = min((c + 1 for c in costs if c is not None), default=None)
         return known[node]
 
-    def _ways(self, node: Any) -> Iterator[OpNode]:
+    def _ways(self, node: Any, costs: dict[OpNode, int | None]) -> Iterator[OpNode]:
+        """Yield the graph nodes that ``node`` may bind, found upward from bound values."""
         if node in self.binding:
             yield self.binding[node]
         elif isinstance(node, ChoiceNode):
             for alternative in node.args["alternatives"]:
-                if self._cost(alternative) is not None:
-                    yield from self._ways(alternative)
+                if self._cost(alternative, costs) is not None:
+                    yield from self._ways(alternative, costs)
         else:
-            reachable = [o for o in operands(tuple(node.args.values())) if self._cost(o) is not None]
-            nearest = min(reachable, key=lambda o: self._cost(o) or 0)
-            for below in self._ways(nearest):
-                for user in self._nearest_users(below):
+            below = operands(tuple(node.args.values()))
+            reachable = [(cost, o) for o in below if (cost := self._cost(o, costs)) is not None]
+            for value in self._ways(min(reachable, key=itemgetter(0))[1], costs):
+                for user in self._nearest_users(value):
                     if self._is_call(node, user) if isinstance(node, CallNode) else user.op == node.op:
                         yield user
 
