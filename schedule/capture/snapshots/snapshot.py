@@ -186,6 +186,8 @@ class Snapshot:
                 self._seen[id(entries)] = entries
                 self._keep(SavedDict(entries, ".{}"), location)
         self._keep(SavedDict(own, ".{}"), location)
+        if slots := slots_of(type(module)):
+            self._keep(SavedSlots(module, slots), location)
         self._used_by_method(type(module), ("forward",), location)
 
     def _object(self, value: Any, location: int) -> None:

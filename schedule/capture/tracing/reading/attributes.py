@@ -8,21 +8,23 @@ from collections import deque
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
-from schedule.capture.recording.structure import original_class
 from schedule.capture.tracing.containers import TrackedDict
 from schedule.capture.tracing.opaque import _Watched
 from schedule.capture.tracing.reading.assignments import Assignments
-from schedule.capture.tracing.reading.origin import is_fixed, is_native_class
-from schedule.capture.tracing.reading.plain import is_atom
+from schedule.capture.tracing.reading.instrument import is_instrumented
+from schedule.capture.tracing.reading.origin import is_fixed
+from schedule.capture.tracing.reading.plain import EXACT
 from schedule.capture.tracing.reading.reads import Reads
-from schedule.capture.tracing.reading.sources import SELF, Attr, Const, DictOf, Item, Source
+from schedule.capture.tracing.reading.resolution import ABSENT, class_of, is_mutable
+from schedule.capture.tracing.reading.sources import Attr, Const, DictOf, Item, Source
 
 TABLES = ("_parameters", "_buffers", "_modules")
 BUILTIN_CONTAINERS = (list, tuple, dict, set, frozenset, deque, types.MappingProxyType)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-_METHODS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
+_TRACKED = (_Watched, TrackedDict, *_SYMBOLIC)
+_CODE = (types.FunctionType, type, types.ModuleType)
 
 
 class AttributeReads(Reads):
@@ -38,56 +40,62 @@ class AttributeReads(Reads):
     def attr(self, owner: Any, name: str) -> Any:
         """Evaluate ``owner.name``."""
         cls = type(owner)
-        if not self.on or _answers_itself(owner, cls):
-            value = getattr(owner, name)
-            source = self.source_of(owner) if cls in (*BUILTIN_CONTAINERS, types.FunctionType) else None
-            return value if source is None or callable(value) else self.read(value, Attr(source, name))
-        if cls is types.ModuleType or isinstance(owner, types.ModuleType):
+        if not self.on or isinstance(owner, _TRACKED):
+            return getattr(owner, name)
+        if isinstance(owner, torch.Tensor):
+            return self._of_tensor(owner, name)
+        if isinstance(owner, types.ModuleType):
             return self._of_file(owner, name)
         if isinstance(owner, type):
             return self._of_class(owner, name)
         if cls is super:
             return self._of_super(owner, name)
-        if is_fixed(owner):
-            if not hasattr(owner, name):
-                self.guard("lacks", Const(owner), name)
-            value = getattr(owner, name)
-            return value if callable(value) else self.read(value, Attr(Const(owner), name))
-        getter = cls.__getattribute__
-        if isinstance(getter, types.FunctionType) and cls is not owner:
-            try:
-                return self.call(getter, owner, name)
-            except AttributeError:
-                return self._missing(owner, name)
+        if cls is types.MethodType and name not in ("__self__", "__func__"):
+            return self.attr(owner.__func__, name) if not hasattr(types.MethodType, name) else getattr(owner, name)
+        if (not is_mutable(cls) and _dict_of(owner) is None) or (is_fixed(owner) and not isinstance(owner, _CODE)):
+            return self._of_native(owner, name)
+        getter = self.resolve(class_of(owner), "__getattribute__")
         try:
+            if isinstance(getter, types.FunctionType):
+                return self.call(getter, owner, name)
             return self.default_attr(owner, name)
         except AttributeError:
             return self._missing(owner, name)
 
+    def _of_native(self, owner: Any, name: str) -> Any:
+        """Return an attribute of an object written in C, or of a class of Python's library."""
+        source = self.origin_of(owner)
+        if source is not None and not hasattr(owner, name):
+            self.guard("lacks", source, name)
+        value = getattr(owner, name)
+        is_method = callable(value) and getattr(value, "__self__", None) is owner
+        return value if source is None or is_method else self.read(value, Attr(source, name))
+
+    def origin_of(self, owner: Any) -> Source | None:
+        """Return the source of an outside object, also of one that stays the same, such as a function."""
+        source = self.source_of(owner)
+        if source is None and self.on and is_fixed(owner):
+            made_here = isinstance(owner, types.FunctionType) and is_instrumented(owner)
+            return None if made_here else Const(owner)
+        return source
+
     def _missing(self, owner: Any, name: str) -> Any:
         """Return the result of ``__getattr__``, or raise AttributeError."""
-        cls = type(owner)
-        getter = getattr(cls, "__getattr__", None)
+        getter = self.resolve(class_of(owner), "__getattr__")
         if isinstance(getter, types.FunctionType) and getter is not nn.Module.__getattr__:
-            source = self.source_of(owner)
-            if source is not None:
-                self.guard("class_lacks", source, name)
-                if _dict_of(owner) is not None:
-                    self.guard("lacks_item", DictOf(source), name)
             return self.call(getter, owner, name)
-        source = self.source_of(owner)
-        if source is not None:
-            self.guard("lacks", source, name)
-        return getattr(owner, name) if not isinstance(owner, nn.Module) else nn.Module.__getattr__(owner, name)
+        if isinstance(owner, nn.Module):
+            if (source := self.source_of(owner)) is not None:
+                self.guard("lacks", source, name)
+            return nn.Module.__getattr__(owner, name)
+        return object.__getattribute__(owner, name)
 
     def default_attr(self, owner: Any, name: str) -> Any:
         """Look up ``name`` like ``object.__getattribute__``, then in the tables of a module."""
-        cls, source = type(owner), self.source_of(owner)
-        own = _dict_of(owner)
-        holder = next((base for base in cls.__mro__ if name in base.__dict__), None)
-        raw = None if holder is None else holder.__dict__[name]
-        if holder is not None and _is_data_descriptor(raw):
-            return self._described(owner, name, holder, raw, source)
+        source, own = self.origin_of(owner), _dict_of(owner)
+        raw = self.resolve_of(owner, name)
+        if raw is not ABSENT and _is_data_descriptor(raw):
+            return self._described(owner, name, raw, source)
         if isinstance(owner, nn.Module) and source is not None:
             assigned = self.assignments.value(source, name)
             if assigned is not None:
@@ -97,11 +105,13 @@ class AttributeReads(Reads):
                 self.guard("same", Item(DictOf(source), name), own[name])
                 return own[name]
             return self.read(own[name], None if source is None else Item(DictOf(source), name))
-        if holder is not None:
-            return self._of_holder(owner, name, holder, raw, source)
+        if own is not None and source is not None:
+            self.guard("lacks_item", DictOf(source), name)
+        if raw is not ABSENT:
+            return self._bind(raw, owner, class_of(owner), name)
         if isinstance(owner, nn.Module) and own is not None:
             return self.module_attr(owner, name)
-        raise AttributeError(name)
+        raise AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}", name=name, obj=owner)
 
     def module_attr(self, owner: nn.Module, name: str) -> Any:
         """Return a parameter, buffer or submodule."""
@@ -111,124 +121,118 @@ class AttributeReads(Reads):
                 return self.read(own[table][name], None if source is None else Item(Item(DictOf(source), table), name))
         raise AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}")
 
-    def _described(self, owner: Any, name: str, holder: type, raw: Any, source: Source | None) -> Any:
+    def _described(self, owner: Any, name: str, raw: Any, source: Source | None) -> Any:
         """Return the value from a data descriptor of the class: a property, a slot."""
-        self._guard_class(owner, name, holder, source, own=False, inherited=True)
-        if isinstance(raw, property) and isinstance(raw.fget, types.FunctionType):
-            return self.call(raw.fget, owner)
-        if isinstance(raw, types.MemberDescriptorType):
-            return self.read(raw.__get__(owner, type(owner)), None if source is None else Attr(source, name))
+        cls = class_of(owner)
+        if type(raw) is property or self._is_followed_descriptor(raw):
+            return self._bind(raw, owner, cls, name)
         if name == "__dict__" and source is not None:
             self.know(owner.__dict__, DictOf(source))
             return owner.__dict__
-        if name == "__class__" and source is not None:
-            self.guard("class", source, class_of(owner))
-        if isinstance(getattr(type(raw), "__get__", None), types.FunctionType):
-            return self._got(raw, name, holder, owner, type(owner))
         value = raw.__get__(owner, type(owner))
         return value if source is None or name == "__class__" else self.read(value, Attr(source, name))
 
-    def _of_holder(self, owner: Any, name: str, holder: type, raw: Any, source: Source | None) -> Any:
-        """Return the value from a class attribute: a method, a default."""
-        getter = getattr(type(raw), "__get__", None)
-        self._guard_class(owner, name, holder, source, own=True, inherited=getter is not None)
-        if isinstance(raw, (types.FunctionType, functools._lru_cache_wrapper)):
-            return types.MethodType(raw, owner)
-        if isinstance(raw, staticmethod):
+    def _is_followed_descriptor(self, raw: Any) -> bool:
+        return isinstance(self.resolve(type(raw), "__get__"), types.FunctionType)
+
+    def _bind(self, raw: Any, owner: Any, cls: type, name: str) -> Any:
+        """Return what a raw attribute of ``cls`` gives for ``owner``, an instance, or None for the class itself.
+
+        The raw attribute is guarded already.
+        """
+        kind = type(raw)
+        if kind in (types.FunctionType, functools._lru_cache_wrapper):
+            return raw if owner is None else types.MethodType(raw, owner)
+        if kind is staticmethod:
             return raw.__func__
-        if isinstance(raw, classmethod):
-            return types.MethodType(raw.__func__, type(owner))
-        if getter is None:
-            return self.read(raw, Attr(Const(type(owner)), name))
-        if isinstance(raw, functools.cached_property):
+        if kind is classmethod:
+            return types.MethodType(raw.__func__, cls)
+        if kind is property and owner is not None:
+            if raw.fget is None:
+                raise AttributeError(f"property {name!r} of {cls.__name__!r} object has no getter")
+            return self.call(raw.fget, owner)
+        if kind is functools.cached_property and owner is not None:
             value = self.call(raw.func, owner)
             if (source := self.source_of(owner)) is not None:
                 self.assignments.assign(owner, source, name, value)
             return value
+        if kind is property or kind is functools.cached_property:
+            return raw
+        if kind is types.WrapperDescriptorType and owner is not None:
+            return types.MethodType(raw, owner)
+        getter = self.resolve(kind, "__get__")
+        if getter is ABSENT:
+            return (
+                raw
+                if type(raw) in EXACT
+                else self.read(raw, Item(Attr(Const(_holder(cls, name, raw)), "__dict__"), name))
+            )
         if isinstance(getter, types.FunctionType):
-            return self._got(raw, name, holder, owner, type(owner))
-        return raw.__get__(owner, type(owner))
-
-    def _got(self, raw: Any, name: str, holder: type, owner: Any, cls: type) -> Any:
-        """Return the value from a descriptor in the ``__dict__`` of ``holder``, with a ``__get__`` to follow."""
-        self.read(raw, Item(Attr(Const(holder), "__dict__"), name))
-        return self.call(type(raw).__get__, raw, owner, cls)
-
-    def _guard_class(
-        self, owner: Any, name: str, holder: type, source: Source | None, *, own: bool, inherited: bool
-    ) -> None:
-        """Guard on the class of ``owner``, no instance attribute (``own``), and the class attribute (``inherited``)."""
-        cls = type(owner)
-        if source is not None:
-            if source != SELF:
-                self.guard("class", source, class_of(owner))
-            if own and _dict_of(owner) is not None:
-                self.guard("lacks_item", DictOf(source), name)
-        if inherited and not is_native_class(holder):
-            self._guard_inherited(cls, name, holder)
-
-    def _guard_inherited(self, cls: type, name: str, holder: type) -> None:
-        if self.on and not name.startswith("__"):
-            raw, seen = holder.__dict__[name], getattr(cls, name, None)
-            if seen is raw:
-                self.guard("is", Attr(Const(cls), name), raw)
-            else:
-                self.guard("is", Item(Attr(Const(holder), "__dict__"), name), raw)
+            self.know(raw, Const(raw))
+            return self.call(getter, raw, owner, cls)
+        return raw.__get__(owner, cls)
 
     def _of_class(self, owner: type, name: str) -> Any:
-        holder = next((base for base in owner.__mro__ if name in base.__dict__), None)
-        if name == "__dict__":
-            table = owner.__dict__
-            self.know(table, Attr(Const(owner), name))
-            return table
-        if holder is None:
-            return self._of_metaclass(owner, name)
-        if is_native_class(holder) or name.startswith("__"):
-            return getattr(owner, name)
-        raw = holder.__dict__[name]
-        if isinstance(getattr(type(raw), "__get__", None), types.FunctionType):
-            return self._got(raw, name, holder, None, owner)
-        value = getattr(owner, name)
-        if value is raw:
+        """Return an attribute of a class: of its metaclass if it is a data descriptor there, of its bases, or else."""
+        of_meta = self.resolve(type(owner), name)
+        if of_meta is not ABSENT and _is_data_descriptor(of_meta):
+            if type(of_meta) is property or self._is_followed_descriptor(of_meta):
+                return self._bind(of_meta, owner, type(owner), name)
+            value = getattr(owner, name)
+            if name == "__dict__":
+                self.know(value, Attr(Const(owner), name))
+                return value
             return self.read(value, Attr(Const(owner), name))
-        self._guard_inherited(owner, name, holder)
-        return value
-
-    def _of_metaclass(self, owner: type, name: str) -> Any:
-        raw = next((vars(base)[name] for base in type.mro(type(owner)) if name in vars(base)), None)
-        if isinstance(raw, property) and isinstance(raw.fget, types.FunctionType):
-            return self.call(raw.fget, owner)
+        raw = self.resolve(owner, name)
+        if raw is not ABSENT:
+            return self._bind(raw, None, owner, name)
+        if of_meta is not ABSENT:
+            return self._bind(of_meta, owner, type(owner), name)
+        getter = self.resolve(type(owner), "__getattr__")
+        if isinstance(getter, types.FunctionType):
+            return self.call(getter, owner, name)
         value = getattr(owner, name)
-        return value if callable(value) or is_native_class(type(owner)) else self.read(value, Attr(Const(owner), name))
+        return self.read(value, Attr(Const(owner), name))
 
     def _of_super(self, owner: Any, name: str) -> Any:
-        instance, start = owner.__self__, owner.__thisclass__
-        cls = owner.__self_class__
-        mro = cls.__mro__
-        for base in mro[mro.index(start) + 1 :]:
-            if name in base.__dict__:
-                raw = base.__dict__[name]
-                if isinstance(raw, types.FunctionType) and not is_native_class(base) and not name.startswith("__"):
-                    self.guard("is", Item(Attr(Const(base), "__dict__"), name), raw)
-                if isinstance(raw, types.FunctionType) and not isinstance(instance, type):
-                    return types.MethodType(raw, instance)
-                if isinstance(raw, property) and isinstance(raw.fget, types.FunctionType):
-                    return self.call(raw.fget, instance)
-                break
-        return getattr(owner, name)
+        """Return an attribute found behind a class in the order of the bases of another."""
+        instance, start, cls = owner.__self__, owner.__thisclass__, owner.__self_class__
+        if name in ("__class__", "__self__", "__thisclass__", "__self_class__"):
+            return getattr(owner, name)
+        raw = self.resolve(cls, name, start)
+        if raw is ABSENT:
+            return getattr(owner, name)
+        return self._bind(raw, None if instance is cls else instance, cls, name)
 
     def _of_file(self, owner: types.ModuleType, name: str) -> Any:
+        """Return a global of a Python module, or the result of the module's ``__getattr__``."""
         table = vars(owner)
-        if name not in table:
-            return self.read(getattr(owner, name), Attr(Const(owner), name))
-        return self.read(table[name], Item(DictOf(Const(owner)), name))
+        if name in table:
+            return self.read(table[name], Item(DictOf(Const(owner)), name))
+        getter = table.get("__getattr__")
+        if isinstance(getter, types.FunctionType) and not self.is_native(getter):
+            self.guard("lacks_item", DictOf(Const(owner)), name)
+            return self.call(self.read(getter, Item(DictOf(Const(owner)), "__getattr__")), name)
+        if not hasattr(owner, name):
+            self.guard("lacks", Const(owner), name)
+        return self.read(getattr(owner, name), Attr(Const(owner), name))
 
-
-def _answers_itself(owner: Any, cls: type) -> bool:
-    """Check whether attributes of ``owner`` need no guard: tensors, numbers, watched objects, containers, functions."""
-    if isinstance(owner, (torch.Tensor, _Watched, TrackedDict, *_SYMBOLIC)) or is_atom(owner):
-        return True
-    return cls in BUILTIN_CONTAINERS or cls in _METHODS
+    def _of_tensor(self, owner: torch.Tensor, name: str) -> Any:
+        """Return an attribute of a tensor: torch's, or one that Python code set on it."""
+        raw = self.resolve(torch.Tensor, name)
+        own = _dict_of(owner) or {}
+        if raw is not ABSENT and (name not in own or _is_data_descriptor(raw)):
+            return getattr(owner, name)
+        source = self.tensor_source(owner)
+        if source is not None:
+            if name in own:
+                return self.read(own[name], Item(DictOf(source), name))
+            self.guard("lacks_item", DictOf(source), name)
+        else:
+            node = self.tracer.node_of(owner)
+            if isinstance(node, fx.Node) and node.op == "placeholder":
+                self.tracer.guard(self.tracer.emit(has_own_attribute, (node, name)), False)
+        return getattr(owner, name)
 
 
 def _dict_of(owner: Any) -> dict[str, Any] | None:
@@ -239,10 +243,14 @@ def _dict_of(owner: Any) -> dict[str, Any] | None:
     return own if isinstance(own, dict) else None
 
 
+def has_own_attribute(value: torch.Tensor, name: str) -> bool:
+    """Check whether Python code set attribute ``name`` on a tensor."""
+    return name in value.__dict__
+
+
+def _holder(cls: type, name: str, raw: Any) -> type:
+    return next(base for base in cls.__mro__ if vars(base).get(name) is raw)
+
+
 def _is_data_descriptor(raw: Any) -> bool:
     return hasattr(type(raw), "__set__") or hasattr(type(raw), "__delete__")
-
-
-def class_of(value: Any) -> type:
-    """Return the user's class of ``value``, also for a scheduled module."""
-    return original_class(value) if isinstance(value, nn.Module) else type(value)

@@ -29,7 +29,7 @@ from schedule.capture.tracing.reading.origin import (
     is_native_class,
 )
 from schedule.capture.tracing.reading.plain import is_atom, is_plain_content, snapshot
-from schedule.capture.tracing.reading.sources import Attr, Const, Source
+from schedule.capture.tracing.reading.sources import Attr, Const, Item, Source
 from schedule.capture.tracing.regions import TrackedAutocast, TrackedFlags, sets_flags
 
 _READING = {"update", "extend", "extendleft", "union", "intersection", "difference", "symmetric_difference"}
@@ -129,6 +129,8 @@ class Calling(NativeCalls):
         if all(map(is_atom, (*args, *kwargs.values()))):
             cached = function(*args, **kwargs)
             if next(tensors(cached), None) is None:
+                asked = functools.partial(function, **kwargs) if kwargs else function
+                self.query(asked, args, cached)
                 return cached
         return self.call(function.__wrapped__, *args, **kwargs)
 
@@ -171,13 +173,22 @@ class Calling(NativeCalls):
             copy = instrumented(function, self.here(function))
             self._copies[id(function)] = (function, copy)
             self.guard("is", Attr(Const(function), "__code__"), function.__code__)
-            for name in ("__defaults__", "__kwdefaults__"):
-                if (defaults := getattr(function, name)) and is_plain_content(defaults):
-                    self.guard("content", Attr(Const(function), name), snapshot(defaults))
-            for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-                if not is_atom(default):
-                    self.read(default, Const(default))
+            self._read_defaults(function)
         return self._copies[id(function)][1]
+
+    def _read_defaults(self, function: types.FunctionType) -> None:
+        """Guard on the defaults of a function, as a whole if they are plain values."""
+        for name in ("__defaults__", "__kwdefaults__"):
+            defaults, source = getattr(function, name), Attr(Const(function), name)
+            if not defaults:
+                continue
+            if is_plain_content(defaults):
+                self.guard("content", source, snapshot(defaults))
+                continue
+            keys = defaults if isinstance(defaults, dict) else range(len(defaults))
+            self.guard("length", source, len(defaults))
+            for key in keys:
+                self.read(defaults[key], Item(source, key))
 
     def _sourceless(self, function: types.FunctionType, error: NoSource, args: Any, kwargs: Any) -> Any:
         """Run generated code, such as the constructor of a dataclass, as it is, or refuse the call."""
@@ -194,18 +205,20 @@ class Calling(NativeCalls):
             return self.tracer.opaque.construct(cls, args, kwargs)
         if is_native_class(cls) or issubclass(cls, (BaseException, nn.Module)) or not self.on:
             return self.native(cls, args, kwargs)
-        maker = type(cls).__call__
+        maker = self.resolve(type(cls), "__call__")
         if isinstance(maker, types.FunctionType):
             native = self.is_native(maker)
             return self.native(cls, args, kwargs) if native else self.call(maker, cls, *args, **kwargs)
-        if isinstance(cls.__new__, types.FunctionType):
-            made = self.call(cls.__new__, cls, *args, **kwargs)
+        maker, starter = self.resolve(cls, "__new__"), self.resolve(cls, "__init__")
+        maker = getattr(maker, "__func__", maker)
+        if isinstance(maker, types.FunctionType):
+            made = self.call(maker, cls, *args, **kwargs)
         else:
-            made = cls.__new__(cls) if cls.__new__ is object.__new__ else cls.__new__(cls, *args, **kwargs)
+            made = cls.__new__(cls) if maker is object.__new__ else cls.__new__(cls, *args, **kwargs)
         if not isinstance(made, cls):
             return made
-        if isinstance(cls.__init__, types.FunctionType):
-            self.call(cls.__init__, made, *args, **kwargs)
+        if isinstance(starter, types.FunctionType):
+            self.call(starter, made, *args, **kwargs)
         else:
             cls.__init__(made, *args, **kwargs)
         return made
@@ -235,12 +248,8 @@ class Calling(NativeCalls):
         return self.native(function, args, kwargs)
 
     def _call_object(self, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        caller = next((vars(base)["__call__"] for base in type(value).__mro__ if "__call__" in vars(base)), None)
-        if self.on and isinstance(caller, types.FunctionType) and not isinstance(value, _Watched):
-            if not self.is_native(caller):
-                self.read(caller, Attr(Const(type(value)), "__call__"))
-                if (source := self.source_of(value)) is not None:
-                    self.guard("class", source, type(value))
+        caller = None if isinstance(value, _Watched) or not self.on else self.resolve_of(value, "__call__")
+        if isinstance(caller, types.FunctionType):
             return self.call(caller, value, *args, **kwargs)
         return self.native(value, args, kwargs)
 
@@ -252,24 +261,24 @@ class Calling(NativeCalls):
             return TrackedAutocast(self.tracer.regions, value)
         if self.on and sets_flags(value):
             return TrackedFlags(self.tracer, self.tracer.regions, value)
-        cls = type(value)
-        enter = getattr(cls, "__enter__", None)
-        if self.on and isinstance(enter, types.FunctionType) and not self.is_native(enter):
-            return _Context(self, value)
+        enter, leave = ((self.resolve_of(value, name) if self.on else None) for name in ("__enter__", "__exit__"))
+        if any(isinstance(each, types.FunctionType) and not self.is_native(each) for each in (enter, leave)):
+            return _Context(self, value, enter, leave)
         return value
 
 
 class _Context:
     """Context manager with followed methods."""
 
-    def __init__(self, evaluator: Calling, value: Any) -> None:
-        self._evaluator, self._value = evaluator, value
+    def __init__(self, evaluator: Calling, value: Any, enter: Any, leave: Any) -> None:
+        self._call = evaluator.call
+        self._value, self._enter, self._leave = value, enter, leave
 
     def __enter__(self) -> Any:
-        return self._evaluator.call(type(self._value).__enter__, self._value)
+        return self._call(self._enter, self._value)
 
     def __exit__(self, *error: Any) -> Any:
-        return self._evaluator.call(type(self._value).__exit__, self._value, *error)
+        return self._call(self._leave, self._value, *error)
 
 
 _KEEPING = {"append", "appendleft", "extend", "extendleft", "insert", "copy", "pop", "clear", "reverse"}

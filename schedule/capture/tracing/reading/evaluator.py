@@ -23,6 +23,7 @@ from schedule.capture.tracing.reading.calling import Calling
 from schedule.capture.tracing.reading.following import Followed, Handler
 from schedule.capture.tracing.reading.operators import plain
 from schedule.capture.tracing.reading.plain import is_atom
+from schedule.capture.tracing.reading.resolution import ABSENT
 from schedule.capture.tracing.reading.sources import Attr, Const, DictOf, Item
 
 
@@ -69,15 +70,28 @@ class Evaluator(Calling):
 
     def set_attr(self, owner: Any, name: str, value: Any) -> None:
         """Execute ``owner.name = value``."""
+        setter = self.resolve_of(owner, "__setattr__") if self.on else None
+        if isinstance(setter, types.FunctionType) and not self.is_native(setter):
+            self.call(setter, owner, name, value)
+        else:
+            self.default_set_attr(owner, name, value)
+
+    def default_set_attr(self, owner: Any, name: str, value: Any) -> None:
+        """Set an attribute like ``object.__setattr__`` or ``nn.Module.__setattr__``: data descriptors come first."""
         source = self.source_of(owner)
-        if source is None:
-            setter = type(owner).__setattr__
-            if self.on and isinstance(setter, types.FunctionType) and not self.is_native(setter):
-                self.call(setter, owner, name, value)
-            else:
-                setattr(owner, name, value)
-            return
-        self.assignments.assign(owner, source, name, value)
+        raw = self.resolve_of(owner, name) if self.on else ABSENT
+        setter = ABSENT if raw is ABSENT else self.resolve(type(raw), "__set__")
+        if type(raw) is property and isinstance(raw.fset, types.FunctionType):
+            self.call(raw.fset, owner, value)
+        elif isinstance(setter, types.FunctionType):
+            self.know(raw, Const(raw))
+            self.call(setter, raw, owner, value)
+        elif source is None:
+            setattr(owner, name, value)
+        elif setter is not ABSENT:
+            self.refuse_write(owner, f"sets attribute {name!r}, a {type(raw).__name__}, of")
+        else:
+            self.assignments.assign(owner, source, name, value)
 
     def del_attr(self, owner: Any, name: str) -> None:
         """Execute ``del owner.name``."""

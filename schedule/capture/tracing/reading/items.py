@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import types
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
 
 from schedule.capture.tracing.containers import TrackedDict
 from schedule.capture.tracing.opaque import _Watched
-from schedule.capture.tracing.reading.attributes import BUILTIN_CONTAINERS, AttributeReads, class_of
+from schedule.capture.tracing.reading.attributes import BUILTIN_CONTAINERS, AttributeReads
 from schedule.capture.tracing.reading.operators import Operand, has_operators, plain
 from schedule.capture.tracing.reading.origin import is_changeable, is_fixed
 from schedule.capture.tracing.reading.plain import is_atom, is_plain_content, snapshot
-from schedule.capture.tracing.reading.sources import SELF, Attr, Const, Item, Query, Source, described
+from schedule.capture.tracing.reading.resolution import ABSENT
+from schedule.capture.tracing.reading.sources import Const, Item, Query, Source, described
 
 _MOST_TENSORS = 64
+
+
+def unwrapped(method: Any) -> Any:
+    """Return the function of a class method; a function as it is."""
+    return method.__func__ if isinstance(method, classmethod) else method
 
 
 class ItemReads(AttributeReads):
@@ -33,6 +40,10 @@ class ItemReads(AttributeReads):
         method = self.python_method(owner, "__getitem__")
         if method is not None:
             return method(key)
+        if self.on and isinstance(owner, type):
+            made = self.resolve(owner, "__class_getitem__")
+            if isinstance(made, (classmethod, types.FunctionType)) and not self.is_native(unwrapped(made)):
+                return self.call(unwrapped(made), owner, key)
         if source is None or not isinstance(owner, BUILTIN_CONTAINERS):
             if source is not None and not is_fixed(owner):
                 raise self.refused(f"the forward looks into a {type(owner).__name__}, {described(source)}")
@@ -81,7 +92,11 @@ class ItemReads(AttributeReads):
             return value
         method = self.python_method(value, "__iter__")
         if method is not None:
-            return method()
+            return self._steps(method())
+        if self.on and self.resolve_of(value, "__iter__") is ABSENT:
+            method = self.python_method(value, "__getitem__")
+            if method is not None:
+                return self._indexed(method)
         if source is not None and isinstance(value, (dict, types.MappingProxyType)):
             return self.keys(value, source)
         if source is not None and isinstance(value, (set, frozenset)):
@@ -93,6 +108,25 @@ class ItemReads(AttributeReads):
         if source is not None and is_changeable(value):
             raise self.refused(f"the forward goes through a {type(value).__name__}, {described(source)}")
         return value
+
+    def _steps(self, iterator: Any) -> Any:
+        """Return an iterator, with a ``__next__`` of its own followed."""
+        step = self.python_method(iterator, "__next__")
+        return iterator if step is None else self._taken(step, StopIteration)
+
+    def _indexed(self, method: Callable[..., Any]) -> Iterator[Any]:
+        """Return the items at 0, 1, … until there is none, as Python does for a class with ``__getitem__`` alone."""
+        counter = itertools.count()
+        return self._taken(lambda: method(next(counter)), IndexError)
+
+    @staticmethod
+    def _taken(step: Callable[[], Any], end: type[Exception]) -> Iterator[Any]:
+        while True:
+            try:
+                item = step()
+            except end:
+                return
+            yield item
 
     def keys(self, value: Any, source: Source) -> list[Any]:
         """Return the keys of a dict from outside."""
@@ -183,9 +217,11 @@ class ItemReads(AttributeReads):
         if self.on and has_operators(type(value)):
             return Operand(self, value)
         source = self.source_of(value)
-        if source is not None and isinstance(value, BUILTIN_CONTAINERS) and is_plain_content(value):
-            self.guard("content", source, snapshot(value))
-        if source is not None and is_changeable(value):
+        if source is None or is_atom(value):
+            return value
+        if isinstance(value, BUILTIN_CONTAINERS):
+            return self._whole(value, source)
+        if is_changeable(value) or not is_fixed(value):
             raise self.refused(f"the forward shows a {type(value).__name__}, {described(source)}")
         return value
 
@@ -202,12 +238,9 @@ class ItemReads(AttributeReads):
             return value
         for name in ("__bool__", "__len__"):
             if (method := self.python_method(value, name)) is not None:
-                method()
-                return value
-        if isinstance(value, BUILTIN_CONTAINERS):
+                return bool(method())
+        if not is_atom(value):
             self.guard("true" if value else "false", source)
-        else:
-            self.guard("present", source)
         return value
 
     def _identical(self, a: Any, b: Any) -> None:
@@ -218,10 +251,10 @@ class ItemReads(AttributeReads):
         if one is not None and other is not None:
             if one != other:
                 self.guard("is" if a is b else "distinct", one, other)
-        elif one is not None and (b is None or is_atom(b)):
-            self.guard("present", one)
-        elif other is not None and (a is None or is_atom(a)):
-            self.guard("present", other)
+        elif one is not None and is_atom(b):
+            self.guard("distinct", one, b)
+        elif other is not None and is_atom(a):
+            self.guard("distinct", other, a)
         elif self.on and a is not b:
             self._distinct(a, b)
 
@@ -244,9 +277,10 @@ class ItemReads(AttributeReads):
         return a is not b
 
     def _equated(self, a: Any, b: Any) -> tuple[Any, Any]:
-        method = self.python_method(a, "__eq__") if self.source_of(a) is not None else None
-        if method is not None:
-            return method(b), True
+        for value, other in ((a, b), (b, a)):
+            method = self.python_method(value, "__eq__") if self.source_of(value) is not None else None
+            if method is not None:
+                return method(other), True
         if not isinstance(a, BUILTIN_CONTAINERS) and not isinstance(b, BUILTIN_CONTAINERS):
             self._identical(a, b)
         for value in (a, b):
@@ -287,11 +321,13 @@ class ItemReads(AttributeReads):
             return a in self._whole(b, source)
         if source is not None and is_changeable(b):
             raise self.refused(f"the forward looks into a {type(b).__name__}, {described(source)}")
-        return a in (self.iterate(b) if self.python_method(b, "__iter__") is not None else b)
+        followed = self.python_method(b, "__iter__") or self.python_method(b, "__getitem__")
+        return a in (b if followed is None else self.iterate(b))
 
     def _compares(self, a: Any, items: Any) -> bool:
-        """Check whether a search for ``a`` among ``items`` calls a method of a user's object."""
-        return self.on and any(has_operators(type(each)) for each in (a, *items))
+        """Check whether a search for ``a`` among ``items`` calls user code, or compares the identity of ``a``."""
+        outside = self.source_of(a) is not None and not is_atom(a)
+        return self.on and (outside or any(has_operators(type(each)) for each in (a, *items)))
 
     def not_in(self, a: Any, b: Any) -> bool:
         """Evaluate ``a not in b``."""
@@ -299,15 +335,9 @@ class ItemReads(AttributeReads):
 
     def python_method(self, value: Any, name: str) -> Callable[..., Any] | None:
         """Return a special method of ``value`` written in Python, to be followed, or None."""
-        cls = type(value)
-        if not self.on or isinstance(value, (torch.Tensor, type, _Watched, TrackedDict)):
+        if not self.on or isinstance(value, (torch.Tensor, _Watched, TrackedDict)):
             return None
-        holder = next((base for base in cls.__mro__ if name in base.__dict__), None)
-        raw = None if holder is None else holder.__dict__[name]
-        source = self.source_of(value)
+        raw, source = self.resolve_of(value, name), self.source_of(value)
         if not isinstance(raw, types.FunctionType) or (self.is_native(raw) and (source is None or is_fixed(value))):
             return None
-        if source is not None and source != SELF:
-            self.guard("class", source, class_of(value))
-        self.guard("is", Attr(Const(cls), name), raw)
         return lambda *args: self.call(raw, value, *args)

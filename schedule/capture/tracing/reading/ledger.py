@@ -22,6 +22,7 @@ from schedule.capture.recording.structure import member_source, original_class
 from schedule.capture.tracing.hooks import acts_now
 from schedule.capture.tracing.own_forward import functions_called
 from schedule.capture.tracing.reading.plain import is_plain_content, same, snapshot
+from schedule.capture.tracing.reading.resolution import Resolved, resolutions
 from schedule.capture.tracing.reading.sources import (
     SELF,
     Attr,
@@ -54,7 +55,7 @@ class Guard:
     def is_shared(self) -> bool:
         """Whether many modules have the same guard: one from a constant, with a function or class expected."""
         kinds = (types.FunctionType, types.BuiltinFunctionType, type)
-        return isinstance(root(self.source), Const) and isinstance(self.expected, kinds)
+        return self.kind == "resolves" or (isinstance(root(self.source), Const) and isinstance(self.expected, kinds))
 
     def __str__(self) -> str:
         return f"{described(self.source)} {self.kind} {self.expected!r}"
@@ -105,16 +106,13 @@ def _first_dtype(module: nn.Module) -> torch.dtype | None:
     return next((each.dtype for each in module.parameters() if each.is_floating_point()), None)
 
 
-def _class_lacks(value: Any, name: str) -> bool:
-    return not hasattr(type(value), name)
-
-
 _CONDITIONS: dict[str, str] = {
     "is": "{0} is {1}",
     "same": "({0} is {1} or _same({0}, {1}))",
     "content": "_same({0}, {1})",
-    "class": "_is_of_class({0}, {1})",
-    "present": "{0} is not None",
+    "class": "(type({0}) is {1} or _is_of_class({0}, {1}))",
+    "instance": "isinstance({0}, {1})",
+    "no_instance": "not isinstance({0}, {1})",
     "none": "{0} is None",
     "distinct": "{0} is not {1}",
     "keys": "(*{0},) == {1}",
@@ -127,7 +125,7 @@ _CONDITIONS: dict[str, str] = {
     "calls": "_calls({0}, {1})",
     "tensor": "_is_tensor({0}, {1})",
     "computes_in": "",  # written as statements
-    "class_lacks": "_class_lacks({0}, {1})",
+    "resolves": "",  # checked together, by the versions of the classes
     "untouched": "_is_untouched({0}, {1})",
 }
 _FOLLOWED = {
@@ -135,7 +133,7 @@ _FOLLOWED = {
     **{kind: _CONDITIONS[kind] for kind in ("length", "keys", "contains", "lacks_item")},
 }
 _HELPERS = {"_same": same, "_is_of_class": _is_of_class, "_lacks": _lacks, "_calls": _calls, "_is_tensor": _is_tensor}
-_HELPERS |= {"_first_dtype": _first_dtype, "_class_lacks": _class_lacks, "_is_untouched": _is_untouched}
+_HELPERS |= {"_first_dtype": _first_dtype, "_is_untouched": _is_untouched}
 
 
 _ABSENT = "(LookupError, AttributeError, TypeError, ValueError)"
@@ -246,6 +244,7 @@ class _Code:
 
     def __init__(self, conditions: Mapping[str, str]) -> None:
         self.lines: list[str] = []
+        self.resolved: list[tuple[type, Resolved]] = []
         self._conditions = conditions
         self.names: dict[str, Any] = dict(_HELPERS)
         self._locals: dict[Source, str] = {}
@@ -285,13 +284,16 @@ class _Code:
 
     def add(self, guard: Guard) -> None:
         """Add a line to return False unless ``guard`` holds."""
+        if guard.kind == "resolves":
+            self.resolved.append((guard.source.value, guard.expected))  # type: ignore[union-attr]
+            return
         value = self.value(guard.source)
         expected = guard.expected
         if guard.kind == "computes_in":
             self._add_dtype(value, *expected)
             return
         other = self.value(expected) if isinstance(expected, Source) else self.constant(expected)
-        if guard.kind in ("lacks_item", "contains", "lacks", "class_lacks") and type(expected) is str:
+        if guard.kind in ("lacks_item", "contains", "lacks") and type(expected) is str:
             other = repr(expected)
         self.lines.append(f"        if not ({self._conditions[guard.kind].format(value, other)}): return False")
 
@@ -310,6 +312,9 @@ def _compiled(guards: Iterable[Guard], conditions: Mapping[str, str] = _CONDITIO
     code = _Code(conditions)
     for guard in guards:
         code.add(guard)
+    if code.resolved:
+        code.names["_resolve"] = resolutions(code.resolved)
+        code.lines.insert(0, "        if not _resolve(): return False")
     lines = ["def holds(self):", "    try:", *(code.lines or ["        pass"])]
     lines += [f"    except {_ABSENT}:", "        return False", "    return True"]
     exec(compile("\n".join(lines), "<schedule ledger>", "exec"), code.names)

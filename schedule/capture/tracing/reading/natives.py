@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import functools
 import operator
+import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -18,12 +20,12 @@ from fused.torch_internals.modes import DisableTorchFunction, count_function_mod
 from fused.torch_internals.modules import MODULE_CALLS
 from fused.torch_internals.tensors import FakeTensor, parse_to
 from schedule.capture.tracing.messages import print_arguments, warn_arguments, warn_at
-from schedule.capture.tracing.reading.attributes import class_of
 from schedule.capture.tracing.reading.evaluator import Evaluator
 from schedule.capture.tracing.reading.following import Handler
 from schedule.capture.tracing.reading.operators import COMPARING
 from schedule.capture.tracing.reading.origin import is_changeable, is_fixed
 from schedule.capture.tracing.reading.plain import is_atom
+from schedule.capture.tracing.reading.resolution import class_of
 from schedule.capture.tracing.reading.sources import DictOf, Item, described
 from schedule.capture.tracing.scalars import scalar_of
 
@@ -69,10 +71,7 @@ def _setattr(ev: Evaluator, owner: Any, name: str, value: Any) -> None:
 
 @_handles(object.__setattr__, nn.Module.__setattr__)
 def _default_setattr(ev: Evaluator, owner: Any, name: str, value: Any) -> None:
-    if ev.source_of(owner) is None:
-        (nn.Module if isinstance(owner, nn.Module) else object).__setattr__(owner, name, value)
-    else:
-        ev.set_attr(owner, name, value)
+    ev.default_set_attr(owner, name, value)
 
 
 @_handles(delattr, object.__delattr__, nn.Module.__delattr__)
@@ -112,11 +111,58 @@ def _guard_class(ev: Evaluator, value: Any) -> None:
 
 @_handles(isinstance)
 def _isinstance(ev: Evaluator, value: Any, cls: Any) -> bool:
+    classes = [*_classes(ev, cls)]
     _guard_class(ev, value)
-    if isinstance(value, torch.Tensor) and any(map(_is_tensor_class, cls if isinstance(cls, tuple) else (cls,))):
-        return issubclass(_tensor_class(ev, value), cls)
+    if isinstance(value, torch.Tensor) and any(map(_is_tensor_class, classes)):
+        return issubclass(_tensor_class(ev, value), tuple(classes))
     scalar = scalar_of(value)
-    return isinstance(value if scalar is None else scalar.value, cls)
+    value = value if scalar is None else scalar.value
+    return any(_is_instance(ev, value, each) for each in classes)
+
+
+def _classes(ev: Evaluator, cls: Any) -> Iterator[Any]:
+    """Yield the classes in the second argument of ``isinstance``."""
+    if isinstance(cls, (tuple, types.UnionType)):
+        for each in cls.__args__ if isinstance(cls, types.UnionType) else ev.iterate(cls):
+            yield from _classes(ev, each)
+    else:
+        yield cls
+
+
+def _is_instance(ev: Evaluator, value: Any, cls: type) -> bool:
+    """Return ``isinstance(value, cls)``: follow the metaclass, guard on the bases, or ask again at each call."""
+    check = ev.resolve(type(cls), "__instancecheck__") if ev.on else None
+    if isinstance(check, types.FunctionType) and not ev.is_native(check):
+        return bool(ev.call(check, cls, value))
+    found = isinstance(value, cls)
+    if not isinstance(check, types.FunctionType):  # by the bases of its class
+        ev.guard_bases(class_of(value))
+    elif (source := ev.source_of(value)) is not None:
+        ev.guard("instance" if found else "no_instance", source, cls)
+    elif not isinstance(value, torch.Tensor):
+        _ask_subclass(ev, type(value), cls)
+    return found
+
+
+def _ask_subclass(ev: Evaluator, cls: type, of: type) -> None:
+    with suppress(TypeError):  # a protocol with data, which its objects answer
+        ev.query(issubclass, (cls, of), issubclass(cls, of))
+
+
+@_handles(issubclass)
+def _issubclass(ev: Evaluator, cls: type, of: Any) -> bool:
+    return any(_is_subclass(ev, cls, each) for each in _classes(ev, of))
+
+
+def _is_subclass(ev: Evaluator, cls: type, of: type) -> bool:
+    check = ev.resolve(type(of), "__subclasscheck__") if ev.on else None
+    if isinstance(check, types.FunctionType) and not ev.is_native(check):
+        return bool(ev.call(check, of, cls))
+    if isinstance(check, types.FunctionType):
+        _ask_subclass(ev, cls, of)
+    else:
+        ev.guard_bases(cls)
+    return issubclass(cls, of)
 
 
 def _is_tensor_class(cls: Any) -> bool:
@@ -225,7 +271,18 @@ def _is_number(value: Any) -> bool:
     return is_atom(value) and not isinstance(value, (tuple, frozenset, str, range))
 
 
-for _function in (list, tuple, set, frozenset, sorted, enumerate, zip, reversed, any, all, sum, min, max):
+@_handles(reversed)
+def _reversed(ev: Evaluator, value: Any) -> Any:
+    method = ev.python_method(value, "__reversed__")
+    if method is not None:
+        return method()
+    if ev.source_of(value) is None and ev.python_method(value, "__getitem__") is None:
+        return reversed(value)
+    given = ev.iterate(value)
+    return reversed(given if isinstance(given, (list, tuple)) else [*given])
+
+
+for _function in (list, tuple, set, frozenset, sorted, enumerate, zip, any, all, sum, min, max):
     HANDLERS[_function] = _of_iterables(_function)
 
 

@@ -19,6 +19,8 @@ ATOMS: tuple[type, ...] = (
     *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, torch.finfo, torch.iinfo),
     *(enum.Enum, numbers.Number),
 )
+EXACT = {bool, int, float, complex, str, bytes, type(None), range, torch.dtype, torch.device, torch.Size, torch.layout}
+"""Types of values that have no attributes but their value's."""
 CONTAINERS = (list, tuple, dict, set, frozenset, deque, types.MappingProxyType)
 MOST = 256
 """Containers of more values than this are compared entry by entry, where they are read."""

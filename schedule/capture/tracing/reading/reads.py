@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,8 @@ from schedule.capture.tracing.reading.arrays import is_array
 from schedule.capture.tracing.reading.following import Followed
 from schedule.capture.tracing.reading.ledger import Guard, Ledger, kind_of
 from schedule.capture.tracing.reading.origin import is_fixed
-from schedule.capture.tracing.reading.plain import is_atom, snapshot
+from schedule.capture.tracing.reading.plain import EXACT, is_atom, snapshot
+from schedule.capture.tracing.reading.resolution import BASES, Resolved, class_of, found_in, is_mutable
 from schedule.capture.tracing.reading.sources import (
     SELF,
     Attr,
@@ -73,8 +75,36 @@ class Reads:
         if self.on:
             if self.tracer.regions.flag_blocks and kind == "same" and asks_torch(source):
                 raise self.refused("the forward asks for a flag of torch inside a block that sets such flags")
-            key = (kind, source, expected if isinstance(expected, (Source, str, int)) else id(expected))
+            key = (kind, source, expected if isinstance(expected, (Source, str, int, Resolved)) else id(expected))
             self._guards.setdefault(key, Guard(kind, source, expected))
+
+    def resolve(self, cls: type, name: str, after: type | None = None) -> Any:
+        """Look ``name`` up on ``cls`` without calling descriptors, with a guard on the result.
+
+        Args:
+            cls: the class.
+            name: the name.
+            after: look only behind this class, as ``super()`` does.
+
+        Returns:
+            The raw attribute, or ``ABSENT``.
+        """
+        raw = found_in(cls, name, after)
+        if self.on and is_mutable(cls):
+            self.guard("resolves", Const(cls), Resolved(name, after, raw))
+        return raw
+
+    def resolve_of(self, value: Any, name: str) -> Any:
+        """Look ``name`` up on the class of ``value``, with guards on both."""
+        cls, source = class_of(value), self.source_of(value)
+        if source is not None and source != SELF and not is_fixed(value):
+            self.guard("class", source, cls)
+        return self.resolve(cls, name)
+
+    def guard_bases(self, cls: type) -> None:
+        """Guard on the bases of ``cls``."""
+        if is_mutable(cls):
+            self.guard("resolves", Const(cls), Resolved(BASES, None, cls.__mro__))
 
     def know(self, value: Any, source: Source) -> None:
         """Remember ``value`` as an outside object at ``source``."""
@@ -138,8 +168,13 @@ class Reads:
             return value
         if isinstance(value, torch.Tensor):
             return self._read_tensor(value, source)
-        if is_atom(value):
+        if isinstance(value, enum.Enum):
+            self.guard("is", source, value)
+            self.know(value, Const(value))
+        elif is_atom(value):
             self.guard("same", source, value)
+            if type(value) not in EXACT:
+                self.know(value, source)
         elif is_array(value):
             self.guard("content", source, snapshot(value))
         elif isinstance(value, types.MethodType):

@@ -6,7 +6,7 @@ import copy
 import types
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import pytest
 import torch
@@ -36,6 +36,18 @@ class Twice:
 class Thrice(Twice):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return x * 3
+
+
+@runtime_checkable
+class Doubles(Protocol):
+    """What has such an attribute is an instance."""
+
+    doubles: bool
+
+
+class Doubling:
+    def __init__(self) -> None:
+        self.doubles = True
 
 
 class Model(nn.Module):
@@ -115,10 +127,6 @@ CASES: dict[str, tuple[Callable[[], Model], Callable[[Any], Any]]] = {
         lambda: model(_set(by=Twice()), lambda self, x: self.by(x)),
         lambda m: setattr(m, "by", Thrice()),
     ),
-    "present": (
-        lambda: model(_set(extra=types.SimpleNamespace()), lambda self, x: x if self.extra is None else x * 2),
-        lambda m: setattr(m, "extra", None),
-    ),
     "distinct": (
         lambda: model(
             _set(one=types.SimpleNamespace(), other=types.SimpleNamespace(a=1)),
@@ -144,7 +152,7 @@ CASES: dict[str, tuple[Callable[[], Model], Callable[[Any], Any]]] = {
     ),
     "lacks": (
         lambda: model(_set(), lambda self, x: x * 2 if hasattr(self, "gain") else x),
-        lambda m: setattr(m, "gain", 1),
+        lambda m: m.register_buffer("gain", torch.ones(1)),
     ),
     "true": (
         lambda: model(_set(items=[1]), lambda self, x: x * 2 if self.items else x),
@@ -169,9 +177,17 @@ CASES: dict[str, tuple[Callable[[], Model], Callable[[Any], Any]]] = {
         lambda: model(_casting, lambda self, x: x * 2 if self.cast(x).dtype == torch.float32 else x),
         lambda m: m.cast.bfloat16(),
     ),
-    "class_lacks": (
+    "resolves": (
         lambda: model(_set(), lambda self, x: x * self.gain, __getattr__=_missing),
         lambda m: setattr(_own_class(m), "gain", 3.0),
+    ),
+    "instance": (
+        lambda: model(_set(by=Doubling()), lambda self, x: x * 2 if isinstance(self.by, Doubles) else x),
+        lambda m: delattr(m.by, "doubles"),
+    ),
+    "no_instance": (
+        lambda: model(_set(by=types.SimpleNamespace()), lambda self, x: x if isinstance(self.by, Doubles) else x * 2),
+        lambda m: setattr(m.by, "doubles", True),
     ),
     "untouched": (
         lambda: model(_in_list, lambda self, x: self.listed[0](x)),
