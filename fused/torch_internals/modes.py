@@ -12,6 +12,7 @@ from torch.overrides import _pop_mode_temporarily as popped_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
+    "NO_TORCH_FUNCTION",
     "DisableTorchFunction",
     "EnableTorchFunction",
     "TorchDispatchMode",
@@ -28,6 +29,8 @@ __all__ = [
     "set_grad_enabled",
 ]
 
+NO_TORCH_FUNCTION: Any = torch._C._disabled_torch_function_impl
+"""``__torch_function__`` of classes that torch functions take for plain tensors."""
 DisableTorchFunction: Any = torch._C.DisableTorchFunction
 EnableTorchFunction: Any = torch._C._EnableTorchFunction
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled

@@ -9,15 +9,15 @@ from typing import Any, Protocol
 from torch import fx, nn
 
 from fused.torch_internals.modes import DisableTorchFunction
-from fused.torch_internals.modules import DropoutBase
+from fused.torch_internals.modules import MODULE_CALLS, DropoutBase
 from fused.torch_internals.tensors import storage_of
-from schedule.capture.recording.calls import unwatched
 from schedule.capture.recording.source import data_dependent, user_line
 from schedule.capture.recording.structure import map_structure, original_class, tensors
 from schedule.capture.tracing import metadata
 from schedule.capture.tracing.attributes import attributes, attributes_as
 from schedule.capture.tracing.hooks import collecting_hooks, is_hooked, nothing_collected
 from schedule.capture.tracing.memory import Memory, is_plain
+from schedule.capture.tracing.own_forward import CALL_NAMES
 from schedule.capture.tracing.reading.evaluator import Evaluator
 from schedule.capture.tracing.sharing import comparable
 from schedule.capture.tracing.trace import Trace
@@ -80,10 +80,11 @@ class ModuleCalls:
 
     def _enter(self, child: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         """Call ``child(*args, **kwargs)`` and trace it."""
-        caller = unwatched(type(child).__call__)
-        if caller is unwatched(nn.Module.__call__):
-            return self.forward(child, args, kwargs)
-        return self.tracer.evaluator.call(caller, child, *args, **kwargs)
+        for name in CALL_NAMES:
+            caller = self.tracer.evaluator.resolve(original_class(child), name)
+            if caller not in MODULE_CALLS:  # of the class, or torch's own was replaced
+                return self.tracer.evaluator.call(caller, child, *args, **kwargs)
+        return self.forward(child, args, kwargs)
 
     def forward(self, child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Do the work of ``nn.Module.__call__``: run the forward and transformers' output-collecting hooks."""

@@ -15,6 +15,11 @@ from typing import Any
 
 from torch import nn
 
+from fused.torch_internals.modules import MODULE_CALLS
+from schedule.capture.tracing.reading.resolution import found_in
+
+CALL_NAMES = ("__call__", "_wrapped_call_impl", "_call_impl")
+"""Names by which a call of a module reaches its forward."""
 _LOADS = ("LOAD_ATTR", "LOAD_METHOD")  # LOAD_METHOD: Python 3.11
 
 
@@ -26,7 +31,7 @@ def has_own_forward(cls: type[nn.Module]) -> bool:
         isinstance(forward, types.FunctionType)
         and forward.__globals__.get("__name__") == owner.__module__
         and forward.__code__.co_qualname == f"{owner.__qualname__}.forward"
-        and cls.__call__ is nn.Module.__call__
+        and all(found_in(cls, name) in MODULE_CALLS for name in CALL_NAMES)
     )
 
 

@@ -13,8 +13,14 @@ _CTYPES = (ctypes.Array, ctypes.Structure, ctypes.Union, *ctypes.c_int.__mro__[1
 def is_array(value: Any) -> bool:
     """Check whether ``value`` is an array of numbers: of numpy, ``array`` or ctypes, a ``bytearray``, or a view."""
     if type(value).__module__ == "numpy":
-        return hasattr(value, "tobytes") and not isinstance(value, numbers.Number)
+        is_number = isinstance(value, numbers.Number)
+        return hasattr(value, "tobytes") and not is_number and not holds_objects(value)
     return isinstance(value, (bytearray, memoryview, array.array, *_CTYPES))
+
+
+def holds_objects(value: Any) -> bool:
+    """Check whether ``value`` is an array of numpy that holds references to Python objects."""
+    return type(value).__module__ == "numpy" and bool(getattr(getattr(value, "dtype", None), "hasobject", False))
 
 
 def numbers_of(value: Any) -> tuple[Any, ...]:

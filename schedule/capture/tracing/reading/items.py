@@ -100,7 +100,9 @@ class ItemReads(AttributeReads):
         if source is not None and isinstance(value, (dict, types.MappingProxyType)):
             return self.keys(value, source)
         if source is not None and isinstance(value, (set, frozenset)):
-            return [*self._whole(value, source)]
+            found = self._whole(value, source)
+            self.guard("keys", source, tuple(value))  # equal sets may have other orders
+            return [*found]
         if source is not None and isinstance(value, (list, tuple, deque)):
             return self.items(value, source)
         if source is not None and hasattr(type(value), "__next__"):
@@ -206,9 +208,9 @@ class ItemReads(AttributeReads):
         if self.on and has_operators(type(value)):
             return Operand(self, value)
         source = self.source_of(value)
-        if source is None or is_fixed(value):
-            return value
-        if isinstance(value, BUILTIN_CONTAINERS):
+        if source is not None and is_changeable(value):
+            raise self.refused(f"the forward computes with a {type(value).__name__}, {described(source)}")
+        if source is not None and not is_fixed(value) and isinstance(value, BUILTIN_CONTAINERS):
             return self._whole(value, source)
         return value
 

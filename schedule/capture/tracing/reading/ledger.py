@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from fused.torch_internals.modes import DisableTorchFunction
+from fused.torch_internals.modes import NO_TORCH_FUNCTION, DisableTorchFunction
 from schedule.capture.recording.structure import member_source, original_class
 from schedule.capture.tracing.hooks import acts_now
-from schedule.capture.tracing.own_forward import functions_called
+from schedule.capture.tracing.own_forward import CALL_NAMES, functions_called
 from schedule.capture.tracing.reading.plain import is_plain_content, same, snapshot
-from schedule.capture.tracing.reading.resolution import Resolved, resolutions
+from schedule.capture.tracing.reading.resolution import Resolved, found_in, resolutions
 from schedule.capture.tracing.reading.sources import (
     SELF,
     Attr,
@@ -83,17 +83,31 @@ def _calls(value: Any, function: Any) -> bool:
     return isinstance(value, types.MethodType) and value.__func__ is function
 
 
-def kind_of(tensor: torch.Tensor) -> tuple[torch.dtype, Any]:
-    """Return the dtype of a tensor, with the shape of a parameter or the rank of any other tensor.
+Kind = tuple[torch.dtype, Any, type]
+
+
+def kind_of(tensor: torch.Tensor) -> Kind:
+    """Return the dtype of a tensor, the shape of a parameter or the rank of any other tensor, and its class.
 
     A graph depends on these. The sizes of other tensors, such as buffers, may grow.
     """
     with DisableTorchFunction():
-        return tensor.dtype, tensor.shape if isinstance(tensor, nn.Parameter) else tensor.dim()
+        sizes = tensor.shape if isinstance(tensor, nn.Parameter) else tensor.dim()
+        return tensor.dtype, sizes, _tensor_class(tensor)
 
 
-def _is_tensor(value: Any, kind: tuple[torch.dtype, Any]) -> bool:
+def _tensor_class(tensor: torch.Tensor) -> type:
+    """Return the class of a tensor as torch functions see it: those of Python's dispatcher are plain tensors to them."""
+    cls = type(tensor)
+    if cls in (torch.Tensor, nn.Parameter) or cls.__torch_function__ is not NO_TORCH_FUNCTION:
+        return cls
+    return nn.Parameter if isinstance(tensor, nn.Parameter) else torch.Tensor
+
+
+def _is_tensor(value: Any, kind: Kind) -> bool:
     if not isinstance(value, torch.Tensor) or value.dtype is not kind[0]:
+        return False
+    if type(value) is not kind[2] and _tensor_class(value) is not kind[2]:
         return False
     return bool(value.dim() == kind[1] if type(kind[1]) is int else value.shape == kind[1])
 
@@ -197,8 +211,11 @@ _OF_MODULES = {*vars(nn.Module()), "call_super_init", "dump_patches", "_schedule
 
 def whole(module: nn.Module) -> Ledger:
     """Return guards on the whole state of a module, for a known forward traced without following its code."""
-    forward: Any = original_class(module).forward
-    guards = [Guard("is", Attr(Const(original_class(module)), "forward"), forward)]
+    cls = original_class(module)
+    forward: Any = cls.forward
+    guards = [
+        Guard("resolves", Const(cls), Resolved(name, None, found_in(cls, name))) for name in ("forward", *CALL_NAMES)
+    ]
     guards += [Guard("is", Attr(Const(where), name), value) for where, name, value in functions_called(forward)]
     guards += [
         Guard("tensor", Item(Item(DictOf(SELF), table), name), kind_of(tensor))

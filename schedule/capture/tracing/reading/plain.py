@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from schedule.capture.tracing.reading.arrays import is_array, numbers_of
+from schedule.capture.tracing.reading.origin import is_native_class
 
 ATOMS: tuple[type, ...] = (
     *(bool, int, float, complex, str, bytes, type(None), range, type(Ellipsis), type(NotImplemented)),
@@ -30,6 +31,8 @@ def is_atom(value: Any) -> bool:
     """Check whether ``value`` is plain immutable data: a number, a string, a dtype, a tuple of these."""
     if isinstance(value, (tuple, frozenset)) and not isinstance(value, torch.Size):
         return len(value) <= MOST and all(map(is_atom, value))
+    if isinstance(value, numbers.Number) and not isinstance(value, (int, float, complex)):
+        return is_native_class(type(value)) and not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
     return isinstance(value, ATOMS) and not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
@@ -83,8 +86,8 @@ def same(value: Any, expected: Any) -> bool:
         return equal or (math.isnan(value) and math.isnan(expected))
     if isinstance(value, (tuple, list)):
         return len(value) == len(expected) and all(map(same, value, expected))
-    if isinstance(value, enum.Enum):
-        return repr(value) == repr(expected)
+    if isinstance(value, enum.Enum) or (isinstance(value, numbers.Number) and type(value) not in (int, bool)):
+        return repr(value) == repr(expected)  # other numbers have a sign of zero and trailing digits too
     return isinstance(value, (*ATOMS, frozenset)) and bool(value == expected)
 
 

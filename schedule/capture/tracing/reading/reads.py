@@ -14,7 +14,7 @@ from torch import nn
 from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.recording.source import user_line
 from schedule.capture.recording.structure import leaves
-from schedule.capture.tracing.reading.arrays import is_array
+from schedule.capture.tracing.reading.arrays import holds_objects, is_array
 from schedule.capture.tracing.reading.following import Followed
 from schedule.capture.tracing.reading.ledger import Guard, Ledger, kind_of
 from schedule.capture.tracing.reading.origin import is_fixed
@@ -168,6 +168,8 @@ class Reads:
             return value
         if isinstance(value, torch.Tensor):
             return self._read_tensor(value, source)
+        if holds_objects(value):
+            raise self.refused(f"the forward reads an array of Python objects, {described(source)}")
         if isinstance(value, enum.Enum):
             self.guard("is", source, value)
             self.know(value, Const(value))
