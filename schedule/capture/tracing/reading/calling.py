@@ -22,6 +22,7 @@ from schedule.capture.tracing.messages import MESSAGE_METHODS, log_arguments, lo
 from schedule.capture.tracing.opaque import _Watched, is_opaque_class
 from schedule.capture.tracing.reading import masks
 from schedule.capture.tracing.reading.container_methods import container_method
+from schedule.capture.tracing.reading.dataclass_init import fields_of, initialize
 from schedule.capture.tracing.reading.following import Followed, Handler
 from schedule.capture.tracing.reading.instrument import NoSource, instrumented, is_instrumented
 from schedule.capture.tracing.reading.native_calls import NativeCalls
@@ -45,6 +46,7 @@ class Calling(NativeCalls):
     """Part of the evaluator for calls."""
 
     here: Callable[[types.FunctionType], Any]
+    set_attr: Callable[[Any, str, Any], None]
 
     def __init__(self, tracer: Followed, handlers: Mapping[Any, Handler]) -> None:
         super().__init__(tracer)
@@ -194,6 +196,9 @@ class Calling(NativeCalls):
         """Run generated code, such as the constructor of a dataclass, as it is, or refuse the call."""
         if not self.on:
             return function(*args, **kwargs)
+        fields = fields_of(function, args[0]) if args else None
+        if fields is not None:
+            return initialize(self, function, fields, *args, **kwargs)
         generated = function.__code__.co_filename.startswith("<")
         outside = [each for each in (*args, *kwargs.values()) if self._is_state(each)]
         if not generated or (outside and function.__name__ != "__init__"):

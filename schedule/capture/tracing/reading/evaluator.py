@@ -7,27 +7,27 @@ source, so that later reads of their contents can be guarded. Values made by the
 
 from __future__ import annotations
 
-import builtins
+import contextlib
 import operator
 import sys
 import types
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from schedule.capture.recording.structure import original_class
 from schedule.capture.tracing.reading.assignments import Assignments
-from schedule.capture.tracing.reading.calling import Calling
 from schedule.capture.tracing.reading.following import Followed, Handler
+from schedule.capture.tracing.reading.matching import Matching
 from schedule.capture.tracing.reading.operators import plain
 from schedule.capture.tracing.reading.plain import is_atom
 from schedule.capture.tracing.reading.resolution import ABSENT
-from schedule.capture.tracing.reading.sources import Attr, Const, DictOf, Item
+from schedule.capture.tracing.reading.sources import Attr, Const, Item
 
 
-class Evaluator(Calling):
+class Evaluator(Matching):
     """Operations called by instrumented code, for one trace."""
 
     def __init__(self, tracer: Followed, handlers: Mapping[Any, Handler]) -> None:
@@ -55,11 +55,62 @@ class Evaluator(Calling):
         if name in table:
             return self.read(table[name], Item(Const(table), name))
         self.guard("lacks_item", Const(table), name)
-        namespace = table.get("__builtins__", builtins)
-        found = vars(namespace) if isinstance(namespace, types.ModuleType) else namespace
+        return self._builtin(function, name)
+
+    def _builtin(self, function: types.FunctionType, name: str) -> Any:
+        """Look up a name among the builtins of a function."""
+        found: dict[str, Any] = cast(Any, function).__builtins__
         if name not in found:
+            self.guard("lacks_item", Const(found), name)
             raise NameError(f"name {name!r} is not defined", name=name)
-        return found[name]
+        return self.read(found[name], Item(Const(found), name))
+
+    def imported(self, function: types.FunctionType, file: str, level: int, names: tuple[str, ...]) -> Any:
+        """Import ``file``, and return it or, unless ``names`` are imported from it, the package at its start.
+
+        Raises:
+            TraceError: a module is found elsewhere than among those loaded.
+        """
+        table = function.__globals__
+        package = (table.get("__package__") or "").split(".")
+        full = ".".join([*package[: len(package) + 1 - level], *filter(None, [file])]) if level else file
+        parts = full.split(".")
+        try:
+            found = self._builtin(function, "__import__")(file, table, None, names, level)
+        finally:
+            for count in range(len(parts)):
+                self._read_module(".".join(parts[: count + 1]))
+        if self.on and found is not sys.modules.get(full if names else parts[0]):
+            raise self.refused(f"the forward imports {full}, which is not among the loaded modules")
+        return found
+
+    def import_from(self, module: Any, name: str) -> Any:
+        """Return ``name`` from an imported module: an attribute, or a module below that is no attribute yet."""
+        try:
+            return self.attr(module, name)
+        except AttributeError:
+            pass
+        if (source := self.source_of(module)) is not None:
+            self.guard("lacks", source, name)
+        own = getattr(module, "__name__", "<unknown module name>")
+        found = self._read_module(f"{own}.{name}")
+        if found is None:
+            file = getattr(module, "__file__", None)
+            where = f"{own!r} ({file or 'unknown location'})"
+            raise ImportError(f"cannot import name {name!r} from {where}", name=own, path=file)
+        return found
+
+    def _read_module(self, name: str) -> Any:
+        """Return a loaded module or None, with a guard on it; as a constant, it is saved with the guard."""
+        source = Item(Const(sys.modules), name)
+        if name not in sys.modules:
+            return self.guard("lacks_item", source.base, name)
+        found: Any = sys.modules[name]
+        if not isinstance(found, types.ModuleType):
+            return self.read(found, source)
+        self.guard("is", source, Const(found))
+        self.know(found, Const(found))
+        return found
 
     def cell_value(self, function: types.FunctionType, name: str, value: Any) -> Any:
         """Return the value of a variable of the enclosing function."""
@@ -120,10 +171,11 @@ class Evaluator(Calling):
         self.refuse_write(owner, "deletes an item of")
         del owner[key]
 
-    def write_name(self, function: types.FunctionType, name: str) -> None:
-        """Refuse the assignment of a global or of a variable of an enclosing function."""
+    def write_name(self, function: types.FunctionType, name: str, value: Any) -> Any:
+        """Return ``value`` to be bound to a global or to a variable of an enclosing function, or refuse it."""
         if self.on:
             raise self.refused(f"the forward assigns {name!r}, a variable outside of {function.__qualname__}")
+        return value
 
     def augmented(self, name: str, target: Any, value: Any) -> Any:
         """Compute ``target += value`` or a similar operation, and return the new ``target``."""
@@ -154,8 +206,8 @@ class Here:
         return self._evaluator.global_name(self._function, name)
 
     def note_global(self, name: str) -> None:
-        """Guard on a global read somewhere in the function, beside a local of the same name."""
-        if name in self._function.__globals__:
+        """Guard on a global or builtin read somewhere in the function, beside a local of the same name."""
+        with contextlib.suppress(NameError):
             self._evaluator.global_name(self._function, name)
 
     def cell(self, name: str, value: Any) -> Any:
@@ -167,22 +219,17 @@ class Here:
         cell = (self._function.__closure__ or ())[self._function.__code__.co_freevars.index(name)]
         self._evaluator.cell_value(self._function, name, cell.cell_contents)
 
-    def write_name(self, name: str) -> None:
-        """Refuse the assignment of a global or of a variable of the enclosing function."""
-        self._evaluator.write_name(self._function, name)
+    def write_name(self, name: str, value: Any) -> Any:
+        """Return ``value`` to be bound to a global or to a variable of the enclosing function, or refuse it."""
+        return self._evaluator.write_name(self._function, name, value)
 
-    def imported(self, file: str, level: int, name: str, value: Any) -> Any:
-        """Return the result of ``from file import name``, read from the module if it is found there."""
-        package = self._function.__globals__.get("__package__") or ""
-        base = package.rsplit(".", level - 1)[0] if level > 1 else package
-        full = file if not level else f"{base}.{file}".rstrip(".")
-        module = sys.modules.get(full)
-        if module is None or name not in vars(module):
-            return value
-        return self._evaluator.read(value, Item(DictOf(Const(module)), name))
+    def imported(self, file: str, level: int, names: tuple[str, ...]) -> Any:
+        """Return the module for ``import file`` or ``from file import names``."""
+        return self._evaluator.imported(self._function, file, level, names)
 
 
 _OPERATIONS = (
     "attr", "item", "call", "truth", "operand", "shown", "formatted", "key", "iterate", "mapping", "context",
     "augmented", "is_", "is_not", "eq", "ne", "in_", "not_in", "set_attr", "set_item", "del_attr", "del_item",
+    "import_from", "is_singleton", "sequence_parts", "mapping_parts", "class_parts",
 )  # fmt: skip

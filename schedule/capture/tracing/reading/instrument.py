@@ -19,7 +19,8 @@ import types
 import weakref
 from typing import Any
 
-from schedule.capture.tracing.reading.transform import HERE, NoSource, Transformer
+from schedule.capture.tracing.reading.nodes import HERE, NoSource
+from schedule.capture.tracing.reading.transform import Transformer
 
 _FUTURE = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 _codes: weakref.WeakKeyDictionary[types.CodeType, types.CodeType] = weakref.WeakKeyDictionary()

@@ -97,7 +97,7 @@ def kind_of(tensor: torch.Tensor) -> Kind:
 
 
 def _tensor_class(tensor: torch.Tensor) -> type:
-    """Return the class of a tensor as torch functions see it: those of Python's dispatcher are plain tensors to them."""
+    """Return the class of a tensor as torch functions see it: subclasses without ``__torch_function__`` are plain."""
     cls = type(tensor)
     if cls in (torch.Tensor, nn.Parameter) or cls.__torch_function__ is not NO_TORCH_FUNCTION:
         return cls

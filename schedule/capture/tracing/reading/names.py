@@ -43,11 +43,6 @@ def bound_names(tree: ast.AST) -> set[str]:
     return found
 
 
-def assigned_names(target: ast.AST) -> set[str]:
-    """Return the names assigned by an assignment to ``target``."""
-    return {node.id for node in ast.walk(target) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-
-
 def assigns_names_only(target: ast.AST) -> bool:
     """Check whether ``target`` assigns to names alone, not to attributes or items."""
     return not any(isinstance(node, (ast.Attribute, ast.Subscript)) for node in ast.walk(target))

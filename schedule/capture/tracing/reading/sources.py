@@ -135,6 +135,8 @@ def _packed_const(const: Const) -> Any:
     value = const.value
     if isinstance(value, types.ModuleType):
         return _const_module, (value.__name__,)
+    if value is sys.modules:
+        return _const_modules, ()
     if isinstance(value, dict):
         name = value.get("__name__")
         if isinstance(name, str) and name in sys.modules and vars(sys.modules[name]) is value:
@@ -145,6 +147,10 @@ def _packed_const(const: Const) -> Any:
 
 def _const_module(name: str) -> Const:
     return Const(importlib.import_module(name))
+
+
+def _const_modules() -> Const:
+    return Const(sys.modules)
 
 
 def _const_globals(name: str) -> Const:

@@ -5,17 +5,13 @@ from __future__ import annotations
 import ast
 import types
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
-from schedule.capture.tracing.reading.names import (
-    assigned_names,
-    assigns_names_only,
-    bound_names,
-    loaded_globally,
-    stored_globally,
-)
+from schedule.capture.tracing.reading.match_patterns import MatchPatterns
+from schedule.capture.tracing.reading.names import assigns_names_only, bound_names, loaded_globally, stored_globally
+from schedule.capture.tracing.reading.nodes import NoSource
 
-HERE = "__here__"
 _CALLED_AS_WRITTEN = {"locals"}  # it reads the caller's frame
 _AUGMENTED = {
     ast.Add: "iadd", ast.Sub: "isub", ast.Mult: "imul", ast.Div: "itruediv", ast.FloorDiv: "ifloordiv",
@@ -29,18 +25,7 @@ def _is_formatted(part: ast.expr) -> bool:
     return isinstance(part, ast.FormattedValue)
 
 
-class NoSource(Exception):
-    """Error for a function without readable source, or with syntax not supported by the instrumentation."""
-
-
-def _line(node: Any) -> int:
-    """Return the line number of a frame while it computes ``node``: for ``x.view(…)``, the line of ``view``."""
-    named = node.func if isinstance(node, ast.Call) else node
-    line: int = (named.end_lineno if isinstance(named, ast.Attribute) else None) or node.lineno
-    return line
-
-
-class Transformer(ast.NodeTransformer):
+class Transformer(MatchPatterns):
     """Instrumentation of one definition and of all code defined in it."""
 
     def __init__(self, code: types.CodeType, definition: ast.FunctionDef, class_name: str) -> None:
@@ -48,11 +33,9 @@ class Transformer(ast.NodeTransformer):
         bound, read = bound_names(definition), loaded_globally(code)
         self._globals, self._free = read - bound, {*code.co_freevars} - bound - {"__class__"}
         self._noted = (read & bound, {*code.co_freevars} & bound)
-        self._written = {
-            name for node in ast.walk(definition) if isinstance(node, (ast.Global, ast.Nonlocal)) for name in node.names
-        } & ({*code.co_freevars} | read | stored_globally(code))
+        declared = (node.names for node in ast.walk(definition) if isinstance(node, (ast.Global, ast.Nonlocal)))
+        super().__init__({*chain(*declared)} & ({*code.co_freevars} | read | stored_globally(code)))
         self._first: list[str] = []
-        self._count = 0
 
     def result(self) -> ast.FunctionDef:
         """Return the definition, instrumented and without decorators."""
@@ -64,29 +47,6 @@ class Transformer(ast.NodeTransformer):
         notes += [self._statement("note_cell", definition, ast.Constant(name)) for name in sorted(cells)]
         made.body[:0] = notes
         return made
-
-    # -- making nodes ---------------------------------------------------------------------------------------
-
-    def _here(self, method: str, at: Any, *arguments: ast.expr, keywords: Sequence[ast.keyword] = ()) -> ast.Call:
-        def located(node: Any) -> Any:
-            return ast.copy_location(node, at)
-
-        function = located(ast.Attribute(located(ast.Name(HERE, ast.Load())), method, ast.Load()))
-        function.lineno = function.end_lineno = _line(at)
-        function.end_col_offset = function.col_offset
-        filled = [located(each) if isinstance(each, ast.Constant) else each for each in arguments]
-        return located(ast.Call(function, filled, list(keywords)))
-
-    def _statement(self, method: str, at: Any, *arguments: ast.expr) -> ast.stmt:
-        return ast.copy_location(ast.Expr(self._here(method, at, *arguments)), at)
-
-    @staticmethod
-    def _constant(value: Any) -> ast.expr:
-        return ast.Constant(value)
-
-    def _local(self) -> str:
-        self._count += 1
-        return f"__here_{self._count}__"
 
     def _mangled(self, name: str) -> str:
         private = name.startswith("__") and not name.endswith("__") and self._class
@@ -115,26 +75,18 @@ class Transformer(ast.NodeTransformer):
         self._first.pop()
         return node
 
-    def _statements(self, body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-        for statement in body:
-            made = self.visit(statement)
-            yield from made if isinstance(made, list) else [made]
-
     def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
         decorators, node.decorator_list = [self.visit(each) for each in node.decorator_list], []
-        made: list[ast.stmt] = [self._function(node)]
+        made: list[ast.stmt] = [*self._checked(node.name, node), self._function(node)]
         for decorator in reversed(decorators):
-            call = self._here("call", node, decorator, ast.copy_location(ast.Name(node.name, ast.Load()), node))
-            made.append(ast.copy_location(ast.Assign([ast.Name(node.name, ast.Store())], call), node))
+            call = self._here("call", node, decorator, self._loaded(node.name, node))
+            made.append(self._stored(node.name, call, node))
         return made
 
     def visit_Lambda(self, node: ast.Lambda) -> Any:
         return self._function(node)
 
-    def _refuse(self, node: Any) -> Any:
-        raise NoSource(f"line {node.lineno} holds a {type(node).__name__}")
-
-    visit_AsyncFunctionDef = visit_ClassDef = visit_Await = visit_AsyncFor = visit_AsyncWith = _refuse
+    visit_AsyncFunctionDef = visit_ClassDef = visit_Await = visit_AsyncFor = visit_AsyncWith = MatchPatterns._refuse
 
     # -- reads ------------------------------------------------------------------------------------------------
 
@@ -183,16 +135,13 @@ class Transformer(ast.NodeTransformer):
     def visit_Set(self, node: ast.Set) -> Any:
         return ast.copy_location(ast.Set([self._hashed(self.visit(each)) for each in node.elts]), node)
 
-    def _hashed(self, node: ast.expr) -> ast.expr:
-        return node if isinstance(node, (ast.Constant, ast.Starred)) else self._here("key", node, node)
-
     def visit_Call(self, node: ast.Call) -> Any:
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         if name in _CALLED_AS_WRITTEN or (name in ("vars", "dir") and not node.args):
             return node
         if name == "super" and not node.args:
-            own = ast.copy_location(ast.Name("__class__", ast.Load()), node)
-            return self._here("super", node, own, ast.copy_location(ast.Name(self._first[-1], ast.Load()), node))
+            own = self._loaded("__class__", node)
+            return self._here("super", node, own, self._loaded(self._first[-1], node))
         arguments = [self.visit(each) for each in node.args]
         keywords = [
             ast.keyword(k.arg, self.visit(k.value) if k.arg else self._here("mapping", k.value, self.visit(k.value)))
@@ -222,9 +171,6 @@ class Transformer(ast.NodeTransformer):
         made = self._truth(operand) if isinstance(node.op, ast.Not) else self._operand(operand)
         return ast.copy_location(ast.UnaryOp(node.op, made), node)
 
-    def _truth(self, node: ast.expr) -> ast.expr:
-        return node if isinstance(node, ast.Constant) else self._here("truth", node, node)
-
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:
         *tested, last = [self.visit(each) for each in node.values]
         return ast.copy_location(ast.BoolOp(node.op, [*map(self._truth, tested), last]), node)
@@ -246,27 +192,59 @@ class Transformer(ast.NodeTransformer):
         self.generic_visit(node)
         return self._here("formatted", node, node) if any(map(_is_formatted, node.values)) else node
 
-    def visit_comprehension(self, node: ast.comprehension) -> Any:
-        node.iter = self._here("iterate", node.iter, self.visit(node.iter))
-        node.ifs = [self._truth(self.visit(each)) for each in node.ifs]
+    def visit_comprehension(self, node: ast.comprehension) -> list[ast.comprehension]:
         if not assigns_names_only(node.target):
             raise NoSource("a comprehension assigns to an attribute or item")
-        return node
+        made = self._clauses(node.target, self._here("iterate", node.iter, self.visit(node.iter)))
+        made[0].is_async = node.is_async
+        made[-1].ifs = [self._truth(self.visit(each)) for each in node.ifs]
+        return made
 
-    def visit_Match(self, node: ast.Match) -> Any:
-        node.subject = self._operand(self.visit(node.subject))
-        for case in node.cases:
-            case.guard = case.guard and self._truth(self.visit(case.guard))
-            case.body = list(self._statements(case.body))
-        return node
+    def _clauses(self, target: Any, items: ast.expr) -> list[ast.comprehension]:
+        """Return the clauses for ``for target in items``: one more for each part to unpack, over a list of it alone."""
+        if isinstance(target, ast.Name):
+            return [ast.comprehension(target, items, [], 0)]
+        whole, inner = self._local(), list[ast.comprehension]()
+        bare = type(target)([self._part(each, inner) for each in target.elts], ast.Store())
+        first = ast.comprehension(ast.Name(whole, ast.Store()), items, [], 0)
+        unpacked = self._alone(self._here("iterate", target, self._loaded(whole, target)))
+        return [first, ast.comprehension(bare, unpacked, [], 0), *inner]
 
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> Any:
-        made: list[ast.stmt] = [node]
+    def _part(self, target: Any, inner: list[ast.comprehension]) -> Any:
+        """Return a name or starred name to unpack to instead of ``target``, and add the clauses that unpack it."""
+        if isinstance(target, ast.Starred):
+            return ast.Starred(self._part(target.value, inner), ast.Store())
+        if isinstance(target, ast.Name):
+            return target
+        name = self._local()
+        inner += self._clauses(target, self._alone(self._loaded(name, target)))
+        return ast.Name(name, ast.Store())
+
+    @staticmethod
+    def _alone(value: ast.expr) -> ast.expr:
+        return ast.copy_location(ast.List([value], ast.Load()), value)
+
+    # -- imports ----------------------------------------------------------------------------------------------
+
+    def _imported(self, node: Any, file: str, level: int, names: Sequence[str]) -> ast.expr:
+        return self._here("imported", node, *map(self._constant, (file, level, tuple(names))))
+
+    def visit_Import(self, node: ast.Import) -> list[ast.stmt]:
+        made: list[ast.stmt] = []
         for alias in node.names:
-            name = alias.asname or alias.name
-            where = [ast.Constant(node.module or ""), ast.Constant(node.level), ast.Constant(alias.name)]
-            read = self._here("imported", node, *where, ast.copy_location(ast.Name(name, ast.Load()), node))
-            made.append(ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], read), node))
+            value, (first, *below) = self._imported(node, alias.name, 0, ()), alias.name.split(".")
+            for name in below if alias.asname else ():
+                value = self._here("import_from", node, value, ast.Constant(name))
+            made += self._assigned(ast.Name(alias.asname or first, ast.Store()), value, node)
+        return made
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> list[ast.stmt]:
+        module = self._local()
+        file = self._imported(node, node.module or "", node.level, [alias.name for alias in node.names])
+        made = [self._stored(module, file, node)]
+        for alias in node.names:
+            value = self._here("import_from", node, self._loaded(module, node), ast.Constant(alias.name))
+            made += self._assigned(ast.Name(alias.asname or alias.name, ast.Store()), value, node)
         return made
 
     # -- writes -----------------------------------------------------------------------------------------------
@@ -278,25 +256,23 @@ class Transformer(ast.NodeTransformer):
             return [self._statement("set_attr", at, self.visit(target.value), name, value)]
         if isinstance(target, ast.Subscript):
             return [self._statement("set_item", at, self.visit(target.value), self._key(target.slice), value)]
-        checks = [
-            self._statement("write_name", at, ast.Constant(name)) for name in assigned_names(target) & self._written
-        ]
         if isinstance(target, ast.Name):
-            return [*checks, ast.copy_location(ast.Assign([target], value), at)]
+            return [self._stored(target.id, self._written_to(target.id, value, at), at)]
         later: list[ast.stmt] = []
-        bare = self._with_locals(target, later, at)
-        return [*checks, ast.copy_location(ast.Assign([bare], self._here("iterate", at, value)), at), *later]
+        bare = type(target)([self._name_only(each, later, at) for each in target.elts], ast.Store())
+        return [ast.copy_location(ast.Assign([bare], self._here("iterate", at, value)), at), *later]
 
-    def _with_locals(self, target: Any, later: list[ast.stmt], at: Any) -> Any:
-        """Replace each attribute and item in ``target`` with a local, and add its assignment to ``later``."""
-        if isinstance(target, (ast.Tuple, ast.List)):
-            return type(target)([self._with_locals(each, later, at) for each in target.elts], ast.Store())
+    def _name_only(self, target: Any, later: list[ast.stmt], at: Any) -> Any:
+        """Return a name or starred name to assign instead of ``target``, and add the assignment from it to ``later``.
+
+        Names of the function's own variables are returned as they are.
+        """
         if isinstance(target, ast.Starred):
-            return ast.Starred(self._with_locals(target.value, later, at), ast.Store())
-        if isinstance(target, ast.Name):
+            return ast.Starred(self._name_only(target.value, later, at), ast.Store())
+        if isinstance(target, ast.Name) and target.id not in self._written:
             return target
         name = self._local()
-        later += self._assigned(target, ast.copy_location(ast.Name(name, ast.Load()), at), at)
+        later += self._assigned(target, self._loaded(name, at), at)
         return ast.copy_location(ast.Name(name, ast.Store()), at)
 
     def visit_Assign(self, node: ast.Assign) -> Any:
@@ -304,9 +280,9 @@ class Transformer(ast.NodeTransformer):
         if len(node.targets) == 1:
             return self._assigned(node.targets[0], value, node)
         name = self._local()
-        made: list[ast.stmt] = [ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], value), node)]
+        made = [self._stored(name, value, node)]
         for target in node.targets:
-            made += self._assigned(target, ast.copy_location(ast.Name(name, ast.Load()), node), node)
+            made += self._assigned(target, self._loaded(name, node), node)
         return made
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
@@ -324,27 +300,43 @@ class Transformer(ast.NodeTransformer):
             read = self.visit_Name(ast.copy_location(ast.Name(target.id, ast.Load()), node))
             return self._assigned(target, self._here("augmented", node, operation, read, value), node)
         owner, key = self._local(), self._local()
-        bound = [ast.copy_location(ast.Assign([ast.Name(owner, ast.Store())], self.visit(target.value)), node)]
-        loaded = ast.copy_location(ast.Name(owner, ast.Load()), node)
+        bound = [self._stored(owner, self.visit(target.value), node)]
+        loaded = self._loaded(owner, node)
         if isinstance(target, ast.Attribute):
             methods, name = ("attr", "set_attr"), self._constant(self._mangled(target.attr))
         else:
-            methods, name = ("item", "set_item"), ast.copy_location(ast.Name(key, ast.Load()), node)
-            bound.append(ast.copy_location(ast.Assign([ast.Name(key, ast.Store())], self._key(target.slice)), node))
+            methods, name = ("item", "set_item"), self._loaded(key, node)
+            bound.append(self._stored(key, self._key(target.slice), node))
         made = self._here("augmented", node, operation, self._here(methods[0], node, loaded, name), value)
         return [*bound, self._statement(methods[1], node, loaded, name, made)]
 
     def visit_Delete(self, node: ast.Delete) -> Any:
         made: list[ast.stmt] = []
-        for target in node.targets:
+        for target in _flat(node.targets):
             if isinstance(target, ast.Attribute):
                 name = ast.Constant(self._mangled(target.attr))
                 made.append(self._statement("del_attr", node, self.visit(target.value), name))
             elif isinstance(target, ast.Subscript):
                 made.append(self._statement("del_item", node, self.visit(target.value), self._key(target.slice)))
             else:
-                made.append(ast.copy_location(ast.Delete([target]), node))
+                made += [*self._checked(target.id, node), ast.copy_location(ast.Delete([target]), node)]
         return made
+
+    def _checked(self, name: str, at: Any) -> list[ast.stmt]:
+        """Return a statement that refuses to bind or delete ``name``, for an outside variable."""
+        written = self._written_to(name, none := ast.copy_location(ast.Constant(None), at), at)
+        return [] if written is none else [ast.copy_location(ast.Expr(written), at)]
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> Any:
+        node.value = self._written_to(node.target.id, self.visit(node.value), node)
+        return node
+
+    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> Any:
+        if node.type is not None:
+            node.type = self.visit(node.type)
+            node.type = self._written_to(node.name, node.type, node) if node.name else node.type
+        node.body = list(self._statements(node.body))
+        return node
 
     def visit_YieldFrom(self, node: ast.YieldFrom) -> Any:
         node.value = self._here("iterate", node, self.visit(node.value))
@@ -353,19 +345,30 @@ class Transformer(ast.NodeTransformer):
     def visit_For(self, node: ast.For) -> Any:
         node.iter = self._here("iterate", node.iter, self.visit(node.iter))
         later: list[ast.stmt] = []
-        if not assigns_names_only(node.target):
-            node.target = self._with_locals(node.target, later, node)
+        node.target = self._name_only(node.target, later, node)
         node.body = [*later, *self._statements(node.body)]
         node.orelse = list(self._statements(node.orelse))
         return node
 
     def visit_With(self, node: ast.With) -> Any:
+        """Return one statement for each item, in another, as what an item binds may be read by the next."""
+        made: list[ast.stmt] = []
+        entered: list[tuple[ast.withitem, list[ast.stmt]]] = []
         for item in node.items:
+            later: list[ast.stmt] = []
             item.context_expr = self._here("context", item.context_expr, self.visit(item.context_expr))
-            if item.optional_vars is not None and not assigns_names_only(item.optional_vars):
-                raise NoSource("a with statement assigns to an attribute or item")
-        node.body = list(self._statements(node.body))
-        return node
+            if item.optional_vars is not None:
+                item.optional_vars = self._name_only(item.optional_vars, later, node)
+            entered.append((item, later))
+        made = list(self._statements(node.body))
+        for item, later in reversed(entered):
+            made = [ast.copy_location(ast.With([item], [*later, *made]), node)]
+        return made
+
+
+def _flat(targets: Sequence[ast.expr]) -> Iterator[Any]:
+    for target in targets:
+        yield from _flat(target.elts) if isinstance(target, (ast.Tuple, ast.List)) else [target]
 
 
 def _at_attribute(attribute: ast.Attribute, node: ast.expr | None = None) -> ast.expr:
