@@ -135,7 +135,10 @@ class ScheduledState:
                 return self.fall_back(module, args, kwargs, why)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**{name: value for name, value in vars(self).items() if name != "select"}, "adaptations": ()}
+        """Leave out graphs that another process could not check; it adapts to such calls, or runs the original."""
+        state = {name: value for name, value in vars(self).items() if name != "select"}
+        portable = tuple(each for each in self.specializations if each.is_portable)
+        return {**state, "specializations": portable, "adaptations": ()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

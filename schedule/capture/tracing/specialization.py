@@ -95,6 +95,11 @@ class Specialization:
         """Whether the graph contains checks, so it may fail while running."""
         return any(node.target in (check, check_output) for node in self.graph.nodes)
 
+    @property
+    def is_portable(self) -> bool:
+        """Whether another process can check the guards on Python state."""
+        return self.ledger.is_portable and all(each.ledger.is_portable for each in self.inlined.values())
+
     def __getstate__(self) -> dict[str, Any]:
         state = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return {**state, "graph": pack_graph(self.graph)}

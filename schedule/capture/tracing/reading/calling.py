@@ -174,14 +174,14 @@ class Calling(NativeCalls):
         if id(function) not in self._copies:
             copy = instrumented(function, self.here(function))
             self._copies[id(function)] = (function, copy)
-            self.guard("is", Attr(Const(function), "__code__"), function.__code__)
+            self.guard("is", Attr(self.source_of(function) or Const(function), "__code__"), function.__code__)
             self._read_defaults(function)
         return self._copies[id(function)][1]
 
     def _read_defaults(self, function: types.FunctionType) -> None:
         """Guard on the defaults of a function, as a whole if they are plain values."""
         for name in ("__defaults__", "__kwdefaults__"):
-            defaults, source = getattr(function, name), Attr(Const(function), name)
+            defaults, source = getattr(function, name), Attr(self.source_of(function) or Const(function), name)
             if not defaults:
                 continue
             if is_plain_content(defaults):

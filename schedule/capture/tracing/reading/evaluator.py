@@ -41,8 +41,7 @@ class Evaluator(Matching):
     def run(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call the traced forward, following its code unless it is native, such as this package's own."""
         cls = original_class(self.tracer.module)
-        if cls.forward is forward:
-            self.guard("is", Attr(Const(cls), "forward"), forward)
+        self.resolve(cls, "forward")
         if isinstance(forward, types.FunctionType) and not self.is_native(forward):
             return self.call(forward, *args, **kwargs)
         return forward(*args, **kwargs)
@@ -114,8 +113,8 @@ class Evaluator(Matching):
 
     def cell_value(self, function: types.FunctionType, name: str, value: Any) -> Any:
         """Return the value of a variable of the enclosing function."""
-        cell = (function.__closure__ or ())[function.__code__.co_freevars.index(name)]
-        return self.read(value, Attr(Const(cell), "cell_contents"))
+        cells = Attr(self.source_of(function) or Const(function), "__closure__")
+        return self.read(value, Attr(Item(cells, function.__code__.co_freevars.index(name)), "cell_contents"))
 
     # -- writes -------------------------------------------------------------------------------------------------
 

@@ -21,8 +21,8 @@ from fused.torch_internals.modes import NO_TORCH_FUNCTION, DisableTorchFunction
 from schedule.capture.recording.structure import member_source, original_class
 from schedule.capture.tracing.hooks import acts_now
 from schedule.capture.tracing.own_forward import CALL_NAMES, functions_called
-from schedule.capture.tracing.reading.plain import is_plain_content, same, snapshot
-from schedule.capture.tracing.reading.resolution import Resolved, found_in, resolutions
+from schedule.capture.tracing.reading.plain import is_atom, is_plain_content, same, snapshot
+from schedule.capture.tracing.reading.resolution import BASES, Resolved, found_in, resolutions
 from schedule.capture.tracing.reading.sources import (
     SELF,
     Attr,
@@ -33,7 +33,9 @@ from schedule.capture.tracing.reading.sources import (
     Self,
     Source,
     described,
+    has_name,
     root,
+    value_at,
 )
 
 
@@ -59,6 +61,33 @@ class Guard:
 
     def __str__(self) -> str:
         return f"{described(self.source)} {self.kind} {self.expected!r}"
+
+    def __reduce__(self) -> Any:
+        """Pickle a guard on code as a guard on the code that the other process loads."""
+        if self.kind == "resolves":
+            expected = self.expected
+            if expected.name != BASES and not is_atom(expected.raw):
+                return _resolved_again, (self.source, expected.name, expected.after)
+            return _resolved, (self.source, expected.name, expected.after, expected.raw)
+        is_code = isinstance(self.expected, (types.CodeType, types.FunctionType)) and not has_name(self.expected)
+        if self.kind in ("is", "calls") and is_code:
+            if isinstance(root(self.source), Self):
+                raise pickle.PicklingError("code that no name leads to")
+            return _guard_again, (self.kind, self.source)
+        return Guard, (self.kind, self.source, self.expected)
+
+
+def _resolved(source: Const, name: str, after: type | None, raw: Any) -> Guard:
+    return Guard("resolves", source, Resolved(name, after, raw))
+
+
+def _resolved_again(source: Const, name: str, after: type | None) -> Guard:
+    return _resolved(source, name, after, found_in(source.value, name, after))
+
+
+def _guard_again(kind: str, source: Source) -> Guard:
+    value = value_at(source)
+    return Guard(kind, source, value.__func__ if kind == "calls" else value)
 
 
 def _is_of_class(value: Any, cls: type) -> bool:
@@ -202,8 +231,13 @@ class Ledger:
     def __deepcopy__(self, memo: Any) -> Ledger:
         return self
 
+    @cached_property
+    def is_portable(self) -> bool:
+        """Whether all guards can be checked in another process."""
+        return all(map(_is_portable, self.guards))
+
     def __reduce__(self) -> Any:
-        return Ledger, (tuple(guard for guard in self.guards if _portable(guard)),)
+        return Ledger, (self.guards,)
 
 
 _OF_MODULES = {*vars(nn.Module()), "call_super_init", "dump_patches", "_schedule_state"}
@@ -236,11 +270,7 @@ def shared_ledger(guards: tuple[Guard, ...]) -> Ledger:
     return Ledger(guards)
 
 
-def _portable(guard: Guard) -> bool:
-    """Check whether ``guard`` can be pickled.
-
-    Guards on code alone (a closure, a local function) may be dropped, as a new process loads the code again.
-    """
+def _is_portable(guard: Guard) -> bool:
     try:
         pickle.dumps(guard)
     except (pickle.PicklingError, AttributeError, TypeError):

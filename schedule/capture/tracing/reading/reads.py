@@ -90,6 +90,8 @@ class Reads:
             The raw attribute, or ``ABSENT``.
         """
         raw = found_in(cls, name, after)
+        if isinstance(raw, types.FunctionType):
+            self.know(raw, Const(raw, Query(found_in, (cls, name, after))))
         if self.on and is_mutable(cls):
             self.guard("resolves", Const(cls), Resolved(name, after, raw))
         return raw
@@ -184,7 +186,7 @@ class Reads:
             self.read(value.__self__, Attr(source, "__self__"))
         elif is_fixed(value):
             self.guard("is", source, value)
-            self.know(value, Const(value))
+            self.know(value, Const(value, source))
         elif (known := self.source_of(value)) is None:
             self.know(value, source)
         elif known != source:

@@ -6,6 +6,7 @@ A source leads from the module, step by step, to the value at a later call.
 from __future__ import annotations
 
 import copyreg
+import enum
 import importlib
 import pickle
 import sys
@@ -22,9 +23,15 @@ class Self:
 
 @dataclass(frozen=True, eq=False)
 class Const:
-    """An object identical at every call, such as a class, or the globals of a file."""
+    """An object identical at every call, such as a class, or the globals of a file.
+
+    Attributes:
+        value: the object.
+        found: the source that another process finds it at, if no name does; None if unknown.
+    """
 
     value: Any
+    found: Source | None = None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Const) and self.value is other.value
@@ -72,6 +79,18 @@ def root(source: Source) -> Self | Const | Query:
     while isinstance(source, (DictOf, Item, Attr)):
         source = source.base
     return source
+
+
+def value_at(source: Source) -> Any:
+    """Return the value at a source that does not begin at a module."""
+    if isinstance(source, Const):
+        return source.value
+    if isinstance(source, Query):
+        return source.function(*source.arguments)
+    base = value_at(source.base)  # type: ignore[union-attr]
+    if isinstance(source, DictOf):
+        return base.__dict__
+    return getattr(base, source.name) if isinstance(source, Attr) else base[source.key]  # type: ignore[union-attr]
 
 
 SELF = Self()
@@ -142,7 +161,28 @@ def _packed_const(const: Const) -> Any:
         if isinstance(name, str) and name in sys.modules and vars(sys.modules[name]) is value:
             return _const_globals, (name,)
         raise pickle.PicklingError("a dict that is not the globals of a file")
-    return Const, (value,)
+    if has_name(value) or type(value) in _VALUES or isinstance(value, enum.Enum):
+        return Const, (value,)
+    if const.found is None or isinstance(root(const.found), Self):
+        raise pickle.PicklingError(f"a {type(value).__name__} that no name leads to")
+    return _const_at, (const.found,)
+
+
+_VALUES = (bool, int, float, complex, str, bytes, tuple, type(None))
+
+
+def has_name(value: Any) -> bool:
+    """Check whether ``value`` is found again by the name of its Python module and its own."""
+    if not isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
+        return False
+    try:
+        return pickle.loads(pickle.dumps(value)) is value
+    except (pickle.PicklingError, AttributeError, TypeError, ImportError):
+        return False
+
+
+def _const_at(source: Source) -> Const:
+    return Const(value_at(source), source)
 
 
 def _const_module(name: str) -> Const:
