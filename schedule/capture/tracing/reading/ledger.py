@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from fused.torch_internals.modes import NO_TORCH_FUNCTION, DisableTorchFunction
 from schedule.capture.recording.structure import member_source, original_class
@@ -63,16 +63,16 @@ class Guard:
         return f"{described(self.source)} {self.kind} {self.expected!r}"
 
     def __reduce__(self) -> Any:
-        """Pickle a guard on code as a guard on the code that the other process loads."""
+        """Pickle a guard on code, or on which object it is, as one on what the other process loads."""
         if self.kind == "resolves":
             expected = self.expected
             if expected.name != BASES and not is_atom(expected.raw):
                 return _resolved_again, (self.source, expected.name, expected.after)
             return _resolved, (self.source, expected.name, expected.after, expected.raw)
-        is_code = isinstance(self.expected, (types.CodeType, types.FunctionType)) and not has_name(self.expected)
-        if self.kind in ("is", "calls") and is_code:
+        is_object = not (isinstance(self.expected, Source) or is_atom(self.expected) or has_name(self.expected))
+        if self.kind in ("is", "calls") and is_object:
             if isinstance(root(self.source), Self):
-                raise pickle.PicklingError("code that no name leads to")
+                raise pickle.PicklingError("an object that no name leads to")
             return _guard_again, (self.kind, self.source)
         return Guard, (self.kind, self.source, self.expected)
 
@@ -234,10 +234,10 @@ class Ledger:
     @cached_property
     def is_portable(self) -> bool:
         """Whether all guards can be checked in another process."""
-        return all(map(_is_portable, self.guards))
+        return all(_is_portable(guard) for guard in self.guards if not _is_on_generated_code(guard))
 
     def __reduce__(self) -> Any:
-        return Ledger, (self.guards,)
+        return Ledger, (tuple(guard for guard in self.guards if not _is_on_generated_code(guard)),)
 
 
 _OF_MODULES = {*vars(nn.Module()), "call_super_init", "dump_patches", "_schedule_state"}
@@ -270,10 +270,21 @@ def shared_ledger(guards: tuple[Guard, ...]) -> Ledger:
     return Ledger(guards)
 
 
+def _is_on_generated_code(guard: Guard) -> bool:
+    """Check whether ``guard`` is on the class, code or globals of an ``fx.GraphModule``, made again from its graph."""
+    start = root(guard.source)
+    value = start.value if isinstance(start, Const) else None
+    if isinstance(value, type):
+        return issubclass(value, fx.GraphModule) and value is not fx.GraphModule
+    if isinstance(value, dict):
+        return "__builtins__" in value and "__name__" not in value
+    return isinstance(value, types.FunctionType) and value.__code__.co_filename.startswith("<eval_with_key>")
+
+
 def _is_portable(guard: Guard) -> bool:
     try:
         pickle.dumps(guard)
-    except (pickle.PicklingError, AttributeError, TypeError):
+    except (pickle.PickleError, AttributeError, TypeError):
         return False
     return True
 

@@ -177,7 +177,7 @@ def has_name(value: Any) -> bool:
         return False
     try:
         return pickle.loads(pickle.dumps(value)) is value
-    except (pickle.PicklingError, AttributeError, TypeError, ImportError):
+    except (pickle.PickleError, AttributeError, TypeError, ImportError):
         return False
 
 
