@@ -11,6 +11,8 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+from schedule.util.caching import cached_by_class
+
 _OURS = ("torch", "schedule", "fused")
 _PLAIN_FROM = ("builtins", "collections", "types", "functools")
 _PASSED_BY = (types.ModuleType, types.BuiltinFunctionType)
@@ -88,7 +90,7 @@ def members_named(cls: type, names: tuple[str, ...]) -> Iterator[tuple[type, str
             yield from ((base, name, own[name]) for name in names if name in own)
 
 
-@functools.lru_cache(maxsize=8192)
+@cached_by_class
 def slots_of(cls: type) -> tuple[tuple[str, Any], ...]:
     """Return the members made by ``__slots__``, with their names."""
     found: dict[str, Any] = {}

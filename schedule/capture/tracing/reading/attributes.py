@@ -15,7 +15,7 @@ from schedule.capture.tracing.opaque import _Watched
 from schedule.capture.tracing.reading.assignments import Assignments
 from schedule.capture.tracing.reading.instrument import is_instrumented
 from schedule.capture.tracing.reading.origin import is_fixed
-from schedule.capture.tracing.reading.plain import EXACT
+from schedule.capture.tracing.reading.plain import EXACT, is_atom
 from schedule.capture.tracing.reading.reads import Reads
 from schedule.capture.tracing.reading.resolution import ABSENT, class_of, is_mutable
 from schedule.capture.tracing.reading.sources import Attr, Const, DictOf, Item, Source
@@ -74,7 +74,7 @@ class AttributeReads(Reads):
     def origin_of(self, owner: Any) -> Source | None:
         """Return the source of an outside object, also of one that stays the same, such as a function."""
         source = self.source_of(owner)
-        if source is None and self.on and is_fixed(owner):
+        if source is None and self.on and is_fixed(owner) and not is_atom(owner):
             made_here = isinstance(owner, types.FunctionType) and is_instrumented(owner)
             return None if made_here else Const(owner)
         return source
@@ -129,8 +129,10 @@ class AttributeReads(Reads):
         if name == "__dict__" and source is not None:
             self.know(owner.__dict__, DictOf(source))
             return owner.__dict__
+        if name == "__class__":
+            return cls
         value = raw.__get__(owner, type(owner))
-        return value if source is None or name == "__class__" else self.read(value, Attr(source, name))
+        return value if source is None else self.read(value, Attr(source, name))
 
     def _is_followed_descriptor(self, raw: Any) -> bool:
         return isinstance(self.resolve(type(raw), "__get__"), types.FunctionType)

@@ -22,7 +22,7 @@ from schedule.capture.tracing.messages import MESSAGE_METHODS, log_arguments, lo
 from schedule.capture.tracing.opaque import _Watched, is_opaque_class
 from schedule.capture.tracing.reading import masks
 from schedule.capture.tracing.reading.container_methods import container_method
-from schedule.capture.tracing.reading.dataclass_init import fields_of, initialize
+from schedule.capture.tracing.reading.dataclass_methods import equal, fields_of, initialize
 from schedule.capture.tracing.reading.following import Followed, Handler
 from schedule.capture.tracing.reading.instrument import NoSource, instrumented, is_instrumented
 from schedule.capture.tracing.reading.native_calls import NativeCalls
@@ -30,6 +30,7 @@ from schedule.capture.tracing.reading.origin import (
     is_native_class,
 )
 from schedule.capture.tracing.reading.plain import is_atom, is_plain_content, snapshot
+from schedule.capture.tracing.reading.protected import Protected, may_swallow
 from schedule.capture.tracing.reading.sources import Attr, Const, Item, Source
 from schedule.capture.tracing.regions import TrackedAutocast, TrackedFlags, sets_flags
 
@@ -197,7 +198,9 @@ class Calling(NativeCalls):
         if not self.on:
             return function(*args, **kwargs)
         fields = fields_of(function, args[0]) if args else None
-        if fields is not None:
+        if fields is not None and function.__name__ == "__eq__":
+            return equal(self, fields, *args)
+        if fields is not None and function.__name__ == "__init__":
             return initialize(self, function, fields, *args, **kwargs)
         generated = function.__code__.co_filename.startswith("<")
         outside = [each for each in (*args, *kwargs.values()) if self._is_state(each)]
@@ -268,7 +271,8 @@ class Calling(NativeCalls):
             return TrackedFlags(self.tracer, self.tracer.regions, value)
         enter, leave = ((self.resolve_of(value, name) if self.on else None) for name in ("__enter__", "__exit__"))
         if any(isinstance(each, types.FunctionType) and not self.is_native(each) for each in (enter, leave)):
-            return _Context(self, value, enter, leave)
+            context = _Context(self, value, enter, leave)
+            return Protected(self, context) if may_swallow(leave) else context
         return value
 
 

@@ -23,6 +23,7 @@ from schedule.capture.tracing.reading.following import Followed, Handler
 from schedule.capture.tracing.reading.matching import Matching
 from schedule.capture.tracing.reading.operators import plain
 from schedule.capture.tracing.reading.plain import is_atom
+from schedule.capture.tracing.reading.protected import Protected
 from schedule.capture.tracing.reading.resolution import ABSENT
 from schedule.capture.tracing.reading.sources import Attr, Const, Item
 
@@ -43,8 +44,16 @@ class Evaluator(Matching):
         cls = original_class(self.tracer.module)
         self.resolve(cls, "forward")
         if isinstance(forward, types.FunctionType) and not self.is_native(forward):
-            return self.call(forward, *args, **kwargs)
-        return forward(*args, **kwargs)
+            result = self.call(forward, *args, **kwargs)
+        else:
+            result = forward(*args, **kwargs)
+        if self.failed is not None:
+            raise self.failed
+        return result
+
+    def protected(self) -> Protected:
+        """Return the context of the body of a ``try`` statement with handlers."""
+        return Protected(self)
 
     # -- names --------------------------------------------------------------------------------------------------
 
@@ -229,6 +238,7 @@ class Here:
 
 _OPERATIONS = (
     "attr", "item", "call", "truth", "operand", "shown", "formatted", "key", "iterate", "mapping", "context",
-    "augmented", "is_", "is_not", "eq", "ne", "in_", "not_in", "set_attr", "set_item", "del_attr", "del_item",
+    "protected", "augmented", "is_", "is_not", "eq", "ne", "in_", "not_in",
+    "set_attr", "set_item", "del_attr", "del_item",
     "import_from", "is_singleton", "sequence_parts", "mapping_parts", "class_parts",
 )  # fmt: skip

@@ -279,16 +279,21 @@ class ItemReads(AttributeReads):
         return a is not b
 
     def _equated(self, a: Any, b: Any) -> tuple[Any, Any]:
+        """Return what to compare: the answer of a followed ``__eq__`` and True, or the operands."""
+        followed = []
         for value, other in ((a, b), (b, a)):
             method = self.python_method(value, "__eq__") if self.source_of(value) is not None else None
             if method is not None:
-                return method(other), True
+                followed.append(value)
+                if (found := method(other)) is not NotImplemented:
+                    return found, True
         if not isinstance(a, BUILTIN_CONTAINERS) and not isinstance(b, BUILTIN_CONTAINERS):
             self._identical(a, b)
         for value in (a, b):
-            if (source := self.source_of(value)) is not None and self._has_native_equality(value):
+            source = self.source_of(value)
+            if source is not None and not any(value is each for each in followed) and self._has_native_equality(value):
                 raise self.refused(f"the forward compares a {type(value).__name__}, {described(source)}")
-        return self.operand(a), self.operand(b)
+        return (a is b, True) if followed else (self.operand(a), self.operand(b))
 
     def _has_native_equality(self, value: Any) -> bool:
         """Check whether native code compares the content of ``value``, which is not a container or immutable."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import operator
 import types
@@ -20,13 +21,14 @@ from fused.torch_internals.modes import DisableTorchFunction, count_function_mod
 from fused.torch_internals.modules import MODULE_CALLS
 from fused.torch_internals.tensors import FakeTensor, parse_to
 from schedule.capture.tracing.messages import print_arguments, warn_arguments, warn_at
+from schedule.capture.tracing.opaque import _Watched
 from schedule.capture.tracing.reading.evaluator import Evaluator
 from schedule.capture.tracing.reading.following import Handler
 from schedule.capture.tracing.reading.operators import COMPARING
 from schedule.capture.tracing.reading.origin import is_changeable, is_fixed
 from schedule.capture.tracing.reading.plain import is_atom
 from schedule.capture.tracing.reading.resolution import class_of
-from schedule.capture.tracing.reading.sources import DictOf, Item, described
+from schedule.capture.tracing.reading.sources import Attr, Const, DictOf, Item, described
 from schedule.capture.tracing.scalars import scalar_of
 
 HANDLERS: dict[Any, Handler] = {}
@@ -136,7 +138,7 @@ def _is_instance(ev: Evaluator, value: Any, cls: type) -> bool:
         return bool(ev.call(check, cls, value))
     found = isinstance(value, cls)
     if not isinstance(check, types.FunctionType):  # by the bases of its class
-        ev.guard_bases(class_of(value))
+        ev.guard_bases(type(value).__bases__[-1] if isinstance(value, _Watched) else class_of(value))
     elif (source := ev.source_of(value)) is not None:
         ev.guard("instance" if found else "no_instance", source, cls)
     elif not isinstance(value, torch.Tensor):
@@ -194,7 +196,18 @@ def _type(ev: Evaluator, value: Any, *rest: Any, **kwargs: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return _tensor_class(ev, value)
     scalar = scalar_of(value)
-    return type(value if scalar is None else scalar.value)
+    return class_of(value if scalar is None else scalar.value)
+
+
+@_handles(dataclasses.fields)
+def _fields(ev: Evaluator, value: Any) -> Any:
+    """Return the fields of a dataclass, each known by its name."""
+    cls = value if isinstance(value, type) else class_of(value)
+    ev.resolve(cls, "__dataclass_fields__")
+    found = dataclasses.fields(cls)
+    for field in found if ev.on else ():
+        ev.know(field, Const(field, Item(Attr(Const(cls), "__dataclass_fields__"), field.name)))
+    return found
 
 
 @_handles(divmod)

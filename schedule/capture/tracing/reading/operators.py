@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import functools
 import math
 import operator
 import types
@@ -13,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from schedule.capture.tracing.reading.origin import is_native, is_native_class
+from schedule.util.caching import cached_by_class
 
 _BINARY: tuple[str, ...] = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow")
 _BINARY += ("lshift", "rshift", "and", "or", "xor")
@@ -38,14 +38,9 @@ class Methods(Protocol):
         """Return a special method of ``value`` written in Python, to be followed, or None."""
 
 
+@cached_by_class
 def has_operators(cls: type) -> bool:
     """Check whether objects of ``cls`` have operators that are written in the user's Python."""
-    known: bool = _has_operators(cls)
-    return known
-
-
-@functools.lru_cache(maxsize=8192)
-def _has_operators(cls: Any) -> bool:
     if is_native_class(cls) or issubclass(cls, (torch.Tensor, torch.nn.Module, BaseException)):
         return False
     methods = (vars(base).get(name) for base in cls.__mro__ for name in (*NAMES, "__hash__"))

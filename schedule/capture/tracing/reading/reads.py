@@ -31,7 +31,7 @@ from schedule.capture.tracing.reading.sources import (
     module_path,
     submodule_path,
 )
-from schedule.util.errors import TraceError
+from schedule.util.errors import ScheduleError, TraceError
 
 
 class Reads:
@@ -40,6 +40,7 @@ class Reads:
     Attributes:
         tracer: the trace.
         on: whether reads become guards.
+        failed: an error of this package that code of the user has caught, to be raised at the end.
     """
 
     call: Callable[..., Any]
@@ -48,6 +49,7 @@ class Reads:
     def __init__(self, tracer: Followed) -> None:
         self.tracer = tracer
         self.on = True
+        self.failed: ScheduleError | None = None
         self._guards: dict[Any, Guard] = {}
         self._known: dict[int, tuple[Any, Source]] = {}
         self._tensors: dict[int, tuple[torch.Tensor, Source]] = {}
@@ -90,8 +92,13 @@ class Reads:
             The raw attribute, or ``ABSENT``.
         """
         raw = found_in(cls, name, after)
+        found = Query(found_in, (cls, name, after))
         if isinstance(raw, types.FunctionType):
-            self.know(raw, Const(raw, Query(found_in, (cls, name, after))))
+            self.know(raw, Const(raw, found))
+        elif isinstance(raw, (staticmethod, classmethod)):
+            self.know(raw.__func__, Const(raw.__func__, Attr(found, "__func__")))
+        elif type(raw) is property and raw.fget is not None:
+            self.know(raw.fget, Const(raw.fget, Attr(found, "fget")))
         if self.on and is_mutable(cls):
             self.guard("resolves", Const(cls), Resolved(name, after, raw))
         return raw

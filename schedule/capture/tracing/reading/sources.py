@@ -157,10 +157,10 @@ def _packed_const(const: Const) -> Any:
     if value is sys.modules:
         return _const_modules, ()
     if isinstance(value, dict):
-        name = value.get("__name__")
-        if isinstance(name, str) and name in sys.modules and vars(sys.modules[name]) is value:
-            return _const_globals, (name,)
-        raise pickle.PicklingError("a dict that is not the globals of a file")
+        name = _name_of_globals(value)
+        if name is None:
+            raise pickle.PicklingError("a dict that is not the globals of a file")
+        return _const_globals, (name,)
     if has_name(value) or type(value) in _VALUES or isinstance(value, enum.Enum):
         return Const, (value,)
     if const.found is None or isinstance(root(const.found), Self):
@@ -183,6 +183,12 @@ def has_name(value: Any) -> bool:
 
 def _const_at(source: Source) -> Const:
     return Const(value_at(source), source)
+
+
+def _name_of_globals(table: dict[Any, Any]) -> str | None:
+    """Return the name of the Python module with these globals; some say another one than they are imported by."""
+    names = (table.get("__name__"), *tuple(sys.modules))
+    return next((name for name in names if getattr(sys.modules.get(name), "__dict__", None) is table), None)  # type: ignore[arg-type]
 
 
 def _const_module(name: str) -> Const:

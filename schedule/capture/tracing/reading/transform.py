@@ -350,6 +350,16 @@ class Transformer(MatchPatterns):
         node.orelse = list(self._statements(node.orelse))
         return node
 
+    def visit_Try(self, node: Any) -> Any:
+        """Mark the body of a ``try`` statement with a handler that does not raise the exception again."""
+        self.generic_visit(node)
+        if not all(map(_raises_again, node.handlers)):
+            entered = ast.withitem(self._here("protected", node))
+            node.body = [ast.copy_location(ast.With([entered], node.body), node)]
+        return node
+
+    visit_TryStar = visit_Try
+
     def visit_With(self, node: ast.With) -> Any:
         """Return one statement for each item, in another, as what an item binds may be read by the next."""
         made: list[ast.stmt] = []
@@ -369,6 +379,11 @@ class Transformer(MatchPatterns):
 def _flat(targets: Sequence[ast.expr]) -> Iterator[Any]:
     for target in targets:
         yield from _flat(target.elts) if isinstance(target, (ast.Tuple, ast.List)) else [target]
+
+
+def _raises_again(handler: ast.ExceptHandler) -> bool:
+    last = handler.body[-1]
+    return isinstance(last, ast.Raise) and not any(isinstance(each, ast.Return) for each in ast.walk(handler))
 
 
 def _at_attribute(attribute: ast.Attribute, node: ast.expr | None = None) -> ast.expr:

@@ -1,4 +1,4 @@
-"""The constructor that ``dataclasses`` generates, whose code has no source to follow."""
+"""Methods that ``dataclasses`` generates, whose code has no source to follow."""
 
 from __future__ import annotations
 
@@ -11,16 +11,28 @@ from schedule.capture.tracing.reading.resolution import ABSENT
 
 
 class _Evaluator(Protocol):
+    def attr(self, owner: Any, name: str) -> Any: ...
     def call(self, function: Any, /, *args: Any, **kwargs: Any) -> Any: ...
+    def eq(self, a: Any, b: Any) -> Any: ...
     def resolve(self, cls: type, name: str) -> Any: ...
     def set_attr(self, owner: Any, name: str, value: Any) -> None: ...
+    def truth(self, value: Any) -> Any: ...
 
 
 def fields_of(function: types.FunctionType, instance: Any) -> dict[str, Any] | None:
-    """Return the fields set by a generated constructor, or None for any other function."""
-    holder = next((base for base in type(instance).__mro__ if vars(base).get("__init__") is function), None)
+    """Return the fields that a generated method of ``instance`` is about, or None for any other function."""
+    bases = type(instance).__mro__
+    holder = next((base for base in bases if vars(base).get(function.__name__) is function), None)
     fields = None if holder is None else vars(holder).get("__dataclass_fields__")
     return fields if function.__code__.co_filename.startswith("<") else None
+
+
+def equal(evaluator: _Evaluator, fields: dict[str, Any], one: Any, other: Any) -> Any:
+    """Compare two objects field by field, as the generated ``__eq__`` does."""
+    if type(one) is not type(other):
+        return NotImplemented
+    names = (name for name, field in fields.items() if field.compare and field._field_type.name == "_FIELD")
+    return all(evaluator.truth(evaluator.eq(evaluator.attr(one, n), evaluator.attr(other, n))) for n in names)
 
 
 def initialize(

@@ -1,0 +1,81 @@
+"""Blocks whose exceptions the forward handles: ``try`` with handlers, ``with`` on an object that may swallow them.
+
+A graph runs its operations outside of such a block, so an exception of one of them would leave the forward. A block
+that computes with tensors or calls a module is refused.
+"""
+
+from __future__ import annotations
+
+import dis
+import types
+from itertools import pairwise
+from typing import Any
+
+from torch import fx
+
+from schedule.capture.recording.specs import TensorSpec
+from schedule.capture.recording.structure import leaves
+from schedule.capture.tracing.reading.reads import Reads
+from schedule.util.errors import ScheduleError
+
+_FIX = "move the computation out of the block, or keep the module that has it a leaf (`leaves=(…,)`)"
+
+
+class Protected:
+    """One such block, entered while it is traced.
+
+    Args:
+        evaluator: the evaluator of the forward.
+        inner: the object of the ``with`` statement, to enter too; None for a ``try`` statement.
+    """
+
+    def __init__(self, evaluator: Reads, inner: Any = None) -> None:
+        self._evaluator, self._inner = evaluator, inner
+        self._before = 0
+
+    def __enter__(self) -> Any:
+        self._before = len(self._evaluator.tracer.graph.nodes)
+        return None if self._inner is None else self._inner.__enter__()
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> Any:
+        if isinstance(error, ScheduleError):
+            self._evaluator.failed = self._evaluator.failed or error
+        elif self._evaluator.on:
+            self._check(traceback)
+        return None if self._inner is None else self._inner.__exit__(kind, error, traceback)
+
+    def _check(self, traceback: types.TracebackType | None) -> None:
+        made = list(self._evaluator.tracer.graph.nodes)[self._before :]
+        if any(map(_computes, made)) or _comes_from_torch(traceback):
+            raise self._evaluator.refused("the forward handles exceptions of operations that a graph would run", _FIX)
+
+
+def _computes(node: fx.Node) -> bool:
+    if node.op == "call_module":
+        return True
+    spec = node.meta.get("spec")
+    return node.op in ("call_function", "call_method") and any(isinstance(each, TensorSpec) for _, each in leaves(spec))
+
+
+def _comes_from_torch(traceback: types.TracebackType | None) -> bool:
+    """Check whether an exception was raised by an operation on tensors."""
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_name == "__torch_function__":
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def may_swallow(function: Any) -> bool:
+    """Check whether ``function``, an ``__exit__``, may return something true."""
+    if not isinstance(function, types.FunctionType):
+        return False
+    found = list(dis.get_instructions(function))
+    returns = [(before, each) for before, each in pairwise(found) if each.opname.startswith("RETURN_")]
+    return not all(_returns_nothing(before, each) for before, each in returns)
+
+
+def _returns_nothing(before: dis.Instruction, instruction: dis.Instruction) -> bool:
+    if instruction.opname == "RETURN_CONST":  # Python 3.12
+        return not instruction.argval
+    return instruction.opname == "RETURN_GENERATOR" or (before.opname == "LOAD_CONST" and not before.argval)
