@@ -45,6 +45,18 @@ _PATCHABLE: tuple[Any, ...] = (builtins, math, operator, torch, torch.Tensor, fu
 _BY_TORCH = {"manual_seed", "__init__", "__setstate__"}
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--card", default="cuda", help="device of the tests marked cuda; cpu to try what runs without one")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests marked `cuda` are collected everywhere, and skipped for one reason where there is no card."""
+    if config.getoption("--card") == "cuda" and not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("cuda") is not None:
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
 @pytest.fixture(autouse=True)
 def _seeds() -> None:
     torch.manual_seed(0)
