@@ -39,6 +39,14 @@ def is_compiled() -> bool:
     return torch.compiler.is_compiling() or getattr(_thread, "compiling", False)
 
 
+def is_compiled_alone() -> bool:
+    """Check whether `torch.compile` traces a call outside of an export and of `torch.func` transforms.
+
+    An operator with its own gradient is enough there; its gradient need not be traced itself.
+    """
+    return torch.compiler.is_compiling() and not torch.compiler.is_exporting() and not are_functorch_transforms_active()
+
+
 def transformed() -> bool:
     """Check whether a tracer, a `torch.func` transform or forward-mode differentiation is active.
 
