@@ -13,6 +13,7 @@ from fused.backends import availability, inductor, onednn
 from fused.backends.kernels import SMALL_ON_CPU
 from fused.backends.selection import Choice, requested
 from fused.backends.tracing import PLAIN, needs_reference
+from fused.torch_internals.modes import count_dispatch_modes, without_dispatch_modes
 
 Formula = Callable[..., Any]
 Part = Literal["forward", "backward"]
@@ -89,10 +90,19 @@ class Op:
             return formula(*args, **statics)
         if needs_reference(args) or first.numel() == 0:
             return formula(*args, **statics)
-        for name in self._order(first.device.type, request):
-            result = self._run_on(name, part, args, statics, first.device.type)
+        if count_dispatch_modes():  # those of selective checkpointing, which recompute what they do not see
+            with without_dispatch_modes():
+                return self._run_first(part, args, request, statics)
+        return self._run_first(part, args, request, statics)
+
+    def _run_first(self, part: Part, args: Sequence[Any], request: str | None, statics: dict[str, Hashable]) -> Any:
+        """Run a part on the first backend that has it for these arguments."""
+        device: str = args[0].device.type
+        for name in self._order(device, request):
+            result = self._run_on(name, part, args, statics, device)
             if result is not NotImplemented:
                 return result
+        formula = self.forward if part == "forward" else self.backward
         return formula(*args, **statics)
 
     def choose(self, device: str, request: str | None = None) -> Choice:

@@ -11,7 +11,7 @@ import torch
 
 from fused.torch_internals.modes import (
     are_functorch_transforms_active,
-    count_dispatch_modes,
+    are_operations_observed,
     is_batched_by_autograd,
     is_forward_ad_active,
 )
@@ -68,9 +68,10 @@ def differentiated(*tensors: torch.Tensor | None) -> bool:
 def watched(tensors: Iterable[torch.Tensor]) -> bool:
     """Check whether plain torch operations must run because of a tracer, a mode, or the type of a tensor.
 
-    Tracing and transforms; dispatch modes; tensor subclasses; batched gradients (``is_grads_batched``).
+    Tracing and transforms; dispatch modes, except those of selective checkpointing; tensor subclasses; batched
+    gradients (``is_grads_batched``).
     """
-    if transformed() or count_dispatch_modes() > 0:
+    if transformed() or are_operations_observed():
         return True
     return any(type(t) not in PLAIN or is_batched_by_autograd(t) for t in tensors)
 
@@ -78,10 +79,10 @@ def watched(tensors: Iterable[torch.Tensor]) -> bool:
 def needs_reference(tensors: Iterable[Any]) -> bool:
     """Check whether only plain torch operations are correct for these tensors.
 
-    Tracing and transforms; dispatch modes (fake tensors, `make_fx`, operation counters); tensor subclasses;
-    the meta device; a backward pass recorded for double backward.
+    Tracing and transforms; dispatch modes (fake tensors, `make_fx`, operation counters), except those of selective
+    checkpointing; tensor subclasses; the meta device; a backward pass recorded for double backward.
     """
-    if transformed() or count_dispatch_modes() > 0:
+    if transformed() or are_operations_observed():
         return True
     recording = torch.is_grad_enabled()
     for tensor in tensors:
