@@ -103,6 +103,7 @@ CASES: dict[str, Callable[[], None]] = {
     "mask-added softmax 1024": lambda: _softmax(1024, mask=_bf16(1, 1, ROWS, 1024).detach()),
     "cross entropy 128256": lambda: _cross_entropy(128256),
     "cross entropy 128256, softcap": lambda: _cross_entropy(128256, softcap=30.0),
+    "cross entropy 50264": lambda: _cross_entropy(50264),
     "cross entropy 50257": lambda: _cross_entropy(50257),
 }
 

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from fused.backends.reference.activations import ACTIVATIONS, QUICK
+from fused.backends.triton.arithmetic import exp, reciprocal, tanh
 from fused.backends.triton.launch import (
     as_rows,
     column_block,
@@ -36,19 +37,9 @@ _CUBIC = tl.constexpr(2 * math.sqrt(2 / math.pi) * 0.044715)
 @triton.jit
 def logistic(u):
     """Compute σ(u) and its derivative σ(u)·σ(−u) from one exponential, without cancellation."""
-    e = tl.exp(-tl.abs(u))
-    r = 1 / (1 + e)
+    e = exp(-tl.abs(u))
+    r = reciprocal(1 + e)
     return tl.where(u < 0, e * r, r), e * r * r
-
-
-@triton.jit
-def tanh(z):
-    """Compute tanh in float32, by the polynomial of Cephes' tanhf if exponentials would cancel."""
-    square = z * z
-    near = ((-5.70498872745e-3 * square + 2.06390887954e-2) * square - 5.37397155531e-2) * square
-    near = ((near + 1.33314422036e-1) * square - 3.33332819422e-1) * square * z + z
-    far = 1 - 2 / (tl.exp(2 * tl.abs(z)) + 1)
-    return tl.where(tl.abs(z) < 0.625, near, tl.where(z < 0, -far, far))
 
 
 @triton.jit
