@@ -28,6 +28,8 @@ from triton import knobs
 import fused
 from benchmarks.disassembly import Code, disassembled
 from benchmarks.timing import write_json
+from fused.bias_dropout import BIAS_DROPOUT
+from fused.philox import DropoutStream
 from tests.fused.triton import hopper
 
 Tensor = torch.Tensor
@@ -50,6 +52,14 @@ def _activation(name: str) -> None:
 
 def _dropout_add() -> None:
     _backward(fused.bias_dropout_add(_bf16(ROWS, 4096), _bf16(4096), _bf16(ROWS, 4096), 0.1))
+
+
+def _drawn_dropout() -> None:
+    """Run the op with the numbers of a CUDA generator."""
+    keep, x = DropoutStream(seed=2**40, first=2**40, threads=2**18, vector=8, threshold=2**31), _bf16(ROWS, 4096)
+    with torch.no_grad():
+        BIAS_DROPOUT.run("forward", (x, x[0], x, keep, 2.0), "triton")
+        BIAS_DROPOUT.run("backward", (x, keep, 2.0), "triton", x_dtype=x.dtype, bias_dtype=x.dtype)
 
 
 def _rotary(interleaved: bool) -> None:
@@ -88,6 +98,7 @@ CASES: dict[str, Callable[[], None]] = {
     "bias + swiglu": lambda: _backward(fused.bias_swiglu(_bf16(ROWS, 8192), _bf16(8192))),
     "weighted relu²": lambda: _backward(fused.weighted_squared_relu(_bf16(ROWS, 4096), _bf16(ROWS, 1))),
     "bias + dropout + add": _dropout_add,
+    "bias + drawn dropout + add": _drawn_dropout,
     "rms_norm 4096": lambda: _rms_norm(4096),
     "rms_norm 16384": lambda: _rms_norm(16384),
     "layer_norm 1024": lambda: _layer_norm(1024),
