@@ -127,10 +127,12 @@ def _launched(
     q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, dim: int | None, interleaved: bool, back: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Rotate q and k, which have the same shape except for dimension `dim` of four, the heads."""
-    q, k = (x if x is None or x.stride(-1) == 1 else x.contiguous() for x in (q, k))
+    q = q if q.stride(-1) == 1 else q.contiguous()
+    k = k if k is None or k.stride(-1) == 1 else k.contiguous()
     # With the strides of x: heads transposed after a projection are read and written in memory order.
-    outs = [None if x is None else torch.empty_like(x, dtype=torch.promote_types(x.dtype, cos.dtype)) for x in (q, k)]
-    strides = [_strides(x, dim) for x in (q, outs[0], k, outs[1])]
+    q_out = torch.empty_like(q, dtype=torch.promote_types(q.dtype, cos.dtype))
+    k_out = None if k is None else torch.empty_like(k, dtype=torch.promote_types(k.dtype, cos.dtype))
+    strides = [_strides(x, dim) for x in (q, q_out, k, k_out)]
     sizes = [1 if n == dim else size for n, size in enumerate(((1,) * (4 - q.ndim) + q.shape)[:-1])]
     heads = [1 if x is None or dim is None else x.shape[dim - 4] for x in (q, k)]
     positions = math.prod(sizes)
@@ -141,7 +143,7 @@ def _launched(
     launch(
         _turn,
         (triton.cdiv(positions, at_once),),
-        *(q, k, *outs, cos, sin, positions, *sizes[1:], *heads, *itertools.chain(*strides)),
+        *(q, k, q_out, k_out, cos, sin, positions, *sizes[1:], *heads, *itertools.chain(*strides)),
         *(0 if _size(t, n) == 1 else _stride(t, n) for t in (cos, sin) for n in range(3)),
         BACK=back,
         INTERLEAVED=interleaved,
@@ -154,7 +156,7 @@ def _launched(
         PASSED=q.shape[-1] - 2 * half,
         num_warps=4,
     )
-    return outs[0], outs[1]
+    return q_out, k_out
 
 
 def _head_dim(shape: tuple[int, ...], x: Tensor, *angles: Tensor) -> int | None:
