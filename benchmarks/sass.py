@@ -101,6 +101,9 @@ CASES: dict[str, Callable[[], None]] = {
     "bias + drawn dropout + add": _drawn_dropout,
     "rms_norm 4096": lambda: _rms_norm(4096),
     "rms_norm 16384": lambda: _rms_norm(16384),
+    "rms_norm 8192": lambda: _rms_norm(8192),
+    "layer_norm 8192": lambda: _layer_norm(8192),
+    "layer_norm 16384": lambda: _layer_norm(16384),
     "layer_norm 1024": lambda: _layer_norm(1024),
     "layer_norm 4096": lambda: _layer_norm(4096),
     "add + rms_norm 4096": lambda: _backward(

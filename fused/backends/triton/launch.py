@@ -114,7 +114,7 @@ def column_partials(rows: int, columns: int, device: torch.device, dtype: torch.
     Program n takes the rows from ``n * cdiv(cdiv(rows, rows_at_once), programs) * rows_at_once`` on, see `row_span`.
     The number of programs depends only on the sizes and the type of GPU, so a sum is the same every time.
     """
-    programs = min(triton.cdiv(rows, rows_at_once), max(processors(device) * 4 // triton.cdiv(columns, 512), 1))
+    programs = min(triton.cdiv(rows, rows_at_once), max(processors(device) * 12 // triton.cdiv(columns, 512), 1))
     return torch.empty(programs, columns, device=device, dtype=dtype)
 
 
