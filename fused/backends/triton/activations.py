@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from fused.backends.reference.activations import ACTIVATIONS, QUICK
-from fused.backends.triton.arithmetic import exp, reciprocal, tanh
+from fused.backends.triton.arithmetic import exp, normal, reciprocal, tanh
 from fused.backends.triton.launch import (
     as_rows,
     column_block,
@@ -26,7 +26,6 @@ from fused.backends.triton.launch import (
 Tensor = torch.Tensor
 
 # In kernels these are right operands of a tensor: the interpreter does not support them as left operands.
-_ROOT_HALF = tl.constexpr(math.sqrt(0.5))
 _NORMAL = tl.constexpr(1 / math.sqrt(2 * math.pi))
 _QUICK = tl.constexpr(QUICK)
 # The tanh form of GELU is z·σ(u) with u = 2√(2/π)(z + 0.044715z³).
@@ -54,7 +53,7 @@ def activate(z, ACTIVATION: tl.constexpr):
     elif ACTIVATION == "quick_gelu":
         return z * logistic(z * _QUICK)[0]
     elif ACTIVATION == "gelu":
-        return 0.5 * z + 0.5 * z * tl.erf(z * _ROOT_HALF)
+        return z * normal(z)[0]
     elif ACTIVATION == "gelu_tanh":
         return z * logistic(z * (z * z * _CUBIC + _LINEAR))[0]
     elif ACTIVATION == "tanh":
@@ -78,7 +77,8 @@ def slope(z, ACTIVATION: tl.constexpr, FROM_RESULT: tl.constexpr = False):
         s, ds = logistic(z * _QUICK)
         return s + ds * (z * _QUICK)
     elif ACTIVATION == "gelu":
-        return 0.5 + 0.5 * tl.erf(z * _ROOT_HALF) + z * (tl.exp(-0.5 * z * z) * _NORMAL)
+        below, e = normal(z)
+        return below + z * (e * _NORMAL)
     elif ACTIVATION == "gelu_tanh":
         square = z * z
         s, ds = logistic(z * (square * _CUBIC + _LINEAR))
