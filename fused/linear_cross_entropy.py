@@ -51,8 +51,8 @@ def linear_cross_entropy(
         targets: ``[...]``, integers from 0 to vocab − 1, or `ignore_index`.
         bias: ``[vocab]`` in the dtype of `hidden`, or None.
         ignore_index, label_smoothing, z_loss, softcap, reduction: as in `cross_entropy`.
-        chunk_rows: rows per chunk, by default half of the features, and at least 256: the logits of a chunk then take
-            half of the weight's memory.
+        chunk_rows: rows per chunk, by default as many as features, and at least 256: the logits of a chunk then take
+            the weight's memory. The gradient of the weight is read and written once for each chunk.
 
     Returns:
         A number, or ``[...]`` for reduction "none"; float32 for 16-bit inputs. Saves its inputs. Double backward,
@@ -181,7 +181,7 @@ def _sweep(
     """
     rows, flat = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
     flat_g = None if g is None else g.reshape(-1)
-    size = chunk_rows or max(hidden.shape[-1] // 2, 256)
+    size = chunk_rows or max(hidden.shape[-1], 256)
     losses = torch.empty(len(rows), dtype=compute_dtype(hidden.dtype), device=hidden.device)
     sums = _Sums(rows, weight, bias, needs if g is not None else ())
     for start in range(0, len(rows), size):
@@ -221,6 +221,9 @@ class _Sums:
             turned, rows = dlogits.t(), self.rows[chunk]
             if self.weight.dtype == rows.dtype:
                 self.weight.addmm_(turned, rows)
+            elif rows.is_cuda:
+                # The product adds to the sum itself: no second [vocab, features].
+                torch.addmm(self.weight, turned, rows, out_dtype=self.weight.dtype, out=self.weight)
             else:
                 self.weight += _product(turned, rows)
         if self.bias is not None:
