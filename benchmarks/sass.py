@@ -101,11 +101,10 @@ CASES: dict[str, Callable[[], None]] = {
     "bias + drawn dropout + add": _drawn_dropout,
     "rms_norm 4096": lambda: _rms_norm(4096),
     "rms_norm 16384": lambda: _rms_norm(16384),
-    "rms_norm 8192": lambda: _rms_norm(8192),
-    "layer_norm 8192": lambda: _layer_norm(8192),
-    "layer_norm 16384": lambda: _layer_norm(16384),
     "layer_norm 1024": lambda: _layer_norm(1024),
     "layer_norm 4096": lambda: _layer_norm(4096),
+    "layer_norm 8192": lambda: _layer_norm(8192),
+    "layer_norm 16384": lambda: _layer_norm(16384),
     "add + rms_norm 4096": lambda: _backward(
         *fused.add_rms_norm(_bf16(ROWS, 4096), _bf16(ROWS, 4096), _bf16(4096)),
     ),
@@ -117,8 +116,8 @@ CASES: dict[str, Callable[[], None]] = {
     "mask-added softmax 1024": lambda: _softmax(1024, mask=_bf16(1, 1, ROWS, 1024).detach()),
     "cross entropy 128256": lambda: _cross_entropy(128256),
     "cross entropy 128256, softcap": lambda: _cross_entropy(128256, softcap=30.0),
-    "cross entropy 50264": lambda: _cross_entropy(50264),
     "cross entropy 50257": lambda: _cross_entropy(50257),
+    "cross entropy 50264": lambda: _cross_entropy(50264),
 }
 
 
