@@ -248,6 +248,7 @@ def masked_softmax(
     shown = None if mask is None else _broadcast(mask.view(torch.uint8) if kind == _BOOL else mask, whole.shape)
     pulled = None if sink is None else _broadcast(sink, (batch, heads, queries, 1))
     tile, programs = _tile(batch * heads, queries, keys)
+    positions, sides = _window(window, shift, queries, keys)
     launch(
         _masked_softmax,
         (programs,),
@@ -256,12 +257,12 @@ def masked_softmax(
         *(heads, queries, keys, *whole.stride()[:3]),
         *((0, 0, 0, 0) if shown is None else shown.stride()),
         *((0, 0, 0) if pulled is None else pulled.stride()[:3]),
-        *_window(window, shift, queries, keys),
+        *positions,
         MASK=kind,
         SINK=sink is not None,
         DROPOUT=keep is not None,
         LOST=rounding,
-        **_sides(window),
+        **sides,
         ONCE=tile.columns >= keys,
         **tile.settings,
     )
@@ -293,17 +294,18 @@ def masked_softmax_backward(
     dz = None if mask_sum is None else torch.empty(p.shape, dtype=torch.float32, device=p.device)
     dsink = None if p_sink is None or sink_sum is None else torch.empty_like(p_sink)
     tile, programs = _tile(p.numel() // (queries * keys), queries, keys)
+    positions, sides = _window(window, shift, queries, keys)
     launch(
         _masked_softmax_backward,
         (programs,),
         *(p.contiguous(), p_sink, None if lost is None else lost.contiguous(), g.contiguous(), dx, dz, dsink),
-        *(scale, keep_scale, *_steps(p.dtype), queries, keys, *_window(window, shift, queries, keys)),
+        *(scale, keep_scale, *_steps(p.dtype), queries, keys, *positions),
         SINK=dsink is not None,
         DROPOUT=dropout,
         LOST=lost is not None,
         DX=dx is not None,
         DZ=dz is not None,
-        **_sides(window),
+        **sides,
         ONCE=tile.columns >= keys,
         **tile.settings,
     )
@@ -313,16 +315,9 @@ def masked_softmax_backward(
 
 def _tile(matrices: int, queries: int, keys: int) -> tuple[Tile, int]:
     """Return the block of a program, of rows of one [queries, keys] matrix, and the number of programs."""
-    tile = row_tile(keys, whole=WHOLE)
-    rows = min(tile.rows, 1 << (queries - 1).bit_length())
-    tile = row_tile(keys, whole=WHOLE, numbers=rows * tile.columns)
-    return tile, matrices * triton.cdiv(queries, tile.rows)
-
-
-def _sides(window: Window | None) -> dict[str, bool]:
-    """Return which sides of the window are limited."""
-    before, after = window or (-1, -1)
-    return {"BEFORE": before >= 0, "AFTER": after >= 0}
+    most = 1 << (queries - 1).bit_length() + (keys - 1).bit_length()
+    tile = row_tile(keys, whole=WHOLE, numbers=min(most, 2048))
+    return tile, matrices * -(-queries // tile.rows)
 
 
 def _broadcast(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -336,6 +331,7 @@ def _steps(dtype: torch.dtype) -> tuple[float, float]:
     return 254 / info.eps, info.tiny
 
 
-def _window(window: Window | None, shift: int, queries: int, keys: int) -> tuple[int, int, int]:
-    """Return the key at the position of query 0, and the sides of the window."""
-    return keys - queries + shift, *(window or (-1, -1))
+def _window(window: Window | None, shift: int, queries: int, keys: int) -> tuple[tuple[int, int, int], dict[str, bool]]:
+    """Return the key at the position of query 0 and the sides of the window, and which of these are limited."""
+    before, after = window or (-1, -1)
+    return (keys - queries + shift, before, after), {"BEFORE": before >= 0, "AFTER": after >= 0}
