@@ -72,7 +72,7 @@ def sweep(
     """
     rows, flat = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
     flat_g = None if g is None else g.reshape(-1)
-    size = chunk_rows or max(hidden.shape[-1] // 2, 256)
+    size = chunk_rows or max(hidden.shape[-1], 256)
     losses = torch.empty(len(rows), dtype=compute_dtype(hidden.dtype), device=hidden.device)
     sums = Sums(rows, weight, bias, needs if g is not None else ())
     for start in range(0, len(rows), size):
@@ -112,6 +112,9 @@ class Sums:
             turned, rows = dlogits.t(), self.rows[chunk]
             if self.weight.dtype == rows.dtype:
                 self.weight.addmm_(turned, rows)
+            elif rows.is_cuda:
+                # The product adds to the sum itself: no second [vocab, features].
+                torch.addmm(self.weight, turned, rows, out_dtype=self.weight.dtype, out=self.weight)
             else:
                 self.weight += _product(turned, rows)
         if self.bias is not None:

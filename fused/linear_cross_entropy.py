@@ -50,8 +50,8 @@ def linear_cross_entropy(
         targets: ``[...]``, integers from 0 to vocab − 1, or `ignore_index`.
         bias: ``[vocab]`` in the dtype of `hidden`, or None.
         ignore_index, label_smoothing, z_loss, softcap, reduction: as in `cross_entropy`.
-        chunk_rows: rows per chunk, by default half of the features, and at least 256: the logits of a chunk then take
-            half of the weight's memory.
+        chunk_rows: rows per chunk, by default as many as features, and at least 256: the logits of a chunk then take
+            the weight's memory. The gradient of the weight is read and written once for each chunk.
 
     Returns:
         A number, or ``[...]`` for reduction "none"; float32 for 16-bit inputs. Saves its inputs. Double backward,

@@ -19,8 +19,9 @@ _MOST_IN_A_DRY_RUN = 4
 def items(device: str) -> list[Item]:
     """Return one item per file: the `cuda` tests first, then the kernels' own, then every op on Triton."""
     dry = device != "cuda"
-    risks = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "fused" / "cuda").glob("test_*.py"))
-    kernels = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "fused" / "triton").glob("test_*.py"))
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    risks = [str(path.relative_to(ROOT)) for path in files if "pytest.mark.cuda" in path.read_text()]
+    kernels = [str(path.relative_to(ROOT)) for path in files if path.parent == ROOT / "tests" / "fused" / "triton"]
     found = [Item(path, run_tests, (path, "cuda", "", dry), 0, 240) for path in risks]
     found += [Item(path, run_tests, (path, "not slow", "", dry), 1, 300) for path in kernels]
     found.append(Item(QUALITY, run_tests, (QUALITY, "not slow", "triton", dry), 1, 300))

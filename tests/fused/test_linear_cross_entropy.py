@@ -261,3 +261,21 @@ def test_the_operator_keeps_its_contract():
         )
     with pytest.raises(IndexError, match="target 13"):
         torch.compile(chunked, backend="eager")(hidden, weight, targets.index_fill(0, torch.tensor(0), 13))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_gradient_of_the_weight_is_in_memory_once(dtype):
+    hidden, weight = torch.randn(4096, 1024, device="cuda"), torch.randn(32768, 1024, device="cuda")
+    hidden, weight = hidden.to(dtype).requires_grad_(), (weight / 32).to(dtype).requires_grad_()
+    targets = torch.randint(32768, (4096,), device="cuda")
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = chunked(hidden, weight, targets)
+    summed = 4 * weight.numel()
+    assert torch.cuda.max_memory_allocated() - before < 2.3 * summed, "the gradient, and the logits of a chunk"
+    wide = [one.detach().double().requires_grad_() for one in (hidden, weight)]
+    exact = gradients(whole(*wide, targets), wide)
+    eager = gradients(F.cross_entropy(F.linear(hidden, weight).float(), targets), [hidden, weight])
+    for mine, theirs, truth in zip(gradients(result, [hidden, weight]), eager, exact, strict=True):
+        assert (mine - truth).square().mean() <= 1.21 * (theirs - truth).square().mean()

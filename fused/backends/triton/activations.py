@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from fused.backends.reference.activations import ACTIVATIONS, QUICK
+from fused.backends.triton.arithmetic import exp, normal, reciprocal, tanh
 from fused.backends.triton.launch import (
     as_rows,
     column_block,
@@ -25,7 +26,6 @@ from fused.backends.triton.launch import (
 Tensor = torch.Tensor
 
 # In kernels these are right operands of a tensor: the interpreter does not support them as left operands.
-_ROOT_HALF = tl.constexpr(math.sqrt(0.5))
 _NORMAL = tl.constexpr(1 / math.sqrt(2 * math.pi))
 _QUICK = tl.constexpr(QUICK)
 # The tanh form of GELU is z·σ(u) with u = 2√(2/π)(z + 0.044715z³).
@@ -36,19 +36,9 @@ _CUBIC = tl.constexpr(2 * math.sqrt(2 / math.pi) * 0.044715)
 @triton.jit
 def logistic(u):
     """Compute σ(u) and its derivative σ(u)·σ(−u) from one exponential, without cancellation."""
-    e = tl.exp(-tl.abs(u))
-    r = 1 / (1 + e)
+    e = exp(-tl.abs(u))
+    r = reciprocal(1 + e)
     return tl.where(u < 0, e * r, r), e * r * r
-
-
-@triton.jit
-def tanh(z):
-    """Compute tanh in float32, by the polynomial of Cephes' tanhf if exponentials would cancel."""
-    square = z * z
-    near = ((-5.70498872745e-3 * square + 2.06390887954e-2) * square - 5.37397155531e-2) * square
-    near = ((near + 1.33314422036e-1) * square - 3.33332819422e-1) * square * z + z
-    far = 1 - 2 / (tl.exp(2 * tl.abs(z)) + 1)
-    return tl.where(tl.abs(z) < 0.625, near, tl.where(z < 0, -far, far))
 
 
 @triton.jit
@@ -63,7 +53,7 @@ def activate(z, ACTIVATION: tl.constexpr):
     elif ACTIVATION == "quick_gelu":
         return z * logistic(z * _QUICK)[0]
     elif ACTIVATION == "gelu":
-        return 0.5 * z + 0.5 * z * tl.erf(z * _ROOT_HALF)
+        return z * normal(z)[0]
     elif ACTIVATION == "gelu_tanh":
         return z * logistic(z * (z * z * _CUBIC + _LINEAR))[0]
     elif ACTIVATION == "tanh":
@@ -87,7 +77,8 @@ def slope(z, ACTIVATION: tl.constexpr, FROM_RESULT: tl.constexpr = False):
         s, ds = logistic(z * _QUICK)
         return s + ds * (z * _QUICK)
     elif ACTIVATION == "gelu":
-        return 0.5 + 0.5 * tl.erf(z * _ROOT_HALF) + z * (tl.exp(-0.5 * z * z) * _NORMAL)
+        below, e = normal(z)
+        return below + z * (e * _NORMAL)
     elif ACTIVATION == "gelu_tanh":
         square = z * z
         s, ds = logistic(z * (square * _CUBIC + _LINEAR))

@@ -163,7 +163,7 @@ def gated_activation_backward(
     blocks = triton.cdiv(columns, tile.columns)
     programs, bias_sums, weight_sums = triton.cdiv(rows, tile.rows), None, None
     if bias is not None and needs[2]:
-        bias_sums = column_partials(rows, 2 * columns, y.device, torch.float32, tile.rows)
+        bias_sums = column_partials(rows, columns, y.device, torch.float32, tile.rows, sums=2)
         programs = len(bias_sums)
     if weights is not None and needs[3]:
         weight_sums = torch.empty(rows, blocks, device=y.device)

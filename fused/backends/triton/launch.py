@@ -108,14 +108,16 @@ def tuned(configs: Sequence[triton.Config], key: Sequence[str]) -> Callable[[Any
 warps_tuned = tuned([triton.Config({}, num_warps=warps) for warps in (4, 8, 16)], key=["columns"])
 
 
-def column_partials(rows: int, columns: int, device: torch.device, dtype: torch.dtype, rows_at_once: int) -> Tensor:
-    """Return an empty buffer [programs, columns] for the partial sums over rows, to be summed over dimension 0.
+def column_partials(
+    rows: int, columns: int, device: torch.device, dtype: torch.dtype, rows_at_once: int, *, sums: int = 1
+) -> Tensor:
+    """Return an empty buffer [programs, sums·columns] for partial sums over rows, to be summed over dimension 0.
 
     Program n takes the rows from ``n * cdiv(cdiv(rows, rows_at_once), programs) * rows_at_once`` on, see `row_span`.
     The number of programs depends only on the sizes and the type of GPU, so a sum is the same every time.
     """
-    programs = min(triton.cdiv(rows, rows_at_once), max(processors(device) * 4 // triton.cdiv(columns, 512), 1))
-    return torch.empty(programs, columns, device=device, dtype=dtype)
+    programs = min(triton.cdiv(rows, rows_at_once), max(processors(device) * 12 // triton.cdiv(columns, 512), 1))
+    return torch.empty(programs, sums * columns, device=device, dtype=dtype)
 
 
 def processors(device: torch.device) -> int:
