@@ -67,9 +67,9 @@ def test_a_child_that_dies_fails_or_hangs_leaves_its_results_and_the_others(log:
         Item("last", answer, priority=3),
         Item("dies", answer_and_die),
         Item("fails", run_out_of_memory, priority=1),
-        Item("hangs", answer_and_hang, (60.0,), priority=2, limit=1.0, least=0.0),
+        Item("hangs", answer_and_hang, (60.0,), priority=2, limit=6.0),
     ]
-    run_queue(items, log, budget=60.0, beside=1)
+    run_queue(items, log, budget=120.0, beside=1)
     found = outcomes(log)
     assert {name: outcome["status"] for name, outcome in found.items()} == {
         "dies": "killed by SIGKILL",
@@ -89,7 +89,7 @@ def test_a_budget_that_runs_out_skips_what_is_left(log: Log) -> None:
         Item("no time", answer, priority=1, least=0.5),
     ]
     start = time.monotonic()
-    run_queue(items, log, budget=3.0, beside=1)
+    run_queue(items, log, budget=8.0, beside=1)
     assert time.monotonic() - start < 30
     found = outcomes(log)
     assert found["long"]["status"] == "timed out" and found["no time"]["status"] == "skipped"
