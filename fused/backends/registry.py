@@ -98,10 +98,14 @@ class Op:
     def _run_first(self, part: Part, args: Sequence[Any], request: str | None, statics: dict[str, Hashable]) -> Any:
         """Run a part on the first backend that has it for these arguments."""
         device: str = args[0].device.type
-        for name in self._order(device, request):
-            result = self._run_on(name, part, args, statics, device)
-            if result is not NotImplemented:
-                return result
+        for name in _candidates(device, request):
+            problem = self._problem(name, device)
+            if problem is None:
+                result = self._run_on(name, part, args, statics, device)
+                if result is not NotImplemented:
+                    return result
+            elif name in (request, "inductor") and not availability.is_broken(name, device):
+                availability.warn_once(f"fused: not running on {name}: {problem}")
         formula = self.forward if part == "forward" else self.backward
         return formula(*args, **statics)
 
@@ -131,16 +135,6 @@ class Op:
         if backend == "triton" and self.kernels is None and "triton" not in self.implementations:
             return "this op has no Triton kernels yet"
         return availability.why_unavailable(backend, device)
-
-    def _order(self, device: str, request: str | None) -> list[str]:
-        names = []
-        for name in _candidates(device, request):
-            problem = self._problem(name, device)
-            if problem is None:
-                names.append(name)
-            elif name in (request, "inductor") and not availability.is_broken(name, device):
-                availability.warn_once(f"fused: not running on {name}: {problem}")
-        return names
 
     def _load_kernels(self, module: str) -> None:
         kernels = importlib.import_module(module)

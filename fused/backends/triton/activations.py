@@ -13,6 +13,7 @@ from fused.backends.reference.activations import ACTIVATIONS, QUICK
 from fused.backends.triton.arithmetic import exp, normal, reciprocal, tanh
 from fused.backends.triton.launch import (
     as_rows,
+    cdiv,
     column_block,
     column_partials,
     column_tile,
@@ -20,7 +21,6 @@ from fused.backends.triton.launch import (
     row_block,
     row_span,
     row_tile,
-    warps_tuned,
 )
 
 Tensor = torch.Tensor
@@ -91,8 +91,7 @@ def slope(z, ACTIVATION: tl.constexpr, FROM_RESULT: tl.constexpr = False):
         return z * (1 - z) if FROM_RESULT else logistic(z)[1]
 
 
-@warps_tuned
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _activation(
     x, bias, out, rows, columns, stride,
     ACTIVATION: tl.constexpr, BIASED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -105,7 +104,7 @@ def _activation(
     tl.store(out + row * columns + column, activate(z, ACTIVATION), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _activation_backward(
     g, x, bias, dx, partials, rows, columns, g_stride, stride,
     ACTIVATION: tl.constexpr, FROM_RESULT: tl.constexpr, BIASED: tl.constexpr, DX: tl.constexpr, SUM: tl.constexpr,
@@ -148,11 +147,11 @@ def bias_activation(x: Tensor, bias: Tensor | None, *, activation: str) -> Any:
     tile = column_tile(columns)
     launch(
         _activation,
-        (triton.cdiv(rows, tile.rows), triton.cdiv(columns, tile.columns)),
+        (cdiv(rows, tile.rows), cdiv(columns, tile.columns)),
         *(flat, None if bias is None else bias.contiguous(), out, rows, columns, flat.stride(0)),
         ACTIVATION=activation,
         BIASED=bias is not None,
-        **tile.block,
+        **tile.settings,
     )
     return out
 
@@ -168,7 +167,7 @@ def bias_activation_backward(
     tile = column_tile(columns)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if needs[0] else None
     partials = None
-    programs = triton.cdiv(rows, tile.rows)
+    programs = cdiv(rows, tile.rows)
     if needs[1] and bias is not None:
         partials = column_partials(rows, columns, x.device, torch.float32, tile.rows)
         programs = len(partials)
@@ -176,7 +175,7 @@ def bias_activation_backward(
     biased = bias is not None and not from_result
     launch(
         _activation_backward,
-        (programs, triton.cdiv(columns, tile.columns)),
+        (programs, cdiv(columns, tile.columns)),
         *(g, flat, bias.contiguous() if biased and bias is not None else None, dx, partials),
         *(rows, columns, g.stride(0), flat.stride(0)),
         ACTIVATION=activation,
@@ -189,7 +188,7 @@ def bias_activation_backward(
     return dx, None if partials is None or bias is None else partials.sum(0).to(bias.dtype)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _squared_relu(
     x, weights, out, rows, columns, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
@@ -200,7 +199,7 @@ def _squared_relu(
     tl.store(out + row * columns + column, activate(z, "relu2") * weight, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _squared_relu_backward(
     g, x, weights, dx, dweights, rows, columns, g_stride, stride,
     DX: tl.constexpr, DWEIGHTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -229,7 +228,7 @@ def weighted_squared_relu(x: Tensor, weights: Tensor) -> Any:
     rows, columns = flat.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     tile = column_tile(columns)
-    grid = (triton.cdiv(rows, tile.rows), triton.cdiv(columns, tile.columns))
+    grid = (cdiv(rows, tile.rows), cdiv(columns, tile.columns))
     launch(
         _squared_relu,
         grid,
@@ -250,7 +249,7 @@ def weighted_squared_relu_backward(g: Tensor, x: Tensor, weights: Tensor, *, nee
     tile = row_tile(columns, whole=4096)
     launch(
         _squared_relu_backward,
-        (triton.cdiv(rows, tile.rows),),
+        (cdiv(rows, tile.rows),),
         *(g, flat, weights.contiguous(), dx, dweights, rows, columns, g.stride(0), flat.stride(0)),
         DX=dx is not None,
         DWEIGHTS=dweights is not None,

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from fused.backends.triton.launch import (
     as_rows,
+    cdiv,
     column_block,
     column_partials,
     column_tile,
@@ -18,7 +19,6 @@ from fused.backends.triton.launch import (
     row_block,
     row_span,
     rows_with_stride,
-    warps_tuned,
 )
 from fused.philox import DropoutStream
 
@@ -49,8 +49,7 @@ def _kept(
         return tl.reshape(numbers, [row.shape[0], COLUMNS]) < limit
 
 
-@warps_tuned
-@triton.jit(do_not_specialize=["seed", "first", "threshold"])
+@triton.jit(do_not_specialize=["seed", "first", "threshold", "rows"])
 def _forward(
     x, bias, residual, keep, out, keep_scale, seed, first, threads, threshold,
     rows, columns, x_stride, residual_stride, keep_stride,
@@ -70,7 +69,7 @@ def _forward(
     tl.store(out + row * columns + column, z, mask=inside)
 
 
-@triton.jit(do_not_specialize=["seed", "first", "threshold"])
+@triton.jit(do_not_specialize=["seed", "first", "threshold", "rows"])
 def _backward(
     g, keep, dx, partials, keep_scale, seed, first, threads, threshold, rows, columns, g_stride, keep_stride,
     COMPUTE: tl.constexpr, DROPOUT: tl.constexpr, VECTOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -118,12 +117,12 @@ def bias_dropout(
     out = torch.empty(rows, columns, dtype=dtype, device=x.device)
     launch(
         _forward,
-        (triton.cdiv(rows, tile.rows), triton.cdiv(columns, tile.columns)),
+        (cdiv(rows, tile.rows), cdiv(columns, tile.columns)),
         *(flat, None if bias is None else bias.contiguous(), residual_rows, mask, out),
         *(keep_scale, *numbers, rows, columns, flat.stride(0), residual_stride, mask_stride),
         COMPUTE=compute,
         **dropout,
-        **tile.block,
+        **tile.settings,
     )
     return out.view(x.shape)
 
@@ -143,7 +142,7 @@ def bias_dropout_backward(
     flat, (mask, mask_stride, numbers, dropout) = as_rows(g), _dropout(keep)
     rows, columns = flat.shape
     tile = column_tile(columns)
-    partials, programs = None, triton.cdiv(rows, tile.rows)
+    partials, programs = None, cdiv(rows, tile.rows)
     if bias_dtype is not None:
         total = torch.float64 if compute == tl.float64 else torch.float32
         partials = column_partials(rows, columns, g.device, total, tile.rows)
@@ -151,7 +150,7 @@ def bias_dropout_backward(
     dx = None if x_dtype is None else torch.empty(rows, columns, dtype=x_dtype, device=g.device)
     launch(
         _backward,
-        (programs, triton.cdiv(columns, tile.columns)),
+        (programs, cdiv(columns, tile.columns)),
         *(flat, mask, dx, partials, keep_scale, *numbers, rows, columns, flat.stride(0), mask_stride),
         COMPUTE=compute,
         **dropout,

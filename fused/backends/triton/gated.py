@@ -11,13 +11,13 @@ import triton.language as tl
 from fused.backends.triton.activations import activate, slope
 from fused.backends.triton.launch import (
     as_rows,
+    cdiv,
     column_block,
     column_partials,
     column_tile,
     launch,
     row_block,
     row_span,
-    warps_tuned,
 )
 
 Tensor = torch.Tensor
@@ -34,8 +34,7 @@ def _limited(gate, linear, offset, clamp):
     return gate, linear
 
 
-@warps_tuned
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _gated(
     gate, up, bias, weights, out, offset, clamp, rows, columns, gate_stride, up_stride,
     ACTIVATION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -54,7 +53,7 @@ def _gated(
     tl.store(out + row * columns + column, value, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _gated_backward(
     g, gate, up, bias, weights, dgate, dup, bias_sums, weight_sums, offset, clamp, rows, columns,
     g_stride, gate_stride, up_stride, dgate_stride, dup_stride,
@@ -127,11 +126,11 @@ def gated_activation(
     tile = column_tile(columns)
     launch(
         _gated,
-        (triton.cdiv(rows, tile.rows), triton.cdiv(columns, tile.columns)),
+        (cdiv(rows, tile.rows), cdiv(columns, tile.columns)),
         *(gate, linear, _contiguous(bias), _contiguous(weights), out, offset, clamp),
         *(rows, columns, gate.stride(0), linear.stride(0)),
         ACTIVATION=activation,
-        **tile.block,
+        **tile.settings,
     )
     return out
 
@@ -160,8 +159,8 @@ def gated_activation_backward(
     if up is None and dy is not None:
         dgate, dlinear = _halves(dy, None)
     tile = column_tile(columns)
-    blocks = triton.cdiv(columns, tile.columns)
-    programs, bias_sums, weight_sums = triton.cdiv(rows, tile.rows), None, None
+    blocks = cdiv(columns, tile.columns)
+    programs, bias_sums, weight_sums = cdiv(rows, tile.rows), None, None
     if bias is not None and needs[2]:
         bias_sums = column_partials(rows, columns, y.device, torch.float32, tile.rows, sums=2)
         programs = len(bias_sums)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from fused.backends.triton.arithmetic import LN2, LOG2E, exp, tanh
-from fused.backends.triton.launch import BLOCK, as_rows, launch, row_tile
+from fused.backends.triton.launch import BLOCK, as_rows, cdiv, launch, row_tile
 
 Tensor = torch.Tensor
 
@@ -158,7 +158,7 @@ def logit_statistics_backward(
     each = [one.reshape(-1).contiguous() for one in (*given, index, lse)]
     launch(
         logit_gradient_kernel,
-        (count, triton.cdiv(columns, tile.columns)),
+        (count, cdiv(columns, tile.columns)),
         *(rows, *each, out, rows.stride(0), columns, softcap or 1.0),
         COLUMNS=tile.columns,
         CAPPED=softcap is not None,

@@ -17,6 +17,7 @@ from fused.backends.reference.norms import Casting
 from fused.backends.triton.launch import (
     Tile,
     as_rows,
+    cdiv,
     launch,
     processors,
     row_block,
@@ -75,7 +76,7 @@ def _store_norm(
         tl.store(total + offset + column, z, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _norm(
     x, x_stride, residual, residual_stride, weight, bias, out, total, means, rstds, eps, rows, columns,
     ROUND: tl.constexpr, ONE_MORE: tl.constexpr, CENTERED: tl.constexpr, ONCE: tl.constexpr,
@@ -135,7 +136,7 @@ def _store_dx(dx, g_total, h, normed, rstd, inner, center, g_total_row, offset, 
     tl.store(dx + offset + column, d, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _norm_backward(
     g, g_stride, g_total, g_total_stride, x, x_stride, weight, means, rstds, dx, sums, rows, columns,
     ONE_MORE: tl.constexpr, CENTERED: tl.constexpr, DWEIGHT: tl.constexpr, DBIAS: tl.constexpr,
@@ -173,7 +174,7 @@ def _norm_backward(
         tl.store(sums + DWEIGHT * columns + column, tl.sum(dbias, 0, keep_dims=True), mask=column < columns)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _long_norm_backward(
     g, g_stride, g_total, g_total_stride, x, x_stride, weight, means, rstds, dx, sums, rows, columns,
     ONE_MORE: tl.constexpr, CENTERED: tl.constexpr, DWEIGHT: tl.constexpr, DBIAS: tl.constexpr,
@@ -310,7 +311,7 @@ def _forward(
     mean = torch.empty_like(rstd) if centered else None
     launch(
         _norm,
-        (triton.cdiv(rows, tile.rows),),
+        (cdiv(rows, tile.rows),),
         *(flat, flat.stride(0), *rows_with_stride(residual), _vector(weight), _vector(bias)),
         *(out, x if total is None else total, mean, rstd, float(eps), rows, columns),
         ROUND=round_first,
@@ -370,7 +371,7 @@ def _tile(columns: int) -> Tile:
 
 def _programs(rows: int, tile: Tile, device: torch.device) -> int:
     """Return the number of programs for the rows, fewer for large blocks with their longer rows of sums."""
-    return min(triton.cdiv(rows, tile.rows), processors(device) * max(2**13 // (tile.rows * tile.columns), 1))
+    return min(cdiv(rows, tile.rows), processors(device) * max(2**13 // (tile.rows * tile.columns), 1))
 
 
 def _sum_dtype(x: Tensor, residual: Tensor | None) -> torch.dtype:

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fused.backends.triton.launch import compute_type, launch
+from fused.backends.triton.launch import cdiv, compute_type, launch
 
 Tensor = torch.Tensor
 
@@ -68,7 +68,7 @@ def _turn_heads(
             tl.store(target + 2 * HALF + column, tl.load(source + 2 * HALF + column, mask=rest), mask=rest)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["positions"])
 def _turn(
     q, k, q_out, k_out, cos, sin, positions, middle, last, q_heads, k_heads,
     q_0, q_1, q_2, q_head, q_out_0, q_out_1, q_out_2, q_out_head,
@@ -142,7 +142,7 @@ def _launched(
     at_once = min(rows // blocks[0], _power(positions))
     launch(
         _turn,
-        (triton.cdiv(positions, at_once),),
+        (cdiv(positions, at_once),),
         *(q, k, q_out, k_out, cos, sin, positions, *sizes[1:], *heads, *itertools.chain(*strides)),
         *(0 if _size(t, n) == 1 else _stride(t, n) for t in (cos, sin) for n in range(3)),
         BACK=back,
