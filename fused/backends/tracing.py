@@ -14,6 +14,7 @@ from fused.torch_internals.modes import (
     are_operations_observed,
     is_batched_by_autograd,
     is_forward_ad_active,
+    is_jit_tracing,
 )
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -52,12 +53,11 @@ def transformed() -> bool:
 
     The ops then run as differentiable torch operations, visible to the tracer or transform.
     """
-    return (
-        torch.compiler.is_compiling()
-        or are_functorch_transforms_active()
-        or is_forward_ad_active()
-        or torch.jit.is_tracing()
-    )
+    return torch.compiler.is_compiling() or _is_transform_active()
+
+
+def _is_transform_active() -> bool:
+    return are_functorch_transforms_active() or is_forward_ad_active() or is_jit_tracing()
 
 
 def differentiated(*tensors: torch.Tensor | None) -> bool:

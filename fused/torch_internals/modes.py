@@ -26,6 +26,7 @@ __all__ = [
     "innermost_transform",
     "is_batched_by_autograd",
     "is_forward_ad_active",
+    "is_jit_tracing",
     "is_torch_function_disabled",
     "is_tracing_dispatch_active",
     "popped_function_mode",
@@ -41,6 +42,7 @@ count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 is_torch_function_disabled: Callable[[], bool] = torch._C._is_torch_function_all_disabled
 are_functorch_transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 innermost_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
+is_jit_tracing: Callable[[], bool] = torch._C._is_tracing
 is_batched_by_autograd: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 
 _TRACING_MODES = (

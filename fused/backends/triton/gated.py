@@ -196,4 +196,4 @@ def _contiguous(tensor: Tensor | None) -> Tensor | None:
 
 
 def _any_float64(*tensors: Tensor | None) -> bool:
-    return any(tensor is not None and tensor.dtype == torch.float64 for tensor in tensors)
+    return torch.float64 in [None if tensor is None else tensor.dtype for tensor in tensors]

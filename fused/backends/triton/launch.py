@@ -80,7 +80,7 @@ def _warps(numbers: int) -> int:
 
 def as_rows(x: Tensor) -> Tensor:
     """Return x as [rows, columns] with contiguous columns, as a view if its strides allow, else as a copy."""
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
     return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
 
 

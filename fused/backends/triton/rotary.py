@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from typing import Any
@@ -13,6 +14,8 @@ import triton.language as tl
 from fused.backends.triton.launch import cdiv, compute_type, launch
 
 Tensor = torch.Tensor
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+"""Shape and strides."""
 
 # Number of elements in the block of a program.
 _NUMBERS = 2048
@@ -112,12 +115,12 @@ def rotary_backward(g: Tensor, g_k: Tensor | None, cos: Tensor, sin: Tensor, *, 
 
 
 def _turned(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool, back: bool) -> Any:
-    if max(q.ndim, 0 if k is None else k.ndim) > 4:
+    if q.ndim > 4 or (k is not None and k.ndim > 4):
         return NotImplemented
-    cos, sin = (t if t.stride(-1) == 1 else t.contiguous() for t in (cos, sin))
-    shape = (1,) * (4 - q.ndim) + q.shape
-    dim = _head_dim(shape, q, cos, sin)
-    if k is not None and _without((1,) * (4 - k.ndim) + k.shape, dim) != _without(shape, dim):
+    cos = cos if cos.stride(-1) == 1 else cos.contiguous()
+    sin = sin if sin.stride(-1) == 1 else sin.contiguous()
+    dim, at_once = _heads(_layout(q), None if k is None else k.shape, _layout(cos), _layout(sin))
+    if k is not None and not at_once:
         alone = [_turned(x, None, cos, sin, interleaved, back)[0] for x in (q, k)]
         return alone[0], alone[1]
     return _launched(q, k, cos, sin, dim, interleaved, back)
@@ -132,58 +135,92 @@ def _launched(
     # With the strides of x: heads transposed after a projection are read and written in memory order.
     q_out = torch.empty_like(q, dtype=torch.promote_types(q.dtype, cos.dtype))
     k_out = None if k is None else torch.empty_like(k, dtype=torch.promote_types(k.dtype, cos.dtype))
-    strides = [_strides(x, dim) for x in (q, q_out, k, k_out)]
-    sizes = [1 if n == dim else size for n, size in enumerate(((1,) * (4 - q.ndim) + q.shape)[:-1])]
-    heads = [1 if x is None or dim is None else x.shape[dim - 4] for x in (q, k)]
-    positions = math.prod(sizes)
-    half, pairs = cos.shape[-1] // 2, _power(cos.shape[-1] // 2)
-    rows = max(_NUMBERS // (2 * pairs), 1)
-    blocks = [min(_power(count), rows) for count in heads]
-    at_once = min(rows // blocks[0], _power(positions))
+    of_k = (None, None) if k is None or k_out is None else (_layout(k), _layout(k_out))
+    grid, numbers, blocks = _plan(dim, _layout(q), _layout(q_out), *of_k, _layout(cos), _layout(sin))
     launch(
         _turn,
-        (cdiv(positions, at_once),),
-        *(q, k, q_out, k_out, cos, sin, positions, *sizes[1:], *heads, *itertools.chain(*strides)),
-        *(0 if _size(t, n) == 1 else _stride(t, n) for t in (cos, sin) for n in range(3)),
+        grid,
+        *(q, k, q_out, k_out, cos, sin, *numbers),
         BACK=back,
         INTERLEAVED=interleaved,
         COMPUTE=compute_type(q, k, cos),
-        POSITIONS=at_once,
-        Q_HEADS=blocks[0],
-        K_HEADS=min(blocks[1], max(rows // at_once, 1)),
-        HALF=half,
-        PAIRS=pairs,
-        PASSED=q.shape[-1] - 2 * half,
         num_warps=4,
+        **blocks,
     )
     return q_out, k_out
 
 
-def _head_dim(shape: tuple[int, ...], x: Tensor, *angles: Tensor) -> int | None:
-    """Return the dimension of four over which cos and sin are the same and x is closest in memory, None for none."""
-    strides = (0,) * (4 - x.ndim) + x.stride()
-    alike = [n for n in range(3) if shape[n] > 1 and all(_size(t, n) == 1 or _stride(t, n) == 0 for t in angles)]
-    return min(alike, key=lambda n: strides[n], default=None)
+@functools.lru_cache(maxsize=4096)
+def _plan(
+    dim: int | None,
+    q: Layout,
+    q_out: Layout,
+    k: Layout | None,
+    k_out: Layout | None,
+    cos: Layout,
+    sin: Layout,
+) -> tuple[tuple[int], tuple[int, ...], dict[str, int]]:
+    """Return the grid, the sizes and strides, and the sizes of blocks for tensors of these shapes and strides."""
+    (shape, _), (angles, _) = q, cos
+    sizes = [1 if n == dim else _size(q, n) for n in range(3)]
+    heads = [1 if x is None or dim is None else x[0][dim - 4] for x in (q, k)]
+    positions = math.prod(sizes)
+    half, pairs = angles[-1] // 2, _power(angles[-1] // 2)
+    rows = max(_NUMBERS // (2 * pairs), 1)
+    blocks = [min(_power(count), rows) for count in heads]
+    at_once = min(rows // blocks[0], _power(positions))
+    strides = itertools.chain(*(_strides(x, dim) for x in (q, q_out, k, k_out)))
+    of_angles = [0 if _size(t, n) == 1 else _stride(t, n) for t in (cos, sin) for n in range(3)]
+    return (
+        (cdiv(positions, at_once),),
+        (positions, *sizes[1:], *heads, *strides, *of_angles),
+        {
+            "POSITIONS": at_once,
+            "Q_HEADS": blocks[0],
+            "K_HEADS": min(blocks[1], max(rows // at_once, 1)),
+            "HALF": half,
+            "PAIRS": pairs,
+            "PASSED": shape[-1] - 2 * half,
+        },
+    )
 
 
-def _size(tensor: Tensor, dim: int) -> int:
+@functools.lru_cache(maxsize=4096)
+def _heads(q: Layout, k_shape: tuple[int, ...] | None, cos: Layout, sin: Layout) -> tuple[int | None, bool]:
+    """Return the dimension of the heads, and whether q and k are alike in all others.
+
+    It is the one of four over which cos and sin are the same and q is closest in memory, or None.
+    """
+    shape = (1,) * (4 - len(q[0])) + q[0]
+    alike = [n for n in range(3) if shape[n] > 1 and all(_size(t, n) == 1 or _stride(t, n) == 0 for t in (cos, sin))]
+    dim = min(alike, key=lambda n: _stride(q, n), default=None)
+    if k_shape is None:
+        return dim, True
+    return dim, _without((1,) * (4 - len(k_shape)) + k_shape, dim) == _without(shape, dim)
+
+
+def _layout(tensor: Tensor) -> Layout:
+    return tensor.shape, tensor.stride()
+
+
+def _size(layout: Layout, dim: int) -> int:
     """Return the size of a dimension of four, 1 for leading ones that the tensor lacks."""
-    return tensor.shape[dim - 4] if tensor.ndim >= 4 - dim else 1
+    return layout[0][dim - 4] if len(layout[0]) >= 4 - dim else 1
 
 
-def _stride(tensor: Tensor, dim: int) -> int:
-    return tensor.stride(dim - 4) if tensor.ndim >= 4 - dim else 0
+def _stride(layout: Layout, dim: int) -> int:
+    return layout[1][dim - 4] if len(layout[1]) >= 4 - dim else 0
 
 
 def _without(shape: tuple[int, ...], dim: int | None) -> list[int]:
     return [size for n, size in enumerate(shape) if n != dim]
 
 
-def _strides(tensor: Tensor | None, dim: int | None) -> tuple[int, ...]:
+def _strides(layout: Layout | None, dim: int | None) -> tuple[int, ...]:
     """Return the strides of the three leading dimensions, and that of the heads."""
-    if tensor is None:
+    if layout is None:
         return (0,) * 4
-    leading = [_stride(tensor, n) for n in range(3)]
+    leading = [_stride(layout, n) for n in range(3)]
     return *leading, 0 if dim is None else leading[dim]
 
 
