@@ -17,6 +17,7 @@ from fused.backends.triton.launch import (
     column_block,
     column_partials,
     column_tile,
+    empty_like,
     launch,
     row_block,
     row_span,
@@ -143,7 +144,7 @@ def bias_activation(x: Tensor, bias: Tensor | None, *, activation: str) -> Any:
         return NotImplemented
     flat = as_rows(x)
     rows, columns = flat.shape
-    out = torch.empty(x.shape, dtype=dtype, device=x.device)
+    out = empty_like(x, dtype)
     tile = column_tile(columns)
     launch(
         _activation,
@@ -165,7 +166,7 @@ def bias_activation_backward(
     flat, g = as_rows(x), as_rows(g)
     rows, columns = flat.shape
     tile = column_tile(columns)
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if needs[0] else None
+    dx = empty_like(x) if needs[0] else None
     partials = None
     programs = cdiv(rows, tile.rows)
     if needs[1] and bias is not None:
@@ -226,7 +227,7 @@ def weighted_squared_relu(x: Tensor, weights: Tensor) -> Any:
         return NotImplemented
     flat = as_rows(x)
     rows, columns = flat.shape
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = empty_like(x)
     tile = column_tile(columns)
     grid = (cdiv(rows, tile.rows), cdiv(columns, tile.columns))
     launch(
@@ -244,8 +245,8 @@ def weighted_squared_relu_backward(g: Tensor, x: Tensor, weights: Tensor, *, nee
         return NotImplemented
     flat, g = as_rows(x), as_rows(g)
     rows, columns = flat.shape
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if needs[0] else None
-    dweights = torch.empty(weights.shape, dtype=weights.dtype, device=x.device) if needs[1] else None
+    dx = empty_like(x) if needs[0] else None
+    dweights = empty_like(weights) if needs[1] else None
     tile = row_tile(columns, whole=4096)
     launch(
         _squared_relu_backward,

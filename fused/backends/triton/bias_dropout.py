@@ -15,6 +15,7 @@ from fused.backends.triton.launch import (
     column_partials,
     column_tile,
     compute_type,
+    empty_like,
     launch,
     row_block,
     row_span,
@@ -114,7 +115,7 @@ def bias_dropout(
     mask, mask_stride, numbers, dropout = _dropout(keep)
     rows, columns = flat.shape
     tile = column_tile(columns)
-    out = torch.empty(rows, columns, dtype=dtype, device=x.device)
+    out = empty_like(x, dtype)
     launch(
         _forward,
         (cdiv(rows, tile.rows), cdiv(columns, tile.columns)),
@@ -124,7 +125,7 @@ def bias_dropout(
         **dropout,
         **tile.settings,
     )
-    return out.view(x.shape)
+    return out
 
 
 def bias_dropout_backward(
@@ -147,7 +148,7 @@ def bias_dropout_backward(
         total = torch.float64 if compute == tl.float64 else torch.float32
         partials = column_partials(rows, columns, g.device, total, tile.rows)
         programs = len(partials)
-    dx = None if x_dtype is None else torch.empty(rows, columns, dtype=x_dtype, device=g.device)
+    dx = None if x_dtype is None else empty_like(g, x_dtype)
     launch(
         _backward,
         (programs, cdiv(columns, tile.columns)),
@@ -157,7 +158,7 @@ def bias_dropout_backward(
         **tile.settings,
     )
     dbias = None if partials is None or bias_dtype is None else partials.sum(0).to(bias_dtype)
-    return None if dx is None else dx.view(g.shape), dbias
+    return dx, dbias
 
 
 def _dropout(keep: Keep | None) -> tuple[Tensor | None, int, tuple[int, ...], dict[str, Any]]:

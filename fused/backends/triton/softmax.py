@@ -14,7 +14,7 @@ import triton.language as tl
 
 from fused.backends.reference.softmax import FAR, Window, sum_over
 from fused.backends.triton.arithmetic import LOG2E, exp, reciprocal
-from fused.backends.triton.launch import Tile, launch, row_tile
+from fused.backends.triton.launch import Tile, empty_like, launch, row_tile
 
 Tensor = torch.Tensor
 
@@ -236,13 +236,13 @@ def masked_softmax(
     """Compute the reference formula of this name, or return NotImplemented for float64 or more than four dimensions."""
     if x.ndim > 4 or torch.float64 in (x.dtype, out_dtype, None if mask is None else mask.dtype):
         return NotImplemented
-    whole = x.reshape((1,) * (4 - x.ndim) + x.shape)
+    whole = x if x.ndim == 4 else x.reshape((1,) * (4 - x.ndim) + x.shape)
     if whole.stride(3) != 1:
         whole = whole.contiguous()
     batch, heads, queries, keys = whole.shape
-    out = torch.empty(x.shape, dtype=out_dtype, device=x.device)
+    out = empty_like(x, out_dtype)
     signed = None if keep is None else torch.empty_like(out)
-    lost = torch.empty(x.shape, dtype=torch.int8, device=x.device) if rounding else None
+    lost = empty_like(x, torch.int8) if rounding else None
     p_sink = None if sink is None else torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
     kind = _NO_MASK if mask is None else _BOOL if mask.dtype == torch.bool else _ADDITIVE
     shown = None if mask is None else _broadcast(mask.view(torch.uint8) if kind == _BOOL else mask, whole.shape)
@@ -290,8 +290,8 @@ def masked_softmax_backward(
     if g is None or g_signed is not None or g_sink is not None or torch.float64 in (p.dtype, g.dtype, x_dtype):
         return NotImplemented
     keys, queries = p.shape[-1], p.shape[-2] if p.ndim > 1 else 1
-    dx = None if x_dtype is None else torch.empty(p.shape, dtype=x_dtype, device=p.device)
-    dz = None if mask_sum is None else torch.empty(p.shape, dtype=torch.float32, device=p.device)
+    dx = None if x_dtype is None else empty_like(p, x_dtype)
+    dz = None if mask_sum is None else empty_like(p, torch.float32)
     dsink = None if p_sink is None or sink_sum is None else torch.empty_like(p_sink)
     tile, programs = _tile(p.numel() // (queries * keys), queries, keys)
     positions, sides = _window(window, shift, queries, keys)
