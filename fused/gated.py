@@ -98,7 +98,12 @@ def settings(
     clamp = None if clamp_value is None else _number(op, "clamp_value", clamp_value)
     if clamp is not None and not torch.compiler.is_compiling() and (clamp < 0 or math.isnan(clamp)):
         raise ValueError(f"{op}: clamp_value must be 0 or more, or None for no clamp, got {clamp_value}")
+    if offset is None and clamp is None and not (fp8_input_store or offload):
+        return _PLAIN[activation]
     return Gated(activation, offset, clamp, bool(fp8_input_store), offload)
+
+
+_PLAIN = {activation: Gated(activation) for activation in ACTIVATIONS}
 
 
 def _number(op: str, name: str, value: object) -> float:

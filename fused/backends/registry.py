@@ -101,7 +101,9 @@ class Op:
         for name in _candidates(device, request):
             problem = self._problem(name, device)
             if problem is None:
-                result = self._run_on(name, part, args, statics, device)
+                if name == "inductor":
+                    return self._run_compiled(part, args, statics, device)
+                result = self._implementation(name, part)(*args, **statics)
                 if result is not NotImplemented:
                     return result
             elif name in (request, "inductor") and not availability.is_broken(name, device):
@@ -142,19 +144,19 @@ class Op:
         self.register("triton", forward=getattr(kernels, names[0]), backward=getattr(kernels, names[1]))
         self.kernels = None
 
-    def _run_on(self, backend: str, part: Part, args: Sequence[Any], statics: dict[str, Hashable], device: str) -> Any:
-        formula = self.forward if part == "forward" else self.backward
+    def _implementation(self, backend: str, part: Part) -> Formula:
         if backend == "triton" and self.kernels is not None:
             self._load_kernels(self.kernels)
-        formula = self.implementations.get(backend, {}).get(part, formula)
-        if backend != "inductor":
-            return formula(*args, **statics)
+        formula = self.forward if part == "forward" else self.backward
+        return self.implementations.get(backend, {}).get(part, formula)
+
+    def _run_compiled(self, part: Part, args: Sequence[Any], statics: dict[str, Hashable], device: str) -> Any:
         finish = None
         if self.canonical is not None:
             args, finish = self.canonical(args)
-        results = inductor.run(formula, args, statics, device)
-        if (backend, part) in self.finishers:
-            results = self.finishers[backend, part](results, args, **statics)
+        results = inductor.run(self._implementation("inductor", part), args, statics, device)
+        if ("inductor", part) in self.finishers:
+            results = self.finishers["inductor", part](results, args, **statics)
         return results if finish is None else finish(results)
 
 

@@ -86,8 +86,9 @@ def needs_reference(tensors: Iterable[Any]) -> bool:
         return True
     recording = torch.is_grad_enabled()
     for tensor in tensors:
-        if isinstance(tensor, torch.Tensor) and (
-            type(tensor) not in PLAIN or tensor.is_meta or (recording and tensor.requires_grad)
-        ):
+        if type(tensor) in PLAIN:
+            if tensor.is_meta or (recording and tensor.requires_grad):
+                return True
+        elif isinstance(tensor, torch.Tensor):
             return True
     return False
