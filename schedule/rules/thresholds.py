@@ -41,8 +41,8 @@ applies it to every call too.
 product: eager is hard to beat there, and no less memory is saved for backward. Dropout is worth a tenth of the time,
 since it frees half of the memory. A layer norm that is one call already gains nothing from the sum, and a projection
 gains nothing from moving its bias to the dropout: on the CPU they are left alone below the largest sizes. Devices other
-than the CPU were not measured (``python -m benchmarks.gpu --part B`` does it): where a rewrite takes out kernels, that is
-worth more than their elements, so the thresholds are low; where eager has a kernel nearly as good (``single``,
+than the CPU were not measured (``python -m benchmarks.gpu --part B`` does it): where a rewrite takes out kernels, that
+is worth more than their elements, so the thresholds are low; where eager has a kernel nearly as good (``single``,
 ``dropout``, layer norms), only large tensors are sure to gain, so they are high.
 """
 

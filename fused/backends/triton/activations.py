@@ -12,6 +12,7 @@ import triton.language as tl
 from fused.backends.reference.activations import ACTIVATIONS, QUICK
 from fused.backends.triton.arithmetic import exp, normal, reciprocal, tanh
 from fused.backends.triton.launch import (
+    Constant,
     as_rows,
     cdiv,
     column_block,
@@ -27,11 +28,11 @@ from fused.backends.triton.launch import (
 Tensor = torch.Tensor
 
 # In kernels these are right operands of a tensor: the interpreter does not support them as left operands.
-_NORMAL = tl.constexpr(1 / math.sqrt(2 * math.pi))
-_QUICK = tl.constexpr(QUICK)
+_NORMAL = Constant(1 / math.sqrt(2 * math.pi))
+_QUICK = Constant(QUICK)
 # The tanh form of GELU is z·σ(u) with u = 2√(2/π)(z + 0.044715z³).
-_LINEAR = tl.constexpr(2 * math.sqrt(2 / math.pi))
-_CUBIC = tl.constexpr(2 * math.sqrt(2 / math.pi) * 0.044715)
+_LINEAR = Constant(2 * math.sqrt(2 / math.pi))
+_CUBIC = Constant(2 * math.sqrt(2 / math.pi) * 0.044715)
 
 
 @triton.jit

@@ -8,11 +8,11 @@ import torch
 import triton
 import triton.language as tl
 
-from fused.backends.triton.launch import INTERPRETED
+from fused.backends.triton.launch import INTERPRETED, Constant
 
-LOG2E = tl.constexpr(math.log2(math.e))
-LN2 = tl.constexpr(math.log(2))
-_PTX = tl.constexpr(not INTERPRETED and torch.version.hip is None)
+LOG2E = Constant(math.log2(math.e))
+LN2 = Constant(math.log(2))
+_PTX = Constant(not INTERPRETED and torch.version.hip is None)
 
 
 @triton.jit

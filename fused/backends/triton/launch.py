@@ -29,6 +29,17 @@ WHOLE_ROW = 2**16
 _COMPUTE = {torch.float16: tl.float32, torch.bfloat16: tl.float32, torch.float32: tl.float32, torch.float64: tl.float64}
 
 
+class Constant(tl.constexpr):
+    """Global constant of kernels.
+
+    At every launch Triton compares each constant with what it was when the kernel was compiled. Two `constexpr` take
+    fifteen times as long to compare as their values, since the result is another one.
+    """
+
+    def __ne__(self, other: object) -> bool:
+        return bool(self.value != getattr(other, "value", other))
+
+
 @dataclass(frozen=True)
 class Tile:
     """Block of one program, rows × columns, both powers of two, with its number of warps."""

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from fused.backends.reference.softmax import FAR, Window, sum_over
 from fused.backends.triton.arithmetic import LOG2E, exp, reciprocal
-from fused.backends.triton.launch import Tile, empty_like, launch, row_tile
+from fused.backends.triton.launch import Constant, Tile, empty_like, launch, row_tile
 
 Tensor = torch.Tensor
 
@@ -22,8 +22,8 @@ WHOLE = 2**14
 
 _NO_MASK, _BOOL, _ADDITIVE = 0, 1, 2
 # Adding and subtracting this rounds a float32 to the nearest whole number, ties to even.
-_ROUNDER = tl.constexpr(1.5 * 2**23)
-_FAR = tl.constexpr(FAR)
+_ROUNDER = Constant(1.5 * 2**23)
+_FAR = Constant(FAR)
 
 
 @triton.jit

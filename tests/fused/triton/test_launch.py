@@ -10,6 +10,7 @@ import triton.language as tl
 import fused
 from fused.backends import OPS, Op
 from fused.backends.triton.launch import (
+    Constant,
     as_rows,
     cdiv,
     column_block,
@@ -196,3 +197,9 @@ def test_kernels_compile_for_a_gpu(compile_for_hopper):
     launch(_changes_type, (1,), torch.zeros(1), 3)
     with pytest.raises(AssertionError, match="CompilationError"):
         compile_for_hopper(setup + "launch(_changes_type, (1,), torch.zeros(1), 3)")
+
+
+def test_a_constant_compares_as_its_value():
+    assert Constant(1.5) != Constant(2.5) and Constant(1.5) != 2.5
+    for equal in (Constant(1.5), tl.constexpr(1.5), 1.5):
+        assert (Constant(1.5) != equal) is False
