@@ -55,6 +55,8 @@ def check_the_limits(kernels):
     assert loop["instructions"] <= 122 and loop["loads"] == {"128": 2}
     assert loop["mufu"] <= 16 + 3, "one exponential for each element, and of the lane"
     assert kernels["cross entropy 128256: logit_statistics_kernel"]["registers"] <= 32
+    (loop,) = kernels["cross entropy 128256, softcap: logit_statistics_kernel"]["loops"]
+    assert loop["instructions"] <= 220 and loop["mufu"] <= 3 * 16 + 3
     (loop,) = kernels["cross entropy 50257: logit_statistics_kernel"]["loops"]
     assert loop["instructions"] <= 130 and loop["mufu"] <= 16 + 3
     for keys in ("causal softmax 1024", "bool-masked softmax 1024", "mask-added softmax 1024"):
