@@ -136,6 +136,11 @@ def _store_dx(dx, g_total, h, normed, rstd, inner, center, g_total_row, offset, 
 
 
 @triton.jit
+def _add_pairs(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
 def _norm_backward(
     g, g_stride, g_total, g_total_stride, x, x_stride, weight, means, rstds, dx, sums, rows, columns,
     ONE_MORE: tl.constexpr, CENTERED: tl.constexpr, DWEIGHT: tl.constexpr, DBIAS: tl.constexpr,
@@ -159,8 +164,12 @@ def _norm_backward(
         normed = (z - mean) * rstd
         h = dy if weight is None else dy * factor
         if dx is not None:
-            inner = tl.sum(h * normed, 1)[:, None] / columns
-            center = tl.sum(h, 1)[:, None] / columns if CENTERED else 0.0
+            if CENTERED:
+                inner, center = tl.reduce((h * normed, h), 1, _add_pairs)
+                center = center[:, None] / columns
+            else:
+                inner, center = tl.sum(h * normed, 1), 0.0
+            inner = inner[:, None] / columns
             _store_dx(dx, g_total, h, normed, rstd, inner, center, row * g_total_stride, row * columns, column, inside)
         if DWEIGHT:
             dweight += dy * normed
