@@ -9,15 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-# Triton reads these when it is imported; a cache of its own has every kernel compiled by this run.
+# Triton reads this when it is imported.
 os.environ["TRITON_INTERPRET"] = "0"
-os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()
 
 import torch
 import triton

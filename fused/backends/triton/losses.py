@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fused.backends.triton.arithmetic import LN2, LOG2E, exp, tanh
+from fused.backends.triton.arithmetic import LN2, LOG2E, coarse_tanh, exp, tanh
 from fused.backends.triton.launch import BLOCK, as_rows, cdiv, launch, row_tile
 
 Tensor = torch.Tensor
@@ -22,8 +22,11 @@ def _add_block(
     z, inside, highest, sums, plain, factor, unit, CAPPED: tl.constexpr, TOTAL: tl.constexpr, MASKED: tl.constexpr
 ):  # fmt: skip
     """Add a block to each lane's maximum, sum of exponentials relative to it, and plain sum, with units of log₂e."""
-    if CAPPED:
+    if CAPPED and (MASKED or TOTAL):
         z = tanh(z * factor)
+    elif CAPPED:
+        # The errors of this many columns cancel in the sum.
+        z = coarse_tanh(z * factor)
     if TOTAL:
         plain += tl.sum(tl.sum(tl.where(inside, z, 0.0) if MASKED else z, 2), 0)
     if MASKED:
@@ -84,7 +87,8 @@ def logit_gradient_kernel(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     z = tl.load(logits + row * stride + column, mask=column < columns, other=0.0).to(tl.float32)
     if CAPPED:
-        z = tanh(z * (1 / softcap))
+        z = z * (1 / softcap)
+        z = coarse_tanh(z) if logits.dtype.element_ty.primitive_bitwidth == 16 else tanh(z)
         slope = 1 - z * z
         z = z * softcap
     dz = exp(z - tl.load(lse + row)) * tl.load(g_lse + row)

@@ -137,6 +137,11 @@ def _store_dx(dx, g_total, h, normed, rstd, inner, center, g_total_row, offset, 
     tl.store(dx + offset + column, d, mask=inside)
 
 
+@triton.jit
+def _add_pairs(a, b, c, d):
+    return a + c, b + d
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _norm_backward(
     g, g_stride, g_total, g_total_stride, x, x_stride, weight, means, rstds, dx, sums, rows, columns,
@@ -161,8 +166,12 @@ def _norm_backward(
         normed = (z - mean) * rstd
         h = dy if weight is None else dy * factor
         if dx is not None:
-            inner = tl.sum(h * normed, 1)[:, None] / columns
-            center = tl.sum(h, 1)[:, None] / columns if CENTERED else 0.0
+            if CENTERED:
+                inner, center = tl.reduce((h * normed, h), 1, _add_pairs)
+                center = center[:, None] / columns
+            else:
+                inner, center = tl.sum(h * normed, 1), 0.0
+            inner = inner[:, None] / columns
             _store_dx(dx, g_total, h, normed, rstd, inner, center, row * g_total_stride, row * columns, column, inside)
         if DWEIGHT:
             dweight += dy * normed
