@@ -57,6 +57,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
+@pytest.fixture
+def card(request: pytest.FixtureRequest) -> torch.device:
+    """The device under test; the CPU with ``--card cpu``, which tries the tests without a card."""
+    return torch.device(request.config.getoption("--card"))
+
+
+@pytest.fixture
+def real_card(card: torch.device) -> torch.device:
+    """A card, for what the CPU does not have: graphs, streams, its allocator."""
+    if card.type != "cuda":
+        pytest.skip("needs a CUDA device")
+    return card
+
+
 @pytest.fixture(autouse=True)
 def _seeds() -> None:
     torch.manual_seed(0)

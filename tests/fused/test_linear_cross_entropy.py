@@ -264,6 +264,7 @@ def test_the_operator_keeps_its_contract():
 
 
 @pytest.mark.cuda
+@pytest.mark.usefixtures("real_card")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_gradient_of_the_weight_is_in_memory_once(dtype):
     hidden, weight = torch.randn(4096, 1024, device="cuda"), torch.randn(32768, 1024, device="cuda")

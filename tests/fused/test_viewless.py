@@ -136,6 +136,7 @@ def test_the_memory_of_the_process_falls():
 
 
 @pytest.mark.cuda
+@pytest.mark.usefixtures("real_card")
 def test_the_allocators_figure_falls():
     x = torch.ones(1, requires_grad=True, device="cuda")
     out = fused.make_viewless_tensor((x + torch.ones(2**24, device="cuda")).view(-1, 2), True, True)

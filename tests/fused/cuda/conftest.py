@@ -11,20 +11,6 @@ import fused
 from tests.fused.cases import Case, Function, Tensor
 
 
-@pytest.fixture
-def card(request: pytest.FixtureRequest) -> torch.device:
-    """The device under test; the CPU with ``--card cpu``, which tries the tests without a card."""
-    return torch.device(request.config.getoption("--card"))
-
-
-@pytest.fixture
-def real_card(card: torch.device) -> torch.device:
-    """A card, for what the CPU does not have: graphs, streams, its allocator."""
-    if card.type != "cuda":
-        pytest.skip("needs a CUDA device")
-    return card
-
-
 @pytest.fixture(autouse=True)
 def plain_backend() -> Iterator[None]:
     """The kernels of Triton instead of the reference."""
