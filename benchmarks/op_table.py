@@ -17,12 +17,20 @@ Tensor = torch.Tensor
 Function = Callable[..., Any]
 Shape = tuple[int, ...]
 
-ROWS_AND_COLUMNS = {"small": (512, 768), "medium": (4096, 3072), "large": (8192, 11008)}
-SCORES = {"small": (2, 12, 128, 128), "medium": (4, 12, 512, 512), "large": (1, 32, 2048, 2048)}
-HEADS = {"small": (2, 12, 128, 64), "medium": (4, 32, 512, 128), "large": (1, 32, 4096, 128)}
-LAYERS = {"small": (512, 768, 768), "medium": (1024, 768, 3072), "large": (4096, 2048, 8192)}
-LOGITS = {"small": (128, 50257), "medium": (512, 50257), "large": (1024, 128256)}
-PROJECTION = {"small": (128, 256, 50257), "medium": (512, 768, 50257), "large": (1024, 2048, 128256)}
+Sizes = dict[str, Shape]
+
+
+def _sizes(tiny: Shape, small: Shape, medium: Shape, large: Shape, card: Shape) -> Sizes:
+    """Name the sizes: for a dry run, bound by launches, of a CPU's caches, beyond them, beyond a card's."""
+    return {"tiny": tiny, "small": small, "medium": medium, "large": large, "card": card}
+
+
+ROWS_AND_COLUMNS = _sizes((6, 32), (512, 768), (4096, 3072), (8192, 11008), (16384, 8192))
+SCORES = _sizes((1, 2, 8, 16), (2, 12, 128, 128), (4, 12, 512, 512), (1, 32, 2048, 2048), (2, 32, 2048, 2048))
+HEADS = _sizes((1, 4, 8, 16), (2, 12, 128, 64), (4, 32, 512, 128), (1, 32, 4096, 128), (8, 32, 4096, 128))
+LAYERS = _sizes((8, 16, 32), (512, 768, 768), (1024, 768, 3072), (4096, 2048, 8192), (16384, 4096, 4096))
+LOGITS = _sizes((6, 100), (128, 50257), (512, 50257), (1024, 128256), (4096, 128256))
+PROJECTION = _sizes((6, 16, 100), (128, 256, 50257), (512, 768, 50257), (1024, 2048, 128256), (4096, 2048, 128256))
 
 
 def nbytes(*tensors: Tensor) -> int:
@@ -45,6 +53,7 @@ class Row:
         native: torch's op for the same job, as name and function.
         liger: name of Liger-Kernel's module, and a function to adapt it to these inputs; for CUDA.
         memory_bound: whether the op can be as fast as a copy.
+        random: whether it draws random numbers, so results are not comparable.
     """
 
     name: str
@@ -52,11 +61,12 @@ class Row:
     ours: Function
     inputs: Callable[[Shape], Sequence[Tensor]]
     saved: Callable[..., int]
-    sizes: dict[str, Shape] = field(default_factory=lambda: ROWS_AND_COLUMNS)
+    sizes: Sizes = field(default_factory=lambda: ROWS_AND_COLUMNS)
     frozen: tuple[int, ...] = ()
     native: tuple[str, Function] | None = None
     liger: tuple[str, Callable[[Any], Function]] | None = None
     memory_bound: bool = True
+    random: bool = False
 
     def peers(self, device: str) -> dict[str, Function]:
         """Return the existing ops for the same job available on ``device``."""
@@ -110,6 +120,10 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
 
 def _shifted_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.float(), labels)
+
+
+def _capped_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(torch.tanh(logits.float() / 30.0) * 30.0, labels)
 
 
 def _norm_inputs(shape: Shape) -> list[Tensor]:
@@ -167,6 +181,13 @@ TABLE = [
         nbytes,
     ),
     Row(
+        "bias_squared_relu",
+        lambda x, bias: F.relu(x + bias).square(),
+        lambda x, bias: fused.bias_activation(x, bias, "relu2"),
+        _norm_inputs,
+        nbytes,
+    ),
+    Row(
         "swiglu of two tensors",
         lambda gate, up: F.silu(gate) * up,
         lambda gate, up: fused.gated_activation(gate, up, "silu"),
@@ -202,6 +223,7 @@ TABLE = [
         lambda x, bias, residual: fused.bias_dropout_add(x, bias, residual, 0.1, True),
         lambda shape: [torch.randn(shape), torch.randn(shape[-1]), torch.randn(shape)],
         lambda x, bias, residual: x.numel(),
+        random=True,
     ),
     Row(
         "masked softmax",
@@ -277,6 +299,18 @@ TABLE = [
         liger=(
             "liger_kernel.transformers.functional",
             lambda module: lambda logits, labels: module.liger_cross_entropy(logits, labels),
+        ),
+    ),
+    Row(
+        "cross_entropy softcap",
+        _capped_loss,
+        lambda logits, labels: fused.cross_entropy(logits, labels, softcap=30.0),
+        lambda shape: [torch.randn(shape), torch.randint(shape[1], shape[:1])],
+        lambda logits, labels: nbytes(logits, labels) + 4 * labels.numel(),
+        sizes=LOGITS,
+        liger=(
+            "liger_kernel.transformers.functional",
+            lambda module: lambda logits, labels: module.liger_cross_entropy(logits, labels, softcap=30.0),
         ),
     ),
     Row(

@@ -58,9 +58,9 @@ class Measured:
         return self.times["ours"].median / self.times[other].median if other in self.times else None
 
 
-def leaves(row: Row, size: str, dtype: torch.dtype, device: str) -> list[Tensor]:
+def leaves(row: Row, size: str, dtype: torch.dtype, device: str, seed: int = 0) -> list[Tensor]:
     """Make the inputs, with ``requires_grad`` set except for integers and frozen positions."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     made = []
     for position, tensor in enumerate(row.inputs(row.sizes[size])):
         tensor = tensor.to(device, dtype if tensor.is_floating_point() else None)

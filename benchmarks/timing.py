@@ -38,7 +38,12 @@ class Timing:
         return f"{self.median * 1e6:.1f} µs [{self.low * 1e6:.1f}, {self.high * 1e6:.1f}]"
 
 
-def interleaved(candidates: Mapping[str, Callable[[], Any]], rounds: int = 15, calls: int = 1) -> dict[str, Timing]:
+def interleaved(
+    candidates: Mapping[str, Callable[[], Any]],
+    rounds: int = 15,
+    calls: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, Timing]:
     """Time the candidates in turn, ``rounds`` times, with ``calls`` calls per measurement.
 
     Returns:
@@ -49,10 +54,10 @@ def interleaved(candidates: Mapping[str, Callable[[], Any]], rounds: int = 15, c
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(rounds):
         for name, run in candidates.items():
-            start = time.perf_counter()
+            start = clock()
             for _ in range(calls):
                 run()
-            seconds[name].append((time.perf_counter() - start) / calls)
+            seconds[name].append((clock() - start) / calls)
     return {name: Timing.of(values) for name, values in seconds.items()}
 
 

@@ -46,7 +46,9 @@ def attention(
 ) -> Tensor:
     """Compute ``dropout(softmax(scale·q·kᵀ + bias + mask))·v``, without storing the weights if possible.
 
-    The weights are stored if torch's fused kernel would give another result than eager torch.
+    The weights are stored if torch's fused kernel would give another result than eager torch. To find out, the mask is
+    read, for which the processor waits for the device; while a CUDA graph is captured, that is not possible, and masked
+    attention stores the weights.
 
     Args:
         q: ``[..., heads, queries, features]``.
@@ -71,9 +73,12 @@ def attention(
     if _is_watched(operands) or (dropout_p > 0 and q.is_cpu):
         return _written_out(operands, *how)
     mask = _one_mask(operands, filled, filled_last)
+    if not q.is_cpu:
+        done = None if _is_captured(mask) else _by_kernel(operands, mask, dropout_p, scale, enable_gqa)
+        return _written_out(operands, *how) if done is None else done
     if not _is_kernels_own(q, k, v, mask, dropout_p, scale, enable_gqa) or _is_far(mask, operands):
         return _written_out(operands, *how)
-    if not q.is_cpu or not differentiated(q, k, v):
+    if not differentiated(q, k, v):
         return F.scaled_dot_product_attention(q, k, v, mask, dropout_p, scale=scale, enable_gqa=enable_gqa)
     q, k, v, mask = _autocast(q, k, v, mask)
     result: Tensor = _Attention.apply(q, k, v, mask, scale, enable_gqa)
@@ -87,15 +92,58 @@ def _is_watched(operands: Sequence[Tensor | None]) -> bool:
     return any(tensor is not None and (type(tensor) not in PLAIN or tensor.is_meta) for tensor in operands)
 
 
+def _is_captured(mask: Tensor | None) -> bool:
+    """Check whether the mask cannot be read because a CUDA graph is being captured."""
+    return mask is not None and mask.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _by_kernel(
+    operands: Operands, mask: Tensor | None, dropout_p: float, scale: float, enable_gqa: bool
+) -> Tensor | None:
+    """Compute attention by a fused kernel of an accelerator, or return None if none gives eager's result.
+
+    The kernels for long sequences take no mask, and of those with a mask few take grouped keys: a causal mask is handed
+    over as a setting, and with any other, grouped keys and values are repeated.
+    """
+    q, k, v, *_ = operands
+    causal = mask is not None and _is_causal(mask, q.shape[-2])
+    if causal:
+        mask = None
+    elif mask is not None and enable_gqa and k.ndim == q.ndim:
+        k, v = (each.repeat_interleave(q.shape[-3] // each.shape[-3], -3) for each in (k, v))
+        enable_gqa = False
+    if not _is_kernels_own(q, k, v, mask, dropout_p, scale, enable_gqa, causal) or _is_far(mask, operands):
+        return None
+    return F.scaled_dot_product_attention(
+        q, k, v, mask, dropout_p, is_causal=causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+def _is_causal(mask: Tensor, queries: int) -> bool:
+    """Check whether a mask adds nothing up to the position of a query, and hides all after it, by reading it."""
+    if mask.requires_grad or mask.shape[-2:] != (queries, queries):
+        return False
+    seen = torch.ones(queries, queries, dtype=torch.bool, device=mask.device).tril()
+    hidden = mask <= torch.finfo(mask.dtype).min / 2
+    return bool(torch.where(seen, mask == 0, hidden).all())
+
+
 def _is_kernels_own(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, scale: float, enable_gqa: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    scale: float,
+    enable_gqa: bool,
+    causal: bool = False,
 ) -> bool:
     """Check whether torch has a fused kernel for these operands, not only the math fallback."""
     if any(each.ndim != 4 for each in (q, k, v)):
         return False
     if mask is not None and not _fits(mask, (*q.shape[:-1], k.shape[-2])):
         return False
-    chosen = choose_attention_kernel(q, k, v, mask, dropout_p, False, scale=scale, enable_gqa=enable_gqa)
+    chosen = choose_attention_kernel(q, k, v, mask, dropout_p, causal, scale=scale, enable_gqa=enable_gqa)
     return bool(chosen != SDPBackend.MATH.value)
 
 

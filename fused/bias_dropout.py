@@ -1,4 +1,4 @@
-"""Bias + dropout + residual in one pass, with the keep mask saved as one byte per element."""
+"""Bias + dropout + residual in one pass, with the keep mask saved as one byte per element, or drawn again."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import torch.nn.functional as F
 from fused.backends import Op, requested
 from fused.backends.reference import bias_dropout as formulas
 from fused.backends.rows import as_rows
-from fused.backends.tracing import differentiated, transformed
+from fused.backends.tracing import differentiated, needs_reference, transformed, watched
 from fused.checks import broadcast_shape, check_broadcast, check_float, check_same_device, shape
 from fused.dropout import check_probability, keep_mask, keep_scale
+from fused.philox import DropoutStream, dropout_stream
 from fused.sharding import localise, sharded
 
 Tensor = torch.Tensor
+Keep = Tensor | DropoutStream
 BiasDropoutAdd = Callable[[tuple[Tensor, Tensor | None], Tensor, float], Tensor]
 
 
@@ -68,14 +70,15 @@ BIAS_DROPOUT.register(
 
 
 class _BiasDropout(torch.autograd.Function):
-    """Autograd function of residual + keep·scale·(x + bias) for plain tensors, saving `keep`, one byte per element."""
+    """Autograd function of residual + keep·scale·(x + bias) for plain tensors, saving `keep`: a mask or a stream."""
 
     # `forward` and `setup_context` are not split: torch would look up their signatures at every call.
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, bias: Tensor | None, residual: Tensor | None, keep: Tensor | None, scale: float
+        ctx: Any, x: Tensor, bias: Tensor | None, residual: Tensor | None, keep: Keep | None, scale: float
     ) -> Tensor:
-        ctx.save_for_backward(keep)
+        ctx.stream = keep if isinstance(keep, DropoutStream) else None
+        ctx.save_for_backward(None if isinstance(keep, DropoutStream) else keep)
         ctx.scale = scale
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (x, bias, residual)]
         ctx.backend = requested()
@@ -89,9 +92,12 @@ class _BiasDropout(torch.autograd.Function):
         )
         dx = dbias = None
         if x_dtype is not None or bias_dtype is not None:
+            (keep,) = ctx.saved_tensors if ctx.stream is None else (ctx.stream,)
+            if ctx.stream is not None and needs_reference((grad_output,)):
+                keep = ctx.stream.mask(grad_output.shape, grad_output.device)
             dx, dbias = BIAS_DROPOUT.run(
                 "backward",
-                (grad_output, *ctx.saved_tensors, ctx.scale),
+                (grad_output, keep, ctx.scale),
                 ctx.backend,
                 x_dtype=x_dtype,
                 bias_dtype=bias_dtype,
@@ -112,9 +118,10 @@ def bias_dropout(x: Tensor, bias: Tensor | None, p: float, training: bool = True
 
     Returns:
         The shape of ``x + bias``, in the dtype that this sum has in torch. Saves the keep mask, one byte per
-        element, and nothing without dropout. Each gradient has the dtype of its tensor; the bias gradient is
-        summed in float32. With the same seed the CPU and the reference backend drop the same elements as
-        ``F.dropout``. NaN and infinity become NaN where they are dropped, as in eager torch.
+        element; Triton kernels draw it again instead, from seed and offset of the generator, for contiguous x with a
+        last dimension divisible by 8 outside of graph capture. Each gradient has the dtype of its tensor; the bias
+        gradient is summed in float32. With the same seed the same elements are dropped as by ``F.dropout``. NaN and
+        infinity become NaN where they are dropped, as in eager torch.
 
     Raises:
         TypeError: if x or the bias is not a floating-point tensor.
@@ -233,7 +240,9 @@ def _apply(x: Tensor, bias: Tensor | None, residual: Tensor | None, p: float) ->
         z = formulas.bias_dropout(x, bias, None, None, 1.0)
         z = F.dropout(z, p) if p > 0 else z
         return z if residual is None else formulas.bias_dropout(z, None, residual, None, 1.0)
-    keep = _keep(x, bias, p) if p > 0 and x.numel() > 0 else None
+    keep = None
+    if p > 0 and x.numel() > 0:
+        keep = _stream(x, bias, residual, p) or _keep(x, bias, p)
     if not differentiated(x, bias, residual):
         result: Tensor = BIAS_DROPOUT.run("forward", (x, bias, residual, keep, keep_scale(p)), requested())
         return result
@@ -241,9 +250,26 @@ def _apply(x: Tensor, bias: Tensor | None, residual: Tensor | None, p: float) ->
     return result
 
 
+def _stream(x: Tensor, bias: Tensor | None, residual: Tensor | None, p: float) -> DropoutStream | None:
+    """Return the random numbers of eager torch's dropout of x + bias for a kernel, or None if it has to read a mask."""
+    if not x.is_cuda or p == 1.0 or x.shape[-1] % 8 or x.numel() >= 2**33 or not x.is_contiguous():
+        return None
+    given = [tensor for tensor in (x, bias, residual) if tensor is not None]
+    if any(tensor.dtype == torch.float64 for tensor in given) or watched(given):
+        return None
+    # torch reads fewer elements at a time of a tensor that is not aligned, and a sum is.
+    if (bias is None and x.data_ptr() % 16) or BIAS_DROPOUT.choose("cuda", requested()).backend != "triton":
+        return None
+    return dropout_stream(x.numel(), p, _sum_dtype(x, bias).itemsize, x.device)
+
+
+def _sum_dtype(x: Tensor, bias: Tensor | None) -> torch.dtype:
+    return x.dtype if bias is None else torch.promote_types(x.dtype, bias.dtype)
+
+
 def _keep(x: Tensor, bias: Tensor | None, p: float) -> Tensor:
     """Return the keep mask of eager torch for x + bias, drawn in the memory order of this sum."""
-    dtype = x.dtype if bias is None else torch.promote_types(x.dtype, bias.dtype)
+    dtype = _sum_dtype(x, bias)
     if x.is_contiguous():
         return keep_mask(x, p, dtype)
     strides = torch.empty_like(x, device="meta").stride()

@@ -64,10 +64,13 @@ def gated_activation(
     how = settings(op, activation, clamp_value, fp8_input_store, linear_offset)
     check_float(op, "gate", gate, min_ndim=1)
     check_float(op, "up", up)
-    if gate.shape != up.shape and not sharded(gate, up, weights):
-        size = broadcast_shape(op, up, "gate", gate, "up")
-        gate, up = gate.expand(size), up.expand(size)
-    if sharded(gate) or not sharded(up, weights):
+    if not sharded(gate, up, weights):
+        if gate.shape != up.shape:
+            size = broadcast_shape(op, up, "gate", gate, "up")
+            gate, up = gate.expand(size), up.expand(size)
+        _check_two(op, gate, up, weights)
+        return _apply(gate, up, None, weights, how)
+    if sharded(gate):
         _check_two(op, gate, up, weights)
     local = localise(op, gate, [up, weights])
     up = local.given(0)
@@ -95,7 +98,12 @@ def settings(
     clamp = None if clamp_value is None else _number(op, "clamp_value", clamp_value)
     if clamp is not None and not torch.compiler.is_compiling() and (clamp < 0 or math.isnan(clamp)):
         raise ValueError(f"{op}: clamp_value must be 0 or more, or None for no clamp, got {clamp_value}")
+    if offset is None and clamp is None and not (fp8_input_store or offload):
+        return _PLAIN[activation]
     return Gated(activation, offset, clamp, bool(fp8_input_store), offload)
+
+
+_PLAIN = {activation: Gated(activation) for activation in ACTIVATIONS}
 
 
 def _number(op: str, name: str, value: object) -> float:
@@ -107,7 +115,10 @@ def _number(op: str, name: str, value: object) -> float:
 def gated(op: str, y: Tensor, bias: Tensor | None, weights: Tensor | None, how: Gated) -> Tensor:
     """Run a one-tensor form under the name `op`: check the arguments, take local shards, and apply the op."""
     check_float(op, "input", y, min_ndim=1)
-    if sharded(y) or not sharded(bias, weights):
+    if not sharded(y, bias, weights):
+        _check_one(op, y, bias, weights)
+        return _apply(y, None, bias, weights, how)
+    if sharded(y):
         _check_one(op, y, bias, weights)
     # The halves of a shard of y's last dimension are not a matching gate and up.
     local = localise(op, y, [bias, weights], whole=[-1])

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from fused.backends import requested
-from fused.backends.reference.numbers import compute_dtype
-from fused.backends.tracing import differentiated, transformed
+from fused.backends.tracing import differentiated, is_compiled_alone, transformed
 from fused.checks import check_float, check_same_device, shape
+from fused.chunked_loss import comes_with_gradients, over_units, row_gradients, sweep, unit_gradients
 from fused.cross_entropy import Loss, check_range, check_targets, cross_entropy, plain_losses
 from fused.linear import linear
-from fused.loss_autograd import LOGIT_STATISTICS, gradient, watched
+from fused.linear_cross_entropy_operator import losses_and_gradients
+from fused.loss_autograd import watched
 from fused.sharding import localise, sharded
 
 Tensor = torch.Tensor
-Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 def linear_cross_entropy(
@@ -38,10 +37,10 @@ def linear_cross_entropy(
     """Compute ``cross_entropy(F.linear(hidden, weight, bias), targets)`` in chunks of rows, without full logits.
 
     For "mean" and "sum" the gradients are computed together with the loss, while the logits of a chunk are in memory,
-    and only scaled in the backward pass: three matrix products, as many as with full logits. The gradients stay in
-    memory from then on, the weight's in float32, as much as the backward pass would take in any case. For reduction
-    "none", and where torch has no product of 16-bit matrices with a float32 result (the CPU), the backward pass
-    recomputes the logits, a fourth product: a gradient scaled after rounding would be rounded twice.
+    and only scaled, in float32, in the backward pass: three matrix products, as many as with full logits. The gradients
+    stay in memory from then on, the weight's in float32, as much as the backward pass would take in any case. For
+    reduction "none", and where torch has no product of 16-bit matrices with a float32 result (the CPU), the backward
+    pass recomputes the logits, a fourth product: a gradient scaled after rounding would be rounded twice.
 
     Args:
         hidden: ``[..., features]``; float16, bfloat16, float32 or float64. A DTensor may be sharded on any dimension
@@ -51,12 +50,13 @@ def linear_cross_entropy(
         targets: ``[...]``, integers from 0 to vocab − 1, or `ignore_index`.
         bias: ``[vocab]`` in the dtype of `hidden`, or None.
         ignore_index, label_smoothing, z_loss, softcap, reduction: as in `cross_entropy`.
-        chunk_rows: rows per chunk, by default half of the features, and at least 256: the logits of a chunk then take
-            half of the weight's memory.
+        chunk_rows: rows per chunk, by default as many as features, and at least 256: the logits of a chunk then take
+            the weight's memory. The gradient of the weight is read and written once for each chunk.
 
     Returns:
         A number, or ``[...]`` for reduction "none"; float32 for 16-bit inputs. Saves its inputs. Double backward,
-        `torch.func` and `torch.compile` run the plain expression with full logits.
+        `torch.func` and `torch.export` run the plain expression with full logits; `torch.compile` calls an operator
+        that works in chunks, and has no second derivative.
 
     Raises:
         TypeError: if the operands are not floating point or of different dtypes, or the targets not integers.
@@ -83,11 +83,16 @@ def _plain(
 ) -> Tensor:
     check_range(loss, targets, weight.shape[0])
     hidden, weight, bias = _autocast(hidden, weight, bias)
+    if is_compiled_alone():
+        settings = (loss.ignore_index, loss.label_smoothing, loss.z_loss, loss.softcap, loss.reduction)
+        needs = [torch.is_grad_enabled() and one is not None and one.requires_grad for one in (hidden, weight, bias)]
+        compiled: Tensor = losses_and_gradients(hidden, weight, bias, targets, *settings, chunk_rows, needs)[0]
+        return compiled
     if transformed():
         return _expression(loss, hidden, weight, bias, targets)
     inputs = (hidden, weight, bias, targets, loss, chunk_rows)
     if not differentiated(hidden, weight, bias):
-        return loss.reduce(_sweep(*inputs, requested())[0], targets)
+        return loss.reduce(sweep(*inputs, requested())[0], targets)
     result: Tensor = _LinearCrossEntropy.apply(*inputs)
     return result
 
@@ -116,10 +121,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(hidden, weight, bias, targets)
         ctx.loss, ctx.chunk_rows, ctx.backend = loss, chunk_rows, requested()
-        now = loss.reduction != "none" and (hidden.is_cuda or hidden.dtype.itemsize >= 4)
-        g = _row_gradients(loss, torch.ones((), dtype=compute_dtype(hidden.dtype)), targets) if now else None
         inputs = (hidden, weight, bias, targets, loss, chunk_rows)
-        losses, gradients = _sweep(*inputs, ctx.backend, g, ctx.needs_input_grad)
+        now = comes_with_gradients(loss, hidden)
+        g = unit_gradients(hidden, targets) if now else None
+        losses, gradients = sweep(*inputs, ctx.backend, g, ctx.needs_input_grad)
         # Not in save_for_backward: backward scales them in place and drops them. A second one recomputes them.
         ctx.gradients = gradients if now else None
         return loss.reduce(losses, targets)
@@ -132,13 +137,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
             return *_by_autograd(ctx, g, hidden, weight, bias, targets), None, None, None
         found, ctx.gradients = ctx.gradients, None
         if found is None:
-            g = _row_gradients(ctx.loss, g, targets)
+            g = row_gradients(ctx.loss, g, targets)
             inputs = (hidden, weight, bias, targets, ctx.loss, ctx.chunk_rows)
-            _, found = _sweep(*inputs, ctx.backend, g, ctx.needs_input_grad)
+            _, found = sweep(*inputs, ctx.backend, g, ctx.needs_input_grad)
         else:
-            if ctx.loss.reduction == "mean":  # of no rows: the loss is NaN, and the gradients are zero whatever g is
-                g = torch.where((targets != ctx.loss.ignore_index).any(), g, 0)
-            found = tuple(None if one is None else one.mul_(g) for one in found)
+            factor = over_units(ctx.loss, g, hidden.dtype, targets)
+            found = tuple(None if one is None else one.mul_(factor) for one in found)
         dtype = hidden.dtype
         return *(None if one is None else one.to(dtype) for one in found), None, None, None
 
@@ -154,87 +158,6 @@ def _by_autograd(
         result = _expression(ctx.loss, *inputs, targets)
     found = iter(torch.autograd.grad(result, wanted, g, create_graph=recorded))
     return tuple(next(found) if needed else None for needed in ctx.needs_input_grad[:3])
-
-
-def _row_gradients(loss: Loss, g: Tensor, targets: Tensor) -> Tensor:
-    """Compute the gradient of each row's loss, ``[...]``, from the gradient of the reduced loss."""
-    g = g.to(targets.device)
-    if loss.reduction == "mean":
-        g = g / (targets != loss.ignore_index).sum()
-    return g.expand(targets.shape)
-
-
-def _sweep(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    loss: Loss,
-    chunk_rows: int | None,
-    backend: str | None,
-    g: Tensor | None = None,
-    needs: Sequence[bool] = (),
-) -> tuple[Tensor, Gradients]:
-    """Compute the losses of the rows, ``[...]``, and the needed gradients of hidden, weight and bias.
-
-    Gradients are computed only if the losses' gradients g are given.
-    """
-    rows, flat = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
-    flat_g = None if g is None else g.reshape(-1)
-    size = chunk_rows or max(hidden.shape[-1] // 2, 256)
-    losses = torch.empty(len(rows), dtype=compute_dtype(hidden.dtype), device=hidden.device)
-    sums = _Sums(rows, weight, bias, needs if g is not None else ())
-    for start in range(0, len(rows), size):
-        chunk = slice(start, start + size)
-        logits = linear(rows[chunk], weight, bias)
-        index = loss.index(flat[chunk])
-        statistics = LOGIT_STATISTICS.run(
-            "forward", (logits, index, loss.softcap), backend, total=loss.total, elsewhere=torch.nan
-        )
-        losses[chunk] = loss.rows(statistics, flat[chunk], weight.shape[0])
-        if flat_g is not None:
-            grads = loss.rows_backward(flat_g[chunk], statistics[0], flat[chunk], weight.shape[0])
-            sums.add(chunk, gradient(logits, grads, index, statistics[0], loss.softcap, True, backend))
-    return losses.reshape(targets.shape), sums.gradients(hidden.shape)
-
-
-class _Sums:
-    """Gradients of hidden, weight and bias, accumulated over the chunks."""
-
-    def __init__(self, rows: Tensor, weight: Tensor, bias: Tensor | None, needs: Sequence[bool]) -> None:
-        self.rows, self.weight_itself = rows, weight
-        wide = compute_dtype(rows.dtype)
-        self.hidden = self.weight = self.bias = None
-        if not any(needs):
-            return
-        if needs[0]:
-            self.hidden = torch.empty_like(rows, dtype=wide if rows.is_cuda else rows.dtype)
-        if needs[1]:
-            self.weight = torch.zeros_like(weight, dtype=wide)
-        if needs[2] and bias is not None:
-            self.bias = torch.zeros_like(bias, dtype=wide)
-
-    def add(self, chunk: slice, dlogits: Tensor) -> None:
-        if self.hidden is not None:
-            self.hidden[chunk] = _product(dlogits, self.weight_itself)
-        if self.weight is not None:
-            turned, rows = dlogits.t(), self.rows[chunk]
-            if self.weight.dtype == rows.dtype:
-                self.weight.addmm_(turned, rows)
-            else:
-                self.weight += _product(turned, rows)
-        if self.bias is not None:
-            self.bias += dlogits.sum(0, dtype=self.bias.dtype)
-
-    def gradients(self, shape: Sequence[int]) -> Gradients:
-        return None if self.hidden is None else self.hidden.reshape(shape), self.weight, self.bias
-
-
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """Compute a @ b, with a float32 result for 16-bit matrices on CUDA."""
-    if a.is_cuda and a.dtype.itemsize < 4:
-        return torch.mm(a, b, out_dtype=torch.float32)
-    return linear(a, b.t())
 
 
 def _autocast(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -177,7 +177,10 @@ def _check_angles(op: str, cos: Tensor, sin: Tensor) -> None:
 
 def _expanded(op: str, name: str, x: Tensor, cos: Tensor) -> Tensor:
     """Expand x to its broadcast shape with cos, except for a partial rotation."""
-    if cos.shape[-1] == x.shape[-1] and not broadcasts_to(cos, x):
+    if cos.shape[-1] == x.shape[-1]:
+        if broadcasts_to(cos, x):
+            check_same_device(op, x, "cos", cos)
+            return x
         x = x.expand(broadcast_shape(op, x, "cos", cos, name))
     _check_fits(op, name, x, cos)
     return x

@@ -58,9 +58,9 @@ def scaled_masked_softmax(
         a row hidden by an additive mask is as in eager torch (NaN for −inf, the softmax of the rest for finite
         numbers; scores and a mask of one 16-bit dtype are rounded as their sum is). Saves the probabilities in
         `out_dtype` (their sign marks dropped elements), for 16-bit ones a third byte with their rounding error
-        (see `softmax_in_fp32`), and with a sink its column. Triton kernels do not read keys hidden by `causal` and
-        `window`; plain and compiled torch compute them and set them to 0: slicing the scores to the keys seen by each
-        block of queries would copy them.
+        (see `softmax_in_fp32`), and with a sink its column. Triton kernels skip keys hidden by `causal` and `window`,
+        in units of 16; plain and compiled torch compute them and set them to 0: slicing the scores to the keys seen by
+        each block of queries would copy them.
 
     Raises:
         TypeError: if x, the sink or `out_dtype` is not floating point, the mask neither floating point nor bool or

@@ -45,6 +45,32 @@ _PATCHABLE: tuple[Any, ...] = (builtins, math, operator, torch, torch.Tensor, fu
 _BY_TORCH = {"manual_seed", "__init__", "__setstate__"}
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--card", default="cuda", help="device of the tests marked cuda; cpu to try what runs without one")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests marked `cuda` are collected everywhere, and skipped for one reason where there is no card."""
+    if config.getoption("--card") == "cuda" and not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("cuda") is not None:
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture
+def card(request: pytest.FixtureRequest) -> torch.device:
+    """The device under test; the CPU with ``--card cpu``, which tries the tests without a card."""
+    return torch.device(request.config.getoption("--card"))
+
+
+@pytest.fixture
+def real_card(card: torch.device) -> torch.device:
+    """A card, for what the CPU does not have: graphs, streams, its allocator."""
+    if card.type != "cuda":
+        pytest.skip("needs a CUDA device")
+    return card
+
+
 @pytest.fixture(autouse=True)
 def _seeds() -> None:
     torch.manual_seed(0)

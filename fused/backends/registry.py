@@ -13,6 +13,7 @@ from fused.backends import availability, inductor, onednn
 from fused.backends.kernels import SMALL_ON_CPU
 from fused.backends.selection import Choice, requested
 from fused.backends.tracing import PLAIN, needs_reference
+from fused.torch_internals.modes import count_dispatch_modes, without_dispatch_modes
 
 Formula = Callable[..., Any]
 Part = Literal["forward", "backward"]
@@ -89,10 +90,25 @@ class Op:
             return formula(*args, **statics)
         if needs_reference(args) or first.numel() == 0:
             return formula(*args, **statics)
-        for name in self._order(first.device.type, request):
-            result = self._run_on(name, part, args, statics, first.device.type)
-            if result is not NotImplemented:
-                return result
+        if count_dispatch_modes():  # those of selective checkpointing, which recompute what they do not see
+            with without_dispatch_modes():
+                return self._run_first(part, args, request, statics)
+        return self._run_first(part, args, request, statics)
+
+    def _run_first(self, part: Part, args: Sequence[Any], request: str | None, statics: dict[str, Hashable]) -> Any:
+        """Run a part on the first backend that has it for these arguments."""
+        device: str = args[0].device.type
+        for name in _candidates(device, request):
+            problem = self._problem(name, device)
+            if problem is None:
+                if name == "inductor":
+                    return self._run_compiled(part, args, statics, device)
+                result = self._implementation(name, part)(*args, **statics)
+                if result is not NotImplemented:
+                    return result
+            elif name in (request, "inductor") and not availability.is_broken(name, device):
+                availability.warn_once(f"fused: not running on {name}: {problem}")
+        formula = self.forward if part == "forward" else self.backward
         return formula(*args, **statics)
 
     def choose(self, device: str, request: str | None = None) -> Choice:
@@ -122,35 +138,25 @@ class Op:
             return "this op has no Triton kernels yet"
         return availability.why_unavailable(backend, device)
 
-    def _order(self, device: str, request: str | None) -> list[str]:
-        names = []
-        for name in _candidates(device, request):
-            problem = self._problem(name, device)
-            if problem is None:
-                names.append(name)
-            elif name in (request, "inductor") and not availability.is_broken(name, device):
-                availability.warn_once(f"fused: not running on {name}: {problem}")
-        return names
-
     def _load_kernels(self, module: str) -> None:
         kernels = importlib.import_module(module)
         names = self.forward.__name__, self.backward.__name__
         self.register("triton", forward=getattr(kernels, names[0]), backward=getattr(kernels, names[1]))
         self.kernels = None
 
-    def _run_on(self, backend: str, part: Part, args: Sequence[Any], statics: dict[str, Hashable], device: str) -> Any:
-        formula = self.forward if part == "forward" else self.backward
+    def _implementation(self, backend: str, part: Part) -> Formula:
         if backend == "triton" and self.kernels is not None:
             self._load_kernels(self.kernels)
-        formula = self.implementations.get(backend, {}).get(part, formula)
-        if backend != "inductor":
-            return formula(*args, **statics)
+        formula = self.forward if part == "forward" else self.backward
+        return self.implementations.get(backend, {}).get(part, formula)
+
+    def _run_compiled(self, part: Part, args: Sequence[Any], statics: dict[str, Hashable], device: str) -> Any:
         finish = None
         if self.canonical is not None:
             args, finish = self.canonical(args)
-        results = inductor.run(formula, args, statics, device)
-        if (backend, part) in self.finishers:
-            results = self.finishers[backend, part](results, args, **statics)
+        results = inductor.run(self._implementation("inductor", part), args, statics, device)
+        if ("inductor", part) in self.finishers:
+            results = self.finishers["inductor", part](results, args, **statics)
         return results if finish is None else finish(results)
 
 

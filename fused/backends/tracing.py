@@ -11,9 +11,10 @@ import torch
 
 from fused.torch_internals.modes import (
     are_functorch_transforms_active,
-    count_dispatch_modes,
+    are_operations_observed,
     is_batched_by_autograd,
     is_forward_ad_active,
+    is_jit_tracing,
 )
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -39,17 +40,24 @@ def is_compiled() -> bool:
     return torch.compiler.is_compiling() or getattr(_thread, "compiling", False)
 
 
+def is_compiled_alone() -> bool:
+    """Check whether `torch.compile` traces a call outside of an export and of `torch.func` transforms.
+
+    An operator with its own gradient is enough there; its gradient need not be traced itself.
+    """
+    return torch.compiler.is_compiling() and not torch.compiler.is_exporting() and not are_functorch_transforms_active()
+
+
 def transformed() -> bool:
     """Check whether a tracer, a `torch.func` transform or forward-mode differentiation is active.
 
     The ops then run as differentiable torch operations, visible to the tracer or transform.
     """
-    return (
-        torch.compiler.is_compiling()
-        or are_functorch_transforms_active()
-        or is_forward_ad_active()
-        or torch.jit.is_tracing()
-    )
+    return torch.compiler.is_compiling() or _is_transform_active()
+
+
+def _is_transform_active() -> bool:
+    return are_functorch_transforms_active() or is_forward_ad_active() or is_jit_tracing()
 
 
 def differentiated(*tensors: torch.Tensor | None) -> bool:
@@ -60,9 +68,10 @@ def differentiated(*tensors: torch.Tensor | None) -> bool:
 def watched(tensors: Iterable[torch.Tensor]) -> bool:
     """Check whether plain torch operations must run because of a tracer, a mode, or the type of a tensor.
 
-    Tracing and transforms; dispatch modes; tensor subclasses; batched gradients (``is_grads_batched``).
+    Tracing and transforms; dispatch modes, except those of selective checkpointing; tensor subclasses; batched
+    gradients (``is_grads_batched``).
     """
-    if transformed() or count_dispatch_modes() > 0:
+    if transformed() or are_operations_observed():
         return True
     return any(type(t) not in PLAIN or is_batched_by_autograd(t) for t in tensors)
 
@@ -70,15 +79,16 @@ def watched(tensors: Iterable[torch.Tensor]) -> bool:
 def needs_reference(tensors: Iterable[Any]) -> bool:
     """Check whether only plain torch operations are correct for these tensors.
 
-    Tracing and transforms; dispatch modes (fake tensors, `make_fx`, operation counters); tensor subclasses;
-    the meta device; a backward pass recorded for double backward.
+    Tracing and transforms; dispatch modes (fake tensors, `make_fx`, operation counters), except those of selective
+    checkpointing; tensor subclasses; the meta device; a backward pass recorded for double backward.
     """
-    if transformed() or count_dispatch_modes() > 0:
+    if transformed() or are_operations_observed():
         return True
     recording = torch.is_grad_enabled()
     for tensor in tensors:
-        if isinstance(tensor, torch.Tensor) and (
-            type(tensor) not in PLAIN or tensor.is_meta or (recording and tensor.requires_grad)
-        ):
+        if type(tensor) in PLAIN:
+            if tensor.is_meta or (recording and tensor.requires_grad):
+                return True
+        elif isinstance(tensor, torch.Tensor):
             return True
     return False

@@ -10,6 +10,9 @@ from torch.autograd import forward_ad
 from torch.overrides import _get_current_function_mode_stack as function_mode_stack
 from torch.overrides import _pop_mode_temporarily as popped_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes as without_dispatch_modes
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_mode_stack
+from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispatchMode
 
 __all__ = [
     "NO_TORCH_FUNCTION",
@@ -17,16 +20,19 @@ __all__ = [
     "EnableTorchFunction",
     "TorchDispatchMode",
     "are_functorch_transforms_active",
+    "are_operations_observed",
     "count_dispatch_modes",
     "count_function_modes",
     "function_mode_stack",
     "innermost_transform",
     "is_batched_by_autograd",
     "is_forward_ad_active",
+    "is_jit_tracing",
     "is_torch_function_disabled",
     "is_tracing_dispatch_active",
     "popped_function_mode",
     "set_grad_enabled",
+    "without_dispatch_modes",
 ]
 
 NO_TORCH_FUNCTION: Any = torch._C._disabled_torch_function_impl
@@ -39,6 +45,7 @@ count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 is_torch_function_disabled: Callable[[], bool] = torch._C._is_torch_function_all_disabled
 are_functorch_transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 innermost_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
+is_jit_tracing: Callable[[], bool] = torch._C._is_tracing
 is_batched_by_autograd: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 
 _TRACING_MODES = (
@@ -51,6 +58,19 @@ _TRACING_MODES = (
 def is_tracing_dispatch_active() -> bool:
     """Check whether a fake, proxy or functional mode of torch is active."""
     return any(torch._C._get_dispatch_mode(key) is not None for key in _TRACING_MODES)
+
+
+_SELECTIVE_CHECKPOINTING = (_CachingTorchDispatchMode, _CachedTorchDispatchMode)
+
+
+def are_operations_observed() -> bool:
+    """Check whether a dispatch mode is active that must see torch operations.
+
+    Those of selective checkpointing need not: what a kernel computes is computed again in the backward pass.
+    """
+    if not count_dispatch_modes():
+        return False
+    return not all(isinstance(mode, _SELECTIVE_CHECKPOINTING) for mode in dispatch_mode_stack())
 
 
 def is_forward_ad_active() -> bool:

@@ -153,12 +153,14 @@ def step_peak(model: nn.Module, *batches: Any) -> int:
 
 
 def peak_bytes(run: Callable[[], Any], device: str) -> int:
-    """Return the peak of bytes newly allocated during a call."""
+    """Return the peak of bytes newly allocated during a call, on all devices of this type together."""
     if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
+        cards = range(torch.cuda.device_count())
+        for card in cards:
+            torch.cuda.reset_peak_memory_stats(card)
+        before = [torch.cuda.memory_allocated(card) for card in cards]
         run()
-        return torch.cuda.max_memory_allocated() - before
+        return sum(torch.cuda.max_memory_allocated(card) - held for card, held in zip(cards, before, strict=True))
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences its start and stop messages
     gc.collect()  # else memory allocated in an earlier profile could be freed, and counted, in this one
     with collector_paused(), torch.profiler.profile(profile_memory=True) as profile:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import fused
+from fused import chunked_loss
 from fused import linear_cross_entropy as chunked
 from fused.backends import OPS
 
@@ -160,3 +161,122 @@ def test_the_mean_of_no_rows_has_zero_gradients_whatever_comes_back(rows):
     assert loss.isnan()
     for gradient in torch.autograd.grad(loss.square(), [hidden, weight]):
         assert torch.equal(gradient, torch.zeros_like(gradient))
+
+
+@pytest.fixture
+def exact_products(monkeypatch):
+    """Products of 16-bit matrices in float32, as on CUDA."""
+    monkeypatch.setattr(chunked_loss, "has_exact_products", lambda tensor: True)
+    monkeypatch.setattr(chunked_loss, "_product", lambda a, b: a.float() @ b.float())
+
+
+def test_small_gradients_survive_in_float16(exact_products):
+    hidden, weight, targets = torch.randn(4096, 8), torch.randn(500, 8) * 0.1, torch.randint(500, (4096,))
+    inputs = [hidden.half().requires_grad_(), weight.half().requires_grad_()]
+    wide = [one.detach().double().requires_grad_() for one in inputs]
+    exact = gradients(whole(*wide, targets), wide)
+    loss = chunked(*inputs, targets)
+    scale = 2.0**16  # of a GradScaler: 1 / 500 / 4096 is less than float16 holds with three digits
+    found = [one.double() / scale for one in gradients(loss, inputs, torch.tensor(scale))]
+    for mine, truth in zip(found, exact, strict=True):
+        assert (mine - truth).norm() < 1e-3 * truth.norm()
+
+
+def test_gradients_of_improbable_classes_survive_in_float16(exact_products):
+    hidden, weight, targets = torch.randn(256, 8), torch.randn(50, 8) * 0.1, torch.randint(1, 50, (256,))
+    bias = torch.zeros(50)
+    bias[0] = -14  # a probability of about 2e-8, which float16 does not hold
+    inputs = [one.half().requires_grad_() for one in (hidden, weight, bias)]
+    wide = [one.detach().double().requires_grad_() for one in inputs]
+    (truth,) = torch.autograd.grad(whole(wide[0], wide[1], targets, wide[2]), wide[1])
+    (mine,) = torch.autograd.grad(chunked(inputs[0], inputs[1], targets, inputs[2]), inputs[1], torch.tensor(2.0**16))
+    error = mine[0].double() / 2.0**16 - truth[0]
+    assert error.norm() < 0.05 * truth[0].norm()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_large_z_losses_fit_in_float16(exact_products, reduction):
+    hidden, weight, targets, bias = operands(40, 8, 30, torch.float16)
+    inputs = [hidden, weight, targets, bias]
+    wide = [one.detach().double().requires_grad_() if one.is_floating_point() else one for one in inputs]
+    options = {"z_loss": 1.0, "reduction": reduction}
+    found = gradients(chunked(*inputs, chunk_rows=16, **options), inputs)
+    for mine, truth in zip(found, gradients(chunked(*wide, chunk_rows=16, **options), wide), strict=True):
+        assert (mine.double() - truth).norm() < 2e-3 * truth.norm()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_compiled_code_works_in_chunks(monkeypatch, backend, reduction):
+    torch._dynamo.reset()
+    seen = []
+    run = LOSS.run
+    monkeypatch.setattr(
+        LOSS,
+        "run",
+        lambda part, args, *rest, **statics: seen.append(args[0].shape) or run(part, args, *rest, **statics),
+    )
+    inputs = operands()
+    inputs[1].requires_grad_(False)
+    options = {"reduction": reduction, "label_smoothing": 0.1}
+    compiled = torch.compile(chunked, fullgraph=True, backend=backend)
+    result, expected = compiled(*inputs, chunk_rows=4, **options), whole(*inputs, **options)
+    g = torch.randn_like(expected)
+    torch.testing.assert_close(result, expected)
+    torch.testing.assert_close(gradients(result, inputs, g), gradients(expected, inputs, g))
+    assert seen and all(shape in [(4, 13), (3, 13)] for shape in seen)
+    with torch.no_grad():
+        seen.clear()
+        torch.testing.assert_close(compiled(*inputs, chunk_rows=4, **options), expected.detach())
+    assert len(seen) == 3, "gradients were computed that nobody asked for"
+
+
+def test_compiled_code_has_no_second_derivative():
+    torch._dynamo.reset()
+    hidden, weight, targets, bias = operands()
+    result = torch.compile(chunked, backend="eager")(hidden, weight, targets, bias)
+    (g,) = torch.autograd.grad(result, hidden, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(g.sum(), hidden)
+
+
+def test_transforms_in_compiled_code_run_the_expression():
+    torch._dynamo.reset()
+    hidden, weight, targets, bias = (one.detach() for one in operands())
+
+    def of_hidden(hidden):
+        return torch.func.grad(lambda x: chunked(x, weight, targets, bias))(hidden)
+
+    compiled = torch.compile(of_hidden, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(hidden), of_hidden(hidden))
+
+
+def test_the_operator_keeps_its_contract():
+    hidden, weight, targets, bias = operands(dtype=torch.float32)
+    for reduction in ("mean", "none"):
+        args = (hidden, weight, bias, targets, -100, 0.0, 0.0, None, reduction, 4, [True, True, True])
+        operator = torch.ops.fused.linear_cross_entropy.default
+        torch.library.opcheck(
+            operator, args, test_utils=("test_schema", "test_autograd_registration", "test_faketensor")
+        )
+    with pytest.raises(IndexError, match="target 13"):
+        torch.compile(chunked, backend="eager")(hidden, weight, targets.index_fill(0, torch.tensor(0), 13))
+
+
+@pytest.mark.cuda
+@pytest.mark.usefixtures("real_card")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_gradient_of_the_weight_is_in_memory_once(dtype):
+    hidden, weight = torch.randn(4096, 1024, device="cuda"), torch.randn(32768, 1024, device="cuda")
+    hidden, weight = hidden.to(dtype).requires_grad_(), (weight / 32).to(dtype).requires_grad_()
+    targets = torch.randint(32768, (4096,), device="cuda")
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = chunked(hidden, weight, targets)
+    summed = 4 * weight.numel()
+    assert torch.cuda.max_memory_allocated() - before < 2.3 * summed, "the gradient, and the logits of a chunk"
+    wide = [one.detach().double().requires_grad_() for one in (hidden, weight)]
+    exact = gradients(whole(*wide, targets), wide)
+    eager = gradients(F.cross_entropy(F.linear(hidden, weight).float(), targets), [hidden, weight])
+    for mine, theirs, truth in zip(gradients(result, [hidden, weight]), eager, exact, strict=True):
+        assert (mine - truth).square().mean() <= 1.21 * (theirs - truth).square().mean()

@@ -135,7 +135,8 @@ def test_the_memory_of_the_process_falls():
     assert held - resident_bytes() < 0.1 * size
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.cuda
+@pytest.mark.usefixtures("real_card")
 def test_the_allocators_figure_falls():
     x = torch.ones(1, requires_grad=True, device="cuda")
     out = fused.make_viewless_tensor((x + torch.ones(2**24, device="cuda")).view(-1, 2), True, True)

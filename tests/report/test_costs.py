@@ -8,8 +8,29 @@ import pytest
 import torch
 
 import schedule
-from schedule.report.costs import measure
+from schedule.report.costs import measure, peak_bytes
 from tests.zoo import batch, build
+
+
+def test_the_peaks_of_all_cards_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    held, peaks, reset = [100, 20, 0], [100, 25, 7], set()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.add)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", held.__getitem__)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", peaks.__getitem__)
+    assert peak_bytes(lambda: None, "cuda") == 12 and reset == {0, 1, 2}
+
+
+@pytest.mark.cuda
+@pytest.mark.usefixtures("real_card")
+def test_the_peak_on_a_card() -> None:
+    other = torch.device("cuda", torch.cuda.device_count() - 1)
+
+    def run() -> None:
+        for device in ("cuda:0", other):
+            torch.empty(2**24, dtype=torch.uint8, device=device)
+
+    assert peak_bytes(run, "cuda") == 2**24 * min(torch.cuda.device_count(), 2)
 
 
 @pytest.mark.filterwarnings("ignore::schedule.runtime.FallbackWarning")

@@ -10,45 +10,37 @@ import triton
 import triton.language as tl
 
 from fused.backends.reference.activations import ACTIVATIONS, QUICK
+from fused.backends.triton.arithmetic import exp, normal, reciprocal, tanh
 from fused.backends.triton.launch import (
+    Constant,
     as_rows,
+    cdiv,
     column_block,
     column_partials,
     column_tile,
+    empty_like,
     launch,
     row_block,
     row_span,
     row_tile,
-    warps_tuned,
 )
 
 Tensor = torch.Tensor
 
 # In kernels these are right operands of a tensor: the interpreter does not support them as left operands.
-_ROOT_HALF = tl.constexpr(math.sqrt(0.5))
-_NORMAL = tl.constexpr(1 / math.sqrt(2 * math.pi))
-_QUICK = tl.constexpr(QUICK)
+_NORMAL = Constant(1 / math.sqrt(2 * math.pi))
+_QUICK = Constant(QUICK)
 # The tanh form of GELU is z·σ(u) with u = 2√(2/π)(z + 0.044715z³).
-_LINEAR = tl.constexpr(2 * math.sqrt(2 / math.pi))
-_CUBIC = tl.constexpr(2 * math.sqrt(2 / math.pi) * 0.044715)
+_LINEAR = Constant(2 * math.sqrt(2 / math.pi))
+_CUBIC = Constant(2 * math.sqrt(2 / math.pi) * 0.044715)
 
 
 @triton.jit
 def logistic(u):
     """Compute σ(u) and its derivative σ(u)·σ(−u) from one exponential, without cancellation."""
-    e = tl.exp(-tl.abs(u))
-    r = 1 / (1 + e)
+    e = exp(-tl.abs(u))
+    r = reciprocal(1 + e)
     return tl.where(u < 0, e * r, r), e * r * r
-
-
-@triton.jit
-def tanh(z):
-    """Compute tanh in float32, by the polynomial of Cephes' tanhf if exponentials would cancel."""
-    square = z * z
-    near = ((-5.70498872745e-3 * square + 2.06390887954e-2) * square - 5.37397155531e-2) * square
-    near = ((near + 1.33314422036e-1) * square - 3.33332819422e-1) * square * z + z
-    far = 1 - 2 / (tl.exp(2 * tl.abs(z)) + 1)
-    return tl.where(tl.abs(z) < 0.625, near, tl.where(z < 0, -far, far))
 
 
 @triton.jit
@@ -63,7 +55,7 @@ def activate(z, ACTIVATION: tl.constexpr):
     elif ACTIVATION == "quick_gelu":
         return z * logistic(z * _QUICK)[0]
     elif ACTIVATION == "gelu":
-        return 0.5 * z + 0.5 * z * tl.erf(z * _ROOT_HALF)
+        return z * normal(z)[0]
     elif ACTIVATION == "gelu_tanh":
         return z * logistic(z * (z * z * _CUBIC + _LINEAR))[0]
     elif ACTIVATION == "tanh":
@@ -87,7 +79,8 @@ def slope(z, ACTIVATION: tl.constexpr, FROM_RESULT: tl.constexpr = False):
         s, ds = logistic(z * _QUICK)
         return s + ds * (z * _QUICK)
     elif ACTIVATION == "gelu":
-        return 0.5 + 0.5 * tl.erf(z * _ROOT_HALF) + z * (tl.exp(-0.5 * z * z) * _NORMAL)
+        below, e = normal(z)
+        return below + z * (e * _NORMAL)
     elif ACTIVATION == "gelu_tanh":
         square = z * z
         s, ds = logistic(z * (square * _CUBIC + _LINEAR))
@@ -100,8 +93,7 @@ def slope(z, ACTIVATION: tl.constexpr, FROM_RESULT: tl.constexpr = False):
         return z * (1 - z) if FROM_RESULT else logistic(z)[1]
 
 
-@warps_tuned
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _activation(
     x, bias, out, rows, columns, stride,
     ACTIVATION: tl.constexpr, BIASED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -114,7 +106,7 @@ def _activation(
     tl.store(out + row * columns + column, activate(z, ACTIVATION), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _activation_backward(
     g, x, bias, dx, partials, rows, columns, g_stride, stride,
     ACTIVATION: tl.constexpr, FROM_RESULT: tl.constexpr, BIASED: tl.constexpr, DX: tl.constexpr, SUM: tl.constexpr,
@@ -153,15 +145,15 @@ def bias_activation(x: Tensor, bias: Tensor | None, *, activation: str) -> Any:
         return NotImplemented
     flat = as_rows(x)
     rows, columns = flat.shape
-    out = torch.empty(x.shape, dtype=dtype, device=x.device)
+    out = empty_like(x, dtype)
     tile = column_tile(columns)
     launch(
         _activation,
-        (triton.cdiv(rows, tile.rows), triton.cdiv(columns, tile.columns)),
+        (cdiv(rows, tile.rows), cdiv(columns, tile.columns)),
         *(flat, None if bias is None else bias.contiguous(), out, rows, columns, flat.stride(0)),
         ACTIVATION=activation,
         BIASED=bias is not None,
-        **tile.block,
+        **tile.settings,
     )
     return out
 
@@ -175,9 +167,9 @@ def bias_activation_backward(
     flat, g = as_rows(x), as_rows(g)
     rows, columns = flat.shape
     tile = column_tile(columns)
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if needs[0] else None
+    dx = empty_like(x) if needs[0] else None
     partials = None
-    programs = triton.cdiv(rows, tile.rows)
+    programs = cdiv(rows, tile.rows)
     if needs[1] and bias is not None:
         partials = column_partials(rows, columns, x.device, torch.float32, tile.rows)
         programs = len(partials)
@@ -185,7 +177,7 @@ def bias_activation_backward(
     biased = bias is not None and not from_result
     launch(
         _activation_backward,
-        (programs, triton.cdiv(columns, tile.columns)),
+        (programs, cdiv(columns, tile.columns)),
         *(g, flat, bias.contiguous() if biased and bias is not None else None, dx, partials),
         *(rows, columns, g.stride(0), flat.stride(0)),
         ACTIVATION=activation,
@@ -198,7 +190,7 @@ def bias_activation_backward(
     return dx, None if partials is None or bias is None else partials.sum(0).to(bias.dtype)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _squared_relu(
     x, weights, out, rows, columns, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
@@ -209,7 +201,7 @@ def _squared_relu(
     tl.store(out + row * columns + column, activate(z, "relu2") * weight, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _squared_relu_backward(
     g, x, weights, dx, dweights, rows, columns, g_stride, stride,
     DX: tl.constexpr, DWEIGHTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -236,9 +228,9 @@ def weighted_squared_relu(x: Tensor, weights: Tensor) -> Any:
         return NotImplemented
     flat = as_rows(x)
     rows, columns = flat.shape
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = empty_like(x)
     tile = column_tile(columns)
-    grid = (triton.cdiv(rows, tile.rows), triton.cdiv(columns, tile.columns))
+    grid = (cdiv(rows, tile.rows), cdiv(columns, tile.columns))
     launch(
         _squared_relu,
         grid,
@@ -254,12 +246,12 @@ def weighted_squared_relu_backward(g: Tensor, x: Tensor, weights: Tensor, *, nee
         return NotImplemented
     flat, g = as_rows(x), as_rows(g)
     rows, columns = flat.shape
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if needs[0] else None
-    dweights = torch.empty(weights.shape, dtype=weights.dtype, device=x.device) if needs[1] else None
+    dx = empty_like(x) if needs[0] else None
+    dweights = empty_like(weights) if needs[1] else None
     tile = row_tile(columns, whole=4096)
     launch(
         _squared_relu_backward,
-        (triton.cdiv(rows, tile.rows),),
+        (cdiv(rows, tile.rows),),
         *(g, flat, weights.contiguous(), dx, dweights, rows, columns, g.stride(0), flat.stride(0)),
         DX=dx is not None,
         DWEIGHTS=dweights is not None,

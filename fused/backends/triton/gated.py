@@ -11,13 +11,14 @@ import triton.language as tl
 from fused.backends.triton.activations import activate, slope
 from fused.backends.triton.launch import (
     as_rows,
+    cdiv,
     column_block,
     column_partials,
     column_tile,
+    empty_like,
     launch,
     row_block,
     row_span,
-    warps_tuned,
 )
 
 Tensor = torch.Tensor
@@ -34,8 +35,7 @@ def _limited(gate, linear, offset, clamp):
     return gate, linear
 
 
-@warps_tuned
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _gated(
     gate, up, bias, weights, out, offset, clamp, rows, columns, gate_stride, up_stride,
     ACTIVATION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -54,7 +54,7 @@ def _gated(
     tl.store(out + row * columns + column, value, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _gated_backward(
     g, gate, up, bias, weights, dgate, dup, bias_sums, weight_sums, offset, clamp, rows, columns,
     g_stride, gate_stride, up_stride, dgate_stride, dup_stride,
@@ -123,15 +123,15 @@ def gated_activation(
     for other in (up, bias):
         dtype = dtype if other is None else torch.promote_types(dtype, other.dtype)
     rows, columns = gate.shape
-    out = torch.empty((*y.shape[:-1], columns), dtype=dtype, device=y.device)
+    out = y.new_empty((*y.shape[:-1], columns), dtype=dtype) if up is None else empty_like(y, dtype)
     tile = column_tile(columns)
     launch(
         _gated,
-        (triton.cdiv(rows, tile.rows), triton.cdiv(columns, tile.columns)),
+        (cdiv(rows, tile.rows), cdiv(columns, tile.columns)),
         *(gate, linear, _contiguous(bias), _contiguous(weights), out, offset, clamp),
         *(rows, columns, gate.stride(0), linear.stride(0)),
         ACTIVATION=activation,
-        **tile.block,
+        **tile.settings,
     )
     return out
 
@@ -154,16 +154,16 @@ def gated_activation_backward(
     gate, linear = _halves(y, up)
     incoming = as_rows(g)
     rows, columns = gate.shape
-    dy = torch.empty(y.shape, dtype=y.dtype, device=y.device) if needs[0] else None
-    dup = torch.empty(up.shape, dtype=up.dtype, device=y.device) if up is not None and needs[1] else None
+    dy = empty_like(y) if needs[0] else None
+    dup = empty_like(up) if up is not None and needs[1] else None
     dgate, dlinear = (dy, dup) if up is not None else (None, None)
     if up is None and dy is not None:
         dgate, dlinear = _halves(dy, None)
     tile = column_tile(columns)
-    blocks = triton.cdiv(columns, tile.columns)
-    programs, bias_sums, weight_sums = triton.cdiv(rows, tile.rows), None, None
+    blocks = cdiv(columns, tile.columns)
+    programs, bias_sums, weight_sums = cdiv(rows, tile.rows), None, None
     if bias is not None and needs[2]:
-        bias_sums = column_partials(rows, 2 * columns, y.device, torch.float32, tile.rows)
+        bias_sums = column_partials(rows, columns, y.device, torch.float32, tile.rows, sums=2)
         programs = len(bias_sums)
     if weights is not None and needs[3]:
         weight_sums = torch.empty(rows, blocks, device=y.device)
@@ -197,4 +197,4 @@ def _contiguous(tensor: Tensor | None) -> Tensor | None:
 
 
 def _any_float64(*tensors: Tensor | None) -> bool:
-    return any(tensor is not None and tensor.dtype == torch.float64 for tensor in tensors)
+    return torch.float64 in [None if tensor is None else tensor.dtype for tensor in tensors]

@@ -1,8 +1,13 @@
-"""Helpers shared by the kernels: rows, block sizes, tuning, launching, sums over rows."""
+"""Helpers shared by the kernels: rows, block sizes, launching, sums over rows.
+
+A launch costs the processor as much as a small kernel takes: sizes of blocks are looked up and not computed again, and
+none of them is found by measuring.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +29,17 @@ WHOLE_ROW = 2**16
 _COMPUTE = {torch.float16: tl.float32, torch.bfloat16: tl.float32, torch.float32: tl.float32, torch.float64: tl.float64}
 
 
+class Constant(tl.constexpr):
+    """Global constant of kernels.
+
+    At every launch Triton compares each constant with what it was when the kernel was compiled. Two `constexpr` take
+    fifteen times as long to compare as their values, since the result is another one.
+    """
+
+    def __ne__(self, other: object) -> bool:
+        return bool(self.value != getattr(other, "value", other))
+
+
 @dataclass(frozen=True)
 class Tile:
     """Block of one program, rows × columns, both powers of two, with its number of warps."""
@@ -32,43 +48,50 @@ class Tile:
     columns: int
     warps: int
 
-    @property
-    def block(self) -> dict[str, int]:
-        """ROWS and COLUMNS, for a launch of a kernel with tuned warps."""
-        return {"ROWS": self.rows, "COLUMNS": self.columns}
-
-    @property
+    @functools.cached_property
     def settings(self) -> dict[str, int]:
         """ROWS, COLUMNS and num_warps, for a launch."""
-        return {**self.block, "num_warps": self.warps}
+        return {"ROWS": self.rows, "COLUMNS": self.columns, "num_warps": self.warps}
 
 
+def cdiv(number: int, by: int) -> int:
+    """Divide, rounding up."""
+    return -(-number // by)
+
+
+def power_of_2(number: int) -> int:
+    """Return the least power of two from a positive number on."""
+    return 1 << (number - 1).bit_length()
+
+
+@functools.lru_cache(maxsize=4096)
 def row_tile(columns: int, *, whole: int = WHOLE_ROW, numbers: int = 2048) -> Tile:
     """Return a block of full rows with `numbers` elements, or of a part of a row if `columns` is above `whole`.
 
     A kernel that needs full rows (softmax, norms) loops over the columns if ``tile.columns < columns``.
     """
-    wide = min(triton.next_power_of_2(columns), whole)
+    wide = min(power_of_2(columns), whole)
     if wide < columns:
         wide = min(wide, BLOCK)
     rows = max(numbers // wide, 1)
     return Tile(rows, wide, _warps(rows * wide))
 
 
+@functools.lru_cache(maxsize=4096)
 def column_tile(columns: int, *, numbers: int = 2048) -> Tile:
     """Return a block for elementwise work, of at most 512 columns and `numbers` elements."""
-    wide = min(triton.next_power_of_2(columns), 512)
+    wide = min(power_of_2(columns), 512)
     return Tile(numbers // wide, wide, _warps(numbers))
 
 
 def _warps(numbers: int) -> int:
     # At most sixteen elements per thread, up to 16 warps per block.
-    return min(max(triton.next_power_of_2(numbers) // 512, 1), 16)
+    return min(max(power_of_2(numbers) // 512, 1), 16)
 
 
 def as_rows(x: Tensor) -> Tensor:
     """Return x as [rows, columns] with contiguous columns, as a view if its strides allow, else as a copy."""
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
     return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
 
 
@@ -76,6 +99,11 @@ def rows_with_stride(x: Tensor | None) -> tuple[Tensor | None, int]:
     """Return the result of `as_rows` and its row stride, or None and 0 for None."""
     rows = None if x is None else as_rows(x)
     return rows, 0 if rows is None else rows.stride(0)
+
+
+def empty_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return an empty contiguous tensor of x's shape; naming shape and device takes torch three times as long."""
+    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
 
 def compute_type(*tensors: Tensor | None) -> tl.dtype:
@@ -86,38 +114,27 @@ def compute_type(*tensors: Tensor | None) -> tl.dtype:
 
 def launch(kernel: Any, grid: Grid, *args: Any, **settings: Any) -> None:
     """Run ``kernel[grid](*args, **settings)`` on the device of the first argument, a tensor."""
-    with torch.cuda.device_of(args[0]):
+    first: Tensor = args[0]
+    if not first.is_cuda or first.get_device() == torch.cuda.current_device():
+        kernel[grid](*args, **settings)
+        return
+    with torch.cuda.device(first.device):
         kernel[grid](*args, **settings)
 
 
-def tuned(configs: Sequence[triton.Config], key: Sequence[str]) -> Callable[[Any], Any]:
-    """Return a decorator above `triton.jit`, to run the fastest of a few configurations.
-
-    They are measured once for each value of `key`, and the result is saved with the compiled kernels. The interpreter
-    only runs the first configuration. Keep the number of rows out of `key`: every batch size would be measured again.
-    """
-
-    def decorate(kernel: Any) -> Any:
-        chosen = list(configs[:1]) if INTERPRETED else list(configs)
-        return triton.autotune(chosen, key=list(key), cache_results=True)(kernel)
-
-    return decorate
-
-
-# Four to sixteen elements per thread, for a block of `column_tile`.
-warps_tuned = tuned([triton.Config({}, num_warps=warps) for warps in (4, 8, 16)], key=["columns"])
-
-
-def column_partials(rows: int, columns: int, device: torch.device, dtype: torch.dtype, rows_at_once: int) -> Tensor:
-    """Return an empty buffer [programs, columns] for the partial sums over rows, to be summed over dimension 0.
+def column_partials(
+    rows: int, columns: int, device: torch.device, dtype: torch.dtype, rows_at_once: int, *, sums: int = 1
+) -> Tensor:
+    """Return an empty buffer [programs, sums·columns] for partial sums over rows, to be summed over dimension 0.
 
     Program n takes the rows from ``n * cdiv(cdiv(rows, rows_at_once), programs) * rows_at_once`` on, see `row_span`.
     The number of programs depends only on the sizes and the type of GPU, so a sum is the same every time.
     """
-    programs = min(triton.cdiv(rows, rows_at_once), max(processors(device) * 4 // triton.cdiv(columns, 512), 1))
-    return torch.empty(programs, columns, device=device, dtype=dtype)
+    programs = min(cdiv(rows, rows_at_once), max(processors(device) * 12 // cdiv(columns, 512), 1))
+    return torch.empty(programs, sums * columns, device=device, dtype=dtype)
 
 
+@functools.cache
 def processors(device: torch.device) -> int:
     """Return the number of multiprocessors of the GPU, or 2 in the interpreter."""
     if device.type != "cuda":

@@ -6,45 +6,75 @@ import torch
 import triton
 import triton.language as tl
 
-from fused.backends.triton.activations import tanh
-from fused.backends.triton.launch import BLOCK, as_rows, launch, row_tile
+from fused.backends.triton.arithmetic import LN2, LOG2E, coarse_tanh, exp, tanh
+from fused.backends.triton.launch import BLOCK, as_rows, cdiv, launch, row_tile
 
 Tensor = torch.Tensor
 
 
+# Elements of a row that a thread reads at a time, and the bytes of its widest load.
+_PER_THREAD = 16
+_LOAD = 16
+
+
+@triton.jit
+def _add_block(
+    z, inside, highest, sums, plain, factor, unit, CAPPED: tl.constexpr, TOTAL: tl.constexpr, MASKED: tl.constexpr
+):  # fmt: skip
+    """Add a block to each lane's maximum, sum of exponentials relative to it, and plain sum, with units of log₂e."""
+    if CAPPED and (MASKED or TOTAL):
+        z = tanh(z * factor)
+    elif CAPPED:
+        # The errors of this many columns cancel in the sum.
+        z = coarse_tanh(z * factor)
+    if TOTAL:
+        plain += tl.sum(tl.sum(tl.where(inside, z, 0.0) if MASKED else z, 2), 0)
+    if MASKED:
+        z = tl.where(inside, z, float("-inf"))
+    # The maximum of the elements of a thread first: one exponential for each, and no exchange between threads.
+    higher = tl.maximum(highest, tl.max(tl.max(z, 2), 0) * unit)
+    base = tl.where(higher == float("-inf"), 0.0, higher)
+    e = tl.exp2(z * unit - base[None, :, None])
+    return higher, sums * tl.exp2(highest - base) + tl.sum(tl.sum(e, 2), 0), plain
+
+
 @triton.jit
 def logit_statistics_kernel(
-    logits, index, lse, picked, total, stride, columns, softcap, elsewhere,
-    COLUMNS: tl.constexpr, CAPPED: tl.constexpr, TOTAL: tl.constexpr,
+    logits, index, lse, picked, total, vectors, columns, softcap, elsewhere,
+    REPEATS: tl.constexpr, LANES: tl.constexpr, VECTOR: tl.constexpr, CAPPED: tl.constexpr, TOTAL: tl.constexpr,
 ):  # fmt: skip
     """Compute the statistics of one row, with a separate maximum and sum per lane until the end."""
     row = tl.program_id(0).to(tl.int64)
-    logits += row * stride
-    highest = tl.full([COLUMNS], float("-inf"), tl.float32)
-    sums = tl.zeros([COLUMNS], tl.float32)
-    plain = tl.zeros([COLUMNS], tl.float32)
-    for start in range(0, columns, COLUMNS):
-        column = start + tl.arange(0, COLUMNS)
-        z = tl.load(logits + column, mask=column < columns, other=float("-inf")).to(tl.float32)
-        if CAPPED:
-            z = tl.where(column < columns, tanh(z / softcap) * softcap, float("-inf"))
-        if TOTAL:
-            plain += tl.where(column < columns, z, 0.0)
-        higher = tl.maximum(highest, z)
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        sums = sums * tl.exp(highest - base) + tl.exp(z - base)
-        highest = higher
+    target = tl.load(index + row)
+    logits += row * vectors * VECTOR
+    here = (target >= 0) & (target < columns)
+    chosen = tl.load(logits + target, mask=here, other=0.0).to(tl.float32)
+    highest = tl.full([LANES], float("-inf"), tl.float32)
+    sums = tl.zeros([LANES], tl.float32)
+    plain = tl.zeros([LANES], tl.float32)
+    # Each thread has one lane, of REPEATS vectors.
+    lane = tl.arange(0, LANES)[None, :, None] * VECTOR + tl.arange(0, VECTOR)[None, None, :]
+    lane += tl.arange(0, REPEATS)[:, None, None] * (LANES * VECTOR)
+    BLOCK: tl.constexpr = REPEATS * LANES * VECTOR
+    factor = 1 / softcap
+    unit = softcap * LOG2E
+    full = columns // BLOCK * BLOCK
+    for start in range(0, full, BLOCK):
+        z = tl.load(logits + start + lane).to(tl.float32)
+        highest, sums, plain = _add_block(z, True, highest, sums, plain, factor, unit, CAPPED, TOTAL, False)
+    if full < columns:
+        inside = full + lane < columns
+        z = tl.load(logits + full + lane, mask=inside, other=float("-inf")).to(tl.float32)
+        highest, sums, plain = _add_block(z, inside, highest, sums, plain, factor, unit, CAPPED, TOTAL, True)
     top = tl.max(highest, 0)
     base = tl.where(top == float("-inf"), 0.0, top)
-    tl.store(lse + row, tl.log(tl.sum(sums * tl.exp(highest - base), 0)) + base)
-    if TOTAL:
-        tl.store(total + row, tl.sum(plain, 0))
-    target = tl.load(index + row)
-    here = (target >= 0) & (target < columns)
-    z = tl.load(logits + target, mask=here, other=0.0).to(tl.float32)
+    # In the same units, so that the rounding of the maximum cancels.
+    tl.store(lse + row, (tl.log2(tl.sum(sums * tl.exp2(highest - base), 0)) + base) * LN2)
     if CAPPED:
-        z = tanh(z / softcap) * softcap
-    tl.store(picked + row, tl.where(here, z, elsewhere))
+        chosen = tanh(chosen * factor) * softcap
+    if TOTAL:
+        tl.store(total + row, tl.sum(plain, 0) * softcap)
+    tl.store(picked + row, tl.where(here, chosen, elsewhere))
 
 
 @triton.jit
@@ -57,10 +87,11 @@ def logit_gradient_kernel(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     z = tl.load(logits + row * stride + column, mask=column < columns, other=0.0).to(tl.float32)
     if CAPPED:
-        z = tanh(z / softcap)
+        z = z * (1 / softcap)
+        z = coarse_tanh(z) if logits.dtype.element_ty.primitive_bitwidth == 16 else tanh(z)
         slope = 1 - z * z
         z = z * softcap
-    dz = tl.exp(z - tl.load(lse + row)) * tl.load(g_lse + row)
+    dz = exp(z - tl.load(lse + row)) * tl.load(g_lse + row)
     if PICKED:
         dz += tl.where(column == tl.load(index + row), tl.load(g_picked + row), 0.0)
     if TOTAL:
@@ -79,15 +110,30 @@ def logit_statistics(
     rows = as_rows(logits)
     count, columns = rows.shape
     lse, picked, sums = torch.empty(3, count, dtype=torch.float32, device=logits.device)
-    tile = row_tile(columns, whole=BLOCK, numbers=1)
+    warps = row_tile(columns, whole=BLOCK, numbers=1).warps
+    vector = _LOAD // rows.element_size()
+    if rows.stride(0) % vector or rows.data_ptr() % _LOAD:
+        vector = 1
     launch(
         logit_statistics_kernel,
         (count,),
-        *(rows, index.reshape(-1).contiguous(), lse, picked, sums, rows.stride(0), columns, softcap or 1.0, elsewhere),
-        COLUMNS=tile.columns,
+        *(
+            rows,
+            index.reshape(-1).contiguous(),
+            lse,
+            picked,
+            sums,
+            rows.stride(0) // vector,
+            columns,
+            softcap or 1.0,
+            elsewhere,
+        ),
+        REPEATS=_PER_THREAD // vector,
+        LANES=32 * warps,
+        VECTOR=vector,
         CAPPED=softcap is not None,
         TOTAL=total,
-        num_warps=tile.warps,
+        num_warps=warps,
     )
     lse, picked, sums = (one.reshape(index.shape) for one in (lse, picked, sums))
     return lse, picked, sums if total else None
@@ -116,7 +162,7 @@ def logit_statistics_backward(
     each = [one.reshape(-1).contiguous() for one in (*given, index, lse)]
     launch(
         logit_gradient_kernel,
-        (count, triton.cdiv(columns, tile.columns)),
+        (count, cdiv(columns, tile.columns)),
         *(rows, *each, out, rows.stride(0), columns, softcap or 1.0),
         COLUMNS=tile.columns,
         CAPPED=softcap is not None,

@@ -1,11 +1,12 @@
 """RMS and layer norms with a residual sum in one kernel forward and one backward, with sums of weight gradients.
 
-A row of at most `WHOLE` columns is loaded at once. A longer one is read twice, and its part of the sums over rows is
-accumulated in memory that no other program accesses.
+A row of at most `WHOLE` columns is loaded at once, in the backward pass while the one before is computed. A longer one
+is read twice, and its part of the sums over rows is accumulated in memory that no other program accesses.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -16,6 +17,8 @@ from fused.backends.reference.norms import Casting
 from fused.backends.triton.launch import (
     Tile,
     as_rows,
+    cdiv,
+    empty_like,
     launch,
     processors,
     row_block,
@@ -26,7 +29,7 @@ from fused.backends.triton.launch import (
 
 Tensor = torch.Tensor
 
-WHOLE = 2**13
+WHOLE = 2**14
 # For longer rows: this many rows share one access to the sums in memory.
 _LONG = Tile(rows=4, columns=2**11, warps=16)
 
@@ -74,7 +77,7 @@ def _store_norm(
         tl.store(total + offset + column, z, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _norm(
     x, x_stride, residual, residual_stride, weight, bias, out, total, means, rstds, eps, rows, columns,
     ROUND: tl.constexpr, ONE_MORE: tl.constexpr, CENTERED: tl.constexpr, ONCE: tl.constexpr,
@@ -135,69 +138,98 @@ def _store_dx(dx, g_total, h, normed, rstd, inner, center, g_total_row, offset, 
 
 
 @triton.jit
+def _add_pairs(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit(do_not_specialize=["rows"])
 def _norm_backward(
-    g, g_stride, g_total, g_total_stride, x, x_stride, weight, means, rstds, dx, dweights, dbiases, rows, columns,
-    ONE_MORE: tl.constexpr, CENTERED: tl.constexpr, ONCE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    g, g_stride, g_total, g_total_stride, x, x_stride, weight, means, rstds, dx, sums, rows, columns,
+    ONE_MORE: tl.constexpr, CENTERED: tl.constexpr, DWEIGHT: tl.constexpr, DBIAS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     begin, end = row_span(rows, ROWS)
+    column = tl.arange(0, COLUMNS)[None, :]
+    dweight = tl.zeros([ROWS, COLUMNS], tl.float32)
+    dbias = tl.zeros([ROWS, COLUMNS], tl.float32)
+    if weight is not None:
+        factor = _factor(weight, column, columns, ONE_MORE)
+    # The next rows are read while these are computed.
+    for block in tl.range(begin, end, ROWS, num_stages=2):
+        row = (block + tl.arange(0, ROWS))[:, None]
+        valid = row < end
+        inside = valid & (column < columns)
+        dy = tl.load(g + row * g_stride + column, mask=inside, other=0.0).to(tl.float32)
+        z = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+        rstd = tl.load(rstds + row, mask=valid, other=0.0)
+        mean = tl.load(means + row, mask=valid, other=0.0) if CENTERED else 0.0
+        normed = (z - mean) * rstd
+        h = dy if weight is None else dy * factor
+        if dx is not None:
+            if CENTERED:
+                inner, center = tl.reduce((h * normed, h), 1, _add_pairs)
+                center = center[:, None] / columns
+            else:
+                inner, center = tl.sum(h * normed, 1), 0.0
+            inner = inner[:, None] / columns
+            _store_dx(dx, g_total, h, normed, rstd, inner, center, row * g_total_stride, row * columns, column, inside)
+        if DWEIGHT:
+            dweight += dy * normed
+        if DBIAS:
+            dbias += dy
+    sums += tl.program_id(0).to(tl.int64) * ((DWEIGHT + DBIAS) * columns)
+    if DWEIGHT:
+        tl.store(sums + column, tl.sum(dweight, 0, keep_dims=True), mask=column < columns)
+    if DBIAS:
+        tl.store(sums + DWEIGHT * columns + column, tl.sum(dbias, 0, keep_dims=True), mask=column < columns)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _long_norm_backward(
+    g, g_stride, g_total, g_total_stride, x, x_stride, weight, means, rstds, dx, sums, rows, columns,
+    ONE_MORE: tl.constexpr, CENTERED: tl.constexpr, DWEIGHT: tl.constexpr, DBIAS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Compute `_norm_backward` of longer rows, with the sums accumulated in memory."""
+    begin, end = row_span(rows, ROWS)
     first = tl.arange(0, COLUMNS)[None, :]
-    sums = tl.program_id(0).to(tl.int64) * columns
-    dweight = tl.zeros([1, COLUMNS], tl.float32)
-    dbias = tl.zeros([1, COLUMNS], tl.float32)
+    sums += tl.program_id(0).to(tl.int64) * ((DWEIGHT + DBIAS) * columns)
     for block in range(begin, end, ROWS):
         row = (block + tl.arange(0, ROWS))[:, None]
         valid = row < end
         rstd = tl.load(rstds + row, mask=valid, other=0.0)
         mean = tl.load(means + row, mask=valid, other=0.0) if CENTERED else tl.zeros([ROWS, 1], tl.float32)
         g_row, g_total_row, x_row, offset = row * g_stride, row * g_total_stride, row * x_stride, row * columns
-        if ONCE:
-            inside = valid & (first < columns)
-            dy, h, normed = _load_back(g, x, weight, g_row, x_row, mean, rstd, first, columns, inside, ONE_MORE)
-            if dx is not None:
-                inner = tl.sum(h * normed, 1)[:, None] / columns
-                center = tl.sum(h, 1)[:, None] / columns if CENTERED else tl.zeros([ROWS, 1], tl.float32)
-                _store_dx(dx, g_total, h, normed, rstd, inner, center, g_total_row, offset, first, inside)
-            if dweights is not None:
-                dweight += tl.sum(dy * normed, 0, keep_dims=True)
-            if dbiases is not None:
-                dbias += tl.sum(dy, 0, keep_dims=True)
-        else:
-            inner = tl.zeros([ROWS, 1], tl.float32)
-            center = tl.zeros([ROWS, 1], tl.float32)
-            if dx is not None:
-                for start in range(0, columns, COLUMNS):
-                    column = start + first
-                    inside = valid & (column < columns)
-                    dy, h, normed = _load_back(
-                        g, x, weight, g_row, x_row, mean, rstd, column, columns, inside, ONE_MORE
-                    )
-                    inner += tl.sum(h * normed, 1)[:, None]
-                    if CENTERED:
-                        center += tl.sum(h, 1)[:, None]
-                inner /= columns
-                center /= columns
+        inner = tl.zeros([ROWS, 1], tl.float32)
+        center = tl.zeros([ROWS, 1], tl.float32)
+        if dx is not None:
             for start in range(0, columns, COLUMNS):
                 column = start + first
                 inside = valid & (column < columns)
                 dy, h, normed = _load_back(g, x, weight, g_row, x_row, mean, rstd, column, columns, inside, ONE_MORE)
-                if dx is not None:
-                    _store_dx(dx, g_total, h, normed, rstd, inner, center, g_total_row, offset, column, inside)
-                _add_to(dweights, tl.sum(dy * normed, 0, keep_dims=True), sums, column, columns)
-                _add_to(dbiases, tl.sum(dy, 0, keep_dims=True), sums, column, columns)
-            # In the next iteration a thread may read sums written by another.
-            tl.debug_barrier()
-    if ONCE:
-        if dweights is not None:
-            tl.store(dweights + sums + first, dweight, mask=first < columns)
-        if dbiases is not None:
-            tl.store(dbiases + sums + first, dbias, mask=first < columns)
+                inner += tl.sum(h * normed, 1)[:, None]
+                if CENTERED:
+                    center += tl.sum(h, 1)[:, None]
+            inner /= columns
+            center /= columns
+        for start in range(0, columns, COLUMNS):
+            column = start + first
+            inside = valid & (column < columns)
+            dy, h, normed = _load_back(g, x, weight, g_row, x_row, mean, rstd, column, columns, inside, ONE_MORE)
+            if dx is not None:
+                _store_dx(dx, g_total, h, normed, rstd, inner, center, g_total_row, offset, column, inside)
+            if DWEIGHT:
+                _add_to(sums, tl.sum(dy * normed, 0, keep_dims=True), column, columns)
+            if DBIAS:
+                _add_to(sums + DWEIGHT * columns, tl.sum(dy, 0, keep_dims=True), column, columns)
+        # In the next iteration a thread may read sums written by another.
+        tl.debug_barrier()
 
 
 @triton.jit
-def _add_to(partials, amount, sums, column, columns):
-    if partials is not None:
-        before = tl.load(partials + sums + column, mask=column < columns, other=0.0)
-        tl.store(partials + sums + column, before + amount, mask=column < columns)
+def _add_to(sums, amount, column, columns):
+    before = tl.load(sums + column, mask=column < columns, other=0.0)
+    tl.store(sums + column, before + amount, mask=column < columns)
 
 
 def rms_norm(
@@ -283,13 +315,13 @@ def _forward(
     flat = as_rows(x)
     rows, columns = flat.shape
     tile = _tile(columns)
-    out = x.new_empty(x.shape, dtype=out_dtype)
-    total = None if residual is None else x.new_empty(x.shape, dtype=_sum_dtype(x, residual))
+    out = empty_like(x, out_dtype)
+    total = None if residual is None else empty_like(x, _sum_dtype(x, residual))
     rstd = x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
     mean = torch.empty_like(rstd) if centered else None
     launch(
         _norm,
-        (triton.cdiv(rows, tile.rows),),
+        (cdiv(rows, tile.rows),),
         *(flat, flat.stride(0), *rows_with_stride(residual), _vector(weight), _vector(bias)),
         *(out, x if total is None else total, mean, rstd, float(eps), rows, columns),
         ROUND=round_first,
@@ -318,35 +350,38 @@ def _backward(
     tile = _tile(columns)
     once = tile.columns >= columns
     programs = _programs(rows, tile, x.device)
-    dx = None if dtypes[0] is None else x.new_empty(x.shape, dtype=dtypes[0])
+    dx = None if dtypes[0] is None else empty_like(x, dtypes[0])
+    wanted = [dtype for dtype in dtypes[1:] if dtype is not None]
     # Sums of long rows are accumulated in memory.
     make = torch.empty if once else torch.zeros
-    partials = [
-        None if dtype is None else make(programs, columns, dtype=torch.float32, device=x.device) for dtype in dtypes[1:]
-    ]
+    sums = make(programs, len(wanted), columns, dtype=torch.float32, device=x.device)
     launch(
-        _norm_backward,
+        _norm_backward if once else _long_norm_backward,
         (programs,),
         *(flat, flat.stride(0), *rows_with_stride(g_total), *rows_with_stride(x)),
-        *(_vector(weight), _vector(mean), rstd.contiguous(), dx, *partials, rows, columns),
+        *(_vector(weight), _vector(mean), rstd.contiguous(), dx, sums, rows, columns),
         ONE_MORE=one_more,
         CENTERED=mean is not None,
-        ONCE=once,
+        DWEIGHT=dtypes[1] is not None,
+        DBIAS=dtypes[2] is not None,
         **tile.settings,
     )
-    dweight, dbias = (
-        None if sums is None else sums.sum(0).to(dtype) for sums, dtype in zip(partials, dtypes[1:], strict=True)
-    )
+    found = iter([total.to(dtype) for total, dtype in zip(sums.sum(0) if wanted else (), wanted, strict=True)])
+    dweight, dbias = (None if dtype is None else next(found) for dtype in dtypes[1:])
     return dx, dweight, dbias
 
 
 def _tile(columns: int) -> Tile:
-    return _LONG if columns > WHOLE else row_tile(columns, whole=WHOLE)
+    if columns > WHOLE:
+        return _LONG
+    tile = row_tile(columns, whole=WHOLE)
+    # Sixteen numbers a thread: the sums of the gradients are in registers.
+    return replace(tile, warps=2 * tile.warps) if tile.columns == WHOLE else tile
 
 
 def _programs(rows: int, tile: Tile, device: torch.device) -> int:
     """Return the number of programs for the rows, fewer for large blocks with their longer rows of sums."""
-    return min(triton.cdiv(rows, tile.rows), processors(device) * max(2**14 // (tile.rows * tile.columns), 1))
+    return min(cdiv(rows, tile.rows), processors(device) * max(2**13 // (tile.rows * tile.columns), 1))
 
 
 def _sum_dtype(x: Tensor, residual: Tensor | None) -> torch.dtype:
@@ -354,7 +389,7 @@ def _sum_dtype(x: Tensor, residual: Tensor | None) -> torch.dtype:
 
 
 def _double(*tensors: Tensor | None) -> bool:
-    return any(tensor is not None and tensor.dtype == torch.float64 for tensor in tensors)
+    return torch.float64 in [None if tensor is None else tensor.dtype for tensor in tensors]
 
 
 def _vector(tensor: Tensor | None) -> Tensor | None:

@@ -1,75 +1,107 @@
-"""Rotary position embedding of queries and keys, forward and backward, with one read and one write per number."""
+"""Rotary position embedding of queries and keys in one launch, with one read of cos and sin for all heads."""
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from fused.backends.triton.launch import compute_type, launch, row_block
+from fused.backends.triton.launch import cdiv, compute_type, launch
 
 Tensor = torch.Tensor
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+"""Shape and strides."""
 
 # Number of elements in the block of a program.
 _NUMBERS = 2048
 
 
 @triton.jit
-def _load_pairs(p, half, pair, valid, INTERLEAVED: tl.constexpr, COMPUTE: tl.constexpr):
+def _load_pairs(p, valid, HALF: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, COMPUTE: tl.constexpr):
     """Load the first and the second number of each pair, with `p` pointing to the rows."""
     if INTERLEAVED:
-        column = tl.arange(0, 2 * pair.shape[1])[None, :]
-        both = tl.load(p + column, mask=valid & (column < 2 * half), other=0.0).to(COMPUTE)
-        return tl.split(tl.reshape(both, [valid.shape[0], pair.shape[1], 2]))
-    inside = valid & (pair < half)
+        column = tl.arange(0, 2 * PAIRS)[None, None, :]
+        both = tl.load(p + column, mask=valid & (column < 2 * HALF), other=0.0).to(COMPUTE)
+        return tl.split(tl.reshape(both, [valid.shape[0], valid.shape[1], PAIRS, 2]))
+    pair = tl.arange(0, PAIRS)[None, None, :]
+    inside = valid & (pair < HALF)
     return (
         tl.load(p + pair, mask=inside, other=0.0).to(COMPUTE),
-        tl.load(p + half + pair, mask=inside, other=0.0).to(COMPUTE),
+        tl.load(p + HALF + pair, mask=inside, other=0.0).to(COMPUTE),
     )
 
 
 @triton.jit
-def _store_pairs(p, first, second, half, pair, valid, INTERLEAVED: tl.constexpr):
+def _store_pairs(p, first, second, valid, HALF: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr):
     if INTERLEAVED:
-        column = tl.arange(0, 2 * pair.shape[1])[None, :]
-        both = tl.reshape(tl.join(first, second), [valid.shape[0], 2 * pair.shape[1]])
-        tl.store(p + column, both, mask=valid & (column < 2 * half))
+        column = tl.arange(0, 2 * PAIRS)[None, None, :]
+        both = tl.reshape(tl.join(first, second), [valid.shape[0], valid.shape[1], 2 * PAIRS])
+        tl.store(p + column, both, mask=valid & (column < 2 * HALF))
     else:
-        tl.store(p + pair, first, mask=valid & (pair < half))
-        tl.store(p + half + pair, second, mask=valid & (pair < half))
+        pair = tl.arange(0, PAIRS)[None, None, :]
+        tl.store(p + pair, first, mask=valid & (pair < HALF))
+        tl.store(p + HALF + pair, second, mask=valid & (pair < HALF))
 
 
 @triton.jit
-def _turn(
-    x, out, cos, sin, rows, middle, last, half, passed,
-    x_0, x_1, x_2, out_0, out_1, out_2, cos_0, cos_1, cos_2, sin_0, sin_1, sin_2,
+def _turn_heads(
+    x, out, x_stride, out_stride, c, c_, s, s_, valid, heads,
     BACK: tl.constexpr, INTERLEAVED: tl.constexpr, COMPUTE: tl.constexpr,
-    ROWS: tl.constexpr, PAIRS: tl.constexpr, PASSED: tl.constexpr,
+    HEADS: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr, PASSED: tl.constexpr,
 ):  # fmt: skip
-    """Rotate a block of rows, flattened from three dimensions. cos and sin may be broadcast over any of these."""
-    row = row_block(ROWS)
-    valid = row < rows
-    n_0, n_1, n_2 = row // last // middle, row // last % middle, row % last
-    x += n_0 * x_0 + n_1 * x_1 + n_2 * x_2
-    out += n_0 * out_0 + n_1 * out_1 + n_2 * out_2
+    """Rotate all heads of a block of positions, with `x` and `out` pointing to the positions."""
+    for first in range(0, heads, HEADS):
+        head = (first + tl.arange(0, HEADS))[None, :, None]
+        inside = valid & (head < heads)
+        source, target = x + head.to(tl.int64) * x_stride, out + head.to(tl.int64) * out_stride
+        a, b = _load_pairs(source, inside, HALF, PAIRS, INTERLEAVED, COMPUTE)
+        if BACK:
+            turned, turned_ = a * c + b * s_, b * c_ - a * s
+        else:
+            turned, turned_ = a * c - b * s, b * c_ + a * s_
+        _store_pairs(target, turned, turned_, inside, HALF, PAIRS, INTERLEAVED)
+        if PASSED > 0:
+            column = tl.arange(0, triton.next_power_of_2(PASSED))[None, None, :]
+            rest = inside & (column < PASSED)
+            tl.store(target + 2 * HALF + column, tl.load(source + 2 * HALF + column, mask=rest), mask=rest)
+
+
+@triton.jit(do_not_specialize=["positions"])
+def _turn(
+    q, k, q_out, k_out, cos, sin, positions, middle, last, q_heads, k_heads,
+    q_0, q_1, q_2, q_head, q_out_0, q_out_1, q_out_2, q_out_head,
+    k_0, k_1, k_2, k_head, k_out_0, k_out_1, k_out_2, k_out_head,
+    cos_0, cos_1, cos_2, sin_0, sin_1, sin_2,
+    BACK: tl.constexpr, INTERLEAVED: tl.constexpr, COMPUTE: tl.constexpr, POSITIONS: tl.constexpr,
+    Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr, PASSED: tl.constexpr,
+):  # fmt: skip
+    """Rotate a block of positions, flattened from three dimensions; the one of the heads has size 1 there."""
+    position = (tl.program_id(0) * POSITIONS + tl.arange(0, POSITIONS))[:, None, None]
+    valid = position < positions
+    n_0, n_1, n_2 = position // last // middle, position // last % middle, position % last
+    n_0, n_1, n_2 = n_0.to(tl.int64), n_1.to(tl.int64), n_2.to(tl.int64)
     cos += n_0 * cos_0 + n_1 * cos_1 + n_2 * cos_2
     sin += n_0 * sin_0 + n_1 * sin_1 + n_2 * sin_2
-    pair = tl.arange(0, PAIRS)[None, :]
-    a, b = _load_pairs(x, half, pair, valid, INTERLEAVED, COMPUTE)
-    c, c_ = _load_pairs(cos, half, pair, valid, INTERLEAVED, COMPUTE)
-    s, s_ = _load_pairs(sin, half, pair, valid, INTERLEAVED, COMPUTE)
-    if BACK:
-        first, second = a * c + b * s_, b * c_ - a * s
-    else:
-        first, second = a * c - b * s, b * c_ + a * s_
-    _store_pairs(out, first, second, half, pair, valid, INTERLEAVED)
-    if PASSED:
-        column = tl.arange(0, PASSED)[None, :]
-        inside = valid & (column < passed)
-        tl.store(out + 2 * half + column, tl.load(x + 2 * half + column, mask=inside), mask=inside)
+    c, c_ = _load_pairs(cos, valid, HALF, PAIRS, INTERLEAVED, COMPUTE)
+    s, s_ = _load_pairs(sin, valid, HALF, PAIRS, INTERLEAVED, COMPUTE)
+    q += n_0 * q_0 + n_1 * q_1 + n_2 * q_2
+    q_out += n_0 * q_out_0 + n_1 * q_out_1 + n_2 * q_out_2
+    _turn_heads(
+        q, q_out, q_head, q_out_head, c, c_, s, s_, valid, q_heads,
+        BACK, INTERLEAVED, COMPUTE, Q_HEADS, HALF, PAIRS, PASSED,
+    )  # fmt: skip
+    if k is not None:
+        k += n_0 * k_0 + n_1 * k_1 + n_2 * k_2
+        k_out += n_0 * k_out_0 + n_1 * k_out_1 + n_2 * k_out_2
+        _turn_heads(
+            k, k_out, k_head, k_out_head, c, c_, s, s_, valid, k_heads,
+            BACK, INTERLEAVED, COMPUTE, K_HEADS, HALF, PAIRS, PASSED,
+        )  # fmt: skip
 
 
 def rotary(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Any:
@@ -83,38 +115,115 @@ def rotary_backward(g: Tensor, g_k: Tensor | None, cos: Tensor, sin: Tensor, *, 
 
 
 def _turned(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool, back: bool) -> Any:
-    if max(q.ndim, 0 if k is None else k.ndim) > 4:
+    if q.ndim > 4 or (k is not None and k.ndim > 4):
         return NotImplemented
-    cos, sin = (t if t.stride(-1) == 1 else t.contiguous() for t in (cos, sin))
-    return tuple(None if x is None else _one_turned(x, cos, sin, interleaved, back) for x in (q, k))
+    cos = cos if cos.stride(-1) == 1 else cos.contiguous()
+    sin = sin if sin.stride(-1) == 1 else sin.contiguous()
+    dim, at_once = _heads(_layout(q), None if k is None else k.shape, _layout(cos), _layout(sin))
+    if k is not None and not at_once:
+        alone = [_turned(x, None, cos, sin, interleaved, back)[0] for x in (q, k)]
+        return alone[0], alone[1]
+    return _launched(q, k, cos, sin, dim, interleaved, back)
 
 
-def _one_turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool) -> Tensor:
-    if x.stride(-1) != 1:
-        x = x.contiguous()
+def _launched(
+    q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, dim: int | None, interleaved: bool, back: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Rotate q and k, which have the same shape except for dimension `dim` of four, the heads."""
+    q = q if q.stride(-1) == 1 else q.contiguous()
+    k = k if k is None or k.stride(-1) == 1 else k.contiguous()
     # With the strides of x: heads transposed after a projection are read and written in memory order.
-    out = torch.empty_like(x, dtype=torch.promote_types(x.dtype, cos.dtype))
-    width, whole = cos.shape[-1], x.shape[-1]
-    first, middle, last = (1,) * (4 - x.ndim) + x.shape[:-1]
-    rows, pairs = first * middle * last, triton.next_power_of_2(max(width // 2, 1))
-    at_once = max(_NUMBERS // (2 * pairs), 1)
-    strides = [_strides(t, (first, middle, last)) for t in (x, out, cos, sin)]
+    q_out = torch.empty_like(q, dtype=torch.promote_types(q.dtype, cos.dtype))
+    k_out = None if k is None else torch.empty_like(k, dtype=torch.promote_types(k.dtype, cos.dtype))
+    of_k = (None, None) if k is None or k_out is None else (_layout(k), _layout(k_out))
+    grid, numbers, blocks = _plan(dim, _layout(q), _layout(q_out), *of_k, _layout(cos), _layout(sin))
     launch(
         _turn,
-        (triton.cdiv(rows, at_once),),
-        *(x, out, cos, sin, rows, middle, last, width // 2, whole - width, *itertools.chain(*strides)),
+        grid,
+        *(q, k, q_out, k_out, cos, sin, *numbers),
         BACK=back,
         INTERLEAVED=interleaved,
-        COMPUTE=compute_type(x, cos),
-        ROWS=at_once,
-        PAIRS=pairs,
-        PASSED=triton.next_power_of_2(whole - width) if whole > width else 0,
+        COMPUTE=compute_type(q, k, cos),
         num_warps=4,
+        **blocks,
     )
-    return out
+    return q_out, k_out
 
 
-def _strides(tensor: Tensor, leading: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides of the three leading dimensions, 0 for broadcast ones."""
-    whole = tensor.reshape((1,) * (4 - tensor.ndim) + tensor.shape)
-    return whole.expand(*leading, tensor.shape[-1]).stride()[:3]
+@functools.lru_cache(maxsize=4096)
+def _plan(
+    dim: int | None,
+    q: Layout,
+    q_out: Layout,
+    k: Layout | None,
+    k_out: Layout | None,
+    cos: Layout,
+    sin: Layout,
+) -> tuple[tuple[int], tuple[int, ...], dict[str, int]]:
+    """Return the grid, the sizes and strides, and the sizes of blocks for tensors of these shapes and strides."""
+    (shape, _), (angles, _) = q, cos
+    sizes = [1 if n == dim else _size(q, n) for n in range(3)]
+    heads = [1 if x is None or dim is None else x[0][dim - 4] for x in (q, k)]
+    positions = math.prod(sizes)
+    half, pairs = angles[-1] // 2, _power(angles[-1] // 2)
+    rows = max(_NUMBERS // (2 * pairs), 1)
+    blocks = [min(_power(count), rows) for count in heads]
+    at_once = min(rows // blocks[0], _power(positions))
+    strides = itertools.chain(*(_strides(x, dim) for x in (q, q_out, k, k_out)))
+    of_angles = [0 if _size(t, n) == 1 else _stride(t, n) for t in (cos, sin) for n in range(3)]
+    return (
+        (cdiv(positions, at_once),),
+        (positions, *sizes[1:], *heads, *strides, *of_angles),
+        {
+            "POSITIONS": at_once,
+            "Q_HEADS": blocks[0],
+            "K_HEADS": min(blocks[1], max(rows // at_once, 1)),
+            "HALF": half,
+            "PAIRS": pairs,
+            "PASSED": shape[-1] - 2 * half,
+        },
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _heads(q: Layout, k_shape: tuple[int, ...] | None, cos: Layout, sin: Layout) -> tuple[int | None, bool]:
+    """Return the dimension of the heads, and whether q and k are alike in all others.
+
+    It is the one of four over which cos and sin are the same and q is closest in memory, or None.
+    """
+    shape = (1,) * (4 - len(q[0])) + q[0]
+    alike = [n for n in range(3) if shape[n] > 1 and all(_size(t, n) == 1 or _stride(t, n) == 0 for t in (cos, sin))]
+    dim = min(alike, key=lambda n: _stride(q, n), default=None)
+    if k_shape is None:
+        return dim, True
+    return dim, _without((1,) * (4 - len(k_shape)) + k_shape, dim) == _without(shape, dim)
+
+
+def _layout(tensor: Tensor) -> Layout:
+    return tensor.shape, tensor.stride()
+
+
+def _size(layout: Layout, dim: int) -> int:
+    """Return the size of a dimension of four, 1 for leading ones that the tensor lacks."""
+    return layout[0][dim - 4] if len(layout[0]) >= 4 - dim else 1
+
+
+def _stride(layout: Layout, dim: int) -> int:
+    return layout[1][dim - 4] if len(layout[1]) >= 4 - dim else 0
+
+
+def _without(shape: tuple[int, ...], dim: int | None) -> list[int]:
+    return [size for n, size in enumerate(shape) if n != dim]
+
+
+def _strides(layout: Layout | None, dim: int | None) -> tuple[int, ...]:
+    """Return the strides of the three leading dimensions, and that of the heads."""
+    if layout is None:
+        return (0,) * 4
+    leading = [_stride(layout, n) for n in range(3)]
+    return *leading, 0 if dim is None else leading[dim]
+
+
+def _power(number: int) -> int:
+    """Return the least power of two that is not below a number."""
+    return 1 << max(number - 1, 0).bit_length()

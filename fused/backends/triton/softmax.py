@@ -1,4 +1,4 @@
-"""Scaled, masked softmax in one kernel forward and one backward, without reading keys outside a window.
+"""Scaled, masked softmax in one kernel forward and one backward, reading no block of 16 keys outside a window.
 
 A row of at most `WHOLE` keys is loaded at once. A longer one is read twice: for its maximum and its sum, which
 are updated from block to block, and for the probabilities.
@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 
 from fused.backends.reference.softmax import FAR, Window, sum_over
-from fused.backends.triton.launch import launch, row_block, row_tile
+from fused.backends.triton.arithmetic import LOG2E, exp, reciprocal
+from fused.backends.triton.launch import Constant, Tile, empty_like, launch, row_tile
 
 Tensor = torch.Tensor
 
@@ -21,32 +22,48 @@ WHOLE = 2**14
 
 _NO_MASK, _BOOL, _ADDITIVE = 0, 1, 2
 # Adding and subtracting this rounds a float32 to the nearest whole number, ties to even.
-_ROUNDER = tl.constexpr(1.5 * 2**23)
-_FAR = tl.constexpr(FAR)
+_ROUNDER = Constant(1.5 * 2**23)
+_FAR = Constant(FAR)
 
 
 @triton.jit
-def _position(row, heads, queries):
-    """Return batch, head and query of a row."""
-    return row // queries // heads, row // queries % heads, row % queries
+def _rows(queries, ROWS: tl.constexpr):
+    """Return the query block of this program: the number of its [queries, keys] matrix, and the queries [ROWS, 1]."""
+    blocks = tl.cdiv(queries, ROWS)
+    program = tl.program_id(0)
+    return program // blocks, (program % blocks * ROWS + tl.arange(0, ROWS))[:, None]
 
 
 @triton.jit
-def _view(query, offset, before, after, keys):
-    """Return first key and end of the keys seen by a query, with a negative side of the window unlimited."""
-    low = tl.where(before < 0, 0, query + offset - before)
-    high = tl.where(after < 0, keys, query + offset + after + 1)
-    return tl.maximum(low, 0), tl.minimum(high, keys)
+def _view(query, queries, offset, before, after, keys, BEFORE: tl.constexpr, AFTER: tl.constexpr):
+    """Return first key and end of the keys seen by a query, none for a query after the last."""
+    low = tl.maximum(query + offset - before, 0) if BEFORE else query * 0
+    high = tl.minimum(tl.maximum(query + offset + after + 1, 0), keys) if AFTER else query * 0 + keys
+    return low, tl.where(query < queries, high, 0)
 
 
 @triton.jit
-def _scores(x, mask, mask_stride, scale, column, seen, MASK: tl.constexpr):
-    """Compute scale·x + mask in float32 (−∞ without reading for hidden keys) and a mask of the keys seen."""
+def _masks(column, low, high, valid, keys, BEFORE: tl.constexpr, AFTER: tl.constexpr):
+    """Return a mask of the keys seen, and one of the keys to load, the same for every 16 of them."""
+    loaded = valid & (column < keys)
+    seen = loaded
+    if AFTER:
+        seen = column < high
+        loaded = loaded & (column < (high + 15) // 16 * 16)
+    if BEFORE:
+        seen = seen & (column >= low)
+        loaded = loaded & (column >= low // 16 * 16)
+    return seen, loaded
+
+
+@triton.jit
+def _scores(x, mask, mask_stride, scale, column, seen, loaded, MASK: tl.constexpr):
+    """Compute scale·x + mask in float32 (−∞ for hidden keys) and a mask of the keys seen."""
+    z = tl.load(x + column, mask=loaded, other=0.0).to(tl.float32) * scale
     if MASK == 1:
-        seen = seen & (tl.load(mask + column * mask_stride, mask=seen, other=1) == 0)
-    z = tl.load(x + column, mask=seen, other=0.0).to(tl.float32) * scale
+        seen = seen & (tl.load(mask + column * mask_stride, mask=loaded, other=1) == 0)
     if MASK == 2:
-        added = tl.load(mask + column * mask_stride, mask=seen, other=0.0)
+        added = tl.load(mask + column * mask_stride, mask=loaded, other=0.0)
         total = z + added.to(tl.float32)
         if x.dtype.element_ty == mask.dtype.element_ty and mask.dtype.element_ty.primitive_bitwidth == 16:
             # As in the formula: a completely hidden row depends on the rounded sums.
@@ -70,116 +87,128 @@ def _store(
         tl.store(out + offset, p, mask=inside)
     if LOST:
         rounded = p.to(out.dtype.element_ty).to(tl.float32)
-        share = (p - rounded) * steps / (rounded + tiny)
+        share = (p - rounded) * reciprocal(rounded + tiny) * steps
         tl.store(lost + offset, ((share + _ROUNDER) - _ROUNDER).to(tl.int8), mask=inside)
 
 
 @triton.jit
 def _masked_softmax(
     x, mask, sink, keep, out, signed, sinks, lost, scale, keep_scale, steps, tiny,
-    rows, heads, queries, keys, x_batch, x_head, x_query, mask_batch, mask_head, mask_query, mask_key,
+    heads, queries, keys, x_batch, x_head, x_query, mask_batch, mask_head, mask_query, mask_key,
     sink_batch, sink_head, sink_query, offset, before, after,
-    MASK: tl.constexpr, SINK: tl.constexpr, DROPOUT: tl.constexpr, LOST: tl.constexpr, WINDOW: tl.constexpr,
-    ONCE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    MASK: tl.constexpr, SINK: tl.constexpr, DROPOUT: tl.constexpr, LOST: tl.constexpr,
+    BEFORE: tl.constexpr, AFTER: tl.constexpr, ONCE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    row = row_block(ROWS)
-    valid = row < rows
-    batch, head, query = _position(row, heads, queries)
-    x += batch * x_batch + head * x_head + query * x_query
+    matrix, query = _rows(queries, ROWS)
+    batch, head = (matrix // heads).to(tl.int64), (matrix % heads).to(tl.int64)
+    valid, query_64 = query < queries, query.to(tl.int64)
+    row = matrix.to(tl.int64) * queries + query
+    x += batch * x_batch + head * x_head + query_64 * x_query
     if MASK != 0:
-        mask += batch * mask_batch + head * mask_head + query * mask_query
-    low, high = tl.zeros([ROWS, 1], tl.int64), tl.zeros([ROWS, 1], tl.int64) + keys
-    if WINDOW:
-        low, high = _view(query, offset, before, after, keys)
+        mask += batch * mask_batch + head * mask_head + query_64 * mask_query
+    low, high = _view(query, queries, offset, before, after, keys, BEFORE, AFTER)
     highest = tl.full([ROWS, 1], float("-inf"), tl.float32)
     total = tl.zeros([ROWS, 1], tl.float32)
     if SINK:
-        s = tl.load(sink + batch * sink_batch + head * sink_head + query * sink_query, mask=valid, other=0.0)
+        s = tl.load(sink + batch * sink_batch + head * sink_head + query_64 * sink_query, mask=valid, other=0.0)
         highest, total = s.to(tl.float32), tl.full([ROWS, 1], 1.0, tl.float32)
     columns = tl.arange(0, COLUMNS)[None, :]
     if ONCE:
-        z, seen = _scores(x, mask, mask_key, scale, columns, valid & (columns >= low) & (columns < high), MASK)
-        top = tl.maximum(highest, tl.max(z, 1)[:, None])
-        e = tl.exp(z - top)
-        total = total * tl.exp(highest - top) + tl.sum(e, 1)[:, None] if SINK else tl.sum(e, 1)[:, None]
-        p = tl.where(seen, e / total, 0.0)
+        seen, loaded = _masks(columns, low, high, valid, keys, BEFORE, AFTER)
+        z, seen = _scores(x, mask, mask_key, scale, columns, seen, loaded, MASK)
+        base = tl.maximum(highest, tl.max(z, 1)[:, None])
+        e = tl.exp2(z * LOG2E - base * LOG2E)
+        total = total * exp(highest - base) + tl.sum(e, 1)[:, None] if SINK else tl.sum(e, 1)[:, None]
+        p = tl.where(seen, e * (1 / total), 0.0)
         inside = valid & (columns < keys)
         _store(p, out, signed, lost, keep, row * keys + columns, inside, keep_scale, steps, tiny, DROPOUT, LOST)
     else:
-        first = tl.min(tl.where(valid, low, keys)) // COLUMNS * COLUMNS
-        for start in range(first, tl.max(tl.where(valid, high, 0)), COLUMNS):
+        for start in range(tl.min(low) // COLUMNS * COLUMNS, tl.max(high), COLUMNS):
             column = start + columns
-            z, seen = _scores(x, mask, mask_key, scale, column, valid & (column >= low) & (column < high), MASK)
+            seen, loaded = _masks(column, low, high, valid, keys, BEFORE, AFTER)
+            z, seen = _scores(x, mask, mask_key, scale, column, seen, loaded, MASK)
             top = tl.maximum(highest, tl.max(z, 1)[:, None])
             # If no key has been seen so far, the sums stay 0.
             base = tl.where(top == float("-inf"), 0.0, top)
-            total = total * tl.exp(highest - base) + tl.sum(tl.exp(z - base), 1)[:, None]
+            total = total * exp(highest - base) + tl.sum(exp(z - base), 1)[:, None]
             highest = top
-        top = highest
-        base = tl.where(top == float("-inf"), 0.0, top)
+        base = tl.where(highest == float("-inf"), 0.0, highest)
+        inverse = 1 / total
         for start in range(0, keys, COLUMNS):
             column = start + columns
-            z, seen = _scores(x, mask, mask_key, scale, column, valid & (column >= low) & (column < high), MASK)
-            p = tl.where(seen, tl.exp(z - base) / total, 0.0)
+            seen, loaded = _masks(column, low, high, valid, keys, BEFORE, AFTER)
+            z, seen = _scores(x, mask, mask_key, scale, column, seen, loaded, MASK)
+            p = tl.where(seen, exp(z - base) * inverse, 0.0)
             inside = valid & (column < keys)
             _store(p, out, signed, lost, keep, row * keys + column, inside, keep_scale, steps, tiny, DROPOUT, LOST)
     if SINK:
-        tl.store(sinks + row, tl.exp(s.to(tl.float32) - top) / total, mask=valid)
+        tl.store(sinks + row, exp(s.to(tl.float32) - base) / total, mask=valid)
 
 
 @triton.jit
 def _load_back(
-    p, lost, g, offset, seen, keep_scale, steps, tiny, DROPOUT: tl.constexpr, LOST: tl.constexpr
+    p, lost, g, offset, seen, loaded, keep_scale, steps, tiny,
+    DROPOUT: tl.constexpr, LOST: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Load probabilities in float32, and their gradients."""
-    raw = tl.load(p + offset, mask=seen, other=0.0)
-    dp = tl.load(g + offset, mask=seen, other=0.0).to(tl.float32)
+    """Load probabilities in float32, and their gradients, with 0 for hidden keys."""
+    raw = tl.load(p + offset, mask=loaded, other=0.0)
+    dp = tl.load(g + offset, mask=loaded, other=0.0).to(tl.float32)
     value = raw.to(tl.float32)
+    if WINDOW:
+        # Keys that were only loaded for the width of the load.
+        dp, value = tl.where(seen, dp, 0.0), tl.where(seen, value, 0.0)
     if DROPOUT:
         bits: tl.constexpr = tl.int32 if p.dtype.element_ty == tl.float32 else tl.int16
         keeps = raw.to(bits, bitcast=True) >= 0
         dp = dp * keeps.to(tl.float32) * keep_scale
         value = tl.abs(value)
     if LOST:
-        value += (value + tiny) * tl.load(lost + offset, mask=seen, other=0).to(tl.float32) / steps
+        error = tl.load(lost + offset, mask=loaded, other=0).to(tl.float32) * (1 / steps)
+        if WINDOW:
+            error = tl.where(seen, error, 0.0)
+        value += (value + tiny) * error
     return value, dp
 
 
 @triton.jit
 def _masked_softmax_backward(
     p, sinks, lost, g, dx, dz, dsinks, scale, keep_scale, steps, tiny,
-    rows, queries, keys, offset, before, after,
+    queries, keys, offset, before, after,
     SINK: tl.constexpr, DROPOUT: tl.constexpr, LOST: tl.constexpr, DX: tl.constexpr, DZ: tl.constexpr,
-    WINDOW: tl.constexpr, ONCE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    BEFORE: tl.constexpr, AFTER: tl.constexpr, ONCE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    row = row_block(ROWS)
-    valid = row < rows
-    low, high = tl.zeros([ROWS, 1], tl.int64), tl.zeros([ROWS, 1], tl.int64) + keys
-    if WINDOW:
-        low, high = _view(row % queries, offset, before, after, keys)
+    WINDOW: tl.constexpr = BEFORE or AFTER
+    matrix, query = _rows(queries, ROWS)
+    valid = query < queries
+    row = matrix.to(tl.int64) * queries + query
+    low, high = _view(query, queries, offset, before, after, keys, BEFORE, AFTER)
     columns = tl.arange(0, COLUMNS)[None, :]
     if ONCE:
-        seen = valid & (columns >= low) & (columns < high)
-        value, dp = _load_back(p, lost, g, row * keys + columns, seen, keep_scale, steps, tiny, DROPOUT, LOST)
+        here = row * keys + columns
+        seen, loaded = _masks(columns, low, high, valid, keys, BEFORE, AFTER)
+        value, dp = _load_back(p, lost, g, here, seen, loaded, keep_scale, steps, tiny, DROPOUT, LOST, WINDOW)
         inner = tl.sum(value * dp, 1)[:, None]
         difference = value * (dp - inner)
         inside = valid & (columns < keys)
         if DX:
-            tl.store(dx + row * keys + columns, difference * scale, mask=inside)
+            tl.store(dx + here, difference * scale, mask=inside)
         if DZ:
-            tl.store(dz + row * keys + columns, difference, mask=inside)
+            tl.store(dz + here, difference, mask=inside)
     else:
         inner = tl.zeros([ROWS, 1], tl.float32)
-        first = tl.min(tl.where(valid, low, keys)) // COLUMNS * COLUMNS
-        for start in range(first, tl.max(tl.where(valid, high, 0)), COLUMNS):
+        for start in range(tl.min(low) // COLUMNS * COLUMNS, tl.max(high), COLUMNS):
             column = start + columns
-            seen = valid & (column >= low) & (column < high)
-            value, dp = _load_back(p, lost, g, row * keys + column, seen, keep_scale, steps, tiny, DROPOUT, LOST)
+            seen, loaded = _masks(column, low, high, valid, keys, BEFORE, AFTER)
+            value, dp = _load_back(
+                p, lost, g, row * keys + column, seen, loaded, keep_scale, steps, tiny, DROPOUT, LOST, WINDOW
+            )
             inner += tl.sum(value * dp, 1)[:, None]
         for start in range(0, keys, COLUMNS):
             column = start + columns
-            seen = valid & (column >= low) & (column < high)
-            value, dp = _load_back(p, lost, g, row * keys + column, seen, keep_scale, steps, tiny, DROPOUT, LOST)
+            seen, loaded = _masks(column, low, high, valid, keys, BEFORE, AFTER)
+            value, dp = _load_back(
+                p, lost, g, row * keys + column, seen, loaded, keep_scale, steps, tiny, DROPOUT, LOST, WINDOW
+            )
             difference = value * (dp - inner)
             inside = valid & (column < keys)
             if DX:
@@ -207,33 +236,33 @@ def masked_softmax(
     """Compute the reference formula of this name, or return NotImplemented for float64 or more than four dimensions."""
     if x.ndim > 4 or torch.float64 in (x.dtype, out_dtype, None if mask is None else mask.dtype):
         return NotImplemented
-    whole = x.reshape((1,) * (4 - x.ndim) + x.shape)
+    whole = x if x.ndim == 4 else x.reshape((1,) * (4 - x.ndim) + x.shape)
     if whole.stride(3) != 1:
         whole = whole.contiguous()
     batch, heads, queries, keys = whole.shape
-    rows = batch * heads * queries
-    out = torch.empty(x.shape, dtype=out_dtype, device=x.device)
+    out = empty_like(x, out_dtype)
     signed = None if keep is None else torch.empty_like(out)
-    lost = torch.empty(x.shape, dtype=torch.int8, device=x.device) if rounding else None
+    lost = empty_like(x, torch.int8) if rounding else None
     p_sink = None if sink is None else torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
     kind = _NO_MASK if mask is None else _BOOL if mask.dtype == torch.bool else _ADDITIVE
     shown = None if mask is None else _broadcast(mask.view(torch.uint8) if kind == _BOOL else mask, whole.shape)
     pulled = None if sink is None else _broadcast(sink, (batch, heads, queries, 1))
-    tile = row_tile(keys, whole=WHOLE)
+    tile, programs = _tile(batch * heads, queries, keys)
+    positions, sides = _window(window, shift, queries, keys)
     launch(
         _masked_softmax,
-        (triton.cdiv(rows, tile.rows),),
+        (programs,),
         *(whole, shown, pulled, None if keep is None else keep.contiguous().view(torch.uint8)),
         *(out, signed, p_sink, lost, scale, keep_scale, *_steps(out_dtype)),
-        *(rows, heads, queries, keys, *whole.stride()[:3]),
+        *(heads, queries, keys, *whole.stride()[:3]),
         *((0, 0, 0, 0) if shown is None else shown.stride()),
         *((0, 0, 0) if pulled is None else pulled.stride()[:3]),
-        *_window(window, shift, queries, keys),
+        *positions,
         MASK=kind,
         SINK=sink is not None,
         DROPOUT=keep is not None,
         LOST=rounding,
-        WINDOW=window is not None,
+        **sides,
         ONCE=tile.columns >= keys,
         **tile.settings,
     )
@@ -261,27 +290,34 @@ def masked_softmax_backward(
     if g is None or g_signed is not None or g_sink is not None or torch.float64 in (p.dtype, g.dtype, x_dtype):
         return NotImplemented
     keys, queries = p.shape[-1], p.shape[-2] if p.ndim > 1 else 1
-    rows = p.numel() // keys
-    dx = None if x_dtype is None else torch.empty(p.shape, dtype=x_dtype, device=p.device)
-    dz = None if mask_sum is None else torch.empty(p.shape, dtype=torch.float32, device=p.device)
+    dx = None if x_dtype is None else empty_like(p, x_dtype)
+    dz = None if mask_sum is None else empty_like(p, torch.float32)
     dsink = None if p_sink is None or sink_sum is None else torch.empty_like(p_sink)
-    tile = row_tile(keys, whole=WHOLE)
+    tile, programs = _tile(p.numel() // (queries * keys), queries, keys)
+    positions, sides = _window(window, shift, queries, keys)
     launch(
         _masked_softmax_backward,
-        (triton.cdiv(rows, tile.rows),),
+        (programs,),
         *(p.contiguous(), p_sink, None if lost is None else lost.contiguous(), g.contiguous(), dx, dz, dsink),
-        *(scale, keep_scale, *_steps(p.dtype), rows, queries, keys, *_window(window, shift, queries, keys)),
+        *(scale, keep_scale, *_steps(p.dtype), queries, keys, *positions),
         SINK=dsink is not None,
         DROPOUT=dropout,
         LOST=lost is not None,
         DX=dx is not None,
         DZ=dz is not None,
-        WINDOW=window is not None,
+        **sides,
         ONCE=tile.columns >= keys,
         **tile.settings,
     )
     dmask = None if dz is None or mask_sum is None else sum_over(dz, mask_sum)
     return dx, dmask, None if dsink is None or sink_sum is None else sum_over(dsink, sink_sum)
+
+
+def _tile(matrices: int, queries: int, keys: int) -> tuple[Tile, int]:
+    """Return the block of a program, of rows of one [queries, keys] matrix, and the number of programs."""
+    most = 1 << (queries - 1).bit_length() + (keys - 1).bit_length()
+    tile = row_tile(keys, whole=WHOLE, numbers=min(most, 2048))
+    return tile, matrices * -(-queries // tile.rows)
 
 
 def _broadcast(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -295,6 +331,7 @@ def _steps(dtype: torch.dtype) -> tuple[float, float]:
     return 254 / info.eps, info.tiny
 
 
-def _window(window: Window | None, shift: int, queries: int, keys: int) -> tuple[int, int, int]:
-    """Return the key at the position of query 0, and the sides of the window."""
-    return keys - queries + shift, *(window or (-1, -1))
+def _window(window: Window | None, shift: int, queries: int, keys: int) -> tuple[tuple[int, int, int], dict[str, bool]]:
+    """Return the key at the position of query 0 and the sides of the window, and which of these are limited."""
+    before, after = window or (-1, -1)
+    return (keys - queries + shift, before, after), {"BEFORE": before >= 0, "AFTER": after >= 0}

@@ -1,6 +1,6 @@
 """Compiles kernels for an H100 or H200, on any machine: ``python -m tests.fused.triton.hopper`` + code from stdin.
 
-The interpreter takes what the compiler refuses. Here every launch, of every configuration, is compiled by Triton and
+The interpreter takes what the compiler refuses. Here every launch is compiled by Triton and
 by its ptxas, and none is run: results are whatever the memory held.
 """
 
@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
-from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import KernelInterface
 
 from fused.backends import availability
@@ -37,22 +36,23 @@ def _compile_only(self: Any, grid: Any) -> Any:
     def compiled(*args: Any, **settings: Any) -> None:
         global launches
         launches += 1
-        if isinstance(self, Autotuner):
-            self.nargs = dict(zip(self.arg_names, args, strict=False))
-            for config in self.prune_configs(settings):
-                self.fn.run(*args, grid=grid, warmup=True, **settings, **config.all_kwargs())
-        else:
-            self.run(*args, grid=grid, warmup=True, **settings)
+        self.run(*args, grid=grid, warmup=True, **settings)
 
     return compiled
 
 
 launches = 0
 
-if __name__ == "__main__":
+
+def install() -> None:
+    """Have every launch of this process compile its kernel for a Hopper GPU and not run it."""
     driver.set_active(_Absent())  # type: ignore[arg-type]
     KernelInterface.__getitem__ = _compile_only
     availability.why_unavailable = lambda backend, device: None
+
+
+if __name__ == "__main__":
+    install()
     torch.manual_seed(0)
     exec(compile(sys.stdin.read(), "code", "exec"))
     print(f"{launches} launches compiled")

@@ -94,6 +94,17 @@ def test_tanh_keeps_its_digits_near_zero(device):
     torch.testing.assert_close(out.double(), torch.cat([x, -x]).double().tanh(), rtol=5e-7, atol=0)
 
 
+def test_erf_gelu_keeps_its_digits_below_zero(device):
+    x = torch.linspace(-5, 5, 20001).to(device).requires_grad_()
+    with fused.backend("triton"):
+        out = fused.bias_activation(x, None, "gelu")
+    exact = x.detach().double().requires_grad_()
+    expected = torch.nn.functional.gelu(exact)
+    torch.testing.assert_close(out.double(), expected, rtol=2e-5, atol=0)
+    slope, exact_slope = (torch.autograd.grad(y.sum(), leaf)[0] for y, leaf in ((out, x), (expected, exact)))
+    torch.testing.assert_close(slope.double(), exact_slope, rtol=0, atol=4e-7)
+
+
 def test_rows_far_apart(far_rows, device):
     numbers = torch.randn(2, 17, dtype=torch.float16)
     far, bias = far_rows(numbers), torch.randn(17, dtype=torch.float16, device=device)

@@ -10,23 +10,23 @@ import triton.language as tl
 import fused
 from fused.backends import OPS, Op
 from fused.backends.triton.launch import (
-    INTERPRETED,
+    Constant,
     as_rows,
+    cdiv,
     column_block,
     column_partials,
     column_tile,
     compute_type,
     launch,
+    power_of_2,
     row_block,
     row_span,
     row_tile,
-    tuned,
 )
 
 COLUMNS = (1, 2, 3, 17, 63, 64, 65, 127, 1000, 4097, 50257)
 
 
-@tuned([triton.Config({"ROWS": 4}), triton.Config({"ROWS": 8})], key=["columns"])
 @triton.jit
 def _double(x, out, rows, columns, stride, COMPUTE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     row, column = row_block(ROWS), column_block(COLUMNS)
@@ -66,7 +66,7 @@ def double(x: torch.Tensor) -> torch.Tensor:
         lambda meta: (triton.cdiv(rows, meta["ROWS"]), triton.cdiv(columns, tile.columns)),
         *(flat, out, rows, columns, flat.stride(0)),
         COMPUTE=compute_type(x),
-        COLUMNS=tile.columns,
+        **tile.settings,
     )
     return out.view(x.shape)
 
@@ -104,7 +104,7 @@ def test_the_interpreter_rounds_as_torch_does(device):
     )
     for dtype in (torch.bfloat16, torch.float16):
         x, out = numbers.to(device), torch.empty(1, len(numbers), dtype=dtype, device=device)
-        launch(_double, (2, 1), x / 2, out, 1, len(numbers), 0, COMPUTE=tl.float32, COLUMNS=16)
+        launch(_double, (2, 1), x / 2, out, 1, len(numbers), 0, COMPUTE=tl.float32, ROWS=1, COLUMNS=16)
         torch.testing.assert_close(out[0], x.to(dtype), rtol=0, atol=0, equal_nan=True)
 
 
@@ -157,9 +157,30 @@ def test_the_type_to_compute_in():
     assert compute_type(single) == tl.float32 and compute_type(half, double) == tl.float64
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="on a GPU all configurations are measured")
-def test_the_interpreter_runs_the_first_configuration():
-    assert [config.kwargs for config in _double.configs] == [{"ROWS": 4}]
+def test_the_numbers_of_a_launch():
+    for number in (*range(1, 70), 4095, 4096, 4097, 2**31 + 1):
+        assert power_of_2(number) == triton.next_power_of_2(number)
+        for by in (1, 2, 3, 64, 2**12):
+            assert cdiv(number, by) == triton.cdiv(number, by)
+    assert cdiv(0, 4) == 0
+
+
+def test_another_number_of_rows_compiles_nothing(compile_for_hopper):
+    code = """
+import fused, torch
+from triton.runtime.jit import JITFunction
+compiled, compile = [], JITFunction._do_compile
+JITFunction._do_compile = lambda self, *args, **options: compiled.append(1) or compile(self, *args, **options)
+with fused.backend("triton"):
+    for rows in (1, 2, 5, 16, 64):
+        x = torch.randn(rows, 48)
+        fused.bias_gelu(x, torch.randn(48))
+        fused.rms_norm(x, torch.randn(48))
+        fused.swiglu(x)
+        fused.bias_dropout_add(x, torch.randn(48), x, 0.0, False)
+assert len(compiled) == 4, len(compiled)
+"""
+    assert compile_for_hopper(code) == 20
 
 
 def test_compiled_code_runs_beside_the_interpreter(warm_inductor, launches):
@@ -176,3 +197,9 @@ def test_kernels_compile_for_a_gpu(compile_for_hopper):
     launch(_changes_type, (1,), torch.zeros(1), 3)
     with pytest.raises(AssertionError, match="CompilationError"):
         compile_for_hopper(setup + "launch(_changes_type, (1,), torch.zeros(1), 3)")
+
+
+def test_a_constant_compares_as_its_value():
+    assert Constant(1.5) != Constant(2.5) and Constant(1.5) != 2.5
+    for equal in (Constant(1.5), tl.constexpr(1.5), 1.5):
+        assert (Constant(1.5) != equal) is False

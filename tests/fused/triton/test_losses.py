@@ -50,6 +50,23 @@ def test_options(check, device, dtype, total, softcap):
 
 
 @every_dtype
+@pytest.mark.parametrize("start", [0, 1, 8])
+@pytest.mark.parametrize("columns", [8200, 8201])
+def test_any_alignment_of_rows(check, device, dtype, start, columns):
+    logits, index = sample(3, columns + start, dtype, device)
+    check(logits[:, start:], index.clamp(max=columns - 1), total=True)
+
+
+@pytest.mark.parametrize("softcap", [None, 30.0])
+def test_large_logits_keep_their_digits(check, device, softcap):
+    logits, index = sample(4, 20000, torch.float32, device)
+    logits[0] *= 300
+    logits[1] += 5000
+    logits[2, 9000:] = -torch.inf
+    check(logits, index.clamp(max=8999), softcap)
+
+
+@every_dtype
 def test_an_index_outside_picks_nothing(device, dtype, launches):
     logits, index = sample(4, 10, dtype, device)
     index[0], index[1] = -100, 10
@@ -90,3 +107,18 @@ def test_gradient_written_over_the_logits(device, dtype):
     expected = torch.autograd.grad(fused.cross_entropy(leaf, index), leaf)[0]
     assert torch.equal(computed.detach(), leaf.grad)
     torch.testing.assert_close(leaf.grad, expected)
+
+
+def test_kernels_compile_for_a_gpu(compile_for_hopper):
+    code = """
+import torch, fused
+fused.backend("triton")
+def both(columns, dtype=torch.bfloat16, **settings):
+    logits = torch.zeros(3, columns, dtype=dtype).requires_grad_()
+    fused.cross_entropy(logits, torch.zeros(3, dtype=torch.int64), **settings).backward()
+both(10)
+both(50257, softcap=30.0)
+both(50264, torch.float32, label_smoothing=0.1)
+both(128256, torch.float16, softcap=30.0, z_loss=1e-4, label_smoothing=0.1)
+"""
+    assert compile_for_hopper(code) == 2 * 4

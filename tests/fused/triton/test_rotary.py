@@ -68,9 +68,19 @@ def test_mixed_dtypes(check, normal):
     assert (turned_q.dtype, turned_k.dtype) == (torch.float32, torch.bfloat16)
 
 
-def test_one_launch_for_each_tensor(check, launches, normal):
-    check(normal(40, 9, 33, 8), normal(40, 3, 33, 8), normal(40, 1, 33, 8), normal(40, 1, 33, 8))
+@every_pairing
+def test_one_launch_for_queries_and_keys(check, launches, normal, interleaved):
+    check(normal(40, 9, 33, 8), normal(40, 3, 33, 8), normal(40, 1, 33, 8), normal(40, 1, 33, 8), interleaved)
+    assert launches == {"_turn": 2}
+    q, k = normal(2, 33, 70, 80).transpose(1, 2), normal(2, 33, 1, 80).transpose(1, 2)
+    check(q, k, normal(33, 64), normal(33, 64), interleaved)
     assert launches == {"_turn": 4}
+
+
+def test_keys_of_other_positions_take_a_launch_of_their_own(check, launches, normal):
+    check(normal(2, 3, 5, 8), normal(5, 8), normal(5, 8), normal(5, 8))
+    check(normal(1, 3, 5, 8), normal(2, 3, 5, 8), normal(5, 8), normal(5, 8))
+    assert launches == {"_turn": 8}
 
 
 def test_more_dimensions_are_left_to_others(launches, normal):
@@ -102,4 +112,4 @@ for dtype in (torch.float32, torch.bfloat16):
                 q_out, k_out = fused.rotary_embedding(q, k, cos, cos, interleaved=interleaved)
                 (q_out.sum() + k_out.sum()).backward()
 """
-    assert compile_for_hopper(code) == 32
+    assert compile_for_hopper(code) == 16

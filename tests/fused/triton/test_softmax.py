@@ -122,6 +122,13 @@ def backward(p, g):
     return MASKED_SOFTMAX.run("backward", (p, None, None, g, None, None, 1.0, 1.0), "triton", **statics)[0]
 
 
+@pytest.mark.parametrize("queries", [1, 2, 33])
+@pytest.mark.parametrize("keys", [16, 33, 64])
+def test_every_number_of_queries(check, device, queries, keys):
+    mask = torch.rand(2, 1, queries, keys, device=device) < 0.3
+    check(normal(2, 3, queries, keys, device=device), mask, normal(3, 1, 1, device=device), window=(20, 5))
+
+
 @pytest.mark.parametrize("shape", [(5,), (4, 5), (3, 4, 5), (2, 3, 4, 5)])
 def test_ranks_and_strides(check, device, shape):
     check(normal(*shape, device=device))

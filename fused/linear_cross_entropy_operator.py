@@ -1,0 +1,123 @@
+"""The operator ``fused::linear_cross_entropy`` for `torch.compile`, which would otherwise trace whole logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fused.backends import requested
+from fused.backends.reference.numbers import compute_dtype
+from fused.chunked_loss import Sums, comes_with_gradients, over_units, row_gradients, sweep, unit_gradients
+from fused.cross_entropy import Loss, check_range
+
+
+@torch.library.custom_op("fused::linear_cross_entropy", mutates_args=())
+def losses_and_gradients(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+    reduction: str,
+    chunk_rows: int | None,
+    needs: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Compute the loss, and the needed gradients of hidden, weight and bias for `unit_gradients`, else empty tensors.
+
+    The gradients are empty as well if the backward pass computes them.
+    """
+    loss = _loss(ignore_index, label_smoothing, z_loss, softcap, reduction)
+    check_range(loss, targets, weight.shape[0])
+    g = unit_gradients(hidden, targets) if any(needs) and comes_with_gradients(loss, hidden) else None
+    losses, gradients = sweep(hidden, weight, bias, targets, loss, chunk_rows, requested(), g, needs)
+    return loss.reduce(losses, targets), *_filled(gradients, hidden)
+
+
+@torch.library.custom_op("fused::linear_cross_entropy_backward", mutates_args=())
+def gradients_alone(
+    g: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+    reduction: str,
+    chunk_rows: int | None,
+    needs: list[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the needed gradients of hidden, weight and bias for the gradient of the loss, else empty tensors."""
+    loss = _loss(ignore_index, label_smoothing, z_loss, softcap, reduction)
+    of_rows = row_gradients(loss, g, targets)
+    return _filled(sweep(hidden, weight, bias, targets, loss, chunk_rows, requested(), of_rows, needs)[1], hidden)
+
+
+@losses_and_gradients.register_fake
+def _(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *settings: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    loss, needs = _loss(*settings[:-2]), settings[-1]
+    result = hidden.new_empty(targets.shape if loss.reduction == "none" else (), dtype=compute_dtype(hidden.dtype))
+    return result, *_buffers(hidden, weight, bias, needs if comes_with_gradients(loss, hidden) else ())
+
+
+@gradients_alone.register_fake
+def _(
+    g: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *settings: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _buffers(hidden, weight, bias, settings[-1])
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    hidden, weight, bias, targets, *ctx.settings = inputs
+    ctx.set_materialize_grads(False)
+    ctx.dtype = hidden.dtype
+    ctx.now = comes_with_gradients(_loss(*ctx.settings[:-2]), hidden)
+    ctx.save_for_backward(*((*output[1:], targets) if ctx.now else (hidden, weight, bias, targets)))
+
+
+def _backward(ctx: Any, g: Tensor | None, *of_gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    if any(one is not None for one in of_gradients):
+        raise RuntimeError(
+            "linear_cross_entropy: the compiled operator has no second derivative; leave it out of torch.compile, or "
+            "use cross_entropy of the logits"
+        )
+    unused = (None,) * (1 + len(ctx.settings))
+    if g is None:
+        return None, None, None, *unused
+    loss, needs = _loss(*ctx.settings[:-2]), ctx.settings[-1]
+    if ctx.now:
+        *found, targets = ctx.saved_tensors
+        factor = over_units(loss, g, ctx.dtype, targets)
+        found = [one * factor for one in found]
+    else:
+        found = gradients_alone(g, *ctx.saved_tensors, *ctx.settings)
+    return *(one.to(ctx.dtype) if needed else None for one, needed in zip(found, needs, strict=True)), *unused
+
+
+losses_and_gradients.register_autograd(_backward, setup_context=_setup)
+
+
+def _loss(*settings: Any) -> Loss:
+    return Loss("linear_cross_entropy", *settings)
+
+
+def _buffers(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, needs: Sequence[bool]
+) -> tuple[Tensor, Tensor, Tensor]:
+    sums = Sums(hidden.reshape(-1, hidden.shape[-1]), weight, bias, needs)
+    return _filled(sums.gradients(hidden.shape), hidden)
+
+
+def _filled(gradients: Sequence[Tensor | None], like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Replace None, which an operator cannot return, by an empty tensor."""
+    hidden, weight, bias = (like.new_empty(0) if one is None else one for one in gradients)
+    return hidden, weight, bias
