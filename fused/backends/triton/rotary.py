@@ -92,8 +92,7 @@ def _turned(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: 
 def _one_turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool) -> Tensor:
     if x.stride(-1) != 1:
         x = x.contiguous()
-    # With the strides of x: heads transposed after a projection are read and written in memory order.
-    out = torch.empty_like(x, dtype=torch.promote_types(x.dtype, cos.dtype))
+    out = torch.empty(x.shape, dtype=torch.promote_types(x.dtype, cos.dtype), device=x.device)
     width, whole = cos.shape[-1], x.shape[-1]
     first, middle, last = (1,) * (4 - x.ndim) + x.shape[:-1]
     rows, pairs = first * middle * last, triton.next_power_of_2(max(width // 2, 1))
