@@ -76,8 +76,9 @@ def add_rms_norm(
         residual: broadcastable with x; may have another dtype.
 
     Returns:
-        The norm as from `rms_norm` of the sum, and the sum in the dtype that it has in torch. Both are differentiable.
-        Saves the sum, the weight, and 1/RMS of each row.
+        The norm as from `rms_norm` of the sum, and the sum in the dtype that it has in torch. Both are differentiable,
+        but the norm not with respect to the sum: gradients flow from both to x and the residual. Saves the sum, the
+        weight, and 1/RMS of each row.
 
     Raises:
         TypeError, ValueError: as `rms_norm`, also for the residual.
@@ -136,7 +137,8 @@ def add_layer_norm(
 
     Returns:
         The norm as from `layer_norm` of the sum, and the sum in the dtype that it has in torch. Both are
-        differentiable. Saves the sum, the weight, and mean and 1/deviation of each row.
+        differentiable, but the norm not with respect to the sum: gradients flow from both to x and the residual. Saves
+        the sum, the weight, and mean and 1/deviation of each row.
 
     Raises:
         TypeError, ValueError: as `layer_norm`, also for the residual.
