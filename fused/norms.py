@@ -174,7 +174,7 @@ def _rms_norm(
     _check_eps(op, eps)
 
     def apply(x: Tensor, residual: Tensor | None, given: list[Tensor | None]) -> Result:
-        return _rms_apply(x, residual, *given, eps, casting, memory_format)
+        return _rms_apply(x, residual, given[0], eps, casting, memory_format)
 
     return _applied(op, x, residual, [("weight", weight)], apply)
 
@@ -208,7 +208,7 @@ def _layer_norm(
     _check_eps(op, eps)
 
     def apply(x: Tensor, residual: Tensor | None, given: list[Tensor | None]) -> Result:
-        return _layer_apply(x, residual, *given, eps, memory_format)
+        return _layer_apply(x, residual, given[0], given[1], eps, memory_format)
 
     return _applied(op, x, residual, [("weight", weight), ("bias", bias)], apply)
 
