@@ -43,6 +43,7 @@ BIAS_ACTIVATION = Op(
     forward=formulas.bias_activation,
     backward=formulas.bias_activation_backward,
     canonical=as_rows,
+    operands=lambda args: args[:1],
     small_on_cpu=_compiled_from,
     kernels="fused.backends.triton.activations",
 )
@@ -57,6 +58,7 @@ WEIGHTED_SQUARED_RELU = Op(
     forward=formulas.weighted_squared_relu,
     backward=formulas.weighted_squared_relu_backward,
     canonical=as_rows,
+    operands=lambda args: args[:1],
     kernels="fused.backends.triton.activations",
 )
 

@@ -61,6 +61,7 @@ BIAS_DROPOUT = Op(
     forward=formulas.bias_dropout,
     backward=formulas.bias_dropout_backward,
     canonical=as_rows,
+    operands=lambda args: (args[2], args[0]),
     small_on_cpu=lambda **statics: _COMPILED_FROM,
     kernels="fused.backends.triton.bias_dropout",
 )

@@ -84,8 +84,8 @@ def sweep(
         )
         losses[chunk] = loss.rows(statistics, flat[chunk], weight.shape[0])
         if flat_g is not None:
-            grads = loss.rows_backward(flat_g[chunk], statistics[0], flat[chunk], weight.shape[0])
-            sums.add(chunk, gradient(logits, grads, index, statistics[0], loss.softcap, True, backend))
+            grads = loss.rows_backward(flat_g[chunk], statistics[:2], flat[chunk], weight.shape[0])
+            sums.add(chunk, gradient(logits, grads, index, statistics[:2], loss.softcap, True, backend))
     return losses.reshape(targets.shape), sums.gradients(hidden.shape)
 
 

@@ -1,4 +1,4 @@
-"""Cross entropy of logits in one pass forward and one backward, with the logits and one number per row saved."""
+"""Cross entropy of logits in one pass forward and one backward, with the logits and two numbers per row saved."""
 
 from __future__ import annotations
 
@@ -54,9 +54,11 @@ class Loss:
         """Compute the loss of each row from its statistics."""
         return row_losses(*statistics, targets == self.ignore_index, **self._settings(classes))
 
-    def rows_backward(self, g: Tensor, lse: Tensor, targets: Tensor, classes: int) -> Sequence[Tensor | None]:
+    def rows_backward(
+        self, g: Tensor, normalizer: tuple[Tensor, Tensor], targets: Tensor, classes: int
+    ) -> Sequence[Tensor | None]:
         """Compute the gradients of the statistics from the gradients of the rows' losses."""
-        return row_losses_backward(g, lse, targets == self.ignore_index, **self._settings(classes))
+        return row_losses_backward(g, *normalizer, targets == self.ignore_index, **self._settings(classes))
 
     def _settings(self, classes: int) -> dict[str, Any]:
         return {"classes": classes, "label_smoothing": self.label_smoothing, "z_loss": self.z_loss}
@@ -109,7 +111,8 @@ def cross_entropy(
 
     Returns:
         A number, or ``[...]`` for reduction "none"; float32 for 16-bit logits. The mean of no rows is NaN. Saves
-        logits, targets and the logsumexp of each row. Double backward and `torch.func` work.
+        logits, targets and two numbers of each row, the highest logit and the logsumexp relative to it. Double
+        backward and `torch.func` work.
 
     Raises:
         TypeError: if the logits are not floating point or the targets not integers (class probabilities are not

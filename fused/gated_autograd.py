@@ -72,6 +72,7 @@ GATED_ACTIVATION = Op(
     forward=formulas.gated_activation,
     backward=formulas.gated_activation_backward,
     canonical=_rows,
+    operands=lambda args: args[:2],
     small_on_cpu=_compiled_from,
     kernels="fused.backends.triton.gated",
 )

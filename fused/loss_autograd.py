@@ -14,7 +14,8 @@ from fused.backends.tracing import differentiated, transformed
 from fused.torch_internals.modes import is_batched_by_autograd
 
 Tensor = torch.Tensor
-Statistics = tuple[Tensor, Tensor, Tensor | None]
+Statistics = tuple[Tensor, Tensor, Tensor, Tensor | None]
+"""The highest logit of each row, which is a constant for derivatives, and three numbers relative to it."""
 
 
 def _rows(args: Sequence[Any]) -> tuple[Sequence[Any], Any]:
@@ -44,7 +45,7 @@ LOGIT_STATISTICS = Op(
 def logit_statistics(
     logits: Tensor, index: Tensor, softcap: float | None, total: bool, inplace: bool = False, group: Any = None
 ) -> Statistics:
-    """Compute the logsumexp, picked logit and sum of each row, over all shards of the vocabulary in a group."""
+    """Compute the statistics of each row, over all shards of the vocabulary in a group."""
     if transformed() and group is None:
         return formulas.logit_statistics(logits, index, softcap, total=total, elsewhere=torch.nan)
     if not differentiated(logits):
@@ -58,20 +59,31 @@ def _forward(logits: Tensor, index: Tensor, softcap: float | None, total: bool, 
     statistics: Statistics = LOGIT_STATISTICS.run(
         "forward", (logits, index, softcap), requested(), total=total, elsewhere=elsewhere
     )
-    return statistics if group is None else _over_shards(*statistics, group)
+    if group is None:
+        return statistics
+    columns = logits.shape[-1]
+    return _over_shards(statistics, (index >= 0) & (index < columns), columns, group)
 
 
-def _over_shards(lse: Tensor, picked: Tensor, total: Tensor | None, group: Any) -> Statistics:
-    """Combine the statistics of all shards by two all-reduces."""
-    highest = lse.clone()
+def _over_shards(statistics: Statistics, here: Tensor, columns: int, group: Any) -> Statistics:
+    """Combine the statistics of all shards by two all-reduces.
+
+    Args:
+        here: whether the picked logit of a row is in this shard of this number of columns.
+    """
+    own, lse, picked, total = statistics
+    highest = own.masked_fill(lse == -torch.inf, -torch.inf)
     dist.all_reduce(highest, dist.ReduceOp.MAX, group)
-    sums = torch.stack([torch.exp(lse - highest), picked] + ([] if total is None else [total]))
+    highest = highest.masked_fill(highest == -torch.inf, 0)
+    lower = own - highest
+    parts = [torch.exp(lse + lower), torch.where(here, picked + lower, 0)]
+    sums = torch.stack(parts if total is None else [*parts, total + columns * lower])
     dist.all_reduce(sums, dist.ReduceOp.SUM, group)
-    return highest + sums[0].log(), sums[1].clone(), None if total is None else sums[2].clone()
+    return highest, sums[0].log(), sums[1].clone(), None if total is None else sums[2].clone()
 
 
 class _LogitStatistics(torch.autograd.Function):
-    """Autograd function of the statistics of each row, saving the logits, the index and the logsumexp."""
+    """Autograd function of the statistics of each row, saving the logits, the index, the highest and the logsumexp."""
 
     @staticmethod
     def forward(
@@ -79,24 +91,25 @@ class _LogitStatistics(torch.autograd.Function):
     ) -> Statistics:
         statistics = _forward(logits, index, softcap, total, group)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(logits, index, statistics[0])
+        ctx.save_for_backward(logits, index, *statistics[:2])
+        ctx.mark_non_differentiable(statistics[0])
         ctx.softcap, ctx.inplace, ctx.group = softcap, inplace, group
         ctx.backend = requested()
         return statistics
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        g_lse, g_picked, g_total = grads
+        _, g_lse, g_picked, g_total = grads
         if g_lse is None and g_picked is None and g_total is None:
             return (None,) * 6
-        logits, index, lse = ctx.saved_tensors
+        logits, index, highest, lse = ctx.saved_tensors
         if ctx.group is not None and torch.is_grad_enabled() and not transformed():
             raise NotImplementedError(
                 "cross_entropy: logits sharded on the vocabulary have no second derivative; gather them first"
             )
         given = next(g for g in grads if g is not None)
         inplace = ctx.inplace and logits.is_contiguous() and not watched(given)
-        dx = gradient(logits, (g_lse, g_picked, g_total), index, lse, ctx.softcap, inplace, ctx.backend)
+        dx = gradient(logits, (g_lse, g_picked, g_total), index, (highest, lse), ctx.softcap, inplace, ctx.backend)
         return dx, *(None,) * 5
 
 
@@ -113,14 +126,19 @@ def gradient(
     logits: Tensor,
     grads: Sequence[Tensor | None],
     index: Tensor,
-    lse: Tensor,
+    normalizer: tuple[Tensor, Tensor],
     softcap: float | None,
     inplace: bool,
     backend: str | None,
 ) -> Tensor:
-    """Compute the gradient of the logits from those of the statistics, over the logits if `inplace`."""
-    g_lse = torch.zeros_like(lse) if grads[0] is None else grads[0]
-    args = (logits, g_lse, grads[1], grads[2], index, lse, softcap)
+    """Compute the gradient of the logits from those of the statistics, over the logits if `inplace`.
+
+    Args:
+        grads: of the logsumexp, the picked logit and the sum.
+        normalizer: the highest and the logsumexp of each row.
+    """
+    g_lse = torch.zeros_like(normalizer[1]) if grads[0] is None else grads[0]
+    args = (logits, g_lse, grads[1], grads[2], index, *normalizer, softcap)
     dx: Tensor = LOGIT_STATISTICS.run("backward", args, backend, inplace=inplace)
     if inplace:
         # Compiled code and kernels write past autograd, which is to refuse the old logits to others that saved them.

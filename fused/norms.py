@@ -14,7 +14,7 @@ from fused.backends.reference import norms as formulas
 from fused.backends.reference.norms import Casting
 from fused.backends.tracing import differentiated, transformed
 from fused.checks import broadcast_shape, check_float, check_same_device, shape
-from fused.norms_autograd import LayerNorm, RMSNorm, layer_norm_forward, rms_norm_forward
+from fused.norms_autograd import LayerNorm, RMSNorm, formatted, layer_norm_forward, rms_norm_forward
 from fused.sharding import localise, sharded
 
 Tensor = torch.Tensor
@@ -25,7 +25,14 @@ Apply = Callable[[Tensor, Tensor | None, list[Tensor | None]], Result]
 CASTINGS = ("llama", "gemma", "torch")
 
 
-def rms_norm(x: Tensor, weight: Tensor | None, eps: float = 1e-6, *, casting: Casting = "llama") -> Tensor:
+def rms_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    eps: float = 1e-6,
+    *,
+    casting: Casting = "llama",
+    memory_format: torch.memory_format = torch.preserve_format,
+) -> Tensor:
     """Compute ``x / √(mean(x²) + eps) · weight`` over the last dimension.
 
     Args:
@@ -36,6 +43,8 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float = 1e-6, *, casting: Ca
         casting: ``"llama"``: normalized in float32, cast to x's dtype, then times the weight (LlamaRMSNorm, T5,
             Mistral, Qwen); ``"gemma"``: times (1 + weight) in float32, then cast; ``"torch"``: times the weight in
             float32, then cast, as ``F.rms_norm`` and OLMo.
+        memory_format: ``torch.preserve_format`` for the strides of the formula written out, or
+            ``torch.contiguous_format`` for those of ``F.rms_norm``.
 
     Returns:
         ``[..., hidden]`` in x's dtype; with Llama's casting in the dtype of ``weight * x``. Compiled code may skip
@@ -48,21 +57,28 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float = 1e-6, *, casting: Ca
 
     Source: Zhang and Sennrich 2019; transformers ``LlamaRMSNorm`` and ``GemmaRMSNorm``.
     """
-    return _rms_norm("rms_norm", x, None, weight, eps, casting)[0]
+    return _rms_norm("rms_norm", x, None, weight, eps, casting, memory_format)[0]
 
 
 def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float = 1e-6, *, casting: Casting = "llama"
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    eps: float = 1e-6,
+    *,
+    casting: Casting = "llama",
+    memory_format: torch.memory_format = torch.preserve_format,
 ) -> tuple[Tensor, Tensor]:
     """Compute ``rms_norm(x + residual, weight, eps)`` and ``x + residual``, in one pass.
 
     Args:
-        x, weight, eps, casting: as `rms_norm`.
+        x, weight, eps, casting, memory_format: as `rms_norm`.
         residual: broadcastable with x; may have another dtype.
 
     Returns:
-        The norm as from `rms_norm` of the sum, and the sum in the dtype that it has in torch. Both are differentiable.
-        Saves the sum, the weight, and 1/RMS of each row.
+        The norm as from `rms_norm` of the sum, and the sum in the dtype that it has in torch. Both are differentiable,
+        but the norm not with respect to the sum: gradients flow from both to x and the residual. Saves the sum, the
+        weight, and 1/RMS of each row.
 
     Raises:
         TypeError, ValueError: as `rms_norm`, also for the residual.
@@ -70,17 +86,26 @@ def add_rms_norm(
     op = "add_rms_norm"
     total = _broadcast_sum(op, x, residual)
     if total is not None:
-        return _rms_norm(op, total, None, weight, eps, casting)[0], total
-    return cast(tuple[Tensor, Tensor], _rms_norm(op, x, residual, weight, eps, casting))
+        return _rms_norm(op, total, None, weight, eps, casting, memory_format)[0], total
+    return cast(tuple[Tensor, Tensor], _rms_norm(op, x, residual, weight, eps, casting, memory_format))
 
 
-def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
+def layer_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float = 1e-5,
+    *,
+    memory_format: torch.memory_format = torch.contiguous_format,
+) -> Tensor:
     """Compute ``(x − mean) / √(variance + eps) · weight + bias`` over the last dimension, as ``F.layer_norm``.
 
     Args:
         x: ``[..., hidden]``, as `rms_norm`.
         weight, bias: ``[hidden]``, or None. May have another dtype than x.
         eps: added to the variance.
+        memory_format: ``torch.contiguous_format`` for the strides of ``F.layer_norm``, or ``torch.preserve_format`` for
+            those of the formula written out.
 
     Returns:
         ``[..., hidden]`` in x's dtype (float32 for 16-bit x under CUDA autocast, as in torch). Saves x, the weight, and
@@ -92,21 +117,28 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 
     Source: Ba, Kiros and Hinton 2016; ``torch.nn.functional.layer_norm``.
     """
-    return _layer_norm("layer_norm", x, None, weight, bias, eps)[0]
+    return _layer_norm("layer_norm", x, None, weight, bias, eps, memory_format)[0]
 
 
 def add_layer_norm(
-    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float = 1e-5,
+    *,
+    memory_format: torch.memory_format = torch.contiguous_format,
 ) -> tuple[Tensor, Tensor]:
     """Compute ``layer_norm(x + residual, weight, bias, eps)`` and ``x + residual``, in one pass.
 
     Args:
-        x, weight, bias, eps: as `layer_norm`.
+        x, weight, bias, eps, memory_format: as `layer_norm`.
         residual: broadcastable with x; may have another dtype.
 
     Returns:
         The norm as from `layer_norm` of the sum, and the sum in the dtype that it has in torch. Both are
-        differentiable. Saves the sum, the weight, and mean and 1/deviation of each row.
+        differentiable, but the norm not with respect to the sum: gradients flow from both to x and the residual. Saves
+        the sum, the weight, and mean and 1/deviation of each row.
 
     Raises:
         TypeError, ValueError: as `layer_norm`, also for the residual.
@@ -114,8 +146,8 @@ def add_layer_norm(
     op = "add_layer_norm"
     total = _broadcast_sum(op, x, residual)
     if total is not None:
-        return _layer_norm(op, total, None, weight, bias, eps)[0], total
-    return cast(tuple[Tensor, Tensor], _layer_norm(op, x, residual, weight, bias, eps))
+        return _layer_norm(op, total, None, weight, bias, eps, memory_format)[0], total
+    return cast(tuple[Tensor, Tensor], _layer_norm(op, x, residual, weight, bias, eps, memory_format))
 
 
 def _broadcast_sum(op: str, x: Tensor, residual: Tensor) -> Tensor | None:
@@ -129,44 +161,73 @@ def _broadcast_sum(op: str, x: Tensor, residual: Tensor) -> Tensor | None:
 
 
 def _rms_norm(
-    op: str, x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, casting: Casting
+    op: str,
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    eps: float,
+    casting: Casting,
+    memory_format: torch.memory_format,
 ) -> Result:
     if casting not in CASTINGS:
         raise ValueError(f"{op}: there is no casting {casting!r}; there are {', '.join(CASTINGS)}")
     _check_eps(op, eps)
-    if sharded(x, residual, weight):
-        return _on_shards(op, x, residual, [("weight", weight)], lambda x, r, p: _rms_apply(x, r, p[0], eps, casting))
-    _check_operands(op, x, residual, [("weight", weight)])
-    return _rms_apply(x, residual, weight, eps, casting)
+
+    def apply(x: Tensor, residual: Tensor | None, given: list[Tensor | None]) -> Result:
+        return _rms_apply(x, residual, given[0], eps, casting, memory_format)
+
+    return _applied(op, x, residual, [("weight", weight)], apply)
 
 
-def _rms_apply(x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, casting: Casting) -> Result:
+def _rms_apply(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    eps: float,
+    casting: Casting,
+    memory_format: torch.memory_format,
+) -> Result:
     if transformed():
-        return formulas.rms_norm(x, residual, weight, eps=eps, casting=casting)[:2]
+        normed, total, _ = formulas.rms_norm(x, residual, weight, eps=eps, casting=casting)
+        return formatted(normed, memory_format), total
     if not differentiated(x, residual, weight):
-        return rms_norm_forward(x, residual, weight, eps, casting)[:2]
-    result: Result = RMSNorm.apply(x, residual, weight, eps, casting)
+        return rms_norm_forward(x, residual, weight, eps, casting, memory_format)[:2]
+    result: Result = RMSNorm.apply(x, residual, weight, eps, casting, memory_format)
     return result
 
 
 def _layer_norm(
-    op: str, x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float
+    op: str,
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    memory_format: torch.memory_format,
 ) -> Result:
     _check_eps(op, eps)
-    parameters = [("weight", weight), ("bias", bias)]
-    if sharded(x, residual, weight, bias):
-        return _on_shards(op, x, residual, parameters, lambda x, r, p: _layer_apply(x, r, p[0], p[1], eps))
-    _check_operands(op, x, residual, parameters)
-    return _layer_apply(x, residual, weight, bias, eps)
+
+    def apply(x: Tensor, residual: Tensor | None, given: list[Tensor | None]) -> Result:
+        return _layer_apply(x, residual, given[0], given[1], eps, memory_format)
+
+    return _applied(op, x, residual, [("weight", weight), ("bias", bias)], apply)
 
 
-def _layer_apply(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float) -> Result:
+def _layer_apply(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    memory_format: torch.memory_format,
+) -> Result:
     out_dtype = _layer_norm_dtype(x, residual)
     if transformed():
-        return formulas.layer_norm(x, residual, weight, bias, eps=eps, out_dtype=out_dtype)[:2]
+        normed, total, *_ = formulas.layer_norm(x, residual, weight, bias, eps=eps, out_dtype=out_dtype)
+        return formatted(normed, memory_format), total
     if not differentiated(x, residual, weight, bias):
-        return layer_norm_forward(x, residual, weight, bias, eps, out_dtype)[:2]
-    result: Result = LayerNorm.apply(x, residual, weight, bias, eps, out_dtype)
+        return layer_norm_forward(x, residual, weight, bias, eps, out_dtype, memory_format)[:2]
+    result: Result = LayerNorm.apply(x, residual, weight, bias, eps, out_dtype, memory_format)
     return result
 
 
@@ -175,6 +236,15 @@ def _layer_norm_dtype(x: Tensor, residual: Tensor | None) -> torch.dtype:
     if dtype.itemsize < 4 and x.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
         return torch.float32
     return dtype
+
+
+def _applied(op: str, x: Tensor, residual: Tensor | None, parameters: Parameters, apply: Apply) -> Result:
+    """Check the operands and run `apply` on them or on their local shards."""
+    given = [tensor for _, tensor in parameters]
+    if sharded(x, residual, *given):
+        return _on_shards(op, x, residual, parameters, apply)
+    _check_operands(op, x, residual, parameters)
+    return apply(x, residual, given)
 
 
 def _on_shards(op: str, x: Tensor, residual: Tensor | None, parameters: Parameters, apply: Apply) -> Result:

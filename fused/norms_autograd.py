@@ -10,6 +10,7 @@ from fused.backends import Op, compiled_norms, requested
 from fused.backends.reference import norms as formulas
 from fused.backends.reference.norms import Casting
 from fused.backends.rows import as_rows
+from fused.backends.strides import owned
 
 Tensor = torch.Tensor
 RMSResults = tuple[Tensor, Tensor | None, Tensor]
@@ -20,6 +21,7 @@ RMS_NORM = Op(
     forward=formulas.rms_norm,
     backward=formulas.rms_norm_backward,
     canonical=as_rows,
+    operands=lambda args: args[:2],
     kernels="fused.backends.triton.norms",
 )
 RMS_NORM.register(
@@ -34,6 +36,7 @@ LAYER_NORM = Op(
     forward=formulas.layer_norm,
     backward=formulas.layer_norm_backward,
     canonical=as_rows,
+    operands=lambda args: args[:2],
     kernels="fused.backends.triton.norms",
 )
 LAYER_NORM.register(
@@ -45,11 +48,16 @@ LAYER_NORM.register(
 
 
 def rms_norm_forward(
-    x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, casting: Casting
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    eps: float,
+    casting: Casting,
+    memory_format: torch.memory_format,
 ) -> RMSResults:
     """Run the forward formula on the requested backend."""
-    results: RMSResults = RMS_NORM.run("forward", (x, residual, weight), requested(), eps=eps, casting=casting)
-    return results
+    normed, *others = RMS_NORM.run("forward", (x, residual, weight), requested(), eps=eps, casting=casting)
+    return formatted(normed, memory_format), *others
 
 
 def layer_norm_forward(
@@ -59,14 +67,19 @@ def layer_norm_forward(
     bias: Tensor | None,
     eps: float,
     out_dtype: torch.dtype,
+    memory_format: torch.memory_format,
 ) -> LayerResults:
     """Run the forward formula on the requested backend."""
     # On the CPU torch's own kernel is faster, even with a separate sum before it.
     backend = requested() or ("reference" if x.is_cpu else None)
-    results: LayerResults = LAYER_NORM.run(
-        "forward", (x, residual, weight, bias), backend, eps=eps, out_dtype=out_dtype
-    )
-    return results
+    args = (x, residual, weight, bias)
+    normed, *others = LAYER_NORM.run("forward", args, backend, eps=eps, out_dtype=out_dtype)
+    return formatted(normed, memory_format), *others
+
+
+def formatted(normed: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """Return the norm, which has the strides of an elementwise result, contiguous if that is wanted."""
+    return normed.contiguous() if memory_format == torch.contiguous_format else normed
 
 
 def _gradients_of_sum(ctx: Any, dx: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -84,10 +97,18 @@ class RMSNorm(torch.autograd.Function):
     # `forward` and `setup_context` are not split: torch would look up their signatures at every call.
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, casting: Casting
+        ctx: Any,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor | None,
+        eps: float,
+        casting: Casting,
+        memory_format: torch.memory_format,
     ) -> tuple[Tensor, Tensor | None]:
-        normed, total, rstd = rms_norm_forward(x, residual, weight, eps, casting)
+        normed, total, rstd = rms_norm_forward(x, residual, weight, eps, casting, memory_format)
         ctx.set_materialize_grads(False)
+        if total is not None and not any(ctx.needs_input_grad[:2]):
+            ctx.mark_non_differentiable(total)
         ctx.save_for_backward(x if total is None else total, weight, rstd)
         ctx.dtypes = (x.dtype, x.dtype if residual is None else residual.dtype)
         ctx.eps, ctx.casting, ctx.backend = eps, casting, requested()
@@ -96,14 +117,14 @@ class RMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor | None, g_total: Tensor | None) -> tuple[Tensor | None, ...]:
         if g is None:
-            return *_gradients_of_sum(ctx, g_total), None, None, None
+            return *_gradients_of_sum(ctx, g_total), None, None, None, None
         x, weight, rstd = ctx.saved_tensors
         if torch.is_grad_enabled():
             rstd = formulas.reciprocal_rms(x, ctx.eps)  # recomputed from x to be differentiable again
         needs = any(ctx.needs_input_grad[:2]), ctx.needs_input_grad[2]
         args = (g, g_total, x, weight, rstd)
         dx, dweight = RMS_NORM.run("backward", args, ctx.backend, casting=ctx.casting, needs=needs)
-        return *_gradients_of_sum(ctx, dx), dweight, None, None
+        return *_gradients_of_sum(ctx, dx), dweight, None, None, None
 
 
 class LayerNorm(torch.autograd.Function):
@@ -118,9 +139,13 @@ class LayerNorm(torch.autograd.Function):
         bias: Tensor | None,
         eps: float,
         out_dtype: torch.dtype,
+        memory_format: torch.memory_format,
     ) -> tuple[Tensor, Tensor | None]:
-        normed, total, mean, rstd = layer_norm_forward(x, residual, weight, bias, eps, out_dtype)
+        results = layer_norm_forward(x, residual, weight, bias, eps, out_dtype, memory_format)
+        normed, total, mean, rstd = owned(results)
         ctx.set_materialize_grads(False)
+        if total is not None and not any(ctx.needs_input_grad[:2]):
+            ctx.mark_non_differentiable(total)
         ctx.save_for_backward(x if total is None else total, weight, mean, rstd)
         ctx.dtypes = (x.dtype, x.dtype if residual is None else residual.dtype)
         ctx.bias_dtype = None if bias is None else bias.dtype
@@ -130,7 +155,7 @@ class LayerNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor | None, g_total: Tensor | None) -> tuple[Tensor | None, ...]:
         if g is None:
-            return *_gradients_of_sum(ctx, g_total), None, None, None, None
+            return *_gradients_of_sum(ctx, g_total), None, None, None, None, None
         x, weight, mean, rstd = ctx.saved_tensors
         # torch's own kernel sums 16-bit numbers in 16 bits, and a gradient of the sum would take one more pass.
         alone = x.is_cpu and g_total is None and x.dtype == mean.dtype
@@ -141,4 +166,4 @@ class LayerNorm(torch.autograd.Function):
             bias_dtype=ctx.bias_dtype if ctx.needs_input_grad[3] else None,
             needs=(any(ctx.needs_input_grad[:2]), ctx.needs_input_grad[2]),
         )
-        return *_gradients_of_sum(ctx, dx), dweight, dbias, None, None
+        return *_gradients_of_sum(ctx, dx), dweight, dbias, None, None, None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 
-from fused.backends import Op, requested
+from fused.backends import Op, compiled_rotary, requested
 from fused.backends.reference import rotary as formulas
+from fused.backends.strides import memory_order
 from fused.backends.tracing import differentiated, transformed
 from fused.checks import broadcast_shape, broadcasts_to, check_float, check_same_device, shape
 from fused.sharding import localise, sharded
@@ -16,31 +16,19 @@ from fused.sharding import localise, sharded
 Tensor = torch.Tensor
 
 
-def _as_in_memory(args: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-    """Permute dimensions to the memory order of the first tensor, to avoid copies of transposed heads."""
-    x = args[0]
-    order = sorted(range(x.ndim - 1), key=lambda dim: -x.stride(dim))
-    order.append(x.ndim - 1)
-    back = sorted(range(x.ndim), key=lambda dim: order[dim])
-
-    def turned(arg: Any) -> Any:
-        if arg is None:
-            return None
-        return arg.reshape((1,) * (x.ndim - arg.ndim) + arg.shape).permute(order)
-
-    def finish(results: Any) -> Any:
-        return tuple(None if result is None else result.permute(back) for result in results)
-
-    return [turned(arg) for arg in args], finish
+def _operands(x: Tensor, cos: Tensor) -> tuple[Tensor, ...]:
+    """Return the operands that set the strides of the result: none for a partial rotation, which is contiguous."""
+    return (x, cos) if cos.shape[-1] == x.shape[-1] else ()
 
 
 ROTARY = Op(
     "rotary_embedding",
     forward=formulas.rotary,
     backward=formulas.rotary_backward,
-    canonical=_as_in_memory,
+    operands=lambda args: _operands(args[0], args[2]),
     kernels="fused.backends.triton.rotary",
 )
+ROTARY.register("inductor", forward=compiled_rotary.rotary, backward=compiled_rotary.rotary_backward)
 
 
 class _Rotary(torch.autograd.Function):
@@ -55,7 +43,10 @@ class _Rotary(torch.autograd.Function):
         ctx.save_for_backward(cos, sin)
         ctx.dtypes = (q.dtype, None if k is None else k.dtype)
         ctx.interleaved, ctx.backend = interleaved, requested()
-        return _forward(q, k, cos, sin, interleaved)
+        results = _forward(q, k, cos, sin, interleaved)
+        needed = zip(results, ctx.needs_input_grad, strict=False)
+        ctx.mark_non_differentiable(*(result for result, needs in needed if result is not None and not needs))
+        return results
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -138,7 +129,15 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = Fal
     return _apply(_expanded(op, "x", x, cos), None, cos, sin, interleaved)[0]
 
 
+def _order(x: Tensor, cos: Tensor) -> list[int] | None:
+    operands = _operands(x, cos)
+    return memory_order(operands) if operands else None
+
+
 def _forward(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor | None]:
+    if k is not None and q.stride() != k.stride() and _order(q, cos) != _order(k, cos):
+        # One pass has one order of the dimensions in memory.
+        return _forward(q, None, cos, sin, interleaved)[0], _forward(k, None, cos, sin, interleaved)[0]
     results: tuple[Tensor, Tensor | None] = ROTARY.run(
         "forward", (q, k, cos, sin), requested(), interleaved=interleaved
     )

@@ -28,8 +28,8 @@ def vocab_parallel_cross_entropy(
 ) -> Tensor:
     """Compute Megatron's loss of each row of logits sharded on the vocabulary over a process group.
 
-    One pass over the local logits, and two all-reduces of one to three numbers per row: the highest logsumexp of a
-    shard, then the sums (exponentials, the target's logit, and with smoothing the logits).
+    One pass over the local logits, and two all-reduces of one to three numbers per row: the highest logit, then the
+    sums (exponentials, the target's logit, and with smoothing the logits).
 
     Args:
         logits: ``[..., vocab / processes]``, the same number of columns on every process, in the order of ranks; or a
@@ -44,7 +44,7 @@ def vocab_parallel_cross_entropy(
 
     Returns:
         ``[...]``, the loss of each row, the same on every process; float32 for 16-bit logits. For a DTensor a DTensor.
-        Saves the local logits, the targets and the logsumexp of each row. The gradient is computed for the local
+        Saves the local logits, the targets and two numbers of each row. The gradient is computed for the local
         logits, and has no second derivative.
 
     Raises:

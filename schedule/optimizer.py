@@ -248,7 +248,7 @@ class _Optimization:
 
 def _prepare(group: MatchGroup, graph_match: GraphMatch) -> tuple[GraphMatch, Build]:
     rule: Rule = group[0].rule  # type: ignore[assignment]
-    return graph_match, rule.build
+    return graph_match, rule.build_for(graph_match)
 
 
 def _with_opaque_module(candidate: Candidate, graph: fx.Graph, modules: Mapping[str, nn.Module]) -> Candidate:

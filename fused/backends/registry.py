@@ -12,6 +12,7 @@ import torch
 from fused.backends import availability, inductor, onednn
 from fused.backends.kernels import SMALL_ON_CPU
 from fused.backends.selection import Choice, requested
+from fused.backends.strides import in_memory_order, owned
 from fused.backends.tracing import PLAIN, needs_reference
 from fused.torch_internals.modes import count_dispatch_modes, without_dispatch_modes
 
@@ -19,6 +20,7 @@ Formula = Callable[..., Any]
 Part = Literal["forward", "backward"]
 Finish = Callable[[Any], Any]
 Canonical = Callable[[Sequence[Any]], tuple[Sequence[Any], Finish]]
+Operands = Callable[[Sequence[Any]], Sequence[Any]]
 
 PREFERENCE = {"cpu": ("inductor", "reference"), "cuda": ("triton", "inductor", "reference")}
 
@@ -32,6 +34,9 @@ class Op:
         forward, backward: the formulas, ``formula(*args, **statics)`` with tensors, None and floats in `args`
             and hashable settings in `statics`. Differentiable plain torch operations without side effects.
         canonical: reshapes `args` to few ranks for compiled code; also returns a function to reshape the results back.
+        operands: from the `args` of the forward formula, the operands of its sums and products in their order, if the
+            formula is elementwise but for the last dimension. Its results then have the strides of eager torch on
+            every backend. Other ops have contiguous results.
         small_on_cpu: from the settings of a call, the number of elements below which plain torch is as fast on the CPU.
         kernels: the module with the Triton functions, which have the names and signatures of the formulas. It is
             imported when they first run.
@@ -42,6 +47,7 @@ class Op:
     forward: Formula
     backward: Formula
     canonical: Canonical | None = None
+    operands: Operands | None = None
     small_on_cpu: Callable[..., float] | None = None
     kernels: str | None = None
     implementations: dict[str, dict[Part, Formula]] = field(default_factory=dict)
@@ -101,9 +107,7 @@ class Op:
         for name in _candidates(device, request):
             problem = self._problem(name, device)
             if problem is None:
-                if name == "inductor":
-                    return self._run_compiled(part, args, statics, device)
-                result = self._implementation(name, part)(*args, **statics)
+                result = self._run_on(name, part, args, statics, device)
                 if result is not NotImplemented:
                     return result
             elif name in (request, "inductor") and not availability.is_broken(name, device):
@@ -150,11 +154,27 @@ class Op:
         formula = self.forward if part == "forward" else self.backward
         return self.implementations.get(backend, {}).get(part, formula)
 
-    def _run_compiled(self, part: Part, args: Sequence[Any], statics: dict[str, Hashable], device: str) -> Any:
+    def _run_on(self, backend: str, part: Part, args: Sequence[Any], statics: dict[str, Hashable], device: str) -> Any:
+        formula = self._implementation(backend, part)
+        back = None
+        if backend != "reference" and self.operands is not None:
+            # The strides of a gradient are those of the incoming one.
+            args, back = in_memory_order(args, self.operands(args) if part == "forward" else args[:1])
+        if backend == "inductor":
+            results = self._compiled(formula, part, args, statics, device)
+        else:
+            results = formula(*args, **statics)
+        if results is NotImplemented or backend == "reference":
+            return results
+        return owned(results if back is None else back(results))
+
+    def _compiled(
+        self, formula: Formula, part: Part, args: Sequence[Any], statics: dict[str, Hashable], device: str
+    ) -> Any:
         finish = None
         if self.canonical is not None:
             args, finish = self.canonical(args)
-        results = inductor.run(self._implementation("inductor", part), args, statics, device)
+        results = inductor.run(formula, args, statics, device)
         if ("inductor", part) in self.finishers:
             results = self.finishers["inductor", part](results, args, **statics)
         return results if finish is None else finish(results)

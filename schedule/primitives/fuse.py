@@ -64,8 +64,8 @@ class Fusion(PatternRewrite):
         """Return the match as the rule sees it with the rule's build, else a region."""
         rule = self.wanted.rule if self.compiler == "auto" else None
         if rule is not None:
-            return graph_match, rule.build
+            return graph_match, rule.build_for(graph_match)
         seen = rules.rule_at(graph_match) if self.compiler == "auto" else None
         if seen is not None:
-            return seen[1], seen[0].build
+            return seen[1], seen[0].build_for(seen[1])
         return region_of(graph_match, self.name, Region if self.compiler is None else CompiledRegion)

@@ -57,7 +57,8 @@ class ByRules:
             return made, {}
 
         def prepare(rule: Rule, graph_match: GraphMatch) -> Replacement:
-            return graph_match, rule.build if made.autocast is None else as_wide(graph_match, rule.build)
+            build = rule.build_for(graph_match)
+            return graph_match, build if made.autocast is None else as_wide(graph_match, build)
 
         return rewritten(made, module, recording, items, prepare, "optimize"), Counter(rule.name for rule, _ in chosen)
 

@@ -149,7 +149,9 @@ def _unsafe(graph: fx.Graph, rule: Rule, graph_match: GraphMatch, modules: Modul
     try:
         check(graph, [graph_match], modules)
         if changed_later(graph_match.nodes, graph_match.outputs, Hazards(modules)):
-            rewrite(graph, [graph_match], rule.build, modules)  # on a copy, to find out whether it is allowed
+            rewrite(
+                graph, [graph_match], rule.build_for(graph_match), modules
+            )  # on a copy, to find out whether it is allowed
     except MatchError as error:
         return error.why
     return ""
@@ -206,10 +208,10 @@ def rewritten(graph: fx.Graph, chosen: Sequence[tuple[Rule, GraphMatch]], module
     Raises:
         MatchError: one of them cannot be replaced; the graph is unchanged.
     """
-    rules = iter([rule for rule, _ in chosen])
+    builds = iter([rule.build_for(graph_match) for rule, graph_match in chosen])
 
     def build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> Any:
-        return next(rules).build(graph, inputs, scalars)
+        return next(builds)(graph, inputs, scalars)
 
     names = ", ".join(dict.fromkeys(rule.name for rule, _ in chosen))
     return rewrite(graph, [graph_match for _, graph_match in chosen], build, modules, by=f"optimize({names})")[0]

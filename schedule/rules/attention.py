@@ -43,6 +43,7 @@ from schedule.rules.attention_softmax import with_sink
 from schedule.rules.casts import FLOATS, Dtypes, Value, cast
 from schedule.rules.registry import register_rule
 from schedule.rules.rule import Proof, Rule, spec_of
+from schedule.rules.strides import told_apart
 from schedule.rules.thresholds import small
 from schedule.util.errors import NotApplicable
 
@@ -159,8 +160,6 @@ BYSTANDERS = (
     (weights_with_sinks, "the softmax has sinks, which scaled_dot_product_attention has not"),
 )
 
-_NEEDS_LAYOUT = ("view", "view_as", "as_strided", "stride", "is_contiguous")
-
 
 def _extra_check(graph_match: GraphMatch) -> str:
     specs = [spec_of(graph_match.inputs[name]) for name in ("q", "k", "v")]
@@ -200,13 +199,23 @@ def _fits(mask: TensorSpec | None, scores: tuple[int, ...], dtype: torch.dtype) 
 
 
 def _used(graph_match: GraphMatch) -> str:
-    """Return the reason if other readers of the results forbid the rewrite, else ""."""
-    result, *weights = graph_match.outputs
-    if any(user.op == "call_method" and user.target in _NEEDS_LAYOUT for user in result.users):
-        return "the result is viewed, and lies otherwise in memory than eager's"
+    """Return the reason if other readers of the weights forbid the rewrite, else ""."""
+    _, *weights = graph_match.outputs
     if any(user.op != "output" for each in weights for user in set(each.users) - set(graph_match.nodes)):
         return "the attention weights are used"
     return ""
+
+
+def _restride(graph_match: GraphMatch) -> str:
+    """Return the reason if readers can tell the result from eager's by its strides, else "".
+
+    In memory the heads of torch's kernels come after the tokens.
+    """
+    result, spec = graph_match.outputs[0], spec_of(graph_match.outputs[0])
+    if spec is None or 1 in spec.shape[-3:-1]:
+        return "the strides of the result are not known"
+    eager = torch.empty(spec.shape, dtype=spec.dtype, device="meta")
+    return told_apart(result, eager, eager.transpose(-3, -2).contiguous().transpose(-3, -2))
 
 
 def _profitability(graph_match: GraphMatch) -> str:
@@ -279,6 +288,10 @@ def _bare(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q @ k.transpose(-2, -1) * 0.3).softmax(-1) @ v
 
 
+def _viewed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return ((q @ k.transpose(-2, -1) * 0.3).softmax(-1) @ v).view(-1)
+
+
 def _nanogpt(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return F.softmax(((q @ k.transpose(-2, -1)) * 0.5).masked_fill(mask > 1.5, -math.inf), dim=-1) @ v
 
@@ -331,7 +344,7 @@ SDPA = register_rule(
         patterns=(biased_attention, masked_attention, attention),
         build=_build,
         proof=Proof(
-            (_llama, _gpt2, _t5, _bare, _nanogpt, _gpt_neo, _mpt, _grouped, _interleaved),
+            (_llama, _gpt2, _t5, _bare, _viewed, _nanogpt, _gpt_neo, _mpt, _grouped, _interleaved),
             _inputs,
             _SHAPES,
             refused=(
@@ -339,7 +352,6 @@ SDPA = register_rule(
                 lambda q, k, v: (q @ k.transpose(-2, -1)).softmax(-2) @ v,
                 lambda q, k, v: torch.sigmoid(q @ k.transpose(-2, -1)) @ v,
                 lambda q, k, v: (torch.tanh(q @ k.transpose(-2, -1))).softmax(-1) @ v,
-                lambda q, k, v: ((q @ k.transpose(-2, -1)).softmax(-1) @ v).view(-1),
                 lambda q, k, v: (q @ k.transpose(-2, -1)).masked_fill(q[..., :1] > 0, -9.0).softmax(-1) @ v,
             ),
         ),
@@ -347,6 +359,7 @@ SDPA = register_rule(
         bystanders=BYSTANDERS,
         extra_check=_extra_check,
         profitability=_profitability,
+        restride=_restride,
         rank=2,  # before its softmax, and before the rule whose placeholder no code would see
         sets=("attention",),
     )
@@ -361,6 +374,7 @@ SDPA_WITHOUT_WEIGHTS = register_rule(
         summary="attention(q, k, v, mask, p, scale=scale); returned weights are not computed",
         extra_check=_extra_check,
         profitability=_profitability,
+        restride=_restride,
         discards=(1,),
         rank=1,  # before its softmax
         sets=("attention",),

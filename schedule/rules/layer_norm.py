@@ -104,15 +104,21 @@ def _profitability(graph_match: GraphMatch) -> str:
 
 def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
     def normed(x: Any) -> fx.Node:
-        return graph.call_function(fused.layer_norm, (x, inputs.get("weight"), inputs.get("bias"), scalars["eps"]))
+        args = (x, inputs.get("weight"), inputs.get("bias"), scalars["eps"])
+        return graph.call_function(fused.layer_norm, args, _memory_format(scalars))
 
     given, wanted = _dtypes(Dtypes(inputs, scalars))
     return with_dtype(graph, inputs["x"], wanted, given, normed)
 
 
+def _memory_format(scalars: dict[str, Any]) -> dict[str, Any]:
+    """Return the option for the strides of a norm written out; those of ``F.layer_norm`` are the default."""
+    return {} if "shape" in scalars else {"memory_format": torch.preserve_format}
+
+
 def _build_after_sum(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> Any:
     args = (inputs["x"], inputs["residual"], inputs.get("weight"), inputs.get("bias"), scalars["eps"])
-    both = graph.call_function(fused.add_layer_norm, args)
+    both = graph.call_function(fused.add_layer_norm, args, _memory_format(scalars))
     return norms.norm_and_sum(graph, both, *_dtypes(Dtypes(inputs, scalars)))
 
 

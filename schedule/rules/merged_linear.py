@@ -82,7 +82,10 @@ class _MergedLinear(torch.autograd.Function):
         ctx.set_materialize_grads(False)  # the weight of a result that no loss depends on has no gradient
         of_x, *of_parameters = ctx.needs_input_grad[1:]
         ctx.save_for_backward(x if any(of_parameters[:count]) else None, *(weights if of_x else [None] * count))
-        return _product(x, weights, biases)  # type: ignore[arg-type]  # None is among the biases only
+        results = _product(x, weights, biases)  # type: ignore[arg-type]  # None is among the biases only
+        needed = zip(results, of_parameters[:count], of_parameters[count:], strict=True)
+        ctx.mark_non_differentiable(*(result for result, *needs in needed if not of_x and not any(needs)))
+        return results
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:

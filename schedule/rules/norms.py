@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from schedule.patterns import GraphMatch, tensor
+from schedule.patterns.effects import effects
 from schedule.rules.casts import Dtypes, Value, cast_node, floating
 from schedule.rules.rule import Form, Judge, spec_of
 
@@ -99,7 +100,25 @@ def sum_without_gain(graph_match: GraphMatch) -> str:
     x, residual = dtypes.spec("x"), dtypes.spec("residual")
     if x is None or residual is None or x.shape != residual.shape or x.device != residual.device:
         return "the added value is not a residual: its shape differs from that of the other summand"
+    if any(_is_seen_outside(total, graph_match.nodes) for total in graph_match.outputs[1:]):
+        return "the sum leaves the graph, and the norm must be computed from it: a gradient of the sum may be asked for"
     return ""
+
+
+def _is_seen_outside(value: fx.Node, region: Collection[fx.Node]) -> bool:
+    """Check whether code outside of the graph may see the value itself, not only what is computed from it.
+
+    Readers in ``region`` do not count.
+    """
+    waiting = [value]
+    while waiting:
+        for user in set(waiting.pop().users).difference(region):
+            known = effects(user)
+            if known.opaque or user.op == "call_module":
+                return True
+            if not known.fresh:  # it may return the value as it is
+                waiting.append(user)
+    return False
 
 
 # -- the replacement ----------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from schedule.rules.casts import Value, floating
 from schedule.rules.merged_linear import merged_linear
 from schedule.rules.registry import register_rule
 from schedule.rules.rule import Proof, Rule, spec_of
+from schedule.rules.strides import told_apart
 from schedule.rules.thresholds import small
 
 COUNTS = (4, 3, 2)
@@ -73,7 +74,6 @@ def _of(values: dict[str, Any], name: str) -> list[Any]:
 # -- checks -------------------------------------------------------------------------------------------------
 
 _VIEWS = ("view", "reshape", "unflatten", "transpose", "permute", "unsqueeze", "swapaxes", "view_as")
-_LAYOUT = ("stride", "is_contiguous", "as_strided", "data_ptr", "storage_offset")
 
 
 def _extra_check(graph_match: GraphMatch) -> str:
@@ -105,41 +105,13 @@ def _identity(weight: Any) -> Any:
 
 
 def _unreadable(output: fx.Node, spec: Any, width: int) -> str:
-    """Return the reason if readers of a result cannot take it in rows of ``width``, else "".
-
-    Views of the result are followed and tried on meta tensors.
-    """
+    """Return the reason if readers of a result cannot take it in rows of ``width``, else ""."""
     if spec is None:
         return "a result was not seen in the recorded run"
-    dense = torch.empty(spec.shape, device="meta")
+    dense = torch.empty(spec.shape, dtype=spec.dtype, device="meta")
     gapped = dense.new_empty(*spec.shape[:-1], width)[..., : spec.shape[-1]]
-    reached = [(output, dense, gapped)]
-    while reached:
-        node, dense, gapped = reached.pop()
-        for user in node.users:
-            if user.target in _LAYOUT or (user.op == "output" and dense.is_contiguous()):
-                return "where a result lies in memory is read, or may be by who gets it"
-            if user.op == "call_method" and user.target in _VIEWS and user.args[0] is node:
-                try:
-                    reached.append((user, _viewed(dense, user), _viewed(gapped, user)))
-                except RuntimeError:
-                    return f"{user.target} joins dimensions of a result, which lies in rows with gaps"
-    return ""
-
-
-def _viewed(tensor: Tensor, view: fx.Node) -> Tensor:
-    viewed: Tensor = getattr(tensor, str(view.target))(*_plain(view.args[1:]), **_plain(view.kwargs))
-    return viewed
-
-
-def _plain(arguments: Any) -> Any:
-    """Replace nodes in arguments by their recorded sizes, and tensors by meta tensors."""
-
-    def recorded(node: fx.Node) -> Any:
-        spec = spec_of(node)
-        return node.meta.get("spec") if spec is None else torch.empty(spec.shape, dtype=spec.dtype, device="meta")
-
-    return fx.node.map_arg(arguments, recorded)
+    # Caches get heads, which are transposed in eager torch too.
+    return told_apart(output, dense, gapped, Tensor.is_contiguous)
 
 
 def _no_gain(graph_match: GraphMatch) -> str:

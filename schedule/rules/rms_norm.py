@@ -106,6 +106,11 @@ def _profitability(graph_match: GraphMatch) -> str:
     return small("rms_norm, single" if single else "rms_norm", spec_of(graph_match.inputs["x"]))
 
 
+def _memory_format(scalars: dict[str, Any]) -> dict[str, Any]:
+    """Return the option for the strides of ``F.rms_norm``; those of a norm written out are the default."""
+    return {"memory_format": torch.contiguous_format} if "shape" in scalars else {}
+
+
 # -- the rules ----------------------------------------------------------------------------------------------
 
 
@@ -118,7 +123,8 @@ def _rule(casting: str, forms: tuple[Norm, ...], refused: tuple[Norm, ...]) -> R
 
     def build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
         def normed(x: Any) -> fx.Node:
-            return graph.call_function(fused.rms_norm, (x, inputs.get("weight"), scalars["eps"]), options)
+            args = (x, inputs.get("weight"), scalars["eps"])
+            return graph.call_function(fused.rms_norm, args, options | _memory_format(scalars))
 
         given, wanted = _dtypes(Dtypes(inputs, scalars), casting)
         return with_dtype(graph, inputs["x"], wanted, given, normed)
@@ -146,7 +152,7 @@ def _rule_after_sum(casting: str, forms: tuple[Norm, ...]) -> Rule:
 
     def build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> Any:
         args = (inputs["x"], inputs["residual"], inputs.get("weight"), scalars["eps"])
-        both = graph.call_function(fused.add_rms_norm, args, options)
+        both = graph.call_function(fused.add_rms_norm, args, options | _memory_format(scalars))
         return norms.norm_and_sum(graph, both, *_dtypes(Dtypes(inputs, scalars), casting))
 
     return register_rule(

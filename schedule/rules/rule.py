@@ -81,6 +81,8 @@ class Rule:
         extra_check: the reason if a match cannot be rewritten although the pattern fits, else "".
         no_gain: the reason if nothing would be gained at any size, else "".
         profitability: the reason if a match is not profitable, else ""; not checked with ``cost_guard=False``.
+        restride: the reason if the first result must be made contiguous, as the construct's is, because its strides
+            matter to its readers, else "".
         discards: the outputs of a match, by number, that the replacement does not compute.
         bystanders: ``(pattern, reason)`` for code left alone on purpose; a reason may be a function of the match.
         rank: of overlapping matches the one of higher rank is taken, if profitable; among equals, the larger one.
@@ -99,6 +101,7 @@ class Rule:
     extra_check: Judge = no_reason
     no_gain: Judge = no_reason
     profitability: Judge = no_reason
+    restride: Judge = no_reason
     discards: tuple[int, ...] = ()
     bystanders: tuple[tuple[Any, str | Judge], ...] = ()
     rank: int = 0
@@ -124,6 +127,18 @@ class Rule:
         """Check whether a module with these operations may contain the construct."""
         telling = [need - EVERYWHERE or need - {"add"} for need in self.needs]
         return any(need <= set(ops) for need in (*telling, *(n - EVERYWHERE for n in self.bystander_needs)))
+
+    def build_for(self, graph_match: GraphMatch) -> Build:
+        """Return what inserts the replacement of ``graph_match``."""
+        if not self.restride(graph_match):
+            return self.build
+
+        def build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> Any:
+            made = self.build(graph, inputs, scalars)
+            results = [made] if isinstance(made, fx.Node) else list(made)
+            return [graph.call_method("contiguous", (results[0],)), *results[1:]]
+
+        return build
 
     @property
     def depends_on_machine(self) -> bool:

@@ -181,3 +181,30 @@ def test_compiled_by_torch_no_gradient_is_scattered_into_zeros(values_and_gradie
         expected = values_and_gradients(function, torch.tensor(1.0), logits)
         torch.testing.assert_close(values_and_gradients(compiled, torch.tensor(1.0), logits), expected)
     assert len(graphs) == 4 and not any("gather" in graph or "scatter" in graph for graph in graphs)
+
+
+@pytest.mark.parametrize("backend", ["reference", "inductor", "triton"])
+@pytest.mark.parametrize("offset", [1e3, 1e5, -1e7])
+def test_logits_far_from_zero_lose_no_digits(backend, offset):
+    torch.manual_seed(0)
+    logits, targets = torch.randn(4, 9000) + offset, torch.randint(9000, (4,))
+    for options in ({}, {"label_smoothing": 0.1}):
+        found = []
+        for x, function in (
+            (logits, lambda x, options=options: fused.cross_entropy(x, targets, reduction="none", **options)),
+            (logits.double(), lambda x, options=options: F.cross_entropy(x, targets, reduction="none", **options)),
+        ):
+            leaf = x.detach().requires_grad_()
+            with fused.backend(backend):
+                losses = function(leaf)
+                found.append((losses.detach().float(), torch.autograd.grad(losses.sum(), leaf)[0].float()))
+        torch.testing.assert_close(*found, rtol=3e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["reference", "inductor", "triton"])
+def test_a_row_of_the_lowest_number_is_uniform(backend):
+    logits = torch.full((2, 8), torch.finfo(torch.float32).min)
+    logits[1, 3:] = 0.0
+    with fused.backend(backend):
+        losses = fused.cross_entropy(logits, torch.tensor([5, 5]), reduction="none")
+    torch.testing.assert_close(losses, torch.tensor([8.0, 5.0]).log())

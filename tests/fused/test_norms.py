@@ -108,3 +108,11 @@ def test_errors_say_what_does_not_fit(xrwb):
         fused.layer_norm(x, weight, bias, None)
     with pytest.raises(TypeError, match="input must be float16"):
         fused.rms_norm(x.int(), weight)
+
+
+@pytest.mark.parametrize("op", [fused.add_rms_norm, lambda x, r, w: fused.add_layer_norm(x, r, w, None)])
+def test_the_sum_needs_a_gradient_if_its_operands_do(op):
+    x, residual, weight = torch.randn(3, 8), torch.randn(3, 8), torch.randn(8, requires_grad=True)
+    normed, total = op(x, residual, weight)
+    assert normed.requires_grad and not total.requires_grad
+    assert op(x, residual.requires_grad_(), weight)[1].requires_grad

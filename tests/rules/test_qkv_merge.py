@@ -154,11 +154,11 @@ class Attention(nn.Module):
 
 READS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "heads": (lambda y: y.view(2, 5, -1, 2).transpose(1, 2), ""),
-    "one row": (lambda y: y.view(2, -1) * 2, "view joins dimensions"),
+    "one row": (lambda y: y.view(2, -1) * 2, "fails on the strides"),
     "in place": (lambda y: y.view(2, 5, -1, 2).mul_(2).transpose(1, 2), "in place"),
-    "later in one row": (lambda y: y.view(2, 5, -1, 2).view(2, -1) * 2, "view joins dimensions"),
-    "strides": (lambda y: (y.view(2, 5, -1, 2), y.stride()), "where a result lies in memory"),
-    "returned": (lambda y: y.view(2, 5, -1, 2), "where a result lies in memory"),
+    "later in one row": (lambda y: y.view(2, 5, -1, 2).view(2, -1) * 2, "fails on the strides"),
+    "strides": (lambda y: (y.view(2, 5, -1, 2), y.stride()), "may read the strides"),
+    "returned": (lambda y: y.view(2, 5, -1, 2), "may read the strides"),
     "gate": (torch.sigmoid, "nothing is taken apart into heads"),
 }
 

@@ -30,8 +30,8 @@ def bias_dropout(
     if keep is not None:
         z = dropped(z, keep, keep_scale)
     if residual is not None:
-        # The result of dropout is a new tensor, so it can be overwritten.
-        z = z + residual if keep is None else z.add_(residual)
+        # The result of dropout is a new tensor, so it can be overwritten; the sum has the strides of its first operand.
+        z = z.add_(residual) if keep is not None and z.stride() == residual.stride() else residual + z
     return z.to(dtype)
 
 

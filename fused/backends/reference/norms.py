@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 
 from fused.backends.reference.numbers import compute_dtype
+from fused.backends.strides import in_memory_order
 from fused.backends.tracing import needs_reference
 
 Tensor = torch.Tensor
@@ -90,8 +91,10 @@ def layer_norm(
     weight, bias = (None if tensor is None else tensor.to(compute) for tensor in (weight, bias))
     # The CPU kernel computes in the dtype of the weight. Compilers and fake tensors do not model this.
     mixed = x.is_cpu and weight is not None and not needs_reference((x, weight, bias))
-    rows = x if mixed else x.to(compute)
-    normed, mean, rstd = _aten.native_layer_norm(rows, x.shape[-1:], weight, bias, eps)
+    # The kernel has contiguous results, so it gets the rows in their order in memory.
+    (rows,), back = in_memory_order([x if mixed else x.to(compute)], [x])
+    results = _aten.native_layer_norm(rows, x.shape[-1:], weight, bias, eps)
+    normed, mean, rstd = results if back is None else map(back, results)
     return normed.to(out_dtype), total, mean, rstd
 
 
@@ -113,11 +116,11 @@ def layer_norm_backward(
         bias_dtype: None if the bias needs no gradient.
     """
     g = g.to(mean.dtype)
-    # The kernel requires a weight and a bias, and does not read the values of the bias.
+    # The kernel requires a weight and a bias, does not read the values of the bias, and no strides of the statistics.
     scale = g.new_ones(x.shape[-1:]) if weight is None else weight.to(mean.dtype)
     wanted = [needs[0], needs[1], bias_dtype is not None]
     dx, dweight, dbias = _aten.native_layer_norm_backward(
-        g, x.to(mean.dtype), x.shape[-1:], mean, rstd, scale, scale, wanted
+        g, x.to(mean.dtype), x.shape[-1:], mean.contiguous(), rstd.contiguous(), scale, scale, wanted
     )
     if needs[0]:
         dx = (dx if g_total is None else dx + g_total).to(x.dtype)

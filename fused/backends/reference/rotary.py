@@ -9,18 +9,21 @@ from __future__ import annotations
 import torch
 
 from fused.backends.reference.numbers import compute_dtype
+from fused.backends.tracing import transformed
 
 Tensor = torch.Tensor
 
 
-def _pairs(x: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
+def pairs(x: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
+    """Return the first and the second dimensions of the pairs, as views."""
     if interleaved:
         return x[..., ::2], x[..., 1::2]
     half = x.shape[-1] // 2
     return x[..., :half], x[..., half:]
 
 
-def _whole(a: Tensor, b: Tensor, interleaved: bool) -> Tensor:
+def whole(a: Tensor, b: Tensor, interleaved: bool) -> Tensor:
+    """Return the contiguous tensor with these first and second dimensions of the pairs."""
     return torch.stack((a, b), -1 if interleaved else -2).reshape(*a.shape[:-1], 2 * a.shape[-1])
 
 
@@ -29,11 +32,18 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool)
     compute = compute_dtype(dtype)
     width = cos.shape[-1]
     rest = x[..., width:] if width < x.shape[-1] else None
-    a, b = _pairs((x if rest is None else x[..., :width]).to(compute), interleaved)
-    c, c_ = _pairs(cos.to(compute), interleaved)
-    s, s_ = _pairs(sin.to(compute), interleaved)
-    pair = (a * c + b * s_, b * c_ - a * s) if back else (a * c - b * s, b * c_ + a * s_)
-    out = _whole(*pair, interleaved).to(dtype)
+    turned = (x if rest is None else x[..., :width]).to(compute)
+    a, b = pairs(turned, interleaved)
+    s, s_ = pairs(sin.to(compute), interleaved)
+    # The first product has the strides that the result has in eager torch.
+    out = turned * cos.to(compute)
+    across = (b * s_, a * -s) if back else (b * -s, a * s_)
+    if transformed() or torch.is_grad_enabled():
+        out = out + whole(*across, interleaved)
+    else:
+        for half, added in zip(pairs(out, interleaved), across, strict=True):
+            half += added
+    out = out.to(dtype)
     return out if rest is None else torch.cat((out, rest.to(dtype)), -1)
 
 

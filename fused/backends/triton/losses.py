@@ -19,28 +19,32 @@ _LOAD = 16
 
 @triton.jit
 def _add_block(
-    z, inside, highest, sums, plain, factor, unit, CAPPED: tl.constexpr, TOTAL: tl.constexpr, MASKED: tl.constexpr
+    z, inside, highest, sums, plain, count, factor, unit, CAPPED: tl.constexpr, TOTAL: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Add a block to each lane's maximum, sum of exponentials relative to it, and plain sum, with units of log₂e."""
+    """Add a block to each lane's maximum, and to its sum of exponentials and plain sum relative to the maximum."""
     if CAPPED and (MASKED or TOTAL):
         z = tanh(z * factor)
     elif CAPPED:
         # The errors of this many columns cancel in the sum.
         z = coarse_tanh(z * factor)
-    if TOTAL:
-        plain += tl.sum(tl.sum(tl.where(inside, z, 0.0) if MASKED else z, 2), 0)
     if MASKED:
         z = tl.where(inside, z, float("-inf"))
     # The maximum of the elements of a thread first: one exponential for each, and no exchange between threads.
-    higher = tl.maximum(highest, tl.max(tl.max(z, 2), 0) * unit)
+    higher = tl.maximum(highest, tl.max(tl.max(z, 2), 0))
     base = tl.where(higher == float("-inf"), 0.0, higher)
-    e = tl.exp2(z * unit - base[None, :, None])
-    return higher, sums * tl.exp2(highest - base) + tl.sum(tl.sum(e, 2), 0), plain
+    below = z - base[None, :, None]
+    if TOTAL:
+        plain += (tl.where(highest == float("-inf"), 0.0, highest) - base) * count
+        plain += tl.sum(tl.sum(tl.where(inside, below, 0.0) if MASKED else below, 2), 0)
+        count += tl.sum(tl.sum(tl.where(inside, 1.0, 0.0) if MASKED else tl.full(z.shape, 1.0, tl.float32), 2), 0)
+    e = tl.exp2(below * unit)
+    return higher, sums * tl.exp2((highest - base) * unit) + tl.sum(tl.sum(e, 2), 0), plain, count
 
 
 @triton.jit
 def logit_statistics_kernel(
-    logits, index, lse, picked, total, vectors, columns, softcap, elsewhere,
+    logits, index, highest_logit, lse, picked, total, vectors, columns, softcap, elsewhere,
     REPEATS: tl.constexpr, LANES: tl.constexpr, VECTOR: tl.constexpr, CAPPED: tl.constexpr, TOTAL: tl.constexpr,
 ):  # fmt: skip
     """Compute the statistics of one row, with a separate maximum and sum per lane until the end."""
@@ -52,6 +56,7 @@ def logit_statistics_kernel(
     highest = tl.full([LANES], float("-inf"), tl.float32)
     sums = tl.zeros([LANES], tl.float32)
     plain = tl.zeros([LANES], tl.float32)
+    count = tl.zeros([LANES], tl.float32)
     # Each thread has one lane, of REPEATS vectors.
     lane = tl.arange(0, LANES)[None, :, None] * VECTOR + tl.arange(0, VECTOR)[None, None, :]
     lane += tl.arange(0, REPEATS)[:, None, None] * (LANES * VECTOR)
@@ -61,25 +66,30 @@ def logit_statistics_kernel(
     full = columns // BLOCK * BLOCK
     for start in range(0, full, BLOCK):
         z = tl.load(logits + start + lane).to(tl.float32)
-        highest, sums, plain = _add_block(z, True, highest, sums, plain, factor, unit, CAPPED, TOTAL, False)
+        highest, sums, plain, count = _add_block(
+            z, True, highest, sums, plain, count, factor, unit, CAPPED, TOTAL, False
+        )
     if full < columns:
         inside = full + lane < columns
         z = tl.load(logits + full + lane, mask=inside, other=float("-inf")).to(tl.float32)
-        highest, sums, plain = _add_block(z, inside, highest, sums, plain, factor, unit, CAPPED, TOTAL, True)
+        highest, sums, plain, count = _add_block(
+            z, inside, highest, sums, plain, count, factor, unit, CAPPED, TOTAL, True
+        )
     top = tl.max(highest, 0)
     base = tl.where(top == float("-inf"), 0.0, top)
-    # In the same units, so that the rounding of the maximum cancels.
-    tl.store(lse + row, (tl.log2(tl.sum(sums * tl.exp2(highest - base), 0)) + base) * LN2)
+    tl.store(highest_logit + row, base * softcap)
+    tl.store(lse + row, tl.log2(tl.sum(sums * tl.exp2((highest - base) * unit), 0)) * LN2)
     if CAPPED:
-        chosen = tanh(chosen * factor) * softcap
+        chosen = tanh(chosen * factor)
     if TOTAL:
+        plain += (tl.where(highest == float("-inf"), 0.0, highest) - base) * count
         tl.store(total + row, tl.sum(plain, 0) * softcap)
-    tl.store(picked + row, tl.where(here, chosen, elsewhere))
+    tl.store(picked + row, tl.where(here, (chosen - base) * softcap, elsewhere))
 
 
 @triton.jit
 def logit_gradient_kernel(
-    logits, g_lse, g_picked, g_total, index, lse, out, stride, columns, softcap,
+    logits, g_lse, g_picked, g_total, index, highest, lse, out, stride, columns, softcap,
     COLUMNS: tl.constexpr, CAPPED: tl.constexpr, PICKED: tl.constexpr, TOTAL: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradient of a part of a row, with `out` possibly the logits."""
@@ -91,7 +101,7 @@ def logit_gradient_kernel(
         z = coarse_tanh(z) if logits.dtype.element_ty.primitive_bitwidth == 16 else tanh(z)
         slope = 1 - z * z
         z = z * softcap
-    dz = exp(z - tl.load(lse + row)) * tl.load(g_lse + row)
+    dz = exp(z - tl.load(highest + row)) * (exp(-tl.load(lse + row)) * tl.load(g_lse + row))
     if PICKED:
         dz += tl.where(column == tl.load(index + row), tl.load(g_picked + row), 0.0)
     if TOTAL:
@@ -103,13 +113,13 @@ def logit_gradient_kernel(
 
 def logit_statistics(
     logits: Tensor, index: Tensor, softcap: float | None, *, total: bool, elsewhere: float
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Compute the reference formula of this name, or return NotImplemented for float64."""
     if logits.dtype == torch.float64:
         return NotImplemented
     rows = as_rows(logits)
     count, columns = rows.shape
-    lse, picked, sums = torch.empty(3, count, dtype=torch.float32, device=logits.device)
+    statistics = torch.empty(4, count, dtype=torch.float32, device=logits.device)
     warps = row_tile(columns, whole=BLOCK, numbers=1).warps
     vector = _LOAD // rows.element_size()
     if rows.stride(0) % vector or rows.data_ptr() % _LOAD:
@@ -120,9 +130,7 @@ def logit_statistics(
         *(
             rows,
             index.reshape(-1).contiguous(),
-            lse,
-            picked,
-            sums,
+            *statistics,
             rows.stride(0) // vector,
             columns,
             softcap or 1.0,
@@ -135,8 +143,8 @@ def logit_statistics(
         TOTAL=total,
         num_warps=warps,
     )
-    lse, picked, sums = (one.reshape(index.shape) for one in (lse, picked, sums))
-    return lse, picked, sums if total else None
+    highest, lse, picked, sums = (one.reshape(index.shape) for one in statistics)
+    return highest, lse, picked, sums if total else None
 
 
 def logit_statistics_backward(
@@ -145,6 +153,7 @@ def logit_statistics_backward(
     g_picked: Tensor | None,
     g_total: Tensor | None,
     index: Tensor,
+    highest: Tensor,
     lse: Tensor,
     softcap: float | None,
     *,
@@ -159,7 +168,7 @@ def logit_statistics_backward(
     tile = row_tile(columns, whole=BLOCK // 2, numbers=1)
     # The kernel does not read missing gradients.
     given = [g_lse if one is None else one for one in (g_lse, g_picked, g_total)]
-    each = [one.reshape(-1).contiguous() for one in (*given, index, lse)]
+    each = [one.reshape(-1).contiguous() for one in (*given, index, highest, lse)]
     launch(
         logit_gradient_kernel,
         (count, cdiv(columns, tile.columns)),

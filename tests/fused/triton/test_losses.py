@@ -19,11 +19,11 @@ def check(check_against_float64):
 
     def run(logits, index, softcap=None, total=False):
         settings = {"total": total, "elsewhere": torch.nan}
-        lse, _, sums = check_against_float64(
-            LOGIT_STATISTICS, "forward", (logits, index, softcap), sums=(2,), **settings
+        highest, lse, _, sums = check_against_float64(
+            LOGIT_STATISTICS, "forward", (logits, index, softcap), sums=(3,), **settings
         )
         grads = [torch.randn_like(lse) for _ in range(3)]
-        args = (logits, grads[0], grads[1], None if sums is None else grads[2], index, lse, softcap)
+        args = (logits, grads[0], grads[1], None if sums is None else grads[2], index, highest, lse, softcap)
         check_against_float64(LOGIT_STATISTICS, "backward", args, inplace=False)
         return lse
 
@@ -71,8 +71,10 @@ def test_an_index_outside_picks_nothing(device, dtype, launches):
     logits, index = sample(4, 10, dtype, device)
     index[0], index[1] = -100, 10
     for elsewhere in (0.0, torch.nan):
-        picked = LOGIT_STATISTICS.run("forward", (logits, index, None), "triton", total=False, elsewhere=elsewhere)[1]
-        expected = logits.gather(1, index.clamp(0, 9)[:, None])[:, 0].float()
+        settings = {"total": False, "elsewhere": elsewhere}
+        highest, _, picked, _ = LOGIT_STATISTICS.run("forward", (logits, index, None), "triton", **settings)
+        assert torch.equal(highest, logits.float().amax(-1))
+        expected = logits.gather(1, index.clamp(0, 9)[:, None])[:, 0].float() - highest
         expected[:2] = elsewhere
         torch.testing.assert_close(picked, expected, equal_nan=True)
     assert launches.total() == 2
