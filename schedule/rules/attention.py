@@ -179,6 +179,8 @@ def _extra_check(graph_match: GraphMatch) -> str:
         return "queries, keys and values differ in dtype, batch or heads"
     if not all(isinstance(graph_match.scalars.get(n), (int, float, type(None))) for n in ("scale", "divisor", "p")):
         return "the scale or the dropout probability is computed while running"
+    if scalars.get("divisor") == 0:
+        return "the scores are divided by 0"
     if not isinstance(graph_match.scalars.get("training"), (bool, type(None))):
         return "whether there is dropout is computed while running"
     narrowed = Dtypes.of(graph_match).narrowed(q.dtype, "between", "softmax_dtype", "after")

@@ -9,8 +9,8 @@
     after:   y = fused.swiglu(self.gate_up_proj(x))
 
 There is one rule for each activation. If gate and up are the halves of one projection, gate first, the projection's
-output is passed as a whole, so that its gradient is computed in one piece too. If no parameter fixes its width, where the
-code splits it is passed on as well. The rules apply to dense MLPs and to experts alike.
+output is passed as a whole, so that its gradient is computed in one piece too. If no parameter fixes its width, where
+the code splits it is passed on as well. The rules apply to dense MLPs and to experts alike.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@
     after:   q, k = fused.rotary_embedding(q, k, cos, sin, unsqueeze_dim=None, turned=(None, 32))
 
 It covers half-split (LLaMA) and interleaved (GPT-J, Cohere) pairs, of the whole head or of its first part (GPT-NeoX,
-Phi), in the dtype of the model or in float32. A query or key rotated alone becomes one operation too. The sizes at which
-the code takes the tensors apart are passed on: where they are not the parts of pairs, the op computes what is written.
+Phi), in the dtype of the model or in float32. A query or key rotated alone becomes one operation too. The sizes at
+which the code takes the tensors apart are passed on: where they are not the parts of pairs, the op computes what is
+written.
 """
 
 from __future__ import annotations

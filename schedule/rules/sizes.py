@@ -65,6 +65,25 @@ def _is_number(index: Any) -> bool:
     return isinstance(index.meta.get("spec") if isinstance(index, fx.Node) else index, int)
 
 
+_WITH_SIZES = {"expand": "size", "broadcast_to": "size", "view": "size", "reshape": "shape"}
+
+
+def is_last_one(x: Any) -> bool:
+    """Check whether the last dimension of ``x`` has one element at any size of the inputs."""
+    given = arguments(x) if isinstance(x, fx.Node) else {}
+    name, spec = operation(x), spec_of(x)
+    if name in ("cast", "to", "type_as", "contiguous"):
+        return is_last_one(given.get("input"))
+    if name == "unsqueeze" and spec is not None:
+        return given["dim"] in (-1, spec.ndim - 1)
+    if name in ("amax", "amin", "sum", "mean", "logsumexp") and spec is not None:
+        return given["keepdim"] is True and given["dim"] in (-1, spec.ndim - 1)
+    sizes = given.get(_WITH_SIZES.get(name, ""))
+    if not isinstance(sizes, (tuple, list)) or not sizes:
+        return False
+    return sizes[-1] == 1 or (sizes[-1] == -1 and name == "expand" and is_last_one(given["input"]))
+
+
 def reads_any(value: Any, nodes: set[fx.Node]) -> bool:
     """Check whether a bound size is computed from any of ``nodes``."""
     stack, seen = [value] if isinstance(value, fx.Node) else [], set()

@@ -1,7 +1,8 @@
-"""Lookalikes of what rules rewrite: equal in the recorded run, and otherwise by an accident of sizes or by a write."""
+"""Attention that is torch's own in the recorded run only, by an accident of sizes or a write; and rules that raise."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fused
-from tests.adversary.rewritten import assert_same, results, rewritten
+import schedule
+from schedule.rules.bias_activation import GELU
+from tests.adversary.rewritten import Applied, assert_same, results, rewritten
 
 Form = Callable[..., Any]
 
@@ -184,98 +187,19 @@ def test_a_fill_tensor_larger_than_the_scores() -> None:
     agrees(form, small, "attention", [*small[:3], *drawn((3,))])
 
 
-# -- halves --------------------------------------------------------------------------------------------------
+# -- rules that fail -----------------------------------------------------------------------------------------
 
 
-def turned_at(half: Callable[[Tensor], int], width: int | None = None) -> Form:
-    def turn(x: Tensor) -> Tensor:
-        return torch.cat((-x[..., half(x) :], x[..., : half(x)]), dim=-1)
-
-    def form(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        if width is None:
-            return q * cos + turn(q) * sin
-        part = q[..., :width]
-        return torch.cat((part * cos + turn(part) * sin, q[..., width:]), dim=-1)
-
-    return form
+def failing(*_: object) -> Any:
+    raise ArithmeticError("oops")
 
 
-def turned_in_chunks(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = q.chunk(2, dim=-1)
-    return q * cos + torch.cat((-second, first), dim=-1) * sin
-
-
-def turned_in_pairs(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return q * cos + torch.stack((-q[..., 1::2], q[..., ::2]), dim=-1).flatten(-2) * sin
-
-
-def turned_together(q: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    return turned_at(lambda x: 4)(q, cos, sin), turned_at(lambda x: x.shape[-1] // 2)(q * 2, cos, sin)
-
-
-EIGHT = ((2, 3, 5, 8), (5, 8), (5, 8))
-TURNED: dict[str, tuple[Form, list[tuple[tuple[int, ...], ...]]]] = {
-    "a constant": (turned_at(lambda x: 4), [EIGHT, ((2, 3, 5, 6), (5, 6), (5, 6))]),
-    "half of the length": (
-        turned_at(lambda x: x.shape[2] // 2),
-        [((2, 3, 8, 8), (8, 8), (8, 8)), ((2, 3, 4, 8), (4, 8), (4, 8))],
-    ),
-    "half of an odd width": (turned_at(lambda x: x.shape[-1] // 2), [EIGHT, ((2, 3, 5, 7), (5, 7), (5, 7))]),
-    "chunks of an odd width": (turned_in_chunks, [EIGHT, ((2, 3, 5, 7), (5, 7), (5, 7))]),
-    "one cos for all": (turned_in_chunks, [EIGHT, ((2, 3, 5, 8), (5, 1), (5, 1))]),
-    "one cos for all pairs": (turned_in_pairs, [EIGHT, ((2, 3, 5, 8), (5, 1), (5, 1))]),
-    "one sin for all": (turned_at(lambda x: x.shape[-1] // 2), [EIGHT, ((2, 3, 5, 8), (5, 8), (5, 1))]),
-    "one feature for all cos": (turned_at(lambda x: x.shape[-1] // 2), [EIGHT, ((2, 3, 5, 1), (5, 8), (5, 8))]),
-    "a constant of a part": (
-        turned_at(lambda x: 2, 4),
-        [((2, 3, 5, 8), (5, 4), (5, 4)), ((2, 3, 5, 3), (5, 3), (5, 3))],
-    ),
-    "half of a part": (
-        turned_at(lambda x: x.shape[-1] // 2, 4),
-        [((2, 3, 5, 8), (5, 4), (5, 4)), ((2, 3, 5, 3), (5, 3), (5, 3)), ((2, 3, 5, 9), (5, 1), (5, 1))],
-    ),
-    "two at once": (turned_together, [EIGHT, ((2, 3, 5, 6), (5, 6), (5, 6))]),
-}
-
-
-@pytest.mark.parametrize("name", TURNED)
-def test_parts_that_are_halves_by_accident(name: str) -> None:
-    form, (recorded, *called) = TURNED[name]
-    assert agrees(form, drawn(*recorded), "default", *(drawn(*shapes) for shapes in called))
-
-
-def test_cos_narrower_than_the_queries_is_an_error_as_in_eager_torch() -> None:
-    form = turned_at(lambda x: x.shape[-1] // 2)
-    module, count = rewritten(form, drawn(*EIGHT), "default")
-    assert count
-    for function in (form, module):
-        with pytest.raises(RuntimeError, match="must match the size"):
-            function(*drawn((2, 3, 5, 8), (5, 4), (5, 4)))
-
-
-def gated_at(half: Callable[[Tensor], int]) -> Form:
-    return lambda y: F.silu(y[..., : half(y)]) * y[..., half(y) :]
-
-
-def gated_product(w: Tensor, x: Tensor) -> Tensor:
-    y = w @ x
-    return F.silu(y[..., :1]) * y[..., 1:]
-
-
-def gated_linear_by_name(x: Tensor, w: Tensor) -> Tensor:
-    y = F.linear(weight=w, input=x)
-    return F.silu(y[..., :1]) * y[..., 1:]
-
-
-GATED: dict[str, tuple[Form, list[tuple[tuple[int, ...], ...]]]] = {
-    "half of the length": (gated_at(lambda y: y.shape[1] // 2), [((2, 8, 8),), ((2, 2, 5),)]),
-    "half of an odd width": (gated_at(lambda y: y.shape[-1] // 2), [((2, 8),), ((2, 3),)]),
-    "a product": (gated_product, [((3, 4), (4, 2)), ((3, 4), (4, 5))]),
-    "a weight by name": (gated_linear_by_name, [((3, 4), (2, 4)), ((3, 4), (5, 4))]),
-}
-
-
-@pytest.mark.parametrize("name", GATED)
-def test_gates_that_are_halves_by_accident(name: str) -> None:
-    form, (recorded, *called) = GATED[name]
-    assert agrees(form, drawn(*recorded), "default", *(drawn(*shapes) for shapes in called))
+@pytest.mark.unwritable("the rules are not registered")
+@pytest.mark.parametrize("part", ["build", "extra_check", "no_gain"])
+def test_what_a_rule_raises_is_the_reason_why_it_is_skipped(part: str) -> None:
+    rule = dataclasses.replace(GELU, **{part: failing})
+    module, tensors = Applied(lambda x, b: F.gelu(x + b)), drawn((4, 8), (8,))
+    report = schedule.optimize(module, tuple(tensors), rules=[rule], cost_guard=False)
+    assert not report.applied
+    assert [entry.status for entry in report.entries if "ArithmeticError: oops" in entry.reason] == ["skipped"]
+    assert_same(results(module, tensors), results(module.form, tensors), torch.float32)
