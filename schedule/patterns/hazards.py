@@ -38,8 +38,8 @@ class Hazards:
     def may_change(self, node: fx.Node, values: Collection[fx.Node]) -> bool:
         """Check whether an impure node may change any of ``values``, which include what they share memory with.
 
-        Unknown code may change what it is given, and what it has a reference to: parameters, arguments of the module,
-        and what unknown code was given or has returned before.
+        Unknown code may change what it is given, and what it has a reference to: parameters, and what unknown code was
+        given or has returned before.
         """
         known = self.effects(node)
         if not self.memory(node.all_input_nodes if known.opaque else known.mutates).isdisjoint(values):
@@ -48,7 +48,7 @@ class Hazards:
 
     def _is_known_before(self, value: fx.Node, node: fx.Node) -> bool:
         """Check whether unknown code may have a reference to ``value`` by the time that ``node`` runs."""
-        if value.op in ("placeholder", "get_attr") or self.effects(value).opaque:
+        if value.op == "get_attr" or self.effects(value).opaque:
             return True
         return any(user < node and self.effects(user).opaque for user in value.users)
 
