@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -12,7 +12,7 @@ from fused.backends.reference import activations as formulas
 from fused.backends.reference.activations import ACTIVATIONS
 from fused.backends.rows import as_rows
 from fused.backends.tracing import differentiated, transformed
-from fused.checks import check_bias, check_float, check_weights
+from fused.checks import check_bias, check_float, check_weights, has_one_feature
 from fused.sharding import localise, sharded
 
 Tensor = torch.Tensor
@@ -177,7 +177,8 @@ def bias_activation(x: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     Args:
         x: ``[..., hidden]``, any rank from 1, any strides; float16, bfloat16, float32 or float64. A DTensor
             may be sharded on any dimension; the op runs on its shards.
-        bias: ``[hidden]``, or None for no bias. May have another dtype than x.
+        bias: ``[hidden]``, or None for no bias. May have another dtype than x. If it or x has one feature only, torch
+            computes the broadcasting sum before the pass.
         activation: ``"relu"``, ``"relu2"`` (relu(z)²), ``"silu"``, ``"quick_gelu"`` (z·σ(1.702z)), ``"gelu"``
             (erf), ``"gelu_tanh"``, ``"tanh"`` or ``"sigmoid"``.
 
@@ -278,6 +279,9 @@ def _bias_activation(op: str, x: Tensor, bias: Tensor | None, activation: str) -
         raise ValueError(f"{op}: there is no activation {activation!r}; there are {', '.join(ACTIVATIONS)}")
     if sharded(x, bias):
         return _bias_activation_sharded(op, x, bias, activation)
+    if has_one_feature(x, bias):
+        check_float(op, "bias", bias)
+        return _bias_activation(op, x + cast(Tensor, bias), None, activation)
     check_bias(op, x, bias)
     return _apply(x, bias, activation)
 

@@ -23,6 +23,8 @@ from fused.torch_internals.modes import is_tracing_dispatch_active
 
 Tensor = torch.Tensor
 Filling = tuple[Tensor, float]
+Repetition = tuple[Sequence[int], Sequence[int] | None]
+"""Sizes to expand ``[batch, heads, 1, tokens, features]`` to, and the shape afterwards; None to merge dims 1 and 2."""
 Operands = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 """Queries, keys, values, a bias and a mask."""
 
@@ -41,6 +43,7 @@ def attention(
     dropout_p: float = 0.0,
     scale: float = 1.0,
     enable_gqa: bool = False,
+    repeated: tuple[Repetition | None, Repetition | None] | None = None,
     filled: Filling | None = None,
     filled_last: Filling | None = None,
 ) -> Tensor:
@@ -57,6 +60,8 @@ def attention(
         dropout_p: probability of dropping a weight; weights are dropped whenever it is above 0.
         scale: factor of the scores.
         enable_gqa: k and v have fewer heads, each shared by the same number of consecutive heads of q.
+        repeated: with `enable_gqa`, how the expression repeats the heads of k and of v, each None if it does not. Where
+            that is anything else than each head as often as q needs it, k and v are repeated so.
         filled: a boolean mask that broadcasts with the scores, and the value to fill them with where it is True,
             before `bias` and `attn_mask` are added. The value must be about the lowest of the dtype, or -inf.
         filled_last: likewise, after they are added.
@@ -68,6 +73,8 @@ def attention(
     Raises:
         RuntimeError: for shapes that do not fit, as the expression does.
     """
+    if repeated is not None and not _is_grouped(q, k, v, repeated):
+        k, v, enable_gqa = _repeat(k, repeated[0]), _repeat(v, repeated[1]), False
     operands: Operands = (q, k, v, bias, attn_mask)
     how = (dropout_p, scale, enable_gqa, filled, filled_last)
     if _is_watched(operands) or (dropout_p > 0 and q.is_cpu):
@@ -83,6 +90,35 @@ def attention(
     q, k, v, mask = _autocast(q, k, v, mask)
     result: Tensor = _Attention.apply(q, k, v, mask, scale, enable_gqa)
     return result
+
+
+def _is_grouped(q: Tensor, k: Tensor, v: Tensor, repeated: tuple[Repetition | None, Repetition | None]) -> bool:
+    """Check whether k and v have fewer heads than q, and are repeated so that each is shared by as many."""
+    if not q.ndim == k.ndim == v.ndim == 4 or k.shape[1] != v.shape[1]:
+        return False
+    for x, how in zip((k, v), repeated, strict=True):
+        if how is None:
+            return False
+        (sizes, shape), (batch, heads, *rest) = how, x.shape
+        count = q.shape[1] // max(heads, 1)
+        merged = (batch, heads * count, *rest)
+        if heads * count != q.shape[1] or not _agrees(sizes, (batch, heads, count, *rest)) or sizes[2] != count:
+            return False
+        if shape is not None and not _agrees(shape, merged):
+            return False
+    return True
+
+
+def _agrees(sizes: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Check whether sizes as given to a view, with -1 for inferred ones, are the wanted ones."""
+    return len(sizes) == len(wanted) and all(a in (-1, b) for a, b in zip(sizes, wanted, strict=True))
+
+
+def _repeat(x: Tensor, how: Repetition | None) -> Tensor:
+    if how is None:
+        return x
+    wide = x.unsqueeze(2).expand(tuple(how[0]))
+    return wide.flatten(1, 2) if how[1] is None else wide.reshape(tuple(how[1]))
 
 
 def _is_watched(operands: Sequence[Tensor | None]) -> bool:

@@ -38,6 +38,15 @@ def check_bias(op: str, x: torch.Tensor, bias: torch.Tensor | None) -> None:
     check_same_device(op, x, "bias", bias)
 
 
+def has_one_feature(x: torch.Tensor, *rows: torch.Tensor | None) -> bool:
+    """Check whether x and rows of features are of two widths that broadcast: one of them, and a single feature."""
+    given = [row for row in rows if row is not None]
+    if not isinstance(x, torch.Tensor) or all(row.shape == x.shape[-1:] for row in given):
+        return False
+    widths = {x.shape[-1:], *(row.shape for row in given)}
+    return len(widths) == 2 and (1,) in widths and all(len(width) == 1 for width in widths)
+
+
 def check_weights(op: str, x: torch.Tensor, weights: torch.Tensor) -> None:
     """Raise ValueError unless there is one weight for each token of x: ``[..., 1]``, on the same device."""
     if weights.shape != (*x.shape[:-1], 1):

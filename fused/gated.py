@@ -78,6 +78,26 @@ def gated_activation(
     return local.wrap(_apply(local.x, up, None, local.others[1], how))
 
 
+def gated_halves(y: Tensor, activation: str, half: int | None = None) -> Tensor:
+    """Compute ``act(y[..., :half]) · y[..., half:]``, in one pass over y where these are its halves.
+
+    Args:
+        y: ``[..., 2·hidden]``, as `gated_activation`; of another width if the two parts broadcast.
+        activation: as `gated_activation`.
+        half: where y is split; None splits it as ``y.chunk(2, dim=-1)``.
+
+    Returns:
+        ``[..., hidden]``, as `gated_activation`.
+
+    Raises:
+        TypeError, ValueError: as `gated_activation`.
+    """
+    if y.shape[-1] % 2 == 0 and half in (None, y.shape[-1] // 2):
+        return gated("gated_halves", y, None, None, settings("gated_halves", activation, None, False))
+    gate, up = y.chunk(2, dim=-1) if half is None else (y[..., :half], y[..., half:])
+    return gated_activation(gate, up, activation)
+
+
 def _check_two(op: str, gate: Tensor, up: Tensor, weights: Tensor | None) -> None:
     if gate.shape != up.shape:
         raise ValueError(f"{op}: gate {shape(gate)} and up {shape(up)} must have one shape")

@@ -69,6 +69,8 @@ def linear_cross_entropy(
     """
     op = "linear_cross_entropy"
     loss = Loss(op, ignore_index, label_smoothing, z_loss, softcap, reduction).checked()
+    if bias is not None and bias.shape == (1,):
+        bias = bias.expand(weight.shape[0])
     _check_operands(op, hidden, weight, bias)
     check_targets(op, "hidden states", hidden, targets)
     if chunk_rows is not None and chunk_rows < 1:

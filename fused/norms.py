@@ -6,14 +6,14 @@ They save the input of the norm (the sum, if there is one), the weight, and one 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import torch
 
 from fused.backends.reference import norms as formulas
 from fused.backends.reference.norms import Casting
 from fused.backends.tracing import differentiated, transformed
-from fused.checks import broadcast_shape, check_float, check_same_device, shape
+from fused.checks import broadcast_shape, check_float, check_same_device, has_one_feature, shape
 from fused.norms_autograd import LayerNorm, RMSNorm, formatted, layer_norm_forward, rms_norm_forward
 from fused.sharding import localise, sharded
 
@@ -38,7 +38,8 @@ def rms_norm(
     Args:
         x: ``[..., hidden]``, any rank from 1, any strides; float16, bfloat16, float32 or float64. A DTensor may be
             sharded on any dimension; if sharded on the last, it is gathered.
-        weight: ``[hidden]``, or None for no weight. May have another dtype than x.
+        weight: ``[hidden]``, or None for no weight. May have another dtype than x. A single feature, of the weight or
+            of x, broadcasts.
         eps: added to the mean square.
         casting: ``"llama"``: normalized in float32, cast to x's dtype, then times the weight (LlamaRMSNorm, T5,
             Mistral, Qwen); ``"gemma"``: times (1 + weight) in float32, then cast; ``"torch"``: times the weight in
@@ -84,7 +85,7 @@ def add_rms_norm(
         TypeError, ValueError: as `rms_norm`, also for the residual.
     """
     op = "add_rms_norm"
-    total = _broadcast_sum(op, x, residual)
+    total = _broadcast_sum(op, x, residual, weight)
     if total is not None:
         return _rms_norm(op, total, None, weight, eps, casting, memory_format)[0], total
     return cast(tuple[Tensor, Tensor], _rms_norm(op, x, residual, weight, eps, casting, memory_format))
@@ -144,20 +145,29 @@ def add_layer_norm(
         TypeError, ValueError: as `layer_norm`, also for the residual.
     """
     op = "add_layer_norm"
-    total = _broadcast_sum(op, x, residual)
+    total = _broadcast_sum(op, x, residual, weight, bias)
     if total is not None:
         return _layer_norm(op, total, None, weight, bias, eps, memory_format)[0], total
     return cast(tuple[Tensor, Tensor], _layer_norm(op, x, residual, weight, bias, eps, memory_format))
 
 
-def _broadcast_sum(op: str, x: Tensor, residual: Tensor) -> Tensor | None:
+def _broadcast_sum(op: str, x: Tensor, residual: Tensor, *rows: Tensor | None) -> Tensor | None:
     """Return the sum of tensors of two shapes, or None if the pass of the norm can compute the sum."""
     check_float(op, "input", x)
     check_float(op, "residual", residual)
-    if x.shape == residual.shape or sharded(x, residual):
+    if sharded(x, residual) or (x.shape == residual.shape and not has_one_feature(x, *rows)):
         return None
     broadcast_shape(op, x, "residual", residual)
     return x + residual
+
+
+def _of_one_width(x: Tensor, *rows: Tensor | None) -> tuple[Any, ...]:
+    """Expand x or rows with a single feature, as in the product with a weight that broadcasts."""
+    if not has_one_feature(x, *rows):
+        return x, *rows
+    width = max(tensor.shape[-1:] for tensor in (x, *rows) if tensor is not None and tensor.shape[-1:] != (1,))
+    expanded = (row if row is None else row.expand(width) for row in rows)
+    return x.expand(*x.shape[:-1], *width), *expanded
 
 
 def _rms_norm(
@@ -206,6 +216,10 @@ def _layer_norm(
     memory_format: torch.memory_format,
 ) -> Result:
     _check_eps(op, eps)
+    if x.shape[-1:] == (1,) and has_one_feature(x, weight, bias) and not sharded(x, residual, weight, bias):
+        normed = _layer_norm(op, x, residual, None, None, eps, memory_format)[0]  # a mean over copies would be rounded
+        scaled = normed if weight is None else normed * weight
+        return (scaled if bias is None else scaled + bias).to(normed.dtype), None
 
     def apply(x: Tensor, residual: Tensor | None, given: list[Tensor | None]) -> Result:
         return _layer_apply(x, residual, given[0], given[1], eps, memory_format)
@@ -243,7 +257,8 @@ def _applied(op: str, x: Tensor, residual: Tensor | None, parameters: Parameters
     given = [tensor for _, tensor in parameters]
     if sharded(x, residual, *given):
         return _on_shards(op, x, residual, parameters, apply)
-    _check_operands(op, x, residual, parameters)
+    x, *given = _of_one_width(x, *given)
+    _check_operands(op, x, residual, [(name, row) for (name, _), row in zip(parameters, given, strict=True)])
     return apply(x, residual, given)
 
 

@@ -14,6 +14,11 @@ from fused.checks import broadcast_shape, broadcasts_to, check_float, check_same
 from fused.sharding import localise, sharded
 
 Tensor = torch.Tensor
+Turned = tuple[int | None, int | None]
+"""Width of the part that an expression turns, None for all, and where it splits that part, None for ``chunk``."""
+
+HALF = -1
+"""Stands in :data:`Turned` for a part that is split at half of its width, rounded down."""
 
 
 def _operands(x: Tensor, cos: Tensor) -> tuple[Tensor, ...]:
@@ -70,6 +75,7 @@ def rotary_embedding(
     *,
     interleaved: bool = False,
     unsqueeze_dim: int | None = 1,
+    turned: Turned | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Rotate the pairs of dimensions of queries and keys by the angles of their positions.
 
@@ -85,6 +91,9 @@ def rotary_embedding(
             ``cos[..., : rotary_dim // 2].repeat_interleave(2, -1)``).
         interleaved: pairs are dimensions (0, 1), (2, 3), …; else (0, n/2), (1, n/2 + 1), … of n = rotary_dim.
         unsqueeze_dim: position of the head dimension in cos and sin; None if they broadcast to q and k already.
+        turned: the sizes in the expression that this stands for. Where they are not rotary_dim and half of it, such as
+            for cos and sin that broadcast in the last dimension, the expression itself is computed, and its errors are
+            raised.
 
     Returns:
         q and k rotated, in the dtypes of ``q * cos`` and ``k * cos``; 16-bit numbers are computed in float32 and
@@ -100,6 +109,8 @@ def rotary_embedding(
     op = "rotary_embedding"
     check_float(op, "q", q, min_ndim=1)
     check_float(op, "k", k, min_ndim=1)
+    if turned is not None and not (_is_turned(q, cos, sin, turned) and _is_turned(k, cos, sin, turned)):
+        return _written_out(q, cos, sin, interleaved, turned), _written_out(k, cos, sin, interleaved, turned)
     _check_angles(op, cos, sin)
     if unsqueeze_dim is not None:
         if not -cos.ndim <= unsqueeze_dim + (unsqueeze_dim < 0) < cos.ndim:
@@ -111,18 +122,22 @@ def rotary_embedding(
     return cast(tuple[Tensor, Tensor], _apply(q, k, cos, sin, interleaved))
 
 
-def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
+def apply_rotary(
+    x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, turned: Turned | None = None
+) -> Tensor:
     """Rotate one tensor, as `rotary_embedding` rotates q.
 
     Args:
         x: as q in `rotary_embedding`.
         cos, sin: broadcast to x, except for the last dimension, which may be shorter: the rest of x is passed through.
-        interleaved: as in `rotary_embedding`.
+        interleaved, turned: as in `rotary_embedding`.
 
     Returns, raises: as `rotary_embedding`.
     """
     op = "apply_rotary"
     check_float(op, "x", x, min_ndim=1)
+    if turned is not None and not _is_turned(x, cos, sin, turned):
+        return _written_out(x, cos, sin, interleaved, turned)
     _check_angles(op, cos, sin)
     if sharded(x, cos, sin):
         return _on_shards(op, "x", x, cos, sin, interleaved)
@@ -132,6 +147,31 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = Fal
 def _order(x: Tensor, cos: Tensor) -> list[int] | None:
     operands = _operands(x, cos)
     return memory_order(operands) if operands else None
+
+
+def _is_turned(x: Tensor, cos: Tensor, sin: Tensor, turned: Turned) -> bool:
+    """Check whether cos and sin are as wide as what an expression turns, which it splits in halves."""
+    (width, half), size = turned, cos.shape[-1]
+    alike = cos.shape == sin.shape and cos.dtype == sin.dtype
+    return alike and size == _width(x, width) and size % 2 == 0 and half in (None, HALF, size // 2)
+
+
+def _width(x: Tensor, width: int | None) -> int:
+    return x.shape[-1] if width is None else min(width, x.shape[-1])
+
+
+def _written_out(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, turned: Turned) -> Tensor:
+    """Compute the expression as it is written, for any sizes."""
+    width, half = turned
+    part = x if width is None else x[..., :width]
+    half = part.shape[-1] // 2 if half == HALF else half
+    if interleaved:
+        swapped = torch.stack((-part[..., 1::2], part[..., ::2]), dim=-1).flatten(-2)
+    else:
+        first, second = part.chunk(2, dim=-1) if half is None else (part[..., :half], part[..., half:])
+        swapped = torch.cat((-second, first), dim=-1)
+    result = part * cos + swapped * sin
+    return result if width is None else torch.cat((result, x[..., width:]), dim=-1)
 
 
 def _forward(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 
 import torch
@@ -81,6 +82,11 @@ def scaled_masked_softmax(
         out_dtype,
         softmax_in_fp32,
     )
+
+
+def reciprocal(divisor: float) -> float:
+    """Return the scale of scores that an expression divides by a number, which may be 0."""
+    return 1.0 / divisor if divisor != 0 else math.copysign(math.inf, divisor)
 
 
 def checked_window(op: str, causal: bool, window: object) -> Window | None:

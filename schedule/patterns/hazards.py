@@ -35,10 +35,22 @@ class Hazards:
             shared |= memory_of(node, self.modules, self._memory)
         return shared
 
-    def touched(self, node: fx.Node) -> set[fx.Node]:
-        """Return the values an impure node may change."""
+    def may_change(self, node: fx.Node, values: Collection[fx.Node]) -> bool:
+        """Check whether an impure node may change any of ``values``, which include what they share memory with.
+
+        Unknown code may change what it is given, and what it has a reference to: parameters, and what unknown code was
+        given or has returned before.
+        """
         known = self.effects(node)
-        return self.memory(node.all_input_nodes if known.opaque else known.mutates)
+        if not self.memory(node.all_input_nodes if known.opaque else known.mutates).isdisjoint(values):
+            return True
+        return known.opaque and any(self._is_known_before(value, node) for value in values)
+
+    def _is_known_before(self, value: fx.Node, node: fx.Node) -> bool:
+        """Check whether unknown code may have a reference to ``value`` by the time that ``node`` runs."""
+        if value.op == "get_attr" or self.effects(value).opaque:
+            return True
+        return any(user < node and self.effects(user).opaque for user in value.users)
 
     def impure_between(self, first: fx.Node, last: fx.Node, outside: Collection[fx.Node]) -> Iterator[fx.Node]:
         """Yield the impure nodes from ``first`` up to ``last`` (exclusive), except those in ``outside``."""
@@ -93,7 +105,7 @@ def _check_order(region: Collection[fx.Node], first: fx.Node, last: fx.Node, haz
         if shared is None:
             values = {n for r in region for n in r.all_input_nodes} | set(region)
             shared = hazards.memory(values)
-        if not shared.isdisjoint(hazards.touched(node)):
+        if hazards.may_change(node, shared):
             _refuse(node, "may change a value of the match in place amid it")
 
 
@@ -164,6 +176,6 @@ def plan_hoist(inputs: Collection[fx.Node], user: fx.Node, hazards: Hazards) -> 
             )
         shared = hazards.memory([node, *node.all_input_nodes])
         for other in hazards.impure_between(user, node, moved):
-            if hazards.effects(other).barrier or not shared.isdisjoint(hazards.touched(other)):
+            if hazards.effects(other).barrier or hazards.may_change(other, shared):
                 _refuse(other, f"may change what {node.name} reads")
     return moved

@@ -173,6 +173,15 @@ def optional(function: Callable[..., Any], name: str = "") -> Callable[..., Any]
     return call
 
 
+def call_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Match a call of a function that cannot be called with a pattern's values, such as ``torch.full``."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return _active("call_function(...)(...)").mark(function, *args, **kwargs)
+
+    return call
+
+
 class call_module:
     """A call of a module: ``call_module("c_fc")(x)`` or ``call_module(nn.Linear)(x)``.
 

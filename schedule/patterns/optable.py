@@ -130,6 +130,8 @@ OTHERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "conv1d": ("input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1", ()),
     "conv2d": ("input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1", ()),
     "clone": ("input, memory_format=None", ()),
+    "full": ("size, fill_value, *, dtype=None, device=None, requires_grad=False", ()),
+    "tensor": ("data, *, dtype=None, device=None, requires_grad=False", ()),
     "zeros_like": ("input", ()),
     "ones_like": ("input", ()),
     "masked_select": ("input, mask", ()),

@@ -242,6 +242,27 @@ def _build(
     return made, returned
 
 
+def try_build(graph_match: GraphMatch, build: Build) -> None:
+    """Run ``build`` for a match in a graph of its own, with placeholders for the values of the match."""
+    graph = fx.Graph()
+    made: dict[fx.Node | Attr, fx.Node] = {}
+
+    def placeholder(value: fx.Node | Attr, name: str, meta: Mapping[str, Any]) -> fx.Node:
+        if value not in made:
+            made[value] = graph.placeholder(name)
+            made[value].meta.update(meta)
+        return made[value]
+
+    def given(value: Any) -> Any:
+        if isinstance(value, Attr):
+            meta = {} if value.value is None else {"spec": TensorSpec.of(value.value)}
+            return placeholder(value, value.path.replace(".", "_"), meta)
+        return fx.node.map_arg(value, lambda node: placeholder(node, node.name, node.meta))
+
+    inputs = {name: given(value) for name, value in graph_match.inputs.items()}
+    build(graph, inputs, {name: given(value) for name, value in graph_match.scalars.items()})
+
+
 def _read(graph: fx.Graph, attr: Attr) -> fx.Node:
     node = graph.create_node("get_attr", attr.path)
     if attr.value is not None:

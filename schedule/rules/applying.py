@@ -11,10 +11,11 @@ from torch import fx, nn
 from schedule.capture.recording.structure import Path, leaves
 from schedule.patterns import GraphMatch, SearchResult, normalize, resolve, search
 from schedule.patterns.hazards import Hazards
-from schedule.patterns.rewriting import check, rewrite
+from schedule.patterns.rewriting import check, rewrite, try_build
 from schedule.patterns.saving import changed_later
 from schedule.rules.rule import Rule
-from schedule.util.errors import MatchError
+from schedule.util.errors import ScheduleError
+from schedule.util.user_code import UserCodeError, user_code
 
 Modules = Mapping[str, nn.Module]
 
@@ -126,11 +127,18 @@ def _rejected(
     graph: fx.Graph, rule: Rule, graph_match: GraphMatch, modules: Modules, read: Collection[Path]
 ) -> Candidate | None:
     """Return a candidate with the reason if ``rule`` rejects ``graph_match`` at any size, else None."""
-    no_gain = rule.no_gain(graph_match)
-    if no_gain:
-        return _rejection(rule, graph_match, no_gain, "declined")
-    extra_check = rule.extra_check(graph_match) or _missed(graph, rule, graph_match, read)
-    extra_check = extra_check or _unsafe(graph, rule, graph_match, modules)
+    try:
+        with user_code():
+            no_gain = rule.no_gain(graph_match)
+            if no_gain:
+                return _rejection(rule, graph_match, no_gain, "declined")
+            extra_check = rule.extra_check(graph_match) or _missed(graph, rule, graph_match, read)
+            if not extra_check:
+                _refuse_unsafe(graph, rule, graph_match, modules)
+    except UserCodeError as error:
+        extra_check = f"the rule raises {error}"
+    except ScheduleError as error:
+        extra_check = error.why
     return _rejection(rule, graph_match, extra_check, "skipped") if extra_check else None
 
 
@@ -145,16 +153,14 @@ def _missed(graph: fx.Graph, rule: Rule, graph_match: GraphMatch, read: Collecti
     return f"{lost[0]}, which it would not compute, is read outside of the module" if lost else ""
 
 
-def _unsafe(graph: fx.Graph, rule: Rule, graph_match: GraphMatch, modules: Modules) -> str:
-    try:
-        check(graph, [graph_match], modules)
-        if changed_later(graph_match.nodes, graph_match.outputs, Hazards(modules)):
-            rewrite(
-                graph, [graph_match], rule.build_for(graph_match), modules
-            )  # on a copy, to find out whether it is allowed
-    except MatchError as error:
-        return error.why
-    return ""
+def _refuse_unsafe(graph: fx.Graph, rule: Rule, graph_match: GraphMatch, modules: Modules) -> None:
+    """Raise if the match cannot be replaced, or its replacement cannot be built."""
+    check(graph, [graph_match], modules)
+    build = rule.build_for(graph_match)
+    if changed_later(graph_match.nodes, graph_match.outputs, Hazards(modules)):
+        rewrite(graph, [graph_match], build, modules)  # on a copy, to find out whether it is allowed
+    else:
+        try_build(graph_match, build)
 
 
 def _rejection(rule: Rule, graph_match: GraphMatch, reason: str, kind: str) -> Candidate:

@@ -33,10 +33,12 @@ from schedule.capture.recording.specs import TensorSpec
 from schedule.patterns import GraphMatch, any_of, optional, scalar, tensor
 from schedule.rules.attention_inputs import (
     FILLS,
-    before_repeating,
     filled,
     filling,
     is_swallowing,
+    leading_sizes,
+    repeated,
+    repetition,
     where_filled,
 )
 from schedule.rules.attention_softmax import with_sink
@@ -106,28 +108,32 @@ def _weights(scores: Value) -> Value:
     return optional(dropout, name="dropout")(cast("after")(softmaxed))
 
 
+def _attended(weights: Value) -> Value:
+    return torch.matmul(weights, repeated("v")(_floats("v")))
+
+
 def _masked(count: int, q: Value, k: Value) -> Value:
-    scores = filled("filled")(_scores(_floats("q"), _floats("k")))
+    scores = filled("filled")(_scores(_floats("q"), repeated("k")(_floats("k"))))
     for name in ("mask", "bias")[:count][::-1]:
         scores = scores + _floats(name)
     return _weights(filled("filled_last")(scores) if count else scores)
 
 
 def attention(q: Value, k: Value, v: Value) -> Value:
-    return torch.matmul(_masked(0, q, k), _floats("v"))
+    return _attended(_masked(0, q, k))
 
 
 def masked_attention(q: Value, k: Value, v: Value, mask: Value) -> Value:
-    return torch.matmul(_masked(1, q, k), _floats("v"))
+    return _attended(_masked(1, q, k))
 
 
 def biased_attention(q: Value, k: Value, v: Value, bias: Value, mask: Value) -> Value:
-    return torch.matmul(_masked(2, q, k), _floats("v"))
+    return _attended(_masked(2, q, k))
 
 
 def _and_weights(count: int, q: Value, k: Value) -> tuple[Value, Value]:
     weights = _masked(count, q, k)
-    return torch.matmul(weights, _floats("v")), weights
+    return _attended(weights), weights
 
 
 def attention_and_weights(q: Value, k: Value, v: Value) -> Value:
@@ -166,10 +172,14 @@ def _extra_check(graph_match: GraphMatch) -> str:
     q, k, v = specs
     if q is None or k is None or v is None or min(q.ndim, k.ndim, v.ndim) < 3:
         return "queries, keys and values are not [..., heads, tokens, features]"
-    if not q.dtype == k.dtype == v.dtype or not q.shape[:-2] == k.shape[:-2] == v.shape[:-2]:
+    scalars = graph_match.scalars
+    leading = (tuple(leading_sizes(each, q, scalars, name)) for name, each in (("k", k), ("v", v)))
+    if not q.dtype == k.dtype == v.dtype or any(each != q.shape[:-2] for each in leading):
         return "queries, keys and values differ in dtype, batch or heads"
     if not all(isinstance(graph_match.scalars.get(n), (int, float, type(None))) for n in ("scale", "divisor", "p")):
         return "the scale or the dropout probability is computed while running"
+    if scalars.get("divisor") == 0:
+        return "the scores are divided by 0"
     if not isinstance(graph_match.scalars.get("training"), (bool, type(None))):
         return "whether there is dropout is computed while running"
     narrowed = Dtypes.of(graph_match).narrowed(q.dtype, "between", "softmax_dtype", "after")
@@ -187,7 +197,7 @@ def _not_filled_so(graph_match: GraphMatch, scores: tuple[int, ...], dtype: torc
         fill = where_filled(graph_match.inputs, name)
         if fill is not None and not _fits(spec_of(fill), scores, torch.bool):
             return "what says which scores are filled does not broadcast to them"
-        if fill is not None and not is_swallowing(graph_match.inputs, graph_match.scalars, name, dtype):
+        if fill is not None and not is_swallowing(graph_match.scalars, name, dtype):
             return "scores are filled with a number that is not about the lowest, so that adding it is not the same"
     return ""
 
@@ -245,11 +255,10 @@ def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> 
     added |= {name: filling(graph, inputs, scalars, name) for name in FILLS}
     options = {name: value for name, value in added.items() if value is not None}
     options |= {"dropout_p": _dropout(scalars), "scale": _scale(scalars)}
-    k, v = inputs["k"], inputs["v"]
-    unrepeated = before_repeating(k, v)
-    if unrepeated is not None:
-        (k, v), options["enable_gqa"] = unrepeated, True
-    return graph.call_function(attention_op, (inputs["q"], k, v), options)
+    how = repetition(scalars, "k"), repetition(scalars, "v")
+    if how != (None, None):
+        options |= {"enable_gqa": True, "repeated": how}
+    return graph.call_function(attention_op, (inputs["q"], inputs["k"], inputs["v"]), options)
 
 
 def _build_both(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> tuple[fx.Node, fx.Node]:

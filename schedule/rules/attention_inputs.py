@@ -2,19 +2,21 @@
 
 Masked scores that are filled (``masked_fill``, ``where``) may be filled by addition if the number swallows every
 score: ``-inf``, or about the lowest number of the dtype. Keys and values repeated for groups of queries are passed
-without the repetition, with ``enable_gqa=True``.
+without the repetition, with ``enable_gqa=True`` and the sizes of the repetition, which the op compares with those of
+its operands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from schedule.capture.recording.specs import TensorSpec
 from schedule.patterns import any_of, optional, scalar, tensor
-from schedule.patterns.ops import find_form
+from schedule.patterns.language import call_function
 from schedule.rules.casts import Value
 from schedule.rules.rule import spec_of
 
@@ -26,18 +28,16 @@ FILLS = ("filled", "filled_last")
 
 
 def filled(name: str) -> Callable[[Value], Value]:
-    """Build an optional pattern step filling the masked scores with one number."""
+    """Build an optional pattern step filling the masked scores with one number, or a tensor made of it."""
 
     def fill(scores: Value) -> Value:
         hidden, allowed = tensor(f"{name}_hidden", dtype=torch.bool), tensor(f"{name}_kept", dtype=torch.bool)
         number = scalar(f"{name}_number")
-        ways = (
-            scores.masked_fill(hidden, number),
-            torch.where(allowed, scores, number),
-            torch.where(allowed, scores, tensor(f"{name}_tensor")),
-            torch.where(hidden, number, scores),
-        )
-        return any_of(*ways, name=f"{name}_way")
+        options = {option: scalar(f"{name}_{option}") for option in ("dtype", "device")}
+        full = call_function(torch.full)(scalar(f"{name}_size"), number, **options)
+        value = any_of(number, full, call_function(torch.tensor)(number, **options), name=f"{name}_value")
+        ways = (scores.masked_fill(hidden, value), torch.where(allowed, scores, value))
+        return any_of(*ways, torch.where(hidden, value, scores), name=f"{name}_way")
 
     return optional(fill, name=name)
 
@@ -48,81 +48,62 @@ def where_filled(inputs: Mapping[str, Any], name: str) -> Any:
     return inputs.get(f"{name}_kept") if hidden is None else hidden
 
 
-def is_swallowing(inputs: Mapping[str, Any], scalars: Mapping[str, Any], name: str, dtype: torch.dtype) -> bool:
-    """Check whether every score plus the fill number equals the fill number."""
-    number = _number(inputs, scalars, name)
-    return isinstance(number, (int, float)) and number <= torch.finfo(dtype).min / 2
+def is_swallowing(scalars: Mapping[str, Any], name: str, dtype: torch.dtype) -> bool:
+    """Check whether every score of ``dtype`` plus the fill number equals the fill number."""
+    number = _number(scalars, name, dtype)
+    return number is not None and number <= torch.finfo(dtype).min / 2
 
 
-def _number(inputs: Mapping[str, Any], scalars: Mapping[str, Any], name: str) -> Any:
-    """Return the fill number, also if it is first made a tensor of one element."""
-    node = inputs.get(f"{name}_tensor")
-    if node is None:
-        return scalars.get(f"{name}_number")
-    if not isinstance(node, fx.Node) or node.target not in (torch.tensor, torch.full):
+def _number(scalars: Mapping[str, Any], name: str, dtype: torch.dtype) -> float | None:
+    """Return the fill number as scores of ``dtype`` hold it, or None if they would be filled with anything else."""
+    number, size = scalars.get(f"{name}_number"), scalars.get(f"{name}_size")
+    made = scalars.get(f"{name}_dtype") or dtype
+    if type(number) not in (int, float) or not isinstance(made, torch.dtype) or not made.is_floating_point:
         return None
-    return node.args[node.target is torch.full]
+    if size is not None and not (isinstance(size, (tuple, list)) and len(size) == 0):
+        return None  # more than one element, or a dtype to promote the scores to
+    return float(torch.tensor(number, dtype=made).to(dtype))
 
 
 def filling(
     graph: fx.Graph, inputs: Mapping[str, Any], scalars: Mapping[str, Any], name: str
-) -> tuple[fx.Node, float] | None:
+) -> tuple[fx.Node, float | None] | None:
     """Return the boolean mask of the filled scores and the fill number, or None if scores are not filled."""
-    if where_filled(inputs, name) is None:
+    q = spec_of(inputs["q"])
+    if q is None or where_filled(inputs, name) is None:
         return None
     hidden = inputs.get(f"{name}_hidden")
     if hidden is None:
         hidden = graph.call_function(torch.logical_not, (inputs[f"{name}_kept"],))
-    return hidden, _number(inputs, scalars, name)
+    return hidden, _number(scalars, name, q.dtype)
 
 
 # -- repeated heads -----------------------------------------------------------------------------------------
 
 
-def before_repeating(k: Any, v: Any) -> tuple[fx.Node, fx.Node] | None:
-    """Return keys and values before the heads of ``[batch, heads, tokens, features]`` were repeated, or None."""
-    found = _unrepeated(k), _unrepeated(v)
-    specs = [spec_of(each) for each in found]
-    if found[0] is None or found[1] is None or specs[0] is None or specs[1] is None:
-        return None
-    return (found[0], found[1]) if specs[0].shape[1] == specs[1].shape[1] else None
+def repeated(name: str) -> Callable[[Value], Value]:
+    """Build an optional pattern step repeating each head of ``[batch, heads, tokens, features]`` for its queries."""
+
+    def repeat(x: Value) -> Value:
+        apart = any_of(x[:, :, None], x[:, :, None, :, :], x[:, :, None, ...], x.unsqueeze(2), name=f"{name}_apart")
+        sizes, shape = scalar(f"{name}_sizes"), scalar(f"{name}_shape")
+        wide = any_of(apart.expand(sizes), apart.broadcast_to(sizes), name=f"{name}_wide")
+        merged = (wide.flatten(1, 2), wide.reshape(shape), wide.view(shape))
+        return any_of(*merged, x.repeat_interleave(scalar(f"{name}_repeats"), dim=1), name=f"{name}_merged")
+
+    return optional(repeat, name=f"{name}_repeated")
 
 
-def _unrepeated(value: Any) -> fx.Node | None:
-    name, source = _step(value)
-    if name == "repeat_interleave":
-        dim = value.kwargs.get("dim", value.args[2] if len(value.args) > 2 else None)
-        return source if dim in (1, -3) and _is_repeat(source, value) else None
-    if name not in ("reshape", "view", "flatten"):
-        return None
-    name, widened = _step(source)
-    if name not in ("expand", "broadcast_to"):
-        return None
-    name, given = _step(widened)
-    new_dim = widened.args[1] if widened is not None and len(widened.args) > 1 else None
-    between = (name == "unsqueeze" and new_dim == 2) or (name == "getitem" and _is_between(new_dim))
-    return given if between and _is_repeat(given, value) else None
+def repetition(scalars: Mapping[str, Any], name: str) -> tuple[Any, Any] | None:
+    """Return the sizes that keys or values are expanded to and their shape afterwards, or None if not repeated."""
+    repeats, sizes = scalars.get(f"{name}_repeats"), scalars.get(f"{name}_sizes")
+    if repeats is not None:
+        return (-1, -1, repeats, -1, -1), None
+    return None if sizes is None else (sizes, scalars.get(f"{name}_shape"))
 
 
-def _step(value: Any) -> tuple[str, Any]:
-    """Return the name of the operation computing ``value``, and its first operand."""
-    if not isinstance(value, fx.Node) or value.op not in ("call_function", "call_method") or not value.args:
-        return "", None
-    form = find_form(value.op, value.target)
-    return (form.definition.name if form is not None else ""), value.args[0]
-
-
-def _is_between(index: Any) -> bool:
-    """Check whether an index is ``[:, :, None]``, with or without the dimensions after it."""
-    if not isinstance(index, tuple) or len(index) < 3 or index[2] is not None:
-        return False
-    return all(each in (slice(None), Ellipsis) for each in (*index[:2], *index[3:])) and Ellipsis not in index[:2]
-
-
-def _is_repeat(given: Any, repeated: Any) -> bool:
-    """Check whether ``repeated`` has several times the heads of ``given``, and the same other dimensions."""
-    one, many = spec_of(given), spec_of(repeated)
-    if one is None or many is None or one.ndim != 4 or many.ndim != 4:
-        return False
-    allowed = (one.shape[0], *one.shape[2:]) == (many.shape[0], *many.shape[2:])
-    return allowed and many.shape[1] > one.shape[1] and many.shape[1] % one.shape[1] == 0
+def leading_sizes(x: TensorSpec, q: TensorSpec, scalars: Mapping[str, Any], name: str) -> Sequence[int]:
+    """Return the recorded batch and heads of keys or values, as many heads as queries have if they are repeated."""
+    if repetition(scalars, name) is None or not x.ndim == q.ndim == 4 or q.shape[1] % x.shape[1]:
+        return x.shape[:-2]
+    return x.shape[0], q.shape[1]

@@ -23,12 +23,14 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 import fused
+from fused.softmax import reciprocal
 from schedule.capture.recording.specs import TensorSpec
 from schedule.patterns import GraphMatch, any_of, optional, scalar, tensor
 from schedule.patterns.ops import find_form
 from schedule.rules.casts import FLOATS, Dtypes, Value, cast, cast_node
 from schedule.rules.registry import register_rule
 from schedule.rules.rule import Proof, Rule, spec_of
+from schedule.rules.sizes import is_last_one
 from schedule.rules.thresholds import small
 
 FAMILY = "attention_softmax"
@@ -108,8 +110,13 @@ def _extra_check(graph_match: GraphMatch) -> str:
     if x.dtype == torch.float64 and narrow:
         return f"float64 scores are softmaxed in {narrow[0]}, which the fused op does not imitate"
     sink = graph_match.inputs.get("sink")
-    if sink is not None and not _broadcasts(spec_of(sink), TensorSpec((*x.shape[:-1], 1), x.dtype, x.device)):
+    column = sink is None or (
+        _broadcasts(spec_of(sink), TensorSpec((*x.shape[:-1], 1), x.dtype, x.device)) and is_last_one(sink)
+    )
+    if not column:
         return "the values appended to the scores are not a column of sinks"
+    if graph_match.scalars.get("divisor") == 0:
+        return "the scores are divided by 0"
     if _swapped(graph_match):
         return "the mask is a product of matrices, and the scores are not"
     p, training = graph_match.scalars.get("p"), graph_match.scalars.get("training")
@@ -206,7 +213,7 @@ def _widened(graph: fx.Graph, mask: Any, inputs: dict[str, Any], scalars: dict[s
 def _scale(graph: fx.Graph, scalars: dict[str, Any]) -> Any:
     scale, divisor = scalars.get("scale"), scalars.get("divisor")
     if isinstance(divisor, fx.Node):
-        return graph.call_function(operator.truediv, (1.0, divisor))
+        return graph.call_function(reciprocal, (divisor,))
     if divisor is not None:
         return 1.0 / divisor
     return 1.0 if scale is None else scale

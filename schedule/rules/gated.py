@@ -9,15 +9,14 @@
     after:   y = fused.swiglu(self.gate_up_proj(x))
 
 There is one rule for each activation. If gate and up are the halves of one projection, gate first, the projection's
-output is passed as a whole, so that its gradient is computed in one piece too. The rules apply to dense MLPs and to
-experts alike.
+output is passed as a whole, so that its gradient is computed in one piece too. If no parameter fixes its width, where
+the code splits it is passed on as well. The rules apply to dense MLPs and to experts alike.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -26,8 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 import fused
+from fused.gated import gated_halves
 from schedule.patterns import GraphMatch, any_of, scalar
-from schedule.patterns.ops import find_form
 from schedule.rules.activations import (
     SQRT_2_OVER_PI,
     erf,
@@ -41,6 +40,7 @@ from schedule.rules.activations import (
 from schedule.rules.casts import Dtypes, Value, floating
 from schedule.rules.registry import register_rule
 from schedule.rules.rule import Proof, Rule
+from schedule.rules.sizes import is_width_fixed
 from schedule.rules.thresholds import small
 
 FAMILY = "gated_mlp"
@@ -87,31 +87,8 @@ def _extra_check(graph_match: GraphMatch) -> str:
 
 
 def _value(size: Any) -> Any:
-    """Return a size, with the recorded value for a computed one.
-
-    If it were not the half at another size, the two parts could not be multiplied.
-    """
+    """Return a size, with the recorded value for a computed one."""
     return size.meta.get("spec") if isinstance(size, fx.Node) else size
-
-
-def _is_half(half: Any, y: Any) -> bool:
-    """Check whether ``half`` is half of the width of ``y`` at any size.
-
-    Either it is computed as half of the width, or the width is fixed by a weight.
-    """
-    if isinstance(half, fx.Node):
-        read = half.args[0] if _name(half) == "floor_divide" and half.args[1] == 2 else None
-        shape = read.args[0] if isinstance(read, fx.Node) and read.target is operator.getitem else None
-        return isinstance(shape, fx.Node) and shape.target is getattr and shape.args == (y, "shape")
-    while isinstance(y, fx.Node) and _name(y) == "add":
-        y = y.args[0]
-    fixed = isinstance(y, fx.Node) and _name(y) in ("linear", "matmul", "addmm")
-    return fixed and any(given.op == "get_attr" for given in y.all_input_nodes)
-
-
-def _name(node: fx.Node) -> str:
-    form = find_form(node.op, node.target)
-    return "" if form is None else form.definition.name
 
 
 def _no_gain(graph_match: GraphMatch) -> str:
@@ -190,13 +167,11 @@ def _rule(
     """
 
     def build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
-        half = scalars.get("half")
-        if half is not None and not _is_half(half, inputs["y"]):
-            ends: list[Any] = [(..., slice(None, half)), (..., slice(half, None))]
-            parts = [graph.call_function(operator.getitem, (inputs["y"], end)) for end in ends]
-            return graph.call_function(fused.gated_activation, (*parts, activation))
         if "y" not in inputs:
             return graph.call_function(fused.gated_activation, (inputs["gate"], inputs["up"], activation))
+        if not is_width_fixed(inputs["y"]):
+            half = {} if scalars.get("half") is None else {"half": scalars["half"]}
+            return graph.call_function(gated_halves, (inputs["y"], activation), half)
         function, options = _PACKED[activation]
         return graph.call_function(function, (inputs["y"], *options))
 

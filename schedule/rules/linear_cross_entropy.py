@@ -85,6 +85,8 @@ def _is_width(classes: Any, graph_match: GraphMatch) -> bool:
     """Check whether logits reshaped to rows of ``classes`` columns keep the head's width at any size."""
     if classes is None:
         return True
+    if classes == -1:  # whatever is left for the number of rows
+        return False
     if not isinstance(classes, fx.Node):
         weight = graph_match.inputs["weight"]
         return not isinstance(weight, fx.Node) or weight.op == "get_attr"

@@ -3,10 +3,12 @@
 ::
 
     before:  q = q * cos + torch.cat((-q[..., 32:], q[..., :32]), dim=-1) * sin;  k = …
-    after:   q, k = fused.rotary_embedding(q, k, cos, sin, unsqueeze_dim=None)
+    after:   q, k = fused.rotary_embedding(q, k, cos, sin, unsqueeze_dim=None, turned=(None, 32))
 
 It covers half-split (LLaMA) and interleaved (GPT-J, Cohere) pairs, of the whole head or of its first part (GPT-NeoX,
-Phi), in the dtype of the model or in float32. A query or key rotated alone becomes one operation too.
+Phi), in the dtype of the model or in float32. A query or key rotated alone becomes one operation too. The sizes at
+which the code takes the tensors apart are passed on: where they are not the parts of pairs, the op computes what is
+written.
 """
 
 from __future__ import annotations
@@ -19,12 +21,13 @@ import torch
 from torch import Tensor, fx
 
 import fused
+from fused.rotary import HALF
 from schedule.capture.recording.specs import TensorSpec
 from schedule.patterns import GraphMatch, any_of, scalar
-from schedule.patterns.ops import find_form
 from schedule.rules.casts import Dtypes, Value, cast, cast_node, floating
 from schedule.rules.registry import register_rule
 from schedule.rules.rule import Form, Proof, Rule, spec_of
+from schedule.rules.sizes import is_half, operation, reads_any
 from schedule.rules.thresholds import small
 
 FAMILY = "rotary_embedding"
@@ -120,20 +123,35 @@ def _broadcasts(cos: TensorSpec, x: TensorSpec, out: TensorSpec | None) -> bool:
 
 def _no_split(graph_match: GraphMatch, name: str, x: TensorSpec, turned: int) -> str:
     """Return the reason if the turned part or its swapped halves do not fit the fused op, else ""."""
-    scalars = graph_match.scalars
+    inputs, scalars = graph_match.inputs, graph_match.scalars
     width, half = scalars.get(f"{name}_width"), scalars.get(f"{name}_half")
     if turned != (x.shape[-1] if width is None else _size(width)):
         return "cos and sin are not as wide as what is turned"
-    if half is None:
-        return ""
-    halved = half.args[0] if isinstance(half, fx.Node) and _is(half, "floor_divide") and half.args[1] == 2 else None
-    proved = isinstance(half, int) or (isinstance(halved, fx.Node) and _is(halved, "getitem"))
-    return "" if proved and _size(half) == turned // 2 else "the parts that change places are not halves"
+    if half is not None and _size(half) != turned // 2:
+        return "the parts that change places are not halves"
+    if any(reads_any(size, set(graph_match.nodes)) for size in _turned_parts(inputs, scalars, name)):
+        return "the sizes of the parts are read from values that the fused op does not compute"
+    return ""
 
 
-def _is(node: fx.Node, name: str) -> bool:
-    form = find_form(node.op, node.target)
-    return form is not None and form.definition.name == name
+def _turned_parts(inputs: dict[str, Any], scalars: dict[str, Any], name: str) -> tuple[Any, Any]:
+    """Return the width of the part that is turned and where its halves are split, as the fused op takes them."""
+    width, half = scalars.get(f"{name}_width"), scalars.get(f"{name}_half")
+    return width, HALF if is_half(half, lambda tensor: _is_part(tensor, inputs[name], width)) else half
+
+
+def _is_part(value: Any, x: Any, width: Any) -> bool:
+    """Check whether ``value`` is ``x`` up to ``width``, or all of it if this is None, perhaps cast."""
+    while value is not x and operation(value) in ("cast", "to", "type_as"):
+        value = value.args[0]
+    if width is None or value is x:
+        return width is None and value is x
+    index = value.args[1] if operation(value) == "getitem" and value.args[0] is x else None
+    return isinstance(index, tuple) and index[-1] == slice(None, width, None) and not _cuts(index[:-1])
+
+
+def _cuts(index: tuple[Any, ...]) -> bool:
+    return any(each is not Ellipsis and each != slice(None) for each in index)
 
 
 def _size(value: Any) -> Any:
@@ -185,8 +203,15 @@ def _rule(turn: Turn, name: str, interleaved: bool, proof: Proof) -> Rule:
         dtypes, names = Dtypes(inputs, scalars), _turning(inputs)
         args = (*(_widened(graph, dtypes, each) for each in names), inputs["cos"], inputs["sin"])
         if len(names) == 1:
-            return _narrowed(graph, dtypes, "q", graph.call_function(fused.apply_rotary, args, options))
-        both = graph.call_function(fused.rotary_embedding, args, {**options, "unsqueeze_dim": None})
+            turned = {**options, "turned": _turned_parts(inputs, scalars, "q")}
+            return _narrowed(graph, dtypes, "q", graph.call_function(fused.apply_rotary, args, turned))
+        parts = [_turned_parts(inputs, scalars, each) for each in names]
+        if parts[0] != parts[1]:
+            pairs = zip(args, parts, strict=False)
+            one = [graph.call_function(fused.apply_rotary, (x, *args[2:]), {**options, "turned": t}) for x, t in pairs]
+            return [_narrowed(graph, dtypes, each, result) for each, result in zip(names, one, strict=True)]
+        turned = {**options, "unsqueeze_dim": None, "turned": parts[0]}
+        both = graph.call_function(fused.rotary_embedding, args, turned)
         results = [graph.call_function(operator.getitem, (both, n)) for n in range(2)]
         return [_narrowed(graph, dtypes, each, result) for each, result in zip(names, results, strict=True)]
 

@@ -19,7 +19,7 @@ import schedule.runtime.scheduled
 from fused.attention import attention
 from schedule.rules import prove
 from schedule.rules.attention import SDPA
-from schedule.rules.attention_inputs import before_repeating
+from schedule.rules.attention_inputs import repetition
 from tests.zoo import batch, build
 
 
@@ -149,9 +149,7 @@ MUTATIONS: dict[str, Callable[[dict[str, Any], dict[str, Any]], None]] = {
     "filled elsewhere": lambda inputs, scalars: inputs.update(
         filled_kept=inputs.get("filled_hidden"), filled_hidden=inputs.get("filled_kept")
     ),
-    "values of another head": lambda inputs, scalars: (
-        before_repeating(inputs["k"], inputs["v"]) and inputs.update(v=inputs["k"])
-    ),
+    "values of another head": lambda inputs, scalars: repetition(scalars, "k") and inputs.update(v=inputs["k"]),
 }
 
 
