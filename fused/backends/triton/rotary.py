@@ -132,9 +132,13 @@ def _launched(
     """Rotate q and k, which have the same shape except for dimension `dim` of four, the heads."""
     q = q if q.stride(-1) == 1 else q.contiguous()
     k = k if k is None or k.stride(-1) == 1 else k.contiguous()
-    # With the strides of x: heads transposed after a projection are read and written in memory order.
-    q_out = torch.empty_like(q, dtype=torch.promote_types(q.dtype, cos.dtype))
-    k_out = None if k is None else torch.empty_like(k, dtype=torch.promote_types(k.dtype, cos.dtype))
+    # With the strides of x: heads transposed after a projection are read and written in memory order. Beside a part
+    # that passes through, contiguous, as a concatenation.
+    strides = torch.preserve_format if cos.shape[-1] == q.shape[-1] else torch.contiguous_format
+    q_out = torch.empty_like(q, dtype=torch.promote_types(q.dtype, cos.dtype), memory_format=strides)
+    k_out = None
+    if k is not None:
+        k_out = torch.empty_like(k, dtype=torch.promote_types(k.dtype, cos.dtype), memory_format=strides)
     of_k = (None, None) if k is None or k_out is None else (_layout(k), _layout(k_out))
     grid, numbers, blocks = _plan(dim, _layout(q), _layout(q_out), *of_k, _layout(cos), _layout(sin))
     launch(

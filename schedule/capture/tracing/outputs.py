@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from schedule.capture.recording.structure import is_plain_mapping
-from schedule.capture.tracing.guards import GuardMiss
+from schedule.capture.tracing.guards import GuardMiss, check
 from schedule.capture.tracing.restoring import first_lasting
 from schedule.util.errors import ScheduleError
 
@@ -111,3 +111,7 @@ def _expected(node: fx.Node | None, value: Any, path: Path) -> Iterator[tuple[Pa
 def _item(node: fx.Node | None, key: Any) -> fx.Node | None:
     users = () if node is None else node.users
     return next((user for user in users if user.target is operator.getitem and user.args[1] == key), None)
+
+
+CHECKS = (check, check_output)
+"""Functions of graph nodes that raise where a call is unlike the recorded one, and change nothing."""

@@ -20,9 +20,9 @@ from schedule.capture.tracing.attributes import attributes_unchanged
 from schedule.capture.tracing.effects import remove_dead
 from schedule.capture.tracing.environment import Environment, fast_path_conditions, parameter_conditions
 from schedule.capture.tracing.generated_code import generated
-from schedule.capture.tracing.guards import check, conditions
+from schedule.capture.tracing.guards import conditions
 from schedule.capture.tracing.lock import TRACING
-from schedule.capture.tracing.outputs import check_output, insert_checks
+from schedule.capture.tracing.outputs import CHECKS, insert_checks
 from schedule.capture.tracing.portable import pack_graph, unpack_graph
 from schedule.capture.tracing.reading.ledger import Ledger
 from schedule.capture.tracing.regions import REGION_FUNCTIONS, closing
@@ -93,7 +93,7 @@ class Specialization:
     @property
     def has_checks(self) -> bool:
         """Whether the graph contains checks, so it may fail while running."""
-        return any(node.target in (check, check_output) for node in self.graph.nodes)
+        return any(node.target in CHECKS for node in self.graph.nodes)
 
     @property
     def is_portable(self) -> bool:

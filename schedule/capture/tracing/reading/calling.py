@@ -129,7 +129,8 @@ class Calling(NativeCalls):
 
         Its cached result is used for arguments that are atoms. Tensors are computed anew by the graph.
         """
-        if all(map(is_atom, (*args, *kwargs.values()))):
+        keeps = function.cache_parameters()["maxsize"] != 0
+        if keeps and all(map(is_atom, (*args, *kwargs.values()))):
             cached = function(*args, **kwargs)
             if next(tensors(cached), None) is None:
                 asked = functools.partial(function, **kwargs) if kwargs else function

@@ -52,7 +52,7 @@ def initialize(
     given, passed_on = bound.arguments, []
     frozen = type(instance).__dataclass_params__.frozen
     for name, field in fields.items():
-        kind = field._field_type.name  # type: ignore[attr-defined]
+        kind = field._field_type.name
         if kind == "_FIELD_CLASSVAR" or (not field.init and field.default_factory is dataclasses.MISSING):
             continue
         if name in given:

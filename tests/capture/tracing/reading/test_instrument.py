@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import traceback
 from collections.abc import Callable
@@ -29,6 +30,9 @@ class Plain:
 
     def call(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
+
+    def protected(self) -> Any:
+        return contextlib.nullcontext()
 
     def name(self, name: str) -> Any:
         self.asked.append(name)
