@@ -19,7 +19,15 @@ from schedule.capture.tracing.reading.items import ItemReads
 from schedule.capture.tracing.reading.operators import COMPARING, Operand, converts, has_operators
 from schedule.capture.tracing.reading.origin import is_changeable, is_fixed, is_native, module_of
 from schedule.capture.tracing.reading.plain import is_atom
-from schedule.capture.tracing.reading.queries import computes, described_call, is_query, is_traced, name_of, only_checks
+from schedule.capture.tracing.reading.queries import (
+    SYMBOLIC,
+    computes,
+    described_call,
+    is_query,
+    is_traced,
+    name_of,
+    only_checks,
+)
 from schedule.capture.tracing.reading.sources import described
 from schedule.util.errors import TraceError
 
@@ -118,7 +126,9 @@ class NativeCalls(ItemReads):
 
     @staticmethod
     def _is_plain(values: tuple[Any, ...]) -> bool:
-        return all(is_atom(each) or is_fixed(each) for each in values)
+        """Check whether ``values`` can be passed again at each call; sizes of this call cannot."""
+        symbolic = any(isinstance(leaf, SYMBOLIC) for _, leaf in leaves(values))
+        return not symbolic and all(is_atom(each) or is_fixed(each) for each in values)
 
     @staticmethod
     def _bound(function: Any) -> Any:

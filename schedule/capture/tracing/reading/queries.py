@@ -19,7 +19,7 @@ from schedule.capture.recording.structure import leaves
 from schedule.capture.tracing.reading.origin import IMMUTABLE, PURE, is_changeable, is_native_class, is_pure
 from schedule.capture.tracing.reading.plain import is_atom
 
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _OPERATORS = {"torch._C._nn", "torch._C._linalg", "torch._C._fft", "torch._C._special", "torch._C._sparse"}
 _OPERATORS |= {"torch._C._nested"}
 _TORCH_PURE: tuple[str, ...] = ("torch._C._functions", "torch._dynamo", "torch._functorch", "torch._jit_internal")
@@ -88,7 +88,7 @@ def is_traced(function: Any, module: str, given: Collection[Any]) -> bool:
     if getattr(function, "__qualname__", "").startswith("_VariableFunctions") or module in _OPERATORS:
         return True
     values = (leaf for each in given for _, leaf in leaves(each))
-    return any(isinstance(each, (torch.Tensor, *_SYMBOLIC, OpOverload, OpOverloadPacket)) for each in values)
+    return any(isinstance(each, (torch.Tensor, *SYMBOLIC, OpOverload, OpOverloadPacket)) for each in values)
 
 
 def computes(function: Any, module: str, args: tuple[Any, ...], owner: Any) -> bool:
