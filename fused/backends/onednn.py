@@ -116,7 +116,9 @@ def speedup(threads: int) -> float:
 def _measured() -> float:
     """Measure the speedup as the ratio of the best of a few alternating rounds, in a thirtieth of a second."""
     with torch.inference_mode(False), torch.no_grad():
-        x, weight = torch.full((_ROWS, _FEATURES), 0.5), torch.full((_FEATURES, _FEATURES), 0.5)
+        x, weight = (
+            torch.full((rows, _FEATURES), 0.5, dtype=torch.float32, device="cpu") for rows in (_ROWS, _FEATURES)
+        )
         seconds: dict[Callable[..., Tensor], float] = {F.linear: float("inf"), product: float("inf")}
         for _ in range(_ROUNDS):
             for way in seconds:

@@ -60,6 +60,11 @@ def _collector() -> Any:
     return getattr(sys.modules.get(_THEIRS), "_active_collector", None)
 
 
+def is_collector(variable: Any) -> bool:
+    """Check whether transformers' hooks collect into ``variable``; a graph collects without it."""
+    return variable is not None and variable is getattr(_collector(), "context_var", None)
+
+
 def _collected() -> Collection[str]:
     collector = _collector()
     return () if collector is None else (collector.get() or ())

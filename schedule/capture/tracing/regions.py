@@ -1,4 +1,4 @@
-"""``no_grad``, ``autocast``, ``sdpa_kernel`` and ``torch.backends…flags`` blocks, as pairs of nodes.
+"""Blocks of grad mode, inference mode, ``autocast``, ``sdpa_kernel`` and ``torch.backends…flags``, as pairs of nodes.
 
 In a graph a block is written as ``token = begin_…(…); …; end_region(token)``. Blocks still open when an exception is
 raised are ended by :func:`closing`, the wrapper for functions of graphs with regions.
@@ -45,6 +45,13 @@ def begin_autocast(
     return _pushed(block)
 
 
+def begin_inference_mode(enabled: bool) -> AbstractContextManager[Any]:
+    """Enter ``torch.inference_mode(enabled)`` and return the token for :func:`end_region`."""
+    block = torch.inference_mode(enabled)
+    block.__enter__()
+    return _pushed(block)
+
+
 def begin_sdpa_kernel(backends: Sequence[int], set_priority: bool) -> AbstractContextManager[Any]:
     """Enter ``torch.nn.attention.sdpa_kernel`` and return the token for :func:`end_region`."""
     block = sdpa_kernel([SDPBackend(number) for number in backends], set_priority)
@@ -87,7 +94,8 @@ class _GradMode(AbstractContextManager[Any]):
         set_grad_enabled(self.previous)
 
 
-REGION_FUNCTIONS = frozenset({begin_grad_mode, begin_autocast, begin_sdpa_kernel, begin_backend_flags, end_region})
+REGION_FUNCTIONS = frozenset({begin_grad_mode, begin_inference_mode, begin_autocast, begin_sdpa_kernel})
+REGION_FUNCTIONS |= {begin_backend_flags, end_region}
 
 
 @contextmanager
@@ -111,13 +119,17 @@ def closing(run: Callable[..., Any]) -> Callable[..., Any]:
     return closed
 
 
+_Block = torch.inference_mode | torch.autocast
+_BLOCKS = (torch.inference_mode, torch.autocast)
+
+
 class RegionTracker:
-    """Writer of grad-mode and autocast blocks into the graph of ``tracer``."""
+    """Writer of grad-mode, inference-mode and autocast blocks into the graph of ``tracer``."""
 
     def __init__(self, tracer: Trace) -> None:
         self.tracer = tracer
         self._grad: list[tuple[fx.Node, bool]] = []
-        self._autocast: dict[int, fx.Node] = {}
+        self._blocks: dict[_Block, fx.Node] = {}
         self.flag_blocks = 0  # open blocks that set flags of torch's kernels
 
     def handles(self, func: Any) -> bool:
@@ -137,22 +149,29 @@ class RegionTracker:
 
     def decides(self, question: str) -> bool:
         """Check whether a block of the forward determines ``torch.is_grad_enabled`` and similar functions."""
-        return bool(self._grad) if "grad" in question else bool(self._autocast) and "autocast" in question
+        inference, autocast = (any(isinstance(each, kind) for each in self._blocks) for kind in _BLOCKS)
+        if "grad" in question:
+            return bool(self._grad) or inference
+        return inference if "inference" in question else autocast and "autocast" in question
 
-    def inlined(self, block: torch.autocast) -> None:
+    def inlined(self, block: _Block) -> None:
         """Write the start of ``block``, entered by the forward."""
-        arguments = (block.device, block.fast_dtype, block._enabled, block._cache_enabled)
-        self._autocast[id(block)] = self.tracer.emit(begin_autocast, arguments)
+        if isinstance(block, torch.inference_mode):
+            node = self.tracer.emit(begin_inference_mode, (block.mode,))
+        else:
+            arguments = (block.device, block.fast_dtype, block._enabled, block._cache_enabled)
+            node = self.tracer.emit(begin_autocast, arguments)
+        self._blocks[block] = node
 
-    def left(self, block: torch.autocast) -> None:
+    def left(self, block: _Block) -> None:
         """Write the end of ``block``."""
-        self.tracer.emit(end_region, (self._autocast.pop(id(block)),))
+        self.tracer.emit(end_region, (self._blocks.pop(block),))
 
 
-class TrackedAutocast(AbstractContextManager[Any]):
-    """Autocast block, written into the graph."""
+class TrackedBlock(AbstractContextManager[Any]):
+    """Autocast or inference-mode block, written into the graph."""
 
-    def __init__(self, regions: RegionTracker, block: torch.autocast) -> None:
+    def __init__(self, regions: RegionTracker, block: _Block) -> None:
         self._regions, self._block = regions, block
 
     def __enter__(self) -> Any:

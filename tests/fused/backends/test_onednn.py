@@ -61,6 +61,15 @@ def test_the_measurement_is_a_ratio_and_leaves_no_trace() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_it_is_measured_in_float32_on_the_cpu_whatever_the_defaults() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            assert 0.05 < onednn._measured() < 50
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_the_environment_settles_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onednn, "_measured", lambda: pytest.fail("measured"))
     monkeypatch.setenv("FUSED_ONEDNN", "1")

@@ -7,6 +7,7 @@ import contextvars
 import functools
 import logging
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,6 +19,7 @@ from torch.jit import ScriptFunction
 
 from schedule.capture.recording.calls import unwatched
 from schedule.capture.recording.structure import tensors
+from schedule.capture.tracing.hooks import is_collector
 from schedule.capture.tracing.messages import MESSAGE_METHODS, log_arguments, log_at
 from schedule.capture.tracing.opaque import _Watched, is_opaque_class
 from schedule.capture.tracing.reading import masks
@@ -26,21 +28,19 @@ from schedule.capture.tracing.reading.dataclass_methods import equal, fields_of,
 from schedule.capture.tracing.reading.following import Followed, Handler
 from schedule.capture.tracing.reading.instrument import NoSource, instrumented, is_instrumented
 from schedule.capture.tracing.reading.native_calls import NativeCalls
-from schedule.capture.tracing.reading.origin import (
-    is_native_class,
-)
+from schedule.capture.tracing.reading.origin import is_native_class
 from schedule.capture.tracing.reading.plain import is_atom, is_plain_content, snapshot
 from schedule.capture.tracing.reading.protected import Protected, may_swallow
+from schedule.capture.tracing.reading.queries import KNOWN_MANAGERS, name_of
 from schedule.capture.tracing.reading.sources import Attr, Const, Item, Source
-from schedule.capture.tracing.regions import TrackedAutocast, TrackedFlags, sets_flags
+from schedule.capture.tracing.regions import TrackedBlock, TrackedFlags, sets_flags
+from schedule.util.errors import TraceError
 
 _READING = {"update", "extend", "extendleft", "union", "intersection", "difference", "symmetric_difference"}
 _READING |= {"intersection_update", "difference_update", "symmetric_difference_update"}
 _READING |= {"issubset", "issuperset", "isdisjoint"}
 """Methods of containers that read the containers they are passed."""
-_COMPILERS = {"is_compiling", "is_dynamo_compiling", "is_tracing", "is_scripting", "_get_tracing_state", "is_exporting"}
 _QUIET = "log once (by a cached function), or keep the module that logs a leaf (`leaves=(…,)`)"
-_WITHOUT_READING = ("inspect", "typing", "warnings", "logging", "weakref", "types", "abc")
 
 
 class Calling(NativeCalls):
@@ -55,6 +55,7 @@ class Calling(NativeCalls):
         self._copies: dict[int, tuple[types.FunctionType, types.FunctionType]] = {}
         self._native: dict[types.CodeType, bool] = {}
         self._looked_up: dict[Source, torch.Tensor] = {}
+        self._blocks: list[tuple[Any, Any]] = []  # native context managers entered by followed code
 
     def call(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Evaluate ``function(*args, **kwargs)``, following its code if it is the user's."""
@@ -75,6 +76,8 @@ class Calling(NativeCalls):
 
     def _call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kind = type(function)
+        if kind is weakref.CallableProxyType and self.on:
+            raise self.refused("the forward calls what a weak proxy refers to", "call a weakref.ref: `self.ref()(…)`")
         if kind in _CODE or isinstance(function, type):
             handler = self._handlers.get(function)
             if handler is not None and self.on:
@@ -157,6 +160,8 @@ class Calling(NativeCalls):
             return mask
         if is_instrumented(function):
             return function(*args, **kwargs)
+        if self.on and function in _PASSING and self._is_native_block(args[0]):
+            return self.pass_block(function, args)
         if self.on and (known := self.tracer.index_functions.handles(self, function, args, kwargs)) is not None:
             return known()
         if self.is_native(function) and not self._reads_state(function, args, kwargs):
@@ -242,6 +247,8 @@ class Calling(NativeCalls):
             return self.native(function, args, kwargs)
         name = function.__name__
         if isinstance(owner, contextvars.ContextVar):
+            if self.on and name != "get" and not is_collector(owner):
+                raise self.refused(f"the forward calls {name} of a ContextVar, which a graph would not do at each call")
             answer = function(*args)
             if self.on and name == "get":
                 self.query(function, args, answer)
@@ -263,18 +270,65 @@ class Calling(NativeCalls):
         return self.native(value, args, kwargs)
 
     def context(self, value: Any) -> Any:
-        """Return the context manager for a ``with`` statement to enter."""
+        """Return the context manager for a ``with`` statement to enter.
+
+        Raises:
+            TraceError: it is not written in the user's Python, so the graph would not enter it.
+        """
         if masks.is_indexing(value):
             return contextlib.nullcontext()
-        if isinstance(value, torch.autocast) and self.on:
-            return TrackedAutocast(self.tracer.regions, value)
-        if self.on and sets_flags(value):
+        if not self.on:
+            return value
+        if isinstance(value, (torch.autocast, torch.inference_mode)):
+            return TrackedBlock(self.tracer.regions, value)
+        if sets_flags(value):
             return TrackedFlags(self.tracer, self.tracer.regions, value)
-        enter, leave = ((self.resolve_of(value, name) if self.on else None) for name in ("__enter__", "__exit__"))
-        if any(isinstance(each, types.FunctionType) and not self.is_native(each) for each in (enter, leave)):
+        if not self._is_native_block(value):
+            enter, leave = (self.resolve_of(value, name) for name in ("__enter__", "__exit__"))
             context = _Context(self, value, enter, leave)
-            return Protected(self, context) if may_swallow(leave) else context
-        return value
+            return Protected(self, context) if may_swallow(value, leave) else context
+        if isinstance(value, KNOWN_MANAGERS):
+            return value
+        raise self._refused_block(value)
+
+    def _refused_block(self, value: Any) -> TraceError:
+        name = getattr(getattr(value, "func", type(value)), "__qualname__", type(value).__qualname__)
+        return self.refused(f"the forward enters a block of {name}, which a graph would not enter at each call")
+
+    def _is_native_block(self, value: Any) -> bool:
+        """Check whether a context manager runs no code of the user."""
+        if isinstance(value, contextlib._GeneratorContextManager):
+            return isinstance(value.func, types.FunctionType) and self.is_native(value.func)
+        methods = (self.resolve_of(value, name) for name in ("__enter__", "__exit__"))
+        return not any(isinstance(each, types.FunctionType) and not self.is_native(each) for each in methods)
+
+    def pass_block(self, function: Any, args: tuple[Any, ...]) -> Any:
+        """Call ``__enter__`` or ``__exit__`` of a native context manager as a ``with`` statement does."""
+        bound = getattr(function, "__self__", None)
+        value, error = (args[0], args[1:]) if bound is None else (bound, args)
+        if not self._is_native_block(value):  # a method of the user's calls that of a base class
+            if isinstance(value, KNOWN_MANAGERS):
+                return function(*args)
+            raise self._refused_block(value)
+        if name_of(function) == "__enter__":
+            self._blocks.append((value, self.context(value)))
+            return self._blocks[-1][1].__enter__()
+        found = next((each for each in reversed(self._blocks) if each[0] is value), None)
+        if found is None:
+            raise self.refused(f"the forward leaves a block of {type(value).__qualname__} that it did not enter")
+        self._blocks.remove(found)
+        return found[1].__exit__(*error)
+
+    def refuse_inspected(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Guard on what a function of ``inspect`` reads of functions; raise if it is handed anything else."""
+        if name_of(function) in _KINDS or getattr(function, "__qualname__", "").startswith(_SIGNATURES):
+            return
+        for each in (*args, *kwargs.values()):
+            inspected = getattr(each, "__func__", each)
+            if isinstance(inspected, types.FunctionType):
+                self.follow(inspected)
+            elif not is_atom(inspected):
+                raise self.refused(f"the forward hands a {type(each).__name__} to inspect.{name_of(function)}")
 
 
 class _Context:
@@ -293,7 +347,9 @@ class _Context:
 
 _KEEPING = {"append", "appendleft", "extend", "extendleft", "insert", "copy", "pop", "clear", "reverse"}
 """Methods of containers that compare no items."""
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_KINDS = {"isclass", "isfunction", "ismethod", "isbuiltin", "isroutine", "ismodule", "isgenerator", "iscoroutine"}
+_SIGNATURES = ("Signature.", "Parameter.", "BoundArguments.")
 _UNBOUND = (types.MethodDescriptorType, types.WrapperDescriptorType)
 _BUILTIN = (types.BuiltinFunctionType, types.MethodWrapperType, *_UNBOUND, types.ClassMethodDescriptorType)
+_PASSING = {vars(contextlib._GeneratorContextManager)[name] for name in ("__enter__", "__exit__")}
 _CODE = (types.FunctionType, *_BUILTIN)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import random
+import sys
 import types
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,19 +17,29 @@ from schedule.capture.recording.structure import leaves
 from schedule.capture.tracing.reading.instrument import is_instrumented
 from schedule.capture.tracing.reading.items import ItemReads
 from schedule.capture.tracing.reading.operators import COMPARING, Operand, converts, has_operators
-from schedule.capture.tracing.reading.origin import is_changeable, is_fixed, is_native, is_pure, module_of
+from schedule.capture.tracing.reading.origin import is_changeable, is_fixed, is_native, module_of
 from schedule.capture.tracing.reading.plain import is_atom
+from schedule.capture.tracing.reading.queries import (
+    SYMBOLIC,
+    computes,
+    described_call,
+    is_query,
+    is_traced,
+    name_of,
+    only_checks,
+)
 from schedule.capture.tracing.reading.sources import described
+from schedule.util.errors import TraceError
 
-_COMPILERS = {"is_compiling", "is_dynamo_compiling", "is_tracing", "is_scripting", "_get_tracing_state", "is_exporting"}
 _WITHOUT_READING = ("inspect", "typing", "warnings", "logging", "weakref", "types", "abc")
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class NativeCalls(ItemReads):
     """Part of the evaluator for calls of code that is not followed."""
 
     _native: dict[types.CodeType, bool]
+    pass_block: Callable[[Any, tuple[Any, ...]], Any]
+    refuse_inspected: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
 
     def is_native(self, function: types.FunctionType) -> bool:
         """Check whether ``function`` runs as it is."""
@@ -42,14 +54,18 @@ class NativeCalls(ItemReads):
         """Call a function without following its code.
 
         Raises:
-            TraceError: it is passed an object from outside and may read any part of it; or it draws random numbers
-                outside of torch; or its result changes from call to call.
+            TraceError: it is passed an object from outside and may read any part of it; or it may have an effect; or
+                it draws random numbers outside of torch; or its result changes from call to call.
         """
         if not self.on:
             return function(*args, **kwargs)
         module = module_of(function)
         owner = getattr(function, "__self__", None)
         root = module.partition(".")[0]
+        if name_of(function) in ("__enter__", "__exit__"):
+            return self.pass_block(function, args)
+        if root == "inspect":
+            self.refuse_inspected(function, args, kwargs)
         if root == "random" or module.startswith("numpy.random") or isinstance(owner, random.Random):
             raise self.refused(
                 "the forward draws a random number outside torch, which a graph would repeat for ever",
@@ -60,34 +76,59 @@ class NativeCalls(ItemReads):
             kwargs = {key: self._handed(each, function) for key, each in kwargs.items()}
             if isinstance(getattr(function, "__self__", None), (dict, set, frozenset)) or function in COMPARING:
                 self.refuse_compared(args, kwargs)
+        given = (self._bound(function), *args, *kwargs.values())
+        if is_traced(function, module, given):
+            return self._traced(function, module, args, kwargs)
+        if computes(function, module, args, given[0]):
+            return function(*args, **kwargs)
+        if not is_query(function, module, given):
+            raise self._refused_effect(function, module)
+        return self._answer(function, module, args, kwargs)
+
+    def _traced(self, function: Any, module: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function of torch that the trace writes; refuse it if it does something else."""
+        before = len(self.tracer.graph.nodes)
         result = function(*args, **kwargs)
-        self._asked(function, module, args, kwargs, result)
+        if result is None and len(self.tracer.graph.nodes) == before and not only_checks(function, module):
+            raise self._refused_effect(function, module)
+        if is_atom(result) and self._is_plain((self._bound(function), *args, *kwargs.values())):
+            return self._guarded(function, args, kwargs, result)
         return result
 
-    def _asked(self, function: Any, module: str, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
-        """Guard on the result of a query to the process, evaluated again at each call.
+    def _refused_effect(self, function: Any, module: str) -> TraceError:
+        return self.refused(
+            f"the forward calls {described_call(function, module)}, which may change something outside of it that a "
+            "graph would not change at each call"
+        )
+
+    def _answer(self, function: Any, module: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the answer to a query, with a guard on it.
 
         Raises:
-            TraceError: the result cannot be compared, or is another one each time.
+            TraceError: the answer cannot be compared, or is another one each time.
         """
-        name = getattr(function, "__name__", "")
-        root = module.partition(".")[0]
-        if isinstance(function, type) or name in _COMPILERS or is_pure(root, args, self._bound(function)):
-            return
-        if result is None and root == "torch":  # it does something
-            return
-        if any(isinstance(leaf, _SYMBOLIC) for _, leaf in leaves((args, result))):
-            return  # it holds for the sizes at hand, which its branches have guarded
-        if isinstance(getattr(function, "__self__", None), torch.Tensor) or self.tracer.regions.decides(name):
-            return
-        asked = functools.partial(function, **kwargs) if kwargs else function
-        plain = all(is_atom(each) or is_fixed(each) for each in (*args, *kwargs.values()))
-        if root == "torch" and not (plain and is_atom(result)):
-            return
-        again = asked(*args) if plain else None
+        result, name = function(*args, **kwargs), name_of(function)
+        plain, is_torch = self._is_plain((*args, *kwargs.values())), module.partition(".")[0] == "torch"
+        if self.tracer.regions.decides(name) or (is_torch and not (plain and is_atom(result))):
+            return result
+        if function is sys.exc_info and result[1] is not None:  # an exception handled by the forward
+            return result
+        again = function(*args, **kwargs) if plain else None
         if plain and (again is result or (is_atom(result) and again == result)):
-            return self.query(asked, args, result)
-        raise self.refused(f"the forward asks {module}.{name}(), which may give another answer at each call")
+            return self._guarded(function, args, kwargs, result)
+        raise self.refused(
+            f"the forward asks {described_call(function, module)}(), which may give another answer at each call"
+        )
+
+    def _guarded(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+        self.query(functools.partial(function, **kwargs) if kwargs else function, args, result)
+        return result
+
+    @staticmethod
+    def _is_plain(values: tuple[Any, ...]) -> bool:
+        """Check whether ``values`` can be passed again at each call; sizes of this call cannot."""
+        symbolic = any(isinstance(leaf, SYMBOLIC) for _, leaf in leaves(values))
+        return not symbolic and all(is_atom(each) or is_fixed(each) for each in values)
 
     @staticmethod
     def _bound(function: Any) -> Any:

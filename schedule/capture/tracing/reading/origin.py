@@ -23,12 +23,12 @@ _SITE = tuple(sysconfig.get_paths()[name] for name in ("purelib", "platlib"))
 _CONTAINERS = (list, tuple, dict, set, frozenset, types.MappingProxyType)
 _SETTINGS = {"types.SimpleNamespace", "argparse.Namespace"}  # standard-library classes used for settings
 _SETTINGS |= {"collections.UserDict", "collections.UserList", "collections.ChainMap", "os._Environ"}
-_PURE = {"builtins", "types", "typing", "abc", "_abc", "enum", "dataclasses", "inspect", "contextlib", "copy"}
-_PURE |= {"math", "cmath", "operator", "_operator", "itertools", "functools", "_functools", "collections"}
-_PURE |= {"_collections", "re", "_sre", "string", "textwrap", "fnmatch", "unicodedata", "difflib", "json", "base64"}
-_PURE |= {"binascii", "ast", "numbers", "fractions", "bisect", "_bisect", "heapq", "_heapq", "array"}
-_PURE |= {"struct", "_struct", "zlib", "hashlib", "_hashlib", "_sha256", "_md5", "keyword", "posixpath", "ntpath"}
-_PURE |= {"weakref", "_weakref", "warnings", "copyreg", "schedule", "fused"}
+PURE = {"builtins", "types", "typing", "abc", "_abc", "enum", "dataclasses", "inspect", "contextlib", "copy"}
+PURE |= {"math", "cmath", "operator", "_operator", "itertools", "functools", "_functools", "collections"}
+PURE |= {"_collections", "re", "_sre", "string", "textwrap", "fnmatch", "unicodedata", "difflib", "json", "base64"}
+PURE |= {"binascii", "ast", "numbers", "fractions", "bisect", "_bisect", "heapq", "_heapq", "array"}
+PURE |= {"struct", "_struct", "zlib", "hashlib", "_hashlib", "_sha256", "_md5", "keyword", "statistics"}
+PURE |= {"_statistics", "_weakref", "schedule", "fused"}
 
 
 def is_pure(root: str, args: tuple[Any, ...], owner: Any = None) -> bool:
@@ -43,11 +43,11 @@ def is_pure(root: str, args: tuple[Any, ...], owner: Any = None) -> bool:
         return False
     if root == "numpy":
         return not all(isinstance(each, (str, bytes, os.PathLike)) for each in args)
-    return root in _PURE
+    return root in PURE
 
 
-_IMMUTABLE = {"pathlib", "datetime", "re", "decimal", "fractions", "uuid", "ipaddress", "zoneinfo", "typing", "types"}
-_IMMUTABLE |= {"inspect", "enum", "operator", "numbers", "torch", "builtins"}
+IMMUTABLE = {"pathlib", "datetime", "re", "decimal", "fractions", "uuid", "ipaddress", "zoneinfo", "typing", "types"}
+IMMUTABLE |= {"inspect", "enum", "operator", "numbers", "torch", "builtins"}
 
 
 def is_changeable(value: Any) -> bool:
@@ -55,7 +55,9 @@ def is_changeable(value: Any) -> bool:
     if isinstance(value, (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType)):
         return False
     cls = type(value)
-    known = cls.__module__.partition(".")[0] in _IMMUTABLE and cls is not torch.Generator
+    if cls in (bytearray, memoryview):
+        return True
+    known = cls.__module__.partition(".")[0] in IMMUTABLE and cls is not torch.Generator
     return is_fixed(value) and not known
 
 

@@ -6,6 +6,7 @@ that computes with tensors or calls a module is refused.
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import types
 from itertools import pairwise
@@ -66,11 +67,18 @@ def _comes_from_torch(traceback: types.TracebackType | None) -> bool:
     return False
 
 
-def may_swallow(function: Any) -> bool:
-    """Check whether ``function``, an ``__exit__``, may return something true."""
-    if not isinstance(function, types.FunctionType):
+def may_swallow(manager: Any, leave: Any) -> bool:
+    """Check whether a context manager may swallow an exception.
+
+    Args:
+        manager: the manager.
+        leave: its ``__exit__``.
+    """
+    if isinstance(manager, contextlib._GeneratorContextManager):
+        return any(each.opname == "CHECK_EXC_MATCH" for each in dis.get_instructions(manager.func))
+    if not isinstance(leave, types.FunctionType):
         return False
-    found = list(dis.get_instructions(function))
+    found = list(dis.get_instructions(leave))
     returns = [(before, each) for before, each in pairwise(found) if each.opname.startswith("RETURN_")]
     return not all(_returns_nothing(before, each) for before, each in returns)
 
