@@ -157,6 +157,20 @@ def has_effect(node: fx.Node) -> bool:
     return node.target in MESSAGES or mutates(node) or changes_object(node)
 
 
+def runs_other_code(node: fx.Node) -> bool:
+    """Check whether the node runs code outside the graph, which may read any state: a submodule, a method, a hook."""
+    custom = node.meta.get("draws")  # autograd functions and custom operators are marked so
+    return bool(node.op == "call_module" or node.meta.get("opaque") or node.meta.get("object") or custom)
+
+
+def assigned_attribute(node: fx.Node) -> tuple[str, str] | None:
+    """Return the table of attributes that the node sets an item of, such as ``"layer.__dict__"``, and the name."""
+    if node.target is not operator.setitem or not isinstance(node.args[0], fx.Node) or node.args[0].op != "get_attr":
+        return None
+    table = str(node.args[0].target)
+    return (table, str(node.args[1])) if table.rpartition(".")[2] in ("__dict__", "_buffers") else None
+
+
 _MAKES_NEW = {"add", "sub", "mul", "truediv", "div", "floordiv", "mod", "pow", "neg", "abs", "where", "cat", "stack"}
 _MAKES_NEW |= {"eq", "ne", "lt", "le", "gt", "ge", "clone", "matmul", "linear", "softmax", "arange", "tensor"}
 _MAKES_NEW |= {"zeros", "ones", "full", "empty", "zeros_like", "ones_like", "full_like", "empty_like"}

@@ -198,7 +198,7 @@ def _traced_by(
         result = tracer.run(forward, (module, *args), kwargs)
         returned = tracer.described(result)
         written = _written(tracer, result)
-        tracer.evaluator.assignments.write(tracer)
+        tracer.evaluator.assignments.move_to_end(tracer.graph)
     tracer.graph.output(written)
     builder.signature.conditions += environment.conditions(builder.signature)
     builder.signature.conditions += parameter_conditions(module, builder.signature)

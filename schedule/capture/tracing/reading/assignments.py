@@ -1,7 +1,8 @@
 """Assignments of a forward to attributes of modules.
 
-They are read back during tracing, and executed at the end of the graph. If a check in the graph fails before, nothing
-is changed.
+They are read back during tracing. The graph executes them at its end, or where the forward does if other code runs
+afterwards that may read them: a submodule, its hooks, a method of an object. If a check in the graph fails, they are
+undone (:mod:`schedule.capture.tracing.trials`).
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import operator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.recording.structure import leaves
+from schedule.capture.tracing.effects import runs_other_code
 from schedule.capture.tracing.reading.plain import is_atom, same
 from schedule.capture.tracing.reading.reads import Reads
 from schedule.capture.tracing.reading.sources import DictOf, Item, Source, described, submodule_path
@@ -35,7 +37,7 @@ class Assignments:
     def __init__(self, evaluator: Reads) -> None:
         self._evaluator = evaluator
         self._values: dict[tuple[str, str], Any] = {}
-        self._tables: dict[tuple[str, str], str] = {}
+        self._written: list[tuple[tuple[str, str], fx.Node]] = []
         self.count = 0
 
     def value(self, source: Source, name: str) -> tuple[Any] | None:
@@ -70,15 +72,32 @@ class Assignments:
             )
         if not all(_is_storable(leaf) for _, leaf in leaves(value)):
             raise evaluator.refused(f"the forward assigns an object to attribute {name!r} of a {kind}", _FIX)
-        self._values[path, name], self._tables[path, name] = value, table  # type: ignore[index]
+        self._values[path, name] = value  # type: ignore[index]
+        emitted = self._emitted(f"{path}.{table}" if path else table, name, value)
+        self._written.append(((path, name), emitted))  # type: ignore[arg-type]
 
-    def write(self, tracer: Trace) -> None:
-        """Add the assignments to the graph, complete except for its output."""
+    def _emitted(self, table: str, name: str, value: Any) -> fx.Node:
+        tracer: Trace = self._evaluator.tracer
         with DisableTorchFunction():
-            for (path, name), value in self._values.items():
-                table = self._tables[path, name]
-                holder = tracer.graph.get_attr(f"{path}.{table}" if path else table)
-                tracer.emit(operator.setitem, (holder, name, tracer.as_nodes(value)))
+            return tracer.emit(operator.setitem, (tracer.graph.get_attr(table), name, tracer.as_nodes(value)))
+
+    def move_to_end(self, graph: fx.Graph) -> None:
+        """Move assignments that no other code can read to the end of ``graph``, and drop those overwritten by then."""
+        keys, moved = {node: key for key, node in self._written}, list[fx.Node]()
+        readers, at_next = 0, dict[tuple[str, str], int]()
+        for node in reversed(graph.nodes):
+            readers += runs_other_code(node)
+            if (key := keys.get(node)) is None:
+                continue
+            if readers > at_next.get(key, 0):
+                pass  # it is read before it is overwritten
+            elif key in at_next:
+                graph.erase_node(node)
+            else:
+                moved.insert(0, node)
+            at_next[key] = readers
+        for node in moved:
+            next(reversed(graph.nodes)).append(node)
 
 
 _FIX = "schedule its submodules instead, or keep state in buffers that are updated in place"
