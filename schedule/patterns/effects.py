@@ -27,6 +27,7 @@ _PURE_MODULES = frozenset(
         *("_operator", "operator", "math"),
     )
 )
+_CONTAINERS = (list, tuple, dict, torch.Size)
 _PURE_NUMBERS = frozenset(optable.PURE_NUMBERS)
 
 
@@ -108,6 +109,8 @@ def _function_effects(node: fx.Node) -> Effects:
         return BARRIER
     if reads_metadata(node) or target in _PURE_NUMBERS or isinstance(target, Constant):
         return FRESH
+    if target in _CONTAINERS or getattr(target, "__module__", "") == "torch.return_types":
+        return VIEW
     if target in PURE:
         return Effects(rng=PURE[target], fresh=True)
     form = find_form("call_function", target)

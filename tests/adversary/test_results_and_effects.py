@@ -145,3 +145,162 @@ def test_an_assignment_is_undone_where_a_graph_is_given_up() -> None:
             torch.testing.assert_close(model.sum, twin.sum)
         misses = state_of(model).fallbacks
     assert misses, "no attempt was given up"
+
+
+# -- what a forward returns and hands on ----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Record:
+    """A result with names."""
+
+    first: Any
+    second: Any
+
+
+class Pair(NamedTuple):
+    """A named tuple."""
+
+    first: Any
+    second: Any
+
+
+class Settings:
+    """A plain object."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale, self.names = scale, ["a"]
+
+
+def _closing(h: Tensor) -> Callable[[], Tensor]:
+    return lambda: h * 2
+
+
+MADE: dict[str, Callable[[Tensor], Any]] = {
+    "named result of torch": lambda h: h.max(-1),
+    "sorted": lambda h: h.sort(-1),
+    "sizes": lambda h: (h, h.shape),
+    "named tuple": lambda h: Pair(h, 2),
+    "dataclass": lambda h: Record(h, [h]),
+    "ordered dict": lambda h: collections.OrderedDict(b=h, a=1),
+    "one list twice": lambda h: (kept := [h], kept),
+    "one list twice in a dict": lambda h: {"a": (kept := [h]), "b": {"c": kept}},
+    "one dataclass twice": lambda h: [kept := Record(h, 1), kept],
+    "plain object": lambda h: (h, Settings(2.0)),
+    "deque of numbers": lambda h: (h, collections.deque([1, 2])),
+}
+HOLDING: dict[str, Callable[[Tensor], Any]] = {
+    "closure": _closing,
+    "partial": lambda h: functools.partial(torch.add, h),
+    "deque": lambda h: collections.deque([h]),
+    "generator": lambda h: (h * number for number in range(2)),
+    "map": lambda h: map(torch.neg, [h]),
+    "method of an object": lambda h: Pair(h, 2)._replace,
+}
+
+
+class Returning(Base):
+    """Returns what ``make`` makes of its result."""
+
+    def __init__(self, make: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.make = make
+
+    def forward(self, x: Tensor) -> Any:
+        """Return it."""
+        return self.make(self.core(x))
+
+
+def described(value: Any, seen: dict[int, int] | None = None) -> Any:
+    """Return the classes, the numbers and the identities of the parts of ``value``."""
+    seen = {} if seen is None else seen
+    number, kind = seen.setdefault(id(value), len(seen)), type(value).__name__
+    if isinstance(value, Tensor):
+        return kind, number, [round(each, 4) for each in value.detach().double().flatten().tolist()]
+    if isinstance(value, (list, tuple, collections.deque)):
+        identity = None if type(value) is tuple else number
+        return kind, identity, [described(item, seen) for item in value]
+    if isinstance(value, (Record, Settings)):
+        value = vars(value)
+    if isinstance(value, dict):
+        return kind, number, [(key, described(item, seen)) for key, item in value.items()]
+    return kind, value
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_result_has_its_class_and_its_identities(name: str) -> None:
+    model, twin = pair(Returning(MADE[name]), torch.randn(2, 8))
+    for rows in (2, 3):
+        x = torch.randn(rows, 8)
+        first, second = model(x), model(x)
+        assert described(first) == described(twin(x))
+        assert first is not second
+    if isinstance(first, tuple) and isinstance(first[1], (Settings, collections.deque)):
+        assert first[1] is not second[1], "each call makes one of its own"
+    assert state_of(model) is None or not state_of(model).fallbacks
+
+
+@pytest.mark.parametrize("name", HOLDING)
+def test_an_object_that_holds_a_result_is_not_kept_from_the_trace(name: str) -> None:
+    model, _ = pair(Returning(HOLDING[name]), torch.randn(2, 8), rewritten=False)
+    report = schedule.optimize(model, (torch.randn(2, 8),), cost_guard=False)
+    assert any("that the forward makes is returned" in str(each.reason) for each in report.select(status="skipped"))
+
+
+class Noting(nn.Module):
+    """Keeps the class of what it is handed, and appends to a list."""
+
+    def forward(self, h: Tensor, value: Any, kinds: list[str]) -> Tensor:
+        """Multiply."""
+        kinds.append(type(value).__name__)
+        return h * 2
+
+
+class Handing(Base):
+    """Hands what ``make`` makes to a child, with a list of the caller's."""
+
+    def __init__(self, make: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.make, self.child = make, Noting()
+
+    def forward(self, x: Tensor, kinds: list[str]) -> Tensor:
+        """Hand it on."""
+        h = F.gelu(self.fc1(x))
+        return self.fc2(self.child(h, self.make(h), kinds))
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_child_is_handed_the_class_and_the_list_that_there_is(name: str) -> None:
+    model, twin = pair(Handing(MADE[name]), torch.randn(2, 8), [])
+    x, ours, theirs = torch.randn(2, 8), [], []
+    torch.testing.assert_close(model(x, ours), twin(x, theirs))
+    assert ours == theirs and len(ours) == 1
+
+
+class Passing(Base):
+    """Returns what it is given beside its result."""
+
+    def forward(self, x: Tensor, given: Any) -> Any:
+        """Return it."""
+        return self.core(x), given
+
+
+@pytest.mark.parametrize(
+    "given", [(torch.ones(2), 3), [torch.ones(2)], {"a": [torch.ones(2)]}, Record(torch.ones(2), 1), Pair(1, 2)]
+)
+def test_the_callers_own_container_comes_back(given: Any) -> None:
+    model, twin = pair(Passing(), torch.randn(2, 8), given)
+    x = torch.randn(2, 8)
+    for each in (model, twin):
+        assert each(x, given)[1] is given
+    torch.testing.assert_close(model(x, given)[0], twin(x, given)[0])
+
+
+def test_a_part_of_the_callers_container_comes_back() -> None:
+    class Part(Passing):
+        def forward(self, x: Tensor, given: Any) -> Any:
+            return self.core(x), given["inner"]
+
+    given = {"inner": (torch.ones(2), 1)}
+    model, _ = pair(Part(), torch.randn(2, 8), given)
+    assert model(torch.randn(2, 8), given)[1] is given["inner"]

@@ -37,12 +37,7 @@ def tried(graph: fx.Graph, compiled: Callable[[fx.Graph], Run]) -> Run:
 
 
 def _is_noticed(node: fx.Node) -> bool:
-    return (
-        node.op == "call_module"
-        or uses_random(node)
-        or changes_given(node)
-        or assigned_attribute(node) is not None
-    )
+    return node.op == "call_module" or uses_random(node) or changes_given(node) or assigned_attribute(node) is not None
 
 
 class _Trial:

@@ -8,6 +8,7 @@ undone (:mod:`schedule.capture.tracing.trials`).
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ class Assignments:
     def __init__(self, evaluator: Reads) -> None:
         self._evaluator = evaluator
         self._values: dict[tuple[str, str], Any] = {}
-        self._written: list[tuple[tuple[str, str], fx.Node]] = []
+        self._written: dict[fx.Node, tuple[tuple[str, str], Any]] = {}
         self.count = 0
 
     def value(self, source: Source, name: str) -> tuple[Any] | None:
@@ -74,30 +75,51 @@ class Assignments:
             raise evaluator.refused(f"the forward assigns an object to attribute {name!r} of a {kind}", _FIX)
         self._values[path, name] = value  # type: ignore[index]
         emitted = self._emitted(f"{path}.{table}" if path else table, name, value)
-        self._written.append(((path, name), emitted))  # type: ignore[arg-type]
+        self._written[emitted] = (path, name), value  # type: ignore[assignment]
 
     def _emitted(self, table: str, name: str, value: Any) -> fx.Node:
         tracer: Trace = self._evaluator.tracer
         with DisableTorchFunction():
             return tracer.emit(operator.setitem, (tracer.graph.get_attr(table), name, tracer.as_nodes(value)))
 
-    def move_to_end(self, graph: fx.Graph) -> None:
-        """Move assignments that no other code can read to the end of ``graph``, and drop those overwritten by then."""
-        keys, moved = {node: key for key, node in self._written}, list[fx.Node]()
+    def last(self) -> list[Any]:
+        """Return the values assigned last."""
+        return list(self._values.values())
+
+    def complete(self, graph: fx.Graph, written: Callable[[Any], Any]) -> None:
+        """Move assignments that no other code can read to the end of ``graph``, and drop those overwritten by then.
+
+        Args:
+            graph: the graph, complete except for its output.
+            written: function to return a value, as it is at the end, in nodes.
+
+        Raises:
+            TraceError: the forward changes a container after other code could read it as an attribute.
+        """
+        moved: list[fx.Node] = []
         readers, at_next = 0, dict[tuple[str, str], int]()
         for node in reversed(graph.nodes):
             readers += runs_other_code(node)
-            if (key := keys.get(node)) is None:
+            if node not in self._written:
                 continue
-            if readers > at_next.get(key, 0):
-                pass  # it is read before it is overwritten
+            key, value = self._written[node]
+            if readers > at_next.get(key, 0):  # it is read before it is overwritten
+                self._refuse_changed(key[1], node, value)
             elif key in at_next:
                 graph.erase_node(node)
             else:
                 moved.insert(0, node)
             at_next[key] = readers
         for node in moved:
+            holder, name, _ = node.args
+            node.args = holder, name, written(self._written[node][1])
             next(reversed(graph.nodes)).append(node)
+
+    def _refuse_changed(self, name: str, node: fx.Node, value: Any) -> None:
+        with DisableTorchFunction():
+            now = self._evaluator.tracer.as_nodes(value)
+        if isinstance(value, (list, dict)) and fx.node.map_aggregate(now, lambda leaf: leaf) != node.args[2]:
+            raise self._evaluator.refused(f"the forward changes attribute {name!r} in place after assigning it", _FIX)
 
 
 _FIX = "schedule its submodules instead, or keep state in buffers that are updated in place"
