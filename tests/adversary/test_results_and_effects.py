@@ -304,3 +304,64 @@ def test_a_part_of_the_callers_container_comes_back() -> None:
     given = {"inner": (torch.ones(2), 1)}
     model, _ = pair(Part(), torch.randn(2, 8), given)
     assert model(torch.randn(2, 8), given)[1] is given["inner"]
+
+
+# -- computations that only check -----------------------------------------------------------------------------------
+
+
+class Guarded(Base):
+    """Computes something only for the error it may raise."""
+
+    def __init__(self, check: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.check = check
+
+    def forward(self, x: Tensor, data: Tensor) -> Tensor:
+        """Check, and use nothing of it."""
+        self.check(data)
+        return self.core(x)
+
+
+GOOD, BAD = 2.0, 7.0
+CHECKS: dict[str, Callable[[Tensor], Any]] = {
+    "_assert_async": lambda d: torch._assert_async((d < 5).all()),
+    "_assert_async with a message": lambda d: torch._assert_async((d < 5).all(), "large"),
+    "cholesky": lambda d: torch.linalg.cholesky(torch.eye(2) * (5 - d)),
+    "Tensor.cholesky": lambda d: (torch.eye(2) * (5 - d)).cholesky(),
+    "inverse": lambda d: torch.linalg.inv(torch.eye(2) * (7 - d)),
+    "solve": lambda d: torch.linalg.solve(torch.eye(2) * (7 - d), torch.ones(2)),
+    "embedding": lambda d: F.embedding(d.long()[None], torch.zeros(4, 3)),
+    "index": lambda d: torch.zeros(4)[d.long()[None]],
+    "index by a number": lambda d: torch.zeros(4)[d.long()],
+    "index_select": lambda d: torch.zeros(4).index_select(0, d.long()[None]),
+    "gather": lambda d: torch.zeros(4).gather(0, index=d.long()[None]),
+    "take": lambda d: torch.zeros(4).take(d.long()[None]),
+    "scatter": lambda d: torch.zeros(4).scatter(0, d.long()[None], 1.0),
+    "cross entropy": lambda d: F.cross_entropy(torch.zeros(1, 4), d.long()[None]),
+    "binary cross entropy": lambda d: F.binary_cross_entropy(torch.ones(1), d[None] / 4),
+}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_computation_that_only_checks_still_raises(name: str) -> None:
+    good, bad = torch.tensor(GOOD), torch.tensor(BAD)
+    model, twin = pair(Guarded(CHECKS[name]), torch.randn(2, 8), good)
+    x = torch.randn(2, 8)
+    torch.testing.assert_close(model(x, good), twin(x, good))
+    assert isinstance(outcome(lambda: twin(x, bad)), type), "it raises"
+    assert outcome(lambda: model(x, bad)) is outcome(lambda: twin(x, bad))
+    assert not state_of(model).fallbacks
+
+
+UNUSED: dict[str, Callable[[Tensor], Any]] = {
+    "sum": lambda d: (d + 1).sum(),
+    "views": lambda d: d[None].view(1, 1).transpose(0, 1)[:, 0],
+    "product": lambda d: d[None, None] @ torch.ones(1, 2),
+    "softmax": lambda d: torch.cat([d[None], d[None]]).softmax(0),
+}
+
+
+@pytest.mark.parametrize("name", UNUSED)
+def test_a_computation_that_cannot_raise_is_left_out(name: str) -> None:
+    sch = schedule.create_schedule(Guarded(UNUSED[name]), (torch.randn(2, 8), torch.tensor(GOOD))).trace()
+    assert all(len(each.graph.nodes) <= 6 for each in sch.specializations), sch.specializations[0].graph

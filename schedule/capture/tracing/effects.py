@@ -202,12 +202,12 @@ def _made_here(value: fx.Node) -> bool:
 
 
 def is_removable(node: fx.Node) -> bool:
-    """Check whether an unused node can be removed: it only computes a value."""
+    """Check whether an unused node can be removed: it only computes a value, and no data makes it raise."""
     if node.op in ("placeholder", "output", "call_module") or node.target in REGION_FUNCTIONS:
         return False
     if getattr(node.target, "__name__", "") in ("check", "check_output"):
         return False
-    return not has_effect(node) and not uses_random(node)
+    return not has_effect(node) and not uses_random(node) and not node.meta.get("raises")
 
 
 def remove_dead(graph: fx.Graph, nodes: Iterable[fx.Node] | None = None) -> None:

@@ -200,8 +200,8 @@ class OpaqueTracker:
         made = not self._is_lasting(leaf)
         if made and not _is_plain_object(leaf):
             raise TraceError(
-                f"an object of class {type(leaf).__name__} that the forward makes is returned or handed on, and a graph "
-                "cannot make it anew at each call",
+                f"an object of class {type(leaf).__name__} that the forward makes is returned or handed on, which a graph "
+                "cannot make at each call",
                 where=user_line(),
                 fix="mark the module that makes it as a leaf (`leaves=(…,)`), or schedule its submodules instead",
             )
