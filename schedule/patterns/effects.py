@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from fused.torch_internals.kernels import NATIVE_MODULES
-from schedule.capture.tracing.effects import changed, drops, first_argument, is_pure_query, uses_random
+from schedule.capture.tracing.effects import changed, changes_object, drops, first_argument, uses_random
 from schedule.capture.tracing.messages import MESSAGES
 from schedule.capture.tracing.opaque import Constant
 from schedule.capture.tracing.regions import REGION_FUNCTIONS
@@ -155,7 +155,7 @@ def _method_effects(node: fx.Node, name: str) -> Effects:
     if reads_metadata(node):
         return FRESH
     if node.meta.get("opaque"):  # a method of a stateful object, such as a cache
-        return VIEW if is_pure_query(name) else OPAQUE
+        return OPAQUE if changes_object(node) else VIEW
     form = METHODS.get(name)
     if form is not None:
         return _form_effects(node, form)

@@ -365,3 +365,131 @@ UNUSED: dict[str, Callable[[Tensor], Any]] = {
 def test_a_computation_that_cannot_raise_is_left_out(name: str) -> None:
     sch = schedule.create_schedule(Guarded(UNUSED[name]), (torch.randn(2, 8), torch.tensor(GOOD))).trace()
     assert all(len(each.graph.nodes) <= 6 for each in sch.specializations), sch.specializations[0].graph
+
+
+# -- methods named like questions -----------------------------------------------------------------------------------
+
+
+class State:
+    """Counts in methods named like questions, and asks in others."""
+
+    def __init__(self) -> None:
+        self.count, self.log, self.scale = 0, [], torch.zeros(2)
+
+    def get_next(self) -> int:
+        """Count."""
+        self.count += 1
+        return self.count
+
+    def has_room(self) -> bool:
+        """Log that it was asked."""
+        self.log.append(1)
+        return True
+
+    def is_ready(self) -> bool:
+        """Write to a tensor in place."""
+        self.scale.add_(1)
+        return True
+
+    def __len__(self) -> int:
+        self.count += 1
+        return 3
+
+    def get_count(self) -> int:
+        """Only ask."""
+        return self.count
+
+
+ASKED: dict[str, Callable[[State], Any]] = {
+    "unused": lambda s: s.get_next(),
+    "used in a branch": lambda s: None if s.has_room() else s.get_next(),
+    "used twice": lambda s: (s.get_next(), s.get_next()),
+    "writes a tensor": lambda s: s.is_ready(),
+    "length": lambda s: len(s),
+}
+
+
+class Asking(Base):
+    """Asks an object that it is given."""
+
+    def __init__(self, ask: Callable[[State], Any]) -> None:
+        super().__init__()
+        self.ask = ask
+
+    def forward(self, x: Tensor, state: State) -> Tensor:
+        """Ask."""
+        self.ask(state)
+        return self.core(x)
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_method_named_like_a_question_may_change_its_object(name: str) -> None:
+    torch.manual_seed(0)
+    model, twin = pair(Asking(ASKED[name]), torch.randn(2, 8), State())
+    ours, theirs, x = State(), State(), torch.randn(2, 8)
+    for _ in range(3):
+        torch.testing.assert_close(model(x, ours), twin(x, theirs))
+        assert (ours.count, ours.log, ours.scale.tolist()) == (theirs.count, theirs.log, theirs.scale.tolist())
+
+
+def test_a_question_that_changes_nothing_is_left_out() -> None:
+    sch = schedule.create_schedule(Asking(lambda s: s.get_count()), (torch.randn(2, 8), State())).trace()
+    assert all(node.target != "get_count" for each in sch.specializations for node in each.graph.nodes)
+
+
+# -- what tracing leaves behind -------------------------------------------------------------------------------------
+
+
+class Registering(Base):
+    """Registers hooks on its parameters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Register, and compute."""
+        self.fc1.weight.register_hook(lambda grad: grad * 3)
+        self.fc2.weight.register_hook(lambda grad: grad * 3)
+        self.fc2.weight.register_post_accumulate_grad_hook(lambda parameter: None)
+        return self.core(x)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_hooks_of_parameters_are_those_from_before() -> None:
+    model, calls = Registering(), []
+    handle = model.fc2.weight.register_hook(lambda grad: calls.append(1))
+    schedule.optimize(model, (torch.randn(2, 8),), cost_guard=False)
+    assert not model.fc1.weight._backward_hooks and not model.fc2.weight._post_accumulate_grad_hooks
+    assert list(model.fc2.weight._backward_hooks) == [handle.id]
+    model.core(torch.randn(2, 8)).sum().backward()
+    assert calls == [1]
+    handle.remove()
+    assert not model.fc2.weight._backward_hooks
+
+
+SEEDS: dict[str, Callable[[], Any]] = {
+    "manual_seed": lambda: torch.manual_seed(5),
+    "seed": lambda: torch.seed(),
+    "set_rng_state": lambda: torch.set_rng_state(torch.get_rng_state()),
+}
+
+
+class Seeding(Base):
+    """Seeds torch, and draws."""
+
+    def __init__(self, seed: Callable[[], Any]) -> None:
+        super().__init__()
+        self.seed = seed
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Seed, and draw."""
+        self.seed()
+        return self.core(x) + torch.randn_like(x)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", SEEDS)
+def test_a_forward_that_seeds_is_refused_and_reseeds_nothing(name: str) -> None:
+    model = Seeding(SEEDS[name])
+    torch.manual_seed(11)
+    before = torch.get_rng_state()
+    report = schedule.optimize(model, (torch.randn(2, 8, generator=torch.Generator()),), cost_guard=False)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert any(f"the forward calls torch.{name}" in str(each.reason) for each in report.select(status="skipped"))

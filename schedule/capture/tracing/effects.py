@@ -139,8 +139,11 @@ def _parameters(target: Any) -> dict[str, tuple[int, Any]]:
 
 
 def changes_object(node: fx.Node) -> bool:
-    """Check whether the node may change a stateful object by a method call such as ``cache.update``."""
-    return bool(node.meta.get("opaque")) and not is_pure_query(node.target)
+    """Check whether the node may change a stateful object by a method call such as ``cache.update``.
+
+    One named like a query does so if it was seen to, in the trace.
+    """
+    return bool(node.meta.get("opaque")) and (not is_pure_query(node.target) or bool(node.meta.get("changes")))
 
 
 def is_pure_query(target: object) -> bool:

@@ -19,8 +19,10 @@ from torch import fx, nn
 from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.recording.source import user_line
 from schedule.capture.recording.structure import map_structure
+from schedule.capture.snapshots import Snapshot
 from schedule.capture.snapshots.code import slots_of
 from schedule.capture.tracing.containers import TrackedDict
+from schedule.capture.tracing.effects import is_pure_query
 from schedule.capture.tracing.reading.arrays import is_array
 from schedule.capture.tracing.reading.plain import CONTAINERS, is_atom
 from schedule.capture.tracing.restoring import versions
@@ -178,13 +180,16 @@ class OpaqueTracker:
             written.meta["opaque"] = True
             real_args = map_structure(args, tracer.value_of)
             real_kwargs = map_structure(kwargs, tracer.value_of)
-            before = versions(value)
+            before, structure = versions(value), _structure(value) if is_pure_query(target) else None
+            tracer.recording.fake_mode.observe()
             with tracer.recording.fake_mode:
                 if isinstance(target, str):
                     result = getattr(value, target)(*real_args, **real_kwargs)
                 else:
                     result = target(value, *real_args, **real_kwargs)
             written.meta["in_place"] = any(now > before.get(key, 0) for key, now in versions(value).items())
+            if structure is not None:
+                written.meta["changes"] = bool(tracer.recording.fake_mode.written or structure.difference())
             return tracer.track(result, written)
 
     def node_of(self, leaf: Any) -> Any:
@@ -234,6 +239,11 @@ class OpaqueTracker:
             with tracer.recording.fake_mode:
                 value = cls(*real_args, **real_kwargs)
             return self.watch(value, node)
+
+
+def _structure(value: Any) -> Snapshot:
+    """Save the attributes and items of an object, and those of the objects in it."""
+    return Snapshot({type(value).__name__: value}, data=False)
 
 
 def is_opaque_class(cls: type) -> bool:

@@ -32,6 +32,7 @@ from schedule.capture.tracing.spelling import check_keywords, source_of
 from schedule.capture.tracing.tracer import EnterChild, ModuleTracer
 from schedule.capture.tracing.trials import tried
 from schedule.util.errors import TraceError
+from schedule.util.generators import generators_restored
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ def _traced(
     def attempt(**options: Any) -> tuple[Specialization, ModuleTracer]:
         tracer = ModuleTracer(module, recording, enter, use_recorded_outputs=autocast is None, **options)
         try:
-            with TRACING, recording.as_after_run():
+            with TRACING, generators_restored(module), recording.as_after_run():
                 return _traced_by(tracer, forward, call, training, autocast), tracer
         except TraceError:
             if not tracer.strings.written or "exact_texts" in options:

@@ -41,6 +41,7 @@ from schedule.capture.tracing.opaque import OpaqueTracker, untracked
 from schedule.capture.tracing.pieces import guard_number
 from schedule.capture.tracing.reading.evaluator import Evaluator
 from schedule.capture.tracing.reading.natives import HANDLERS
+from schedule.capture.tracing.reading.seeding import seeding_handlers
 from schedule.capture.tracing.reading.sources import module_path
 from schedule.capture.tracing.regions import RegionTracker
 from schedule.capture.tracing.results import Written
@@ -97,7 +98,7 @@ class ModuleTracer(TorchFunctionMode):
         self.opaque = OpaqueTracker(self)
         self.regions = RegionTracker(self)
         self.functions = FunctionTracker(self)
-        self.evaluator = Evaluator(self, HANDLERS)
+        self.evaluator = Evaluator(self, HANDLERS | seeding_handlers())
         self.calls = ModuleCalls(self, enter, use_recorded_outputs)
 
     # -- running ---------------------------------------------------------------------------------------
