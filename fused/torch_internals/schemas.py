@@ -93,7 +93,7 @@ def _written(operator: OpOverload) -> tuple[Parameter, ...]:
 def may_raise(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Check whether a call of the operator may raise because of the data of its tensors.
 
-    An operator that returns nothing is an assertion. Matrix decompositions fail on singular matrices, and integers given
+    An operator that returns nothing is an assertion. Matrix decompositions fail on singular matrices. Integers given
     beside the first argument are indices, labels or lengths, which may be out of range.
     """
     if not operator._schema.returns or _is_decomposition(operator):

@@ -6,6 +6,7 @@ import collections
 import copy
 import dataclasses
 import functools
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -171,6 +172,10 @@ class Settings:
     def __init__(self, scale: float) -> None:
         self.scale, self.names = scale, ["a"]
 
+    def get(self) -> float:
+        """Return the scale."""
+        return self.scale
+
 
 def _closing(h: Tensor) -> Callable[[], Tensor]:
     return lambda: h * 2
@@ -294,6 +299,39 @@ def test_the_callers_own_container_comes_back(given: Any) -> None:
     for each in (model, twin):
         assert each(x, given)[1] is given
     torch.testing.assert_close(model(x, given)[0], twin(x, given)[0])
+
+
+class Scaling(nn.Module):
+    """Asks the object that it is handed, or calls it."""
+
+    def forward(self, h: Tensor, scale: Any) -> Tensor:
+        """Multiply."""
+        return h * (scale() if callable(scale) else scale.scale)
+
+
+class Holding(Base):
+    """Hands an object of an object to a child, and returns it."""
+
+    def __init__(self, bound: bool) -> None:
+        super().__init__()
+        self.child, self.config, self.bound = Scaling(), types.SimpleNamespace(part=Settings(2.0)), bound
+
+    def forward(self, x: Tensor) -> Any:
+        """Hand it on."""
+        part = self.config.part.get if self.bound else self.config.part
+        return self.fc2(self.child(F.gelu(self.fc1(x)), part)), part
+
+
+@pytest.mark.parametrize("bound", [False, True], ids=["object", "method"])
+def test_an_object_that_was_replaced_is_not_used(bound: bool) -> None:
+    model, twin = pair(Holding(bound), torch.randn(2, 8))
+    x = torch.randn(2, 8)
+    for scale in (2.0, 5.0):
+        for each in (model, twin):
+            each.config.part = Settings(scale)
+        (ours, part), (theirs, _) = model(x), twin(x)
+        torch.testing.assert_close(ours, theirs)
+        assert (part.__self__ if bound else part) is model.config.part
 
 
 def test_a_part_of_the_callers_container_comes_back() -> None:

@@ -205,12 +205,14 @@ class OpaqueTracker:
         made = not self._is_lasting(leaf)
         if made and not _is_plain_object(leaf):
             raise TraceError(
-                f"an object of class {type(leaf).__name__} that the forward makes is returned or handed on, which a graph "
-                "cannot make at each call",
+                f"an object of class {type(leaf).__name__} that the forward makes is returned or handed on, which a "
+                "graph cannot make at each call",
                 where=user_line(),
                 fix="mark the module that makes it as a leaf (`leaves=(…,)`), or schedule its submodules instead",
             )
         if id(leaf) not in self._constants:
+            for each in (leaf, getattr(leaf, "__self__", None)):
+                self.tracer.guard_identity(each)
             self._constants[id(leaf)] = (leaf, self.tracer.emit(Copied(leaf) if made else Constant(leaf), ()))
         return self._constants[id(leaf)][1]
 
@@ -260,7 +262,7 @@ def _is_plain_object(value: Any, deeper: int = 8) -> bool:
     if type(value) in CONTAINERS:
         parts = [*value.keys(), *value.values()] if isinstance(value, dict) else list(value)
     else:
-        cls = type(value)
+        cls: Any = type(value)
         if isinstance(value, nn.Module) or cls.__new__ is not object.__new__ or slots_of(cls):
             return False  # it may hold more than its attributes, as classes written in C do
         parts = list(getattr(value, "__dict__", {"": value}).values())

@@ -58,6 +58,9 @@ class Trace(Protocol):
     def is_outside(self, value: Any) -> bool:
         """Check whether the forward did not make ``value``, an object."""
 
+    def guard_identity(self, value: Any) -> None:
+        """Guard on ``value`` being the same object at each call, if it was read from outside."""
+
     def value_of(self, leaf: Any) -> Any:
         """Return the value of a leaf for evaluation: a data-free tensor, a plain number or the object itself."""
 

@@ -41,8 +41,9 @@ from schedule.capture.tracing.opaque import OpaqueTracker, untracked
 from schedule.capture.tracing.pieces import guard_number
 from schedule.capture.tracing.reading.evaluator import Evaluator
 from schedule.capture.tracing.reading.natives import HANDLERS
+from schedule.capture.tracing.reading.plain import is_atom
 from schedule.capture.tracing.reading.seeding import seeding_handlers
-from schedule.capture.tracing.reading.sources import module_path
+from schedule.capture.tracing.reading.sources import Const, Self, module_path
 from schedule.capture.tracing.regions import RegionTracker
 from schedule.capture.tracing.results import Written
 from schedule.capture.tracing.scalars import scalar_of, symbolic
@@ -231,6 +232,13 @@ class ModuleTracer(TorchFunctionMode):
         given = self.arguments is not None and self.arguments.is_given(value)
         own = isinstance(value, nn.Module) and self.path_of(value) is not None
         return given or own or self.evaluator.is_outside(value)
+
+    def guard_identity(self, value: Any) -> None:
+        """Guard on ``value`` being the same object at each call, if it was read from outside."""
+        source = self.evaluator.found_at(value)
+        if source is not None and not is_atom(value) and not isinstance(source, (Const, Self)):
+            with self.evaluator.recording(True):
+                self.evaluator.guard("is", source, value)
 
     def _tensor_node(self, tensor: torch.Tensor) -> fx.Node:
         if id(tensor) in self._nodes:
