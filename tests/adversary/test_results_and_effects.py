@@ -334,6 +334,31 @@ def test_an_object_that_was_replaced_is_not_used(bound: bool) -> None:
         assert (part.__self__ if bound else part) is model.config.part
 
 
+@dataclasses.dataclass
+class Counting:
+    """A dataclass with more state than its fields."""
+
+    scale: float
+
+    def __post_init__(self) -> None:
+        self.log: list[Any] = []
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["argument", "attribute"])
+def test_a_dataclass_from_outside_comes_back(given: bool) -> None:
+    record = Counting(2.0)
+
+    class Kept(Passing):
+        def forward(self, x: Tensor, own: Any = None) -> Any:
+            return self.core(x), own if given else self.record
+
+    module = Kept()
+    module.record = record
+    model, _ = pair(module, torch.randn(2, 8), *([record] if given else []))
+    found = model(torch.randn(2, 8), *([record] if given else []))[1]
+    assert found is record and not state_of(model).fallbacks
+
+
 def test_a_part_of_the_callers_container_comes_back() -> None:
     class Part(Passing):
         def forward(self, x: Tensor, given: Any) -> Any:

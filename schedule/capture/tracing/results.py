@@ -15,6 +15,7 @@ from torch import fx
 
 from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.recording.structure import is_dataclass_value, is_plain_dataclass, is_plain_mapping
+from schedule.capture.tracing.opaque import untracked
 from schedule.capture.tracing.trace import Trace
 
 
@@ -58,7 +59,7 @@ class Written:
     def _of(self, value: Any) -> Any:
         if id(value) in self._made:
             return self._made[id(value)]
-        if not isinstance(value, (list, tuple, dict)) and not is_dataclass_value(value):
+        if not isinstance(value, (list, tuple, dict)) and not _is_record(value):
             return self._tracer.as_nodes(value)
         written = self._from_outside(value)
         if written is None:
@@ -73,8 +74,10 @@ class Written:
         if isinstance(value, tuple):
             return self._tracer.container_input(value) if self._returned else None
         node = self._tracer.container_input(value)
-        required = self._returned and isinstance(value, (list, dict))
-        return self._tracer.outside_container(value, required) if node is None else node
+        if node is not None or not self._tracer.is_outside(value):
+            return node
+        is_container = isinstance(value, (list, dict))
+        return self._tracer.outside_container(value, self._returned) if is_container else self._tracer.node_of(value)
 
     def _rebuilt(self, value: Any) -> Any:
         cls = type(value)
@@ -87,7 +90,7 @@ class Written:
             if not hasattr(value, "_fields"):
                 return self._tracer.emit(cls, (tuple(items),))
             return self._tracer.emit(cls, tuple(items)) if self._returned else cls(*items)
-        if is_plain_mapping(value) or (self._returned and is_dataclass_value(value)) or is_plain_dataclass(value):
+        if is_plain_mapping(value) or (self._returned and _is_record(value)) or is_plain_dataclass(value):
             return self._fields(value)
         return self._tracer.node_of(value)
 
@@ -105,4 +108,9 @@ def _parts(value: Any) -> list[Any]:
         return list(value)
     if isinstance(value, dict):
         return list(value.values())
-    return [getattr(value, name) for name in value.__dataclass_fields__] if is_dataclass_value(value) else []
+    return [getattr(value, name) for name in value.__dataclass_fields__] if _is_record(value) else []
+
+
+def _is_record(value: Any) -> bool:
+    """Check whether ``value`` is an instance of a dataclass, and no placeholder for one."""
+    return is_dataclass_value(value) and untracked(value) is value
