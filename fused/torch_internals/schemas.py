@@ -90,6 +90,37 @@ def _written(operator: OpOverload) -> tuple[Parameter, ...]:
     return tuple(parameter for parameter in _of_overload(operator) if parameter.is_written)
 
 
+def may_raise(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Check whether a call of the operator may raise because of the data of its tensors.
+
+    An operator that returns nothing is an assertion. Matrix decompositions fail on singular matrices. Integers given
+    beside the first argument are indices, labels or lengths, which may be out of range.
+    """
+    if not operator._schema.returns or _is_decomposition(operator):
+        return not _written(operator)
+    if torch.Tag.pointwise in operator.tags:
+        return False
+    first = args[0] if args else None
+    if torch.Tag.dynamic_output_shape in operator.tags and _has_integers(first):
+        return True
+    given = ((each.name, given_argument(each, args, kwargs)) for each in _of_overload(operator) if each.position)
+    return any(_has_integers(value) or (name == "target" and value is not None) for name, value in given)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_decomposition(operator: OpOverload) -> bool:
+    return operator._schema.name.split("::")[1].lstrip("_").startswith(("linalg", "cholesky"))
+
+
+def _has_integers(value: Any) -> bool:
+    """Check whether ``value`` is or contains an integer tensor."""
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_integers, value))
+    if not isinstance(value, torch.Tensor) or value.dtype is torch.bool:
+        return False
+    return not (value.is_floating_point() or value.is_complex())
+
+
 def is_drawing(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Check whether a call of the operator draws random numbers. A dropout of probability 0 does not."""
     chances = _chances(operator)

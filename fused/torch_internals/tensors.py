@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from fused.torch_internals.schemas import is_drawing, written_arguments
+from fused.torch_internals.schemas import is_drawing, may_raise, written_arguments
 
 __all__ = [
     "TENSOR_MODULE",
@@ -90,19 +90,21 @@ class ObservingFakeMode(FakeTensorMode):
     Attributes:
         written: the storages that operations have changed since :meth:`observe`, by address.
         draws: whether an operation has drawn random numbers since.
+        raises: whether an operation since may raise because of the data of its tensors.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.written: set[int] = set()
-        self.draws = False
+        self.draws = self.raises = False
 
     def observe(self) -> None:
         """Begin a new observation."""
-        self.written, self.draws = set(), False
+        self.written, self.draws, self.raises = set(), False, False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if isinstance(func, OpOverload):
             self.written.update(map(storage_of, written_arguments(func, args, kwargs or {})))
             self.draws = self.draws or is_drawing(func, args, kwargs or {})
+            self.raises = self.raises or may_raise(func, args, kwargs or {})
         return super().__torch_dispatch__(func, types, args, kwargs)

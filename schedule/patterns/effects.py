@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from fused.torch_internals.kernels import NATIVE_MODULES
-from schedule.capture.tracing.effects import changed, drops, first_argument, is_pure_query, uses_random
+from schedule.capture.tracing.effects import changed, changes_object, drops, first_argument, uses_random
 from schedule.capture.tracing.messages import MESSAGES
 from schedule.capture.tracing.opaque import Constant
 from schedule.capture.tracing.regions import REGION_FUNCTIONS
@@ -27,6 +27,7 @@ _PURE_MODULES = frozenset(
         *("_operator", "operator", "math"),
     )
 )
+_CONTAINERS = (list, tuple, dict, torch.Size)
 _PURE_NUMBERS = frozenset(optable.PURE_NUMBERS)
 
 
@@ -108,6 +109,8 @@ def _function_effects(node: fx.Node) -> Effects:
         return BARRIER
     if reads_metadata(node) or target in _PURE_NUMBERS or isinstance(target, Constant):
         return FRESH
+    if target in _CONTAINERS or getattr(target, "__module__", "") == "torch.return_types":
+        return VIEW
     if target in PURE:
         return Effects(rng=PURE[target], fresh=True)
     form = find_form("call_function", target)
@@ -152,7 +155,7 @@ def _method_effects(node: fx.Node, name: str) -> Effects:
     if reads_metadata(node):
         return FRESH
     if node.meta.get("opaque"):  # a method of a stateful object, such as a cache
-        return VIEW if is_pure_query(name) else OPAQUE
+        return OPAQUE if changes_object(node) else VIEW
     form = METHODS.get(name)
     if form is not None:
         return _form_effects(node, form)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,6 +28,16 @@ def generator_states(model: nn.Module | None = None) -> dict[str, Any]:
     for index in sorted(gpus):
         states[f"cuda:{index}"] = torch.cuda.get_rng_state(index)
     return states
+
+
+@contextmanager
+def generators_restored(model: nn.Module) -> Iterator[None]:
+    """Restore the random generators used by ``model`` on exit."""
+    states = generator_states(model)
+    try:
+        yield
+    finally:
+        restore_generators(states)
 
 
 def restore_generators(states: dict[str, Any]) -> None:

@@ -28,6 +28,6 @@ class Entry:
     def put(self, value: Any) -> None:
         """Set the entry to ``value``, or remove it."""
         if value is MISSING:
-            del self.table[self.key]
+            self.table.pop(self.key, None)
         else:
             self.table[self.key] = value

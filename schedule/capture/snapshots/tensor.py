@@ -1,8 +1,9 @@
-"""Saved values, storage and gradient of one tensor, to be compared and restored."""
+"""Saved values, storage, gradient and hooks of one tensor, to be compared and restored."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,18 +11,20 @@ from torch import nn
 from fused.torch_internals.tensors import FakeTensor, set_version
 from schedule.capture.snapshots.pieces import Difference, Part
 
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 SMALL = 2**14
 """A parameter of at most so many numbers is cloned; of a larger one it is only noticed that it was written to."""
 
 
 class SavedTensor:
-    """A tensor's storage, gradient and values, without a clone of large parameters."""
+    """A tensor's storage, gradient, hooks and values, without a clone of large parameters."""
 
-    __slots__ = ("alias", "clone", "grad", "live", "requires_grad", "version")
+    __slots__ = ("alias", "clone", "grad", "hooks", "live", "requires_grad", "version")
 
     def __init__(self, live: torch.Tensor) -> None:
         self.live, self.requires_grad = live, live.requires_grad
         self.grad = live.grad if live.is_leaf else None
+        self.hooks = [(table, _hooks(live, table)) for table in _HOOKS]
         self.version = None if live.is_inference() else live._version
         plain = live.layout is torch.strided and not live.is_nested and not isinstance(live, FakeTensor)
         plain = plain and type(live) in (torch.Tensor, nn.Parameter, nn.Buffer)
@@ -34,13 +37,15 @@ class SavedTensor:
         return ()
 
     def difference(self) -> Difference | None:
-        """Return a difference in memory, ``requires_grad``, gradient or values, or None."""
+        """Return a difference in memory, ``requires_grad``, gradient, hooks or values, or None."""
         if not self._same_memory():
             return "", "other memory, or another shape"
         if self.live.requires_grad != self.requires_grad:
             return ".requires_grad", f"{self.live.requires_grad}, was {self.requires_grad}"
         if self.live.is_leaf and self.live.grad is not self.grad:
             return ".grad", "another gradient"
+        if any(_hooks(self.live, table) != then for table, then in self.hooks):
+            return "", "other hooks"
         return ("", "other values") if self._was_written() else None
 
     def _same_memory(self) -> bool:
@@ -56,7 +61,7 @@ class SavedTensor:
         return not torch.equal(now, then) and not torch.equal(_bits(now), _bits(then))
 
     def restore(self) -> str | None:
-        """Restore memory, gradient and values, or return the reason for a failure."""
+        """Restore memory, gradient, hooks and values, or return the reason for a failure."""
         live = self.live
         with torch.no_grad():
             if self.alias is not None and not self._same_memory():
@@ -65,6 +70,8 @@ class SavedTensor:
                 live.requires_grad_(self.requires_grad)
             if live.is_leaf and live.grad is not self.grad:
                 live.grad = self.grad
+            for table, then in self.hooks:
+                _put_hooks(live, table, then)
             if not self._was_written():
                 return None
             if self.clone is None:
@@ -74,6 +81,22 @@ class SavedTensor:
             if self.version is not None:  # a graph of autograd that has saved it finds what it saved
                 set_version(live, self.version)
         return None
+
+
+def _hooks(tensor: torch.Tensor, table: str) -> dict[int, Any]:
+    return dict(getattr(tensor, table) or {})
+
+
+def _put_hooks(tensor: torch.Tensor, table: str, hooks: dict[int, Any]) -> None:
+    """Set the hooks of ``tensor``, in place if it has had some: handles of hooks refer to the table."""
+    current = getattr(tensor, table)
+    if not current or dict(current) == hooks:
+        return
+    if hooks:
+        current.clear()
+        current.update(hooks)
+    else:
+        setattr(tensor, table, None)
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,19 +8,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from schedule.capture.recording.source import user_line
 from schedule.capture.tracing.reading.plain import ATOMS, is_atom, same
 from schedule.util.errors import TraceError
 
 _NOTHING = object()
-
-
-def assigns_attributes(graph: fx.Graph) -> bool:
-    """Check whether the graph assigns attributes of modules."""
-    tables = (str(node.target).rpartition(".")[2] for node in graph.nodes if node.op == "get_attr")
-    return any(table in ("__dict__", "_buffers") for table in tables)
 
 
 def _refused(why: str) -> TraceError:

@@ -139,8 +139,11 @@ def _parameters(target: Any) -> dict[str, tuple[int, Any]]:
 
 
 def changes_object(node: fx.Node) -> bool:
-    """Check whether the node may change a stateful object by a method call such as ``cache.update``."""
-    return bool(node.meta.get("opaque")) and not is_pure_query(node.target)
+    """Check whether the node may change a stateful object by a method call such as ``cache.update``.
+
+    One named like a query does so if it was seen to, in the trace.
+    """
+    return bool(node.meta.get("opaque")) and (not is_pure_query(node.target) or bool(node.meta.get("changes")))
 
 
 def is_pure_query(target: object) -> bool:
@@ -155,6 +158,20 @@ def has_effect(node: fx.Node) -> bool:
     if node.op == "call_module":
         return any(argument.meta.get("object") for argument in node.all_input_nodes)
     return node.target in MESSAGES or mutates(node) or changes_object(node)
+
+
+def runs_other_code(node: fx.Node) -> bool:
+    """Check whether the node runs code outside the graph, which may read any state: a submodule, a method, a hook."""
+    custom = node.meta.get("draws")  # autograd functions and custom operators are marked so
+    return bool(node.op == "call_module" or node.meta.get("opaque") or node.meta.get("object") or custom)
+
+
+def assigned_attribute(node: fx.Node) -> tuple[str, str] | None:
+    """Return the table of attributes that the node sets an item of, such as ``"layer.__dict__"``, and the name."""
+    if node.target is not operator.setitem or not isinstance(node.args[0], fx.Node) or node.args[0].op != "get_attr":
+        return None
+    table = str(node.args[0].target)
+    return (table, str(node.args[1])) if table.rpartition(".")[2] in ("__dict__", "_buffers") else None
 
 
 _MAKES_NEW = {"add", "sub", "mul", "truediv", "div", "floordiv", "mod", "pow", "neg", "abs", "where", "cat", "stack"}
@@ -188,12 +205,12 @@ def _made_here(value: fx.Node) -> bool:
 
 
 def is_removable(node: fx.Node) -> bool:
-    """Check whether an unused node can be removed: it only computes a value."""
+    """Check whether an unused node can be removed: it only computes a value, and no data makes it raise."""
     if node.op in ("placeholder", "output", "call_module") or node.target in REGION_FUNCTIONS:
         return False
     if getattr(node.target, "__name__", "") in ("check", "check_output"):
         return False
-    return not has_effect(node) and not uses_random(node)
+    return not has_effect(node) and not uses_random(node) and not node.meta.get("raises")
 
 
 def remove_dead(graph: fx.Graph, nodes: Iterable[fx.Node] | None = None) -> None:

@@ -91,7 +91,7 @@ def _written(
 ) -> Any:
     if any(isinstance(leaf, nn.Module) or callable(leaf) for _, leaf in leaves((args, kwargs))):
         raise _refused(f"the function {target.__name__} is given a function or module to call")
-    node: fx.Node = tracer.emit(target, tracer.as_nodes(args), tracer.as_nodes(kwargs))
+    node: fx.Node = tracer.emit(target, *tracer.handed(args, kwargs))
     real_args, real_kwargs = map_structure(args, tracer.value_of), map_structure(kwargs, tracer.value_of)
     tracer.recording.fake_mode.observe()
     with tracer.recording.fake_mode:

@@ -17,7 +17,7 @@ from torch import fx
 
 from schedule.capture.recording.structure import literal, member_source
 from schedule.capture.tracing.dims import size_read
-from schedule.capture.tracing.effects import has_effect, is_pure_query
+from schedule.capture.tracing.effects import changes_object, has_effect
 from schedule.capture.tracing.replaying import Made
 from schedule.capture.tracing.restoring import first_lasting
 from schedule.capture.tracing.scalars import scalar_of
@@ -85,14 +85,14 @@ def expression(node: Any, inputs: dict[fx.Node, str], tracer: ModuleTracer) -> s
         return inputs[node]
     if node.op == "get_attr":
         return functools.reduce(member_source, str(node.target).split("."), "self")
-    asks_object = bool(node.meta.get("opaque")) and is_pure_query(node.target)
+    asks_object = bool(node.meta.get("opaque")) and not changes_object(node)
     if node.op == "call_method" and (node.target == "numel" or asks_object):
         parts = [expression(arg, inputs, tracer) for arg in node.args]
         return f"{parts[0]}.{node.target}({', '.join(parts[1:])})"
     if node.op != "call_function":
         raise NotBeforehand(node.name)
     if node.target in _QUESTIONS and node.meta.get("opaque"):
-        if _changed_before(node):
+        if changes_object(node) or _changed_before(node):
             raise NotBeforehand(node.name)
         return _QUESTIONS[node.target].format(*(expression(arg, inputs, tracer) for arg in node.args))
     if (read := size_read(node)) is not None and read[0].op not in ("placeholder", "get_attr"):

@@ -102,7 +102,7 @@ class ModuleCalls:
     ) -> Any:
         """Write the call of ``child`` as a node, and return its tracked output."""
         with DisableTorchFunction():
-            node = self._call_module(path, self.tracer.as_nodes(args), self.tracer.as_nodes(kwargs))
+            node = self._call_module(path, *self.tracer.handed(args, kwargs))
             node.meta["source"] = user_line()
             node.meta["draws"] = isinstance(child, DropoutBase)
             described = self._recorded_output(child, args, kwargs)

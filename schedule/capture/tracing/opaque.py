@@ -6,20 +6,25 @@ correct. Each attribute read and method call becomes a node, and a data-free cop
 
 from __future__ import annotations
 
+import copy
 import operator
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 from fused.torch_internals.modes import DisableTorchFunction
-from fused.torch_internals.tensors import FakeTensor
 from schedule.capture.recording.source import user_line
 from schedule.capture.recording.structure import map_structure
+from schedule.capture.snapshots import Snapshot
+from schedule.capture.snapshots.code import slots_of
 from schedule.capture.tracing.containers import TrackedDict
+from schedule.capture.tracing.effects import is_pure_query
+from schedule.capture.tracing.reading.arrays import is_array
+from schedule.capture.tracing.reading.plain import CONTAINERS, is_atom
 from schedule.capture.tracing.restoring import versions
 from schedule.capture.tracing.scalars import scalar_of
 from schedule.capture.tracing.trace import Trace
@@ -51,6 +56,13 @@ class Constant:
 
     def __hash__(self) -> int:
         return hash((Constant, id(self.value)))
+
+
+class Copied(Constant):
+    """Graph target to return a new copy of an object that the forward makes of plain data, such as a config."""
+
+    def __call__(self) -> Any:
+        return copy.deepcopy(self.value)
 
 
 def opaque_class(find: Callable[[], type | None]) -> Callable[[], type | None]:
@@ -163,18 +175,21 @@ class OpaqueTracker:
         """Call a method of a watched object on its data-free copy, and write the call as a node."""
         tracer, kwargs = self.tracer, kwargs or {}
         with DisableTorchFunction():
-            operands = (*leading, *tracer.as_nodes(args[len(leading) - 1 :]))
-            written = tracer.emit(target, operands, tracer.as_nodes(kwargs))
+            operands, options = tracer.handed(args[len(leading) - 1 :], kwargs)
+            written = tracer.emit(target, (*leading, *operands), options)
             written.meta["opaque"] = True
             real_args = map_structure(args, tracer.value_of)
             real_kwargs = map_structure(kwargs, tracer.value_of)
-            before = versions(value)
+            before, structure = versions(value), _structure(value) if is_pure_query(target) else None
+            tracer.recording.fake_mode.observe()
             with tracer.recording.fake_mode:
                 if isinstance(target, str):
                     result = getattr(value, target)(*real_args, **real_kwargs)
                 else:
                     result = target(value, *real_args, **real_kwargs)
             written.meta["in_place"] = any(now > before.get(key, 0) for key, now in versions(value).items())
+            if structure is not None:
+                written.meta["changes"] = bool(tracer.recording.fake_mode.written or structure.difference())
             return tracer.track(result, written)
 
     def node_of(self, leaf: Any) -> Any:
@@ -187,26 +202,50 @@ class OpaqueTracker:
             return leaf.item()  # a number
         if isinstance(leaf, _PLAIN) or leaf is Ellipsis:
             return leaf
-        if _holds_values(leaf):
+        made = not self._is_lasting(leaf)
+        if made and not _is_plain_object(leaf):
             raise TraceError(
-                f"an object of class {type(leaf).__name__} that the forward makes, and fills with what it computes, is "
-                "returned or handed on",
+                f"an object of class {type(leaf).__name__} that the forward makes is returned or handed on, which a "
+                "graph cannot make at each call",
                 where=user_line(),
                 fix="mark the module that makes it as a leaf (`leaves=(…,)`), or schedule its submodules instead",
             )
         if id(leaf) not in self._constants:
-            self._constants[id(leaf)] = (leaf, self.tracer.emit(Constant(leaf), ()))
+            for each in (leaf, getattr(leaf, "__self__", None)):
+                self.tracer.guard_identity(each)
+            self._constants[id(leaf)] = (leaf, self.tracer.emit(Copied(leaf) if made else Constant(leaf), ()))
         return self._constants[id(leaf)][1]
+
+    def _is_lasting(self, leaf: Any) -> bool:
+        """Check whether ``leaf`` exists outside the forward, or is plain data, so each call may use the same object."""
+        if isinstance(leaf, types.MethodType):
+            return self._is_lasting(leaf.__self__) and self._is_lasting(leaf.__func__)
+        if isinstance(leaf, types.BuiltinFunctionType):
+            owner = leaf.__self__
+            return owner is None or isinstance(owner, (type, types.ModuleType)) or self._is_lasting(owner)
+        if isinstance(leaf, types.FunctionType) and _is_importable(leaf):
+            return True
+        return (
+            isinstance(leaf, (type, types.ModuleType))
+            or is_atom(leaf)
+            or is_array(leaf)
+            or self.tracer.is_outside(leaf)
+        )
 
     def construct(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Construct ``cls(*args, **kwargs)``, such as ``DynamicCache(…)``, as a node, and watch the object."""
         tracer = self.tracer
         with DisableTorchFunction():
-            node = tracer.emit(cls, tracer.as_nodes(args), tracer.as_nodes(kwargs))
+            node = tracer.emit(cls, *tracer.handed(args, kwargs))
             real_args, real_kwargs = (map_structure(part, tracer.value_of) for part in (args, kwargs))
             with tracer.recording.fake_mode:
                 value = cls(*real_args, **real_kwargs)
             return self.watch(value, node)
+
+
+def _structure(value: Any) -> Snapshot:
+    """Save the attributes and items of an object, and those of the objects in it."""
+    return Snapshot({type(value).__name__: value}, data=False)
 
 
 def is_opaque_class(cls: type) -> bool:
@@ -214,15 +253,28 @@ def is_opaque_class(cls: type) -> bool:
     return any(issubclass(cls, found) for find in _opaque_classes if (found := find()) is not None)
 
 
-def _holds_values(value: Any, deeper: int = 4) -> bool:
-    """Check whether an object contains values of this trace. A graph would reuse them in every call."""
-    if isinstance(value, FakeTensor) or scalar_of(value) is not None:
-        return True
-    if deeper == 0 or isinstance(value, (nn.Module, types.FunctionType, type, torch.Tensor)):
-        return False
-    parts = value if isinstance(value, (list, tuple)) else getattr(value, "__dict__", value)
-    items = parts.values() if isinstance(parts, Mapping) else parts if isinstance(parts, (list, tuple)) else ()
-    return any(_holds_values(item, deeper - 1) for item in list(items))
+def _is_plain_object(value: Any, deeper: int = 8) -> bool:
+    """Check whether ``value`` contains only plain data, functions and classes, so that a copy is as good."""
+    if is_atom(value) or is_array(value) or isinstance(value, type):
+        return scalar_of(value) is None
+    if isinstance(value, types.FunctionType):
+        return _is_importable(value)
+    if type(value) in CONTAINERS:
+        parts = [*value.keys(), *value.values()] if isinstance(value, dict) else list(value)
+    else:
+        cls: Any = type(value)
+        if isinstance(value, nn.Module) or cls.__new__ is not object.__new__ or slots_of(cls):
+            return False  # it may hold more than its attributes, as classes written in C do
+        parts = list(getattr(value, "__dict__", {"": value}).values())
+    return deeper > 0 and all(_is_plain_object(part, deeper - 1) for part in parts)
+
+
+def _is_importable(function: types.FunctionType) -> bool:
+    """Check whether ``function`` is found by its name in its file, so the forward did not make it."""
+    found: Any = sys.modules.get(function.__module__)
+    for name in function.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is function
 
 
 def untracked(leaf: Any) -> Any:

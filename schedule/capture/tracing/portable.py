@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx
 
-_SAVED_META = ("spec", "source", "opaque", "object", "module", "rule", "draws")
+_SAVED_META = ("spec", "source", "opaque", "object", "module", "rule", "draws", "raises", "changes")
 
 
 class _Ref:

@@ -1,4 +1,4 @@
-"""Restoring of input objects changed by a forward, such as caches.
+"""Restoring of input objects changed by a forward, such as caches, and of attributes that it assigns.
 
 A check inside a graph may fail after the graph has written to a cache; the original forward then needs the cache as it
 was before. Only the structure is saved, not the data of its tensors: most caches replace old tensors with new ones, so
@@ -7,14 +7,17 @@ putting back the old tensors is enough.
 
 from __future__ import annotations
 
+import operator
 import types
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from schedule.capture.tracing.effects import changes_object, has_effect, is_local
+from schedule.capture.snapshots.entries import MISSING, Entry
+from schedule.capture.tracing.effects import assigned_attribute, changes_object, has_effect, is_local
 from schedule.util.errors import ScheduleError
 
 FEW = 16
@@ -38,7 +41,7 @@ def can_be_undone(node: fx.Node) -> bool:
     """
     if node.op == "call_module":
         return not node.meta.get("writes")
-    return not has_effect(node) or is_local(node) or changes_given(node)
+    return not has_effect(node) or is_local(node) or changes_given(node) or assigned_attribute(node) is not None
 
 
 def first_lasting(graph: fx.Graph) -> fx.Node | None:
@@ -69,6 +72,13 @@ def restoring(objects: Iterable[Any]) -> list[Restore]:
         ScheduleError: a tensor of more than :data:`FEW` elements was changed in place since.
     """
     return [_KINDS[kind](part) for part in _parts(objects) for kind in _KINDS if isinstance(part, kind)]
+
+
+def restoring_attributes(module: nn.Module, assigned: Iterable[tuple[str, str]]) -> list[Restore]:
+    """Return functions to restore attributes of ``module``, given by table and name, to their current values."""
+    tables = [(operator.attrgetter(table)(module), name) for table, name in assigned]
+    entries = [Entry(table, name, table.get(name, MISSING), None) for table, name in tables]
+    return [partial(entry.put, entry.before) for entry in entries]
 
 
 def _parts(objects: Iterable[Any]) -> Iterator[Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import fx
 
 from schedule.capture.recording.recording import Call, Opaque
 from schedule.capture.recording.specs import TensorSpec
@@ -114,6 +115,8 @@ class SignatureBuilder:
         self.signature = Signature()
         self._placeholder = placeholder
         self._leaves: dict[str, Any] = {}
+        self._containers: dict[int, tuple[Any, str]] = {}
+        self._constants: dict[int, tuple[Any, str]] = {}
 
     def build(self, parameters: Parameters, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the tracked ``(args, kwargs)`` of ``call``, and complete :attr:`signature`."""
@@ -181,12 +184,39 @@ class SignatureBuilder:
         self.signature.conditions.append(condition)
 
     def _input(self, described: Any, text: str) -> None:
-        name = "".join(c if c.isalnum() else "_" for c in text).strip("_").replace("__", "_")
+        name = _placeholder_name(text)
         self.signature.inputs[name] = text
         self._leaves[text] = self._placeholder(name, described)
 
+    def container_input(self, value: Any, graph: fx.Graph) -> fx.Node | None:
+        """Return a placeholder of ``graph`` for a container that was passed, or None for any other value."""
+        if id(value) not in self._containers:
+            return None
+        text = self._containers[id(value)][1]
+        name, given = _placeholder_name(text), [node for node in graph.nodes if node.op == "placeholder"]
+        for node in given:
+            if node.target == name:
+                return node
+        self.signature.inputs[name] = text
+        first = next(iter(graph.nodes))
+        with graph.inserting_after(given[-1]) if given else graph.inserting_before(first):
+            node = graph.placeholder(name)
+        node.meta["object"] = True
+        return node
+
+    def is_given(self, value: Any) -> bool:
+        """Check whether ``value`` is a constant among the arguments, such as a function."""
+        return id(value) in self._constants
+
     def _tracked(self, value: Any, text: str) -> Any:
         """Return ``value`` with its inputs replaced by the tracked ones."""
+        tracked = self._copied(value, text)
+        if text not in self._leaves and not isinstance(value, torch.Size):
+            kept = self._containers if tracked is not value else self._constants
+            kept[id(tracked)] = (tracked, text)
+        return tracked
+
+    def _copied(self, value: Any, text: str) -> Any:
         if text in self._leaves:
             return self._leaves[text]
         if isinstance(value, (list, tuple)):
@@ -199,6 +229,10 @@ class SignatureBuilder:
             names = value.__dataclass_fields__
             return type(value)(**{name: self._tracked(getattr(value, name), f"{text}.{name}") for name in names})
         return value
+
+
+def _placeholder_name(text: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in text).strip("_").replace("__", "_")
 
 
 def bound_or_refused(parameters: Parameters, call: Call, forward: Callable[..., Any]) -> None:

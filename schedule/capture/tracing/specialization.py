@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.recording.recording import Call, Recording
 from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.recording.structure import is_dataclass_value, is_plain_mapping, leaves, original_class
+from schedule.capture.recording.structure import leaves, original_class
 from schedule.capture.tracing.attributes import attributes_unchanged
 from schedule.capture.tracing.effects import remove_dead
 from schedule.capture.tracing.environment import Environment, fast_path_conditions, parameter_conditions
@@ -26,12 +25,14 @@ from schedule.capture.tracing.outputs import CHECKS, insert_checks
 from schedule.capture.tracing.portable import pack_graph, unpack_graph
 from schedule.capture.tracing.reading.ledger import Ledger
 from schedule.capture.tracing.regions import REGION_FUNCTIONS, closing
+from schedule.capture.tracing.results import Written
 from schedule.capture.tracing.sharing import has_constants, structural_key
 from schedule.capture.tracing.signature import Parameters, Signature, SignatureBuilder, bound_or_refused
 from schedule.capture.tracing.spelling import check_keywords, source_of
 from schedule.capture.tracing.tracer import EnterChild, ModuleTracer
 from schedule.capture.tracing.trials import tried
 from schedule.util.errors import TraceError
+from schedule.util.generators import generators_restored
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ def _traced(
     def attempt(**options: Any) -> tuple[Specialization, ModuleTracer]:
         tracer = ModuleTracer(module, recording, enter, use_recorded_outputs=autocast is None, **options)
         try:
-            with TRACING, recording.as_after_run():
+            with TRACING, generators_restored(module), recording.as_after_run():
                 return _traced_by(tracer, forward, call, training, autocast), tracer
         except TraceError:
             if not tracer.strings.written or "exact_texts" in options:
@@ -198,12 +199,15 @@ def _traced_by(
     environment = Environment.of(call, autocast)
     builder = SignatureBuilder(tracer.placeholder)
     args, kwargs = builder.build(parameters, call)
+    tracer.arguments = builder
     tracer.evaluator.know_arguments((args, kwargs))
     with in_mode(module, training), environment.inlined(), attributes_unchanged(module):
         result = tracer.run(forward, (module, *args), kwargs)
         returned = tracer.described(result)
-        written = _written(tracer, result)
-        tracer.evaluator.assignments.write(tracer)
+        assignments = tracer.evaluator.assignments
+        writer = Written(tracer, result, *assignments.last(), returned=True)
+        written = writer.of(result)
+        assignments.complete(tracer.graph, writer.of)
     tracer.graph.output(written)
     builder.signature.conditions += environment.conditions(builder.signature)
     builder.signature.conditions += parameter_conditions(module, builder.signature)
@@ -268,23 +272,6 @@ def _has_default_dtype(node: fx.Node) -> bool:
 
 def _is_inexact(spec: TensorSpec) -> bool:
     return spec.dtype.is_floating_point or spec.dtype.is_complex
-
-
-def _written(tracer: ModuleTracer, value: Any) -> Any:
-    """Return a forward's result as the graph's output: plain containers of nodes, dataclasses rebuilt by a call."""
-    with DisableTorchFunction():
-        if isinstance(value, (list, dict)) and tracer.evaluator.is_outside(value):
-            return tracer.container_node(value)
-        if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-            items = [_written(tracer, item) for item in value]
-            return items if isinstance(value, list) else tuple(items)
-        if is_plain_mapping(value) or is_dataclass_value(value):
-            names = list(value) if isinstance(value, dict) else list(value.__dataclass_fields__)
-            found = {n: _written(tracer, value[n] if isinstance(value, dict) else getattr(value, n)) for n in names}
-            return found if type(value) is dict else tracer.emit(type(value), (), found)
-        if hasattr(value, "_fields"):
-            return tracer.emit(type(value), tuple(_written(tracer, item) for item in value))
-        return tracer.node_of(value)
 
 
 __all__ = ["Specialization", "TraceError", "compiled", "original_class", "specialize"]

@@ -52,6 +52,15 @@ class Trace(Protocol):
     def as_nodes(self, value: Any) -> Any:
         """Return arguments with tracked values replaced by their nodes."""
 
+    def handed(self, *values: Any) -> tuple[Any, ...]:
+        """Return arguments of code outside the graph in nodes: they keep their classes, and containers are shared."""
+
+    def is_outside(self, value: Any) -> bool:
+        """Check whether the forward did not make ``value``, an object."""
+
+    def guard_identity(self, value: Any) -> None:
+        """Guard on ``value`` being the same object at each call, if it was read from outside."""
+
     def value_of(self, leaf: Any) -> Any:
         """Return the value of a leaf for evaluation: a data-free tensor, a plain number or the object itself."""
 

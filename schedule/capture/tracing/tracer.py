@@ -41,9 +41,13 @@ from schedule.capture.tracing.opaque import OpaqueTracker, untracked
 from schedule.capture.tracing.pieces import guard_number
 from schedule.capture.tracing.reading.evaluator import Evaluator
 from schedule.capture.tracing.reading.natives import HANDLERS
-from schedule.capture.tracing.reading.sources import module_path
+from schedule.capture.tracing.reading.plain import is_atom
+from schedule.capture.tracing.reading.seeding import seeding_handlers
+from schedule.capture.tracing.reading.sources import Const, Self, module_path
 from schedule.capture.tracing.regions import RegionTracker
+from schedule.capture.tracing.results import Written
 from schedule.capture.tracing.scalars import scalar_of, symbolic
+from schedule.capture.tracing.signature import SignatureBuilder
 from schedule.capture.tracing.sizes import SizeReader
 from schedule.capture.tracing.string_formatting import Strings
 from schedule.capture.tracing.writes import written_tensors
@@ -81,6 +85,7 @@ class ModuleTracer(TorchFunctionMode):
         self.guards: dict[fx.Node, Any] = {}
         self.inlined: dict[str, nn.Module] = {}
         self.outputs: dict[fx.Node, Any] = {}
+        self.arguments: SignatureBuilder | None = None
         self._nodes: dict[int, tuple[torch.Tensor, fx.Node]] = {}
         self._requires_grad: dict[fx.Node, bool] = {}
         self._devices: dict[int, tuple[torch.device, fx.Node]] = {}
@@ -94,7 +99,7 @@ class ModuleTracer(TorchFunctionMode):
         self.opaque = OpaqueTracker(self)
         self.regions = RegionTracker(self)
         self.functions = FunctionTracker(self)
-        self.evaluator = Evaluator(self, HANDLERS)
+        self.evaluator = Evaluator(self, HANDLERS | seeding_handlers())
         self.calls = ModuleCalls(self, enter, use_recorded_outputs)
 
     # -- running ---------------------------------------------------------------------------------------
@@ -156,7 +161,7 @@ class ModuleTracer(TorchFunctionMode):
             return tracked
         if hasattr(value, "_fields"):
             return type(value)(*tracked)
-        return tuple(tracked) if type(value) in (tuple, torch.Size) else type(value)(tracked)
+        return tuple(tracked) if type(value) is tuple else type(value)(tracked)
 
     def _spec(self, value: Any) -> Any:
         def of_leaf(leaf: Any) -> Any:
@@ -205,12 +210,35 @@ class ModuleTracer(TorchFunctionMode):
         container_node = module_path(self.evaluator.found_at(value))
         return None if container_node is None else self.graph.get_attr(".".join(filter(None, container_node)))
 
-    def container_node(self, container: Any) -> fx.Node:
-        """Return the node of an outside container returned by the forward, or raise without one."""
-        node = self._attribute(container)
-        if node is None:
-            raise self.evaluator.refused(f"the forward returns a {type(container).__name__} that it did not make")
+    def container_input(self, value: Any) -> fx.Node | None:
+        """Return a placeholder for a container among the arguments, or None for any other value."""
+        return None if self.arguments is None else self.arguments.container_input(value, self.graph)
+
+    def outside_container(self, value: Any, required: bool) -> fx.Node | None:
+        """Return the node of a container that the forward did not make, or None.
+
+        Raises:
+            TraceError: it has no node, and is ``required`` to.
+        """
+        if not self.evaluator.is_outside(value):
+            return None
+        node = self._attribute(value)
+        if node is None and required:
+            raise self.evaluator.refused(f"the forward returns a {type(value).__name__} that it did not make")
         return node
+
+    def is_outside(self, value: Any) -> bool:
+        """Check whether the forward did not make ``value``, an object."""
+        given = self.arguments is not None and self.arguments.is_given(value)
+        own = isinstance(value, nn.Module) and self.path_of(value) is not None
+        return given or own or self.evaluator.is_outside(value)
+
+    def guard_identity(self, value: Any) -> None:
+        """Guard on ``value`` being the same object at each call, if it was read from outside."""
+        source = self.evaluator.found_at(value)
+        if source is not None and not is_atom(value) and not isinstance(source, (Const, Self)):
+            with self.evaluator.recording(True):
+                self.evaluator.guard("is", source, value)
 
     def _tensor_node(self, tensor: torch.Tensor) -> fx.Node:
         if id(tensor) in self._nodes:
@@ -232,6 +260,11 @@ class ModuleTracer(TorchFunctionMode):
     def as_nodes(self, value: Any) -> Any:
         """Return arguments with tracked values replaced by their nodes."""
         return map_structure(value, self.node_of)
+
+    def handed(self, *values: Any) -> tuple[Any, ...]:
+        """Return arguments of code outside the graph in nodes: they keep their classes, and containers are shared."""
+        written = Written(self, *values, returned=False)
+        return tuple(map(written.of, values))
 
     def value_of(self, leaf: Any) -> Any:
         """Return the value of a leaf for evaluation: a data-free tensor, a plain number or the object itself."""

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from schedule.capture.tracing.effects import uses_random
+from schedule.capture.tracing.effects import assigned_attribute, uses_random
 from schedule.capture.tracing.guards import GuardMiss, check
 from schedule.capture.tracing.outputs import check_output
 from schedule.capture.tracing.replaying import Attempt, attempting, keeping
-from schedule.capture.tracing.restoring import changes_given, restoring
+from schedule.capture.tracing.restoring import changes_given, restoring, restoring_attributes
 from schedule.util.generators import torch_states
 
 Run = Callable[..., Any]
@@ -32,8 +32,12 @@ def tried(graph: fx.Graph, compiled: Callable[[fx.Graph], Run]) -> Run:
     nodes = list(graph.nodes)
     last = max((index for index, node in enumerate(nodes) if node.target in (check, check_output)), default=0)
     found = nodes[:last]
-    noticed = any(node.op == "call_module" or uses_random(node) or changes_given(node) for node in found)
+    noticed = any(map(_is_noticed, found))
     return _Trial(graph, found, compiled) if noticed else compiled(graph)
+
+
+def _is_noticed(node: fx.Node) -> bool:
+    return node.op == "call_module" or uses_random(node) or changes_given(node) or assigned_attribute(node) is not None
 
 
 class _Trial:
@@ -44,6 +48,7 @@ class _Trial:
         self.drawing = any(node.meta.get("draws") or uses_random(node) for node in found)
         given = [node for node in graph.nodes if node.op == "placeholder"]
         changing = any(map(changes_given, found))
+        self.assigned = [assigned for node in found if (assigned := assigned_attribute(node)) is not None]
         self.objects = tuple(index for index, node in enumerate(given) if changing and node.meta.get("object"))
 
     def __call__(self, module: nn.Module, *inputs: Any) -> Any:
@@ -55,7 +60,8 @@ class _Trial:
         if torch.compiler.is_compiling():
             return self.keeping(module, *inputs)
         objects = [inputs[index] for index in self.objects]
-        states, pieces = torch_states() if self.drawing else (), restoring(objects)
+        states = torch_states() if self.drawing else ()
+        pieces = [*restoring(objects), *restoring_attributes(module, self.assigned)]
         attempt = Attempt(self.drawing, objects, [])
         try:
             with attempting(attempt):

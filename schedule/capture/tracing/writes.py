@@ -1,4 +1,4 @@
-"""Side effects of traced torch calls, as observed: what a call writes, and whether it draws random numbers.
+"""Side effects of traced torch calls, as observed: what a call writes, whether it draws random numbers or may raise.
 
 A graph is analyzed by the names and schemas of its functions (:mod:`schedule.capture.tracing.effects`). A function that
 does more than these say is refused, or noted on its node.
@@ -6,6 +6,7 @@ does more than these say is refused, or noted on its node.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from fused.torch_internals.modes import DisableTorchFunction
 from fused.torch_internals.schemas import is_custom
 from fused.torch_internals.tensors import storage_of
 from schedule.capture.recording.source import user_line
+from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.recording.structure import leaves
 from schedule.capture.tracing.effects import changed
 from schedule.capture.tracing.trace import Trace
@@ -24,7 +26,8 @@ from schedule.util.errors import TraceError
 def written_tensors(tracer: Trace, node: fx.Node, arguments: Any) -> list[torch.Tensor]:
     """Return the tensors of ``arguments`` that the call of ``node``, evaluated just before, has changed in place.
 
-    Marks a node that draws random numbers, and that of a custom operator, which may.
+    Marks a node that draws random numbers, and that of a custom operator, which may; and a node that may raise because
+    of data.
 
     Raises:
         TraceError: it has changed another one than :func:`~schedule.capture.tracing.effects.changed` finds.
@@ -32,6 +35,8 @@ def written_tensors(tracer: Trace, node: fx.Node, arguments: Any) -> list[torch.
     mode, known = tracer.recording.fake_mode, set(changed(node))
     if mode.draws or is_custom(node.target):
         node.meta["draws"] = True
+    if mode.raises or _is_indexed_by_tensor(node):
+        node.meta["raises"] = True
     if not known and not mode.written:
         return []
     given = [leaf for _, leaf in leaves(arguments) if isinstance(leaf, torch.Tensor)]
@@ -47,3 +52,8 @@ def written_tensors(tracer: Trace, node: fx.Node, arguments: Any) -> list[torch.
             fix="keep the module that calls it a leaf (`leaves=(…,)`), or use an operator that declares what it writes",
         )
     return written
+
+
+def _is_indexed_by_tensor(node: fx.Node) -> bool:
+    specs = [each.meta.get("spec") for each in node.all_input_nodes[1:]]
+    return node.target is operator.getitem and any(isinstance(spec, TensorSpec) for spec in specs)

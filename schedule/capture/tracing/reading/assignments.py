@@ -1,19 +1,22 @@
 """Assignments of a forward to attributes of modules.
 
-They are read back during tracing, and executed at the end of the graph. If a check in the graph fails before, nothing
-is changed.
+They are read back during tracing. The graph executes them at its end, or where the forward does if other code runs
+afterwards that may read them: a submodule, its hooks, a method of an object. If a check in the graph fails, they are
+undone (:mod:`schedule.capture.tracing.trials`).
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.recording.structure import leaves
+from schedule.capture.tracing.effects import runs_other_code
 from schedule.capture.tracing.reading.plain import is_atom, same
 from schedule.capture.tracing.reading.reads import Reads
 from schedule.capture.tracing.reading.sources import DictOf, Item, Source, described, submodule_path
@@ -35,7 +38,7 @@ class Assignments:
     def __init__(self, evaluator: Reads) -> None:
         self._evaluator = evaluator
         self._values: dict[tuple[str, str], Any] = {}
-        self._tables: dict[tuple[str, str], str] = {}
+        self._written: dict[fx.Node, tuple[tuple[str, str], Any]] = {}
         self.count = 0
 
     def value(self, source: Source, name: str) -> tuple[Any] | None:
@@ -70,15 +73,53 @@ class Assignments:
             )
         if not all(_is_storable(leaf) for _, leaf in leaves(value)):
             raise evaluator.refused(f"the forward assigns an object to attribute {name!r} of a {kind}", _FIX)
-        self._values[path, name], self._tables[path, name] = value, table  # type: ignore[index]
+        self._values[path, name] = value  # type: ignore[index]
+        emitted = self._emitted(f"{path}.{table}" if path else table, name, value)
+        self._written[emitted] = (path, name), value  # type: ignore[assignment]
 
-    def write(self, tracer: Trace) -> None:
-        """Add the assignments to the graph, complete except for its output."""
+    def _emitted(self, table: str, name: str, value: Any) -> fx.Node:
+        tracer: Trace = self._evaluator.tracer
         with DisableTorchFunction():
-            for (path, name), value in self._values.items():
-                table = self._tables[path, name]
-                holder = tracer.graph.get_attr(f"{path}.{table}" if path else table)
-                tracer.emit(operator.setitem, (holder, name, tracer.as_nodes(value)))
+            return tracer.emit(operator.setitem, (tracer.graph.get_attr(table), name, tracer.as_nodes(value)))
+
+    def last(self) -> list[Any]:
+        """Return the values assigned last."""
+        return list(self._values.values())
+
+    def complete(self, graph: fx.Graph, written: Callable[[Any], Any]) -> None:
+        """Move assignments that no other code can read to the end of ``graph``, and drop those overwritten by then.
+
+        Args:
+            graph: the graph, complete except for its output.
+            written: function to return a value, as it is at the end, in nodes.
+
+        Raises:
+            TraceError: the forward changes a container after other code could read it as an attribute.
+        """
+        moved: list[fx.Node] = []
+        readers, at_next = 0, dict[tuple[str, str], int]()
+        for node in reversed(graph.nodes):
+            readers += runs_other_code(node)
+            if node not in self._written:
+                continue
+            key, value = self._written[node]
+            if readers > at_next.get(key, 0):  # it is read before it is overwritten
+                self._refuse_changed(key[1], node, value)
+            elif key in at_next:
+                graph.erase_node(node)
+            else:
+                moved.insert(0, node)
+            at_next[key] = readers
+        for node in moved:
+            holder, name, _ = node.args
+            node.args = holder, name, written(self._written[node][1])
+            next(reversed(graph.nodes)).append(node)
+
+    def _refuse_changed(self, name: str, node: fx.Node, value: Any) -> None:
+        with DisableTorchFunction():
+            now = self._evaluator.tracer.as_nodes(value)
+        if isinstance(value, (list, dict)) and fx.node.map_aggregate(now, lambda leaf: leaf) != node.args[2]:
+            raise self._evaluator.refused(f"the forward changes attribute {name!r} in place after assigning it", _FIX)
 
 
 _FIX = "schedule its submodules instead, or keep state in buffers that are updated in place"

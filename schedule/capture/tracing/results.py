@@ -1,0 +1,116 @@
+"""Values that a graph returns, stores or hands to other code, with their classes and identities.
+
+FX writes containers of nodes as lists, tuples and dicts. Other code may notice more: the class of a result
+(``torch.Size``, ``torch.return_types.max``, ``ModelOutput``), whether two lists are one, and whether a tuple is the
+caller's. A container with such a property becomes a node of its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+
+from fused.torch_internals.modes import DisableTorchFunction
+from schedule.capture.recording.structure import is_dataclass_value, is_plain_dataclass, is_plain_mapping
+from schedule.capture.tracing.opaque import untracked
+from schedule.capture.tracing.trace import Trace
+
+
+class _Tracer(Trace, Protocol):
+    def container_input(self, value: Any) -> fx.Node | None:
+        """Return a placeholder for a container among the arguments, or None for any other value."""
+
+    def outside_container(self, value: Any, required: bool) -> fx.Node | None:
+        """Return the node of a container that the forward did not make, or None; raise if it is ``required``."""
+
+
+class Written:
+    """Nodes of values that leave a graph together.
+
+    Args:
+        tracer: the trace.
+        values: the values.
+        returned: whether the graph returns or stores them; otherwise it hands them to code that it calls.
+    """
+
+    def __init__(self, tracer: _Tracer, *values: Any, returned: bool) -> None:
+        self._tracer, self._returned = tracer, returned
+        self._counts = Counter[int]()
+        self._made: dict[int, Any] = {}
+        with DisableTorchFunction():
+            for value in values:
+                self._count(value)
+
+    def of(self, value: Any) -> Any:
+        """Return ``value``, one of the values or a part of one, as nodes and plain containers of nodes."""
+        with DisableTorchFunction():
+            return self._of(value)
+
+    def _count(self, value: Any) -> None:
+        """Count how often each container occurs."""
+        if parts := _parts(value):
+            self._counts[id(value)] += 1
+            for part in parts if self._counts[id(value)] == 1 else ():
+                self._count(part)
+
+    def _of(self, value: Any) -> Any:
+        if id(value) in self._made:
+            return self._made[id(value)]
+        if not isinstance(value, (list, tuple, dict)) and not _is_record(value):
+            return self._tracer.as_nodes(value)
+        written = self._from_outside(value)
+        if written is None:
+            written = self._rebuilt(value)
+        if self._counts[id(value)] > 1:
+            written = written if isinstance(written, fx.Node) else self._tracer.emit(type(written), (written,))
+            self._made[id(value)] = written
+        return written
+
+    def _from_outside(self, value: Any) -> Any:
+        """Return the node of a container that the forward was given or has read, or None."""
+        if isinstance(value, tuple):
+            return self._tracer.container_input(value) if self._returned else None
+        node = self._tracer.container_input(value)
+        if node is not None or not self._tracer.is_outside(value):
+            return node
+        is_container = isinstance(value, (list, dict))
+        return self._tracer.outside_container(value, self._returned) if is_container else self._tracer.node_of(value)
+
+    def _rebuilt(self, value: Any) -> Any:
+        cls = type(value)
+        if isinstance(value, (list, tuple)):
+            items = [self._of(item) for item in value]
+            if isinstance(value, list):
+                return items
+            if cls is tuple:
+                return tuple(items)
+            if not hasattr(value, "_fields"):
+                return self._tracer.emit(cls, (tuple(items),))
+            return self._tracer.emit(cls, tuple(items)) if self._returned else cls(*items)
+        if is_plain_mapping(value) or (self._returned and _is_record(value)) or is_plain_dataclass(value):
+            return self._fields(value)
+        return self._tracer.node_of(value)
+
+    def _fields(self, value: Any) -> Any:
+        names = list(value) if isinstance(value, dict) else list(value.__dataclass_fields__)
+        found = {n: self._of(value[n] if isinstance(value, dict) else getattr(value, n)) for n in names}
+        if type(value) is dict:
+            return found
+        return self._tracer.emit(type(value), *(((), found) if is_dataclass_value(value) else ((found,),)))
+
+
+def _parts(value: Any) -> list[Any]:
+    """Return the items of a container, or none."""
+    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+        return list(value)
+    if isinstance(value, dict):
+        return list(value.values())
+    return [getattr(value, name) for name in value.__dataclass_fields__] if _is_record(value) else []
+
+
+def _is_record(value: Any) -> bool:
+    """Check whether ``value`` is an instance of a dataclass, and no placeholder for one."""
+    return is_dataclass_value(value) and untracked(value) is value
