@@ -46,3 +46,9 @@ def bound_names(tree: ast.AST) -> set[str]:
 def assigns_names_only(target: ast.AST) -> bool:
     """Check whether ``target`` assigns to names alone, not to attributes or items."""
     return not any(isinstance(node, (ast.Attribute, ast.Subscript)) for node in ast.walk(target))
+
+
+def raises_again(handler: ast.ExceptHandler) -> bool:
+    """Check whether a handler of a ``try`` statement raises an exception in the end."""
+    last = handler.body[-1]
+    return isinstance(last, ast.Raise) and not any(isinstance(each, ast.Return) for each in ast.walk(handler))

@@ -9,7 +9,13 @@ from itertools import chain
 from typing import Any
 
 from schedule.capture.tracing.reading.match_patterns import MatchPatterns
-from schedule.capture.tracing.reading.names import assigns_names_only, bound_names, loaded_globally, stored_globally
+from schedule.capture.tracing.reading.names import (
+    assigns_names_only,
+    bound_names,
+    loaded_globally,
+    raises_again,
+    stored_globally,
+)
 from schedule.capture.tracing.reading.nodes import NoSource
 
 _CALLED_AS_WRITTEN = {"locals"}  # it reads the caller's frame
@@ -353,7 +359,7 @@ class Transformer(MatchPatterns):
     def visit_Try(self, node: Any) -> Any:
         """Mark the body of a ``try`` statement with a handler that does not raise the exception again."""
         self.generic_visit(node)
-        if not all(map(_raises_again, node.handlers)):
+        if not all(map(raises_again, node.handlers)):
             entered = ast.withitem(self._here("protected", node))
             node.body = [ast.copy_location(ast.With([entered], node.body), node)]
         return node
@@ -379,11 +385,6 @@ class Transformer(MatchPatterns):
 def _flat(targets: Sequence[ast.expr]) -> Iterator[Any]:
     for target in targets:
         yield from _flat(target.elts) if isinstance(target, (ast.Tuple, ast.List)) else [target]
-
-
-def _raises_again(handler: ast.ExceptHandler) -> bool:
-    last = handler.body[-1]
-    return isinstance(last, ast.Raise) and not any(isinstance(each, ast.Return) for each in ast.walk(handler))
 
 
 def _at_attribute(attribute: ast.Attribute, node: ast.expr | None = None) -> ast.expr:
