@@ -320,7 +320,8 @@ class ItemReads(AttributeReads):
             self.key(a)
         elif isinstance(b, (list, tuple, deque)) and self._compares(a, b):
             return any(each is a or self.truth(self.eq(each, a)) for each in self.iterate(b))
-        if source is not None and isinstance(b, (dict, types.MappingProxyType)):
+        by_item = isinstance(b, (set, frozenset)) and (is_atom(a) or is_fixed(a))
+        if source is not None and (by_item or isinstance(b, (dict, types.MappingProxyType))):
             found = a in b
             self.guard("contains" if found else "lacks_item", source, self._key(a))
             return found
