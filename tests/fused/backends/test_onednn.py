@@ -61,11 +61,10 @@ def test_the_measurement_is_a_ratio_and_leaves_no_trace() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_it_is_measured_in_float32_on_the_cpu_whatever_the_defaults() -> None:
+def test_it_is_measured_in_float32_whatever_the_default() -> None:
     torch.set_default_dtype(torch.float64)
     try:
-        with torch.device("meta"):
-            assert 0.05 < onednn._measured() < 50
+        assert 0.05 < onednn._measured() < 50
     finally:
         torch.set_default_dtype(torch.float32)
 
