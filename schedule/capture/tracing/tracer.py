@@ -207,7 +207,7 @@ class ModuleTracer(TorchFunctionMode):
 
     def _attribute(self, value: Any) -> fx.Node | None:
         """Return a ``get_attr`` node for an object found by the forward in a module attribute, else None."""
-        container_node = module_path(self.evaluator.found_at(value))
+        container_node = None if is_atom(value) else module_path(self.evaluator.found_at(value))
         return None if container_node is None else self.graph.get_attr(".".join(filter(None, container_node)))
 
     def container_input(self, value: Any) -> fx.Node | None:

@@ -130,7 +130,7 @@ class AttributeReads(Reads):
             self.know(owner.__dict__, DictOf(source))
             return owner.__dict__
         if name == "__class__":
-            return cls
+            return type(owner)  # of a scheduled module, the class that it runs as
         value = raw.__get__(owner, type(owner))
         return value if source is None else self.read(value, Attr(source, name))
 

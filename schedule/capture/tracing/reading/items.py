@@ -297,7 +297,9 @@ class ItemReads(AttributeReads):
 
     def _has_native_equality(self, value: Any) -> bool:
         """Check whether native code compares the content of ``value``, which is not a container or immutable."""
-        if isinstance(value, (torch.Tensor, *BUILTIN_CONTAINERS)) or (is_fixed(value) and not is_changeable(value)):
+        if isinstance(value, (torch.Tensor, *BUILTIN_CONTAINERS)) or is_atom(value):
+            return False
+        if is_fixed(value) and not is_changeable(value):
             return False
         return type(value).__eq__ is not object.__eq__ and not has_operators(type(value))
 
@@ -346,6 +348,7 @@ class ItemReads(AttributeReads):
         if not self.on or isinstance(value, (torch.Tensor, _Watched, TrackedDict)):
             return None
         raw, source = self.resolve_of(value, name), self.source_of(value)
-        if not isinstance(raw, types.FunctionType) or (self.is_native(raw) and (source is None or is_fixed(value))):
+        plain = source is None or is_fixed(value) or is_atom(value)
+        if not isinstance(raw, types.FunctionType) or (plain and self.is_native(raw)):
             return None
         return lambda *args: self.call(raw, value, *args)

@@ -113,7 +113,7 @@ def _type(ev: Evaluator, value: Any, *rest: Any, **kwargs: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return _tensor_class(ev, value)
     scalar = scalar_of(value)
-    return class_of(value if scalar is None else scalar.value)
+    return type(value if scalar is None else scalar.value)  # of a scheduled module, the class that it runs as
 
 
 @handles(dataclasses.fields)

@@ -271,11 +271,21 @@ def shared_ledger(guards: tuple[Guard, ...]) -> Ledger:
 
 
 def _is_on_generated_code(guard: Guard) -> bool:
-    """Check whether ``guard`` is on the class, code or globals of an ``fx.GraphModule``, made again from its graph."""
-    start = root(guard.source)
-    value = start.value if isinstance(start, Const) else None
+    """Check whether ``guard`` is on a class, code or globals that this package or fx makes again with the graph."""
+    ends = (root(each) for each in (guard.source, guard.expected) if isinstance(each, Source))
+    return any(isinstance(end, Const) and (_is_generated(end.value) or _is_found_on_generated(end)) for end in ends)
+
+
+def _is_found_on_generated(const: Const) -> bool:
+    start = None if const.found is None else root(const.found)
+    return isinstance(start, Query) and any(map(_is_generated, start.arguments))
+
+
+def _is_generated(value: Any) -> bool:
     if isinstance(value, type):
-        return issubclass(value, fx.GraphModule) and value is not fx.GraphModule
+        return "_schedule_original" in vars(value) or (
+            issubclass(value, fx.GraphModule) and value is not fx.GraphModule
+        )
     if isinstance(value, dict):
         return "__builtins__" in value and "__name__" not in value
     return isinstance(value, types.FunctionType) and value.__code__.co_filename.startswith("<eval_with_key>")

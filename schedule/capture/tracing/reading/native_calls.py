@@ -142,7 +142,7 @@ class NativeCalls(ItemReads):
             return Operand(self, value)
         if callable(value) and not isinstance(value, type) and (source is None or not has_operators(type(value))):
             return self.bridged(value)
-        if source is None or is_fixed(value) or isinstance(value, torch.Tensor):
+        if source is None or is_fixed(value) or is_atom(value) or isinstance(value, torch.Tensor):
             return value
         if isinstance(value, (list, dict, set, frozenset, tuple, deque, types.MappingProxyType)):
             return self.operand(value)
@@ -177,7 +177,7 @@ class NativeCalls(ItemReads):
 
     def _is_state(self, value: Any) -> bool:
         return any(
-            self.source_of(leaf) is not None and not is_fixed(leaf) and not isinstance(leaf, torch.Tensor)
+            self.source_of(leaf) is not None and not (is_fixed(leaf) or is_atom(leaf) or isinstance(leaf, torch.Tensor))
             for _, leaf in leaves(value)
         )
 

@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch._ops import OpOverload, OpOverloadPacket
 from torch.autograd.profiler import record_function
 
+from fused.torch_internals.schemas import OpOverload, OpOverloadPacket
 from schedule.capture.recording.structure import leaves
 from schedule.capture.tracing.reading.origin import IMMUTABLE, PURE, is_changeable, is_native_class, is_pure
 from schedule.capture.tracing.reading.plain import is_atom
