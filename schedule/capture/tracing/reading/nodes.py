@@ -78,3 +78,18 @@ class NodeMaker(ast.NodeTransformer):
 
     def _refuse(self, node: Any) -> Any:
         raise NoSource(f"line {node.lineno} holds a {type(node).__name__}")
+
+
+def at_attribute(attribute: ast.Attribute, node: ast.expr | None = None) -> ast.expr:
+    """Return a node at Python's location of an attribute read or call: the line of its name."""
+    whole = node or attribute
+    if attribute.lineno == attribute.end_lineno:
+        return whole
+    at = ast.Constant(None)
+    ast.copy_location(at, whole)
+    at.lineno, at.col_offset = attribute.end_lineno or attribute.lineno, attribute.end_col_offset or 0
+    at.end_lineno = max(at.lineno, whole.end_lineno or at.lineno)
+    at.end_col_offset = whole.end_col_offset
+    if at.end_lineno == at.lineno:
+        at.end_col_offset = max(whole.end_col_offset or 0, at.col_offset)
+    return at

@@ -16,7 +16,7 @@ from schedule.capture.tracing.reading.names import (
     raises_again,
     stored_globally,
 )
-from schedule.capture.tracing.reading.nodes import NoSource
+from schedule.capture.tracing.reading.nodes import NoSource, at_attribute
 
 _CALLED_AS_WRITTEN = {"locals"}  # it reads the caller's frame
 _AUGMENTED = {
@@ -109,7 +109,7 @@ class Transformer(MatchPatterns):
         owner = self.visit(node.value)
         if not isinstance(node.ctx, ast.Load):
             raise NoSource(f"line {node.lineno} assigns an attribute in a way that is not followed")
-        return self._here("attr", _at_attribute(node), owner, ast.Constant(self._mangled(node.attr)))
+        return self._here("attr", at_attribute(node), owner, ast.Constant(self._mangled(node.attr)))
 
     def visit_Subscript(self, node: ast.Subscript) -> Any:
         if not isinstance(node.ctx, ast.Load):
@@ -153,7 +153,7 @@ class Transformer(MatchPatterns):
             ast.keyword(k.arg, self.visit(k.value) if k.arg else self._here("mapping", k.value, self.visit(k.value)))
             for k in node.keywords
         ]
-        at = _at_attribute(node.func, node) if isinstance(node.func, ast.Attribute) else node
+        at = at_attribute(node.func, node) if isinstance(node.func, ast.Attribute) else node
         return self._here("call", at, self.visit(node.func), *arguments, keywords=keywords)
 
     def visit_Compare(self, node: ast.Compare) -> Any:
@@ -385,18 +385,3 @@ class Transformer(MatchPatterns):
 def _flat(targets: Sequence[ast.expr]) -> Iterator[Any]:
     for target in targets:
         yield from _flat(target.elts) if isinstance(target, (ast.Tuple, ast.List)) else [target]
-
-
-def _at_attribute(attribute: ast.Attribute, node: ast.expr | None = None) -> ast.expr:
-    """Return a node at Python's location of an attribute read or call: the line of its name."""
-    whole = node or attribute
-    if attribute.lineno == attribute.end_lineno:
-        return whole
-    at = ast.Constant(None)
-    ast.copy_location(at, whole)
-    at.lineno, at.col_offset = attribute.end_lineno or attribute.lineno, attribute.end_col_offset or 0
-    at.end_lineno = max(at.lineno, whole.end_lineno or at.lineno)
-    at.end_col_offset = whole.end_col_offset
-    if at.end_lineno == at.lineno:
-        at.end_col_offset = max(whole.end_col_offset or 0, at.col_offset)
-    return at
