@@ -38,7 +38,8 @@ def _add_block(
         plain += (tl.where(highest == float("-inf"), 0.0, highest) - base) * count
         plain += tl.sum(tl.sum(tl.where(inside, below, 0.0) if MASKED else below, 2), 0)
         count += tl.sum(tl.sum(tl.where(inside, 1.0, 0.0) if MASKED else tl.full(z.shape, 1.0, tl.float32), 2), 0)
-    e = tl.exp2(below * unit)
+    # A capped logit is small, so one rounding of its scaled maximum costs no digits; others are subtracted first.
+    e = tl.exp2(z * unit - (base * unit)[None, :, None]) if CAPPED else tl.exp2(below * unit)
     return higher, sums * tl.exp2((highest - base) * unit) + tl.sum(tl.sum(e, 2), 0), plain, count
 
 

@@ -58,7 +58,7 @@ def check_the_limits(kernels):
     (loop,) = kernels["cross entropy 128256, softcap: logit_statistics_kernel"]["loops"]
     assert loop["instructions"] <= 220 and loop["mufu"] <= 3 * 16 + 3
     (loop,) = kernels["cross entropy 50257: logit_statistics_kernel"]["loops"]
-    assert loop["instructions"] <= 130 and loop["mufu"] <= 16 + 3
+    assert loop["instructions"] <= 145 and loop["mufu"] <= 16 + 3
     for keys in ("causal softmax 1024", "bool-masked softmax 1024", "mask-added softmax 1024"):
         forward = kernels[f"{keys}: masked_softmax"]
         assert forward["instructions"] <= 712 and set(forward["loads"]) == set(forward["stores"]) == {"128"}
