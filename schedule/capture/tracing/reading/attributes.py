@@ -22,8 +22,7 @@ from schedule.capture.tracing.reading.sources import Attr, Const, DictOf, Item, 
 
 TABLES = ("_parameters", "_buffers", "_modules")
 BUILTIN_CONTAINERS = (list, tuple, dict, set, frozenset, deque, types.MappingProxyType)
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-_TRACKED = (_Watched, TrackedDict, *_SYMBOLIC)
+_TRACKED = (_Watched, TrackedDict, torch.SymInt, torch.SymFloat, torch.SymBool)
 _CODE = (types.FunctionType, type, types.ModuleType)
 
 
@@ -51,7 +50,7 @@ class AttributeReads(Reads):
         if cls is super:
             return self._of_super(owner, name)
         if cls is types.MethodType and name not in ("__self__", "__func__"):
-            return self.attr(owner.__func__, name) if not hasattr(types.MethodType, name) else getattr(owner, name)
+            return getattr(owner, name) if hasattr(types.MethodType, name) else self.attr(owner.__func__, name)
         if (not is_mutable(cls) and _dict_of(owner) is None) or (is_fixed(owner) and not isinstance(owner, _CODE)):
             return self._of_native(owner, name)
         getter = self.resolve(class_of(owner), "__getattribute__")
@@ -164,11 +163,9 @@ class AttributeReads(Reads):
             return types.MethodType(raw, owner)
         getter = self.resolve(kind, "__get__")
         if getter is ABSENT:
-            return (
-                raw
-                if type(raw) in EXACT
-                else self.read(raw, Item(Attr(Const(_holder(cls, name, raw)), "__dict__"), name))
-            )
+            if type(raw) in EXACT:
+                return raw
+            return self.read(raw, Item(Attr(Const(_holder(cls, name, raw)), "__dict__"), name))
         if isinstance(getter, types.FunctionType):
             self.know(raw, Const(raw))
             return self.call(getter, raw, owner, cls)
