@@ -116,7 +116,12 @@ class ScheduledState:
         """Run the graph made for calls like this one, else the original forward."""
         if count_function_modes() and not torch.compiler.is_compiling() and sees_functions():
             return self.fall_back(module, args, kwargs, "a mode that watches torch's functions is active")
-        selected = self.selected(module, args, kwargs) or self.adapt(module, args, kwargs)
+        try:
+            selected = self.select(module, *args, **kwargs)
+        except _NOT_TAKEN:
+            selected = None
+        if selected is None:
+            selected = self.adapt(module, args, kwargs)
         if selected is None:
             why = "a hook on all modules is registered, and runs" if acts_on_all() else ""
             return self.first_run(module, args, kwargs, why)

@@ -123,11 +123,14 @@ def map_fields(value: Any, function: Callable[[str, Any], Any]) -> Any:
 
 def original_class(module: torch.nn.Module) -> type[torch.nn.Module]:
     """Return the user's class of ``module``, also if it is scheduled or its class was swapped since."""
-    cls, state = type(module), object.__getattribute__(module, "__dict__").get("_schedule_state")
+    cls = type(module)
+    if (original := vars(cls).get("_schedule_original")) is not None:
+        return original
+    state = object.__getattribute__(module, "__dict__").get("_schedule_state")
     if state is not None and generated_class(cls, state.module_class) is not None:
         found: type[torch.nn.Module] = state.module_class
         return found
-    return vars(cls).get("_schedule_original", cls)
+    return cls
 
 
 def generated_class(cls: type, original: type) -> type | None:

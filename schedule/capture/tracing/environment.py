@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -101,7 +102,9 @@ class Environment:
         first = next((text for text, spec in signature.tensors.items()), None)
         if first is None:
             return []
-        found = [f"{first}.device.type == {self.device_type!r}"]
+        flag = f"is_{self.device_type}"
+        is_fast = isinstance(getattr(torch.Tensor, flag, None), types.GetSetDescriptorType)
+        found = [f"{first}.{flag}" if is_fast else f"{first}.device.type == {self.device_type!r}"]
         if self.can_autocast:
             enabled = f"torch.is_autocast_enabled({self.device_type!r})"
             wanted = f"torch.get_autocast_dtype({self.device_type!r}) is {self.autocast}"

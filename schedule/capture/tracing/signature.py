@@ -140,7 +140,8 @@ class SignatureBuilder:
         add = self.signature.conditions.append
         if isinstance(value, TensorSpec):
             tensor = self.signature.name(torch.Tensor, "Tensor")
-            add(f"isinstance({text}, {tensor}) and {text}.dtype is {value.dtype} and {text}.dim() == {value.ndim}")
+            dtype = self.signature.name(value.dtype, "dtype")
+            add(f"isinstance({text}, {tensor}) and {text}.dtype is {dtype} and {text}.dim() == {value.ndim}")
             add(f"not {text}.is_nested")
             self.signature.tensors[text] = value
             self._input(value, text)

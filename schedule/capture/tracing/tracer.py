@@ -43,7 +43,7 @@ from schedule.capture.tracing.reading.evaluator import Evaluator
 from schedule.capture.tracing.reading.natives import HANDLERS
 from schedule.capture.tracing.reading.plain import is_atom
 from schedule.capture.tracing.reading.seeding import seeding_handlers
-from schedule.capture.tracing.reading.sources import Const, Self, module_path
+from schedule.capture.tracing.reading.sources import Attr, Const, DictOf, Item, Self, Source, module_path
 from schedule.capture.tracing.regions import RegionTracker
 from schedule.capture.tracing.results import Written
 from schedule.capture.tracing.scalars import scalar_of, symbolic
@@ -206,9 +206,25 @@ class ModuleTracer(TorchFunctionMode):
         return self._module_paths.get(module)
 
     def _attribute(self, value: Any) -> fx.Node | None:
-        """Return a ``get_attr`` node for an object found by the forward in a module attribute, else None."""
-        container_node = None if is_atom(value) else module_path(self.evaluator.found_at(value))
-        return None if container_node is None else self.graph.get_attr(".".join(filter(None, container_node)))
+        """Return a node to read an object that the forward found in attributes of modules, else None."""
+        if is_atom(value) or isinstance(value, nn.Module):
+            return None
+        source = self.evaluator.found_at(value)
+        return None if source is None else self._read_at(source)
+
+    def _read_at(self, source: Source) -> fx.Node | None:
+        """Return a node to read the value at ``source``, or None if it does not lead through attributes of modules."""
+        place = module_path(source)
+        if place is not None:
+            return self.graph.get_attr(".".join(filter(None, place)))
+        if not isinstance(source, (Attr, DictOf, Item)):
+            return None
+        base = self._read_at(source.base)
+        if base is None:
+            return None
+        if isinstance(source, Item):
+            return self.emit(operator.getitem, (base, source.key))
+        return self.emit(getattr, (base, source.name if isinstance(source, Attr) else "__dict__"))
 
     def container_input(self, value: Any) -> fx.Node | None:
         """Return a placeholder for a container among the arguments, or None for any other value."""

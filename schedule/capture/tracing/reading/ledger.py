@@ -35,6 +35,7 @@ from schedule.capture.tracing.reading.sources import (
     described,
     has_name,
     root,
+    submodule_path,
     value_at,
 )
 
@@ -152,7 +153,7 @@ def _first_dtype(module: nn.Module) -> torch.dtype | None:
 _CONDITIONS: dict[str, str] = {
     "is": "{0} is {1}",
     "same": "({0} is {1} or _same({0}, {1}))",
-    "content": "_same({0}, {1})",
+    "content": "({0} is {1} or _same({0}, {1}))",
     "class": "(type({0}) is {1} or _is_of_class({0}, {1}))",
     "instance": "isinstance({0}, {1})",
     "no_instance": "not isinstance({0}, {1})",
@@ -175,8 +176,10 @@ _FOLLOWED = {
     "same": "type({0}) is type({1}) and {0} == {1}",
     **{kind: _CONDITIONS[kind] for kind in ("length", "keys", "contains", "lacks_item")},
 }
+_DICT = "_own({0}, '__dict__')"
+"""Read of the ``__dict__`` of an object whose class may have a slow ``__getattribute__``, such as a config."""
 _HELPERS = {"_same": same, "_is_of_class": _is_of_class, "_lacks": _lacks, "_calls": _calls, "_is_tensor": _is_tensor}
-_HELPERS |= {"_first_dtype": _first_dtype, "_is_untouched": _is_untouched}
+_HELPERS |= {"_first_dtype": _first_dtype, "_is_untouched": _is_untouched, "_own": object.__getattribute__}
 
 
 _ABSENT = "(LookupError, AttributeError, TypeError, ValueError)"
@@ -211,7 +214,7 @@ class Ledger:
     def under_compiler(self) -> Callable[[Any], bool]:
         """The guards ``torch.compile`` can follow, on plain state of modules and configs, as a compiled function."""
         if self._traced is None:
-            self._traced = _compiled((guard for guard in self.guards if _is_followed(guard)), _FOLLOWED)
+            self._traced = _compiled((guard for guard in self.guards if _is_followed(guard)), _FOLLOWED, "{0}.__dict__")
         return self._traced
 
     @cached_property
@@ -310,10 +313,10 @@ def _is_followed(guard: Guard) -> bool:
 class _Code:
     """Source code of a ledger's function, with one lookup per source in the order of the guards."""
 
-    def __init__(self, conditions: Mapping[str, str]) -> None:
+    def __init__(self, conditions: Mapping[str, str], read_dict: str) -> None:
         self.lines: list[str] = []
         self.resolved: list[tuple[type, Resolved]] = []
-        self._conditions = conditions
+        self._conditions, self._dict = conditions, read_dict
         self.names: dict[str, Any] = dict(_HELPERS)
         self._locals: dict[Source, str] = {}
         self._constants: dict[int, str] = {}
@@ -344,7 +347,8 @@ class _Code:
             return f"{self.constant(source.function)}({', '.join(map(self.constant, source.arguments))})"
         base = self.value(source.base)  # type: ignore[union-attr]
         if isinstance(source, DictOf):
-            return f"{base}.__dict__"
+            plain = isinstance(source.base, Const) or submodule_path(source.base) is not None
+            return f"{base}.__dict__" if plain else self._dict.format(base)
         if isinstance(source, Attr):
             return member_source(base, source.name)
         key = source.key  # type: ignore[union-attr]
@@ -376,8 +380,10 @@ class _Code:
         ]
 
 
-def _compiled(guards: Iterable[Guard], conditions: Mapping[str, str] = _CONDITIONS) -> Callable[[Any], bool]:
-    code = _Code(conditions)
+def _compiled(
+    guards: Iterable[Guard], conditions: Mapping[str, str] = _CONDITIONS, read_dict: str = _DICT
+) -> Callable[[Any], bool]:
+    code = _Code(conditions, read_dict)
     for guard in guards:
         code.add(guard)
     if code.resolved:
