@@ -5,4 +5,4 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-PACKAGES = tuple(f"{Path(__file__).resolve().parents[2] / name}{os.sep}" for name in ("schedule", "fused"))
+PACKAGES = tuple(f"{Path(__file__).parents[2] / name}{os.sep}" for name in ("schedule", "fused"))

@@ -15,8 +15,8 @@ import torch
 from schedule.util.errors import TraceError
 from schedule.util.own_code import PACKAGES
 
-_TORCH = str(Path(torch.__file__).resolve().parent) + os.sep
-_NUMPY = str(Path(torch.__file__).resolve().parents[1] / "numpy") + os.sep
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_NUMPY = str(Path(torch.__file__).parents[1] / "numpy") + os.sep
 _HIDDEN = (*PACKAGES, _TORCH, _NUMPY, "<frozen", "<string>")
 _STDLIB = {"contextlib.py", "functools.py", "mock.py"}
 

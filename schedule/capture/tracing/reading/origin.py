@@ -16,7 +16,7 @@ import torch
 
 from schedule.util.own_code import PACKAGES
 
-_TORCH = str(Path(torch.__file__).resolve().parent)
+_TORCH = str(Path(torch.__file__).parent)
 _FOLLOWED = (f"{_TORCH}/nn/modules/", f"{_TORCH}/nn/utils/param")
 _STDLIB = sysconfig.get_paths()["stdlib"]
 _SITE = tuple(sysconfig.get_paths()[name] for name in ("purelib", "platlib"))
