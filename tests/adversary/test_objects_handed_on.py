@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedConfig
 
 import schedule
 from schedule.runtime.scheduled import install, state_of
@@ -90,3 +91,28 @@ def test_the_graph_reads_the_object_at_each_call(find: Callable[[Any], Settings]
     for each in (module, twin):
         find(each).gain = 11.0
     compare(module, twin, int(flatten))  # a child that stays a call reads the number itself
+
+
+class Cached(nn.Module):
+    """Makes a cache from a part of its config, and changes it before a branch on data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config, self.proj = Settings(2.0), nn.Linear(4, 4)
+        self.config.text_config = PreTrainedConfig(num_hidden_layers=1)  # type: ignore[attr-defined]
+
+    def forward(self, x: Tensor) -> Tensor:
+        cache = DynamicCache(config=self.config.text_config)  # type: ignore[attr-defined]
+        key, _ = cache.update(self.proj(x)[:, None], x[:, None], 0)
+        return torch.tanh(key) if (x > -100).all() else key
+
+
+def test_a_cache_made_of_a_config_found_so_is_local() -> None:
+    """What is done to it before a check may be done again, so the graph may have one."""
+    module, x = Cached(), torch.randn(2, 3, 4)
+    twin = copy.deepcopy(module)
+    sch = schedule.create_schedule(module, (x,))
+    sch.trace(flatten=True)
+    install(module, sch.specializations)
+    for given in (x, x - 200):
+        torch.testing.assert_close(module(given), twin(given))

@@ -196,12 +196,18 @@ def _made_here(value: fx.Node) -> bool:
     if value.op in ("placeholder", "get_attr", "call_module"):
         return False
     if isinstance(value.target, type) and value.meta.get("object"):  # a cache; it reads settings but never returns one
-        parts = [part for part in value.all_input_nodes if part.op != "get_attr" or "spec" in part.meta]
-        return all(map(_made_here, parts))
+        return all(_made_here(part) for part in value.all_input_nodes if not _is_setting(part))
     name = _name(value.target)
     if name in _MAKES_NEW and not mutates(value):
         return True
     return all(map(_made_here, value.all_input_nodes))
+
+
+def _is_setting(value: fx.Node) -> bool:
+    """Check whether ``value`` is an object, not a tensor, found in attributes of modules."""
+    if value.target in (getattr, operator.getitem) and isinstance(value.args[0], fx.Node):
+        return _is_setting(value.args[0])
+    return value.op == "get_attr" and "spec" not in value.meta
 
 
 def is_removable(node: fx.Node) -> bool:
