@@ -155,7 +155,7 @@ def run(name: str, steps: int, progress: Progress) -> tuple[schedule.Report, Res
     progress.update(task, advance=1, description=f"{name}: verify")
     verified = schedule.verify(sch, batch(4, 96), steps=1).report.max_deviation
     progress.update(task, advance=1, description=f"{name}: count")
-    _ = report.measured
+    report.measure()
     progress.update(task, advance=1, description=f"{name}: train")
     twins = train(model, twin, steps, lambda: progress.advance(task))
     progress.update(task, description=f"{name}: done")

@@ -318,7 +318,7 @@ def test_not_a_module() -> None:
 
 def test_the_report_as_data_and_as_a_table() -> None:
     model = build("gpt2")
-    report = schedule.optimize(model, batch("gpt2"), cost_guard=False)
+    report = schedule.optimize(model, batch("gpt2"), cost_guard=False, measure=True)
     data = json.loads(report.to_json())
     expected = {"attention_softmax": 2, "bias_gelu_tanh": 2, "add_layer_norm": 2, "bias_dropout": 4, "cross_entropy": 1}
     assert data["applied"] == expected
@@ -335,7 +335,7 @@ def test_costs_are_counted_and_leave_the_model_alone() -> None:
     report = schedule.optimize(model, batch("gpt2"), cost_guard=False)
     state, random = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
     with fused.backend("reference"):
-        before, after = report.measured["before"], report.measured["after"]
+        before, after = report.measure().values()
     assert 0 < after.saved_bytes < 0.75 * before.saved_bytes
     assert before.dispatched > 100 and after.dispatched > 100
     assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
@@ -357,4 +357,6 @@ def test_on_the_meta_device() -> None:
     with torch.device("meta"):
         model, x = Two(), torch.ones(4, 8)
     report = schedule.optimize(model, x, cost_guard=False)
-    assert report.applied == {"bias_gelu": 2} and report.measured == {}
+    assert report.applied == {"bias_gelu": 2}
+    with pytest.raises(schedule.NotApplicable, match="meta device"):
+        report.measure()

@@ -35,10 +35,11 @@ batch = {"input_ids": ids, "labels": ids}
 # ## In one line
 #
 # `optimize` runs the model once to see what each module receives, traces the modules, and applies every rule wherever
-# it fits. Give it a batch of the sizes that you will train at.
+# it fits. Give it a batch of the sizes that you will train at. With `measure=True` it also runs a training step before
+# and after, for the report; printing a report never runs the model.
 
 # %%
-report = schedule.optimize(model, batch)
+report = schedule.optimize(model, batch, measure=True)
 report
 
 # %% [markdown]
@@ -59,7 +60,7 @@ for entry in report.select("attention_softmax", "declined"):
 # `cost_guard=False` forces what would not pay. Running `optimize` again changes only what is left.
 
 # %%
-forced = schedule.optimize(model, batch, cost_guard=False)
+forced = schedule.optimize(model, batch, cost_guard=False, measure=True)
 print(forced)
 
 # %% [markdown]
@@ -104,7 +105,7 @@ schedule.verify(sch, batch, steps=2)
 # ## What it is worth
 #
 # HuggingFace writes GELU as eight operations, and autograd keeps what most of them produce until the backward pass. A
-# fused op keeps its inputs only. `report.measured` runs one training step before and after what it reports.
+# fused op keeps its inputs only. `report.measured` holds the costs of a training step before and after what it reports.
 
 # %%
 saved = {

@@ -200,7 +200,7 @@ refused(patterns=(with_square,))
 # A registered rule is like a built-in one: `optimize` applies it, `find("snake")` finds it, reports name it.
 
 # %%
-report = schedule.optimize(sch, rules="snake")
+report = schedule.optimize(sch, rules="snake", measure=True)
 report
 
 # %% [markdown]

@@ -148,7 +148,7 @@ for name in ("model.layers.0.mlp", "model.layers.0.self_attn"):
 # %%
 twin = copy.deepcopy(llama)
 sch = schedule.create_schedule(llama, example_inputs=batch)
-report = schedule.optimize(sch, rules="memory", cost_guard=False)
+report = schedule.optimize(sch, rules="memory", cost_guard=False, measure=True)
 report
 
 # %% [markdown]
@@ -159,7 +159,7 @@ report
 print("the twin as before:", measure(twin, batch) == report.measured["before"])
 config = hf.GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=512, bos_token_id=1, eos_token_id=2)
 gpt2 = hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-other = schedule.optimize(gpt2, batch, rules="memory", cost_guard=False)
+other = schedule.optimize(gpt2, batch, rules="memory", cost_guard=False, measure=True)
 print("GPT-2:", other.applied)
 
 # %%

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from torch import nn
@@ -11,6 +12,7 @@ from schedule.optimizer import Rules, optimize_by
 from schedule.primitives.group import Group
 from schedule.report.report import Report
 from schedule.rules import select_rules
+from schedule.util.errors import NotApplicable
 
 
 def optimize(
@@ -20,6 +22,7 @@ def optimize(
     rules: Rules = "default",
     strict: bool = False,
     cost_guard: bool = True,
+    measure: bool = False,
 ) -> Report:
     """Apply every rewrite rule wherever it fits, and return a report with reasons.
 
@@ -40,6 +43,8 @@ def optimize(
             of names and rules.
         strict: raise, and change nothing, if anything resembling a rule's pattern cannot be rewritten.
         cost_guard: skip rewrites without a gain at the sizes in the recorded run (:mod:`schedule.rules.thresholds`).
+        measure: run a training step before and after as well, for the report (:meth:`Report.measure`). If the model
+            does not train on its example inputs, the report says so.
 
     Raises:
         NotApplicable: the model refuses the batch, or none was given and none can be made from it.
@@ -47,4 +52,8 @@ def optimize(
     """
     rules = rules if isinstance(rules, str) else list(rules)
     target = model if isinstance(model, (Schedule, Group)) else create_schedule(model, batch)
-    return optimize_by(select_rules(rules), target, batch, rules=rules, strict=strict, cost_guard=cost_guard)
+    report = optimize_by(select_rules(rules), target, batch, rules=rules, strict=strict, cost_guard=cost_guard)
+    if measure:
+        with contextlib.suppress(NotApplicable):
+            report.measure()
+    return report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from dataclasses import asdict
@@ -27,7 +28,7 @@ from schedule.report.comparing import trains
 from schedule.report.costs import TimeRatio, measure, step_seconds
 from schedule.report.report import Report
 from schedule.runtime.scheduled import uncounted
-from schedule.util.errors import VerificationError
+from schedule.util.errors import NotApplicable, VerificationError
 from schedule.util.files import write
 from schedule.util.wording import counted
 
@@ -70,13 +71,13 @@ def optimize(
         done = rewrite(sch)
     if recipe_out is not None:
         recipes.save(sch, recipe_out)
-    with stage("measuring a training step, before and after"):
-        measured = done.to_dict()
+    with contextlib.suppress(NotApplicable):
+        done.measure()
     verified = _verified(sch, cut(sch.tree.graphs.example_inputs, *VERIFIED)) if verify else None
     if report is not None:
         write(report, done.to_html() if report.suffix == ".html" else done.to_json() + "\n")
     if as_json:
-        emit({"model": model, "origin": loaded.origin, **measured, "verified": verified, "report": report})
+        emit({"model": model, "origin": loaded.origin, **done.to_dict(), "verified": verified, "report": report})
     else:
         _print_report(done, loaded.origin, verified, report)
     return Code.NO if verified is not None and not verified["equal"] else Code.DONE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -33,10 +33,10 @@ def costs_since(top: Node, batch: Any, steps_before: int) -> dict[str, Cost]:
     return {"before": before, "after": after}
 
 
-def ratio_since(top: Node, batch: Any, steps_before: int, rounds: int) -> TimeRatio:
+def ratio_since(top: Node, batch: Any, steps_before: int, rounds: int, advance: Callable[[], None]) -> TimeRatio:
     """Measure the time of a training step relative to one without the steps from ``steps_before`` on.
 
-    All ranks must call it together.
+    All ranks must call it together. ``advance`` is called after each round.
 
     Raises:
         NotApplicable: the model does not run here, or does not train on ``batch``.
@@ -48,6 +48,7 @@ def ratio_since(top: Node, batch: Any, steps_before: int, rounds: int) -> TimeRa
             after = step_seconds(top.module, batch)
             with undone(top, steps_before):
                 ratios.append(after / step_seconds(top.module, batch))
+            advance()
     return TimeRatio.of(ratios)
 
 

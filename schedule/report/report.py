@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from schedule.report.pictures.page import section
 from schedule.runtime.scheduled import Adaptation, state_of
 from schedule.util.errors import NotApplicable
 from schedule.util.files import refuse_unwritable, write
-from schedule.util.printing import printed
+from schedule.util.printing import in_progress, printed
 from schedule.util.templating import rendered
 from schedule.util.wording import counted, size_text
 
@@ -36,22 +37,24 @@ class Report:
     Attributes:
         entries: by module, in model order.
         costs: measures ``{"before": …, "after": …}``: bytes saved for backward and dispatched operations of one
-            training step. Called on first use; raises NotApplicable if they cannot be measured.
+            training step. Raises NotApplicable if they cannot be measured. Called by :meth:`measure` alone.
         model: the scheduled module.
-        time_ratio: measures the time of a training step divided by the original model's, over a number of rounds.
+        time_ratio: measures the time of a training step divided by the original model's, over a number of rounds, and
+            calls a function after each.
         schedule: the schedule reported on, with the steps: ``report.schedule.undo()``.
         timing: last result of :meth:`timed`; None before its first call.
-        unmeasured: why :attr:`measured` is empty; "" if it is not, and before its first use.
+        measured: last result of :meth:`measure`; empty before its first call.
+        unmeasured: why the last call of :meth:`measure` failed; "" if it did not, and before its first call.
     """
 
     entries: list[Entry]
     model: nn.Module
     costs: Callable[[], dict[str, Cost]] = dict
-    time_ratio: Callable[[int], TimeRatio] | None = None
+    time_ratio: Callable[[int, Callable[[], None]], TimeRatio] | None = None
     schedule: Node | None = None
     timing: TimeRatio | None = field(default=None, init=False)
+    measured: dict[str, Cost] = field(default_factory=dict, init=False)
     unmeasured: str = field(default="", init=False)
-    _measured: dict[str, Cost] | None = field(default=None, init=False)
 
     def select(self, rule: str | None = None, status: Status | None = None) -> list[Entry]:
         """Return the entries of a rule, a status, or both."""
@@ -69,15 +72,27 @@ class Report:
             counts[entry.rule] += entry.count
         return dict(counts)
 
-    @property
-    def measured(self) -> dict[str, Cost]:
-        """Costs before and after, measured on first use, or empty if they cannot be."""
-        if self._measured is None:
-            try:
-                self._measured = self.costs()
-            except NotApplicable as error:
-                self._measured, self.unmeasured = {}, error.why
-        return self._measured
+    def measure(self) -> dict[str, Cost]:
+        """Run a training step with the rewrites and one without, and return and keep their costs.
+
+        The report shows them afterwards. The model, its parameters and the random state do not change. Nothing else
+        in a report runs the model, except :meth:`timed` and the pictures of :meth:`to_html`.
+
+        Returns:
+            ``{"before": …, "after": …}``: bytes saved for backward and dispatched operations.
+
+        Raises:
+            NotApplicable: the model does not train on its example inputs, is on the meta device, or is sharded.
+        """
+        self.measured, self.unmeasured = {}, ""
+        try:
+            with in_progress(1, "measuring a training step, before and after") as advance:
+                self.measured = self.costs()
+                advance()
+        except NotApplicable as error:
+            self.unmeasured = error.why
+            raise
+        return self.measured
 
     def timed(self, rounds: int = 5) -> TimeRatio:
         """Time training steps of the scheduled and the original model in turns.
@@ -97,7 +112,8 @@ class Report:
                 asked="Report.timed",
                 fix="report = schedule.optimize(model, batch)",
             )
-        self.timing = self.time_ratio(rounds)
+        with in_progress(rounds, "timing training steps") as advance:
+            self.timing = self.time_ratio(rounds, advance)
         return self.timing
 
     @property
@@ -122,7 +138,7 @@ class Report:
         return {path: notes for path, notes in found.items() if notes}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the whole report as plain data."""
+        """Return the whole report as plain data, without running the model: costs are empty until measured."""
         return {
             "applied": self.applied,
             "entries": [asdict(entry) for entry in self.entries],
@@ -141,7 +157,8 @@ class Report:
     def to_html(self, path: str | Path | None = None) -> str:
         """Return the whole report and pictures of the modules as one self-contained page.
 
-        Graphs are drawn, and bytes measured, in this call.
+        The graphs are drawn in this call. The bytes in them, and the costs if they were not yet, are measured: this
+        runs training steps, see :meth:`measure`.
 
         Args:
             path: file to write the page to as well, atomically.
@@ -151,6 +168,9 @@ class Report:
         """
         if path is not None:
             refuse_unwritable(Path(path), "report")
+        if not self.measured:
+            with contextlib.suppress(NotApplicable):
+                self.measure()
         pictures = "" if self.schedule is None else section(self.schedule, self.entries, self.timing)
         text = str(rendered("page.html", pictures=pictures, **self._values()))
         if path is not None:
@@ -189,7 +209,7 @@ class Report:
 
     def figures(self) -> list[tuple[str, str]]:
         """Return the measurements before and after, as (name, figures)."""
-        found = []
+        found = [("cost of a training step", "not measured; report.measure() runs one before and after")]
         if {"before", "after"} <= self.measured.keys():
             before, after = self.measured["before"], self.measured["after"]
             saved = f"{size_text(before.saved_bytes)} → {size_text(after.saved_bytes)}"

@@ -162,6 +162,17 @@ def test_costs_and_later_calls_are_on_the_page() -> None:
     assert f"{report.adapted['0'][0]} in 0" in read and "1 of 1" in read
 
 
+def test_only_measuring_runs_the_model() -> None:
+    report = rewritten(nn.Sequential(MLP(), MLP()))
+    calls: list[nn.Module] = []
+    with nn.modules.module.register_module_forward_pre_hook(lambda module, _: calls.append(module)):
+        texts = [str(report), repr(report), report.to_json(), report._repr_html_()]
+        assert not calls and "not measured; report.measure() runs one" in " ".join(texts[0].split())
+        assert json.loads(texts[2])["costs"] == {}
+        assert report.measure().keys() == {"before", "after"} and calls
+    assert "saved for backward" in str(report) and json.loads(report.to_json())["costs"]["after"]
+
+
 # -- times ----------------------------------------------------------------------------------------------------
 
 
@@ -220,13 +231,14 @@ class NeedsLabels(MLP):
 def test_a_model_that_does_not_train_on_the_batch_is_reported_all_the_same() -> None:
     model = NeedsLabels().eval()
     expected = model(X)
-    report = schedule.optimize(model, X, rules="bias_activation", cost_guard=False)
+    report = schedule.optimize(model, X, rules="bias_activation", cost_guard=False, measure=True)
     why = "the model does not train on its example inputs: AssertionError: labels are needed"
     assert f"saved for backward: not measured: {why}" in " ".join(str(report).split())
     assert report.measured == {} and report.to_dict()["unmeasured"] == f"{why}\nin training"
     assert why in report.to_html()
-    with pytest.raises(schedule.NotApplicable, match=why):
-        report.timed(1)
+    for run in (report.measure, report.timed):
+        with pytest.raises(schedule.NotApplicable, match=why):
+            run()
     assert report.applied == {"bias_gelu": 1} and not model.training
     torch.testing.assert_close(model(X), expected)
     assert len(report.schedule.history) == 1 and report.fallbacks == {}
@@ -235,8 +247,8 @@ def test_a_model_that_does_not_train_on_the_batch_is_reported_all_the_same() -> 
 def test_a_model_made_for_inference_is_reported_all_the_same() -> None:
     with torch.inference_mode():
         model = MLP()
-        report = schedule.optimize(model, X, rules="bias_activation", cost_guard=False)
-        assert report.applied == {"bias_gelu": 1} and "not measured" in str(report)
+        report = schedule.optimize(model, X, rules="bias_activation", cost_guard=False, measure=True)
+        assert report.applied == {"bias_gelu": 1} and "saved for backward: not measured" in str(report)
 
 
 def test_a_report_on_one_rank_waits_for_no_other() -> None:

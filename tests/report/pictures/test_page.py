@@ -136,7 +136,7 @@ def test_what_was_not_done_is_told_at_the_module_with_its_reason() -> None:
 def test_times_are_bars_once_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     report = schedule.optimize(small(), ids(), cost_guard=False)
     assert "Time of a training step" not in report.to_html()
-    monkeypatch.setattr(report, "time_ratio", lambda rounds: TimeRatio(0.5, 0.4, 0.6, rounds))
+    monkeypatch.setattr(report, "time_ratio", lambda rounds, advance: TimeRatio(0.5, 0.4, 0.6, rounds))
     report.timed(3)
     text = report.to_html()
     assert "scheduled 0.50 × [0.40, 0.60] in 3 rounds" in words(text).partition("Time of a training step")[2]
