@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,10 @@ class Config:
     @property
     def main(self) -> Settings:
         return self.text
+
+    @functools.cached_property
+    def kept(self) -> Settings:
+        return Settings(13.0)
 
 
 class Child(nn.Module):
@@ -91,6 +96,33 @@ def test_the_graph_reads_the_object_at_each_call(find: Callable[[Any], Settings]
     for each in (module, twin):
         find(each).gain = 11.0
     compare(module, twin, int(flatten))  # a child that stays a call reads the number itself
+
+
+class WithDefault(Config):
+    """A config whose class has what an instance may lack."""
+
+    text = Settings(17.0)
+
+
+def remove(m: Any, name: str) -> None:
+    vars(m.config).pop(name, None)
+
+
+@pytest.mark.parametrize(("find", "name"), [(of_attribute, "text"), (lambda m: m.config.kept, "kept")])
+@pytest.mark.parametrize("called_before", [False, True])
+def test_what_is_no_longer_there_is_not_read(find: Callable[[Any], Settings], name: str, called_before: bool) -> None:
+    module, x = Parent(find), torch.randn(2, 4)
+    module.config = WithDefault()
+    twin = copy.deepcopy(module)
+    if called_before:
+        module(x)
+    sch = schedule.create_schedule(module, (x,))
+    sch.trace()
+    install(module, sch.specializations)
+    for _ in range(2):
+        torch.testing.assert_close(module(x), twin(x))
+        for each in (module, twin):
+            remove(each, name)
 
 
 class Cached(nn.Module):

@@ -222,6 +222,9 @@ class ModuleTracer(TorchFunctionMode):
         base = self._read_at(source.base)
         if base is None:
             return None
+        if isinstance(source, Item) and isinstance(source.base, DictOf):
+            with self.evaluator.recording(True):
+                self.evaluator.guard("contains", source.base, source.key)
         if isinstance(source, Item):
             return self.emit(operator.getitem, (base, source.key))
         return self.emit(getattr, (base, source.name if isinstance(source, Attr) else "__dict__"))
