@@ -51,7 +51,7 @@ def generated_select(
     For calls of a declined kind it returns ``(None, (why,))``.
     """
     namespace: dict[str, Any] = {"torch": torch, "_intact": intact, "_acts_on_all": acts_on_all}
-    namespace["_compiling"] = torch.compiler.is_compiling
+    namespace["_compiling"] = torch.compiler.is_dynamo_compiling
     parameters = Parameters(forward)
     lines = [f"def select({parameters.declaration(namespace)}):"]
     lines += ["    _own = self.__dict__", "    _followed = _compiling()"]
@@ -102,5 +102,6 @@ def _ledger_condition(ledger: Ledger, path: str, name: str, namespace: dict[str,
     if not ledger:
         return []
     namespace |= {name: ledger.function, f"{name}_compiled": ledger.under_compiler}
+    namespace[f"{name}_outside"] = torch.compiler.assume_constant_result(ledger.outside.function)
     module = module_source(path)
-    return [f"({name}_compiled({module}) if _followed else {name}({module}))"]
+    return [f"({name}_compiled({module}) and {name}_outside(None) if _followed else {name}({module}))"]

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import pickle
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from fused.torch_internals.modes import NO_TORCH_FUNCTION, DisableTorchFunction
 from schedule.capture.recording.structure import member_source, original_class
 from schedule.capture.tracing.hooks import acts_now
 from schedule.capture.tracing.own_forward import CALL_NAMES, functions_called
+from schedule.capture.tracing.reading.compiled import asks_compiler, global_name, is_compared, is_stored, reader
+from schedule.capture.tracing.reading.generated import leads_from_generated
 from schedule.capture.tracing.reading.plain import is_atom, is_plain_content, same, snapshot
 from schedule.capture.tracing.reading.resolution import BASES, Resolved, found_in, resolutions
 from schedule.capture.tracing.reading.sources import (
@@ -174,15 +176,14 @@ _CONDITIONS: dict[str, str] = {
 }
 _FOLLOWED = {
     "same": "type({0}) is type({1}) and {0} == {1}",
-    **{kind: _CONDITIONS[kind] for kind in ("length", "keys", "contains", "lacks_item")},
+    "class": "type({0}) is {1}",
+    **{kind: _CONDITIONS[kind] for kind in ("length", "keys", "contains", "lacks_item", "is", "none", "distinct")},
 }
-_DICT = "_own({0}, '__dict__')"
-"""Read of the ``__dict__`` of an object whose class may have a slow ``__getattribute__``, such as a config."""
 _HELPERS = {"_same": same, "_is_of_class": _is_of_class, "_lacks": _lacks, "_calls": _calls, "_is_tensor": _is_tensor}
 _HELPERS |= {"_first_dtype": _first_dtype, "_is_untouched": _is_untouched, "_own": object.__getattribute__}
 
 
-_ABSENT = "(LookupError, AttributeError, TypeError, ValueError)"
+_ABSENT = "(LookupError, AttributeError, NameError, TypeError, ValueError)"
 
 
 class Ledger:
@@ -214,8 +215,17 @@ class Ledger:
     def under_compiler(self) -> Callable[[Any], bool]:
         """The guards ``torch.compile`` can follow, on plain state of modules and configs, as a compiled function."""
         if self._traced is None:
-            self._traced = _compiled((guard for guard in self.guards if _is_followed(guard)), _FOLLOWED, "{0}.__dict__")
+            self._traced = _compiled((guard for guard in self.guards if _is_followed(guard)), followed=True)
         return self._traced
+
+    @cached_property
+    def outside(self) -> Ledger:
+        """The guards on state outside of the module, checked once where ``torch.compile`` traces a call."""
+        return Ledger(
+            guard
+            for guard in self.guards
+            if not isinstance(root(guard.source), Self) and not asks_compiler(guard.source)
+        )
 
     @cached_property
     def own(self) -> Ledger:
@@ -275,23 +285,7 @@ def shared_ledger(guards: tuple[Guard, ...]) -> Ledger:
 
 def _is_on_generated_code(guard: Guard) -> bool:
     """Check whether ``guard`` is on a class, code or globals that this package or fx makes again with the graph."""
-    ends = (root(each) for each in (guard.source, guard.expected) if isinstance(each, Source))
-    return any(isinstance(end, Const) and (_is_generated(end.value) or _is_found_on_generated(end)) for end in ends)
-
-
-def _is_found_on_generated(const: Const) -> bool:
-    start = None if const.found is None else root(const.found)
-    return isinstance(start, Query) and any(map(_is_generated, start.arguments))
-
-
-def _is_generated(value: Any) -> bool:
-    if isinstance(value, type):
-        return "_schedule_original" in vars(value) or (
-            issubclass(value, fx.GraphModule) and value is not fx.GraphModule
-        )
-    if isinstance(value, dict):
-        return "__builtins__" in value and "__name__" not in value
-    return isinstance(value, types.FunctionType) and value.__code__.co_filename.startswith("<eval_with_key>")
+    return any(leads_from_generated(each) for each in (guard.source, guard.expected) if isinstance(each, Source))
 
 
 def _is_portable(guard: Guard) -> bool:
@@ -303,20 +297,25 @@ def _is_portable(guard: Guard) -> bool:
 
 
 def _is_followed(guard: Guard) -> bool:
-    """Check whether ``torch.compile`` can follow the guard: on plain values stored in modules and their objects."""
-    source, plain = guard.source, guard.expected is None or isinstance(guard.expected, (bool, int, float, str, tuple))
-    while isinstance(source, (Item, DictOf)):
-        source = source.base
-    return isinstance(source, Self) and guard.kind in _FOLLOWED and plain and guard.expected == guard.expected
+    """Check whether ``torch.compile`` can follow the guard, on values stored in modules and their objects."""
+    if guard.kind not in _FOLLOWED or not is_stored(guard.source):
+        return False
+    expected = guard.expected
+    if guard.kind in ("is", "distinct"):
+        return is_stored(expected) if isinstance(expected, Source) else is_compared(expected)
+    if guard.kind == "class":
+        return not issubclass(expected, nn.Module)  # modules are called, or checked as inlined ones
+    plain = expected is None or isinstance(expected, (bool, int, float, str, tuple))
+    return plain and bool(expected == expected)
 
 
 class _Code:
     """Source code of a ledger's function, with one lookup per source in the order of the guards."""
 
-    def __init__(self, conditions: Mapping[str, str], read_dict: str) -> None:
+    def __init__(self, followed: bool) -> None:
         self.lines: list[str] = []
         self.resolved: list[tuple[type, Resolved]] = []
-        self._conditions, self._dict = conditions, read_dict
+        self._conditions, self._followed = _FOLLOWED if followed else _CONDITIONS, followed
         self.names: dict[str, Any] = dict(_HELPERS)
         self._locals: dict[Source, str] = {}
         self._constants: dict[int, str] = {}
@@ -345,10 +344,13 @@ class _Code:
     def _text(self, source: Source) -> str:
         if isinstance(source, Query):
             return f"{self.constant(source.function)}({', '.join(map(self.constant, source.arguments))})"
+        if self._followed and (name := global_name(source)):
+            return f"{self.constant(reader(source.base.value, name))}()"  # type: ignore[union-attr]
         base = self.value(source.base)  # type: ignore[union-attr]
         if isinstance(source, DictOf):
             plain = isinstance(source.base, Const) or submodule_path(source.base) is not None
-            return f"{base}.__dict__" if plain else self._dict.format(base)
+            # Configs have a slow __getattribute__ in Python; torch.compile follows no other way around it.
+            return f"{base}.__dict__" if plain or self._followed else f"_own({base}, '__dict__')"
         if isinstance(source, Attr):
             return member_source(base, source.name)
         key = source.key  # type: ignore[union-attr]
@@ -380,10 +382,8 @@ class _Code:
         ]
 
 
-def _compiled(
-    guards: Iterable[Guard], conditions: Mapping[str, str] = _CONDITIONS, read_dict: str = _DICT
-) -> Callable[[Any], bool]:
-    code = _Code(conditions, read_dict)
+def _compiled(guards: Iterable[Guard], followed: bool = False) -> Callable[[Any], bool]:
+    code = _Code(followed)
     for guard in guards:
         code.add(guard)
     if code.resolved:
