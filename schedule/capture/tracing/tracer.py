@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.recording.calls import intercepted_calls
-from schedule.capture.recording.data import NUMBERS, Replay, decided, expected, writes_number
+from schedule.capture.recording.data import NUMBERS, Replay, expected, writes_number
 from schedule.capture.recording.recording import Recording
 from schedule.capture.recording.source import data_dependent, outermost, raised, user_line
 from schedule.capture.recording.specs import TensorSpec
@@ -30,6 +30,7 @@ from schedule.capture.recording.structure import (
     map_structure,
 )
 from schedule.capture.tracing import metadata
+from schedule.capture.tracing.constants import known_truth
 from schedule.capture.tracing.functions import FunctionTracker
 from schedule.capture.tracing.gradients import requires_grad
 from schedule.capture.tracing.hooks import nothing_collected
@@ -207,9 +208,7 @@ class ModuleTracer(TorchFunctionMode):
 
     def _attribute(self, value: Any) -> fx.Node | None:
         """Return a node to read an object that the forward found in attributes of modules, else None."""
-        if is_atom(value) or isinstance(value, nn.Module):
-            return None
-        source = self.evaluator.found_at(value)
+        source = None if is_atom(value) or isinstance(value, nn.Module) else self.evaluator.found_at(value)
         return None if source is None else self._read_at(source)
 
     def _read_at(self, source: Source) -> fx.Node | None:
@@ -222,12 +221,12 @@ class ModuleTracer(TorchFunctionMode):
         base = self._read_at(source.base)
         if base is None:
             return None
-        if isinstance(source, Item) and isinstance(source.base, DictOf):
+        if not isinstance(source, Item):
+            return self.emit(getattr, (base, source.name if isinstance(source, Attr) else "__dict__"))
+        if isinstance(source.base, DictOf):
             with self.evaluator.recording(True):
                 self.evaluator.guard("contains", source.base, source.key)
-        if isinstance(source, Item):
-            return self.emit(operator.getitem, (base, source.key))
-        return self.emit(getattr, (base, source.name if isinstance(source, Attr) else "__dict__"))
+        return self.emit(operator.getitem, (base, source.key))
 
     def container_input(self, value: Any) -> fx.Node | None:
         """Return a placeholder for a container among the arguments, or None for any other value."""
@@ -327,7 +326,7 @@ class ModuleTracer(TorchFunctionMode):
             return answer()
         target, operands = metadata.written_call(func, tuple(args), kwargs)
         node = self.emit(target, self.as_nodes(operands), self.as_nodes(kwargs))
-        known = decided(node) if func is torch.Tensor.__bool__ else None
+        known = known_truth(node) if func is torch.Tensor.__bool__ else None
         if known is not None:
             self.graph.erase_node(node)
             return known
