@@ -95,7 +95,7 @@ def slope(z, ACTIVATION: tl.constexpr, FROM_RESULT: tl.constexpr = False):
 
 @triton.jit(do_not_specialize=["rows"])
 def _activation(
-    x, bias, out, rows, columns, stride,
+    x, bias, out, columns, stride, rows,
     ACTIVATION: tl.constexpr, BIASED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row, column = row_block(ROWS), column_block(COLUMNS)
@@ -108,7 +108,7 @@ def _activation(
 
 @triton.jit(do_not_specialize=["rows"])
 def _activation_backward(
-    g, x, bias, dx, partials, rows, columns, g_stride, stride,
+    g, x, bias, dx, partials, columns, g_stride, stride, rows,
     ACTIVATION: tl.constexpr, FROM_RESULT: tl.constexpr, BIASED: tl.constexpr, DX: tl.constexpr, SUM: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -149,8 +149,10 @@ def bias_activation(x: Tensor, bias: Tensor | None, *, activation: str) -> Any:
     tile = column_tile(columns)
     launch(
         _activation,
-        (cdiv(rows, tile.rows), cdiv(columns, tile.columns)),
-        *(flat, None if bias is None else bias.contiguous(), out, rows, columns, flat.stride(0)),
+        (cdiv(rows, tile.rows), cdiv(columns, tile.columns), 1),
+        (flat, None if bias is None else bias.contiguous(), out),
+        (columns, flat.stride(0)),
+        (rows,),
         ACTIVATION=activation,
         BIASED=bias is not None,
         **tile.settings,
@@ -177,9 +179,10 @@ def bias_activation_backward(
     biased = bias is not None and not from_result
     launch(
         _activation_backward,
-        (programs, cdiv(columns, tile.columns)),
-        *(g, flat, bias.contiguous() if biased and bias is not None else None, dx, partials),
-        *(rows, columns, g.stride(0), flat.stride(0)),
+        (programs, cdiv(columns, tile.columns), 1),
+        (g, flat, bias.contiguous() if biased and bias is not None else None, dx, partials),
+        (columns, g.stride(0), flat.stride(0)),
+        (rows,),
         ACTIVATION=activation,
         FROM_RESULT=from_result,
         BIASED=biased,
@@ -192,7 +195,7 @@ def bias_activation_backward(
 
 @triton.jit(do_not_specialize=["rows"])
 def _squared_relu(
-    x, weights, out, rows, columns, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    x, weights, out, columns, stride, rows, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
     row, column = row_block(ROWS), column_block(COLUMNS)
     inside = (row < rows) & (column < columns)
@@ -203,7 +206,7 @@ def _squared_relu(
 
 @triton.jit(do_not_specialize=["rows"])
 def _squared_relu_backward(
-    g, x, weights, dx, dweights, rows, columns, g_stride, stride,
+    g, x, weights, dx, dweights, columns, g_stride, stride, rows,
     DX: tl.constexpr, DWEIGHTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = row_block(ROWS)
@@ -230,11 +233,12 @@ def weighted_squared_relu(x: Tensor, weights: Tensor) -> Any:
     rows, columns = flat.shape
     out = empty_like(x)
     tile = column_tile(columns)
-    grid = (cdiv(rows, tile.rows), cdiv(columns, tile.columns))
     launch(
         _squared_relu,
-        grid,
-        *(flat, weights.contiguous(), out, rows, columns, flat.stride(0)),
+        (cdiv(rows, tile.rows), cdiv(columns, tile.columns), 1),
+        (flat, weights.contiguous(), out),
+        (columns, flat.stride(0)),
+        (rows,),
         **tile.settings,
     )
     return out
@@ -251,8 +255,10 @@ def weighted_squared_relu_backward(g: Tensor, x: Tensor, weights: Tensor, *, nee
     tile = row_tile(columns, whole=4096)
     launch(
         _squared_relu_backward,
-        (cdiv(rows, tile.rows),),
-        *(g, flat, weights.contiguous(), dx, dweights, rows, columns, g.stride(0), flat.stride(0)),
+        (cdiv(rows, tile.rows), 1, 1),
+        (g, flat, weights.contiguous(), dx, dweights),
+        (columns, g.stride(0), flat.stride(0)),
+        (rows,),
         DX=dx is not None,
         DWEIGHTS=dweights is not None,
         **tile.settings,
