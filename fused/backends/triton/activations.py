@@ -95,7 +95,7 @@ def slope(z, ACTIVATION: tl.constexpr, FROM_RESULT: tl.constexpr = False):
 
 @triton.jit(do_not_specialize=["rows"])
 def _activation(
-    x, bias, out, columns, stride, rows,
+    x, bias, out, rows, columns, stride,
     ACTIVATION: tl.constexpr, BIASED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row, column = row_block(ROWS), column_block(COLUMNS)
@@ -108,7 +108,7 @@ def _activation(
 
 @triton.jit(do_not_specialize=["rows"])
 def _activation_backward(
-    g, x, bias, dx, partials, columns, g_stride, stride, rows,
+    g, x, bias, dx, partials, rows, columns, g_stride, stride,
     ACTIVATION: tl.constexpr, FROM_RESULT: tl.constexpr, BIASED: tl.constexpr, DX: tl.constexpr, SUM: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -151,8 +151,8 @@ def bias_activation(x: Tensor, bias: Tensor | None, *, activation: str) -> Any:
         _activation,
         (cdiv(rows, tile.rows), cdiv(columns, tile.columns), 1),
         (flat, None if bias is None else bias.contiguous(), out),
-        (columns, flat.stride(0)),
         (rows,),
+        (columns, flat.stride(0)),
         ACTIVATION=activation,
         BIASED=bias is not None,
         **tile.settings,
@@ -181,8 +181,8 @@ def bias_activation_backward(
         _activation_backward,
         (programs, cdiv(columns, tile.columns), 1),
         (g, flat, bias.contiguous() if biased and bias is not None else None, dx, partials),
-        (columns, g.stride(0), flat.stride(0)),
         (rows,),
+        (columns, g.stride(0), flat.stride(0)),
         ACTIVATION=activation,
         FROM_RESULT=from_result,
         BIASED=biased,
@@ -195,7 +195,7 @@ def bias_activation_backward(
 
 @triton.jit(do_not_specialize=["rows"])
 def _squared_relu(
-    x, weights, out, columns, stride, rows, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    x, weights, out, rows, columns, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
     row, column = row_block(ROWS), column_block(COLUMNS)
     inside = (row < rows) & (column < columns)
@@ -206,7 +206,7 @@ def _squared_relu(
 
 @triton.jit(do_not_specialize=["rows"])
 def _squared_relu_backward(
-    g, x, weights, dx, dweights, columns, g_stride, stride, rows,
+    g, x, weights, dx, dweights, rows, columns, g_stride, stride,
     DX: tl.constexpr, DWEIGHTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = row_block(ROWS)
@@ -237,8 +237,8 @@ def weighted_squared_relu(x: Tensor, weights: Tensor) -> Any:
         _squared_relu,
         (cdiv(rows, tile.rows), cdiv(columns, tile.columns), 1),
         (flat, weights.contiguous(), out),
-        (columns, flat.stride(0)),
         (rows,),
+        (columns, flat.stride(0)),
         **tile.settings,
     )
     return out
@@ -257,8 +257,8 @@ def weighted_squared_relu_backward(g: Tensor, x: Tensor, weights: Tensor, *, nee
         _squared_relu_backward,
         (cdiv(rows, tile.rows), 1, 1),
         (g, flat, weights.contiguous(), dx, dweights),
-        (columns, g.stride(0), flat.stride(0)),
         (rows,),
+        (columns, g.stride(0), flat.stride(0)),
         DX=dx is not None,
         DWEIGHTS=dweights is not None,
         **tile.settings,

@@ -52,8 +52,8 @@ def _kept(
 
 @triton.jit(do_not_specialize=["seed", "first", "threshold", "rows"])
 def _forward(
-    x, bias, residual, keep, out, keep_scale, threads, columns, x_stride, residual_stride, keep_stride,
-    seed, first, threshold, rows,
+    x, bias, residual, keep, out, seed, first, threshold, rows,
+    columns, x_stride, residual_stride, keep_stride, threads, keep_scale,
     COMPUTE: tl.constexpr, DROPOUT: tl.constexpr, VECTOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row, column = row_block(ROWS), column_block(COLUMNS)
@@ -72,7 +72,7 @@ def _forward(
 
 @triton.jit(do_not_specialize=["seed", "first", "threshold", "rows"])
 def _backward(
-    g, keep, dx, partials, keep_scale, threads, columns, g_stride, keep_stride, seed, first, threshold, rows,
+    g, keep, dx, partials, seed, first, threshold, rows, columns, g_stride, keep_stride, threads, keep_scale,
     COMPUTE: tl.constexpr, DROPOUT: tl.constexpr, VECTOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     start, end = row_span(rows, ROWS)
@@ -120,8 +120,8 @@ def bias_dropout(
         _forward,
         (cdiv(rows, tile.rows), cdiv(columns, tile.columns), 1),
         (flat, None if bias is None else bias.contiguous(), residual_rows, mask, out),
-        (keep_scale, threads, columns, flat.stride(0), residual_stride, mask_stride),
         (*drawn, rows),
+        (columns, flat.stride(0), residual_stride, mask_stride, threads, keep_scale),
         COMPUTE=compute,
         **dropout,
         **tile.settings,
@@ -154,8 +154,8 @@ def bias_dropout_backward(
         _backward,
         (programs, cdiv(columns, tile.columns), 1),
         (flat, mask, dx, partials),
-        (keep_scale, threads, columns, flat.stride(0), mask_stride),
         (*drawn, rows),
+        (columns, flat.stride(0), mask_stride, threads, keep_scale),
         COMPUTE=compute,
         **dropout,
         **tile.settings,

@@ -38,7 +38,7 @@ def _limited(gate, linear, offset, clamp):
 
 @triton.jit(do_not_specialize=["rows"])
 def _gated(
-    gate, up, bias, weights, out, offset, clamp, columns, gate_stride, up_stride, rows,
+    gate, up, bias, weights, out, rows, columns, gate_stride, up_stride, offset, clamp,
     ACTIVATION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row, column = row_block(ROWS), column_block(COLUMNS)
@@ -57,8 +57,8 @@ def _gated(
 
 @triton.jit(do_not_specialize=["rows"])
 def _gated_backward(
-    g, gate, up, bias, weights, dgate, dup, bias_sums, weight_sums, offset, clamp, columns,
-    g_stride, gate_stride, up_stride, dgate_stride, dup_stride, rows,
+    g, gate, up, bias, weights, dgate, dup, bias_sums, weight_sums, rows, columns,
+    g_stride, gate_stride, up_stride, dgate_stride, dup_stride, offset, clamp,
     ACTIVATION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     column = column_block(COLUMNS)
@@ -130,8 +130,8 @@ def gated_activation(
         _gated,
         (cdiv(rows, tile.rows), cdiv(columns, tile.columns), 1),
         (gate, linear, _contiguous(bias), _contiguous(weights), out),
-        (offset, clamp, columns, gate.stride(0), linear.stride(0)),
         (rows,),
+        (columns, gate.stride(0), linear.stride(0), offset, clamp),
         ACTIVATION=activation,
         **tile.settings,
     )
@@ -174,8 +174,8 @@ def gated_activation_backward(
         _gated_backward,
         (programs, blocks, 1),
         (incoming, gate, linear, _contiguous(bias), _contiguous(weights), dgate, dlinear, bias_sums, weight_sums),
-        (offset, clamp, columns, incoming.stride(0), gate.stride(0), linear.stride(0), *strides),
         (rows,),
+        (columns, incoming.stride(0), gate.stride(0), linear.stride(0), *strides, offset, clamp),
         ACTIVATION=activation,
         **tile.settings,
     )

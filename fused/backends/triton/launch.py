@@ -125,39 +125,39 @@ def launch(
     kernel: Any,
     grid: tuple[int, int, int],
     tensors: Sequence[Tensor | None],
+    counts: tuple[int, ...],
     numbers: tuple[float | None, ...],
-    counts: tuple[int, ...] = (),
     **settings: Any,
 ) -> None:
-    """Run ``kernel[grid](*tensors, *numbers, *counts, **settings)`` on the device of the first tensor.
+    """Run ``kernel[grid](*tensors, *counts, *numbers, **settings)`` on the device of the first tensor.
 
     The second launch for the same types and alignments of tensors, numbers and settings takes the compiled kernel of
     the first, which saves the processor half of a launch.
 
     Args:
         kernel: its parameters are in this order, the constants last.
-        numbers: each position has one type at all launches; those that vary belong to `counts`.
         counts: integers that the kernel is not specialized for.
+        numbers: each position has one type at all launches; those that vary belong to `counts`.
         settings: the constants in the order of the kernel's parameters, and options of the compiler.
     """
     first: Any = tensors[0]
     device: int = first.get_device()
     if device >= 0 and device != torch.cuda.current_device():
         with torch.cuda.device(device):
-            return launch(kernel, grid, tensors, numbers, counts, **settings)
+            return launch(kernel, grid, tensors, counts, numbers, **settings)
     types = [None if tensor is None else (tensor.dtype, tensor.data_ptr() % 16) for tensor in tensors]
     small = [-(2**31) <= count < 2**31 for count in counts]
     key = (kernel.fn, device, numbers, *settings.values(), *types, *small)
     known = _compiled.get(key)
     if known is not None:
         compiled, constants = known
-        compiled[grid](*tensors, *numbers, *counts, *constants)
+        compiled[grid](*tensors, *counts, *numbers, *constants)
         return None
-    compiled = kernel[grid](*tensors, *numbers, *counts, **settings)
+    compiled = kernel[grid](*tensors, *counts, *numbers, **settings)
     if compiled is not None:  # the interpreter compiles nothing
         if len(_compiled) >= _MOST:
             _compiled.clear()
-        given = len(tensors) + len(numbers) + len(counts)
+        given = len(tensors) + len(counts) + len(numbers)
         _compiled[key] = compiled, tuple(settings[name] for name in kernel.arg_names[given:])
     return None
 

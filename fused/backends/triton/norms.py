@@ -80,7 +80,7 @@ def _store_norm(
 
 @triton.jit(do_not_specialize=["rows"])
 def _norm(
-    x, residual, weight, bias, out, total, means, rstds, eps, columns, x_stride, residual_stride, rows,
+    x, residual, weight, bias, out, total, means, rstds, rows, x_stride, residual_stride, columns, eps,
     ROUND: tl.constexpr, ONE_MORE: tl.constexpr, CENTERED: tl.constexpr, ONCE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -145,7 +145,7 @@ def _add_pairs(a, b, c, d):
 
 @triton.jit(do_not_specialize=["rows"])
 def _norm_backward(
-    g, g_total, x, weight, means, rstds, dx, sums, columns, g_stride, g_total_stride, x_stride, rows,
+    g, g_total, x, weight, means, rstds, dx, sums, rows, columns, g_stride, g_total_stride, x_stride,
     ONE_MORE: tl.constexpr, CENTERED: tl.constexpr, DWEIGHT: tl.constexpr, DBIAS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -187,7 +187,7 @@ def _norm_backward(
 
 @triton.jit(do_not_specialize=["rows"])
 def _long_norm_backward(
-    g, g_total, x, weight, means, rstds, dx, sums, columns, g_stride, g_total_stride, x_stride, rows,
+    g, g_total, x, weight, means, rstds, dx, sums, rows, columns, g_stride, g_total_stride, x_stride,
     ONE_MORE: tl.constexpr, CENTERED: tl.constexpr, DWEIGHT: tl.constexpr, DBIAS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -325,8 +325,8 @@ def _forward(
         _norm,
         (cdiv(rows, tile.rows), 1, 1),
         (flat, residual_rows, _vector(weight), _vector(bias), out, x if total is None else total, mean, rstd),
-        (float(eps), columns, flat.stride(0), residual_stride),
         (rows,),
+        (flat.stride(0), residual_stride, columns, float(eps)),
         ROUND=round_first,
         ONE_MORE=one_more,
         CENTERED=centered,
@@ -363,8 +363,8 @@ def _backward(
         _norm_backward if once else _long_norm_backward,
         (programs, 1, 1),
         (flat, total_rows, x_rows, _vector(weight), _vector(mean), rstd.contiguous(), dx, sums),
-        (columns, flat.stride(0), total_stride, x_rows.stride(0)),
         (rows,),
+        (columns, flat.stride(0), total_stride, x_rows.stride(0)),
         ONE_MORE=one_more,
         CENTERED=mean is not None,
         DWEIGHT=dtypes[1] is not None,

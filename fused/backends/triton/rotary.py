@@ -73,10 +73,10 @@ def _turn_heads(
 
 @triton.jit(do_not_specialize=["positions"])
 def _turn(
-    q, k, q_out, k_out, cos, sin, middle, last, q_heads, k_heads,
+    q, k, q_out, k_out, cos, sin, positions, middle, last, q_heads, k_heads,
     q_0, q_1, q_2, q_head, q_out_0, q_out_1, q_out_2, q_out_head,
     k_0, k_1, k_2, k_head, k_out_0, k_out_1, k_out_2, k_out_head,
-    cos_0, cos_1, cos_2, sin_0, sin_1, sin_2, positions,
+    cos_0, cos_1, cos_2, sin_0, sin_1, sin_2,
     BACK: tl.constexpr, INTERLEAVED: tl.constexpr, COMPUTE: tl.constexpr, POSITIONS: tl.constexpr,
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr, PASSED: tl.constexpr,
 ):  # fmt: skip
@@ -128,8 +128,8 @@ def _turned(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: 
         _turn,
         grid,
         (q, k, q_out, k_out, cos, sin),
-        numbers,
         (positions,),
+        numbers,
         BACK=back,
         INTERLEAVED=interleaved,
         COMPUTE=compute_type(q, k, cos),

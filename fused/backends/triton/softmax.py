@@ -254,6 +254,7 @@ def masked_softmax(
         _masked_softmax,
         (programs, 1, 1),
         (whole, shown, pulled, kept, out, signed, p_sink, lost),
+        (),
         (
             *(scale, keep_scale, *_steps(out_dtype)),
             *(heads, queries, keys, *whole.stride()[:3]),
@@ -302,6 +303,7 @@ def masked_softmax_backward(
         _masked_softmax_backward,
         (programs, 1, 1),
         (p.contiguous(), p_sink, None if lost is None else lost.contiguous(), g.contiguous(), dx, dz, dsink),
+        (),
         (scale, keep_scale, *_steps(p.dtype), queries, keys, *positions),
         SINK=dsink is not None,
         DROPOUT=dropout,
