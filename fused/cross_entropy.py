@@ -11,7 +11,7 @@ import torch
 from fused.backends.reference.losses import row_losses, row_losses_backward
 from fused.backends.tracing import needs_reference
 from fused.checks import check_float, check_same_device, shape
-from fused.loss_autograd import Statistics, logit_statistics
+from fused.loss_autograd import Statistics, plain_loss
 from fused.sharding import Local, localise, sharded
 
 if TYPE_CHECKING:
@@ -63,12 +63,15 @@ class Loss:
     def _settings(self, classes: int) -> dict[str, Any]:
         return {"classes": classes, "label_smoothing": self.label_smoothing, "z_loss": self.z_loss}
 
-    def reduce(self, losses: Tensor, targets: Tensor) -> Tensor:
+    def count(self, targets: Tensor) -> Tensor | None:
+        """Return the number of rows that a mean is over, or None for other reductions."""
+        return (targets != self.ignore_index).sum() if self.reduction == "mean" else None
+
+    def reduce(self, losses: Tensor, count: Tensor | None) -> Tensor:
         """Reduce the losses of all rows, with NaN for the mean of no rows."""
         if self.reduction == "none":
             return losses
-        total = losses.sum()
-        return total if self.reduction == "sum" else total / (targets != self.ignore_index).sum()
+        return losses.sum() if count is None else losses.sum() / count
 
     def index(self, targets: Tensor, start: int = 0) -> Tensor:
         """Return the columns of the targets in a shard beginning at column `start`, negative for ignored targets."""
@@ -124,43 +127,33 @@ def cross_entropy(
     Source: HuggingFace ``ForCausalLMLoss``; Liger-Kernel ``LigerCrossEntropyFunction``.
     """
     loss = Loss("cross_entropy", ignore_index, label_smoothing, z_loss, softcap, reduction).checked()
-    losses = losses_of_rows(loss, logits, targets, inplace_backward)
-    return loss.reduce(losses, targets)
+    check_operands(loss, logits, targets, inplace_backward)
+    if sharded(logits, targets):
+        return loss.reduce(losses_of_shards(loss, logits, targets, inplace_backward), loss.count(targets))
+    check_range(loss, targets, logits.shape[-1])
+    return plain_loss(loss, logits, targets, logits.shape[-1], inplace=inplace_backward)
 
 
-def losses_of_rows(loss: Loss, logits: Tensor, targets: Tensor, inplace: bool) -> Tensor:
-    """Compute the loss of each row, ``[...]``, of plain logits or of a DTensor sharded in any way."""
-    check_float(loss.op, "logits", logits, min_ndim=1)
-    check_targets(loss.op, "logits", logits, targets)
-    check_inplace(loss.op, logits, inplace)
-    classes = logits.shape[-1]
-    if not sharded(logits, targets):
-        check_range(loss, targets, classes)
-        return plain_losses(loss, logits, targets, classes, inplace=inplace)
+def losses_of_shards(loss: Loss, logits: Tensor, targets: Tensor, inplace: bool) -> Tensor:
+    """Compute the loss of each row, ``[...]``, of a DTensor sharded in any way."""
+    classes, of_rows = logits.shape[-1], dataclasses.replace(loss, reduction="none")
     local = localise(loss.op, logits, [targets.unsqueeze(-1)])
     group, start = _vocabulary_group(loss.op, local)
     local_targets = local.given(0).squeeze(-1)
     check_range(loss, local_targets, classes)
-    losses = plain_losses(loss, local.x, local_targets, classes, start, group, inplace)
+    losses = plain_loss(of_rows, local.x, local_targets, classes, start=start, group=group, inplace=inplace)
     return _wrap_rows(local, losses)
 
 
-def plain_losses(
-    loss: Loss,
-    logits: Tensor,
-    targets: Tensor,
-    classes: int,
-    start: int = 0,
-    group: Any = None,
-    inplace: bool = False,
-) -> Tensor:
-    """Compute the loss of each row of plain logits.
-
-    With a group, these are the columns from `start` on, and the other ranks of the group have the rest.
-    """
-    index = loss.index(targets, start)
-    statistics = logit_statistics(logits, index, loss.softcap, loss.total, inplace, group)
-    return loss.rows(statistics, targets, classes)
+def check_operands(loss: Loss, logits: Tensor, targets: Tensor, inplace: bool) -> None:
+    """Raise unless the logits are a tensor ``[..., vocab]`` with a target for each row, see `cross_entropy`."""
+    check_float(loss.op, "logits", logits, min_ndim=1)
+    check_targets(loss.op, "logits", logits, targets)
+    if inplace and logits.is_leaf and logits.requires_grad:
+        raise ValueError(
+            f"{loss.op}: inplace_backward would write the gradient over logits {shape(logits)} that are a leaf; leave "
+            "it out, or give the logits that a model computed"
+        )
 
 
 def check_targets(op: str, name: str, rows: Tensor, targets: object) -> None:
@@ -180,15 +173,6 @@ def check_targets(op: str, name: str, rows: Tensor, targets: object) -> None:
     if rows.shape[-1] == 0:
         raise ValueError(f"{op}: the {name} {shape(rows)} have no columns")
     check_same_device(op, rows, "targets", targets)
-
-
-def check_inplace(op: str, logits: Tensor, inplace: bool) -> None:
-    """Raise ValueError if the gradient is to be written over leaf logits."""
-    if inplace and logits.is_leaf and logits.requires_grad:
-        raise ValueError(
-            f"{op}: inplace_backward would write the gradient over logits {shape(logits)} that are a leaf; leave "
-            "it out, or give the logits that a model computed"
-        )
 
 
 def check_range(loss: Loss, targets: Tensor, classes: int) -> None:

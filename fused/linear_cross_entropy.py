@@ -12,10 +12,10 @@ from fused.backends import requested
 from fused.backends.tracing import differentiated, is_compiled_alone, transformed
 from fused.checks import check_float, check_same_device, shape
 from fused.chunked_loss import comes_with_gradients, over_units, row_gradients, sweep, unit_gradients
-from fused.cross_entropy import Loss, check_range, check_targets, cross_entropy, plain_losses
+from fused.cross_entropy import Loss, check_range, check_targets, cross_entropy
 from fused.linear import linear
 from fused.linear_cross_entropy_operator import losses_and_gradients
-from fused.loss_autograd import watched
+from fused.loss_autograd import plain_loss, watched
 from fused.sharding import localise, sharded
 
 Tensor = torch.Tensor
@@ -94,7 +94,7 @@ def _plain(
         return _expression(loss, hidden, weight, bias, targets)
     inputs = (hidden, weight, bias, targets, loss, chunk_rows)
     if not differentiated(hidden, weight, bias):
-        return loss.reduce(sweep(*inputs, requested())[0], targets)
+        return loss.reduce(sweep(*inputs, requested())[0], loss.count(targets))
     result: Tensor = _LinearCrossEntropy.apply(*inputs)
     return result
 
@@ -102,7 +102,7 @@ def _plain(
 def _expression(loss: Loss, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
     """Compute the loss by its definition, in plain differentiable operations."""
     logits = linear(hidden, weight, bias)
-    return loss.reduce(plain_losses(loss, logits, targets, weight.shape[0]), targets)
+    return plain_loss(loss, logits, targets, weight.shape[0])
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -129,7 +129,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         losses, gradients = sweep(*inputs, ctx.backend, g, ctx.needs_input_grad)
         # Not in save_for_backward: backward scales them in place and drops them. A second one recomputes them.
         ctx.gradients = gradients if now else None
-        return loss.reduce(losses, targets)
+        return loss.reduce(losses, loss.count(targets))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -36,7 +36,7 @@ def losses_and_gradients(
     check_range(loss, targets, weight.shape[0])
     g = unit_gradients(hidden, targets) if any(needs) and comes_with_gradients(loss, hidden) else None
     losses, gradients = sweep(hidden, weight, bias, targets, loss, chunk_rows, requested(), g, needs)
-    return loss.reduce(losses, targets), *_filled(gradients, hidden)
+    return loss.reduce(losses, loss.count(targets)), *_filled(gradients, hidden)
 
 
 @torch.library.custom_op("fused::linear_cross_entropy_backward", mutates_args=())

@@ -1,9 +1,9 @@
-"""Row statistics of the logits as an op and as an autograd function, for checked plain tensors."""
+"""Row statistics of the logits as an op, and the loss as an autograd function, for checked plain tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -12,6 +12,9 @@ from fused.backends import Op, requested
 from fused.backends.reference import losses as formulas
 from fused.backends.tracing import differentiated, transformed
 from fused.torch_internals.modes import is_batched_by_autograd
+
+if TYPE_CHECKING:
+    from fused.cross_entropy import Loss
 
 Tensor = torch.Tensor
 Statistics = tuple[Tensor, Tensor, Tensor, Tensor | None]
@@ -42,26 +45,45 @@ LOGIT_STATISTICS = Op(
 )
 
 
-def logit_statistics(
-    logits: Tensor, index: Tensor, softcap: float | None, total: bool, inplace: bool = False, group: Any = None
-) -> Statistics:
-    """Compute the statistics of each row, over all shards of the vocabulary in a group."""
+def plain_loss(
+    loss: Loss,
+    logits: Tensor,
+    targets: Tensor,
+    classes: int,
+    *,
+    start: int = 0,
+    group: Any = None,
+    inplace: bool = False,
+) -> Tensor:
+    """Compute the loss of plain logits, reduced as its settings say.
+
+    With a group, the logits are the columns from `start` on, and the other ranks of the group have the rest.
+    """
     if transformed() and group is None:
-        return formulas.logit_statistics(logits, index, softcap, total=total, elsewhere=torch.nan)
+        return _expression(loss, logits, targets, classes)
     if not differentiated(logits):
-        return _forward(logits, index, softcap, total, group)
-    statistics: Statistics = _LogitStatistics.apply(logits, index, softcap, total, inplace, group)
-    return statistics
+        losses = loss.rows(_statistics(loss, logits, targets, start, group), targets, classes)
+        return loss.reduce(losses, loss.count(targets))
+    result: Tensor = _CrossEntropy.apply(logits, targets, loss, classes, start, group, inplace)
+    return result
 
 
-def _forward(logits: Tensor, index: Tensor, softcap: float | None, total: bool, group: Any) -> Statistics:
+def _expression(loss: Loss, logits: Tensor, targets: Tensor, classes: int) -> Tensor:
+    """Compute the loss in plain differentiable operations."""
+    index = loss.index(targets)
+    statistics = formulas.logit_statistics(logits, index, loss.softcap, total=loss.total, elsewhere=torch.nan)
+    return loss.reduce(loss.rows(statistics, targets, classes), loss.count(targets))
+
+
+def _statistics(loss: Loss, logits: Tensor, targets: Tensor, start: int, group: Any) -> Statistics:
+    """Compute the statistics of each row, over all shards of the vocabulary in a group."""
+    index, columns = loss.index(targets, start), logits.shape[-1]
     elsewhere = torch.nan if group is None else 0.0
     statistics: Statistics = LOGIT_STATISTICS.run(
-        "forward", (logits, index, softcap), requested(), total=total, elsewhere=elsewhere
+        "forward", (logits, index, loss.softcap), requested(), total=loss.total, elsewhere=elsewhere
     )
     if group is None:
         return statistics
-    columns = logits.shape[-1]
     return _over_shards(statistics, (index >= 0) & (index < columns), columns, group)
 
 
@@ -82,35 +104,48 @@ def _over_shards(statistics: Statistics, here: Tensor, columns: int, group: Any)
     return highest, sums[0].log(), sums[1].clone(), None if total is None else sums[2].clone()
 
 
-class _LogitStatistics(torch.autograd.Function):
-    """Autograd function of the statistics of each row, saving the logits, the index, the highest and the logsumexp."""
+class _CrossEntropy(torch.autograd.Function):
+    """Autograd function of the loss, saving logits and targets, and the highest logit and logsumexp of each row."""
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, index: Tensor, softcap: float | None, total: bool, inplace: bool, group: Any
-    ) -> Statistics:
-        statistics = _forward(logits, index, softcap, total, group)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(logits, index, *statistics[:2])
-        ctx.mark_non_differentiable(statistics[0])
-        ctx.softcap, ctx.inplace, ctx.group = softcap, inplace, group
+        ctx: Any, logits: Tensor, targets: Tensor, loss: Loss, classes: int, start: int, group: Any, inplace: bool
+    ) -> Tensor:
+        statistics = _statistics(loss, logits, targets, start, group)
+        losses = loss.rows(statistics, targets, classes)
+        count = loss.count(targets)
+        ctx.save_for_backward(logits, targets, *statistics[:2], count)
+        ctx.loss, ctx.classes, ctx.start, ctx.group, ctx.inplace = loss, classes, start, group, inplace
         ctx.backend = requested()
-        return statistics
+        return loss.reduce(losses, count)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        _, g_lse, g_picked, g_total = grads
-        if g_lse is None and g_picked is None and g_total is None:
-            return (None,) * 6
-        logits, index, highest, lse = ctx.saved_tensors
-        if ctx.group is not None and torch.is_grad_enabled() and not transformed():
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (g,) = grads
+        loss, classes = ctx.loss, ctx.classes
+        logits, targets, highest, lse, count = ctx.saved_tensors
+        recorded = watched(g)
+        if recorded and ctx.group is None:
+            return _by_autograd(loss, g, logits, targets, classes), *(None,) * 6
+        if torch.is_grad_enabled() and not transformed():
             raise NotImplementedError(
                 "cross_entropy: logits sharded on the vocabulary have no second derivative; gather them first"
             )
-        given = next(g for g in grads if g is not None)
-        inplace = ctx.inplace and logits.is_contiguous() and not watched(given)
-        dx = gradient(logits, (g_lse, g_picked, g_total), index, (highest, lse), ctx.softcap, inplace, ctx.backend)
-        return dx, *(None,) * 5
+        of_rows = (g if count is None else g / count).expand(targets.shape)
+        of_statistics = loss.rows_backward(of_rows, (highest, lse), targets, classes)
+        inplace = ctx.inplace and logits.is_contiguous() and not recorded
+        index = loss.index(targets, ctx.start)
+        dx = gradient(logits, of_statistics, index, (highest, lse), loss.softcap, inplace, ctx.backend)
+        return dx, *(None,) * 6
+
+
+def _by_autograd(loss: Loss, g: Tensor, logits: Tensor, targets: Tensor, classes: int) -> Tensor:
+    """Compute the gradient of the logits by autograd of the plain expression, for tracers and double backward."""
+    recorded = torch.is_grad_enabled()
+    with torch.enable_grad():
+        result = _expression(loss, logits, targets, classes)
+    (gradient,) = torch.autograd.grad(result, logits, g, create_graph=recorded)
+    return gradient
 
 
 def watched(g: Tensor) -> bool:
@@ -118,8 +153,8 @@ def watched(g: Tensor) -> bool:
 
     It must if it is recorded, transformed, or computes a batch of gradients.
     """
-    batched: bool = is_batched_by_autograd(g)
-    return batched or torch.is_grad_enabled() or transformed()
+    # In this order: compilers cannot trace the last one.
+    return torch.is_grad_enabled() or transformed() or is_batched_by_autograd(g)
 
 
 def gradient(

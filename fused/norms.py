@@ -6,7 +6,7 @@ They save the input of the norm (the sum, if there is one), the weight, and one 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import torch
 
@@ -18,9 +18,11 @@ from fused.norms_autograd import LayerNorm, RMSNorm, formatted, layer_norm_forwa
 from fused.sharding import localise, sharded
 
 Tensor = torch.Tensor
-Parameters = list[tuple[str, Tensor | None]]
+Parameters = dict[str, Tensor | None]
+"""Rows of features by their names."""
 Result = tuple[Tensor, Tensor | None]
-Apply = Callable[[Tensor, Tensor | None, list[Tensor | None]], Result]
+Apply = Callable[..., Result]
+"""Computes the norm of x, the residual and the values of the parameters."""
 
 CASTINGS = ("llama", "gemma", "torch")
 
@@ -161,13 +163,12 @@ def _broadcast_sum(op: str, x: Tensor, residual: Tensor, *rows: Tensor | None) -
     return x + residual
 
 
-def _of_one_width(x: Tensor, *rows: Tensor | None) -> tuple[Any, ...]:
+def _of_one_width(x: Tensor, parameters: Parameters) -> tuple[Tensor, Parameters]:
     """Expand x or rows with a single feature, as in the product with a weight that broadcasts."""
-    if not has_one_feature(x, *rows):
-        return x, *rows
-    width = max(tensor.shape[-1:] for tensor in (x, *rows) if tensor is not None and tensor.shape[-1:] != (1,))
-    expanded = (row if row is None else row.expand(width) for row in rows)
-    return x.expand(*x.shape[:-1], *width), *expanded
+    tensors = (x, *parameters.values())
+    width = max(tensor.shape[-1:] for tensor in tensors if tensor is not None and tensor.shape[-1:] != (1,))
+    expanded = {name: row if row is None else row.expand(width) for name, row in parameters.items()}
+    return x.expand(*x.shape[:-1], *width), expanded
 
 
 def _rms_norm(
@@ -183,10 +184,10 @@ def _rms_norm(
         raise ValueError(f"{op}: there is no casting {casting!r}; there are {', '.join(CASTINGS)}")
     _check_eps(op, eps)
 
-    def apply(x: Tensor, residual: Tensor | None, given: list[Tensor | None]) -> Result:
-        return _rms_apply(x, residual, given[0], eps, casting, memory_format)
+    def apply(x: Tensor, residual: Tensor | None, weight: Tensor | None) -> Result:
+        return _rms_apply(x, residual, weight, eps, casting, memory_format)
 
-    return _applied(op, x, residual, [("weight", weight)], apply)
+    return _applied(op, x, residual, {"weight": weight}, apply)
 
 
 def _rms_apply(
@@ -221,10 +222,10 @@ def _layer_norm(
         scaled = normed if weight is None else normed * weight
         return (scaled if bias is None else scaled + bias).to(normed.dtype), None
 
-    def apply(x: Tensor, residual: Tensor | None, given: list[Tensor | None]) -> Result:
-        return _layer_apply(x, residual, given[0], given[1], eps, memory_format)
+    def apply(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None) -> Result:
+        return _layer_apply(x, residual, weight, bias, eps, memory_format)
 
-    return _applied(op, x, residual, [("weight", weight), ("bias", bias)], apply)
+    return _applied(op, x, residual, {"weight": weight, "bias": bias}, apply)
 
 
 def _layer_apply(
@@ -254,12 +255,12 @@ def _layer_norm_dtype(x: Tensor, residual: Tensor | None) -> torch.dtype:
 
 def _applied(op: str, x: Tensor, residual: Tensor | None, parameters: Parameters, apply: Apply) -> Result:
     """Check the operands and run `apply` on them or on their local shards."""
-    given = [tensor for _, tensor in parameters]
-    if sharded(x, residual, *given):
+    if sharded(x, residual, *parameters.values()):
         return _on_shards(op, x, residual, parameters, apply)
-    x, *given = _of_one_width(x, *given)
-    _check_operands(op, x, residual, [(name, row) for (name, _), row in zip(parameters, given, strict=True)])
-    return apply(x, residual, given)
+    if has_one_feature(x, *parameters.values()):
+        x, parameters = _of_one_width(x, parameters)
+    _check_operands(op, x, residual, parameters)
+    return apply(x, residual, *parameters.values())
 
 
 def _on_shards(op: str, x: Tensor, residual: Tensor | None, parameters: Parameters, apply: Apply) -> Result:
@@ -267,11 +268,10 @@ def _on_shards(op: str, x: Tensor, residual: Tensor | None, parameters: Paramete
     check_float(op, "input", x, min_ndim=1)
     if sharded(x):
         _check_operands(op, x, residual, parameters)
-    names = [name for name, _ in parameters]
-    local = localise(op, x, [residual, *(tensor for _, tensor in parameters)], whole=[-1])
+    local = localise(op, x, [residual, *parameters.values()], whole=[-1])
     local_residual, *given = local.others
-    _check_operands(op, local.x, local_residual, list(zip(names, given, strict=True)))
-    normed, total = apply(local.x, local_residual, given)
+    _check_operands(op, local.x, local_residual, dict(zip(parameters, given, strict=True)))
+    normed, total = apply(local.x, local_residual, *given)
     return local.wrap(normed), None if total is None else local.wrap(total)
 
 
@@ -286,7 +286,7 @@ def _check_operands(op: str, x: Tensor, residual: Tensor | None, parameters: Par
         if residual.shape != x.shape:
             raise ValueError(f"{op}: residual of shape {shape(residual)} has not the shape of the input {shape(x)}")
         check_same_device(op, x, "residual", residual)
-    for name, tensor in parameters:
+    for name, tensor in parameters.items():
         if tensor is None:
             continue
         check_float(op, name, tensor)

@@ -84,11 +84,10 @@ def formatted(normed: Tensor, memory_format: torch.memory_format) -> Tensor:
 
 def _gradients_of_sum(ctx: Any, dx: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """Cast the gradient of the sum to the gradients of x and of the residual."""
-    x, residual = (
-        None if dx is None or not needed else dx.to(dtype)
-        for needed, dtype in zip(ctx.needs_input_grad[:2], ctx.dtypes, strict=True)
-    )
-    return x, residual
+    if dx is None:
+        return None, None
+    (of_x, of_residual, *_), (x_dtype, residual_dtype) = ctx.needs_input_grad, ctx.dtypes
+    return dx.to(x_dtype) if of_x else None, dx.to(residual_dtype) if of_residual else None
 
 
 class RMSNorm(torch.autograd.Function):

@@ -49,8 +49,9 @@ class _Rotary(torch.autograd.Function):
         ctx.dtypes = (q.dtype, None if k is None else k.dtype)
         ctx.interleaved, ctx.backend = interleaved, requested()
         results = _forward(q, k, cos, sin, interleaved)
-        needed = zip(results, ctx.needs_input_grad, strict=False)
-        ctx.mark_non_differentiable(*(result for result, needs in needed if result is not None and not needs))
+        for result, needed in zip(results, ctx.needs_input_grad, strict=False):
+            if result is not None and not needed:
+                ctx.mark_non_differentiable(result)
         return results
 
     @staticmethod
@@ -144,9 +145,12 @@ def apply_rotary(
     return _apply(_expanded(op, "x", x, cos), None, cos, sin, interleaved)[0]
 
 
-def _order(x: Tensor, cos: Tensor) -> list[int] | None:
-    operands = _operands(x, cos)
-    return memory_order(operands) if operands else None
+def _have_one_order(q: Tensor, k: Tensor, cos: Tensor) -> bool:
+    """Check whether the results of q and k have the same order of dimensions in memory, as those of one pass."""
+    if q.stride() == k.stride() or (q.is_contiguous() and k.is_contiguous() and cos.is_contiguous()):
+        return True
+    of_q, of_k = _operands(q, cos), _operands(k, cos)
+    return bool(of_q) == bool(of_k) and (not of_q or memory_order(of_q) == memory_order(of_k))
 
 
 def _is_turned(x: Tensor, cos: Tensor, sin: Tensor, turned: Turned) -> bool:
@@ -175,8 +179,7 @@ def _written_out(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, turned:
 
 
 def _forward(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor | None]:
-    if k is not None and q.stride() != k.stride() and _order(q, cos) != _order(k, cos):
-        # One pass has one order of the dimensions in memory.
+    if k is not None and not _have_one_order(q, k, cos):
         return _forward(q, None, cos, sin, interleaved)[0], _forward(k, None, cos, sin, interleaved)[0]
     results: tuple[Tensor, Tensor | None] = ROTARY.run(
         "forward", (q, k, cos, sin), requested(), interleaved=interleaved

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fused.checks import check_float, shape
-from fused.cross_entropy import Loss, check_inplace, check_range, check_targets, losses_of_rows, plain_losses
+from fused.checks import shape
+from fused.cross_entropy import Loss, check_operands, check_range, losses_of_shards
+from fused.loss_autograd import plain_loss
 from fused.sharding import sharded
 
 Tensor = torch.Tensor
@@ -57,11 +58,9 @@ def vocab_parallel_cross_entropy(
     loss = Loss(op, ignore_index, label_smoothing, z_loss, softcap, "none").checked()
     if label_smoothing == 1.0:
         raise ValueError(f"{op}: label_smoothing must be below 1, got 1")
-    check_float(op, "logits", logits, min_ndim=1)
+    check_operands(loss, logits, targets, inplace_backward)
     if sharded(logits, targets):
-        return losses_of_rows(_as_megatron(loss, logits.shape[-1]), logits, targets, inplace_backward)
-    check_targets(op, "logits", logits, targets)
-    check_inplace(op, logits, inplace_backward)
+        return losses_of_shards(_as_megatron(loss, logits.shape[-1]), logits, targets, inplace_backward)
     if not (dist.is_available() and dist.is_initialized()):
         raise ValueError(
             f"{op}: logits {shape(logits)} are a plain tensor and there is no process group to share them over; call "
@@ -72,7 +71,8 @@ def vocab_parallel_cross_entropy(
     classes = columns * dist.get_world_size(group)
     loss = _as_megatron(loss, classes)
     check_range(loss, targets, classes)
-    return plain_losses(loss, logits, targets, classes, columns * dist.get_rank(group), group, inplace_backward)
+    start = columns * dist.get_rank(group)
+    return plain_loss(loss, logits, targets, classes, start=start, group=group, inplace=inplace_backward)
 
 
 def _as_megatron(loss: Loss, classes: int) -> Loss:

@@ -88,14 +88,15 @@ class Op:
             request: the requested backend, from `requested()` in the forward pass.
             statics: settings of the formula.
         """
-        formula = self.forward if part == "forward" else self.backward
         first: torch.Tensor = args[0]
-        if torch.compiler.is_compiling() or request == "reference":
-            return formula(*args, **statics)
-        if request is None and self._plain_is_better(first, statics):
-            return formula(*args, **statics)
-        if needs_reference(args) or first.numel() == 0:
-            return formula(*args, **statics)
+        if (
+            torch.compiler.is_compiling()
+            or request == "reference"
+            or (request is None and self._plain_is_better(first, statics))
+            or needs_reference(args)
+            or first.numel() == 0
+        ):
+            return self._formula(part)(*args, **statics)
         if count_dispatch_modes():  # those of selective checkpointing, which recompute what they do not see
             with without_dispatch_modes():
                 return self._run_first(part, args, request, statics)
@@ -112,8 +113,10 @@ class Op:
                     return result
             elif name in (request, "inductor") and not availability.is_broken(name, device):
                 availability.warn_once(f"fused: not running on {name}: {problem}")
-        formula = self.forward if part == "forward" else self.backward
-        return formula(*args, **statics)
+        return self._formula(part)(*args, **statics)
+
+    def _formula(self, part: Part) -> Formula:
+        return self.forward if part == "forward" else self.backward
 
     def choose(self, device: str, request: str | None = None) -> Choice:
         """Return the backend of this op for large tensors on a device type, with the reason."""
@@ -151,8 +154,7 @@ class Op:
     def _implementation(self, backend: str, part: Part) -> Formula:
         if backend == "triton" and self.kernels is not None:
             self._load_kernels(self.kernels)
-        formula = self.forward if part == "forward" else self.backward
-        return self.implementations.get(backend, {}).get(part, formula)
+        return self.implementations[backend][part] if backend in self.implementations else self._formula(part)
 
     def _run_on(self, backend: str, part: Part, args: Sequence[Any], statics: dict[str, Hashable], device: str) -> Any:
         formula = self._implementation(backend, part)
@@ -186,11 +188,7 @@ OPS: dict[str, Op] = {}
 def _candidates(device: str, request: str | None) -> tuple[str, ...]:
     """Return the backends to try, in order."""
     usual = PREFERENCE.get(device, ("reference",))
-    if request is None:
-        return usual
-    if request == "reference":
-        return ("reference",)
-    return (request, *(name for name in usual if name != request))
+    return usual if request is None else (request, *[name for name in usual if name != request])
 
 
 def backends(device: str | None = None) -> dict[str, Choice]:

@@ -6,21 +6,33 @@ permuted to the order in memory first, and those of the results back.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from fused.backends.tracing import PLAIN
+
 Tensor = torch.Tensor
 Operands = Sequence[Any]
 """Operands in the order of the formula; those that are not tensors do not count."""
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+"""Shape and strides."""
 
 
-def memory_order(operands: Operands) -> list[int]:
+def memory_order(operands: Operands) -> tuple[int, ...]:
     """Return the dimensions of the elementwise result of these operands, from the slowest to the fastest."""
     tensors = [operand for operand in operands if isinstance(operand, Tensor)]
-    shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
-    strides = [_broadcast_strides(tensor, shape) for tensor in tensors]
+    layouts = tuple((tensor.shape, tensor.stride()) for tensor in tensors)
+    if torch.compiler.is_compiling() or any(type(tensor) not in PLAIN for tensor in tensors):
+        return _order(layouts)  # sizes may be symbols
+    return _known_order(layouts)
+
+
+def _order(layouts: tuple[Layout, ...]) -> tuple[int, ...]:
+    shape = torch.broadcast_shapes(*(shape for shape, _ in layouts))
+    strides = [_broadcast_strides(layout, shape) for layout in layouts]
     fastest_first = list(reversed(range(len(shape))))
     for start in range(1, len(shape)):
         # Insertion sort as torch does it: dimensions that no operand tells apart are skipped, not a reason to stop.
@@ -32,12 +44,15 @@ def memory_order(operands: Operands) -> list[int]:
             if compared > 0:
                 fastest_first[before], fastest_first[at] = fastest_first[at], fastest_first[before]
                 at = before
-    return fastest_first[::-1]
+    return tuple(fastest_first[::-1])
 
 
-def _broadcast_strides(tensor: Tensor, shape: Sequence[int]) -> list[int]:
-    leading = len(shape) - tensor.ndim
-    sizes = zip(tensor.shape, shape[leading:], tensor.stride(), strict=True)
+_known_order = functools.lru_cache(maxsize=4096)(_order)
+
+
+def _broadcast_strides(layout: Layout, shape: Sequence[int]) -> list[int]:
+    leading = len(shape) - len(layout[0])
+    sizes = zip(layout[0], shape[leading:], layout[1], strict=True)
     return [0] * leading + [0 if size == 1 and size != whole else stride for size, whole, stride in sizes]
 
 
@@ -64,9 +79,12 @@ def in_memory_order(args: Sequence[Any], operands: Operands) -> tuple[Sequence[A
         The inputs, and a function that permutes results of their rank back, and copies them if the last dimension is
         not the fastest in memory; or None if the operands are contiguous.
     """
-    rank = args[0].ndim
-    if all(operand.is_contiguous() for operand in operands if isinstance(operand, Tensor)):
+    for operand in operands:
+        if isinstance(operand, Tensor) and not operand.is_contiguous():
+            break
+    else:
         return args, None
+    rank = args[0].ndim
     wanted = memory_order(operands)
     order = [*(dim for dim in wanted if dim != rank - 1), rank - 1]
 
@@ -96,5 +114,5 @@ def owned(results: Any) -> Any:
     They may then be changed in place after an autograd function has returned them.
     """
     if isinstance(results, tuple):
-        return tuple(None if result is None else result.data for result in results)
-    return results.data
+        return tuple([one if one is None or one._base is None else one.data for one in results])
+    return results if results._base is None else results.data

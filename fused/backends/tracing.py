@@ -62,7 +62,11 @@ def _is_transform_active() -> bool:
 
 def differentiated(*tensors: torch.Tensor | None) -> bool:
     """Check whether autograd needs the gradient of one of the tensors, else its bookkeeping can be skipped."""
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False
 
 
 def watched(tensors: Iterable[torch.Tensor]) -> bool:

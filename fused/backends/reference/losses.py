@@ -105,7 +105,7 @@ def row_losses(
         losses = lse - (1 - label_smoothing) * picked - total * (label_smoothing / classes)
     if z_loss != 0.0:
         losses = losses + z_loss * (highest + lse).square()
-    return torch.where(ignored, 0, losses)
+    return losses.masked_fill(ignored, 0)
 
 
 def row_losses_backward(

@@ -149,8 +149,10 @@ def bias_activation(x: Tensor, bias: Tensor | None, *, activation: str) -> Any:
     tile = column_tile(columns)
     launch(
         _activation,
-        (cdiv(rows, tile.rows), cdiv(columns, tile.columns)),
-        *(flat, None if bias is None else bias.contiguous(), out, rows, columns, flat.stride(0)),
+        (cdiv(rows, tile.rows), cdiv(columns, tile.columns), 1),
+        (flat, None if bias is None else bias.contiguous(), out),
+        (rows,),
+        (columns, flat.stride(0)),
         ACTIVATION=activation,
         BIASED=bias is not None,
         **tile.settings,
@@ -177,9 +179,10 @@ def bias_activation_backward(
     biased = bias is not None and not from_result
     launch(
         _activation_backward,
-        (programs, cdiv(columns, tile.columns)),
-        *(g, flat, bias.contiguous() if biased and bias is not None else None, dx, partials),
-        *(rows, columns, g.stride(0), flat.stride(0)),
+        (programs, cdiv(columns, tile.columns), 1),
+        (g, flat, bias.contiguous() if biased and bias is not None else None, dx, partials),
+        (rows,),
+        (columns, g.stride(0), flat.stride(0)),
         ACTIVATION=activation,
         FROM_RESULT=from_result,
         BIASED=biased,
@@ -230,11 +233,12 @@ def weighted_squared_relu(x: Tensor, weights: Tensor) -> Any:
     rows, columns = flat.shape
     out = empty_like(x)
     tile = column_tile(columns)
-    grid = (cdiv(rows, tile.rows), cdiv(columns, tile.columns))
     launch(
         _squared_relu,
-        grid,
-        *(flat, weights.contiguous(), out, rows, columns, flat.stride(0)),
+        (cdiv(rows, tile.rows), cdiv(columns, tile.columns), 1),
+        (flat, weights.contiguous(), out),
+        (rows,),
+        (columns, flat.stride(0)),
         **tile.settings,
     )
     return out
@@ -251,8 +255,10 @@ def weighted_squared_relu_backward(g: Tensor, x: Tensor, weights: Tensor, *, nee
     tile = row_tile(columns, whole=4096)
     launch(
         _squared_relu_backward,
-        (cdiv(rows, tile.rows),),
-        *(g, flat, weights.contiguous(), dx, dweights, rows, columns, g.stride(0), flat.stride(0)),
+        (cdiv(rows, tile.rows), 1, 1),
+        (g, flat, weights.contiguous(), dx, dweights),
+        (rows,),
+        (columns, g.stride(0), flat.stride(0)),
         DX=dx is not None,
         DWEIGHTS=dweights is not None,
         **tile.settings,

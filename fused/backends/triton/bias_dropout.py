@@ -52,8 +52,8 @@ def _kept(
 
 @triton.jit(do_not_specialize=["seed", "first", "threshold", "rows"])
 def _forward(
-    x, bias, residual, keep, out, keep_scale, seed, first, threads, threshold,
-    rows, columns, x_stride, residual_stride, keep_stride,
+    x, bias, residual, keep, out, seed, first, threshold, rows,
+    columns, x_stride, residual_stride, keep_stride, threads, keep_scale,
     COMPUTE: tl.constexpr, DROPOUT: tl.constexpr, VECTOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row, column = row_block(ROWS), column_block(COLUMNS)
@@ -72,7 +72,7 @@ def _forward(
 
 @triton.jit(do_not_specialize=["seed", "first", "threshold", "rows"])
 def _backward(
-    g, keep, dx, partials, keep_scale, seed, first, threads, threshold, rows, columns, g_stride, keep_stride,
+    g, keep, dx, partials, seed, first, threshold, rows, columns, g_stride, keep_stride, threads, keep_scale,
     COMPUTE: tl.constexpr, DROPOUT: tl.constexpr, VECTOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     start, end = row_span(rows, ROWS)
@@ -112,15 +112,16 @@ def bias_dropout(
         dtype = dtype if other is None else torch.promote_types(dtype, other.dtype)
     flat = as_rows(x)
     residual_rows, residual_stride = rows_with_stride(residual)
-    mask, mask_stride, numbers, dropout = _dropout(keep)
+    mask, mask_stride, threads, drawn, dropout = _dropout(keep)
     rows, columns = flat.shape
     tile = column_tile(columns)
     out = empty_like(x, dtype)
     launch(
         _forward,
-        (cdiv(rows, tile.rows), cdiv(columns, tile.columns)),
-        *(flat, None if bias is None else bias.contiguous(), residual_rows, mask, out),
-        *(keep_scale, *numbers, rows, columns, flat.stride(0), residual_stride, mask_stride),
+        (cdiv(rows, tile.rows), cdiv(columns, tile.columns), 1),
+        (flat, None if bias is None else bias.contiguous(), residual_rows, mask, out),
+        (*drawn, rows),
+        (columns, flat.stride(0), residual_stride, mask_stride, threads, keep_scale),
         COMPUTE=compute,
         **dropout,
         **tile.settings,
@@ -140,7 +141,7 @@ def bias_dropout_backward(
     compute = compute_type(g)
     if keep is not None and compute == tl.float64:
         return NotImplemented
-    flat, (mask, mask_stride, numbers, dropout) = as_rows(g), _dropout(keep)
+    flat, (mask, mask_stride, threads, drawn, dropout) = as_rows(g), _dropout(keep)
     rows, columns = flat.shape
     tile = column_tile(columns)
     partials, programs = None, cdiv(rows, tile.rows)
@@ -151,8 +152,10 @@ def bias_dropout_backward(
     dx = None if x_dtype is None else empty_like(g, x_dtype)
     launch(
         _backward,
-        (programs, cdiv(columns, tile.columns)),
-        *(flat, mask, dx, partials, keep_scale, *numbers, rows, columns, flat.stride(0), mask_stride),
+        (programs, cdiv(columns, tile.columns), 1),
+        (flat, mask, dx, partials),
+        (*drawn, rows),
+        (columns, flat.stride(0), mask_stride, threads, keep_scale),
         COMPUTE=compute,
         **dropout,
         **tile.settings,
@@ -161,10 +164,9 @@ def bias_dropout_backward(
     return dx, dbias
 
 
-def _dropout(keep: Keep | None) -> tuple[Tensor | None, int, tuple[int, ...], dict[str, Any]]:
-    """Return mask and its row stride, the numbers of the stream, and the settings of a kernel."""
+def _dropout(keep: Keep | None) -> tuple[Tensor | None, int, int, tuple[int, int, int], dict[str, Any]]:
+    """Return mask and its row stride, the threads and the numbers of the stream, and the settings of a kernel."""
     if not isinstance(keep, DropoutStream):
-        return *rows_with_stride(keep), (0, 0, 0, 0), {"DROPOUT": keep is not None, "VECTOR": 0}
+        return *rows_with_stride(keep), 0, (0, 0, 0), {"DROPOUT": keep is not None, "VECTOR": 0}
     seed = keep.seed - 2**64 if keep.seed >= 2**63 else keep.seed
-    numbers = seed, keep.first, keep.threads, keep.threshold
-    return None, 0, numbers, {"DROPOUT": True, "VECTOR": keep.vector}
+    return None, 0, keep.threads, (seed, keep.first, keep.threshold), {"DROPOUT": True, "VECTOR": keep.vector}

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from fused.backends.triton.activations import activate, slope
 from fused.backends.triton.launch import (
+    any_float64,
     as_rows,
     cdiv,
     column_block,
@@ -37,7 +38,7 @@ def _limited(gate, linear, offset, clamp):
 
 @triton.jit(do_not_specialize=["rows"])
 def _gated(
-    gate, up, bias, weights, out, offset, clamp, rows, columns, gate_stride, up_stride,
+    gate, up, bias, weights, out, rows, columns, gate_stride, up_stride, offset, clamp,
     ACTIVATION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row, column = row_block(ROWS), column_block(COLUMNS)
@@ -56,8 +57,8 @@ def _gated(
 
 @triton.jit(do_not_specialize=["rows"])
 def _gated_backward(
-    g, gate, up, bias, weights, dgate, dup, bias_sums, weight_sums, offset, clamp, rows, columns,
-    g_stride, gate_stride, up_stride, dgate_stride, dup_stride,
+    g, gate, up, bias, weights, dgate, dup, bias_sums, weight_sums, rows, columns,
+    g_stride, gate_stride, up_stride, dgate_stride, dup_stride, offset, clamp,
     ACTIVATION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     column = column_block(COLUMNS)
@@ -116,7 +117,7 @@ def gated_activation(
     activation: str,
 ) -> Any:
     """Compute the reference formula of this name, or return NotImplemented for float64."""
-    if _any_float64(y, up, bias, weights):
+    if any_float64(y, up, bias, weights):
         return NotImplemented
     gate, linear = _halves(y, up)
     dtype = y.dtype
@@ -127,9 +128,10 @@ def gated_activation(
     tile = column_tile(columns)
     launch(
         _gated,
-        (cdiv(rows, tile.rows), cdiv(columns, tile.columns)),
-        *(gate, linear, _contiguous(bias), _contiguous(weights), out, offset, clamp),
-        *(rows, columns, gate.stride(0), linear.stride(0)),
+        (cdiv(rows, tile.rows), cdiv(columns, tile.columns), 1),
+        (gate, linear, _contiguous(bias), _contiguous(weights), out),
+        (rows,),
+        (columns, gate.stride(0), linear.stride(0), offset, clamp),
         ACTIVATION=activation,
         **tile.settings,
     )
@@ -149,7 +151,7 @@ def gated_activation_backward(
     needs: tuple[bool, bool, bool, bool],
 ) -> Any:
     """Compute the reference formula of this name, or return NotImplemented for float64."""
-    if _any_float64(g, y, up, bias, weights):
+    if any_float64(g, y, up, bias, weights):
         return NotImplemented
     gate, linear = _halves(y, up)
     incoming = as_rows(g)
@@ -170,9 +172,10 @@ def gated_activation_backward(
     strides = [0 if dx is None else columns if up is not None else 2 * columns for dx in (dgate, dlinear)]
     launch(
         _gated_backward,
-        (programs, blocks),
-        *(incoming, gate, linear, _contiguous(bias), _contiguous(weights), dgate, dlinear, bias_sums, weight_sums),
-        *(offset, clamp, rows, columns, incoming.stride(0), gate.stride(0), linear.stride(0), *strides),
+        (programs, blocks, 1),
+        (incoming, gate, linear, _contiguous(bias), _contiguous(weights), dgate, dlinear, bias_sums, weight_sums),
+        (rows,),
+        (columns, incoming.stride(0), gate.stride(0), linear.stride(0), *strides, offset, clamp),
         ACTIVATION=activation,
         **tile.settings,
     )
@@ -194,7 +197,3 @@ def _halves(y: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
 
 def _contiguous(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.contiguous()
-
-
-def _any_float64(*tensors: Tensor | None) -> bool:
-    return torch.float64 in [None if tensor is None else tensor.dtype for tensor in tensors]

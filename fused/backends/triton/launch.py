@@ -7,7 +7,7 @@ none of them is found by measuring.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ import triton
 import triton.language as tl
 
 Tensor = torch.Tensor
-Grid = tuple[int, ...] | Callable[[dict[str, Any]], tuple[int, ...]]
 
 # Whether kernels run as Python on CPU tensors; fixed when they are defined.
 INTERPRETED: bool = triton.knobs.runtime.interpret
@@ -112,14 +111,55 @@ def compute_type(*tensors: Tensor | None) -> tl.dtype:
     return tl.float64 if tl.float64 in found else tl.float32
 
 
-def launch(kernel: Any, grid: Grid, *args: Any, **settings: Any) -> None:
-    """Run ``kernel[grid](*args, **settings)`` on the device of the first argument, a tensor."""
-    first: Tensor = args[0]
-    if not first.is_cuda or first.get_device() == torch.cuda.current_device():
-        kernel[grid](*args, **settings)
-        return
-    with torch.cuda.device(first.device):
-        kernel[grid](*args, **settings)
+# Compiled kernels with their constants, by what Triton compiles a kernel for. Emptied when it has grown to `_MOST`.
+_compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+_MOST = 4096
+
+
+def any_float64(*tensors: Tensor | None) -> bool:
+    """Check whether one of the tensors is float64, of which most kernels compute nothing."""
+    return torch.float64 in [tensor.dtype for tensor in tensors if tensor is not None]
+
+
+def launch(
+    kernel: Any,
+    grid: tuple[int, int, int],
+    tensors: Sequence[Tensor | None],
+    counts: tuple[int, ...],
+    numbers: tuple[float | None, ...],
+    **settings: Any,
+) -> None:
+    """Run ``kernel[grid](*tensors, *counts, *numbers, **settings)`` on the device of the first tensor.
+
+    The second launch for the same types and alignments of tensors, numbers and settings takes the compiled kernel of
+    the first, which saves the processor half of a launch.
+
+    Args:
+        kernel: its parameters are in this order, the constants last.
+        counts: integers that the kernel is not specialized for.
+        numbers: each position has one type at all launches; those that vary belong to `counts`.
+        settings: the constants in the order of the kernel's parameters, and options of the compiler.
+    """
+    first: Any = tensors[0]
+    device: int = first.get_device()
+    if device >= 0 and device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return launch(kernel, grid, tensors, counts, numbers, **settings)
+    types = [None if tensor is None else (tensor.dtype, tensor.data_ptr() % 16) for tensor in tensors]
+    small = [-(2**31) <= count < 2**31 for count in counts]
+    key = (kernel.fn, device, numbers, *settings.values(), *types, *small)
+    known = _compiled.get(key)
+    if known is not None:
+        compiled, constants = known
+        compiled[grid](*tensors, *counts, *numbers, *constants)
+        return None
+    compiled = kernel[grid](*tensors, *counts, *numbers, **settings)
+    if compiled is not None:  # the interpreter compiles nothing
+        if len(_compiled) >= _MOST:
+            _compiled.clear()
+        given = len(tensors) + len(counts) + len(numbers)
+        _compiled[key] = compiled, tuple(settings[name] for name in kernel.arg_names[given:])
+    return None
 
 
 def column_partials(

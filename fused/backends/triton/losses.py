@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from fused.backends.triton.arithmetic import LN2, LOG2E, coarse_tanh, exp, tanh
-from fused.backends.triton.launch import BLOCK, as_rows, cdiv, launch, row_tile
+from fused.backends.triton.launch import BLOCK, as_rows, cdiv, empty_like, launch, row_tile
 
 Tensor = torch.Tensor
 
@@ -120,23 +120,18 @@ def logit_statistics(
         return NotImplemented
     rows = as_rows(logits)
     count, columns = rows.shape
-    statistics = torch.empty(4, count, dtype=torch.float32, device=logits.device)
+    highest, lse, picked = [empty_like(index, torch.float32) for _ in range(3)]
+    sums = empty_like(index, torch.float32) if total else None
     warps = row_tile(columns, whole=BLOCK, numbers=1).warps
     vector = _LOAD // rows.element_size()
     if rows.stride(0) % vector or rows.data_ptr() % _LOAD:
         vector = 1
     launch(
         logit_statistics_kernel,
-        (count,),
-        *(
-            rows,
-            index.reshape(-1).contiguous(),
-            *statistics,
-            rows.stride(0) // vector,
-            columns,
-            softcap or 1.0,
-            elsewhere,
-        ),
+        (count, 1, 1),
+        (rows, index.contiguous(), highest, lse, picked, sums),
+        (),
+        (rows.stride(0) // vector, columns, 1.0 if softcap is None else float(softcap), elsewhere),
         REPEATS=_PER_THREAD // vector,
         LANES=32 * warps,
         VECTOR=vector,
@@ -144,8 +139,7 @@ def logit_statistics(
         TOTAL=total,
         num_warps=warps,
     )
-    highest, lse, picked, sums = (one.reshape(index.shape) for one in statistics)
-    return highest, lse, picked, sums if total else None
+    return highest, lse, picked, sums
 
 
 def logit_statistics_backward(
@@ -165,15 +159,16 @@ def logit_statistics_backward(
         return NotImplemented
     rows = as_rows(logits)
     count, columns = rows.shape
-    out = rows if inplace else torch.empty_like(rows, memory_format=torch.contiguous_format)
+    out = rows if inplace else empty_like(rows)
     tile = row_tile(columns, whole=BLOCK // 2, numbers=1)
-    # The kernel does not read missing gradients.
-    given = [g_lse if one is None else one for one in (g_lse, g_picked, g_total)]
-    each = [one.reshape(-1).contiguous() for one in (*given, index, highest, lse)]
+    given = (g_lse, g_picked, g_total)
+    each = [None if one is None else one.contiguous() for one in (*given, index, highest, lse)]
     launch(
         logit_gradient_kernel,
-        (count, cdiv(columns, tile.columns)),
-        *(rows, *each, out, rows.stride(0), columns, softcap or 1.0),
+        (count, cdiv(columns, tile.columns), 1),
+        (rows, *each, out),
+        (),
+        (rows.stride(0), columns, 1.0 if softcap is None else float(softcap)),
         COLUMNS=tile.columns,
         CAPPED=softcap is not None,
         PICKED=g_picked is not None,

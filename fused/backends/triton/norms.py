@@ -16,6 +16,7 @@ import triton.language as tl
 from fused.backends.reference.norms import Casting
 from fused.backends.triton.launch import (
     Tile,
+    any_float64,
     as_rows,
     cdiv,
     empty_like,
@@ -79,7 +80,7 @@ def _store_norm(
 
 @triton.jit(do_not_specialize=["rows"])
 def _norm(
-    x, x_stride, residual, residual_stride, weight, bias, out, total, means, rstds, eps, rows, columns,
+    x, residual, weight, bias, out, total, means, rstds, rows, x_stride, residual_stride, columns, eps,
     ROUND: tl.constexpr, ONE_MORE: tl.constexpr, CENTERED: tl.constexpr, ONCE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -144,7 +145,7 @@ def _add_pairs(a, b, c, d):
 
 @triton.jit(do_not_specialize=["rows"])
 def _norm_backward(
-    g, g_stride, g_total, g_total_stride, x, x_stride, weight, means, rstds, dx, sums, rows, columns,
+    g, g_total, x, weight, means, rstds, dx, sums, rows, columns, g_stride, g_total_stride, x_stride,
     ONE_MORE: tl.constexpr, CENTERED: tl.constexpr, DWEIGHT: tl.constexpr, DBIAS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -186,7 +187,7 @@ def _norm_backward(
 
 @triton.jit(do_not_specialize=["rows"])
 def _long_norm_backward(
-    g, g_stride, g_total, g_total_stride, x, x_stride, weight, means, rstds, dx, sums, rows, columns,
+    g, g_total, x, weight, means, rstds, dx, sums, rows, columns, g_stride, g_total_stride, x_stride,
     ONE_MORE: tl.constexpr, CENTERED: tl.constexpr, DWEIGHT: tl.constexpr, DBIAS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -239,7 +240,7 @@ def rms_norm(
     dtype = _sum_dtype(x, residual)
     llama = casting == "llama" and weight is not None
     out_dtype = torch.promote_types(dtype, weight.dtype) if llama and weight is not None else dtype
-    if _double(x, residual, weight):
+    if any_float64(x, residual, weight):
         return NotImplemented
     out, total, _, rstd = _forward(
         x, residual, weight, None, eps, out_dtype, round_first=llama, one_more=casting == "gemma", centered=False
@@ -257,7 +258,7 @@ def layer_norm(
     out_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """Compute the reference formula of this name, or return NotImplemented for float64."""
-    if _double(x, residual, weight, bias):
+    if any_float64(x, residual, weight, bias):
         return NotImplemented
     results = _forward(x, residual, weight, bias, eps, out_dtype, round_first=False, one_more=False, centered=True)
     return cast(tuple[Tensor, Tensor | None, Tensor, Tensor], results)
@@ -274,7 +275,7 @@ def rms_norm_backward(
     needs: tuple[bool, bool],
 ) -> tuple[Tensor | None, Tensor | None]:
     """Compute the reference formula of this name, or return NotImplemented for float64."""
-    if _double(g, g_total, x, weight):
+    if any_float64(g, g_total, x, weight):
         return NotImplemented
     weight_dtype = weight.dtype if weight is not None and needs[1] else None
     dtypes = x.dtype if needs[0] else None, weight_dtype, None
@@ -293,7 +294,7 @@ def layer_norm_backward(
     needs: tuple[bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Compute the reference formula of this name, or return NotImplemented for float64."""
-    if _double(g, g_total, x, weight):
+    if any_float64(g, g_total, x, weight):
         return NotImplemented
     weight_dtype = weight.dtype if weight is not None and needs[1] else None
     return _backward(g, g_total, x, weight, mean, rstd, (x.dtype if needs[0] else None, weight_dtype, bias_dtype))
@@ -316,14 +317,16 @@ def _forward(
     rows, columns = flat.shape
     tile = _tile(columns)
     out = empty_like(x, out_dtype)
+    residual_rows, residual_stride = rows_with_stride(residual)
     total = None if residual is None else empty_like(x, _sum_dtype(x, residual))
     rstd = x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
     mean = torch.empty_like(rstd) if centered else None
     launch(
         _norm,
-        (cdiv(rows, tile.rows),),
-        *(flat, flat.stride(0), *rows_with_stride(residual), _vector(weight), _vector(bias)),
-        *(out, x if total is None else total, mean, rstd, float(eps), rows, columns),
+        (cdiv(rows, tile.rows), 1, 1),
+        (flat, residual_rows, _vector(weight), _vector(bias), out, x if total is None else total, mean, rstd),
+        (rows,),
+        (flat.stride(0), residual_stride, columns, float(eps)),
         ROUND=round_first,
         ONE_MORE=one_more,
         CENTERED=centered,
@@ -345,7 +348,8 @@ def _backward(
     one_more: bool = False,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Compute the gradients of x, weight and bias in these dtypes, skipping those of None."""
-    flat = as_rows(g)
+    flat, x_rows = as_rows(g), as_rows(x)
+    total_rows, total_stride = rows_with_stride(g_total)
     rows, columns = flat.shape
     tile = _tile(columns)
     once = tile.columns >= columns
@@ -357,17 +361,20 @@ def _backward(
     sums = make(programs, len(wanted), columns, dtype=torch.float32, device=x.device)
     launch(
         _norm_backward if once else _long_norm_backward,
-        (programs,),
-        *(flat, flat.stride(0), *rows_with_stride(g_total), *rows_with_stride(x)),
-        *(_vector(weight), _vector(mean), rstd.contiguous(), dx, sums, rows, columns),
+        (programs, 1, 1),
+        (flat, total_rows, x_rows, _vector(weight), _vector(mean), rstd.contiguous(), dx, sums),
+        (rows,),
+        (columns, flat.stride(0), total_stride, x_rows.stride(0)),
         ONE_MORE=one_more,
         CENTERED=mean is not None,
         DWEIGHT=dtypes[1] is not None,
         DBIAS=dtypes[2] is not None,
         **tile.settings,
     )
-    found = iter([total.to(dtype) for total, dtype in zip(sums.sum(0) if wanted else (), wanted, strict=True)])
-    dweight, dbias = (None if dtype is None else next(found) for dtype in dtypes[1:])
+    if not wanted:
+        return dx, None, None
+    found = iter([total.to(dtype) for total, dtype in zip(sums.sum(0), wanted, strict=True)])
+    dweight, dbias = [None if dtype is None else next(found) for dtype in dtypes[1:]]
     return dx, dweight, dbias
 
 
@@ -386,10 +393,6 @@ def _programs(rows: int, tile: Tile, device: torch.device) -> int:
 
 def _sum_dtype(x: Tensor, residual: Tensor | None) -> torch.dtype:
     return x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
-
-
-def _double(*tensors: Tensor | None) -> bool:
-    return torch.float64 in [None if tensor is None else tensor.dtype for tensor in tensors]
 
 
 def _vector(tensor: Tensor | None) -> Tensor | None:

@@ -117,34 +117,19 @@ def rotary_backward(g: Tensor, g_k: Tensor | None, cos: Tensor, sin: Tensor, *, 
 def _turned(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool, back: bool) -> Any:
     if q.ndim > 4 or (k is not None and k.ndim > 4):
         return NotImplemented
-    cos = cos if cos.stride(-1) == 1 else cos.contiguous()
-    sin = sin if sin.stride(-1) == 1 else sin.contiguous()
-    dim, at_once = _heads(_layout(q), None if k is None else k.shape, _layout(cos), _layout(sin))
-    if k is not None and not at_once:
+    q, k, cos, sin = _with_columns(q), _with_columns(k), _with_columns(cos), _with_columns(sin)
+    q_out, k_out = _result(q, cos), _result(k, cos)
+    plan = _plan(*map(_layout, (q, k, q_out, k_out, cos, sin)))
+    if plan is None:
         alone = [_turned(x, None, cos, sin, interleaved, back)[0] for x in (q, k)]
         return alone[0], alone[1]
-    return _launched(q, k, cos, sin, dim, interleaved, back)
-
-
-def _launched(
-    q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, dim: int | None, interleaved: bool, back: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Rotate q and k, which have the same shape except for dimension `dim` of four, the heads."""
-    q = q if q.stride(-1) == 1 else q.contiguous()
-    k = k if k is None or k.stride(-1) == 1 else k.contiguous()
-    # With the strides of x: heads transposed after a projection are read and written in memory order. Beside a part
-    # that passes through, contiguous, as a concatenation.
-    strides = torch.preserve_format if cos.shape[-1] == q.shape[-1] else torch.contiguous_format
-    q_out = torch.empty_like(q, dtype=torch.promote_types(q.dtype, cos.dtype), memory_format=strides)
-    k_out = None
-    if k is not None:
-        k_out = torch.empty_like(k, dtype=torch.promote_types(k.dtype, cos.dtype), memory_format=strides)
-    of_k = (None, None) if k is None or k_out is None else (_layout(k), _layout(k_out))
-    grid, numbers, blocks = _plan(dim, _layout(q), _layout(q_out), *of_k, _layout(cos), _layout(sin))
+    grid, numbers, positions, blocks = plan
     launch(
         _turn,
         grid,
-        *(q, k, q_out, k_out, cos, sin, *numbers),
+        (q, k, q_out, k_out, cos, sin),
+        (positions,),
+        numbers,
         BACK=back,
         INTERLEAVED=interleaved,
         COMPUTE=compute_type(q, k, cos),
@@ -154,17 +139,30 @@ def _launched(
     return q_out, k_out
 
 
+def _with_columns(x: Tensor | None) -> Any:
+    return x if x is None or x.stride(-1) == 1 else x.contiguous()
+
+
+def _result(x: Tensor | None, cos: Tensor) -> Tensor | None:
+    """Return an empty result with the strides of x, or contiguous, as a concatenation, if a part is passed through."""
+    if x is None:
+        return None
+    # Heads transposed after a projection are read and written in memory order.
+    strides = torch.preserve_format if cos.shape[-1] == x.shape[-1] else torch.contiguous_format
+    return torch.empty_like(x, dtype=torch.promote_types(x.dtype, cos.dtype), memory_format=strides)
+
+
 @functools.lru_cache(maxsize=4096)
 def _plan(
-    dim: int | None,
-    q: Layout,
-    q_out: Layout,
-    k: Layout | None,
-    k_out: Layout | None,
-    cos: Layout,
-    sin: Layout,
-) -> tuple[tuple[int], tuple[int, ...], dict[str, int]]:
-    """Return the grid, the sizes and strides, and the sizes of blocks for tensors of these shapes and strides."""
+    q: Layout, k: Layout | None, q_out: Layout, k_out: Layout | None, cos: Layout, sin: Layout
+) -> tuple[tuple[int, int, int], tuple[int, ...], int, dict[str, int]] | None:
+    """Return the grid, the sizes and strides, the number of positions, and the sizes of blocks for these tensors.
+
+    Returns None if q and k differ in a dimension other than that of the heads, and take two launches.
+    """
+    dim, at_once = _heads(q, None if k is None else k[0], cos, sin)
+    if not at_once:
+        return None
     (shape, _), (angles, _) = q, cos
     sizes = [1 if n == dim else _size(q, n) for n in range(3)]
     heads = [1 if x is None or dim is None else x[0][dim - 4] for x in (q, k)]
@@ -172,16 +170,17 @@ def _plan(
     half, pairs = angles[-1] // 2, _power(angles[-1] // 2)
     rows = max(_NUMBERS // (2 * pairs), 1)
     blocks = [min(_power(count), rows) for count in heads]
-    at_once = min(rows // blocks[0], _power(positions))
+    together = min(rows // blocks[0], _power(positions))
     strides = itertools.chain(*(_strides(x, dim) for x in (q, q_out, k, k_out)))
     of_angles = [0 if _size(t, n) == 1 else _stride(t, n) for t in (cos, sin) for n in range(3)]
     return (
-        (cdiv(positions, at_once),),
-        (positions, *sizes[1:], *heads, *strides, *of_angles),
+        (cdiv(positions, together), 1, 1),
+        (*sizes[1:], *heads, *strides, *of_angles),
+        positions,
         {
-            "POSITIONS": at_once,
+            "POSITIONS": together,
             "Q_HEADS": blocks[0],
-            "K_HEADS": min(blocks[1], max(rows // at_once, 1)),
+            "K_HEADS": min(blocks[1], max(rows // together, 1)),
             "HALF": half,
             "PAIRS": pairs,
             "PASSED": shape[-1] - 2 * half,
@@ -189,7 +188,6 @@ def _plan(
     )
 
 
-@functools.lru_cache(maxsize=4096)
 def _heads(q: Layout, k_shape: tuple[int, ...] | None, cos: Layout, sin: Layout) -> tuple[int | None, bool]:
     """Return the dimension of the heads, and whether q and k are alike in all others.
 
@@ -203,8 +201,8 @@ def _heads(q: Layout, k_shape: tuple[int, ...] | None, cos: Layout, sin: Layout)
     return dim, _without((1,) * (4 - len(k_shape)) + k_shape, dim) == _without(shape, dim)
 
 
-def _layout(tensor: Tensor) -> Layout:
-    return tensor.shape, tensor.stride()
+def _layout(tensor: Tensor | None) -> Layout | None:
+    return None if tensor is None else (tensor.shape, tensor.stride())
 
 
 def _size(layout: Layout, dim: int) -> int:

@@ -246,18 +246,22 @@ def masked_softmax(
     p_sink = None if sink is None else torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
     kind = _NO_MASK if mask is None else _BOOL if mask.dtype == torch.bool else _ADDITIVE
     shown = None if mask is None else _broadcast(mask.view(torch.uint8) if kind == _BOOL else mask, whole.shape)
+    kept = None if keep is None else keep.contiguous().view(torch.uint8)
     pulled = None if sink is None else _broadcast(sink, (batch, heads, queries, 1))
     tile, programs = _tile(batch * heads, queries, keys)
     positions, sides = _window(window, shift, queries, keys)
     launch(
         _masked_softmax,
-        (programs,),
-        *(whole, shown, pulled, None if keep is None else keep.contiguous().view(torch.uint8)),
-        *(out, signed, p_sink, lost, scale, keep_scale, *_steps(out_dtype)),
-        *(heads, queries, keys, *whole.stride()[:3]),
-        *((0, 0, 0, 0) if shown is None else shown.stride()),
-        *((0, 0, 0) if pulled is None else pulled.stride()[:3]),
-        *positions,
+        (programs, 1, 1),
+        (whole, shown, pulled, kept, out, signed, p_sink, lost),
+        (),
+        (
+            *(scale, keep_scale, *_steps(out_dtype)),
+            *(heads, queries, keys, *whole.stride()[:3]),
+            *((0, 0, 0, 0) if shown is None else shown.stride()),
+            *((0, 0, 0) if pulled is None else pulled.stride()[:3]),
+            *positions,
+        ),
         MASK=kind,
         SINK=sink is not None,
         DROPOUT=keep is not None,
@@ -297,9 +301,10 @@ def masked_softmax_backward(
     positions, sides = _window(window, shift, queries, keys)
     launch(
         _masked_softmax_backward,
-        (programs,),
-        *(p.contiguous(), p_sink, None if lost is None else lost.contiguous(), g.contiguous(), dx, dz, dsink),
-        *(scale, keep_scale, *_steps(p.dtype), queries, keys, *positions),
+        (programs, 1, 1),
+        (p.contiguous(), p_sink, None if lost is None else lost.contiguous(), g.contiguous(), dx, dz, dsink),
+        (),
+        (scale, keep_scale, *_steps(p.dtype), queries, keys, *positions),
         SINK=dsink is not None,
         DROPOUT=dropout,
         LOST=lost is not None,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from triton.compiler import CompiledKernel
 from triton.runtime.jit import KernelInterface
 
 from fused.backends import Op
@@ -41,13 +42,18 @@ def device() -> str:
 def launches(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts launches by the name of the kernel, from here on."""
     counts: Counter[str] = Counter()
-    get = KernelInterface.__getitem__
+    first, again = KernelInterface.__getitem__, CompiledKernel.__getitem__
 
-    def counted(self: Any, grid: Any) -> Any:
+    def compiling(self: Any, grid: Any) -> Any:
         counts[self.fn.__name__] += 1
-        return get(self, grid)
+        return first(self, grid)
 
-    monkeypatch.setattr(KernelInterface, "__getitem__", counted)
+    def compiled(self: Any, grid: Any) -> Any:
+        counts[self.name] += 1
+        return again(self, grid)
+
+    monkeypatch.setattr(KernelInterface, "__getitem__", compiling)
+    monkeypatch.setattr(CompiledKernel, "__getitem__", compiled)
     return counts
 
 

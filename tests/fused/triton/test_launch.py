@@ -27,7 +27,7 @@ from fused.backends.triton.launch import (
 COLUMNS = (1, 2, 3, 17, 63, 64, 65, 127, 1000, 4097, 50257)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _double(x, out, rows, columns, stride, COMPUTE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     row, column = row_block(ROWS), column_block(COLUMNS)
     inside = (row < rows) & (column < columns)
@@ -63,8 +63,10 @@ def double(x: torch.Tensor) -> torch.Tensor:
     out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
     launch(
         _double,
-        lambda meta: (triton.cdiv(rows, meta["ROWS"]), triton.cdiv(columns, tile.columns)),
-        *(flat, out, rows, columns, flat.stride(0)),
+        (triton.cdiv(rows, tile.rows), triton.cdiv(columns, tile.columns), 1),
+        (flat, out),
+        (rows,),
+        (columns, flat.stride(0)),
         COMPUTE=compute_type(x),
         **tile.settings,
     )
@@ -104,7 +106,7 @@ def test_the_interpreter_rounds_as_torch_does(device):
     )
     for dtype in (torch.bfloat16, torch.float16):
         x, out = numbers.to(device), torch.empty(1, len(numbers), dtype=dtype, device=device)
-        launch(_double, (2, 1), x / 2, out, 1, len(numbers), 0, COMPUTE=tl.float32, ROWS=1, COLUMNS=16)
+        launch(_double, (2, 1, 1), (x / 2, out), (1,), (len(numbers), 0), COMPUTE=tl.float32, ROWS=1, COLUMNS=16)
         torch.testing.assert_close(out[0], x.to(dtype), rtol=0, atol=0, equal_nan=True)
 
 
@@ -117,8 +119,8 @@ def test_sums_over_rows(device, rows, columns):
     for _ in range(2):
         partials = column_partials(rows, columns, x.device, torch.float64, tile.rows)
         partials.fill_(torch.nan)
-        grid = (len(partials), triton.cdiv(columns, tile.columns))
-        launch(_sum_rows, grid, x, partials, rows, columns, columns, **tile.settings)
+        grid = (len(partials), triton.cdiv(columns, tile.columns), 1)
+        launch(_sum_rows, grid, (x, partials), (), (rows, columns, columns), **tile.settings)
         sums.append(partials.sum(0))
     torch.testing.assert_close(sums[0], x.double().sum(0), rtol=1e-12, atol=1e-12)
     assert torch.equal(*sums)
@@ -183,6 +185,42 @@ assert len(compiled) == 4, len(compiled)
     assert compile_for_hopper(code) == 20
 
 
+class _Recorded:
+    """A kernel that records its launches instead of running, and how often it is compiled."""
+
+    arg_names = ("x", "out", "rows", "columns", "ROWS")
+
+    def __init__(self) -> None:
+        self.fn = object()
+        self.compilations = 0
+        self.arguments = []
+
+    def __getitem__(self, grid):
+        def compiling(*args, **settings):
+            self.compilations += 1
+            return {grid: lambda *args: self.arguments.append(args)}
+
+        return compiling
+
+
+def test_a_compiled_kernel_is_taken_for_the_same_types_only():
+    kernel, x = _Recorded(), torch.zeros(64)
+
+    def launched(x=x, columns=8, rows=3, block=16):
+        launch(kernel, (1, 1, 1), (x, None), (rows,), (columns,), num_warps=4, ROWS=block)
+
+    launched()
+    launched(rows=5)
+    assert kernel.compilations == 1
+    (((given, *others),),) = (kernel.arguments,)
+    assert given is x and others == [None, 5, 8, 16]
+    for changed in ({"x": x.half()}, {"x": x[1:]}, {"columns": 9}, {"rows": 2**31}, {"block": 32}):
+        before = kernel.compilations
+        launched(**changed)
+        launched(**changed)
+        assert kernel.compilations == before + 1
+
+
 def test_compiled_code_runs_beside_the_interpreter(warm_inductor, launches):
     x = torch.randn(64, 64)
     with fused.backend("inductor"):
@@ -194,9 +232,9 @@ def test_compiled_code_runs_beside_the_interpreter(warm_inductor, launches):
 def test_kernels_compile_for_a_gpu(compile_for_hopper):
     setup = "import torch; from tests.fused.triton.test_launch import _changes_type, double, launch; "
     assert compile_for_hopper(setup + "double(torch.ones(2, 65))") == 1
-    launch(_changes_type, (1,), torch.zeros(1), 3)
+    launch(_changes_type, (1, 1, 1), (torch.zeros(1),), (), (3,))
     with pytest.raises(AssertionError, match="CompilationError"):
-        compile_for_hopper(setup + "launch(_changes_type, (1,), torch.zeros(1), 3)")
+        compile_for_hopper(setup + "launch(_changes_type, (1, 1, 1), (torch.zeros(1),), (), (3,))")
 
 
 def test_a_constant_compares_as_its_value():
