@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fused.backends.reference.numbers import compute_dtype
-from fused.cross_entropy import Loss
 from fused.linear import linear
+from fused.loss import Loss
 from fused.loss_autograd import LOGIT_STATISTICS, gradient
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]

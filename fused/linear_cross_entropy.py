@@ -12,9 +12,10 @@ from fused.backends import requested
 from fused.backends.tracing import differentiated, is_compiled_alone, transformed
 from fused.checks import check_float, check_same_device, shape
 from fused.chunked_loss import comes_with_gradients, over_units, row_gradients, sweep, unit_gradients
-from fused.cross_entropy import Loss, check_range, check_targets, cross_entropy
+from fused.cross_entropy import check_range, check_targets, cross_entropy
 from fused.linear import linear
 from fused.linear_cross_entropy_operator import losses_and_gradients
+from fused.loss import Loss
 from fused.loss_autograd import plain_loss, watched
 from fused.sharding import localise, sharded
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from fused.backends import requested
 from fused.backends.reference.numbers import compute_dtype
 from fused.chunked_loss import Sums, comes_with_gradients, over_units, row_gradients, sweep, unit_gradients
-from fused.cross_entropy import Loss, check_range
+from fused.cross_entropy import check_range
+from fused.loss import Loss
 
 
 @torch.library.custom_op("fused::linear_cross_entropy", mutates_args=())

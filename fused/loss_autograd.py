@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,14 +11,10 @@ import torch.distributed as dist
 from fused.backends import Op, requested
 from fused.backends.reference import losses as formulas
 from fused.backends.tracing import differentiated, transformed
+from fused.loss import Loss, Statistics
 from fused.torch_internals.modes import is_batched_by_autograd
 
-if TYPE_CHECKING:
-    from fused.cross_entropy import Loss
-
 Tensor = torch.Tensor
-Statistics = tuple[Tensor, Tensor, Tensor, Tensor | None]
-"""The highest logit of each row, which is a constant for derivatives, and three numbers relative to it."""
 
 
 def _rows(args: Sequence[Any]) -> tuple[Sequence[Any], Any]:

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from fused.checks import shape
-from fused.cross_entropy import Loss, check_operands, check_range, losses_of_shards
+from fused.cross_entropy import check_operands, check_range, losses_of_shards
+from fused.loss import Loss
 from fused.loss_autograd import plain_loss
 from fused.sharding import sharded
 

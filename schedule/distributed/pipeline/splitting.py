@@ -16,6 +16,7 @@ import torch
 from torch import fx, nn
 
 from schedule.capture.recording.specs import TensorSpec
+from schedule.capture.tracing.environment import device_condition
 from schedule.capture.tracing.outputs import check_output
 from schedule.capture.tracing.portable import pack_graph, unpack_graph
 from schedule.capture.tracing.regions import REGION_FUNCTIONS, end_region
@@ -221,15 +222,14 @@ class _Splitting:
 
 def on_device(made: Specialization, device: torch.device) -> Specialization:
     """Convert a forward traced on the meta device to ``device``, or return any other forward unchanged."""
-    first = next(iter(made.signature.tensors.values()), None)
+    name, first = next(iter(made.signature.tensors.items()), ("", None))
     if first is None or first.device.type != "meta":
         return made
     graph = unpack_graph(pack_graph(made.graph))
     for node in graph.nodes:
         node.args, node.kwargs = fx.node.map_aggregate((node.args, dict(node.kwargs)), lambda v: _moved(v, device))
-    conditions = [
-        each.replace("device.type == 'meta'", f"device.type == {device.type!r}") for each in made.signature.conditions
-    ]
+    traced, here = (device_condition(name, each) for each in ("meta", device.type))
+    conditions = [here if each == traced else each for each in made.signature.conditions]
     conditions.append(f"not torch.is_autocast_enabled({device.type!r})")
     return replace(made, graph=graph, signature=replace(made.signature, conditions=conditions))
 
