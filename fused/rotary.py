@@ -49,9 +49,9 @@ class _Rotary(torch.autograd.Function):
         ctx.dtypes = (q.dtype, None if k is None else k.dtype)
         ctx.interleaved, ctx.backend = interleaved, requested()
         results = _forward(q, k, cos, sin, interleaved)
-        for result, needed in zip(results, ctx.needs_input_grad, strict=False):
-            if result is not None and not needed:
-                ctx.mark_non_differentiable(result)
+        needed = zip(results, ctx.needs_input_grad, strict=False)
+        # In one call: each replaces what the last one marked.
+        ctx.mark_non_differentiable(*[result for result, needs in needed if result is not None and not needs])
         return results
 
     @staticmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 from torch import nn
@@ -12,7 +11,6 @@ from schedule.optimizer import Rules, optimize_by
 from schedule.primitives.group import Group
 from schedule.report.report import Report
 from schedule.rules import select_rules
-from schedule.util.errors import NotApplicable
 
 
 def optimize(
@@ -54,6 +52,5 @@ def optimize(
     target = model if isinstance(model, (Schedule, Group)) else create_schedule(model, batch)
     report = optimize_by(select_rules(rules), target, batch, rules=rules, strict=strict, cost_guard=cost_guard)
     if measure:
-        with contextlib.suppress(NotApplicable):
-            report.measure()
+        report.measure_if_possible()
     return report

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Callable
 from dataclasses import asdict
@@ -28,7 +27,7 @@ from schedule.report.comparing import trains
 from schedule.report.costs import TimeRatio, measure, step_seconds
 from schedule.report.report import Report
 from schedule.runtime.scheduled import uncounted
-from schedule.util.errors import NotApplicable, VerificationError
+from schedule.util.errors import VerificationError
 from schedule.util.files import write
 from schedule.util.wording import counted
 
@@ -71,8 +70,7 @@ def optimize(
         done = rewrite(sch)
     if recipe_out is not None:
         recipes.save(sch, recipe_out)
-    with contextlib.suppress(NotApplicable):
-        done.measure()
+    done.measure_if_possible()
     verified = _verified(sch, cut(sch.tree.graphs.example_inputs, *VERIFIED)) if verify else None
     if report is not None:
         write(report, done.to_html() if report.suffix == ".html" else done.to_json() + "\n")

@@ -94,6 +94,12 @@ class Report:
             raise
         return self.measured
 
+    def measure_if_possible(self) -> None:
+        """Measure once, and keep the reason in :attr:`unmeasured` if that fails."""
+        if not self.measured and not self.unmeasured:
+            with contextlib.suppress(NotApplicable):
+                self.measure()
+
     def timed(self, rounds: int = 5) -> TimeRatio:
         """Time training steps of the scheduled and the original model in turns.
 
@@ -168,9 +174,7 @@ class Report:
         """
         if path is not None:
             refuse_unwritable(Path(path), "report")
-        if not self.measured:
-            with contextlib.suppress(NotApplicable):
-                self.measure()
+        self.measure_if_possible()
         pictures = "" if self.schedule is None else section(self.schedule, self.entries, self.timing)
         text = str(rendered("page.html", pictures=pictures, **self._values()))
         if path is not None:

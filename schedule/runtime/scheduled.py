@@ -116,7 +116,7 @@ class ScheduledState:
         """Run the graph made for calls like this one, else the original forward."""
         if count_function_modes() and not torch.compiler.is_compiling() and sees_functions():
             return self.fall_back(module, args, kwargs, "a mode that watches torch's functions is active")
-        try:
+        try:  # as in `selected`, without another call on the path of every call
             selected = self.select(module, *args, **kwargs)
         except _NOT_TAKEN:
             selected = None

@@ -27,8 +27,10 @@ def known_truth(node: fx.Node) -> bool | None:
     with DisableTorchFunction():
         for each in order:
             args, kwargs = fx.node.map_arg((each.args, each.kwargs), values.__getitem__)
-            run: Any = getattr(args[0], str(each.target)) if each.op == "call_method" else each.target
-            values[each] = run(*args[each.op == "call_method" :], **kwargs)
+            if each.op == "call_method":
+                values[each] = getattr(args[0], str(each.target))(*args[1:], **kwargs)
+            else:
+                values[each] = each.target(*args, **kwargs)  # type: ignore[operator]
     return bool(values[node])
 
 
