@@ -214,7 +214,7 @@ def is_removable(node: fx.Node) -> bool:
     """Check whether an unused node can be removed: it only computes a value, and no data makes it raise."""
     if node.op in ("placeholder", "output", "call_module") or node.target in REGION_FUNCTIONS:
         return False
-    if getattr(node.target, "__name__", "") in ("check", "check_output"):
+    if getattr(node.target, "__name__", "") in ("check", "check_output", "check_same"):
         return False
     return not has_effect(node) and not uses_random(node) and not node.meta.get("raises")
 

@@ -27,6 +27,7 @@ from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.recording.structure import map_structure
 from schedule.capture.tracing.effects import has_effect
 from schedule.capture.tracing.hooks import is_hooked
+from schedule.capture.tracing.later_reads import LATER, inlined_later
 from schedule.capture.tracing.own_forward import is_conv1d, is_projection
 from schedule.capture.tracing.portable import pack_graph, unpack_graph
 from schedule.capture.tracing.reading.ledger import Ledger, whole
@@ -228,5 +229,7 @@ def _copy_inside(graph: fx.Graph, call: fx.Node, node: fx.Node, mapped: dict[fx.
     kwargs = fx.node.map_arg(node.kwargs, lambda n: mapped[n])
     copied = graph.create_node(node.op, target, args, kwargs, name=f"{call.name}__{node.name}")
     copied.meta.update(node.meta, module=str(call.target))
+    if later := inlined_later(str(call.target), node, call):
+        copied.meta[LATER] = later
     copied.meta["source"] = node.meta.get("source") or call.meta.get("source", "")  # lines inside torch are not helpful
     return copied

@@ -6,7 +6,9 @@ from typing import Any
 
 from torch import fx
 
-_SAVED_META = ("spec", "source", "opaque", "object", "module", "rule", "draws", "raises", "changes")
+from schedule.capture.tracing.later_reads import LATER
+
+_SAVED_META = ("spec", "source", "opaque", "object", "module", "rule", "draws", "raises", "changes", LATER)
 
 
 class _Ref:

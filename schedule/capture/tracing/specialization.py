@@ -20,6 +20,7 @@ from schedule.capture.tracing.effects import remove_dead
 from schedule.capture.tracing.environment import Environment, fast_path_conditions, parameter_conditions
 from schedule.capture.tracing.generated_code import generated
 from schedule.capture.tracing.guards import conditions
+from schedule.capture.tracing.later_reads import with_checks
 from schedule.capture.tracing.lock import TRACING
 from schedule.capture.tracing.outputs import CHECKS, insert_checks
 from schedule.capture.tracing.portable import pack_graph, unpack_graph
@@ -80,7 +81,7 @@ class Specialization:
     def function(self) -> Callable[..., Any]:
         """The graph as a Python function of ``(module, *inputs)``, compiled on first access."""
         wrapper = closing if self.has_regions else lambda run: run
-        return tried(self.graph, lambda graph: wrapper(compiled(graph)))
+        return tried(self.graph, lambda graph: wrapper(compiled(with_checks(graph))))
 
     def with_graph(self, graph: fx.Graph, inlined: Mapping[str, Inlined] | None = None) -> Specialization:
         """Return the same specialization with another graph, and add the submodules ``inlined`` in it."""
@@ -246,6 +247,7 @@ def _finished(
     tracer.strings.check(graph)
     check_keywords(graph)
     insert_checks(tracer.outputs)
+    tracer.evaluator.later.write()
     graph.lint()
     inlined = {path: Inlined(original_class(child)) for path, child in tracer.inlined.items() if path}
     return Specialization(

@@ -44,15 +44,15 @@ from schedule.capture.tracing.reading.evaluator import Evaluator
 from schedule.capture.tracing.reading.natives import HANDLERS
 from schedule.capture.tracing.reading.plain import is_atom
 from schedule.capture.tracing.reading.seeding import seeding_handlers
-from schedule.capture.tracing.reading.sources import Attr, Const, DictOf, Item, Self, Source, module_path
+from schedule.capture.tracing.reading.sources import Const, Self
 from schedule.capture.tracing.regions import RegionTracker
 from schedule.capture.tracing.results import Written
 from schedule.capture.tracing.scalars import scalar_of, symbolic
 from schedule.capture.tracing.signature import SignatureBuilder
 from schedule.capture.tracing.sizes import SizeReader
+from schedule.capture.tracing.state_nodes import StateNodes
 from schedule.capture.tracing.string_formatting import Strings
 from schedule.capture.tracing.writes import written_tensors
-from schedule.util.errors import TraceError
 from schedule.util.user_code import UserCodeError, user_code
 
 
@@ -90,7 +90,6 @@ class ModuleTracer(TorchFunctionMode):
         self._nodes: dict[int, tuple[torch.Tensor, fx.Node]] = {}
         self._requires_grad: dict[fx.Node, bool] = {}
         self._devices: dict[int, tuple[torch.device, fx.Node]] = {}
-        self._paths = {id(tensor): name for name, tensor in _named_tensors(module)}
         self._module_paths = {child: name for name, child in module.named_modules()}
         self._data_free: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.inside_child = False
@@ -102,6 +101,7 @@ class ModuleTracer(TorchFunctionMode):
         self.functions = FunctionTracker(self)
         self.evaluator = Evaluator(self, HANDLERS | seeding_handlers())
         self.calls = ModuleCalls(self, enter, use_recorded_outputs)
+        self.state = StateNodes(self)
 
     # -- running ---------------------------------------------------------------------------------------
 
@@ -200,33 +200,11 @@ class ModuleTracer(TorchFunctionMode):
             return scalar.node
         if isinstance(leaf, torch.device) and id(leaf) in self._devices:
             return self._devices[id(leaf)][1]
-        return self._attribute(leaf) or self.opaque.node_of(leaf)
+        return self.state.object(leaf) or self.opaque.node_of(leaf)
 
     def path_of(self, module: nn.Module) -> str | None:
         """Return the path of ``module`` in the traced module, or None if it is not part of it."""
         return self._module_paths.get(module)
-
-    def _attribute(self, value: Any) -> fx.Node | None:
-        """Return a node to read an object that the forward found in attributes of modules, else None."""
-        source = None if is_atom(value) or isinstance(value, nn.Module) else self.evaluator.found_at(value)
-        return None if source is None else self._read_at(source)
-
-    def _read_at(self, source: Source) -> fx.Node | None:
-        """Return a node to read the value at ``source``, or None if it does not lead through attributes of modules."""
-        place = module_path(source)
-        if place is not None:
-            return self.graph.get_attr(".".join(filter(None, place)))
-        if not isinstance(source, (Attr, DictOf, Item)):
-            return None
-        base = self._read_at(source.base)
-        if base is None:
-            return None
-        if not isinstance(source, Item):
-            return self.emit(getattr, (base, source.name if isinstance(source, Attr) else "__dict__"))
-        if isinstance(source.base, DictOf):
-            with self.evaluator.recording(True):
-                self.evaluator.guard("contains", source.base, source.key)
-        return self.emit(operator.getitem, (base, source.key))
 
     def container_input(self, value: Any) -> fx.Node | None:
         """Return a placeholder for a container among the arguments, or None for any other value."""
@@ -240,7 +218,7 @@ class ModuleTracer(TorchFunctionMode):
         """
         if not self.evaluator.is_outside(value):
             return None
-        node = self._attribute(value)
+        node = self.state.object(value)
         if node is None and required:
             raise self.evaluator.refused(f"the forward returns a {type(value).__name__} that it did not make")
         return node
@@ -260,19 +238,11 @@ class ModuleTracer(TorchFunctionMode):
 
     def _tensor_node(self, tensor: torch.Tensor) -> fx.Node:
         if id(tensor) in self._nodes:
-            return self._nodes[id(tensor)][1]
-        path = self._paths.get(id(tensor))
-        if path is None:
-            raise TraceError(
-                f"the forward uses a tensor of shape {tuple(tensor.shape)} that is neither an input, a parameter, "
-                "a buffer nor a tensor attribute of this module",
-                where=user_line(),
-                fix="register it as a buffer, pass it as an argument, or mark the module as a leaf",
-            )
-        node = self.graph.get_attr(path)
-        node.meta["source"] = user_line()
-        node.meta["spec"] = TensorSpec.of(tensor)
-        self._nodes[id(tensor)], self._requires_grad[node] = (tensor, node), tensor.requires_grad
+            node = self._nodes[id(tensor)][1]
+        else:
+            node = self.state.tensor(tensor)
+            self._nodes[id(tensor)], self._requires_grad[node] = (tensor, node), tensor.requires_grad
+        self.state.check_tensor(tensor, node)
         return node
 
     def as_nodes(self, value: Any) -> Any:
@@ -293,7 +263,7 @@ class ModuleTracer(TorchFunctionMode):
 
     def data_free(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a data-free placeholder for a parameter or buffer, or any other tracked tensor as it is."""
-        if id(tensor) in self._nodes and id(tensor) not in self._paths:
+        if id(tensor) in self._nodes and id(tensor) not in self.state.paths:
             return tensor
         if id(tensor) not in self._data_free:
             with self.recording.fake_mode:
@@ -355,7 +325,7 @@ class ModuleTracer(TorchFunctionMode):
 
     def guard_dtype(self, tensor: torch.Tensor) -> None:
         """Guard on the dtype of ``tensor``, a parameter or buffer."""
-        if id(tensor) in self._paths and not self.evaluator.has_read(tensor):
+        if id(tensor) in self.state.paths and not self.evaluator.has_read(tensor):
             node = self.emit(getattr, (self._tensor_node(tensor), "dtype"))
             node.meta["spec"] = tensor.dtype
             self.guard(node, tensor.dtype)
@@ -379,7 +349,7 @@ class ModuleTracer(TorchFunctionMode):
 
     def found_tensor(self, tensor: torch.Tensor, path: str) -> None:
         """Use ``path`` for ``tensor`` in the graph: of several names, the one read by the forward."""
-        self._paths[id(tensor)] = path
+        self.state.paths[id(tensor)] = path
 
     def call_module(self, child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a module from the forward: write a node, or trace the call if the module is inlined."""
@@ -388,13 +358,3 @@ class ModuleTracer(TorchFunctionMode):
     def call_forward(self, child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Do the work of ``nn.Module.__call__`` and transformers' output-collecting hooks."""
         return self.calls.forward(child, args, kwargs)
-
-
-def _named_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Return parameters, buffers and plain tensor attributes, by dotted path."""
-    found: list[tuple[str, torch.Tensor]] = []
-    for prefix, child in module.named_modules():
-        dot = f"{prefix}." if prefix else ""
-        for table in (child._parameters, child._buffers, vars(child)):
-            found += [(dot + name, t) for name, t in table.items() if isinstance(t, torch.Tensor)]
-    return found[::-1]  # the first name of a tied tensor wins

@@ -16,6 +16,7 @@ from torch import fx, nn
 
 from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.tracing.guards import check
+from schedule.capture.tracing.later_reads import check_same
 from schedule.capture.tracing.outputs import check_output
 from schedule.capture.tracing.regions import REGION_FUNCTIONS
 from schedule.capture.tracing.specialization import original_class
@@ -27,7 +28,7 @@ Kind = Literal["input", "output", "call", "op"]
 
 LONGEST = 30
 _RUN = 3
-_HIDDEN = {getattr, check, check_output, *REGION_FUNCTIONS}
+_HIDDEN = {getattr, check, check_output, check_same, *REGION_FUNCTIONS}
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from torch import fx, nn
 from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.recording.structure import leaves
 from schedule.capture.tracing.effects import runs_other_code
+from schedule.capture.tracing.later_reads import check_same
 from schedule.capture.tracing.reading.plain import is_atom, same
 from schedule.capture.tracing.reading.reads import Reads
 from schedule.capture.tracing.reading.sources import DictOf, Item, Source, described, submodule_path
@@ -38,13 +39,32 @@ class Assignments:
     def __init__(self, evaluator: Reads) -> None:
         self._evaluator = evaluator
         self._values: dict[tuple[str, str], Any] = {}
+        self._places: dict[tuple[str, str], tuple[fx.Node, fx.Node | None]] = {}
         self._written: dict[fx.Node, tuple[tuple[str, str], Any]] = {}
         self.count = 0
 
     def value(self, source: Source, name: str) -> tuple[Any] | None:
         """Return the value assigned to attribute ``name`` of the module at ``source``, in a tuple, or None."""
         path = submodule_path(source) if self._values else None
-        return (self._values[path, name],) if (path, name) in self._values else None  # type: ignore[index]
+        if path is None or (path, name) not in self._values:
+            return None
+        self._check_kept(path, name)
+        return (self._values[path, name],)
+
+    def _check_kept(self, path: str, name: str) -> None:
+        """Write a check that code that has run since the assignment did not assign the attribute too."""
+        written, call = self._places[path, name]
+        if call is not self._evaluator.later.call:
+            self._places[path, name] = written, self._evaluator.later.call
+            holder, key, value = written.args
+            if not isinstance(value, fx.Node) and not is_atom(value):
+                raise self._evaluator.refused(
+                    f"the forward reads attribute {name!r} back after other code has run", _FIX
+                )
+            tracer: Trace = self._evaluator.tracer
+            with DisableTorchFunction():
+                now = tracer.emit(operator.getitem, (holder, key))
+                tracer.emit(check_same, (value, now, f"self.{path}.{name}" if path else f"self.{name}"))
 
     def assign(self, owner: Any, source: Source, name: str, value: Any) -> None:
         """Handle ``owner.name = value`` for an outside ``owner``: guard if unchanged, leave to the graph, or refuse."""
@@ -76,6 +96,7 @@ class Assignments:
         self._values[path, name] = value  # type: ignore[index]
         emitted = self._emitted(f"{path}.{table}" if path else table, name, value)
         self._written[emitted] = (path, name), value  # type: ignore[assignment]
+        self._places[path, name] = emitted, self._evaluator.later.call  # type: ignore[index]
 
     def _emitted(self, table: str, name: str, value: Any) -> fx.Node:
         tracer: Trace = self._evaluator.tracer
@@ -99,7 +120,7 @@ class Assignments:
         moved: list[fx.Node] = []
         readers, at_next = 0, dict[tuple[str, str], int]()
         for node in reversed(graph.nodes):
-            readers += runs_other_code(node)
+            readers += runs_other_code(node) or node.target is check_same
             if node not in self._written:
                 continue
             key, value = self._written[node]

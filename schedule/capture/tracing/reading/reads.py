@@ -14,6 +14,7 @@ from torch import nn
 from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.recording.source import user_line
 from schedule.capture.recording.structure import leaves
+from schedule.capture.tracing.later_reads import LaterReads
 from schedule.capture.tracing.reading.arrays import holds_objects, is_array
 from schedule.capture.tracing.reading.following import Followed
 from schedule.capture.tracing.reading.ledger import Guard, Ledger, kind_of
@@ -41,6 +42,7 @@ class Reads:
         tracer: the trace.
         on: whether reads become guards.
         failed: an error of this package that code of the user has caught, to be raised at the end.
+        later: the guards on values read after other code has run.
     """
 
     call: Callable[..., Any]
@@ -50,6 +52,7 @@ class Reads:
         self.tracer = tracer
         self.on = True
         self.failed: ScheduleError | None = None
+        self.later = LaterReads(tracer.graph)
         self._guards: dict[Any, Guard] = {}
         self._known: dict[int, tuple[Any, Source]] = {}
         self._tensors: dict[int, tuple[torch.Tensor, Source]] = {}
@@ -78,7 +81,7 @@ class Reads:
             if self.tracer.regions.flag_blocks and kind == "same" and asks_torch(source):
                 raise self.refused("the forward asks for a flag of torch inside a block that sets such flags")
             key = (kind, source, expected if isinstance(expected, (Source, str, int, Resolved)) else id(expected))
-            self._guards.setdefault(key, Guard(kind, source, expected))
+            self.later.add(key, self._guards.setdefault(key, Guard(kind, source, expected)))
 
     def resolve(self, cls: type, name: str, after: type | None = None) -> Any:
         """Look ``name`` up on ``cls`` without calling descriptors, with a guard on the result.
@@ -177,6 +180,8 @@ class Reads:
             return value
         if isinstance(value, torch.Tensor):
             return self._read_tensor(value, source)
+        if not is_atom(value):
+            self.later.note(value)
         if holds_objects(value):
             raise self.refused(f"the forward reads an array of Python objects, {described(source)}")
         if isinstance(value, enum.Enum):
@@ -201,10 +206,12 @@ class Reads:
         return value
 
     def _read_tensor(self, tensor: torch.Tensor, source: Source) -> torch.Tensor:
+        self.later.note(tensor)
         known = self._tensors.get(id(tensor))
+        if known is None or known[1] == source:
+            self.guard("tensor", source, kind_of(tensor))
         if known is None:
             self._tensors[id(tensor)] = (tensor, source)
-            self.guard("tensor", source, kind_of(tensor))
             if (parts := module_path(source)) is not None:
                 self.tracer.found_tensor(tensor, ".".join(filter(None, parts)))
         elif known[1] != source:

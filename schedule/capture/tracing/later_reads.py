@@ -1,0 +1,193 @@
+"""Reads of Python state after other code has run in a call: a submodule, a hook, a method of an object.
+
+All guards are checked before a graph runs. Code that the graph calls may change what they are on, so the guards on
+what the forward reads behind such a call are checked again there::
+
+    graph:     y = self.child(x);                                   return y * 2
+    compiled:  y = self.child(x);  state_after_child(self);          return y * 2
+
+The guards are metadata of the call's node, so a call that a rewrite removes takes its check along: each node carries
+those of all later reads, and the compiled graph checks the ones up to the next such node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from schedule.capture.recording.structure import original_class
+from schedule.capture.tracing.effects import runs_other_code
+from schedule.capture.tracing.reading.ledger import Guard, Ledger
+from schedule.capture.tracing.reading.sources import described
+from schedule.capture.tracing.regions import REGION_FUNCTIONS
+from schedule.util.errors import ScheduleError
+
+Later = tuple[tuple[str, Ledger], ...]
+"""Guards on reads behind a node, by stretches between calls of other code, each with the path of the module."""
+
+LATER = "later_reads"
+_MODULE = "__call__.__self__"  # FX reads attributes of the module, and this one is the module
+
+
+class LaterReads:
+    """Guards of one trace on reads after calls of other code.
+
+    Args:
+        graph: the graph written by the trace.
+    """
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._graph = graph
+        self._last: fx.Node | None = None
+        self._call: fx.Node | None = None
+        self._found: dict[fx.Node, dict[Hashable, Guard]] = {}
+        self._places: dict[int, tuple[Any, fx.Node | None, fx.Node | None]] = {}
+
+    @property
+    def call(self) -> fx.Node | None:
+        """The last node that runs other code, or begins or ends a region behind such a node."""
+        last = next(reversed(self._graph.nodes), None)
+        for node in reversed(self._graph.nodes):
+            if node is self._last or node is self._call:
+                break
+            if _runs_other_code(node) or (node.target in REGION_FUNCTIONS and self._is_behind_call(node)):
+                self._call = node
+                break
+        self._last = last
+        return self._call
+
+    def _is_behind_call(self, node: fx.Node) -> bool:
+        if self._call is not None:
+            return True
+        while node.op != "root":
+            if _runs_other_code(node):
+                return True
+            node = node.prev
+        return False
+
+    def add(self, key: Hashable, guard: Guard) -> None:
+        """Add a guard, identified by ``key``, on what the forward reads at this point."""
+        call = self.call
+        if call is not None and guard.kind != "computes_in":  # the outputs of the submodule tell
+            self._found.setdefault(call, {})[key] = guard
+
+    def note(self, value: Any) -> None:
+        """Remember where the forward reads ``value``, a tensor or another object, for the first and the last time."""
+        _, first, _ = self._places.get(id(value), (value, self.call, None))
+        self._places[id(value)] = value, first, self.call
+
+    def place(self, value: Any) -> tuple[fx.Node | None, fx.Node | None]:
+        """Return the calls behind which ``value`` was read for the first and the last time; None for none."""
+        _, first, last = self._places.get(id(value), (value, self.call, self.call))
+        return first, last
+
+    @contextmanager
+    def writing_behind(self, call: fx.Node | None) -> Iterator[None]:
+        """Write nodes behind ``call``, or behind the inputs if it is None, unless no other code has run since."""
+        if call is self.call:
+            yield
+        elif call is not None:
+            with self._graph.inserting_after(call):
+                yield
+        else:
+            first = next(node for node in self._graph.nodes if node.op != "placeholder")
+            with self._graph.inserting_before(first):
+                yield
+
+    def write(self) -> None:
+        """Write the guards to the metadata of the graph's nodes."""
+        later: Later = ()
+        for node in reversed(self._graph.nodes):
+            if node in self._found:
+                later = (("", Ledger(self._found[node].values())), *later)
+            if later and _is_call(node):
+                node.meta[LATER] = later
+
+
+def _runs_other_code(node: fx.Node) -> bool:
+    return node.op not in ("placeholder", "output") and runs_other_code(node)
+
+
+def _is_call(node: fx.Node) -> bool:
+    return _runs_other_code(node) or node.target in REGION_FUNCTIONS
+
+
+def inlined_later(path: str, inside: fx.Node, call: fx.Node) -> Later:
+    """Return the later reads of a node inlined from the graph of a submodule.
+
+    Args:
+        path: path of the submodule.
+        inside: the node in its graph.
+        call: the call that is replaced.
+    """
+    if LATER not in inside.meta and not _is_call(inside):
+        return ()
+    own = ((f"{path}.{name}" if name else path, ledger) for name, ledger in inside.meta.get(LATER, ()))
+    return (*own, *call.meta.get(LATER, ()))
+
+
+def with_checks(graph: fx.Graph) -> fx.Graph:
+    """Return ``graph``, or a copy of it with the checks of state that is read after other code has run."""
+    if not any(node.meta.get(LATER) for node in graph.nodes):
+        return graph
+    copy, copied = fx.Graph(), dict[fx.Node, fx.Node]()
+    copy.output(copy.graph_copy(graph, copied))
+    later: Later = ()
+    calls = [node for node in graph.nodes if _is_call(node)]
+    for index, node in enumerate(calls):
+        later = node.meta.get(LATER, later)
+        following = next((each for each in calls[index + 1 :] if LATER in each.meta), None)
+        behind = set(following.meta[LATER]) if following is not None else set()
+        for path, ledger in (each for each in later if each not in behind):
+            with copy.inserting_after(copied[node]):
+                module = copy.get_attr(path or _MODULE)
+            with copy.inserting_after(module):
+                copy.call_function(StateCheck(ledger, node.name), (module,))
+    return copy
+
+
+def check_same(value: Any, now: Any, what: str) -> None:
+    """Raise if ``now``, read again after other code has run, is not the object ``value`` (graph target).
+
+    Raises:
+        ScheduleError: code that the graph called has replaced it.
+    """
+    if now is not value and not torch.compiler.is_compiling():
+        raise ScheduleError(
+            f"{what} was replaced by code that the forward calls, between two reads of it; it was not replaced in the "
+            "recorded call, so the graph holds one object for both",
+            fix="undo the schedule of this module, or schedule the model anew with a call in which it changes",
+        )
+
+
+class StateCheck:
+    """Graph target to raise unless guards still hold for a module, after a call of other code.
+
+    Args:
+        ledger: the guards.
+        call: name of the node that runs other code.
+    """
+
+    def __init__(self, ledger: Ledger, call: str) -> None:
+        self._ledger, self._call = ledger, call
+        self.__name__, self.__module__ = f"state_after_{call}", __name__
+
+    def __call__(self, module: nn.Module) -> None:
+        """Check the guards.
+
+        Raises:
+            ScheduleError: code that the graph called has changed what the graph depends on.
+        """
+        if torch.compiler.is_compiling() or self._ledger.function(module):
+            return
+        missed = self._ledger.missed(module)
+        raise ScheduleError(
+            f"{'Python state' if missed is None else described(missed.source)} changed while {self._call} ran, and the "
+            f"forward of {original_class(module).__name__} reads it afterwards; it did not change in the recorded "
+            "call, so the graph holds its value of before",
+            fix="undo the schedule of this module, or schedule the model anew with a call in which it changes",
+        )

@@ -1,0 +1,304 @@
+"""State that a submodule or a hook changes during a call, not in the recorded one: read afterwards, it is an error."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import schedule
+from schedule.runtime.scheduled import install
+from schedule.util.errors import ScheduleError
+
+GAIN = 2.0
+
+
+class Settings:
+    """Settings, as in a config."""
+
+    def __init__(self) -> None:
+        self.gain, self.gains, self.by_name = 2.0, [2.0, 3.0], {"gain": 2.0}
+
+
+class Child(nn.Module):
+    """A submodule that may change the state of its parent, which it holds outside of its submodules."""
+
+    def __init__(self, holder: list[Any]) -> None:
+        super().__init__()
+        self.proj = nn.Linear(4, 4)
+        self.holder, self.change = holder, None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.change is not None:
+            self.change(self.holder[0])
+        return self.proj(x)
+
+
+Read = Callable[[Any], Any]
+
+
+class Parent(nn.Module):
+    """A forward that reads ``before`` and ``after`` the call of its child."""
+
+    def __init__(self, before: Read, after: Read) -> None:
+        super().__init__()
+        self.before, self.after, self.config, self.gain = before, after, Settings(), 2.0
+        self.weight = nn.Parameter(torch.full((4,), 2.0))
+        self.child = Child([self])
+        self.last = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        early = self.before(self)
+        y = self.child(x * early)
+        return self.last(torch.tanh(y * self.after(self)))
+
+
+def nothing(m: Any) -> float:
+    return 1.0
+
+
+def of_attribute(m: Any) -> Any:
+    return m.gain
+
+
+def of_config(m: Any) -> Any:
+    return m.config.gain
+
+
+def of_list(m: Any) -> Any:
+    return m.config.gains[0]
+
+
+def of_length(m: Any) -> Any:
+    return len(m.config.gains)
+
+
+def of_dict(m: Any) -> Any:
+    return m.config.by_name["gain"]
+
+
+def of_global(m: Any) -> Any:
+    return GAIN
+
+
+def of_presence(m: Any) -> Any:
+    return 3.0 if hasattr(m, "extra") else 2.0
+
+
+def of_training(m: Any) -> Any:
+    return 3.0 if m.last.training else 2.0
+
+
+def set_attribute(m: Any) -> None:
+    m.gain = 5.0
+
+
+def set_config(m: Any) -> None:
+    m.config.gain = 5.0
+
+
+def replace_config(m: Any) -> None:
+    m.config = Settings()
+    m.config.gain, m.config.gains, m.config.by_name = 7.0, [7.0], {"gain": 7.0}
+
+
+def set_item(m: Any) -> None:
+    m.config.gains[0] = 5.0
+
+
+def append(m: Any) -> None:
+    m.config.gains.append(5.0)
+
+
+def set_entry(m: Any) -> None:
+    m.config.by_name["gain"] = 5.0
+
+
+def set_global(m: Any) -> None:
+    sys.modules[__name__].GAIN = 5.0  # type: ignore[attr-defined]
+
+
+def add_attribute(m: Any) -> None:
+    m.extra = True
+
+
+def set_training(m: Any) -> None:
+    m.last.training = not m.last.training
+
+
+CHANGES: list[tuple[Read, Callable[[Any], None]]] = [
+    (of_attribute, set_attribute),
+    (of_config, set_config),
+    (of_config, replace_config),
+    (of_list, set_item),
+    (of_list, replace_config),
+    (of_length, append),
+    (of_dict, set_entry),
+    (of_global, set_global),
+    (of_presence, add_attribute),
+    (of_training, set_training),
+]
+
+
+@pytest.fixture(autouse=True)
+def _global() -> Any:
+    yield
+    sys.modules[__name__].GAIN = 2.0  # type: ignore[attr-defined]
+
+
+def traced(before: Read, after: Read) -> tuple[Parent, Parent, Tensor]:
+    """Return a model with graphs for itself alone, an untouched copy, and an input."""
+    torch.manual_seed(0)
+    module, x = Parent(before, after), torch.randn(2, 4)
+    twin = copy.deepcopy(module)
+    sch = schedule.create_schedule(module, (x,))
+    sch.trace()
+    install(module, sch.specializations)
+    torch.testing.assert_close(module(x), twin(x))
+    return module, twin, x
+
+
+@pytest.mark.parametrize("by_hook", [False, True])
+@pytest.mark.parametrize(("read", "change"), CHANGES)
+def test_a_change_that_is_read_afterwards_is_an_error(read: Read, change: Callable[[Any], None], by_hook: bool) -> None:
+    module, _, x = traced(nothing, read)
+    if by_hook:
+        handle = module.child.proj.register_forward_hook(lambda *_: change(module))
+    else:
+        module.child.change = change
+    with pytest.raises(ScheduleError, match=r"changed while child ran.*Parent reads it afterwards"):
+        module(x)
+    if by_hook:
+        handle.remove()
+
+
+@pytest.mark.parametrize(("read", "change"), CHANGES)
+def test_what_is_read_again_counts(read: Read, change: Callable[[Any], None]) -> None:
+    module, _, x = traced(read, read)
+    module.child.change = change
+    with pytest.raises(ScheduleError, match="changed while child ran"):
+        module(x)
+
+
+@pytest.mark.parametrize(("read", "change"), CHANGES)
+def test_a_change_of_what_was_read_before_is_as_untouched(read: Read, change: Callable[[Any], None]) -> None:
+    module, twin, x = traced(read, nothing)
+    for each in (twin, module):
+        each.child.change = change
+    expected = twin(x)
+    sys.modules[__name__].GAIN = 2.0  # type: ignore[attr-defined]
+    torch.testing.assert_close(module(x), expected)
+
+
+@pytest.mark.parametrize("rules", ["default", "all"])
+def test_a_fused_call_hands_its_check_on(rules: str) -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.child, self.fc1, self.fc2, self.gain = Child([self]), nn.Linear(4, 8), nn.Linear(8, 4), 2.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.fc1(self.child(x))
+            return self.fc2(torch.nn.functional.gelu(y)) * self.gain
+
+    module, x = Block(), torch.randn(2, 4)
+    report = schedule.optimize(module, (x,), rules=rules, cost_guard=False)
+    assert report.applied
+    module(x)
+    module.child.change = set_attribute
+    with pytest.raises(ScheduleError, match="changed while"):
+        module(x)
+
+
+def test_copies_and_pickles_check_too() -> None:
+    module, _, x = traced(nothing, of_attribute)
+    for each in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        each.child.change = set_attribute
+        with pytest.raises(ScheduleError, match="changed while child ran"):
+            each(x)
+
+
+def replace_weight(m: Any) -> None:
+    m.weight = nn.Parameter(torch.full((4,), 9.0))
+
+
+def replace_buffer(m: Any) -> None:
+    m.register_buffer("buffer", torch.full((4,), 9.0))
+
+
+class Reader(nn.Module):
+    """A forward that reads a tensor before and behind the call of its child, as ``how`` says."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.child = how, Child([self])
+        self.weight = nn.Parameter(torch.full((4,), 2.0))
+        self.register_buffer("buffer", torch.full((4,), 3.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "held":  # the tensors of before the call
+            weight, buffer = self.weight, self.buffer
+            return self.child(x) * weight + buffer
+        if self.how == "again":
+            y = x * self.weight + self.buffer
+            return self.child(y) * self.weight + self.buffer
+        if self.how == "both":
+            weight, buffer = self.weight, self.buffer
+            return self.child(x) * weight + self.weight * buffer + self.buffer
+        return self.child(x) * self.weight + self.buffer
+
+
+@pytest.mark.parametrize("change", [replace_weight, replace_buffer])
+@pytest.mark.parametrize("how", ["held", "again", "both", "behind"])
+@pytest.mark.parametrize("flatten", [False, True])
+def test_tensors_are_read_where_the_forward_reads_them(how: str, change: Callable[[Any], None], flatten: bool) -> None:
+    module, x = Reader(how), torch.randn(2, 4)
+    twin = copy.deepcopy(module)
+    sch = schedule.create_schedule(module, (x,))
+    sch.trace(flatten=flatten, leaves=("child",) if flatten else ())
+    install(module, sch.specializations)
+    torch.testing.assert_close(module(x), twin(x))
+    for each in (module, twin):
+        each.child.change = change
+    if how in ("again", "both"):
+        with pytest.raises(ScheduleError, match=r"self\.\w+ was replaced by code that the forward calls"):
+            module(x)
+    else:
+        torch.testing.assert_close(module(x), twin(x))
+
+
+class Assigning(nn.Module):
+    """A forward that reads back what it assigned, behind the call of its child."""
+
+    def __init__(self, plain: bool) -> None:
+        super().__init__()
+        self.child, self.kept, self.plain = Child([self]), None, plain
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept = x.shape[0] if self.plain else x * 2
+        y = self.child(x)
+        return y * self.kept
+
+
+def assign(m: Any) -> None:
+    m.kept = 7
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_an_assigned_attribute_is_read_back(plain: bool) -> None:
+    module, x = Assigning(plain), torch.randn(2, 4)
+    twin = copy.deepcopy(module)
+    sch = schedule.create_schedule(module, (x,))
+    sch.trace()
+    install(module, sch.specializations)
+    torch.testing.assert_close(module(x), twin(x))
+    torch.testing.assert_close(module(x), twin(x))
+    module.child.change = assign
+    with pytest.raises(ScheduleError, match=r"self\.kept (changed while|was replaced)"):
+        module(x)
