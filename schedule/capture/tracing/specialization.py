@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,7 +21,7 @@ from schedule.capture.tracing.effects import remove_dead
 from schedule.capture.tracing.environment import Environment, fast_path_conditions, parameter_conditions
 from schedule.capture.tracing.generated_code import generated
 from schedule.capture.tracing.guards import conditions
-from schedule.capture.tracing.later_reads import with_checks
+from schedule.capture.tracing.later_reads import LATER, with_checks
 from schedule.capture.tracing.lock import TRACING
 from schedule.capture.tracing.outputs import CHECKS, insert_checks
 from schedule.capture.tracing.portable import pack_graph, unpack_graph
@@ -81,7 +82,7 @@ class Specialization:
     def function(self) -> Callable[..., Any]:
         """The graph as a Python function of ``(module, *inputs)``, compiled on first access."""
         wrapper = closing if self.has_regions else lambda run: run
-        return tried(self.graph, lambda graph: wrapper(compiled(with_checks(graph))))
+        return tried(self.graph, lambda graph: wrapper(compiled(graph)))
 
     def with_graph(self, graph: fx.Graph, inlined: Mapping[str, Inlined] | None = None) -> Specialization:
         """Return the same specialization with another graph, and add the submodules ``inlined`` in it."""
@@ -111,11 +112,45 @@ class Specialization:
             object.__setattr__(self, name, value)
 
 
+_functions: weakref.WeakValueDictionary[Hashable, Callable[..., Any]] = weakref.WeakValueDictionary()
+
+
 def compiled(graph: fx.Graph) -> Callable[..., Any]:
-    """Compile ``graph`` to a Python function of ``(self, *inputs)``, with source for tracebacks."""
-    with TRACING:  # writing the code changes how nodes are printed
-        code = source_of(graph)
-    return generated(code.src, "forward", dict(code.globals), "schedule graph")
+    """Compile ``graph`` to a Python function of ``(self, *inputs)``, with source for tracebacks.
+
+    Equal graphs, such as those of like layers, share one function.
+    """
+    key = _content(graph)
+    function = None if key is None else _functions.get(key)
+    if function is None:
+        with TRACING:  # writing the code changes how nodes are printed
+            code = source_of(with_checks(graph))
+        function = generated(code.src, "forward", dict(code.globals), "schedule graph")
+        if key is not None:
+            _functions[key] = function
+    return function
+
+
+_PRINTED = (fx.Node, str, int, float, bool, type(None), slice, torch.dtype, torch.device)
+"""Classes of arguments that a graph's code depends on by their ``repr`` alone."""
+
+
+def _content(graph: fx.Graph) -> Hashable | None:
+    """Return a key that equal graphs share, valid as long as their function exists, or None."""
+    found: list[Hashable] = []
+    for node in graph.nodes:
+        arguments = (node.args, node.kwargs)
+        if not all(type(leaf) in _PRINTED for leaf in _leaves(arguments)):
+            return None
+        target = node.target if isinstance(node.target, str) else id(node.target)
+        found.append((node.op, node.name, target, repr(arguments), node.meta.get(LATER)))
+    return tuple(found)
+
+
+def _leaves(arguments: Any) -> list[Any]:
+    leaves: list[Any] = []
+    fx.node.map_aggregate(arguments, leaves.append)
+    return leaves
 
 
 def specialize(
