@@ -12,7 +12,7 @@ those of all later reads, and the compiled graph checks the ones up to the next 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -101,11 +101,22 @@ class LaterReads:
     def write(self) -> None:
         """Write the guards to the metadata of the graph's nodes."""
         later: Later = ()
+        found = self._at_kept_calls()
         for node in reversed(self._graph.nodes):
-            if node in self._found:
-                later = (("", Ledger(self._found[node].values())), *later)
+            if node in found:
+                later = (("", Ledger(found[node].values())), *later)
             if later and _is_call(node):
                 node.meta[LATER] = later
+
+    def _at_kept_calls(self) -> dict[fx.Node, dict[Hashable, Guard]]:
+        """Return the guards by calls still in the graph: those behind another are checked after the one before it."""
+        kept, calls = set(self._graph.nodes), dict[fx.Node, dict[Hashable, Guard]]()
+        last: fx.Node | None = None
+        for call, guards in self._found.items():
+            last = call if call in kept else last
+            if last is not None:
+                calls.setdefault(last, {}).update(guards)
+        return calls
 
 
 def _runs_other_code(node: fx.Node) -> bool:
@@ -142,12 +153,20 @@ def with_checks(graph: fx.Graph) -> fx.Graph:
         later = node.meta.get(LATER, later)
         following = next((each for each in calls[index + 1 :] if LATER in each.meta), None)
         behind = set(following.meta[LATER]) if following is not None else set()
-        for path, ledger in (each for each in later if each not in behind):
+        for path, ledger in _merged(each for each in later if each not in behind):
             with copy.inserting_after(copied[node]):
                 module = copy.get_attr(path or _MODULE)
             with copy.inserting_after(module):
                 copy.call_function(StateCheck(ledger, node.name), (module,))
     return copy
+
+
+def _merged(later: Iterable[tuple[str, Ledger]]) -> Later:
+    """Return one ledger for each path; stretches of one graph share their guards."""
+    found: dict[str, dict[int, Guard]] = {}
+    for path, ledger in later:
+        found.setdefault(path, {}).update((id(guard), guard) for guard in ledger)
+    return tuple((path, Ledger(guards.values())) for path, guards in found.items())
 
 
 def check_same(value: Any, now: Any, what: str) -> None:
