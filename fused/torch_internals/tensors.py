@@ -96,15 +96,22 @@ class ObservingFakeMode(FakeTensorMode):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.written: set[int] = set()
-        self.draws = self.raises = False
+        self.draws = self.raises = self._is_nested = False
 
     def observe(self) -> None:
         """Begin a new observation."""
         self.written, self.draws, self.raises = set(), False, False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if isinstance(func, OpOverload):
-            self.written.update(map(storage_of, written_arguments(func, args, kwargs or {})))
-            self.draws = self.draws or is_drawing(func, args, kwargs or {})
-            self.raises = self.raises or may_raise(func, args, kwargs or {})
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        if not isinstance(func, OpOverload):
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        self.draws = self.draws or is_drawing(func, args, kwargs or {})
+        self.raises = self.raises or may_raise(func, args, kwargs or {})
+        if self._is_nested:  # views are decomposed into operators that are declared to write
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        self.written.update(map(storage_of, written_arguments(func, args, kwargs or {})))
+        self._is_nested = True
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            self._is_nested = False

@@ -10,9 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fused
 import schedule
+from fused.torch_internals.tensors import ObservingFakeMode
 
 
 class Changes(nn.Module):
@@ -134,3 +136,15 @@ class OfSomethingElse(nn.Module):
 def test_a_call_has_no_reference_to_what_the_match_reads() -> None:
     torch.manual_seed(0)
     assert compared(OfSomethingElse())
+
+
+def test_a_view_that_is_decomposed_writes_nothing() -> None:
+    FakeTensorMode.cache_clear()  # what is known from an earlier call is not decomposed again
+    mode = ObservingFakeMode()
+    with mode:
+        rows = torch.empty(2, 12, 0)[..., None].expand(2, 12, 0, 16)
+        mode.observe()
+        rows.flatten(-2)
+        assert not mode.written
+        rows.sum(-1).add_(1.0)
+        assert mode.written
