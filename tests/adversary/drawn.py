@@ -63,11 +63,20 @@ class Change:
 
 @dataclass(frozen=True)
 class Round:
-    """Changes, and then a call."""
+    """Changes, and then a call.
+
+    Attributes:
+        during: the changes are made by a hook on a submodule, amid the call.
+    """
 
     changes: tuple[Change, ...]
     rows: int = 2
     training: bool = True
+    during: bool = False
+
+
+_BETWEEN = ["class Between(nn.Module):", "    def __init__(self):", "        super().__init__()"]
+_BETWEEN += ["        self.inner = nn.Identity()", "    def forward(self, x): return self.inner(x)", ""]
 
 
 @dataclass(frozen=True)
@@ -90,14 +99,16 @@ class Spec:
     def source(self) -> str:
         """The Python file of the module."""
         uses = [use for part in self.parts for use in part.uses]
-        lines = [HEAD, "class Drawn(nn.Module):", "    def __init__(self):", "        super().__init__()"]
+        lines = [HEAD, *_BETWEEN, "class Drawn(nn.Module):", "    def __init__(self):", "        super().__init__()"]
+        between = any(round_.during for round_ in self.rounds)
         lines += ["        self.fc1, self.fc2 = nn.Linear(8, 8), nn.Linear(8, 8)"]
+        lines += ["        self.between = Between()"] * between
         lines += [f"        {part.filled(part.texts[0])}" for part in self.parts]
         if any(part.kind == "own property" for part in self.parts):
             lines += ["    @property", "    def shown(self): return self.hidden"]
         lines += ["    def forward(self, x):", "        h = x"]
         lines += [f"        {use}" for use in uses[: self.early]]
-        lines += ["        h = F.gelu(self.fc1(h))"]
+        lines += ["        h = F.gelu(self.fc1(h))", *["        h = self.between(h)"] * between]
         lines += [f"        {use}" for use in uses[self.early :]]
         lines += ["        return x + self.fc2(h)", "", "class Stack(nn.Module):", "    def __init__(self):"]
         lines += ["        super().__init__()", "        self.layers = nn.ModuleList([Drawn() for _ in range(2)])"]
@@ -115,7 +126,8 @@ class Spec:
         own = self.source[len(HEAD) :].split("class Stack")[0].strip()
         done = [f"before scheduling: {each}" for each in self.texts(self.before)]
         for round_ in self.rounds:
-            done += [f"then: {each}" for each in self.texts(round_.changes)]
+            when = "during the call" if round_.during else "then"
+            done += [f"{when}: {each}" for each in self.texts(round_.changes)]
             done += [f"called with {round_.rows} rows in {'training' if round_.training else 'evaluation'}"]
         return "\n".join([own, *done])
 
@@ -171,10 +183,19 @@ def _set_environment(name: str, value: str) -> None:
 
 def _round(texts: list[str], round_: Round) -> Any:
     def run(model: nn.Module, given: Batch, world: World) -> Any:
-        _do(texts, model, world)
+        left = [texts]  # a hook changes the state once
+        if not round_.during:
+            _do(left.pop(), model, world)
         model.train(round_.training)
         given = {"x": torch.cat([given["x"].detach()] * 3)[: round_.rows].requires_grad_()}
-        return step(model, given, world)
+        if not round_.during:
+            return step(model, given, world)
+        layers: Any = model.layers
+        hook = layers[1].between.register_forward_hook(lambda *_: _do(left.pop(), model, world) if left else None)
+        try:
+            return step(model, given, world)
+        finally:
+            hook.remove()
 
     return run
 
@@ -213,7 +234,9 @@ class _Drawing:
     def round(self, named: list[str], quiet: bool) -> Round:
         """Changes and a call."""
         changes = self.changes(named, 1 if quiet else 0)
-        return Round(changes, 2 if quiet else self.random.choice((2, 2, 1, 5, 6)), quiet or self.random.random() < 0.7)
+        rows = 2 if quiet else self.random.choice((2, 2, 1, 5, 6))
+        training = quiet or self.random.random() < 0.7
+        return Round(changes, rows, training, bool(changes) and not quiet and self.random.random() < 0.2)
 
     def changes(self, named: list[str], least: int) -> tuple[Change, ...]:
         """Some changes."""
