@@ -302,3 +302,28 @@ def test_an_assigned_attribute_is_read_back(plain: bool) -> None:
     module.child.change = assign
     with pytest.raises(ScheduleError, match=r"self\.kept (changed while|was replaced)"):
         module(x)
+
+
+@pytest.mark.parametrize(("read", "change"), [(of_attribute, set_attribute), (of_config, set_config)])
+@pytest.mark.parametrize("early", [False, True])
+def test_compiled_code_notices_too(read: Read, change: Callable[[Any], None], early: bool) -> None:
+    module, twin, x = traced(nothing, read)
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(module, backend="eager", fullgraph=True)(x), twin(x))
+    compiled = torch.compile(module, backend="eager")
+    if early:
+        torch.testing.assert_close(compiled(x), twin(x))
+    module.child.change = change
+    with pytest.raises(ScheduleError, match="changed while child ran"):
+        compiled(x)
+
+
+@pytest.mark.parametrize("how", ["held", "again", "both", "behind"])
+def test_compiled_code_reads_tensors_where_the_forward_does(how: str) -> None:
+    module, x = Reader(how), torch.randn(2, 4)
+    twin = copy.deepcopy(module)
+    sch = schedule.create_schedule(module, (x,))
+    sch.trace()
+    install(module, sch.specializations)
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(module, backend="eager", fullgraph=True)(x), twin(x))

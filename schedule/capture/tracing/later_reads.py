@@ -175,7 +175,7 @@ def check_same(value: Any, now: Any, what: str) -> None:
     Raises:
         ScheduleError: code that the graph called has replaced it.
     """
-    if now is not value and not torch.compiler.is_compiling():
+    if now is not value:
         raise ScheduleError(
             f"{what} was replaced by code that the forward calls, between two reads of it; it was not replaced in the "
             "recorded call, so the graph holds one object for both",
@@ -193,6 +193,7 @@ class StateCheck:
 
     def __init__(self, ledger: Ledger, call: str) -> None:
         self._ledger, self._call = ledger, call
+        self._holds, self._holds_compiled = ledger.function, ledger.under_compiler
         self.__name__, self.__module__ = f"state_after_{call}", __name__
 
     def __call__(self, module: nn.Module) -> None:
@@ -201,9 +202,10 @@ class StateCheck:
         Raises:
             ScheduleError: code that the graph called has changed what the graph depends on.
         """
-        if torch.compiler.is_compiling() or self._ledger.function(module):
+        compiling = torch.compiler.is_compiling()
+        if (self._holds_compiled if compiling else self._holds)(module):
             return
-        missed = self._ledger.missed(module)
+        missed = None if compiling else self._ledger.missed(module)
         raise ScheduleError(
             f"{'Python state' if missed is None else described(missed.source)} changed while {self._call} ran, and the "
             f"forward of {original_class(module).__name__} reads it afterwards; it did not change in the recorded "
