@@ -82,7 +82,7 @@ class Specialization:
     def function(self) -> Callable[..., Any]:
         """The graph as a Python function of ``(module, *inputs)``, compiled on first access."""
         wrapper = closing if self.has_regions else lambda run: run
-        return tried(self.graph, lambda graph: wrapper(compiled(graph)))
+        return tried(self.graph, lambda graph: wrapper(compiled(graph, checked=True)))
 
     def with_graph(self, graph: fx.Graph, inlined: Mapping[str, Inlined] | None = None) -> Specialization:
         """Return the same specialization with another graph, and add the submodules ``inlined`` in it."""
@@ -115,16 +115,20 @@ class Specialization:
 _functions: weakref.WeakValueDictionary[Hashable, Callable[..., Any]] = weakref.WeakValueDictionary()
 
 
-def compiled(graph: fx.Graph) -> Callable[..., Any]:
+def compiled(graph: fx.Graph, checked: bool = False) -> Callable[..., Any]:
     """Compile ``graph`` to a Python function of ``(self, *inputs)``, with source for tracebacks.
 
     Equal graphs, such as those of like layers, share one function.
+
+    Args:
+        graph: the graph.
+        checked: whether to check state that is read after other code has run; then ``self`` is the traced module.
     """
-    key = _content(graph)
+    key = _content(graph, checked)
     function = None if key is None else _functions.get(key)
     if function is None:
         with TRACING:  # writing the code changes how nodes are printed
-            code = source_of(with_checks(graph))
+            code = source_of(with_checks(graph) if checked else graph)
         function = generated(code.src, "forward", dict(code.globals), "schedule graph")
         if key is not None:
             _functions[key] = function
@@ -135,15 +139,15 @@ _PRINTED = (fx.Node, str, int, float, bool, type(None), slice, torch.dtype, torc
 """Classes of arguments that a graph's code depends on by their ``repr`` alone."""
 
 
-def _content(graph: fx.Graph) -> Hashable | None:
+def _content(graph: fx.Graph, checked: bool) -> Hashable | None:
     """Return a key that equal graphs share, valid as long as their function exists, or None."""
-    found: list[Hashable] = []
+    found: list[Hashable] = [checked]
     for node in graph.nodes:
         arguments = (node.args, node.kwargs)
         if not all(type(leaf) in _PRINTED for leaf in _leaves(arguments)):
             return None
         target = node.target if isinstance(node.target, str) else id(node.target)
-        found.append((node.op, node.name, target, repr(arguments), node.meta.get(LATER)))
+        found.append((node.op, node.name, target, repr(arguments), node.meta.get(LATER) if checked else None))
     return tuple(found)
 
 
