@@ -155,13 +155,18 @@ def _global() -> Any:
 def traced(before: Read, after: Read) -> tuple[Parent, Parent, Tensor]:
     """Return a model with graphs for itself alone, an untouched copy, and an input."""
     torch.manual_seed(0)
-    module, x = Parent(before, after), torch.randn(2, 4)
-    twin = copy.deepcopy(module)
+    module = Parent(before, after)
+    return module, *running_graphs(module)
+
+
+def running_graphs(module: nn.Module) -> tuple[Any, Tensor]:
+    """Give ``module`` graphs for itself alone, and return an untouched copy and an input."""
+    x, twin = torch.randn(2, 4), copy.deepcopy(module)
     sch = schedule.create_schedule(module, (x,))
     sch.trace()
     install(module, sch.specializations)
     torch.testing.assert_close(module(x), twin(x))
-    return module, twin, x
+    return twin, x
 
 
 @pytest.mark.parametrize("by_hook", [False, True])
@@ -292,12 +297,8 @@ def assign(m: Any) -> None:
 
 @pytest.mark.parametrize("plain", [False, True])
 def test_an_assigned_attribute_is_read_back(plain: bool) -> None:
-    module, x = Assigning(plain), torch.randn(2, 4)
-    twin = copy.deepcopy(module)
-    sch = schedule.create_schedule(module, (x,))
-    sch.trace()
-    install(module, sch.specializations)
-    torch.testing.assert_close(module(x), twin(x))
+    module = Assigning(plain)
+    twin, x = running_graphs(module)
     torch.testing.assert_close(module(x), twin(x))
     module.child.change = assign
     with pytest.raises(ScheduleError, match=r"self\.kept (changed while|was replaced)"):
@@ -320,10 +321,7 @@ def test_compiled_code_notices_too(read: Read, change: Callable[[Any], None], ea
 
 @pytest.mark.parametrize("how", ["held", "again", "both", "behind"])
 def test_compiled_code_reads_tensors_where_the_forward_does(how: str) -> None:
-    module, x = Reader(how), torch.randn(2, 4)
-    twin = copy.deepcopy(module)
-    sch = schedule.create_schedule(module, (x,))
-    sch.trace()
-    install(module, sch.specializations)
+    module = Reader(how)
+    twin, x = running_graphs(module)
     torch._dynamo.reset()
     torch.testing.assert_close(torch.compile(module, backend="eager", fullgraph=True)(x), twin(x))

@@ -6,8 +6,8 @@ what the forward reads behind such a call are checked again there::
     graph:     y = self.child(x);                                   return y * 2
     compiled:  y = self.child(x);  state_after_child(self);          return y * 2
 
-The guards are metadata of the call's node, so a call that a rewrite removes takes its check along: each node carries
-those of all later reads, and the compiled graph checks the ones up to the next such node.
+The guards are metadata of the call's node. Each such node carries those of all later reads, and the compiled graph
+checks the ones up to the next such node: if a rewrite removes a call, the one before it checks what was read behind it.
 """
 
 from __future__ import annotations
