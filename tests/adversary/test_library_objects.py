@@ -50,6 +50,7 @@ class Plain:
 
 
 ALIVE = Plain()
+NUMBERED = {"a": 2.0}
 Case = tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], Any]]
 
 
@@ -61,6 +62,17 @@ def parsed() -> configparser.ConfigParser:
     made = configparser.ConfigParser()
     made["a"] = {"b": "2"}
     return made
+
+
+def stepped() -> torch.optim.lr_scheduler.LRScheduler:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=2.0)
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+
+
+def scripted() -> Any:
+    module = nn.Linear(2, 2)
+    module.gain = 2.0
+    return torch.jit.script(module)
 
 
 def set_first(held: Any) -> None:
@@ -117,6 +129,12 @@ CASES: dict[str, Case] = {
     "weak set": (weakref.WeakSet, lambda held: 1 + len(held), lambda held: held.add(ALIVE)),
     "weak reference": (lambda: weakref.ref(ALIVE), lambda h: len(h().numbers), lambda h: ALIVE.numbers.append(1)),
     "generator of numbers": (torch.Generator, lambda h: h.initial_seed() % 7 + 1, lambda h: h.manual_seed(3) and None),
+    "schedule of a learning rate": (stepped, lambda h: h.get_last_lr()[0], lambda h: h._last_lr.insert(0, 3.0)),
+    "scripted module": (scripted, lambda h: h.gain, lambda h: setattr(h, "gain", 3.0)),
+    "method of a list": (lambda: [2.0].__getitem__, lambda h: h(0), lambda h: h.__self__.insert(0, 5.0)),
+    "length by a method": (lambda: [2.0].__len__, lambda h: h(), lambda h: h.__self__.append(5.0)),
+    "method of a dict": (lambda: {"a": 2.0}.get, lambda h: h("a"), lambda h: h.__self__.update(a=5.0)),
+    "view of a dict": (NUMBERED.values, lambda held: sum(held), lambda held: NUMBERED.update(b=5.0)),
     "entry of a class": (Plain, lambda h: type(h).__dict__["scale"], lambda h: setattr(Plain, "scale", 7.0)),
     "delegated generator": (Plain, lambda held: sum(held.generate()), lambda held: held.numbers.append(4.0)),
 }

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from tests.distributed.test_models import MINIMUM, trained_alike
+from tests.fused.processes import leave
 
 
 def main() -> None:
@@ -19,7 +20,7 @@ def main() -> None:
         trained_alike(mesh, name, sequence)
         if dist.get_rank() == 0:
             print(f"{name} trains alike on {dist.get_world_size()}", flush=True)
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

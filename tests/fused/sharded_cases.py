@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.debug import CommDebugMode
 
 import fused
+from tests.fused.processes import leave
 from tests.fused.sharded_bias_dropout import bias_dropout_cases
 from tests.fused.sharded_gated import gated_cases
 from tests.fused.sharded_norms import norm_cases, rotary_cases
@@ -116,5 +117,4 @@ if __name__ == "__main__":
     bias_dropout_cases(check, MESH)
     norm_cases(check, MESH)
     rotary_cases(check, MESH)
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()

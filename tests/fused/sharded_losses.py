@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.debug import CommDebugMode
 
 import fused
+from tests.fused.processes import leave
 
 Tensor = torch.Tensor
 CLASSES = 12
@@ -178,5 +179,4 @@ if __name__ == "__main__":
     compiled_case()
     dtensor_cases()
     linear_cases()
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()

@@ -132,7 +132,7 @@ class Recording:
         try:
             with EnableTorchFunction(), _DataFreeCopies(self.fake_mode, self._data_free):
                 return copy.deepcopy(value)
-        except (TypeError, ValueError, RuntimeError, AttributeError):
+        except (TypeError, ValueError, RuntimeError, AttributeError, SystemError):  # SystemError: torch.Generator
             return value
 
     def materialize(self, value: Any) -> Any:

@@ -77,7 +77,7 @@ def _changed(saved: Attributes) -> tuple[str, str] | None:
 def _put(saved: Attributes) -> None:
     for child, own, buffers in saved:
         for table, wanted in ((vars(child), own), (child._buffers, buffers)):
-            for name in [name for name in table if name not in wanted]:
+            for name in [name for name in table.keys() if name not in wanted]:  # noqa: SIM118 (TorchScript's tables)
                 del table[name]
             for name, value in wanted.items():
                 if table.get(name, _NOTHING) is not value:

@@ -92,6 +92,7 @@ def _written(
     if any(isinstance(leaf, nn.Module) or callable(leaf) for _, leaf in leaves((args, kwargs))):
         raise _refused(f"the function {target.__name__} is given a function or module to call")
     node: fx.Node = tracer.emit(target, *tracer.handed(args, kwargs))
+    tracer.containers.note((args, kwargs), node)
     real_args, real_kwargs = map_structure(args, tracer.value_of), map_structure(kwargs, tracer.value_of)
     tracer.recording.fake_mode.observe()
     with tracer.recording.fake_mode:

@@ -21,6 +21,7 @@ from torch import fx, nn
 
 from schedule.capture.recording.structure import original_class
 from schedule.capture.tracing.effects import runs_other_code
+from schedule.capture.tracing.handed_containers import add_checks, hands_containers
 from schedule.capture.tracing.reading.ledger import Guard, Ledger
 from schedule.capture.tracing.reading.sources import described
 from schedule.capture.tracing.regions import REGION_FUNCTIONS
@@ -142,23 +143,35 @@ def inlined_later(path: str, inside: fx.Node, call: fx.Node) -> Later:
 
 
 def with_checks(graph: fx.Graph) -> fx.Graph:
-    """Return ``graph``, or a copy of it with the checks of state that is read after other code has run."""
-    if not any(node.meta.get(LATER) for node in graph.nodes):
+    """Return ``graph``, or a copy of it with the checks of state and containers that other code may have changed."""
+    calls = [node for node in graph.nodes if _is_call(node)]
+    handing = [node for node in calls if hands_containers(node)]
+    if not handing and not any(LATER in node.meta for node in calls):
         return graph
     copy, copied = fx.Graph(), dict[fx.Node, fx.Node]()
     copy.output(copy.graph_copy(graph, copied))
-    later: Later = ()
-    calls = [node for node in graph.nodes if _is_call(node)]
-    for index, node in enumerate(calls):
-        later = node.meta.get(LATER, later)
-        following = next((each for each in calls[index + 1 :] if LATER in each.meta), None)
-        behind = set(following.meta[LATER]) if following is not None else set()
-        for path, ledger in _merged(each for each in later if each not in behind):
+    for node in handing:
+        add_checks(copy, copied[node])
+    for node, ledgers in _stretches(calls):
+        for path, ledger in ledgers:
             with copy.inserting_after(copied[node]):
                 module = copy.get_attr(path or _MODULE)
             with copy.inserting_after(module):
                 copy.call_function(StateCheck(ledger, node.name), (module,))
     return copy
+
+
+def _stretches(calls: list[fx.Node]) -> Iterator[tuple[fx.Node, Later]]:
+    """Yield each call with the guards to check behind it: on reads up to the next call with reads behind it."""
+    behind = list[set[tuple[str, Ledger]]]()  # the guards of the next such call, for each call, last first
+    following = set[tuple[str, Ledger]]()
+    for node in reversed(calls):
+        behind.append(following)
+        following = set(node.meta[LATER]) if LATER in node.meta else following
+    later: Later = ()
+    for node, excluded in zip(calls, reversed(behind), strict=True):
+        later = node.meta.get(LATER, later)
+        yield node, _merged(each for each in later if each not in excluded)
 
 
 def _merged(later: Iterable[tuple[str, Ledger]]) -> Later:

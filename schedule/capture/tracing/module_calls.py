@@ -103,6 +103,7 @@ class ModuleCalls:
         """Write the call of ``child`` as a node, and return its tracked output."""
         with DisableTorchFunction():
             node = self._call_module(path, *self.tracer.handed(args, kwargs))
+            self.tracer.containers.note((args, kwargs), node)
             node.meta["source"] = user_line()
             node.meta["draws"] = isinstance(child, DropoutBase)
             described = self._recorded_output(child, args, kwargs)

@@ -117,7 +117,8 @@ _watched_classes: dict[type, Any] = {}
 def _watched_class(cls: type) -> Any:
     """Return the watched subclass of ``cls``."""
     if cls not in _watched_classes:
-        members = {name: _special_method(function) for name, function in _SPECIAL.items() if hasattr(cls, name)}
+        members: dict[str, Any] = {"__module__": __name__}  # an abstract class would set it to that of its metaclass
+        members |= {name: _special_method(function) for name, function in _SPECIAL.items() if hasattr(cls, name)}
         if hasattr(cls, "__len__") or hasattr(cls, "__bool__"):
             members["__bool__"] = _special_method(operator.truth)
         _watched_classes[cls] = type(f"Watched{cls.__name__}", (_Watched, cls), members)
@@ -178,6 +179,7 @@ class OpaqueTracker:
             operands, options = tracer.handed(args[len(leading) - 1 :], kwargs)
             written = tracer.emit(target, (*leading, *operands), options)
             written.meta["opaque"] = True
+            tracer.containers.note((args[len(leading) - 1 :], kwargs), written)
             real_args = map_structure(args, tracer.value_of)
             real_kwargs = map_structure(kwargs, tracer.value_of)
             before, structure = versions(value), _structure(value) if is_pure_query(target) else None
@@ -237,6 +239,7 @@ class OpaqueTracker:
         tracer = self.tracer
         with DisableTorchFunction():
             node = tracer.emit(cls, *tracer.handed(args, kwargs))
+            tracer.containers.note((args, kwargs), node)
             real_args, real_kwargs = (map_structure(part, tracer.value_of) for part in (args, kwargs))
             with tracer.recording.fake_mode:
                 value = cls(*real_args, **real_kwargs)

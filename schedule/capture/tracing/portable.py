@@ -6,9 +6,23 @@ from typing import Any
 
 from torch import fx
 
+from schedule.capture.tracing.handed_containers import CONTAINER, READ
 from schedule.capture.tracing.later_reads import LATER
 
-_SAVED_META = ("spec", "source", "opaque", "object", "module", "rule", "draws", "raises", "changes", LATER)
+_SAVED_META = (
+    "spec",
+    "source",
+    "opaque",
+    "object",
+    "module",
+    "rule",
+    "draws",
+    "raises",
+    "changes",
+    CONTAINER,
+    READ,
+    LATER,
+)
 
 
 class _Ref:

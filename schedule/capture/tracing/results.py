@@ -80,6 +80,7 @@ class Written:
         return self._tracer.outside_container(value, self._returned) if is_container else self._tracer.node_of(value)
 
     def _rebuilt(self, value: Any) -> Any:
+        self._tracer.containers.read(value)
         cls = type(value)
         if isinstance(value, (list, tuple)):
             items = [self._of(item) for item in value]

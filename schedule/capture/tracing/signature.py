@@ -19,6 +19,7 @@ from schedule.capture.recording.structure import (
     rebuilt_mapping,
     rebuilt_sequence,
 )
+from schedule.capture.tracing.handed_containers import CONTAINER
 from schedule.capture.tracing.reading.plain import is_atom, same
 from schedule.util.errors import TraceError
 
@@ -202,8 +203,12 @@ class SignatureBuilder:
         first = next(iter(graph.nodes))
         with graph.inserting_after(given[-1]) if given else graph.inserting_before(first):
             node = graph.placeholder(name)
-        node.meta["object"] = True
+        node.meta["object"] = node.meta[CONTAINER] = True
         return node
+
+    def constants(self) -> list[Any]:
+        """Return the arguments that are no inputs of the graph: plain values, functions and modules."""
+        return [value for value, _ in self._constants.values()]
 
     def is_given(self, value: Any) -> bool:
         """Check whether ``value`` is a constant among the arguments, such as a function."""

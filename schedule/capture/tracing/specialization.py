@@ -21,6 +21,7 @@ from schedule.capture.tracing.effects import remove_dead
 from schedule.capture.tracing.environment import Environment, fast_path_conditions, parameter_conditions
 from schedule.capture.tracing.generated_code import generated
 from schedule.capture.tracing.guards import conditions
+from schedule.capture.tracing.handed_containers import CONTAINER, READ
 from schedule.capture.tracing.later_reads import LATER, with_checks
 from schedule.capture.tracing.lock import TRACING
 from schedule.capture.tracing.outputs import CHECKS, insert_checks
@@ -147,7 +148,8 @@ def _content(graph: fx.Graph, checked: bool) -> Hashable | None:
         if not all(type(leaf) in _PRINTED for leaf in _leaves(arguments)):
             return None
         target = node.target if isinstance(node.target, str) else id(node.target)
-        found.append((node.op, node.name, target, repr(arguments), node.meta.get(LATER) if checked else None))
+        checks = tuple(map(node.meta.get, (LATER, CONTAINER, READ))) if checked else None
+        found.append((node.op, node.name, target, repr(arguments), checks))
     return tuple(found)
 
 
@@ -240,7 +242,7 @@ def _traced_by(
     builder = SignatureBuilder(tracer.placeholder)
     args, kwargs = builder.build(parameters, call)
     tracer.arguments = builder
-    tracer.evaluator.know_arguments((args, kwargs))
+    tracer.evaluator.know_arguments((args, kwargs), builder.constants())
     with in_mode(module, training), environment.inlined(), attributes_unchanged(module):
         result = tracer.run(forward, (module, *args), kwargs)
         returned = tracer.described(result)

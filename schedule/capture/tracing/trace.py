@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from torch import fx, nn
 
 from schedule.capture.recording.recording import Recording
+from schedule.capture.tracing.handed_containers import HandedContainers
 from schedule.capture.tracing.string_formatting import Strings
 
 
@@ -32,6 +33,7 @@ class Trace(Protocol):
     inlined: dict[str, nn.Module]
     outputs: dict[fx.Node, Any]
     strings: Strings
+    containers: HandedContainers
     inside_child: bool
 
     def emit(self, target: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: Any = None) -> fx.Node:

@@ -33,6 +33,7 @@ from schedule.capture.tracing import metadata
 from schedule.capture.tracing.constants import known_truth
 from schedule.capture.tracing.functions import FunctionTracker
 from schedule.capture.tracing.gradients import requires_grad
+from schedule.capture.tracing.handed_containers import HandedContainers
 from schedule.capture.tracing.hooks import nothing_collected
 from schedule.capture.tracing.index_functions import CodeType, IndexFunctions
 from schedule.capture.tracing.memory import Memory
@@ -79,7 +80,7 @@ class ModuleTracer(TorchFunctionMode):
         index_functions: frozenset[CodeType] = frozenset(),
     ) -> None:
         super().__init__()
-        self.strings = Strings(exact_strings)
+        self.strings, self.containers = Strings(exact_strings), HandedContainers()
         self.index_functions = IndexFunctions(self, index_functions)
         self.module, self.recording = module, recording
         self.graph = fx.Graph()

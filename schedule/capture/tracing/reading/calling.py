@@ -203,6 +203,7 @@ class Calling(NativeCalls):
         """Run generated code, such as the constructor of a dataclass, as it is, or refuse the call."""
         if not self.on:
             return function(*args, **kwargs)
+        self.tracer.containers.read_all((args, kwargs))
         fields = fields_of(function, args[0]) if args else None
         if fields is not None and function.__name__ == "__eq__":
             return equal(self, fields, *args)

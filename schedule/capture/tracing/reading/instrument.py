@@ -13,6 +13,7 @@ from __future__ import annotations
 import __future__
 
 import ast
+import functools
 import inspect
 import linecache
 import types
@@ -23,6 +24,7 @@ from schedule.capture.tracing.reading.nodes import HERE, NoSource
 from schedule.capture.tracing.reading.transform import Transformer
 
 _FUTURE = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+_PYTEST = "@pytest_ar"  # a name in functions whose assert statements pytest has replaced
 _codes: weakref.WeakKeyDictionary[types.CodeType, types.CodeType] = weakref.WeakKeyDictionary()
 _originals: weakref.WeakKeyDictionary[types.CodeType, weakref.ref[types.CodeType]] = weakref.WeakKeyDictionary()
 
@@ -75,9 +77,6 @@ def _instrumented_code(function: types.FunctionType) -> types.CodeType:
     module = ast.fix_missing_locations(ast.Module([outer], []))
     compiled = compile(module, code.co_filename, "exec", code.co_flags & _FUTURE, dont_inherit=True)
     made = _nested(_nested(compiled, "outer"), transformed.name)
-    count = code.co_argcount + code.co_kwonlyargcount
-    if made.co_varnames[:count] != code.co_varnames[:count] or not {*made.co_freevars} <= {*code.co_freevars, HERE}:
-        raise NoSource("its source has changed since it was loaded")
     return made.replace(co_name=code.co_name, co_qualname=code.co_qualname)
 
 
@@ -92,6 +91,8 @@ def _definition(function: types.FunctionType) -> ast.FunctionDef:
     lines = linecache.getlines(file, function.__globals__)
     if not lines:
         raise OSError("no source")
+    if code not in _codes_in("".join(lines), code.co_flags & _FUTURE) and _PYTEST not in code.co_names:
+        raise NoSource("its source has changed since it was loaded")
     if code.co_name == "<lambda>":
         return _lambda(code, lines)
     first = code.co_firstlineno
@@ -103,6 +104,15 @@ def _definition(function: types.FunctionType) -> ast.FunctionDef:
         if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
             return node
     raise OSError("no definition")
+
+
+@functools.lru_cache(maxsize=64)
+def _codes_in(source: str, flags: int) -> frozenset[types.CodeType]:
+    """Return the code of all functions in the source of a file, compiled with these flags of ``__future__``."""
+    found = [compile(source, "", "exec", flags, dont_inherit=True)]
+    for code in found:
+        found += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    return frozenset(found)
 
 
 def _lambda(code: types.CodeType, lines: list[str]) -> ast.FunctionDef:

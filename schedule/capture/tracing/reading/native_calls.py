@@ -59,6 +59,7 @@ class NativeCalls(ItemReads):
         """
         if not self.on:
             return function(*args, **kwargs)
+        self.tracer.containers.read_all((args, kwargs))
         module = module_of(function)
         owner = getattr(function, "__self__", None)
         root = module.partition(".")[0]
@@ -109,8 +110,11 @@ class NativeCalls(ItemReads):
         """
         result, name = function(*args, **kwargs), name_of(function)
         plain, is_torch = self._is_plain((*args, *kwargs.values())), module.partition(".")[0] == "torch"
-        if self.tracer.regions.decides(name) or (is_torch and not (plain and is_atom(result))):
+        if self.tracer.regions.decides(name):
             return result
+        if is_torch and not (plain and is_atom(result)):  # an object of torch, such as a stream
+            of_object = plain and any(map(_is_instance, (self._bound(function), *args, *kwargs.values())))
+            return self._guarded(function, args, kwargs, result) if of_object else result
         if function is sys.exc_info and result[1] is not None:  # an exception handled by the forward
             return result
         again = function(*args, **kwargs) if plain else None
@@ -187,3 +191,9 @@ class NativeCalls(ItemReads):
             return False
         given = [each for each in (*args, *kwargs.values()) if not callable(each) and self._is_state(each)]
         return any(not isinstance(each, (list, dict, set, frozenset, tuple, deque)) for each in given)
+
+
+def _is_instance(value: Any) -> bool:
+    """Check whether ``value`` is an object that may have settings of its own, unlike functions and classes."""
+    fixed = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
+    return not (is_atom(value) or isinstance(value, fixed))

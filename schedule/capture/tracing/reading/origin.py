@@ -47,7 +47,12 @@ def is_pure(root: str, args: tuple[Any, ...], owner: Any = None) -> bool:
 
 
 IMMUTABLE = {"pathlib", "datetime", "re", "decimal", "fractions", "uuid", "ipaddress", "zoneinfo", "typing", "types"}
-IMMUTABLE |= {"inspect", "enum", "operator", "numbers", "torch", "builtins"}
+IMMUTABLE |= {"inspect", "enum", "operator", "numbers", "torch"}
+_UNCHANGED = {object, range, slice, property, staticmethod, classmethod, type(None), type(...), type(NotImplemented)}
+_UNCHANGED |= {bool, int, float, complex, str, bytes, types.MethodType, types.MethodWrapperType}
+_UNCHANGED |= {types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType}
+_UNCHANGED |= {types.GetSetDescriptorType, types.MemberDescriptorType}
+"""Built-in classes of objects that do not change; others, such as views of dicts, do."""
 
 
 def is_changeable(value: Any) -> bool:
@@ -55,10 +60,17 @@ def is_changeable(value: Any) -> bool:
     if isinstance(value, (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType)):
         return False
     cls = type(value)
-    if cls in (bytearray, memoryview):
-        return True
+    if cls.__module__ == "builtins":
+        return is_fixed(value) and not (cls in _UNCHANGED or issubclass(cls, BaseException))
     known = cls.__module__.partition(".")[0] in IMMUTABLE and cls is not torch.Generator
     return is_fixed(value) and not known
+
+
+def bound_to(function: Any) -> Any:
+    """Return the object that a method written in C is bound to, or None."""
+    if not isinstance(function, (types.BuiltinMethodType, types.MethodWrapperType)):
+        return None
+    return None if isinstance(function.__self__, (type, types.ModuleType)) else function.__self__
 
 
 def module_of(function: Any) -> str:

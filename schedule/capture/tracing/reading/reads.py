@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,12 +13,11 @@ from torch import nn
 
 from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.recording.source import user_line
-from schedule.capture.recording.structure import leaves
 from schedule.capture.tracing.later_reads import LaterReads
 from schedule.capture.tracing.reading.arrays import holds_objects, is_array
 from schedule.capture.tracing.reading.following import Followed
 from schedule.capture.tracing.reading.ledger import Guard, Ledger, kind_of
-from schedule.capture.tracing.reading.origin import is_fixed
+from schedule.capture.tracing.reading.origin import bound_to, is_fixed
 from schedule.capture.tracing.reading.plain import EXACT, is_atom, snapshot
 from schedule.capture.tracing.reading.resolution import BASES, Resolved, class_of, found_in, is_mutable
 from schedule.capture.tracing.reading.sources import (
@@ -124,7 +123,10 @@ class Reads:
 
     def source_of(self, value: Any) -> Source | None:
         """Return the source of an outside object, or None for the forward's own objects and while recording is off."""
-        found = self._known.get(id(value)) if self.on else None
+        if not self.on:
+            return None
+        self.tracer.containers.read(value)
+        found = self._known.get(id(value))
         return None if found is None else found[1]
 
     def path_of(self, child: nn.Module) -> str | None:
@@ -146,11 +148,17 @@ class Reads:
         kinds = ("same", "content", "is")
         return any(guard.source == source and guard.kind in kinds for guard in self._guards.values())
 
-    def know_arguments(self, arguments: Any) -> None:
-        """Remember the modules and containers in the arguments, to refuse writes to the containers."""
-        for _, leaf in leaves(arguments):
-            if isinstance(leaf, nn.Module):
-                self.know(leaf, Const(leaf))
+    def know_arguments(self, arguments: Any, constants: Iterable[Any]) -> None:
+        """Remember the arguments whose identity is a condition, and containers, to refuse writes to them.
+
+        Args:
+            arguments: the arguments, tracked.
+            constants: those among them that are not inputs of the graph, such as functions and modules.
+        """
+        for constant in constants:
+            if not is_atom(constant):
+                self.read(constant, Const(constant))
+                self.know(constant, Const(constant))
         pending = [arguments]
         while pending:
             value = pending.pop()
@@ -199,6 +207,8 @@ class Reads:
         elif is_fixed(value):
             self.guard("is", source, value)
             self.know(value, Const(value, source))
+            if (owner := bound_to(value)) is not None:
+                self.read(owner, Attr(Const(value, source), "__self__"))
         elif (known := self.source_of(value)) is None:
             self.know(value, source)
         elif known != source:

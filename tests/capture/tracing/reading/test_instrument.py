@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import linecache
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -205,3 +207,24 @@ def test_code_without_source_is_refused() -> None:
     exec("def made(x): return x.y", namespace)
     with pytest.raises(NoSource):
         instrumented(namespace["made"], Plain(namespace["made"]))
+
+
+def test_code_that_is_no_longer_in_its_file_is_not_followed(tmp_path: Path) -> None:
+    file = tmp_path / "edited.py"
+    file.write_text("def gain(x):\n    return x * 2\n")
+    names: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec"), names)
+    file.write_text("def gain(x):\n    return x * 3\n")
+    with pytest.raises(NoSource, match="changed since it was loaded"):
+        instrumented(names["gain"], Plain(names["gain"]))
+    file.write_text("def gain(x):\n    return x * 2\n\n\ndef other(x):\n    return x\n")
+    linecache.checkcache(str(file))
+    assert instrumented(names["gain"], Plain(names["gain"]))(2) == 4
+
+
+def test_asserts_that_pytest_has_replaced_do_not_matter() -> None:
+    def positive(x: float) -> float:
+        assert x > 0
+        return x * 2
+
+    assert instrumented(positive, Plain(positive))(2.0) == 4.0
