@@ -40,6 +40,15 @@ SCALARS: Table = {
     "own property": ("self.hidden = {v}", "self.shown", ("self.hidden = {w}",)),
     "method of object": ("self.{n} = Plain({v})", "self.{n}.get()", ("self.{n}.k = {w}",)),
     "bound method": ("self.{n}o = Plain({v}); self.{n} = self.{n}o.get", "self.{n}()", ("self.{n}o.k = {w}",)),
+    "method in C": ("self.{n} = [{v}].__getitem__", "self.{n}(0)", ("self.{n}.__self__[0] = {w}",)),
+    "get of a dict": ("self.{n} = {{'k': {v}}}.get", "self.{n}('k')", ("self.{n}.__self__['k'] = {w}",)),
+    "view of a dict": (
+        "self.{n}o = {{'k': {v}}}; self.{n} = self.{n}o.values()",
+        "list(self.{n})[0]",
+        ("self.{n}o['k'] = {w}",),
+    ),
+    "handed list": ("self.{n} = Filling()", "filled(self.{n}, h, [{v}])[0]", ("self.{n}.put = {w}",)),
+    "handed dict": ("self.{n} = Filling()", "filled(self.{n}, h, {{0: {v}}})[0]", ("self.{n}.put = {w}",)),
     "magic": ("self.{n} = Magic({v})", "self.{n}.anything", ("self.{n}.__dict__['table'] = {w}",)),
     "closure": (
         "self.{n} = closing({v})",
@@ -187,6 +196,18 @@ class Holder(nn.Module):
     def __init__(self, k):
         super().__init__()
         self.k = k
+
+class Filling(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.put = None
+    def forward(self, x, given):
+        if self.put is not None: given[0] = self.put
+        return x
+
+def filled(child, x, given):
+    child(x, given)
+    return given
 
 def closing(value): return lambda: value
 def identity(value): return value
