@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +22,7 @@ from schedule.capture.tracing.specialization import Specialization, original_cla
 from schedule.capture.tracing.unchanged import written
 from schedule.core.wrapping import unwrapped, wrapped
 from schedule.runtime.scheduled import ScheduledState, as_scheduled, forward_of, state_of, uncounted
+from schedule.util.copying import copied_where_possible
 from schedule.util.errors import TraceError
 from schedule.util.generators import torch_states
 from schedule.util.user_code import UserCodeError, user_code
@@ -363,10 +363,7 @@ def _own(leaf: Any) -> Any:
         return leaf.clone()
     if leaf is None or callable(leaf) or isinstance(leaf, (bool, int, float, str, torch.dtype, torch.device)):
         return leaf
-    try:
-        return copy.deepcopy(leaf)
-    except (TypeError, RuntimeError, AttributeError):
-        return leaf
+    return copied_where_possible(leaf)
 
 
 def difference(got: Any, expected: Any, computed_in: torch.dtype | None = None) -> str:

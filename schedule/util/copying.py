@@ -26,6 +26,19 @@ class _CopiedBy(TorchFunctionMode):
         return memo.setdefault(id(tensor), self.tensor_copy(tensor))
 
 
+def copied_where_possible(value: Any, memo: dict[int, Any] | None = None) -> Any:
+    """Return ``copy.deepcopy(value, memo)``, except that what cannot be copied, such as a lock, is shared."""
+    memo = {} if memo is None else memo
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:  # whatever a class raises that is not made to be copied
+        if type(value) in (list, tuple):
+            return type(value)([copied_where_possible(each, memo) for each in value])
+        if type(value) is dict:
+            return {key: copied_where_possible(each, memo) for key, each in value.items()}
+        return value
+
+
 def copied(value: Any, tensor_copy: Callable[[torch.Tensor], torch.Tensor], memo: dict[int, Any] | None = None) -> Any:
     """Return ``copy.deepcopy(value, memo)`` with ``tensor_copy(tensor)`` in place of each tensor."""
     with EnableTorchFunction(), _CopiedBy(tensor_copy):

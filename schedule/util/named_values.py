@@ -6,13 +6,14 @@ flattened into one mapping, with paths such as ``past_key_values.layers.0.keys``
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+
+from schedule.util.copying import copied_where_possible
 
 Plain = int | float | bool | str | None
 """A value compared exactly. Tensors are compared within a tolerance."""
@@ -105,7 +106,7 @@ def copied(batch: Any) -> tuple[Any, dict[str, torch.Tensor]]:
                 leaves[name] = leaf.requires_grad_()
                 leaf = leaf.clone()
             memo.setdefault(id(tensor), leaf)
-    return copy.deepcopy(batch, memo), leaves
+    return copied_where_possible(batch, memo), leaves
 
 
 def call(model: nn.Module, batch: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 import torch
 
+from schedule.util.copying import copied_where_possible
 from schedule.util.named_values import named_tensors, named_values
 
 # Their sizes belong to the architecture (image size, mel bins, axes of a grid), so only the number of rows varies.
@@ -140,7 +140,7 @@ def _rows_only(name: str) -> bool:
 
 def _resized(batch: Any, tensors: dict[str, torch.Tensor], sizes: _Sizes) -> Any:
     memo: dict[int, Any] = {id(t): _resize(name, t.detach(), sizes) for name, t in tensors.items()}
-    return copy.deepcopy(batch, memo)
+    return copied_where_possible(batch, memo)
 
 
 def _resize(name: str, tensor: torch.Tensor, sizes: _Sizes) -> torch.Tensor:

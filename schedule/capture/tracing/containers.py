@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
+import torch
 from torch import fx
 
 from fused.torch_internals.modes import DisableTorchFunction
@@ -33,9 +35,44 @@ class TrackedDict(dict[Any, Any]):
         self._tracer.guard(node, found)
         return found
 
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        if found is None or isinstance(found, (str, torch.dtype)):
+            with DisableTorchFunction():
+                self._tracer.guard(self._tracer.emit(operator.getitem, (self.node, key)), found)
+        return found
+
+    def _guarded_keys(self) -> tuple[Any, ...]:
+        keys = tuple(super().keys())
+        with DisableTorchFunction():
+            node = self._tracer.emit(tuple, (self.node,))
+            node.meta["opaque"] = True
+            self._tracer.guard(node, keys)
+        return keys
+
+    def __len__(self) -> int:
+        return len(self._guarded_keys())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._guarded_keys())
+
+    def keys(self) -> Any:
+        """Return the keys, with a guard on them."""
+        return dict.fromkeys(self).keys()
+
+    def items(self) -> Any:
+        """Return the items, with a guard on the keys."""
+        return {key: self[key] for key in self}.items()
+
+    def values(self) -> Any:
+        """Return the values, with a guard on the keys."""
+        return {key: self[key] for key in self}.values()
+
     def get(self, key: Any, default: Any = None) -> Any:
         """Return the value for ``key`` as ``dict.get`` does, with a guard on whether it is present."""
-        return super().get(key, default) if key in self else default
+        if key not in self:
+            return default
+        return self[key]
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise TraceError(

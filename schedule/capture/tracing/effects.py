@@ -210,9 +210,15 @@ def _is_setting(value: fx.Node) -> bool:
     return value.op == "get_attr" and "spec" not in value.meta
 
 
+KIND = "kind"
+"""Key of the metadata of results of other code to check: ``(dtype, rank, device type)``, or ``()`` for None."""
+
+
 def is_removable(node: fx.Node) -> bool:
     """Check whether an unused node can be removed: it only computes a value, and no data makes it raise."""
     if node.op in ("placeholder", "output", "call_module") or node.target in REGION_FUNCTIONS:
+        return False
+    if KIND in node.meta:  # its result is checked
         return False
     if getattr(node.target, "__name__", "") in ("check", "check_output", "check_same"):
         return False

@@ -17,10 +17,14 @@ from torch import fx
 
 from schedule.capture.recording.structure import literal, member_source
 from schedule.capture.tracing.dims import size_read
-from schedule.capture.tracing.effects import changes_object, has_effect
+from schedule.capture.tracing.effects import KIND, changes_object, has_effect
+from schedule.capture.tracing.later_reads import check_same
+from schedule.capture.tracing.opaque import Constant
 from schedule.capture.tracing.replaying import Made
 from schedule.capture.tracing.restoring import first_lasting
+from schedule.capture.tracing.result_kinds import is_kind
 from schedule.capture.tracing.scalars import scalar_of
+from schedule.capture.tracing.signature import Signature
 from schedule.capture.tracing.tracer import ModuleTracer
 from schedule.util.errors import TraceError
 
@@ -42,6 +46,7 @@ _INFIX = {
     operator.or_: "|",
 }
 _QUESTIONS: dict[Any, str] = {operator.truth: "bool({0})", len: "len({0})", operator.contains: "({1} in {0})"}
+_QUESTIONS |= {hasattr: "hasattr({0}, {1})", tuple: "tuple({0})"}
 _PURE_CALLS = {"min": min, "max": max, "float": float, "int": int, "abs": abs, "round": round}
 
 
@@ -157,12 +162,25 @@ def conditions(tracer: ModuleTracer, inputs: dict[fx.Node, str]) -> list[str]:
         while pending := [node for node in tracer.guards if node not in done]:
             for node in pending:  # tracing sizes back may add guards
                 done.add(node)
-                text = _traced_expression(node, inputs, tracer)
+                text = None if callable(tracer.guards[node]) else _traced_expression(node, inputs, tracer)
                 if text is None:
                     _insert_check(graph, node, tracer.guards[node], lasting)
                 else:
                     found.append(_condition(text, tracer.guards[node]))
     return list(dict.fromkeys(found))
+
+
+def kind_conditions(tracer: ModuleTracer, inputs: dict[fx.Node, str], signature: Signature) -> list[str]:
+    """Return conditions for the kinds of tensors read from objects before the graph runs, which then need no check."""
+    found = []
+    for node in tracer.graph.nodes:
+        if node.target is getattr and node.meta.get(KIND) and not _changed_before(node):
+            text = _traced_expression(node, inputs, tracer)
+            if text is not None:
+                dtype, rank, device = node.meta.pop(KIND)
+                asked = signature.name(is_kind, "is_kind")
+                found.append(f"{asked}({text}, {signature.name(dtype, 'dtype')}, {rank}, {device!r})")
+    return found
 
 
 def _condition(text: str, value: Any) -> str:
@@ -179,6 +197,10 @@ def _traced_expression(node: fx.Node, inputs: dict[fx.Node, str], tracer: Module
 
 
 def _insert_check(graph: fx.Graph, node: fx.Node, value: Any, lasting: fx.Node | None) -> None:
+    if lasting is not None and lasting < node and value is None:  # a method that returns nothing, most often
+        with graph.inserting_after(node):
+            graph.call_function(check_same, (None, node, f"the result of {node.name}"))
+        return
     if lasting is not None and lasting < node:
         raise TraceError(
             f"a branch depends on {node.name}, which is only known after {lasting.name} has changed state",
@@ -186,5 +208,7 @@ def _insert_check(graph: fx.Graph, node: fx.Node, value: Any, lasting: fx.Node |
             fix="schedule the submodules instead, or mark the module that holds the branch as a leaf",
         )
     with graph.inserting_after(node):
-        inserted = graph.call_function(check, (node, value, node.name))
+        expected = graph.call_function(Constant(value)) if callable(value) else value
+    with graph.inserting_after(expected if callable(value) else node):
+        inserted = graph.call_function(check, (node, expected, node.name))
     inserted.meta["source"] = node.meta.get("source", "")

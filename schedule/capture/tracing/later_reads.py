@@ -20,11 +20,12 @@ import torch
 from torch import fx, nn
 
 from schedule.capture.recording.structure import original_class
-from schedule.capture.tracing.effects import runs_other_code
+from schedule.capture.tracing.effects import KIND, runs_other_code
 from schedule.capture.tracing.handed_containers import add_checks, hands_containers
 from schedule.capture.tracing.reading.ledger import Guard, Ledger
 from schedule.capture.tracing.reading.sources import described
 from schedule.capture.tracing.regions import REGION_FUNCTIONS
+from schedule.capture.tracing.result_kinds import add_check, is_result
 from schedule.util.errors import ScheduleError
 
 Later = tuple[tuple[str, Ledger], ...]
@@ -146,10 +147,13 @@ def with_checks(graph: fx.Graph) -> fx.Graph:
     """Return ``graph``, or a copy of it with the checks of state and containers that other code may have changed."""
     calls = [node for node in graph.nodes if _is_call(node)]
     handing = [node for node in calls if hands_containers(node)]
-    if not handing and not any(LATER in node.meta for node in calls):
+    results = [node for node in graph.nodes if KIND in node.meta and is_result(node)]
+    if not handing and not results and not any(LATER in node.meta for node in calls):
         return graph
     copy, copied = fx.Graph(), dict[fx.Node, fx.Node]()
     copy.output(copy.graph_copy(graph, copied))
+    for node in results:
+        add_check(copy, copied[node])
     for node in handing:
         add_checks(copy, copied[node])
     for node, ledgers in _stretches(calls):
@@ -190,8 +194,8 @@ def check_same(value: Any, now: Any, what: str) -> None:
     """
     if now is not value:
         raise ScheduleError(
-            f"{what} was replaced by code that the forward calls, between two reads of it; it was not replaced in the "
-            "recorded call, so the graph holds one object for both",
+            f"{what} is another object than the graph was made for: code that the forward calls has replaced it, which "
+            "it did not in the recorded call",
             fix="undo the schedule of this module, or schedule the model anew with a call in which it changes",
         )
 

@@ -15,6 +15,7 @@ from schedule.capture.recording.source import data_dependent, user_line
 from schedule.capture.recording.structure import map_structure, original_class, tensors
 from schedule.capture.tracing import metadata
 from schedule.capture.tracing.attributes import attributes, attributes_as
+from schedule.capture.tracing.effects import KIND
 from schedule.capture.tracing.hooks import collecting_hooks, is_hooked, nothing_collected
 from schedule.capture.tracing.memory import Memory, is_plain
 from schedule.capture.tracing.own_forward import CALL_NAMES
@@ -114,6 +115,8 @@ class ModuleCalls:
             given = map_structure((args, kwargs), self.tracer.value_of)
             if child in self.tracer.recording.changing or getattr(child, "inplace", False):
                 node.meta["writes"] = not (is_plain(child) and self.tracer.memory.all_new(given))
+            if value is None:
+                node.meta[KIND] = ()
             value = self.tracer.outputs[node] = self.tracer.track(value, node)
             self.tracer.memory.called(child, value, given)
         return value

@@ -36,6 +36,8 @@ _SPECIAL: dict[str, Callable[..., Any]] = {
     "__setitem__": operator.setitem,
     "__contains__": operator.contains,
 }
+_COMPARED = (bool, str, type(None), torch.dtype)
+"""Classes of what is read from an object that a graph is made for; numbers stay values of the graph."""
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _opaque_classes: list[Callable[[], type | None]] = []
 
@@ -139,30 +141,41 @@ class OpaqueTracker:
         try:
             watched_class = _watched_class(type(value))
             watched = watched_class.__new__(watched_class)
-        except TypeError as error:
+            object.__setattr__(watched, "_watch", (self, value, node))
+        except (TypeError, AttributeError) as error:
             raise TraceError(
                 f"a value of type {type(value).__name__} cannot be followed through the forward",
                 where=user_line(),
                 fix="flatten less, or mark the module that makes it as a leaf",
             ) from error
-        object.__setattr__(watched, "_watch", (self, value, node))
         node.meta["object"] = True
         return watched
 
     def read(self, value: Any, node: fx.Node, name: str) -> Any:
         """Return attribute ``name`` of a watched object: its value, or a method to write a node when called."""
         attribute = getattr(value, name)
-        if isinstance(attribute, types.MethodType) and attribute.__self__ is value:
+        if callable(attribute) and getattr(attribute, "__self__", None) is value:
             return lambda *args, **kwargs: self.call(name, node, (node,), value, args, kwargs)
-        if isinstance(attribute, (str, types.FunctionType, type)) or callable(attribute):
-            return attribute
         read = self.tracer.emit(getattr, (node, name))
-        if isinstance(attribute, bool) or attribute is None:
+        if isinstance(attribute, _COMPARED) or callable(attribute):
             self.tracer.guard(read, attribute)
             return attribute
+        if isinstance(attribute, (list, tuple)):
+            self._ask(len, (read,), len(attribute))
         with DisableTorchFunction():
             tracked = self.tracer.track(attribute, read)
         return TrackedDict(self.tracer, read, tracked) if type(attribute) is dict else tracked
+
+    def lacks(self, watched: Any, name: str) -> None:
+        """Guard on a watched object having no attribute ``name``."""
+        _, _, node = object.__getattribute__(watched, "_watch")
+        self._ask(hasattr, (node, name), False)
+
+    def _ask(self, question: Callable[..., Any], operands: tuple[Any, ...], answer: Any) -> None:
+        """Guard on the answer to a question about an object."""
+        asked = self.tracer.emit(question, operands)
+        asked.meta["opaque"] = True
+        self.tracer.guard(asked, answer)
 
     def call(
         self,
@@ -192,7 +205,13 @@ class OpaqueTracker:
             written.meta["in_place"] = any(now > before.get(key, 0) for key, now in versions(value).items())
             if structure is not None:
                 written.meta["changes"] = bool(tracer.recording.fake_mode.written or structure.difference())
-            return tracer.track(result, written)
+            return self._result(target, result, written)
+
+    def _result(self, target: Callable[..., Any] | str, result: Any, written: fx.Node) -> Any:
+        """Return the result of a method of an object, tracked, with a guard on what the graph is made for."""
+        if isinstance(result, (str, torch.dtype)) or (result is None and isinstance(target, str)):
+            self.tracer.guard(written, result)
+        return self.tracer.track(result, written)
 
     def node_of(self, leaf: Any) -> Any:
         """Return the node of a watched object, or a constant for any other non-tensor."""

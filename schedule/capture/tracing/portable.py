@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import fx
 
+from schedule.capture.tracing.effects import KIND
 from schedule.capture.tracing.handed_containers import CONTAINER, READ
 from schedule.capture.tracing.later_reads import LATER
 
@@ -21,6 +22,7 @@ _SAVED_META = (
     "changes",
     CONTAINER,
     READ,
+    KIND,
     LATER,
 )
 

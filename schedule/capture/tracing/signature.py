@@ -179,7 +179,7 @@ class SignatureBuilder:
             condition = f"type({text}) is {type(value).__name__} and {text} == {literal(value)}"
         elif isinstance(value, torch.dtype):
             condition = f"{text} is {value}"
-        elif is_atom(value):  # for example an enum
+        elif is_atom(value) and not hasattr(value, "__dict__"):
             condition = f"{self.signature.name(same, 'same')}({text}, {self.signature.name(value, 'value')})"
         else:
             condition = f"{text} is {self.signature.name(value, 'object')}"

@@ -17,10 +17,10 @@ from schedule.capture.recording.recording import Call, Recording
 from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.recording.structure import leaves, original_class
 from schedule.capture.tracing.attributes import attributes_unchanged
-from schedule.capture.tracing.effects import remove_dead
+from schedule.capture.tracing.effects import KIND, remove_dead
 from schedule.capture.tracing.environment import Environment, fast_path_conditions, parameter_conditions
 from schedule.capture.tracing.generated_code import generated
-from schedule.capture.tracing.guards import conditions
+from schedule.capture.tracing.guards import conditions, kind_conditions
 from schedule.capture.tracing.handed_containers import CONTAINER, READ
 from schedule.capture.tracing.later_reads import LATER, with_checks
 from schedule.capture.tracing.lock import TRACING
@@ -148,7 +148,7 @@ def _content(graph: fx.Graph, checked: bool) -> Hashable | None:
         if not all(type(leaf) in _PRINTED for leaf in _leaves(arguments)):
             return None
         target = node.target if isinstance(node.target, str) else id(node.target)
-        checks = tuple(map(node.meta.get, (LATER, CONTAINER, READ))) if checked else None
+        checks = tuple(map(node.meta.get, (LATER, CONTAINER, READ, KIND))) if checked else None
         found.append((node.op, node.name, target, repr(arguments), checks))
     return tuple(found)
 
@@ -282,6 +282,7 @@ def _finished(
     inputs = {node: signature.inputs[str(node.target)] for node in graph.nodes if node.op == "placeholder"}
     tracer.index_functions.remove_replaced()
     guards = conditions(tracer, inputs)
+    signature.conditions += kind_conditions(tracer, inputs, signature)
     if any(map(_has_default_dtype, graph.nodes)):
         tracer.evaluator.query(torch.get_default_dtype, (), torch.get_default_dtype())
     remove_dead(graph)

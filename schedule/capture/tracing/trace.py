@@ -48,6 +48,9 @@ class Trace(Protocol):
     def guard(self, node: fx.Node, value: Any) -> None:
         """Guard on ``node`` computing ``value``."""
 
+    def ask(self, value: Any) -> None:
+        """Note that the forward asks about the kind of ``value``, a tensor or its node."""
+
     def node_of(self, leaf: Any) -> Any:
         """Return the node of ``leaf``, or the constant itself."""
 

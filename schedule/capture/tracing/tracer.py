@@ -47,6 +47,7 @@ from schedule.capture.tracing.reading.plain import is_atom
 from schedule.capture.tracing.reading.seeding import seeding_handlers
 from schedule.capture.tracing.reading.sources import Const, Self
 from schedule.capture.tracing.regions import RegionTracker
+from schedule.capture.tracing.result_kinds import Questions
 from schedule.capture.tracing.results import Written
 from schedule.capture.tracing.scalars import scalar_of, symbolic
 from schedule.capture.tracing.signature import SignatureBuilder
@@ -80,7 +81,7 @@ class ModuleTracer(TorchFunctionMode):
         index_functions: frozenset[CodeType] = frozenset(),
     ) -> None:
         super().__init__()
-        self.strings, self.containers = Strings(exact_strings), HandedContainers()
+        self.strings, self.containers, self.questions = Strings(exact_strings), HandedContainers(), Questions()
         self.index_functions = IndexFunctions(self, index_functions)
         self.module, self.recording = module, recording
         self.graph = fx.Graph()
@@ -191,6 +192,15 @@ class ModuleTracer(TorchFunctionMode):
     def guard(self, node: fx.Node, value: Any) -> None:
         """Guard on ``node`` computing ``value``."""
         self.guards.setdefault(node, value)
+
+    def ask(self, value: Any) -> None:
+        """Note that the forward asks about the dtype, rank or class of ``value``, or whether it is None.
+
+        Args:
+            value: a tensor or its node.
+        """
+        node = value if isinstance(value, fx.Node) else self._nodes.get(id(value), (None, None))[1]
+        self.questions.about(node)
 
     def node_of(self, leaf: Any) -> Any:
         """Return the node of ``leaf``, or the constant itself."""
@@ -320,8 +330,11 @@ class ModuleTracer(TorchFunctionMode):
         return self.track(value, node)
 
     def _constant_query(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if args and isinstance(args[0], torch.Tensor) and metadata.is_attribute(func, "dtype"):
-            self.guard_dtype(args[0])
+        for tensor in args[:1]:
+            if isinstance(tensor, torch.Tensor):
+                self.ask(tensor)
+                if metadata.is_attribute(func, "dtype"):
+                    self.guard_dtype(tensor)
         return func(*args, **kwargs)
 
     def guard_dtype(self, tensor: torch.Tensor) -> None:

@@ -39,6 +39,8 @@ class AttributeReads(Reads):
     def attr(self, owner: Any, name: str) -> Any:
         """Evaluate ``owner.name``."""
         cls = type(owner)
+        if self.on and isinstance(owner, _Watched):
+            return self._of_watched(owner, name)
         if not self.on or isinstance(owner, _TRACKED):
             return getattr(owner, name)
         if isinstance(owner, torch.Tensor):
@@ -60,6 +62,16 @@ class AttributeReads(Reads):
             return self.default_attr(owner, name)
         except AttributeError:
             return self._missing(owner, name)
+
+    def _of_watched(self, owner: Any, name: str) -> Any:
+        """Return an attribute of an object among the arguments, with a guard if there is none."""
+        if name == "__dict__":
+            raise self.refused("the forward reads all attributes of an argument")
+        try:
+            return getattr(owner, name)
+        except AttributeError:
+            self.tracer.opaque.lacks(owner, name)
+            raise
 
     def _of_native(self, owner: Any, name: str) -> Any:
         """Return an attribute of an object written in C, or of a class of Python's library."""
@@ -219,6 +231,8 @@ class AttributeReads(Reads):
     def _of_tensor(self, owner: torch.Tensor, name: str) -> Any:
         """Return an attribute of a tensor: torch's, or one that Python code set on it."""
         raw = self.resolve(torch.Tensor, name)
+        if name == "device":  # a property of data-free tensors, of which the trace is not told
+            self.tracer.ask(owner)
         own = _dict_of(owner) or {}
         if raw is not ABSENT and (name not in own or _is_data_descriptor(raw)):
             return getattr(owner, name)

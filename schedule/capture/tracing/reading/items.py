@@ -258,6 +258,9 @@ class ItemReads(AttributeReads):
         elif other is not None and is_atom(a):
             self.guard("distinct", other, a)
         elif self.on and a is not b:
+            for value, other in ((a, b), (b, a)):
+                if isinstance(value, torch.Tensor) and is_atom(other):
+                    self.tracer.ask(value)
             self._distinct(a, b)
 
     def _distinct(self, a: Any, b: Any) -> None:
@@ -265,8 +268,8 @@ class ItemReads(AttributeReads):
         if isinstance(a, (torch.Tensor, _Watched)) and isinstance(b, (torch.Tensor, _Watched)):
             node = self.tracer.emit(operator.is_, (self.tracer.node_of(a), self.tracer.node_of(b)))
             self.tracer.guard(node, False)
-        elif self.is_given(a) and self.is_given(b):
-            raise self.refused("the forward asks whether two arguments are one object")
+        elif (self.is_given(a) and self.is_given(b)) or (isinstance(a, TrackedDict) and isinstance(b, TrackedDict)):
+            raise self.refused("the forward asks whether two arguments, or parts of them, are one object")
 
     def is_(self, a: Any, b: Any) -> bool:
         """Evaluate ``a is b``."""

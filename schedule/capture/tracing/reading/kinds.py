@@ -32,6 +32,8 @@ def guard_class(ev: Evaluator, value: Any) -> None:
 def _isinstance(ev: Evaluator, value: Any, cls: Any) -> bool:
     classes = [*_classes(ev, cls)]
     guard_class(ev, value)
+    if isinstance(value, torch.Tensor):
+        ev.tracer.ask(value)
     if isinstance(value, torch.Tensor) and any(map(_is_tensor_class, classes)):
         return issubclass(_tensor_class(ev, value), tuple(classes))
     scalar = scalar_of(value)
@@ -111,6 +113,7 @@ def _type(ev: Evaluator, value: Any, *rest: Any, **kwargs: Any) -> Any:
         return type(value, *rest, **kwargs)
     guard_class(ev, value)
     if isinstance(value, torch.Tensor):
+        ev.tracer.ask(value)
         return _tensor_class(ev, value)
     scalar = scalar_of(value)
     return type(value if scalar is None else scalar.value)  # of a scheduled module, the class that it runs as

@@ -17,6 +17,7 @@ from fused.torch_internals.modes import DisableTorchFunction, count_function_mod
 from fused.torch_internals.modules import MODULE_CALLS
 from fused.torch_internals.tensors import parse_to
 from schedule.capture.tracing.messages import print_arguments, warn_arguments, warn_at
+from schedule.capture.tracing.opaque import _Watched
 from schedule.capture.tracing.reading.evaluator import Evaluator
 from schedule.capture.tracing.reading.following import Handler
 from schedule.capture.tracing.reading.handlers import HANDLERS, handles
@@ -24,6 +25,7 @@ from schedule.capture.tracing.reading.kinds import guard_class
 from schedule.capture.tracing.reading.operators import COMPARING
 from schedule.capture.tracing.reading.origin import is_changeable, is_fixed
 from schedule.capture.tracing.reading.plain import is_atom
+from schedule.capture.tracing.reading.resolution import class_of
 from schedule.capture.tracing.reading.sources import DictOf, Item, described
 
 _NOTHING = object()
@@ -234,6 +236,8 @@ def _checkpoint(ev: Evaluator, function: Any, *args: Any, use_reentrant: bool | 
 def _whole_object(ev: Evaluator, value: Any) -> None:
     """Guard on all attributes of an object from outside."""
     source = ev.source_of(value)
+    if isinstance(value, _Watched):
+        raise ev.refused(f"the forward copies or lists an argument, a {class_of(value).__name__}")
     if source is None or is_fixed(value):
         return
     if isinstance(value, nn.Module) or not hasattr(value, "__dict__"):

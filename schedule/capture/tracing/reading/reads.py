@@ -156,7 +156,7 @@ class Reads:
             constants: those among them that are not inputs of the graph, such as functions and modules.
         """
         for constant in constants:
-            if not is_atom(constant):
+            if not is_atom(constant) or hasattr(constant, "__dict__"):
                 self.read(constant, Const(constant))
                 self.know(constant, Const(constant))
         pending = [arguments]

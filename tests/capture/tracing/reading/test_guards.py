@@ -18,6 +18,7 @@ import schedule.primitives.splicing
 from schedule.capture.tracing.reading import ledger
 from schedule.capture.tracing.reading.reads import Reads
 from schedule.runtime.scheduled import FallbackWarning
+from schedule.util.errors import ScheduleError
 
 X = torch.randn(3, 8)
 
@@ -239,8 +240,8 @@ def test_without_the_guard_it_would_not_be(kind: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(Reads, "guard", dropped)
     try:
         right = is_right(kind)
-    except (AttributeError, KeyError, TypeError):
-        right = False  # what is gone is asked for all the same
+    except (AttributeError, KeyError, TypeError, ScheduleError):
+        right = False  # what is gone is asked for all the same, and a result of another dtype is an error
     assert not right
 
 
