@@ -49,6 +49,17 @@ SCALARS: Table = {
     ),
     "handed list": ("self.{n} = Filling()", "filled(self.{n}, h, [{v}])[0]", ("self.{n}.put = {w}",)),
     "handed dict": ("self.{n} = Filling()", "filled(self.{n}, h, {{0: {v}}})[0]", ("self.{n}.put = {w}",)),
+    "dtype of a child": (
+        "self.{n} = Turning()",
+        "(2.0 if self.{n}(h).dtype == torch.float32 else 3.0)",
+        ("self.{n}.kind = torch.float64",),
+    ),
+    "rank of a child": ("self.{n} = Turning()", "self.{n}(h).dim()", ("self.{n}.kind = 'row'",)),
+    "nothing of a child": (
+        "self.{n} = Turning()",
+        "(2.0 if self.{n}(h) is None else 3.0)",
+        ("self.{n}.kind = None", "self.{n}.kind = torch.float64"),
+    ),
     "magic": ("self.{n} = Magic({v})", "self.{n}.anything", ("self.{n}.__dict__['table'] = {w}",)),
     "closure": (
         "self.{n} = closing({v})",
@@ -204,6 +215,14 @@ class Filling(nn.Module):
     def forward(self, x, given):
         if self.put is not None: given[0] = self.put
         return x
+
+class Turning(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.kind = torch.float32
+    def forward(self, x):
+        if self.kind is None: return None
+        return x[None] if self.kind == "row" else x.to(self.kind)
 
 def filled(child, x, given):
     child(x, given)
