@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -51,6 +52,7 @@ RESULTS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Any]]] = {
     "None": (lambda x: None, lambda y: 2 if y is None else 3),
     "something": (lambda x: None, lambda y: 2 if y is None else 3),
     "a tuple": (lambda x: (x, x), lambda y: 2 if isinstance(y, tuple) else 3),
+    "rank of an item": (lambda x: (x, x[None]), lambda y: y[1].dim() if isinstance(y, tuple) else 1),
     "size": (lambda x: x[:2], lambda y: y.shape[0]),
     "order in memory": (lambda x: x.t(), lambda y: 2 if y.is_contiguous() else 3),
     "gradient": (lambda x: x.detach(), lambda y: 2 if y.requires_grad else 3),
@@ -85,6 +87,70 @@ def test_results_that_nothing_is_asked_about_are_not_checked() -> None:
     torch.testing.assert_close(scheduled(x), original(x), atol=1e-5, rtol=1e-5)
     state = state_of(scheduled)
     assert state is not None and state.fallbacks == 0
+
+
+@dataclasses.dataclass
+class Record:
+    """A result with two parts."""
+
+    x: Any
+    note: Any
+
+
+class Returning(nn.Module):
+    """A submodule that returns what one of two functions makes."""
+
+    def __init__(self, first: Callable[[Tensor], Any], then: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.proj, self.first, self.then, self.changed = nn.Linear(4, 4), first, then, False
+
+    def forward(self, x: Tensor) -> Any:
+        return (self.then if self.changed else self.first)(x)
+
+
+Make = Callable[[Tensor], Any]
+NOTES: dict[str, tuple[Make, Make, Callable[[Any], Any]]] = {
+    "flag": (lambda x: (x, True), lambda x: (x, False), lambda y: 2 if y[1] else 3),
+    "number": (lambda x: (x, 1), lambda x: (x, 2), lambda y: y[1]),
+    "compared number": (lambda x: (x, 1), lambda x: (x, 2), lambda y: 2 if y[1] == 1 else 3),
+    "class of a number": (lambda x: 2, lambda x: 2.5, lambda y: 2 if isinstance(y, int) else 3),
+    "type of a number": (lambda x: (x, 2), lambda x: (x, 2.5), lambda y: 2 if type(y[1]) is int else 3),
+    "text": (lambda x: (x, "a"), lambda x: (x, "b"), lambda y: 2 if y[1] == "a" else 3),
+    "text alone": (lambda x: "a", lambda x: "b", lambda y: 2 if y == "a" else 3),
+    "dtype": (lambda x: (x, torch.int8), lambda x: (x, torch.int16), lambda y: 2 if y[1] is torch.int8 else 3),
+    "entry": (lambda x: {"a": "u"}, lambda x: {"a": "v"}, lambda y: 2 if y["a"] == "u" else 3),
+    "more entries": (lambda x: {"a": x}, lambda x: {"a": x, "b": x}, lambda y: len(y)),
+    "text of a dataclass": (lambda x: Record(x, "a"), lambda x: Record(x, "b"), lambda y: 2 if y.note == "a" else 3),
+    "None in a dataclass": (lambda x: Record(x, None), lambda x: Record(x, x), lambda y: 2 if y.note is None else 3),
+    "object": (lambda x: Named("a"), lambda x: Named("b"), lambda y: 2 if y.name == "a" else 3),
+    "module": (lambda x: RELU, lambda x: TANH, lambda y: y(torch.ones(1) / 2)),
+    "attribute": (lambda x: x * 1, lambda x: noted(x * 1), lambda y: 2 if hasattr(y, "note") else 3),
+}
+RELU, TANH = nn.ReLU(), nn.Tanh()
+
+
+class Named:
+    """An object with a name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def noted(x: Tensor) -> Tensor:
+    x.note = "a"  # type: ignore[attr-defined]
+    return x
+
+
+@pytest.mark.parametrize("name", NOTES)
+def test_what_a_result_contains_may_change(name: str) -> None:
+    first, then, ask = NOTES[name]
+    original, x = Asking(first, ask), torch.randn(3, 4)
+    original.child = Returning(first, then)  # type: ignore[assignment]
+    scheduled = copy.deepcopy(original)
+    schedule.optimize(scheduled, x, cost_guard=False)
+    torch.testing.assert_close(scheduled(x), original(x))
+    scheduled.child.changed = original.child.changed = True
+    torch.testing.assert_close(scheduled(x), original(x))
 
 
 class Held:

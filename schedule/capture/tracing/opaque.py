@@ -137,6 +137,7 @@ class OpaqueTracker:
     def watch(self, value: Any, node: fx.Node) -> Any:
         """Return a watched placeholder for ``value``, or ``value`` itself if it is a module, function or class."""
         if isinstance(value, (nn.Module, types.FunctionType, type)):
+            self.tracer.guard(node, value)
             return value
         try:
             watched_class = _watched_class(type(value))

@@ -8,19 +8,42 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
-from schedule.capture.recording.structure import is_plain_mapping
+from schedule.capture.recording.structure import is_plain_dataclass, is_plain_mapping
 from schedule.capture.tracing.guards import GuardMiss, check
+from schedule.capture.tracing.opaque import untracked
 from schedule.capture.tracing.restoring import first_lasting
 from schedule.util.errors import ScheduleError
 
+_VALUES = (str, torch.dtype)
+
+
+class Field(NamedTuple):
+    """Step of a path to an attribute of a dataclass."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class Value(NamedTuple):
+    """Kind of a string or dtype: the graph is made for this one alone."""
+
+    value: Any
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
 Path = tuple[Any, ...]
 Expected = tuple[tuple[Path, Any], ...]
-"""Paths in an output, each with its kind: ``"tensor"``, ``"object"``, ``"none"``, number of items, or field names."""
+"""Paths in an output, each with its kind: ``"tensor"``, ``"object"``, ``"none"``, a number of items, names of fields,
+or a :class:`Value`."""
 
 
 class OutputMiss(GuardMiss):
@@ -55,9 +78,11 @@ def check_output(value: Any, expected: Expected, call: str, final: bool) -> None
 def _kind(value: Any, path: Path, kind: Any) -> Any:
     try:
         for step in path:
-            value = value[step]
-    except (KeyError, IndexError, TypeError):
+            value = getattr(value, step.name) if isinstance(step, Field) else value[step]
+    except (KeyError, IndexError, TypeError, AttributeError):
         return "missing"
+    if isinstance(kind, Value):
+        return Value(value)
     if value is None:
         return "none"
     if isinstance(value, torch.Tensor) or hasattr(type(value), "__torch_function__"):  # or a placeholder for one
@@ -79,7 +104,7 @@ def insert_checks(outputs: dict[fx.Node, Any]) -> None:
     """
     lasting = first_lasting(next(iter(outputs)).graph) if outputs else None
     for node, value in outputs.items():
-        if not isinstance(value, (tuple, list)) and not is_plain_mapping(value):
+        if not isinstance(value, (tuple, list, *_VALUES)) and not is_plain_mapping(value) and not _is_record(value):
             continue
         final = lasting is not None and lasting <= node
         with node.graph.inserting_after(node):
@@ -104,13 +129,22 @@ def _expected(node: fx.Node | None, value: Any, path: Path) -> Iterator[tuple[Pa
         yield path, tuple(value)
         for key, item in value.items():
             yield from _expected(_item(node, key), item, (*path, key))
+    elif _is_record(value):
+        for name in value.__dataclass_fields__:
+            yield from _expected(_item(node, name, getattr), getattr(value, name), (*path, Field(name)))
+    elif isinstance(value, _VALUES):
+        yield path, Value(value)
     elif node is not None and node.meta.get("object") and node.users:
         yield path, "object"
 
 
-def _item(node: fx.Node | None, key: Any) -> fx.Node | None:
+def _item(node: fx.Node | None, key: Any, read: Any = operator.getitem) -> fx.Node | None:
     users = () if node is None else node.users
-    return next((user for user in users if user.target is operator.getitem and user.args[1] == key), None)
+    return next((user for user in users if user.target is read and user.args[1] == key), None)
+
+
+def _is_record(value: Any) -> bool:
+    return is_plain_dataclass(value) and untracked(value) is value
 
 
 CHECKS = (check, check_output)

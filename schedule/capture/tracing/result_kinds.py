@@ -101,6 +101,7 @@ def add_check(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _named(node: fx.Node) -> str:
-    if node.target is getattr:
-        return f"{_named(node.args[0])}.{node.args[1]}" if isinstance(node.args[0], fx.Node) else node.name
+    if node.target in (getattr, operator.getitem) and isinstance(node.args[0], fx.Node):
+        of = _named(node.args[0])
+        return f"{of}.{node.args[1]}" if node.target is getattr else f"{of}[{node.args[1]!r}]"
     return str(node.target) if node.op == "call_module" else node.name

@@ -19,6 +19,7 @@ from schedule.capture.tracing.reading.plain import EXACT, is_atom
 from schedule.capture.tracing.reading.reads import Reads
 from schedule.capture.tracing.reading.resolution import ABSENT, class_of, is_mutable
 from schedule.capture.tracing.reading.sources import Attr, Const, DictOf, Item, Source
+from schedule.capture.tracing.result_kinds import is_result
 
 TABLES = ("_parameters", "_buffers", "_modules")
 BUILTIN_CONTAINERS = (list, tuple, dict, set, frozenset, deque, types.MappingProxyType)
@@ -243,7 +244,7 @@ class AttributeReads(Reads):
             self.guard("lacks_item", DictOf(source), name)
         else:
             node = self.tracer.node_of(owner)
-            if isinstance(node, fx.Node) and node.op == "placeholder":
+            if isinstance(node, fx.Node) and (node.op == "placeholder" or is_result(node)):
                 self.tracer.guard(self.tracer.emit(has_own_attribute, (node, name)), False)
         return getattr(owner, name)
 

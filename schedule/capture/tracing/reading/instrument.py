@@ -91,13 +91,17 @@ def _definition(function: types.FunctionType) -> ast.FunctionDef:
     lines = linecache.getlines(file, function.__globals__)
     if not lines:
         raise OSError("no source")
-    if code not in _codes_in("".join(lines), code.co_flags & _FUTURE) and _PYTEST not in code.co_names:
+    flags, first = code.co_flags & _FUTURE, code.co_firstlineno
+    block = inspect.getblock(lines[first - 1 :])
+    indented = block[0][:1].isspace()
+    try:
+        codes = _codes_in("".join(lines), flags)
+    except SyntaxError:  # a page with code in it
+        codes = _codes_in("\n" * (first - 1 - indented) + "".join(["if 1:\n"] * indented + block), flags)
+    if code not in codes and _PYTEST not in code.co_names:
         raise NoSource("its source has changed since it was loaded")
     if code.co_name == "<lambda>":
         return _lambda(code, lines)
-    first = code.co_firstlineno
-    block = inspect.getblock(lines[first - 1 :])
-    indented = block[0][:1].isspace()
     tree = ast.parse("".join([*(["if 1:\n"] if indented else []), *block]))
     ast.increment_lineno(tree, first - 1 - indented)
     for node in ast.walk(tree):

@@ -18,6 +18,7 @@ from schedule.capture.tracing.reading.handlers import handles
 from schedule.capture.tracing.reading.origin import is_fixed
 from schedule.capture.tracing.reading.resolution import class_of
 from schedule.capture.tracing.reading.sources import Attr, Const, Item
+from schedule.capture.tracing.result_kinds import is_result
 from schedule.capture.tracing.scalars import scalar_of
 
 
@@ -36,9 +37,18 @@ def _isinstance(ev: Evaluator, value: Any, cls: Any) -> bool:
         ev.tracer.ask(value)
     if isinstance(value, torch.Tensor) and any(map(_is_tensor_class, classes)):
         return issubclass(_tensor_class(ev, value), tuple(classes))
-    scalar = scalar_of(value)
-    value = value if scalar is None else scalar.value
+    value = _number(ev, value)
     return any(_is_instance(ev, value, each) for each in classes)
+
+
+def _number(ev: Evaluator, value: Any) -> Any:
+    """Return the recorded number for one of the graph, with a guard on its class if other code returned it."""
+    scalar = scalar_of(value)
+    if scalar is None:
+        return value
+    if isinstance(scalar.node, fx.Node) and is_result(scalar.node):
+        ev.tracer.guard(ev.tracer.emit(type, (scalar.node,)), type(scalar.value))
+    return scalar.value
 
 
 def _classes(ev: Evaluator, cls: Any) -> Iterator[Any]:
@@ -115,8 +125,7 @@ def _type(ev: Evaluator, value: Any, *rest: Any, **kwargs: Any) -> Any:
     if isinstance(value, torch.Tensor):
         ev.tracer.ask(value)
         return _tensor_class(ev, value)
-    scalar = scalar_of(value)
-    return type(value if scalar is None else scalar.value)  # of a scheduled module, the class that it runs as
+    return type(_number(ev, value))  # of a scheduled module, the class that it runs as
 
 
 @handles(dataclasses.fields)

@@ -222,6 +222,15 @@ def test_code_that_is_no_longer_in_its_file_is_not_followed(tmp_path: Path) -> N
     assert instrumented(names["gain"], Plain(names["gain"]))(2) == 4
 
 
+def test_code_in_a_page_of_text_is_followed(tmp_path: Path) -> None:
+    file, names = tmp_path / "page.md", dict[str, Any]()
+    code = "class Gain:\n    def gain(self, x):\n        return x * 2\n"
+    file.write_text(f"# A page\n\nWith code:\n\n{code}")
+    exec(compile("\n" * 4 + code, str(file), "exec"), names)
+    gain = names["Gain"].gain
+    assert instrumented(gain, Plain(gain))(None, 2) == 4
+
+
 def test_asserts_that_pytest_has_replaced_do_not_matter() -> None:
     def positive(x: float) -> float:
         assert x > 0
