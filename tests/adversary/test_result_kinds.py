@@ -153,6 +153,14 @@ def test_what_a_result_contains_may_change(name: str) -> None:
     torch.testing.assert_close(scheduled(x), original(x))
 
 
+def test_only_what_is_asked_for_is_checked() -> None:
+    original = Asking(lambda x: x.double(), lambda y: y.mean() * 0 + y.shape[-1])
+    scheduled, x = copy.deepcopy(original), torch.randn(3, 4)
+    schedule.optimize(scheduled, x, cost_guard=False)
+    scheduled.child.changed = original.child.changed = True
+    torch.testing.assert_close(scheduled(x), original(x), atol=1e-5, rtol=1e-5)
+
+
 class Held:
     """An object of a user's, passed as an argument."""
 

@@ -211,7 +211,8 @@ def _is_setting(value: fx.Node) -> bool:
 
 
 KIND = "kind"
-"""Key of the metadata of results of other code to check: ``(dtype, rank, device type)``, or ``()`` for None."""
+"""Key of the metadata of results of other code to check: ``(dtype, rank, device type)``, each None if it may be any, or
+``()`` if the result has to be None."""
 
 
 def is_removable(node: fx.Node) -> bool:

@@ -179,7 +179,9 @@ def kind_conditions(tracer: ModuleTracer, inputs: dict[fx.Node, str], signature:
             if text is not None:
                 dtype, rank, device = node.meta.pop(KIND)
                 asked = signature.name(is_kind, "is_kind")
-                found.append(f"{asked}({text}, {signature.name(dtype, 'dtype')}, {rank}, {device!r})")
+                found.append(
+                    f"{asked}({text}, {signature.name(dtype, 'dtype') if dtype else None}, {rank}, {device!r})"
+                )
     return found
 
 

@@ -4,12 +4,13 @@ A forward's questions about them (``y.dtype``, ``y is None``) are answered while
 submodule may return something else later, by a flag of its own. So results that the answers depend on are checked::
 
     graph:     y = self.child(x);                                              return (y * 2).to(float32)
-    compiled:  y = self.child(x);  check_kind(y, float32, 2, "cpu", "child");  return (y * 2).to(float32)
+    compiled:  y = self.child(x);  check_kind(y, float32, None, None, "child");  return (y * 2).to(float32)
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -19,27 +20,36 @@ from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.tracing.effects import KIND, runs_other_code
 from schedule.util.errors import ScheduleError
 
+PROPERTIES = ("dtype", "rank", "device")
+"""What a forward may ask for of a tensor, apart from sizes and data."""
+
 
 class Questions:
     """Questions of one forward about its values."""
 
     def __init__(self) -> None:
-        self._seen: set[fx.Node] = set()
+        self._seen: dict[fx.Node, set[str]] = {}
 
-    def about(self, node: Any) -> None:
-        """Mark the results of other code that the value of ``node`` is computed from."""
-        pending = [node] if isinstance(node, fx.Node) else []
+    def about(self, node: Any, asked: Collection[str]) -> None:
+        """Mark the results of other code that the value of ``node`` is computed from.
+
+        Args:
+            node: a node, or a constant.
+            asked: what is asked for, of :data:`PROPERTIES`; in any case, the result has to be a tensor.
+        """
+        pending, asked = [node] if isinstance(node, fx.Node) else [], {*asked}
         while pending:
             node = pending.pop()
-            if node in self._seen or node.op in ("placeholder", "get_attr"):
+            seen = self._seen.get(node)
+            if node.op in ("placeholder", "get_attr") or (seen is not None and asked <= seen):
                 continue
-            self._seen.add(node)
-            if is_result(node):
-                spec = node.meta.get("spec")
-                if isinstance(spec, TensorSpec):
-                    node.meta[KIND] = (spec.dtype, spec.ndim, spec.device.type)
-            else:
+            seen = self._seen.setdefault(node, set())
+            seen |= asked
+            if not is_result(node):
                 pending += node.all_input_nodes
+            elif isinstance(spec := node.meta.get("spec"), TensorSpec):
+                kind = {"dtype": spec.dtype, "rank": spec.ndim, "device": spec.device.type}
+                node.meta[KIND] = tuple(kind[name] if name in seen else None for name in PROPERTIES)
 
 
 def is_result(node: fx.Node) -> bool:
@@ -51,25 +61,25 @@ def is_result(node: fx.Node) -> bool:
     return runs_other_code(node)
 
 
-def is_kind(value: Any, dtype: torch.dtype, rank: int, device: str) -> bool:
-    """Check whether ``value`` is a dense tensor of this kind."""
+def is_kind(value: Any, dtype: torch.dtype | None, rank: int | None, device: str | None) -> bool:
+    """Check whether ``value`` is a dense tensor of this kind; None stands for any."""
     return (
         isinstance(value, torch.Tensor)
-        and value.dtype is dtype
-        and value.dim() == rank
-        and value.device.type == device
+        and (dtype is None or value.dtype is dtype)
+        and (rank is None or value.dim() == rank)
+        and (device is None or value.device.type == device)
         and value.layout is torch.strided
     )
 
 
-def check_kind(value: Any, dtype: torch.dtype, rank: int, device: str, call: str) -> None:
-    """Raise unless ``value`` is a dense tensor of this kind (graph target).
+def check_kind(value: Any, dtype: torch.dtype | None, rank: int | None, device: str | None, call: str) -> None:
+    """Raise unless ``value`` is a dense tensor of this kind (graph target); None stands for any.
 
     Raises:
         ScheduleError: it is another one than in the recorded call.
     """
     if not is_kind(value, dtype, rank, device):
-        raise _other(call, value, f"a tensor of {dtype} with {rank} dimensions on {device}")
+        raise _other(call, value, _described("a tensor", dtype, rank, device))
 
 
 def check_none(value: Any, call: str) -> None:
@@ -85,12 +95,19 @@ def check_none(value: Any, call: str) -> None:
 def _other(call: str, value: Any, expected: str) -> ScheduleError:
     found = "None" if value is None else f"a {type(value).__name__}"
     if isinstance(value, torch.Tensor):
-        layout = "" if value.layout is torch.strided else f" in {value.layout}"
-        found = f"a tensor of {value.dtype} with {value.dim()} dimensions on {value.device.type}{layout}"
+        tensor = "a tensor" if value.layout is torch.strided else f"a {value.layout} tensor"
+        found = _described(tensor, value.dtype, value.dim(), value.device.type)
     return ScheduleError(
         f"the result of {call} is {found}; it was {expected} in the recorded call, and the forward asks about it",
         fix="undo the schedule of this module, or schedule the model anew as it is now",
     )
+
+
+def _described(tensor: str, dtype: torch.dtype | None, rank: int | None, device: str | None) -> str:
+    parts = [] if dtype is None else [f"of {dtype}"]
+    parts += [] if rank is None else [f"with {rank} dimensions"]
+    parts += [] if device is None else [f"on {device}"]
+    return " ".join([tensor, *parts])
 
 
 def add_check(graph: fx.Graph, node: fx.Node) -> None:

@@ -67,7 +67,7 @@ class SizeReader:
         """Return ``tensor.shape`` with symbolic sizes."""
         with DisableTorchFunction():
             node = self.tracer.node_of(tensor)
-            self.tracer.ask(node)
+            self.tracer.ask(node, "rank")
             sizes = tuple(tensor.shape)
             return torch.Size([self.size(node, dim, int(value)) for dim, value in enumerate(sizes)])
 

@@ -48,8 +48,8 @@ class Trace(Protocol):
     def guard(self, node: fx.Node, value: Any) -> None:
         """Guard on ``node`` computing ``value``."""
 
-    def ask(self, value: Any) -> None:
-        """Note that the forward asks about the kind of ``value``, a tensor or its node."""
+    def ask(self, value: Any, *asked: str) -> None:
+        """Note that the forward asks for the dtype, rank or device of ``value``, or whether it is a tensor."""
 
     def node_of(self, leaf: Any) -> Any:
         """Return the node of ``leaf``, or the constant itself."""

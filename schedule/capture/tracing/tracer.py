@@ -47,7 +47,7 @@ from schedule.capture.tracing.reading.plain import is_atom
 from schedule.capture.tracing.reading.seeding import seeding_handlers
 from schedule.capture.tracing.reading.sources import Const, Self
 from schedule.capture.tracing.regions import RegionTracker
-from schedule.capture.tracing.result_kinds import Questions
+from schedule.capture.tracing.result_kinds import PROPERTIES, Questions
 from schedule.capture.tracing.results import Written
 from schedule.capture.tracing.scalars import scalar_of, symbolic
 from schedule.capture.tracing.signature import SignatureBuilder
@@ -193,14 +193,15 @@ class ModuleTracer(TorchFunctionMode):
         """Guard on ``node`` computing ``value``."""
         self.guards.setdefault(node, value)
 
-    def ask(self, value: Any) -> None:
-        """Note that the forward asks about the dtype, rank or class of ``value``, or whether it is None.
+    def ask(self, value: Any, *asked: str) -> None:
+        """Note that the forward asks for the dtype, rank or device of ``value``, or whether it is a tensor.
 
         Args:
             value: a tensor or its node.
+            asked: what of :data:`~schedule.capture.tracing.result_kinds.PROPERTIES` it asks for.
         """
         node = value if isinstance(value, fx.Node) else self._nodes.get(id(value), (None, None))[1]
-        self.questions.about(node)
+        self.questions.about(node, asked)
 
     def node_of(self, leaf: Any) -> Any:
         """Return the node of ``leaf``, or the constant itself."""
@@ -332,7 +333,8 @@ class ModuleTracer(TorchFunctionMode):
     def _constant_query(self, func: Any, args: Any, kwargs: Any) -> Any:
         for tensor in args[:1]:
             if isinstance(tensor, torch.Tensor):
-                self.ask(tensor)
+                is_rank = metadata.is_attribute(func, "ndim") or func is torch.Tensor.dim
+                self.ask(tensor, *(["rank"] if is_rank else PROPERTIES))
                 if metadata.is_attribute(func, "dtype"):
                     self.guard_dtype(tensor)
         return func(*args, **kwargs)

@@ -233,7 +233,7 @@ class AttributeReads(Reads):
         """Return an attribute of a tensor: torch's, or one that Python code set on it."""
         raw = self.resolve(torch.Tensor, name)
         if name == "device":  # a property of data-free tensors, of which the trace is not told
-            self.tracer.ask(owner)
+            self.tracer.ask(owner, "device")
         own = _dict_of(owner) or {}
         if raw is not ABSENT and (name not in own or _is_data_descriptor(raw)):
             return getattr(owner, name)
