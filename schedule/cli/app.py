@@ -16,7 +16,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 done; 1 done, and the answer is no; 2 wrong command line; 3 no such model here; "
+    epilog="Exit codes: 0 done; 1 done, with a negative result; 2 wrong command line; 3 no such model here; "
     "4 the model is refused; 130 interrupted (files are written whole or not at all).",
 )
 

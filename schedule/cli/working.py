@@ -33,7 +33,7 @@ from schedule.util.wording import counted
 
 VERIFIED = (2, 64)
 """Maximum numbers of rows and tokens in a verification, large enough at any model width for compiled ops to run."""
-PROVE = f"Then prove that it computes what it did, on up to {VERIFIED[0]} rows of {VERIFIED[1]} tokens."
+PROVE = f"Then compare it with the original, on up to {VERIFIED[0]} rows of {VERIFIED[1]} tokens."
 
 
 @command
@@ -154,7 +154,7 @@ def _verified(sch: Schedule, batch: Any) -> dict[str, Any]:
 
 def _verdict(verified: dict[str, Any]) -> str:
     if not verified["equal"]:
-        return "verified: DIFFERENT, the model no longer computes what it did"
+        return "verified: DIFFERENT from the original model"
     count = len(verified["cases"])
     if not count:
         return "verified: nothing was rewritten, so there is nothing to compare"

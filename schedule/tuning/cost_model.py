@@ -234,4 +234,4 @@ class ModeledStep:
 
     def _check_shares(self, what: str, count: int, ways: int) -> None:
         if count % ways:
-            raise NotApplicable(f"{count} {what} do not share out into {ways}", fix=f"a divisor of {count}")
+            raise NotApplicable(f"{count} {what} cannot be split evenly into {ways}", fix=f"a divisor of {count}")

@@ -104,7 +104,7 @@ def test_what_does_not_share_out_is_recorded() -> None:
         progress=False,
     )
     reasons = " ".join(trial.reason for trial in tuning.select("failed"))
-    for said in ("4 heads do not share out into 8", "6 layers do not share out into 4", "8 rows do not share out into"):
+    for said in ("4 heads cannot be split evenly into 8", "6 layers cannot be split evenly into 4", "8 rows cannot be"):
         assert said in reasons
-    with pytest.raises(NotApplicable, match="8 devices do not share out into 3"):
+    with pytest.raises(NotApplicable, match="8 devices cannot be split evenly into 3"):
         cost(None, (3, 1))  # type: ignore[arg-type]

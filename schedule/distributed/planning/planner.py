@@ -194,7 +194,7 @@ class _Planner:
                 return None
             common = candidate.common.get((path, axis), 0)
             if role is None or ((replicas > 1 or common) and projection_of(module) is None):
-                candidate.refused = f"{type(module).__name__} cannot share out axis {axis} of its {name}"
+                candidate.refused = f"{type(module).__name__} cannot split axis {axis} of its {name}"
                 return None
             if sum(own == path for own, _ in candidate.axes) > 1:
                 candidate.refused = f"it is on two axes of {path}"

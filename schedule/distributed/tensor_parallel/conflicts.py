@@ -233,7 +233,7 @@ def check_boundary(module: nn.Module, sharding: ModuleSharding | None, mode: str
         )
     _check_argument(module, sharding, mode, sync, own)
     if sync.axis is None and sync.op in ("all_gather", "reduce_scatter", "scatter"):
-        raise ShardError(f"{sync.op} needs the axis to share out", fix=f'sync("{mode}", "{sync.op}", axis=1)')
+        raise ShardError(f"{sync.op} needs the axis to split", fix=f'sync("{mode}", "{sync.op}", axis=1)')
     sums = mode == "fwd_post" and sync.op in ("all_reduce", "reduce_scatter")
     if sums and not any(map(_gives_partial, module.modules())):
         raise ShardError(
@@ -316,7 +316,7 @@ def _check_axis(sharding: ModuleSharding, mode: str, sync: Sync) -> None:
         raise ShardError("packed outputs side by side would be in another order", fix="gather after they are split")
     if sync.axis is None:
         if sync.op == "reduce_scatter" or (sync.op == "all_gather" and mode == "fwd_pre"):
-            raise ShardError(f"{sync.op} needs the axis to share out", fix=f'sync("{mode}", "{sync.op}", axis=1)')
+            raise ShardError(f"{sync.op} needs the axis to split", fix=f'sync("{mode}", "{sync.op}", axis=1)')
         return
     if not isinstance(sync.axis, int) or isinstance(sync.axis, bool):
         raise ShardError(f"an axis is a number, not {sync.axis!r}")
