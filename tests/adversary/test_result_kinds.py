@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import schedule
 from schedule.runtime.scheduled import install, state_of
 from schedule.util.errors import ScheduleError
+from tests.adversary.test_given_objects import Scaled
 
 
 class Child(nn.Module):
@@ -212,21 +213,54 @@ HELD: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 
 
-class Taking(nn.Module):
-    """A forward that reads an object among its arguments."""
+@dataclasses.dataclass
+class Checked:
+    """A dataclass that is not plain: it becomes an input as a whole."""
 
-    def __init__(self, read: Callable[[Any], Any]) -> None:
+    x: Any
+    note: str = "a"
+
+    def __post_init__(self) -> None:
+        pass
+
+
+class HandingOn(nn.Module):
+    """A forward that hands an argument on, and reads nothing of it."""
+
+    def __init__(self) -> None:
         super().__init__()
-        self.read, self.bias = read, nn.Parameter(torch.randn(4))
+        self.child, self.bias = Second(), nn.Parameter(torch.randn(4))
 
     def forward(self, x: Tensor, held: Any) -> Tensor:
-        return nn.functional.gelu(x + self.bias) * self.read(held)
+        return nn.functional.gelu(self.child(x, held) + self.bias)
+
+
+class Second(nn.Module):
+    """A submodule with an argument that it does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, held: Any) -> Tensor:
+        y: Tensor = self.proj(x)
+        return y
+
+
+def test_handing_an_object_on_reads_nothing_of_it() -> None:
+    model, x = HandingOn(), torch.randn(3, 4)
+    schedule.optimize(model, (x, Checked(x)), cost_guard=False)
+    state = state_of(model)
+    assert state is not None
+    for made in state.specializations:
+        assert not made.has_checks
+        assert not made.guards
 
 
 @pytest.mark.parametrize("name", HELD)
 def test_what_an_argument_holds_may_change(name: str) -> None:
     read, change = HELD[name]
-    original, x, held = Taking(read), torch.randn(3, 4), Held()
+    original, x, held = Scaled(read), torch.randn(3, 4), Held()
     scheduled = copy.deepcopy(original)
     schedule.optimize(scheduled, (x, held), cost_guard=False)
     torch.testing.assert_close(scheduled(x, held), original(x, held))

@@ -11,12 +11,13 @@ leaves them as they are::
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from torch import fx
 
 from schedule.capture.recording.structure import is_dataclass_value
+from schedule.capture.tracing.parts import is_record, parts
 from schedule.capture.tracing.reading.plain import is_atom
 from schedule.util.errors import ScheduleError
 
@@ -51,15 +52,9 @@ class HandedContainers:
 
 def _containers(value: Any) -> Iterator[Any]:
     """Yield the lists, dicts and dataclasses in ``value``, and itself if it is one."""
-    if isinstance(value, (list, dict)) or is_dataclass_value(value):
+    if isinstance(value, (list, dict)) or is_record(value):
         yield value
-    if isinstance(value, dict):
-        parts: Iterable[Any] = value.values()
-    elif is_dataclass_value(value):
-        parts = [getattr(value, name, None) for name in value.__dataclass_fields__]  # perhaps not set yet
-    else:
-        parts = value if isinstance(value, (list, tuple)) else ()
-    for part in parts:
+    for part in parts(value):
         yield from _containers(part)
 
 

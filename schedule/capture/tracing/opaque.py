@@ -23,6 +23,7 @@ from schedule.capture.snapshots import Snapshot
 from schedule.capture.snapshots.code import slots_of
 from schedule.capture.tracing.containers import TrackedDict
 from schedule.capture.tracing.effects import is_pure_query
+from schedule.capture.tracing.parts import Placeholder
 from schedule.capture.tracing.reading.arrays import is_array
 from schedule.capture.tracing.reading.plain import CONTAINERS, is_atom
 from schedule.capture.tracing.restoring import versions
@@ -82,7 +83,7 @@ def _transformers_cache() -> type | None:
     return getattr(module, "Cache", None)
 
 
-class _Watched:
+class _Watched(Placeholder):
     """Mixin of every watched object, with ``_watch`` as ``(tracker, value, node)``."""
 
     def __init_subclass__(cls, **_: Any) -> None:

@@ -15,7 +15,7 @@ from torch import fx
 
 from schedule.capture.recording.structure import is_plain_dataclass, is_plain_mapping
 from schedule.capture.tracing.guards import GuardMiss, check
-from schedule.capture.tracing.opaque import untracked
+from schedule.capture.tracing.parts import is_record
 from schedule.capture.tracing.restoring import first_lasting
 from schedule.util.errors import ScheduleError
 
@@ -104,7 +104,11 @@ def insert_checks(outputs: dict[fx.Node, Any]) -> None:
     """
     lasting = first_lasting(next(iter(outputs)).graph) if outputs else None
     for node, value in outputs.items():
-        if not isinstance(value, (tuple, list, *_VALUES)) and not is_plain_mapping(value) and not _is_record(value):
+        if (
+            not isinstance(value, (tuple, list, *_VALUES))
+            and not is_plain_mapping(value)
+            and not _is_plain_record(value)
+        ):
             continue
         final = lasting is not None and lasting <= node
         with node.graph.inserting_after(node):
@@ -129,7 +133,7 @@ def _expected(node: fx.Node | None, value: Any, path: Path) -> Iterator[tuple[Pa
         yield path, tuple(value)
         for key, item in value.items():
             yield from _expected(_item(node, key), item, (*path, key))
-    elif _is_record(value):
+    elif _is_plain_record(value):
         for name in value.__dataclass_fields__:
             yield from _expected(_item(node, name, getattr), getattr(value, name), (*path, Field(name)))
     elif isinstance(value, _VALUES):
@@ -143,8 +147,8 @@ def _item(node: fx.Node | None, key: Any, read: Any = operator.getitem) -> fx.No
     return next((user for user in users if user.target is read and user.args[1] == key), None)
 
 
-def _is_record(value: Any) -> bool:
-    return is_plain_dataclass(value) and untracked(value) is value
+def _is_plain_record(value: Any) -> bool:
+    return is_record(value) and is_plain_dataclass(value)
 
 
 CHECKS = (check, check_output)

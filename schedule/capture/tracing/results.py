@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Protocol
 
-import torch
 from torch import fx
 
 from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.recording.structure import is_dataclass_value, is_plain_dataclass, is_plain_mapping
-from schedule.capture.tracing.opaque import untracked
+from schedule.capture.tracing.parts import is_record, parts
 from schedule.capture.tracing.trace import Trace
 
 
@@ -51,15 +50,15 @@ class Written:
 
     def _count(self, value: Any) -> None:
         """Count how often each container occurs."""
-        if parts := _parts(value):
+        if found := parts(value):
             self._counts[id(value)] += 1
-            for part in parts if self._counts[id(value)] == 1 else ():
+            for part in found if self._counts[id(value)] == 1 else ():
                 self._count(part)
 
     def _of(self, value: Any) -> Any:
         if id(value) in self._made:
             return self._made[id(value)]
-        if not isinstance(value, (list, tuple, dict)) and not _is_record(value):
+        if not isinstance(value, (list, tuple, dict)) and not is_record(value):
             return self._tracer.as_nodes(value)
         written = self._from_outside(value)
         if written is None:
@@ -91,7 +90,7 @@ class Written:
             if not hasattr(value, "_fields"):
                 return self._tracer.emit(cls, (tuple(items),))
             return self._tracer.emit(cls, tuple(items)) if self._returned else cls(*items)
-        if is_plain_mapping(value) or (self._returned and _is_record(value)) or is_plain_dataclass(value):
+        if is_plain_mapping(value) or (self._returned and is_record(value)) or is_plain_dataclass(value):
             return self._fields(value)
         return self._tracer.node_of(value)
 
@@ -101,17 +100,3 @@ class Written:
         if type(value) is dict:
             return found
         return self._tracer.emit(type(value), *(((), found) if is_dataclass_value(value) else ((found,),)))
-
-
-def _parts(value: Any) -> list[Any]:
-    """Return the items of a container, or none."""
-    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
-        return list(value)
-    if isinstance(value, dict):
-        return list(value.values())
-    return [getattr(value, name) for name in value.__dataclass_fields__] if _is_record(value) else []
-
-
-def _is_record(value: Any) -> bool:
-    """Check whether ``value`` is an instance of a dataclass, and no placeholder for one."""
-    return is_dataclass_value(value) and untracked(value) is value

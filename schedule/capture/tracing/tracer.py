@@ -331,12 +331,11 @@ class ModuleTracer(TorchFunctionMode):
         return self.track(value, node)
 
     def _constant_query(self, func: Any, args: Any, kwargs: Any) -> Any:
-        for tensor in args[:1]:
-            if isinstance(tensor, torch.Tensor):
-                is_rank = metadata.is_attribute(func, "ndim") or func is torch.Tensor.dim
-                self.ask(tensor, *(["rank"] if is_rank else PROPERTIES))
-                if metadata.is_attribute(func, "dtype"):
-                    self.guard_dtype(tensor)
+        if args and isinstance(args[0], torch.Tensor):
+            is_rank = metadata.is_attribute(func, "ndim") or func is torch.Tensor.dim
+            self.ask(args[0], *(["rank"] if is_rank else PROPERTIES))
+            if metadata.is_attribute(func, "dtype"):
+                self.guard_dtype(args[0])
         return func(*args, **kwargs)
 
     def guard_dtype(self, tensor: torch.Tensor) -> None:

@@ -113,7 +113,7 @@ class NativeCalls(ItemReads):
         if self.tracer.regions.decides(name):
             return result
         if is_torch and not (plain and is_atom(result)):  # an object of torch, such as a stream
-            of_object = plain and any(map(_is_instance, (self._bound(function), *args, *kwargs.values())))
+            of_object = plain and any(map(_has_settings, (self._bound(function), *args, *kwargs.values())))
             return self._guarded(function, args, kwargs, result) if of_object else result
         if function is sys.exc_info and result[1] is not None:  # an exception handled by the forward
             return result
@@ -193,7 +193,7 @@ class NativeCalls(ItemReads):
         return any(not isinstance(each, (list, dict, set, frozenset, tuple, deque)) for each in given)
 
 
-def _is_instance(value: Any) -> bool:
+def _has_settings(value: Any) -> bool:
     """Check whether ``value`` is an object that may have settings of its own, unlike functions and classes."""
     fixed = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
     return not (is_atom(value) or isinstance(value, fixed))

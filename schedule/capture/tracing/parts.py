@@ -1,0 +1,28 @@
+"""Parts of the values that a trace sees: items of containers, fields of dataclasses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from schedule.capture.recording.structure import is_dataclass_value
+
+
+class Placeholder:
+    """Base of placeholders for objects. They have no parts: what is read of them becomes a node."""
+
+
+def is_record(value: Any) -> bool:
+    """Check whether ``value`` is an instance of a dataclass, and no placeholder for one."""
+    return not isinstance(value, Placeholder) and is_dataclass_value(value)
+
+
+def parts(value: Any) -> list[Any]:
+    """Return the items of a container or the fields set in a dataclass, or none."""
+    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+        return list(value)
+    if isinstance(value, dict):
+        return list(value.values())
+    fields = value.__dataclass_fields__ if is_record(value) else ()
+    return [getattr(value, name) for name in fields if hasattr(value, name)]
