@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from schedule.capture.tracing.outputs import CHECKS
+from schedule.capture.tracing.effects import is_check
 from schedule.patterns.effects import Effects, effects, memory_of
 from schedule.patterns.regions import detour, escape
 from schedule.util.errors import MatchError
@@ -42,7 +42,7 @@ class Hazards:
         Unknown code may change what it is given, and what it has a reference to: parameters, and what unknown code was
         given or has returned before.
         """
-        if node.target in CHECKS:
+        if is_check(node.target):
             return False
         known = self.effects(node)
         if not self.memory(node.all_input_nodes if known.opaque else known.mutates).isdisjoint(values):

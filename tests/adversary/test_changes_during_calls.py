@@ -50,6 +50,7 @@ class Parent(nn.Module):
         super().__init__()
         self.before, self.after, self.config, self.gain = before, after, Settings(), 2.0
         self.weight = nn.Parameter(torch.full((4,), 2.0))
+        self.register_buffer("table", torch.ones(2))
         self.child = Child([self])
         self.last = nn.Linear(4, 4)
 
@@ -132,6 +133,30 @@ def set_training(m: Any) -> None:
     m.last.training = not m.last.training
 
 
+def of_gradient(m: Any) -> Any:
+    return 3.0 if m.last.weight.requires_grad else 2.0
+
+
+def of_text_of_gradient(m: Any) -> Any:
+    return len(str(m.last.weight.requires_grad))
+
+
+def of_size(m: Any) -> Any:
+    return 3.0 if m.table.shape[0] > 3 else 2.0
+
+
+def set_gradient(m: Any) -> None:
+    m.last.weight.requires_grad_(False)
+
+
+def set_table(m: Any) -> None:
+    m.table = torch.ones(7)
+
+
+def resize_table(m: Any) -> None:
+    m.table.data = torch.ones(7)
+
+
 CHANGES: list[tuple[Read, Callable[[Any], None]]] = [
     (of_attribute, set_attribute),
     (of_config, set_config),
@@ -143,7 +168,14 @@ CHANGES: list[tuple[Read, Callable[[Any], None]]] = [
     (of_global, set_global),
     (of_presence, add_attribute),
     (of_training, set_training),
+    (of_gradient, set_gradient),
+    (of_text_of_gradient, set_gradient),
+    (of_size, set_table),
+    (of_size, resize_table),
 ]
+
+
+CHANGED = "code that the forward calls has (changed|replaced) it"
 
 
 @pytest.fixture(autouse=True)
@@ -177,7 +209,7 @@ def test_a_change_that_is_read_afterwards_is_an_error(read: Read, change: Callab
         handle = module.child.proj.register_forward_hook(lambda *_: change(module))
     else:
         module.child.change = change
-    with pytest.raises(ScheduleError, match=r"changed while child ran.*Parent reads it afterwards"):
+    with pytest.raises(ScheduleError, match=f"changed while child ran.*Parent reads it afterwards|{CHANGED}"):
         module(x)
     if by_hook:
         handle.remove()
@@ -187,7 +219,7 @@ def test_a_change_that_is_read_afterwards_is_an_error(read: Read, change: Callab
 def test_what_is_read_again_counts(read: Read, change: Callable[[Any], None]) -> None:
     module, _, x = traced(read, read)
     module.child.change = change
-    with pytest.raises(ScheduleError, match="changed while child ran"):
+    with pytest.raises(ScheduleError, match=f"changed while child ran|{CHANGED}"):
         module(x)
 
 

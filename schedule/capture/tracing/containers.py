@@ -1,9 +1,14 @@
-"""Plain dicts of stateful objects: writes by the forward become nodes of the graph."""
+"""Lists and dicts of stateful objects, such as caches.
+
+Items assigned in a dict become nodes of the graph. Other changes by the forward are refused; changes by other code are
+checked for where the forward reads the container again.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -11,21 +16,159 @@ from torch import fx
 
 from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.recording.source import user_line
+from schedule.capture.recording.structure import map_structure, rebuilt_mapping, rebuilt_sequence
+from schedule.capture.tracing.effects import graph_check
+from schedule.capture.tracing.handed_containers import CONTAINER, contents, is_same
+from schedule.capture.tracing.parts import Tracked
 from schedule.capture.tracing.trace import Trace
-from schedule.util.errors import TraceError
+from schedule.util.errors import ScheduleError, TraceError
 
 
-class TrackedDict(dict[Any, Any]):
+@dataclass(slots=True)
+class _Found:
+    """Container read from an object.
+
+    Attributes:
+        container: its tracked form.
+        real: the container in the data-free object.
+        contents: what that one held at the time.
+        node: the node that reads it.
+        call: the last node by then that runs other code.
+    """
+
+    container: Any
+    real: Any
+    contents: Any
+    node: fx.Node
+    call: fx.Node | None
+
+
+class ObjectContainers:
+    """Lists and dicts that a forward has read from stateful objects.
+
+    Args:
+        tracer: the trace.
+        guard_keys: guards on the length or the keys of a container, given its node and itself.
+    """
+
+    def __init__(self, tracer: Trace, guard_keys: Callable[[fx.Node, Any], None]) -> None:
+        self._tracer, self._guard_keys = tracer, guard_keys
+        self._found: dict[int, _Found] = {}
+
+    def found(self, value: Any, real: Any, node: fx.Node) -> Any:
+        """Return the form of a container, and of those in it, that the forward may read.
+
+        Args:
+            value: the container with its items tracked, or any other value.
+            real: the value in the data-free object.
+            node: the node that reads it.
+        """
+        if not isinstance(value, (list, tuple, dict)) or isinstance(value, torch.Size):
+            return value
+        nodes = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+        keys: Collection[Any] = value.keys() if isinstance(value, dict) else range(len(value))
+        items = {key: self.found(value[key], real[key], nodes[key]) for key in keys}
+        container: Any
+        if type(real) is dict:  # its keys are guarded where they are read
+            container = TrackedDict(self._tracer, node, items, lambda key, new: self._write(real, key, new))
+        else:
+            self._guard_keys(node, real)
+            if isinstance(value, list):
+                container = TrackedList(items.values())
+            elif isinstance(value, dict):
+                container = rebuilt_mapping(value, items)
+                self._tracer.refuse_writes(container)
+            else:
+                return rebuilt_sequence(value, list(items.values()))
+        found = _Found(container, real, contents(real), node, self._tracer.last_call)
+        self._found[id(container)] = found
+        self._tracer.containers.found_in_object(container, lambda: self._read_again(found))
+        return container
+
+    def node_of(self, value: Any) -> fx.Node | None:
+        """Return the node that reads ``value`` from an object, or None."""
+        found = self._found.get(id(value))
+        if found is None:
+            return None
+        found.node.meta["object"] = found.node.meta[CONTAINER] = True
+        return found.node
+
+    def _write(self, real: dict[Any, Any], key: Any, value: Any) -> None:
+        real[key] = map_structure(value, self._tracer.value_of)
+        for found in self._found.values():
+            if found.real is real:
+                found.contents = contents(real)
+
+    def _read_again(self, found: _Found) -> None:
+        """Write a check that a container still has the same items, if other code has run since it was read."""
+        if not is_same(contents(found.real), found.contents):
+            raise TraceError(
+                f"the forward reads a {type(found.real).__name__} of a stateful object, which a method then changes, "
+                "and reads it again",
+                where=user_line(),
+                fix="schedule its submodules instead",
+            )
+        call = self._tracer.last_call
+        if call is not found.call:
+            found.call = call
+            with DisableTorchFunction():
+                expected = self._tracer.as_nodes(contents(_plain(found.container)))
+                self._tracer.emit(check_items, (found.node, expected))
+
+
+def _plain(value: Any) -> Any:
+    """Return ``value`` with tracked dicts replaced by plain ones, whose keys are read without a guard."""
+    if isinstance(value, TrackedDict):
+        return {key: _plain(part) for key, part in dict.items(value)}
+    return [_plain(part) for part in value] if isinstance(value, list) else value
+
+
+@graph_check
+def check_items(container: Any, expected: tuple[Any, ...]) -> None:
+    """Raise unless a list or dict of a stateful object, read again, holds what it did before (graph target).
+
+    Raises:
+        ScheduleError: code that the graph called has changed it.
+    """
+    if not is_same(contents(container), contents(expected)):
+        raise ScheduleError(
+            f"a {type(container).__name__} of an object that the forward reads was changed by code that it calls, "
+            "which it was not in the recorded call, so the graph holds its items of before",
+            fix="undo the schedule of this module, or schedule the model anew with a call in which it changes",
+        )
+
+
+class TrackedList(Tracked, list[Any]):
+    """A list read from an object such as a cache."""
+
+    replaces = list
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise TraceError(
+            "the forward, or a method that Python calls for it, changes a list of an argument, which a graph would "
+            "not do at each call",
+            where=user_line(),
+            fix="schedule its submodules instead",
+        )
+
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = append = clear = extend = insert = pop = remove = _refuse
+    reverse = sort = _refuse
+
+
+class TrackedDict(Tracked, dict[Any, Any]):
     """A dict read from an object such as a cache: ``cache.is_updated[3] = True`` becomes a node of the graph."""
 
-    def __init__(self, tracer: Trace, node: fx.Node, items: dict[Any, Any]) -> None:
+    replaces = dict
+
+    def __init__(self, tracer: Trace, node: fx.Node, items: dict[Any, Any], write: Callable[[Any, Any], None]) -> None:
         super().__init__(items)
-        self._tracer, self.node = tracer, node
+        self._tracer, self.node, self._write = tracer, node, write
         node.meta["object"] = True
 
     def __setitem__(self, key: Any, value: Any) -> None:
         with DisableTorchFunction():
             self._tracer.emit(operator.setitem, (self.node, key, self._tracer.as_nodes(value)))
+            self._write(key, value)
         super().__setitem__(key, value)
 
     def __contains__(self, key: object) -> bool:
@@ -62,11 +205,36 @@ class TrackedDict(dict[Any, Any]):
 
     def items(self) -> Any:
         """Return the items, with a guard on the keys."""
-        return {key: self[key] for key in self}.items()
+        return self.copy().items()
 
     def values(self) -> Any:
         """Return the values, with a guard on the keys."""
-        return {key: self[key] for key in self}.values()
+        return self.copy().values()
+
+    def copy(self) -> dict[Any, Any]:
+        """Return a plain dict of the forward's own, with a guard on the keys."""
+        return {key: self[key] for key in self}
+
+    def __eq__(self, other: object) -> bool:
+        return self.copy() == (other.copy() if isinstance(other, TrackedDict) else other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __or__(self, other: Any) -> Any:
+        return self.copy() | other
+
+    def __ror__(self, other: Any) -> Any:
+        return other | self.copy()
+
+    def __reversed__(self) -> Iterator[Any]:
+        return reversed(self._guarded_keys())
+
+    def __repr__(self) -> str:
+        return repr(self.copy())
+
+    __hash__ = None
+    __copy__ = copy
 
     def get(self, key: Any, default: Any = None) -> Any:
         """Return the value for ``key`` as ``dict.get`` does, with a guard on whether it is present."""

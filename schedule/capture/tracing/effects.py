@@ -8,8 +8,8 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 from torch import fx
 
@@ -162,6 +162,8 @@ def has_effect(node: fx.Node) -> bool:
 
 def runs_other_code(node: fx.Node) -> bool:
     """Check whether the node runs code outside the graph, which may read any state: a submodule, a method, a hook."""
+    if node.op in ("placeholder", "output"):
+        return False
     custom = node.meta.get("draws")  # autograd functions and custom operators are marked so
     return bool(node.op == "call_module" or node.meta.get("opaque") or node.meta.get("object") or custom)
 
@@ -215,15 +217,34 @@ KIND = "kind"
 ``()`` if the result has to be None."""
 
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def graph_check(function: Function) -> Function:
+    """Mark a function of graph nodes that raises where a call is unlike the recorded one, and changes nothing."""
+    _CHECKS.add(function)
+    return function
+
+
+_CHECKS: set[Callable[..., Any]] = set()
+
+
+def is_check(target: Any) -> bool:
+    """Check whether a call of ``target`` only raises where a call of the graph is unlike the recorded one."""
+    return not isinstance(target, str) and target in _CHECKS
+
+
+LENGTH = "length"
+"""Key of the metadata of calls of methods that return a tuple: its length, to check."""
+
+
 def is_removable(node: fx.Node) -> bool:
     """Check whether an unused node can be removed: it only computes a value, and no data makes it raise."""
     if node.op in ("placeholder", "output", "call_module") or node.target in REGION_FUNCTIONS:
         return False
     if KIND in node.meta:  # its result is checked
         return False
-    if getattr(node.target, "__name__", "") in ("check", "check_output", "check_same"):
-        return False
-    return not has_effect(node) and not uses_random(node) and not node.meta.get("raises")
+    return not is_check(node.target) and not has_effect(node) and not uses_random(node) and not node.meta.get("raises")
 
 
 def remove_dead(graph: fx.Graph, nodes: Iterable[fx.Node] | None = None) -> None:

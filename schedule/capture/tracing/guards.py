@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import fx
 
 from schedule.capture.recording.structure import literal, member_source
 from schedule.capture.tracing.dims import size_read
-from schedule.capture.tracing.effects import KIND, changes_object, has_effect
+from schedule.capture.tracing.effects import KIND, changes_object, graph_check, has_effect, runs_other_code
 from schedule.capture.tracing.later_reads import check_same
 from schedule.capture.tracing.opaque import Constant
 from schedule.capture.tracing.replaying import Made
@@ -26,7 +27,7 @@ from schedule.capture.tracing.result_kinds import is_kind
 from schedule.capture.tracing.scalars import scalar_of
 from schedule.capture.tracing.signature import Signature
 from schedule.capture.tracing.tracer import ModuleTracer
-from schedule.util.errors import TraceError
+from schedule.util.errors import ScheduleError, TraceError
 
 _INFIX = {
     operator.add: "+",
@@ -60,13 +61,31 @@ class GuardMiss(Exception):
     made: tuple[Made, ...] = ()
 
 
+@graph_check
 def check(value: Any, expected: Any, condition: str) -> None:
-    """Raise :class:`GuardMiss` unless ``value`` is the same as in the recorded run.
-
-    Booleans are compared with ``bool(value)``: under ``torch.compile`` they are symbolic and do not support ``!=``.
-    """
-    if bool(value) is not expected if isinstance(expected, bool) else value != expected:
+    """Raise :class:`GuardMiss` unless ``value`` is the same as in the recorded run."""
+    if _differs(value, expected):
         raise GuardMiss(f"{condition} is {value}, was {expected}")
+
+
+@graph_check
+def check_still(value: Any, expected: Any, what: str) -> None:
+    """Raise unless ``value``, computed from state after other code has run, is what it was before the graph ran.
+
+    Raises:
+        ScheduleError: code that the graph called has changed it.
+    """
+    if _differs(value, expected):
+        raise ScheduleError(
+            f"{what} is {value}, but was {expected} when the call began: code that the forward calls has changed it, "
+            "which it did not in the recorded call",
+            fix="undo the schedule of this module, or schedule the model anew with a call in which it changes",
+        )
+
+
+def _differs(value: Any, expected: Any) -> bool:
+    """Compare booleans with ``bool(value)``: under ``torch.compile`` they are symbolic and do not support ``!=``."""
+    return bool(value) is not expected if isinstance(expected, bool) else bool(value != expected)
 
 
 class NotBeforehand(Exception):
@@ -91,14 +110,15 @@ def expression(node: Any, inputs: dict[fx.Node, str], tracer: ModuleTracer) -> s
     if node.op == "get_attr":
         return functools.reduce(member_source, str(node.target).split("."), "self")
     asks_object = bool(node.meta.get("opaque")) and not changes_object(node)
-    if node.op == "call_method" and (node.target == "numel" or asks_object):
+    if node.op == "call_method" and (node.target == "numel" or (asks_object and not _changed_before(node))):
         parts = [expression(arg, inputs, tracer) for arg in node.args]
         return f"{parts[0]}.{node.target}({', '.join(parts[1:])})"
     if node.op != "call_function":
         raise NotBeforehand(node.name)
-    if node.target in _QUESTIONS and node.meta.get("opaque"):
-        if changes_object(node) or _changed_before(node):
-            raise NotBeforehand(node.name)
+    asks = node.target in _QUESTIONS and bool(node.meta.get("opaque"))
+    if (asks and changes_object(node)) or ((asks or node.target is getattr) and _changed_before(node)):
+        raise NotBeforehand(node.name)
+    if asks:
         return _QUESTIONS[node.target].format(*(expression(arg, inputs, tracer) for arg in node.args))
     if (read := size_read(node)) is not None and read[0].op not in ("placeholder", "get_attr"):
         return _size_expression(node, read, inputs, tracer)
@@ -115,7 +135,7 @@ def _size_expression(node: fx.Node, read: tuple[fx.Node, int], inputs: dict[fx.N
 
 def _changed_before(question: fx.Node) -> bool:
     """Check whether the graph changes the object read by ``question``, or a part of it, before it is read."""
-    asked = _location(question.args[0])
+    asked = _location(question if question.target is getattr else question.args[0])
     for node in question.graph.nodes:
         if node is question:
             return False
@@ -158,6 +178,7 @@ def conditions(tracer: ModuleTracer, inputs: dict[fx.Node, str]) -> list[str]:
     """Return Python conditions for the tracer's guards, and insert checks for guards only known at run time."""
     graph, found, done = tracer.graph, [], set()
     output, lasting = next(reversed(graph.nodes)), first_lasting(graph)
+    other_code = next(filter(runs_other_code, graph.nodes), output)
     with graph.inserting_before(output):
         while pending := [node for node in tracer.guards if node not in done]:
             for node in pending:  # tracing sizes back may add guards
@@ -165,8 +186,10 @@ def conditions(tracer: ModuleTracer, inputs: dict[fx.Node, str]) -> list[str]:
                 text = None if callable(tracer.guards[node]) else _traced_expression(node, inputs, tracer)
                 if text is None:
                     _insert_check(graph, node, tracer.guards[node], lasting)
-                else:
-                    found.append(_condition(text, tracer.guards[node]))
+                    continue
+                found.append(_condition(text, tracer.guards[node]))
+                if other_code < node and _reads_state(node):
+                    _insert(graph, check_still, node, tracer.guards[node], text)
     return list(dict.fromkeys(found))
 
 
@@ -209,8 +232,21 @@ def _insert_check(graph: fx.Graph, node: fx.Node, value: Any, lasting: fx.Node |
             where=node.meta.get("source", ""),
             fix="schedule the submodules instead, or mark the module that holds the branch as a leaf",
         )
+    _insert(graph, check, node, value, node.name)
+
+
+def _insert(graph: fx.Graph, checked_by: Callable[..., None], node: fx.Node, value: Any, what: str) -> None:
     with graph.inserting_after(node):
         expected = graph.call_function(Constant(value)) if callable(value) else value
     with graph.inserting_after(expected if callable(value) else node):
-        inserted = graph.call_function(check, (node, expected, node.name))
+        inserted = graph.call_function(checked_by, (node, expected, what))
     inserted.meta["source"] = node.meta.get("source", "")
+
+
+def _reads_state(node: fx.Node) -> bool:
+    """Check whether ``node`` is computed from state that code outside the graph may change."""
+    if node.op == "get_attr" or node.meta.get("object"):
+        return True
+    if node.target is getattr and node.args[1] == "requires_grad":
+        return True
+    return any(map(_reads_state, node.all_input_nodes))

@@ -11,7 +11,7 @@ leaves them as they are::
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import fx
@@ -33,14 +33,21 @@ class HandedContainers:
 
     def __init__(self) -> None:
         self._calls: dict[int, tuple[Any, list[fx.Node]]] = {}
+        self._read_again: dict[int, tuple[Any, Callable[[], None]]] = {}
 
     def note(self, values: Any, call: fx.Node) -> None:
         """Remember that the containers in ``values``, the arguments of ``call``, are handed on."""
         for container in _containers(values):
             self._calls.setdefault(id(container), (container, []))[1].append(call)
 
+    def found_in_object(self, value: Any, read_again: Callable[[], None]) -> None:
+        """Remember that ``value`` belongs to a stateful object, with a function to call where it is read."""
+        self._read_again[id(value)] = value, read_again
+
     def read(self, value: Any) -> None:
         """Mark the calls that were handed ``value``, which the forward reads now."""
+        if id(value) in self._read_again:
+            self._read_again[id(value)][1]()
         for call in self._calls.pop(id(value), (None, ()))[1]:
             call.meta[READ] = True
 
@@ -75,7 +82,7 @@ def check_contents(containers: tuple[Any, ...], before: Any, call: str) -> None:
     Raises:
         ScheduleError: code that the graph called has changed them.
     """
-    if not _is_same(contents(containers), before):
+    if not is_same(contents(containers), before):
         raise ScheduleError(
             f"{call} changed a list or dict that the forward handed to it; it did not in the recorded call, so the "
             "graph holds its items of before",
@@ -83,11 +90,12 @@ def check_contents(containers: tuple[Any, ...], before: Any, call: str) -> None:
         )
 
 
-def _is_same(now: Any, before: Any) -> bool:
+def is_same(now: Any, before: Any) -> bool:
+    """Check whether the contents of containers are the same objects, or equal plain values."""
     if now is before:
         return True
     if isinstance(now, tuple) and isinstance(before, tuple):
-        return len(now) == len(before) and all([_is_same(a, b) for a, b in zip(now, before, strict=True)])
+        return len(now) == len(before) and all([is_same(a, b) for a, b in zip(now, before, strict=True)])
     return is_atom(now) and type(now) is type(before) and bool(now == before)
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import fx, nn
 
 from schedule.capture.recording.structure import original_class
-from schedule.capture.tracing.effects import KIND, runs_other_code
+from schedule.capture.tracing.effects import KIND, LENGTH, graph_check, runs_other_code
 from schedule.capture.tracing.handed_containers import add_checks, hands_containers
 from schedule.capture.tracing.reading.ledger import Guard, Ledger
 from schedule.capture.tracing.reading.sources import described
@@ -56,7 +56,7 @@ class LaterReads:
         for node in reversed(self._graph.nodes):
             if node is self._last or node is self._call:
                 break
-            if _runs_other_code(node) or (node.target in REGION_FUNCTIONS and self._is_behind_call(node)):
+            if runs_other_code(node) or (node.target in REGION_FUNCTIONS and self._is_behind_call(node)):
                 self._call = node
                 break
         self._last = last
@@ -66,7 +66,7 @@ class LaterReads:
         if self._call is not None:
             return True
         while node.op != "root":
-            if _runs_other_code(node):
+            if runs_other_code(node):
                 return True
             node = node.prev
         return False
@@ -121,12 +121,8 @@ class LaterReads:
         return calls
 
 
-def _runs_other_code(node: fx.Node) -> bool:
-    return node.op not in ("placeholder", "output") and runs_other_code(node)
-
-
 def _is_call(node: fx.Node) -> bool:
-    return _runs_other_code(node) or node.target in REGION_FUNCTIONS
+    return runs_other_code(node) or node.target in REGION_FUNCTIONS
 
 
 def inlined_later(path: str, inside: fx.Node, call: fx.Node) -> Later:
@@ -147,7 +143,7 @@ def with_checks(graph: fx.Graph) -> fx.Graph:
     """Return ``graph``, or a copy of it with the checks of state and containers that other code may have changed."""
     calls = [node for node in graph.nodes if _is_call(node)]
     handing = [node for node in calls if hands_containers(node)]
-    results = [node for node in graph.nodes if KIND in node.meta and is_result(node)]
+    results = [node for node in graph.nodes if LENGTH in node.meta or (KIND in node.meta and is_result(node))]
     if not handing and not results and not any(LATER in node.meta for node in calls):
         return graph
     copy, copied = fx.Graph(), dict[fx.Node, fx.Node]()
@@ -186,6 +182,7 @@ def _merged(later: Iterable[tuple[str, Ledger]]) -> Later:
     return tuple((path, Ledger(guards.values())) for path, guards in found.items())
 
 
+@graph_check
 def check_same(value: Any, now: Any, what: str) -> None:
     """Raise if ``now``, read again after other code has run, is not the object ``value`` (graph target).
 

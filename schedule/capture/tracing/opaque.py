@@ -21,12 +21,12 @@ from schedule.capture.recording.source import user_line
 from schedule.capture.recording.structure import map_structure
 from schedule.capture.snapshots import Snapshot
 from schedule.capture.snapshots.code import slots_of
-from schedule.capture.tracing.containers import TrackedDict
-from schedule.capture.tracing.effects import is_pure_query
+from schedule.capture.tracing.containers import ObjectContainers, TrackedDict
+from schedule.capture.tracing.effects import LENGTH, changes_object, is_pure_query
 from schedule.capture.tracing.parts import Placeholder
 from schedule.capture.tracing.reading.arrays import is_array
 from schedule.capture.tracing.reading.plain import CONTAINERS, is_atom
-from schedule.capture.tracing.restoring import versions
+from schedule.capture.tracing.restoring import parts_of, versions
 from schedule.capture.tracing.scalars import scalar_of
 from schedule.capture.tracing.trace import Trace
 from schedule.util.errors import TraceError
@@ -114,6 +114,22 @@ def _special_method(function: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
+_UNREAD = {"__new__", "__init__", "__getattribute__", "__getattr__", "__setattr__", "__delattr__", "__dir__", "__doc__"}
+_UNREAD |= {"__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__sizeof__", "__class_getitem__"}
+_UNREAD |= {"__init_subclass__", "__subclasshook__", "__copy__", "__deepcopy__", "__hash__"}
+
+
+def _read_in_c(cls: type) -> str | None:
+    """Return a special method of ``cls`` written in C, which would read a placeholder and not the object, or None."""
+    for name in dir(cls):
+        if name.startswith("__") and name.endswith("__") and name not in (*_SPECIAL, *_UNREAD):
+            found = getattr(cls, name, None)
+            in_c = isinstance(found, (types.WrapperDescriptorType, types.MethodDescriptorType))
+            if in_c and found is not getattr(object, name, None):
+                return name
+    return None
+
+
 _watched_classes: dict[type, Any] = {}
 
 
@@ -121,6 +137,8 @@ def _watched_class(cls: type) -> Any:
     """Return the watched subclass of ``cls``."""
     if cls not in _watched_classes:
         members: dict[str, Any] = {"__module__": __name__}  # an abstract class would set it to that of its metaclass
+        if unknown := _read_in_c(cls):
+            raise TypeError(f"{cls.__name__}.{unknown} is written in C")
         members |= {name: _special_method(function) for name, function in _SPECIAL.items() if hasattr(cls, name)}
         if hasattr(cls, "__len__") or hasattr(cls, "__bool__"):
             members["__bool__"] = _special_method(operator.truth)
@@ -134,6 +152,7 @@ class OpaqueTracker:
     def __init__(self, tracer: Trace) -> None:
         self.tracer = tracer
         self._constants: dict[int, tuple[Any, fx.Node]] = {}
+        self.containers = ObjectContainers(tracer, self.guard_keys)
 
     def watch(self, value: Any, node: fx.Node) -> Any:
         """Return a watched placeholder for ``value``, or ``value`` itself if it is a module, function or class."""
@@ -162,16 +181,20 @@ class OpaqueTracker:
         if isinstance(attribute, _COMPARED) or callable(attribute):
             self.tracer.guard(read, attribute)
             return attribute
-        if isinstance(attribute, (list, tuple)):
-            self._ask(len, (read,), len(attribute))
         with DisableTorchFunction():
-            tracked = self.tracer.track(attribute, read)
-        return TrackedDict(self.tracer, read, tracked) if type(attribute) is dict else tracked
+            return self.containers.found(self.tracer.track(attribute, read), attribute, read)
 
     def lacks(self, watched: Any, name: str) -> None:
         """Guard on a watched object having no attribute ``name``."""
         _, _, node = object.__getattribute__(watched, "_watch")
         self._ask(hasattr, (node, name), False)
+
+    def guard_keys(self, node: fx.Node, container: Any) -> None:
+        """Guard on the length of a list or tuple at ``node``, or on the keys of a dict there."""
+        if isinstance(container, dict):
+            self._ask(tuple, (node,), tuple(container))
+        else:
+            self._ask(len, (node,), len(container))
 
     def _ask(self, question: Callable[..., Any], operands: tuple[Any, ...], answer: Any) -> None:
         """Guard on the answer to a question about an object."""
@@ -200,20 +223,23 @@ class OpaqueTracker:
             before, structure = versions(value), _structure(value) if is_pure_query(target) else None
             tracer.recording.fake_mode.observe()
             with tracer.recording.fake_mode:
-                if isinstance(target, str):
-                    result = getattr(value, target)(*real_args, **real_kwargs)
-                else:
-                    result = target(value, *real_args, **real_kwargs)
+                result = _result_of(target, value, real_args, real_kwargs)
             written.meta["in_place"] = any(now > before.get(key, 0) for key, now in versions(value).items())
             if structure is not None:
                 written.meta["changes"] = bool(tracer.recording.fake_mode.written or structure.difference())
-            return self._result(target, result, written)
+            return self._result(target, value, result, written)
 
-    def _result(self, target: Callable[..., Any] | str, result: Any, written: fx.Node) -> Any:
+    def _result(self, target: Callable[..., Any] | str, value: Any, result: Any, written: fx.Node) -> Any:
         """Return the result of a method of an object, tracked, with a guard on what the graph is made for."""
         if isinstance(result, (str, torch.dtype)) or (result is None and isinstance(target, str)):
             self.tracer.guard(written, result)
-        return self.tracer.track(result, written)
+        if type(result) is tuple and changes_object(written):
+            written.meta[LENGTH] = len(result)
+        elif isinstance(result, (list, tuple, dict)):
+            self.guard_keys(written, result)
+        tracked = self.tracer.track(result, written)
+        own = isinstance(result, (list, dict)) and any(part is result for part in parts_of([value]))
+        return self.containers.found(tracked, result, written) if own else tracked
 
     def node_of(self, leaf: Any) -> Any:
         """Return the node of a watched object, or a constant for any other non-tensor."""
@@ -265,6 +291,21 @@ class OpaqueTracker:
             with tracer.recording.fake_mode:
                 value = cls(*real_args, **real_kwargs)
             return self.watch(value, node)
+
+
+_RAISED = (LookupError, AttributeError, StopIteration, ArithmeticError, ValueError, TypeError, AssertionError)
+
+
+def _result_of(target: Callable[..., Any] | str, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    named = target if isinstance(target, str) else target.__name__
+    try:
+        return getattr(value, target)(*args, **kwargs) if isinstance(target, str) else target(value, *args, **kwargs)
+    except _RAISED as error:
+        raise TraceError(
+            f"{named}() of a {type(value).__name__} raises {type(error).__name__}: {error}",
+            where=user_line(),
+            fix="schedule its submodules instead",
+        ) from error
 
 
 def _structure(value: Any) -> Snapshot:

@@ -14,7 +14,8 @@ import torch
 from torch import fx
 
 from schedule.capture.recording.structure import is_plain_dataclass, is_plain_mapping
-from schedule.capture.tracing.guards import GuardMiss, check
+from schedule.capture.tracing.effects import graph_check
+from schedule.capture.tracing.guards import GuardMiss
 from schedule.capture.tracing.parts import is_record
 from schedule.capture.tracing.restoring import first_lasting
 from schedule.util.errors import ScheduleError
@@ -50,6 +51,7 @@ class OutputMiss(GuardMiss):
     """Output of a submodule with a structure other than in the recorded run."""
 
 
+@graph_check
 def check_output(value: Any, expected: Expected, call: str, final: bool) -> None:
     """Raise :class:`OutputMiss` unless ``value`` has the same structure as in the recorded run.
 
@@ -85,7 +87,7 @@ def _kind(value: Any, path: Path, kind: Any) -> Any:
         return Value(value)
     if value is None:
         return "none"
-    if isinstance(value, torch.Tensor) or hasattr(type(value), "__torch_function__"):  # or a placeholder for one
+    if _stands_for_tensor(value):
         return "tensor"
     if kind == "object" and not isinstance(value, (tuple, list, dict)):
         return "object"
@@ -94,6 +96,11 @@ def _kind(value: Any, path: Path, kind: Any) -> Any:
     if isinstance(kind, tuple) and isinstance(value, dict):
         return kind if set(value) <= set(kind) else tuple(value)
     return type(value).__name__
+
+
+def _stands_for_tensor(value: Any) -> bool:
+    """Check whether ``value`` is a tensor, or an object in the place of one, such as weights that were never made."""
+    return isinstance(value, torch.Tensor) or hasattr(type(value), "__torch_function__")
 
 
 def insert_checks(outputs: dict[fx.Node, Any]) -> None:
@@ -122,7 +129,7 @@ def _expected(node: fx.Node | None, value: Any, path: Path) -> Iterator[tuple[Pa
     """Yield the properties required by the rest of the graph: structure, None values, and used tensors."""
     if value is None:
         yield path, "none"
-    elif isinstance(value, torch.Tensor):
+    elif _stands_for_tensor(value):
         if node is not None and node.users:
             yield path, "tensor"
     elif isinstance(value, (tuple, list)):
@@ -149,7 +156,3 @@ def _item(node: fx.Node | None, key: Any, read: Any = operator.getitem) -> fx.No
 
 def _is_plain_record(value: Any) -> bool:
     return is_record(value) and is_plain_dataclass(value)
-
-
-CHECKS = (check, check_output)
-"""Functions of graph nodes that raise where a call is unlike the recorded one, and change nothing."""

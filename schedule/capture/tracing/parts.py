@@ -13,6 +13,16 @@ class Placeholder:
     """Base of placeholders for objects. They have no parts: what is read of them becomes a node."""
 
 
+class Tracked:
+    """Base of the forms of lists and dicts in objects.
+
+    Attributes:
+        replaces: the class that the forward sees.
+    """
+
+    replaces: type
+
+
 def is_record(value: Any) -> bool:
     """Check whether ``value`` is an instance of a dataclass, and no placeholder for one."""
     return not isinstance(value, Placeholder) and is_dataclass_value(value)

@@ -24,7 +24,7 @@ from schedule.capture.tracing.restoring import Restore, restoring
 from schedule.util.errors import ScheduleError
 from schedule.util.generators import torch_states
 
-Versions = list[tuple[torch.Tensor, int]]
+Versions = list[tuple[torch.Tensor, tuple[int, bool]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class Made:
     Attributes:
         path: path of the submodule.
         output: its output.
-        changed: whether it changed a tensor in place that it was given.
-        versions: the tensors in its output, with their version counters after the call.
+        changed: whether it changed a tensor in place that it was given, or made it require gradients.
+        versions: the tensors in its output, with their version counters and ``requires_grad`` after the call.
         states: random generators and their states after the call; empty if the graph itself draws nothing.
         pieces: functions to restore the structure of the graph's input objects as it was after the call; empty if it
             was given none.
@@ -51,7 +51,7 @@ class Made:
     @property
     def lasting(self) -> bool:
         """Whether neither its input nor its output was changed in place, so that it can be replayed."""
-        return not (self.changed or any(tensor._version != version for tensor, version in self.versions))
+        return not (self.changed or _changed(self.versions))
 
     def again(self) -> Any:
         """Return the output, and restore generators and objects as they were after the call.
@@ -109,14 +109,19 @@ class attempting:
 
 
 def versions(*values: Any) -> Versions:
-    """Return the tensors given to a submodule, or returned by it, and their version counters (graph target).
+    """Return the tensors given to a submodule, or returned by it, with version and ``requires_grad`` (graph target).
 
     None under torch.compile, which handles missed guards by itself.
     """
     if torch.compiler.is_compiling():
         return []
     flat = [item for each in values for item in (each if isinstance(each, (tuple, list)) else (each,))]
-    return [(each, each._version) for each in flat if isinstance(each, torch.Tensor) and not each.is_inference()]
+    tensors = [each for each in flat if isinstance(each, torch.Tensor) and not each.is_inference()]
+    return [(each, (each._version, each.requires_grad)) for each in tensors]
+
+
+def _changed(before: Versions) -> bool:
+    return any((each._version, each.requires_grad) != then for each, then in before)
 
 
 def keep(output: Any, path: str, before: Versions, with_objects: bool) -> None:
@@ -127,10 +132,9 @@ def keep(output: Any, path: str, before: Versions, with_objects: bool) -> None:
     if torch.compiler.is_compiling():
         return
     attempt = _attempts.stack[-1]
-    changed = any(tensor._version != version for tensor, version in before)
     states = torch_states() if attempt.drawing else ()
     pieces = restoring(attempt.objects) if with_objects else ()
-    attempt.made.append(Made(path, output, changed, versions(output), states, pieces))
+    attempt.made.append(Made(path, output, _changed(before), versions(output), states, pieces))
 
 
 def keeping(graph: fx.Graph, calls: Iterable[fx.Node]) -> fx.Graph:

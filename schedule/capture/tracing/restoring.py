@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 import types
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -58,7 +59,7 @@ def _origin(node: fx.Node) -> fx.Node:
 
 def versions(value: Any) -> dict[int, int]:
     """Return the version counter of each tensor in ``value`` with more than :data:`FEW` elements, by id."""
-    return {id(each): each._version for each in _parts([value]) if _is_big(each)}
+    return {id(each): each._version for each in parts_of([value]) if _is_big(each)}
 
 
 def _is_big(value: Any) -> bool:
@@ -71,7 +72,7 @@ def restoring(objects: Iterable[Any]) -> list[Restore]:
     Raises (when called):
         ScheduleError: a tensor of more than :data:`FEW` elements was changed in place since.
     """
-    return [_KINDS[kind](part) for part in _parts(objects) for kind in _KINDS if isinstance(part, kind)]
+    return [_KINDS[kind](part) for part in parts_of(objects) for kind in _KINDS if isinstance(part, kind)]
 
 
 def restoring_attributes(module: nn.Module, assigned: Iterable[tuple[str, str]]) -> list[Restore]:
@@ -81,7 +82,7 @@ def restoring_attributes(module: nn.Module, assigned: Iterable[tuple[str, str]])
     return [partial(entry.put, entry.before) for entry in entries]
 
 
-def _parts(objects: Iterable[Any]) -> Iterator[Any]:
+def parts_of(objects: Iterable[Any]) -> Iterator[Any]:
     """Yield the tensors, lists and dicts in ``objects``, each once."""
     known: set[int] = set()
     pending = list(objects)
@@ -90,9 +91,9 @@ def _parts(objects: Iterable[Any]) -> Iterator[Any]:
         if id(value) in known or isinstance(value, _PASSED_BY):
             continue
         known.add(id(value))
-        if isinstance(value, (torch.Tensor, list, dict)):
+        if isinstance(value, tuple(_KINDS)):
             yield value
-        if isinstance(value, (list, tuple)):
+        if isinstance(value, (list, tuple, set, deque)):
             pending += value
         elif isinstance(value, dict):
             pending += value.values()
@@ -139,4 +140,31 @@ def _tensor(tensor: torch.Tensor) -> Restore:
     return restore
 
 
-_KINDS: dict[type, Callable[[Any], Restore]] = {torch.Tensor: _tensor, list: _list, dict: _dict}
+def _set(value: set[Any]) -> Restore:
+    items = set(value)
+
+    def restore() -> None:
+        value.clear()
+        value.update(items)
+
+    return restore
+
+
+def _deque(value: deque[Any]) -> Restore:
+    items = list(value)
+
+    def restore() -> None:
+        value.clear()
+        value.extend(items)
+
+    return restore
+
+
+_KINDS: dict[type, Callable[[Any], Restore]] = {
+    torch.Tensor: _tensor,
+    list: _list,
+    bytearray: _list,
+    dict: _dict,
+    set: _set,
+    deque: _deque,
+}

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.tracing.effects import KIND, runs_other_code
+from schedule.capture.tracing.effects import KIND, LENGTH, runs_other_code
 from schedule.util.errors import ScheduleError
 
 PROPERTIES = ("dtype", "rank", "device")
@@ -92,8 +92,20 @@ def check_none(value: Any, call: str) -> None:
         raise _other(call, value, "None")
 
 
+def check_length(value: Any, length: int, call: str) -> None:
+    """Raise unless ``value`` is a tuple with this number of items (graph target).
+
+    Raises:
+        ScheduleError: it is something else.
+    """
+    if type(value) is not tuple or len(value) != length:
+        raise _other(call, value, f"a tuple of {length}")
+
+
 def _other(call: str, value: Any, expected: str) -> ScheduleError:
     found = "None" if value is None else f"a {type(value).__name__}"
+    if type(value) is tuple:
+        found = f"a tuple of {len(value)}"
     if isinstance(value, torch.Tensor):
         tensor = "a tensor" if value.layout is torch.strided else f"a {value.layout} tensor"
         found = _described(tensor, value.dtype, value.dim(), value.device.type)
@@ -112,9 +124,13 @@ def _described(tensor: str, dtype: torch.dtype | None, rank: int | None, device:
 
 def add_check(graph: fx.Graph, node: fx.Node) -> None:
     """Write the check of the result of ``node``, marked in its metadata."""
-    kind = node.meta[KIND]
     with graph.inserting_after(node):
-        graph.call_function(check_kind if kind else check_none, (node, *kind, _named(node)))
+        if LENGTH in node.meta:
+            graph.call_function(check_length, (node, node.meta[LENGTH], _named(node)))
+        elif kind := node.meta[KIND]:
+            graph.call_function(check_kind, (node, *kind, _named(node)))
+        else:
+            graph.call_function(check_none, (node, _named(node)))
 
 
 def _named(node: fx.Node) -> str:

@@ -206,6 +206,11 @@ class SignatureBuilder:
         node.meta["object"] = node.meta[CONTAINER] = True
         return node
 
+    def lacks(self, value: Any, name: str) -> None:
+        """Add a condition that a dataclass that was passed has no attribute ``name``; nothing for other values."""
+        if id(value) in self._containers:
+            self.signature.conditions.append(f"not hasattr({self._containers[id(value)][1]}, {name!r})")
+
     def constants(self) -> list[Any]:
         """Return the arguments that are no inputs of the graph: plain values, functions and modules."""
         return [value for value, _ in self._constants.values()]

@@ -48,6 +48,7 @@ class SizeReader:
         self.tracer = tracer
         self._sizes: dict[tuple[fx.Node, int], Any] = {}
         self._shapes: dict[fx.Node, fx.Node] = {}
+        self._read_behind: dict[fx.Node, fx.Node | None] = {}
         self._nested = 0
 
     def handles(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
@@ -68,8 +69,19 @@ class SizeReader:
         with DisableTorchFunction():
             node = self.tracer.node_of(tensor)
             self.tracer.ask(node, "rank")
+            if node.op == "get_attr":
+                self._forget_if_changeable(node, tensor.dim())
             sizes = tuple(tensor.shape)
             return torch.Size([self.size(node, dim, int(value)) for dim, value in enumerate(sizes)])
+
+    def _forget_if_changeable(self, node: fx.Node, rank: int) -> None:
+        """Read the sizes of a tensor of a module again if other code has run since: it may have resized it."""
+        call = self.tracer.last_call
+        if self._read_behind.setdefault(node, call) is not call:
+            self._read_behind[node] = call
+            self._shapes.pop(node, None)
+            for dim in range(rank):
+                self._sizes.pop((node, dim), None)
 
     def size(self, node: fx.Node, dim: int, value: int) -> Any:
         """Return size ``dim`` of the value of ``node``, traced back as far as possible."""

@@ -17,14 +17,14 @@ from schedule.capture.recording.recording import Call, Recording
 from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.recording.structure import leaves, original_class
 from schedule.capture.tracing.attributes import attributes_unchanged
-from schedule.capture.tracing.effects import KIND, remove_dead
+from schedule.capture.tracing.effects import KIND, LENGTH, is_check, remove_dead
 from schedule.capture.tracing.environment import Environment, fast_path_conditions, parameter_conditions
 from schedule.capture.tracing.generated_code import generated
 from schedule.capture.tracing.guards import conditions, kind_conditions
 from schedule.capture.tracing.handed_containers import CONTAINER, READ
 from schedule.capture.tracing.later_reads import LATER, with_checks
 from schedule.capture.tracing.lock import TRACING
-from schedule.capture.tracing.outputs import CHECKS, insert_checks
+from schedule.capture.tracing.outputs import insert_checks
 from schedule.capture.tracing.portable import pack_graph, unpack_graph
 from schedule.capture.tracing.reading.ledger import Ledger
 from schedule.capture.tracing.regions import REGION_FUNCTIONS, closing
@@ -97,7 +97,7 @@ class Specialization:
     @property
     def has_checks(self) -> bool:
         """Whether the graph contains checks, so it may fail while running."""
-        return any(node.target in CHECKS for node in self.graph.nodes)
+        return any(is_check(node.target) for node in self.graph.nodes)
 
     @property
     def is_portable(self) -> bool:
@@ -148,7 +148,7 @@ def _content(graph: fx.Graph, checked: bool) -> Hashable | None:
         if not all(type(leaf) in _PRINTED for leaf in _leaves(arguments)):
             return None
         target = node.target if isinstance(node.target, str) else id(node.target)
-        checks = tuple(map(node.meta.get, (LATER, CONTAINER, READ, KIND))) if checked else None
+        checks = tuple(map(node.meta.get, (LATER, CONTAINER, READ, KIND, LENGTH))) if checked else None
         found.append((node.op, node.name, target, repr(arguments), checks))
     return tuple(found)
 

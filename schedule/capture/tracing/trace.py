@@ -63,6 +63,16 @@ class Trace(Protocol):
     def is_outside(self, value: Any) -> bool:
         """Check whether the forward did not make ``value``, an object."""
 
+    @property
+    def last_call(self) -> fx.Node | None:
+        """The last node that runs other code, or begins or ends a region behind such a node; None for none."""
+
+    def refuse_writes(self, value: Any) -> None:
+        """Refuse that the forward changes the containers in ``value``, found in an argument."""
+
+    def guard_lacks(self, value: Any, name: str) -> None:
+        """Guard on ``value`` having no attribute ``name``, if it is a dataclass among the arguments."""
+
     def guard_identity(self, value: Any) -> None:
         """Guard on ``value`` being the same object at each call, if it was read from outside."""
 

@@ -219,8 +219,9 @@ class ModuleTracer(TorchFunctionMode):
         return self._module_paths.get(module)
 
     def container_input(self, value: Any) -> fx.Node | None:
-        """Return a placeholder for a container among the arguments, or None for any other value."""
-        return None if self.arguments is None else self.arguments.container_input(value, self.graph)
+        """Return a node for a container among the arguments or in an object there, or None for any other value."""
+        node = self.opaque.containers.node_of(value)
+        return node if node or self.arguments is None else self.arguments.container_input(value, self.graph)
 
     def outside_container(self, value: Any, required: bool) -> fx.Node | None:
         """Return the node of a container that the forward did not make, or None.
@@ -240,6 +241,20 @@ class ModuleTracer(TorchFunctionMode):
         given = self.arguments is not None and self.arguments.is_given(value)
         own = isinstance(value, nn.Module) and self.path_of(value) is not None
         return given or own or self.evaluator.is_outside(value)
+
+    @property
+    def last_call(self) -> fx.Node | None:
+        """The last node that runs other code, or begins or ends a region behind such a node; None for none."""
+        return self.evaluator.later.call
+
+    def refuse_writes(self, value: Any) -> None:
+        """Refuse that the forward changes the containers in ``value``, found in an argument."""
+        self.evaluator.know_arguments(value, ())
+
+    def guard_lacks(self, value: Any, name: str) -> None:
+        """Guard on ``value`` having no attribute ``name``, if it is a dataclass among the arguments."""
+        if self.arguments is not None:
+            self.arguments.lacks(value, name)
 
     def guard_identity(self, value: Any) -> None:
         """Guard on ``value`` being the same object at each call, if it was read from outside."""

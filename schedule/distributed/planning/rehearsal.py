@@ -25,7 +25,7 @@ from fused.torch_internals.tensors import failures_unlogged
 from schedule.capture.recording.recording import Call, Recording
 from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.recording.structure import leaves
-from schedule.capture.tracing.guards import check
+from schedule.capture.tracing.effects import is_check
 from schedule.capture.tracing.specialization import Specialization, original_class, specialize
 from schedule.distributed.planning.plan_steps import ShardStep
 from schedule.distributed.planning.values import CONSTANTS
@@ -174,7 +174,7 @@ class _Comparison:
 
     def operations(self, graph: fx.Graph) -> list[OpNode]:
         """Return the operations of ``graph`` except those that compute sizes or check them."""
-        found = [node for node in normalize(graph).nodes if not _is_size(node) and node.target is not check]
+        found = [node for node in normalize(graph).nodes if not _is_size(node) and not is_check(node.target)]
         return [node for node in found if self.views or not node.is_view]
 
     def compare(self, one: OpNode, other: OpNode) -> None:

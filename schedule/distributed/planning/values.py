@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.tracing.outputs import check_output
+from schedule.capture.tracing.effects import is_check
 from schedule.distributed.planning.factors import Dim, block, equate, factors, new_dim, size_of
 from schedule.patterns.values import OpNode, operands
 
@@ -80,7 +80,7 @@ class Values:
     # -- values ------------------------------------------------------------------------------------------
 
     def visit(self, node: OpNode) -> None:
-        if node.target is check_output:  # computes nothing
+        if is_check(node.target):  # computes nothing
             return
         self.found.nodes.append(node)
         if node.op == "output":

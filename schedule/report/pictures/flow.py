@@ -15,9 +15,7 @@ import torch
 from torch import fx, nn
 
 from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.tracing.guards import check
-from schedule.capture.tracing.later_reads import check_same
-from schedule.capture.tracing.outputs import check_output
+from schedule.capture.tracing.effects import is_check
 from schedule.capture.tracing.regions import REGION_FUNCTIONS
 from schedule.capture.tracing.specialization import original_class
 from schedule.report.pictures.paths import ranged
@@ -28,7 +26,7 @@ Kind = Literal["input", "output", "call", "op"]
 
 LONGEST = 30
 _RUN = 3
-_HIDDEN = {getattr, check, check_output, check_same, *REGION_FUNCTIONS}
+_HIDDEN = {getattr, *REGION_FUNCTIONS}
 
 
 @dataclass(frozen=True)
@@ -142,7 +140,7 @@ def _is_shown(node: fx.Node) -> bool:
     if node.op in ("output", "call_module"):
         return True
     number = isinstance(node.meta.get("spec"), (bool, int, float))
-    return node.op != "get_attr" and not number and node.target not in _HIDDEN and not _is_item(node)
+    return not (node.op == "get_attr" or number or node.target in _HIDDEN or is_check(node.target) or _is_item(node))
 
 
 def _is_item(node: fx.Node) -> bool:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from schedule.capture.tracing.containers import TrackedDict
 from schedule.capture.tracing.opaque import _Watched
+from schedule.capture.tracing.parts import Tracked
 from schedule.capture.tracing.reading.assignments import Assignments
 from schedule.capture.tracing.reading.instrument import is_instrumented
 from schedule.capture.tracing.reading.origin import is_fixed
@@ -23,7 +23,7 @@ from schedule.capture.tracing.result_kinds import is_result
 
 TABLES = ("_parameters", "_buffers", "_modules")
 BUILTIN_CONTAINERS = (list, tuple, dict, set, frozenset, deque, types.MappingProxyType)
-_TRACKED = (_Watched, TrackedDict, torch.SymInt, torch.SymFloat, torch.SymBool)
+_TRACKED = (_Watched, Tracked, torch.SymInt, torch.SymFloat, torch.SymBool)
 _CODE = (types.FunctionType, type, types.ModuleType)
 
 
@@ -100,6 +100,8 @@ class AttributeReads(Reads):
             if (source := self.source_of(owner)) is not None:
                 self.guard("lacks", source, name)
             return nn.Module.__getattr__(owner, name)
+        if self.on and not hasattr(owner, name):
+            self.tracer.guard_lacks(owner, name)
         return object.__getattribute__(owner, name)
 
     def default_attr(self, owner: Any, name: str) -> Any:

@@ -146,6 +146,7 @@ class Evaluator(Matching):
             self.know(raw, Const(raw))
             self.call(setter, raw, owner, value)
         elif source is None:
+            self.refuse_write(owner, f"sets attribute {name!r} of")
             setattr(owner, name, value)
         elif setter is not ABSENT:
             self.refuse_write(owner, f"sets attribute {name!r}, a {type(raw).__name__}, of")

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import torch
 
-from schedule.capture.tracing.containers import TrackedDict
 from schedule.capture.tracing.opaque import _Watched
+from schedule.capture.tracing.parts import Tracked
 from schedule.capture.tracing.reading.attributes import BUILTIN_CONTAINERS, AttributeReads
 from schedule.capture.tracing.reading.operators import Operand, has_operators, plain
 from schedule.capture.tracing.reading.origin import is_changeable, is_fixed
@@ -268,7 +268,7 @@ class ItemReads(AttributeReads):
         if isinstance(a, (torch.Tensor, _Watched)) and isinstance(b, (torch.Tensor, _Watched)):
             node = self.tracer.emit(operator.is_, (self.tracer.node_of(a), self.tracer.node_of(b)))
             self.tracer.guard(node, False)
-        elif (self.is_given(a) and self.is_given(b)) or (isinstance(a, TrackedDict) and isinstance(b, TrackedDict)):
+        elif (self.is_given(a) and self.is_given(b)) or (isinstance(a, Tracked) and isinstance(b, Tracked)):
             raise self.refused("the forward asks whether two arguments, or parts of them, are one object")
 
     def is_(self, a: Any, b: Any) -> bool:
@@ -348,7 +348,7 @@ class ItemReads(AttributeReads):
 
     def python_method(self, value: Any, name: str) -> Callable[..., Any] | None:
         """Return a special method of ``value`` written in Python, to be followed, or None."""
-        if not self.on or isinstance(value, (torch.Tensor, _Watched, TrackedDict)):
+        if not self.on or isinstance(value, (torch.Tensor, _Watched, Tracked)):
             return None
         raw, source = self.resolve_of(value, name), self.source_of(value)
         plain = source is None or is_fixed(value) or is_atom(value)

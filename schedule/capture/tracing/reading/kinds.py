@@ -13,6 +13,7 @@ from torch import fx
 
 from fused.torch_internals.tensors import FakeTensor
 from schedule.capture.tracing.opaque import _Watched
+from schedule.capture.tracing.parts import Tracked
 from schedule.capture.tracing.reading.evaluator import Evaluator
 from schedule.capture.tracing.reading.handlers import handles
 from schedule.capture.tracing.reading.origin import is_fixed
@@ -125,7 +126,9 @@ def _type(ev: Evaluator, value: Any, *rest: Any, **kwargs: Any) -> Any:
     if isinstance(value, torch.Tensor):
         ev.tracer.ask(value)
         return _tensor_class(ev, value)
-    return type(_number(ev, value))  # of a scheduled module, the class that it runs as
+    return (
+        value.replaces if isinstance(value, Tracked) else type(_number(ev, value))
+    )  # of a scheduled module, the class that it runs as
 
 
 @handles(dataclasses.fields)

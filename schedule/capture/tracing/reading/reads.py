@@ -14,6 +14,7 @@ from torch import nn
 from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.recording.source import user_line
 from schedule.capture.tracing.later_reads import LaterReads
+from schedule.capture.tracing.parts import is_record, parts
 from schedule.capture.tracing.reading.arrays import holds_objects, is_array
 from schedule.capture.tracing.reading.following import Followed
 from schedule.capture.tracing.reading.ledger import Guard, Ledger, kind_of
@@ -149,7 +150,7 @@ class Reads:
         return any(guard.source == source and guard.kind in kinds for guard in self._guards.values())
 
     def know_arguments(self, arguments: Any, constants: Iterable[Any]) -> None:
-        """Remember the arguments whose identity is a condition, and containers, to refuse writes to them.
+        """Remember the arguments whose identity is a condition, and containers and dataclasses, to refuse writes.
 
         Args:
             arguments: the arguments, tracked.
@@ -162,16 +163,17 @@ class Reads:
         pending = [arguments]
         while pending:
             value = pending.pop()
-            if isinstance(value, (tuple, list, dict)) and not isinstance(value, torch.Size):
-                self._given[id(value)] = value
-                pending += value.values() if isinstance(value, dict) else value
+            if (isinstance(value, (tuple, list, dict)) and not isinstance(value, torch.Size)) or is_record(value):
+                for each in (value, getattr(value, "__dict__", value)):
+                    self._given[id(each)] = each
+                pending += parts(value)
 
     def is_outside(self, value: Any) -> bool:
         """Check whether ``value`` was not made by the forward."""
         return self.found_at(value) is not None or self.is_given(value)
 
     def is_given(self, value: Any) -> bool:
-        """Check whether ``value`` is a container among the arguments."""
+        """Check whether ``value`` is a container or dataclass among the arguments."""
         return id(value) in self._given
 
     def refused(self, why: str, fix: str = "") -> TraceError:

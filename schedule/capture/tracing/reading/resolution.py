@@ -17,6 +17,7 @@ from torch import nn
 
 from schedule.capture.recording.calls import unwatched
 from schedule.capture.recording.structure import original_class
+from schedule.capture.tracing.parts import Tracked
 from schedule.capture.tracing.reading.plain import is_atom, same
 
 _IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
@@ -41,6 +42,8 @@ BASES = "__mro__"
 
 def class_of(value: Any) -> type:
     """Return the user's class of ``value``, also for a scheduled module."""
+    if isinstance(value, Tracked):
+        return value.replaces
     return original_class(value) if isinstance(value, nn.Module) else type(value)
 
 
