@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import sys
 
-from fxschedule.installation import problem
+INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line interface; exit with 2 if another package of the name ``schedule`` is in the way."""
+    """Run the command line interface.
+
+    Exit with 2 if another package of the name ``schedule`` is in the way, and with 130 if interrupted.
+    """
+    try:
+        _run()
+    except (KeyboardInterrupt, SystemExit) as stopped:
+        if isinstance(stopped, SystemExit) and stopped.code != INTERRUPTED:
+            raise
+        print("fxschedule: interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
+
+def _run() -> None:
+    from fxschedule.installation import problem
+
     if (why := problem()) is not None:
         print(f"fxschedule: {why}", file=sys.stderr)
         sys.exit(2)
-    from schedule.cli import main as run
+    from fxschedule.cli import main
 
-    run()
+    main()
 
 
 if __name__ == "__main__":

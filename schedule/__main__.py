@@ -1,5 +1,5 @@
 """``python -m schedule``: the same as the command ``fxschedule``."""
 
-from schedule.cli import main
+from fxschedule.__main__ import main
 
 main()

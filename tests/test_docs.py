@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from docs.generate import filled
 from fused.backends.registry import OPS
-from schedule.cli import app
+from fxschedule.cli import app
 from schedule.primitives import registry as primitives
 from schedule.rules import registry as rules
 from tests.code_blocks import SHOWN, Block, blocks, commands

@@ -6,17 +6,18 @@ from typing import Any
 
 import typer
 
-import schedule.cli
+import fxschedule.cli
 from docs.generate.docstrings import as_table, inline, markdown
+from fxschedule.cli.app import load
 
 
 def command_reference() -> str:
     """Exit codes, then each command: what it is for, its arguments and options."""
-    group: Any = typer.main.get_command(schedule.cli.app)
-    parts = [markdown(schedule.cli.__doc__ or "").partition("\n\n")[2]]
+    group: Any = typer.main.get_command(fxschedule.cli.app)
+    parts = [markdown(fxschedule.cli.__doc__ or "").partition("\n\n")[2]]
     context = group.make_context("fxschedule", [], resilient_parsing=True)
     for name in group.list_commands(context):
-        parts += _about(name, group.get_command(context, name), context)
+        parts += _about(name, load(name), context)
     return "\n".join(parts)
 
 

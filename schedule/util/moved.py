@@ -31,10 +31,11 @@ _INTO = {  # package → modules moved into it from its parent package
 }
 _MOVED = {
     "schedule.building": "schedule.api.build",
+    "schedule.cli": "fxschedule.cli",
     "schedule.distributed.initialise": "schedule.distributed.checkpoint.initialize",
     "schedule.distributed.simulate": "schedule.api.simulate",
-    "schedule.examples.mending": "schedule.cli.tiny.batches",
-    "schedule.examples.shrink": "schedule.cli.tiny.configs",
+    "schedule.examples.mending": "fxschedule.cli.tiny.batches",
+    "schedule.examples.shrink": "fxschedule.cli.tiny.configs",
     "schedule.html": "schedule.report.pages",
     "schedule.patterns.normalise": "schedule.patterns.normalize",
     "schedule.patterns.occurrence": "schedule.patterns.graph_match",

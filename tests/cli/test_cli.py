@@ -19,7 +19,8 @@ from typer.testing import CliRunner, Result
 
 import schedule
 from fused import whole_files
-from schedule.cli import app, output, working
+from fxschedule import __main__ as command_line
+from fxschedule.cli import app, output, working
 from schedule.rules import list_rules
 from schedule.util.errors import VerificationError
 from schedule.util.files import write
@@ -98,7 +99,7 @@ def test_doctor_says_what_runs_here() -> None:
 
 
 def test_doctor_says_no_where_only_plain_torch_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("schedule.cli.looking.why_unavailable", lambda name, _: "" if name == "reference" else "gone")
+    monkeypatch.setattr("fxschedule.cli.looking.why_unavailable", lambda name, _: "" if name == "reference" else "gone")
     result = run("doctor")
     assert result.exit_code == 1 and "does not run: gone" in result.stdout
 
@@ -259,7 +260,7 @@ def test_a_model_without_a_batch_is_asked_for_one() -> None:
 def test_a_report_that_cannot_be_written_is_refused_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("schedule.cli.models.Wanted.load", lambda self: pytest.fail("it was loaded"))
+    monkeypatch.setattr("fxschedule.cli.models.Wanted.load", lambda self: pytest.fail("it was loaded"))
     (tmp_path / "folder.html").mkdir()
     for path in (tmp_path / "none" / "out.html", tmp_path / "out.txt", tmp_path / "folder.html"):
         result = run("optimize", MODEL, "--report", str(path))
@@ -279,7 +280,7 @@ def test_a_recipe_is_written_and_done_again(tmp_path: Path) -> None:
 
 
 def test_a_recipe_that_is_none_is_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("schedule.cli.models.Wanted.load", lambda self: pytest.fail("it was loaded"))
+    monkeypatch.setattr("fxschedule.cli.models.Wanted.load", lambda self: pytest.fail("it was loaded"))
     (tmp_path / "no.json").write_text("{}")
     for arguments in (("--recipe", "no.json"), ("--recipe", "none.json"), ("--recipe-out", "out.txt")):
         assert (
@@ -345,9 +346,30 @@ def test_the_installed_command_is_this_one(monkeypatch: pytest.MonkeyPatch) -> N
     written = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     module, _, name = written["project"]["scripts"]["fxschedule"].partition(":")
     run = list[str]()
-    monkeypatch.setattr("schedule.cli.main", lambda: run.append("schedule.cli"))
+    monkeypatch.setattr("fxschedule.cli.main", lambda: run.append("fxschedule.cli"))
     getattr(importlib.import_module(module), name)()
-    assert run == ["schedule.cli"]
+    assert run == ["fxschedule.cli"]
+
+
+def test_the_list_of_commands_does_not_import_torch() -> None:
+    code = "import sys; sys.argv[1:] = ['--help']\nfrom fxschedule.__main__ import main\n"
+    code += "try: main()\nexcept SystemExit: print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    assert "optimize" in done.stdout and done.stdout.endswith("False\n")
+
+
+@pytest.mark.parametrize("by", ["an interrupt", "typer"])
+def test_an_interrupt_ends_with_one_line(
+    by: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt if by == "an interrupt" else SystemExit(130)
+
+    monkeypatch.setattr("fxschedule.cli.main", interrupted)
+    with pytest.raises(SystemExit) as stopped:
+        command_line.main()
+    assert stopped.value.code == 130
+    assert capsys.readouterr().err == "fxschedule: interrupted\n"
 
 
 def test_the_model_of_a_factory_may_be_a_module_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ class House:
     @cached_property
     def trees(self) -> dict[str, ast.Module]:
         """Module name → its syntax tree."""
-        files = [path for top in ("schedule", "fused") for path in sorted((self.root / top).rglob("*.py"))]
+        files = [path for top in ("fxschedule", "schedule", "fused") for path in sorted((self.root / top).rglob("*.py"))]
         return {_module(path.relative_to(self.root)): ast.parse(path.read_text()) for path in files}
 
     @cached_property
@@ -61,13 +61,13 @@ class House:
         layers: list[str] = settings["tool"]["importlinter"]["contracts"][0]["layers"]
         return layers
 
-    def floor(self, module: str) -> int:
-        """The number of the floor of ``module``; 0, above all, for the package itself."""
+    def floor(self, module: str) -> float:
+        """The number of the floor of ``module``; for the package ``schedule`` itself, right below ``fxschedule``."""
         for number, package in enumerate(self.floors, 1):
             if module == package or module.startswith(f"{package}."):
                 return number
         assert module == "schedule", f"{module} is on no floor of pyproject.toml"
-        return 0
+        return self.floors.index("fxschedule") + 1.5
 
     def private(self) -> list[str]:
         """Files that import or read private names of torch's modules."""

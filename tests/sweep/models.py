@@ -17,10 +17,10 @@ from torch import nn
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
+from fxschedule.cli.tiny.batches import repaired
+from fxschedule.cli.tiny.configs import CATEGORIES, Config, shrink
 from schedule.capture.examples import example_inputs
 from schedule.capture.examples.inputs import Inputs
-from schedule.cli.tiny.batches import repaired
-from schedule.cli.tiny.configs import CATEGORIES, Config, shrink
 from schedule.util.errors import NotApplicable
 from tests.sweep.parts import REFUSED, holders, part_of
 

@@ -15,11 +15,11 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from fxschedule.cli.tiny.batches import repaired
 from schedule.capture.examples import example_inputs
 from schedule.capture.examples.inputs import REFUSALS, Inputs
 from schedule.capture.recording.recording import undisturbed
 from schedule.capture.recording.structure import leaves
-from schedule.cli.tiny.batches import repaired
 from schedule.util.errors import NotApplicable
 
 REFUSED: tuple[type[BaseException], ...] = (*REFUSALS, StrictDataclassError)

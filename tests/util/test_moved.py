@@ -16,7 +16,7 @@ from schedule.util import moved
 def test_an_old_name_is_the_same_module(old: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if moved.new_name(name) is not None]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.warns(DeprecationWarning, match="is schedule"):
+    with pytest.warns(DeprecationWarning, match="is (fx)?schedule"):
         module = importlib.import_module(old)
     assert module is importlib.import_module(moved.new_name(old) or "")
     assert module.__spec__ is not None and module.__spec__.name == module.__name__ == moved.new_name(old)

@@ -12,10 +12,10 @@ import transformers as hf
 from torch import nn
 
 import schedule
+from fxschedule.cli.tiny.batches import repaired
 from schedule.capture.examples import example_inputs
 from schedule.capture.examples.configs import Configs
 from schedule.capture.examples.documented import Documented, documented
-from schedule.cli.tiny.batches import repaired
 from schedule.util.errors import NotApplicable
 
 

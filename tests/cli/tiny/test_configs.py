@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import transformers as hf
 
-from schedule.cli.tiny.configs import HEADS, LAYERS, VOCABULARY, WIDTH, shrink
+from fxschedule.cli.tiny.configs import HEADS, LAYERS, VOCABULARY, WIDTH, shrink
 from schedule.report.entries import Entry
 from schedule.util.errors import VerificationError
 from tests.sweep.coverage import COVERAGE, summary

@@ -10,11 +10,11 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from fxschedule.cli.models import Loaded, Wanted
+from fxschedule.cli.output import Code, CommandError, stage
+from fxschedule.cli.tiny.batches import repaired
 from schedule.api.schedule import Schedule, create_schedule
 from schedule.capture.examples import example_inputs
-from schedule.cli.models import Loaded, Wanted
-from schedule.cli.output import Code, CommandError, stage
-from schedule.cli.tiny.batches import repaired
 from schedule.rules import Rule, select_rules
 from schedule.util.errors import MatchError
 

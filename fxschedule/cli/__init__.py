@@ -15,6 +15,6 @@ Exit codes:
 ==== ==========================================================================================================
 """
 
-from schedule.cli.app import app, main
+from fxschedule.cli.app import app, main
 
 __all__ = ["app", "main"]

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
+from fxschedule.cli.output import Code, CommandError
 from schedule.api.replay import load_recipe, replay
 from schedule.api.schedule import Schedule
-from schedule.cli.output import Code, CommandError
 from schedule.recipes.recipe import Recipe
 from schedule.report.comparing import costs_since, ratio_since
 from schedule.report.entries import Entry

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from schedule.cli.output import Code, CommandError
+from fxschedule.cli.output import Code, CommandError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -165,7 +165,7 @@ class Wanted:
         return model
 
     def _random(self, cls: Any, config: PreTrainedConfig) -> nn.Module:
-        from schedule.cli.tiny.configs import shrink
+        from fxschedule.cli.tiny.configs import shrink
 
         written = shrink(config.to_dict()) if self.tiny else config.to_dict()
         settings = {"attn_implementation": self.attention} if self.attention else {}

@@ -21,7 +21,7 @@ P = ParamSpec("P")
 
 
 class Code(IntEnum):
-    """Exit codes, explained in :mod:`schedule.cli`."""
+    """Exit codes, explained in :mod:`fxschedule.cli`."""
 
     DONE = 0
     NO = 1

@@ -14,11 +14,11 @@ from rich.text import Text
 
 import fused
 from fused.backends.availability import why_unavailable
+from fxschedule.cli import options
+from fxschedule.cli.explaining import Verdict, verdict
+from fxschedule.cli.models import Wanted
+from fxschedule.cli.output import Code, command, emit, refuse_unwritable, stage, stdout
 from schedule.capture.tracing.specialization import original_class
-from schedule.cli import options
-from schedule.cli.explaining import Verdict, verdict
-from schedule.cli.models import Wanted
-from schedule.cli.output import Code, command, emit, refuse_unwritable, stage, stdout
 from schedule.primitives import list_primitives
 from schedule.report.tree_text import rendered_tree
 from schedule.rules import list_rules

@@ -16,13 +16,13 @@ from rich.table import Table
 from torch import nn
 
 from fused.backends.availability import why_unavailable
+from fxschedule.cli import options, recipes
+from fxschedule.cli.models import Wanted
+from fxschedule.cli.output import Code, command, emit, refuse_unwritable, stage, stderr, stdout
 from schedule import verify as check
 from schedule.api.optimize import optimize as apply_rules
 from schedule.api.schedule import Schedule
 from schedule.capture.examples.shapes import cut
-from schedule.cli import options, recipes
-from schedule.cli.models import Wanted
-from schedule.cli.output import Code, command, emit, refuse_unwritable, stage, stderr, stdout
 from schedule.report.comparing import trains
 from schedule.report.costs import TimeRatio, measure, step_seconds
 from schedule.report.report import Report
