@@ -36,7 +36,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 # Every schedule that a test makes is taken around; imported once the above is set.
-pytest_plugins = ["tests.recipes.watching"]
+pytest_plugins = ["tests.recipes.watching", "pytester"]
 
 # Where a tracer is tempted to patch. A patch left behind changes every other model in the process.
 _PATCHABLE: tuple[Any, ...] = (builtins, math, operator, torch, torch.Tensor, functional, nn.Module)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from docs.generate.api import public_reference
+from docs.generate.api import public_reference, testing_reference
 from docs.generate.commands import command_reference
 from docs.generate.errors import error_reference
 from docs.generate.ops import op_reference
@@ -18,6 +18,7 @@ PARTS = {
     "ops": op_reference,
     "primitives": primitive_reference,
     "rules": rule_reference,
+    "testing": testing_reference,
 }
 
 _PLACE = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)

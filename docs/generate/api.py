@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import schedule
+import schedule.testing as testing
 from docs.generate.docstrings import documented, signature
 from schedule.primitives.registry import registered
 
@@ -19,19 +21,27 @@ GROUPS = {
 
 def public_reference() -> str:
     """Every public name: functions, classes with their methods, errors."""
+    return _reference(schedule)
+
+
+def testing_reference() -> str:
+    """Every public name of ``schedule.testing``."""
+    return _reference(testing)
+
+
+def _reference(package: ModuleType) -> str:
     parts: list[str] = []
     for group, belongs in GROUPS.items():
-        parts.append(f"## {group}\n")
-        for name in schedule.__all__:
-            value = getattr(schedule, name)
-            if belongs(value):
-                parts += [f"### {name}\n", *_about(name, value)]
+        found = {name: value for name in package.__all__ if belongs(value := getattr(package, name))}
+        parts += [f"## {group}\n"] if found else []
+        for name, value in found.items():
+            parts += [f"### {name}\n", *_about(f"{package.__name__}.{name}", value)]
     return "\n".join(parts)
 
 
 def _about(name: str, value: Any) -> Iterator[str]:
     if not inspect.isclass(value):
-        yield signature(f"schedule.{name}", value)
+        yield signature(name, value)
         yield documented(value)
         return
     yield documented(value)

@@ -26,7 +26,7 @@ def graphs_equal(
     The names and the order of nodes are ignored. The order of operands counts unless they commute, and so do the
     order of the graph's arguments and the paths of parameters and modules. Dead nodes without effects are left out.
     """
-    left, right = _labeled(a, modules_a), _labeled(b, modules_b)
+    left, right = live_digraph(a, modules_a), live_digraph(b, modules_b)
     if _census(left) != _census(right):
         return False
     matcher = DiGraphMatcher(
@@ -50,7 +50,7 @@ def difference(
     """
     if graphs_equal(a, b, modules_a, modules_b):
         return ""
-    left, right = _labeled(a, modules_a), _labeled(b, modules_b)
+    left, right = live_digraph(a, modules_a), live_digraph(b, modules_b)
     lines = []
     mine, theirs = (Counter(nx.get_node_attributes(g, "text").values()) for g in (left, right))
     for sign, extra in (("-", mine - theirs), ("+", theirs - mine)):
@@ -68,11 +68,12 @@ def _edges(graph: nx.DiGraph) -> Counter[str]:
     return Counter(f"{text[u]} -> {text[v]} as {', '.join(slots)}" for u, v, slots in graph.edges(data="slots"))
 
 
-def _labeled(graph: fx.Graph, modules: Mapping[str, nn.Module] | None) -> nx.DiGraph:
+def live_digraph(graph: fx.Graph, modules: Mapping[str, nn.Module] | None) -> nx.DiGraph:
     """Return the live part of the normalized digraph, with nodes and edges labeled for comparison.
 
     Each label includes a color of everything below and above the node, so that the isomorphism test has
-    little to try.
+    little to try. Other attributes of nodes: ``text`` for messages, ``position`` of an argument (else -1), and
+    ``is_end`` for nodes that are live by themselves.
     """
     normal = normalize(graph, modules)
     ends = [n for n in normal.nodes if n.op == "output" or n.mutates or _is_opaque(n)]
@@ -82,7 +83,8 @@ def _labeled(graph: fx.Graph, modules: Mapping[str, nn.Module] | None) -> nx.DiG
     for node in (n for n in normal.nodes if n in live):
         position = arguments.index(node) if node.op == "placeholder" else -1
         result.add_node(node, label=(node.op, node.mutates, position, _identity(node), _configuration(node)))
-        result.nodes[node]["text"] = describe(node) if position < 0 else f"argument {position}"
+        text = describe(node) if position < 0 else f"argument {position}"
+        result.nodes[node].update(text=text, position=position, is_end=node in ends)
         for slot, operand in _edges_of(node):
             slots = result.get_edge_data(operand, node, {"slots": ()})["slots"]
             result.add_edge(operand, node, slots=tuple(sorted((*slots, slot))))
@@ -149,6 +151,24 @@ def _frozen(value: Any) -> Any:
     if isinstance(value, (int, float)):
         return ("number", float(value)) if value == value else ("number", "nan")
     return value.path if isinstance(value, Attr) else repr(value)
+
+
+def text_of_constant(value: Any) -> str:
+    """Return a constant as text: the same for equal constants, in every process."""
+    if isinstance(value, OpNode):
+        return "a value"
+    if isinstance(value, Attr):
+        return f"self.{value.path}"
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(text_of_constant, value))}{',' if len(value) == 1 else ''})"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {text_of_constant(each)}" for key, each in sorted(value.items())) + "}"
+    if isinstance(value, slice):
+        return f"slice({', '.join(map(text_of_constant, (value.start, value.stop, value.step)))})"
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return repr(int(value) if float(value).is_integer() else float(value))
+    name = getattr(value, "__qualname__", None)
+    return repr(value) if name is None else f"{getattr(value, '__module__', '')}.{name}"
 
 
 def _census(graph: nx.DiGraph) -> Counter[Any]:

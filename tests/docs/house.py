@@ -26,7 +26,9 @@ class House:
     @cached_property
     def trees(self) -> dict[str, ast.Module]:
         """Module name → its syntax tree."""
-        files = [path for top in ("fxschedule", "schedule", "fused") for path in sorted((self.root / top).rglob("*.py"))]
+        files = [
+            path for top in ("fxschedule", "schedule", "fused") for path in sorted((self.root / top).rglob("*.py"))
+        ]
         return {_module(path.relative_to(self.root)): ast.parse(path.read_text()) for path in files}
 
     @cached_property

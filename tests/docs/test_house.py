@@ -29,7 +29,8 @@ def test_the_counts_can_fail(tmp_path: Path) -> None:
         "schedule/util/low.py": "def f():\n    from schedule.core import high\n",
         "schedule/core/high.py": '"""What is high; and low."""\nimport torch._dynamo\nimport schedule.util.low\n',
         "schedule/util/broad.py": "try:\n    pass\nexcept (OSError, Exception):\n    pass\n",
-        "pyproject.toml": '[[tool.importlinter.contracts]]\nlayers = ["fxschedule", "schedule.core", "schedule.util"]\n',
+        "pyproject.toml": "[[tool.importlinter.contracts]]\n"
+        'layers = ["fxschedule", "schedule.core", "schedule.util"]\n',
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
