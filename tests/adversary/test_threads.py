@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 from torch import nn
 
 import schedule
 from schedule.runtime.classes import scheduled_class
 from schedule.runtime.scheduled import state_of
 from tests.small import Block, ids, small
+from tests.zoo import batch, build
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 TIMES = 20
@@ -28,6 +30,7 @@ PATCHED = (
     (torch.autocast, "__enter__"),
     (torch.autocast, "__exit__"),
     (torch.jit.ScriptFunction, "__call__"),
+    (hf.DynamicCache, "__init__"),
 )
 
 
@@ -163,3 +166,23 @@ def test_there_is_one_generated_class() -> None:
         made = type("Made", (nn.Linear,), {})
         first, second = at_once(lambda cls=made: scheduled_class(cls), lambda cls=made: scheduled_class(cls))
         assert first is second
+
+
+def test_models_with_caches_are_scheduled_while_another_generates() -> None:
+    inputs = batch("gpt2")
+    prompt = inputs["input_ids"][:, :3]
+    serving, twin = build("gpt2").eval(), build("gpt2").eval()
+    schedule.optimize(serving, inputs, rules="all", cost_guard=False)
+
+    def generated(model: nn.Module) -> torch.Tensor:
+        out: torch.Tensor = model.generate(prompt, max_new_tokens=4, do_sample=False, pad_token_id=0)
+        return out
+
+    def optimized_model() -> int:
+        return len(schedule.optimize(build("gpt2"), inputs, cost_guard=False).applied)
+
+    expected, applied = generated(twin), optimized_model()
+    for _ in range(2):
+        found = at_once(lambda: generated(serving), optimized_model, optimized_model)
+        assert torch.equal(found[0], expected)
+        assert found[1:] == [applied, applied]
