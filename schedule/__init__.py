@@ -37,6 +37,7 @@ from schedule.util.errors import (
     ShardError,
     TraceError,
     VerificationError,
+    did_you_mean,
 )
 from schedule.util.moved import keep_old_names, new_name
 from schedule.verify import equivalent, verify
@@ -92,5 +93,10 @@ keep_old_names()
 def __getattr__(name: str) -> ModuleType:
     """Return a moved module by its old name."""
     if new_name(f"{__name__}.{name}") is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        near = did_you_mean(name, __all__)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{near and '; '}{near}")
     return import_module(f"{__name__}.{name}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

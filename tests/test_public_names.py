@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 import sys
 import typing
+from typing import Any
 
 import pytest
 import torch
 
 import fused
+import schedule
 
 OPS = [
     "BiasGeLUFunction",
@@ -105,3 +107,16 @@ def test_nothing_is_public_by_accident() -> None:
     assert sorted(fused.__all__) == sorted(set(fused.__all__))
     for name in fused.__all__:
         assert getattr(fused, name) is not None
+
+
+@pytest.mark.parametrize("owner", ["schedule", "group", "module"])
+def test_a_name_that_is_nearly_right_is_suggested(owner: str) -> None:
+    sch = schedule.create_schedule(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)), torch.randn(1, 2))
+    of: Any = {"schedule": sch, "group": sch["*"], "module": schedule}[owner]
+    wrong, right = ("optimise", "optimize") if owner == "module" else ("fues", "fuse")
+    with pytest.raises(AttributeError, match=rf"{wrong}'; did you mean '{right}'\?"):
+        getattr(of, wrong)
+
+
+def test_dir_shows_the_public_names_alone() -> None:
+    assert dir(schedule) == sorted(schedule.__all__)

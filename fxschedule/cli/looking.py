@@ -55,7 +55,7 @@ def show(
         refuse_unwritable(html, "page", (".html",))
     wanted = Wanted(model, tiny, attention, trust_remote_code)
     loaded, sch = options.Asked(wanted, "cpu", 2, 12).load()
-    node = sch if path in ("", ".") else sch[path]
+    node = sch if path in ("", ".") else sch.select(path)[0]
     if html is not None:
         with stage("tracing and drawing"):
             node.show_graph(html)
@@ -105,7 +105,7 @@ def explain(
     chosen = options.rules_of(rule)
     asked = options.Asked(Wanted(model, tiny, attention, trust_remote_code), "cpu", batch_size, length)
     _, sch = asked.load()
-    node = sch if path == "." else sch[path]
+    node = sch if path == "." else sch.select(path)[0]
     with stage(f"searching {node.label}"):
         found: list[Verdict] = [verdict(node, each, options.guarded(cost_guard, tiny)) for each in chosen]
     if as_json:

@@ -21,7 +21,7 @@ from schedule.recipes.recording import recorded
 from schedule.report.pages import schedule_page, tree_html
 from schedule.report.pictures.page import Page
 from schedule.report.tree_text import rendered_tree
-from schedule.util.errors import NotApplicable, ScheduleError
+from schedule.util.errors import NotApplicable, ScheduleError, no_attribute
 from schedule.util.files import refuse_unwritable
 from schedule.util.globs import is_glob
 from schedule.util.moved import warn_renamed
@@ -43,7 +43,7 @@ class Schedule(Node):
             )
         super().__init__(tree, module)
 
-    def __getitem__(self, path: str) -> Any:
+    def __getitem__(self, path: str) -> Schedule | Group:
         """Return the schedule at ``path`` under this module, or the group of all matches of a glob.
 
         ``*`` stands for one component of the path (or part of it), ``**`` for any number of components.
@@ -139,7 +139,7 @@ class Schedule(Node):
         """Return a primitive registered by a user."""
         method = None if name.startswith("_") else registered().get(name)
         if method is None:
-            raise AttributeError(f"{type(self).__name__} has no attribute or primitive {name!r}")
+            raise no_attribute(self, name, registered())
         return method.__get__(self)
 
     def __dir__(self) -> list[str]:

@@ -13,7 +13,7 @@ from schedule.core.node import Node, NodeT
 from schedule.primitives.checkpoint import checked_every, within_budget
 from schedule.primitives.registry import call_text, registered
 from schedule.primitives.splicing import refuse_none
-from schedule.util.errors import MatchError, PathError, located
+from schedule.util.errors import MatchError, PathError, located, no_attribute
 from schedule.util.wording import counted
 
 P = ParamSpec("P")
@@ -193,5 +193,5 @@ class Group(Generic[NodeT]):
         """Return a user-registered primitive for groups."""
         method = None if name.startswith("_") else registered().get(name)
         if method is None:
-            raise AttributeError(f"{type(self).__name__} has no attribute or primitive {name!r}")
+            raise no_attribute(self, name, registered())
         return broadcast(method).__get__(self)

@@ -92,7 +92,7 @@ def _named(item: str | Rule, applied: Collection[str] | None) -> list[Rule]:
     found = [RULES[item]] if item in RULES else list_rules(item)
     if not found:
         families = sorted({rule.family for rule in RULES.values()})
-        known = f"all; sets: {', '.join(SETS)}; families: {', '.join(families)}; rules: {', '.join(RULES)}"
+        known = f"all; sets: {', '.join(SETS)}; families: {', '.join(families)}; or a rule: schedule.list_rules()"
         near = did_you_mean(item, ["all", *SETS, *families, *RULES])
         raise MatchError(
             f"there is no rule or family {item!r}",

@@ -190,6 +190,13 @@ def located(asked: str, module: str) -> Iterator[None]:
         raise
 
 
+def no_attribute(owner: object, name: str, primitives: Iterable[str]) -> AttributeError:
+    """Return the error for an attribute that neither ``owner`` has nor a registered primitive is called."""
+    known = [each for each in (*dir(type(owner)), *primitives) if not each.startswith("_")]
+    near = did_you_mean(name, dict.fromkeys(known))
+    return AttributeError(f"{type(owner).__name__} has no attribute or primitive {name!r}{near and '; '}{near}")
+
+
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return a "did you mean …?" question with the nearest known names, or "" if none is near."""
     near = difflib.get_close_matches(name, list(known), n=3, cutoff=cutoff)
