@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 
 from schedule.api.schedule import create_schedule
 from schedule.capture.tracing.effects import is_check
+from schedule.capture.tracing.expansion import expand
 from schedule.patterns.canonical import Line, canonical_lines
 from schedule.patterns.equality import graphs_equal
 from schedule.testing.difference import side_by_side
@@ -48,7 +49,8 @@ Graph = Traced | fx.Graph | fx.GraphModule | ExportedProgram
 def graph_of(model: nn.Module, example_inputs: Any, path: str = "", *, training: bool = True) -> Traced:
     """Trace the forward of a module, and return its graph.
 
-    Submodules are calls in the graph. The model is left unchanged.
+    Modules without submodules, such as a ``Linear`` or an activation, are inlined; others are calls in the graph. The
+    model is left unchanged.
 
     Args:
         model: the model.
@@ -63,11 +65,12 @@ def graph_of(model: nn.Module, example_inputs: Any, path: str = "", *, training:
     """
     sch = create_schedule(model, example_inputs)
     module = sch.select(path)[0] if path else sch
-    graphs = [made.graph for made in module.specializations if made.training is training]
-    if not graphs:
+    made = next((each for each in module.specializations if each.training is training), None)
+    if made is None:
         mode = "training" if training else "eval"
         raise NotApplicable(f"{path or 'the model'} has no graph in {mode} mode", fix=f"training={not training}")
-    return Traced(_without_checks(graphs[0]), dict(module.module.named_modules()))
+    graph = expand(made, module.module, module.tree.graphs.recording).graph
+    return Traced(_without_checks(graph), dict(module.module.named_modules()))
 
 
 def assert_graphs_equal(one: Graph, other: Graph) -> None:
