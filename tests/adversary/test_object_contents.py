@@ -76,6 +76,10 @@ class Acting(Holder):
         self.items.append(1)
         return float(self.n)
 
+    def __bool__(self) -> bool:
+        self.items.append(1)
+        return self.n > 1
+
     def __str__(self) -> str:
         self.items.append(1)
         return "a" * self.n
@@ -370,6 +374,11 @@ def added(m: Any, h: Tensor, c: Any) -> Any:
 @body
 def as_number(m: Any, h: Tensor, c: Any) -> Any:
     return h * float(c)
+
+
+@body
+def truth(m: Any, h: Tensor, c: Any) -> Any:
+    return h * ((c and 2) or 3)
 
 
 @body

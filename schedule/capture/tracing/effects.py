@@ -15,10 +15,10 @@ from torch import fx
 
 from fused.torch_internals.schemas import aten_parameters, given_argument, parameters
 from schedule.capture.tracing.messages import MESSAGES
+from schedule.capture.tracing.queries import PREFIXES
 from schedule.capture.tracing.regions import REGION_FUNCTIONS
 
 _PURE_QUERIES = (len, operator.getitem, operator.contains, operator.truth)
-_PURE_PREFIXES = ("get_", "is_", "has_")
 _AUGMENTED = {
     name.strip("_") for name in dir(operator) if name.startswith("__i") and hasattr(operator, "__" + name[3:])
 }
@@ -148,7 +148,7 @@ def changes_object(node: fx.Node) -> bool:
 
 def is_pure_query(target: object) -> bool:
     """Check by name whether a method of a stateful object only reads from it (``get_seq_length``)."""
-    return (isinstance(target, str) and target.startswith(_PURE_PREFIXES)) or target in _PURE_QUERIES
+    return (isinstance(target, str) and target.startswith(PREFIXES)) or target in _PURE_QUERIES
 
 
 def has_effect(node: fx.Node) -> bool:

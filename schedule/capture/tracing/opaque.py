@@ -24,6 +24,7 @@ from schedule.capture.snapshots.code import slots_of
 from schedule.capture.tracing.containers import ObjectContainers, TrackedDict
 from schedule.capture.tracing.effects import LENGTH, changes_object, is_pure_query
 from schedule.capture.tracing.parts import Placeholder
+from schedule.capture.tracing.queries import may_change
 from schedule.capture.tracing.reading.arrays import is_array
 from schedule.capture.tracing.reading.plain import CONTAINERS, is_atom
 from schedule.capture.tracing.restoring import parts_of, versions
@@ -226,7 +227,14 @@ class OpaqueTracker:
                 result = _result_of(target, value, real_args, real_kwargs)
             written.meta["in_place"] = any(now > before.get(key, 0) for key, now in versions(value).items())
             if structure is not None:
-                written.meta["changes"] = bool(tracer.recording.fake_mode.written or structure.difference())
+                changed = bool(tracer.recording.fake_mode.written or structure.difference())
+                if changed and not isinstance(target, str):  # Python may ask several times
+                    raise TraceError(
+                        f"{target.__name__}() of a {type(value).__name__} changes it",
+                        where=user_line(),
+                        fix="schedule its submodules instead",
+                    )
+                written.meta["changes"] = changed or may_change(getattr(value, str(target), None))
             return self._result(target, value, result, written)
 
     def _result(self, target: Callable[..., Any] | str, value: Any, result: Any, written: fx.Node) -> Any:
