@@ -22,7 +22,18 @@ from torch import nn
 from tests.adversary.calls import step
 from tests.adversary.cases import WRONG, Batch, Call, Case, Disturbance, Model, Verdict, World
 from tests.adversary.harness import judge
-from tests.adversary.kinds import EFFECTS, HEAD, SCALARS, TENSOR_USES, TENSORS, USES, VALUES
+from tests.adversary.kinds import (
+    EFFECTS,
+    GIVEN_EFFECTS,
+    GIVEN_SCALARS,
+    GIVEN_TENSORS,
+    HEAD,
+    SCALARS,
+    TENSOR_USES,
+    TENSORS,
+    USES,
+    VALUES,
+)
 from tests.adversary.models import batch
 from tests.adversary.statements import names
 
@@ -32,7 +43,7 @@ class Part:
     """A piece of state.
 
     Attributes:
-        kind: of :data:`SCALARS`, :data:`TENSORS` or :data:`EFFECTS`.
+        kind: of :data:`SCALARS`, :data:`TENSORS` or :data:`EFFECTS`, or of those of an object that is handed in.
         value: what it is at first.
         uses: what the forward does with it; nothing where it is not read.
     """
@@ -45,7 +56,7 @@ class Part:
     @property
     def texts(self) -> tuple[str, str, tuple[str, ...]]:
         """Set up, read, changes."""
-        return {**SCALARS, **TENSORS, **EFFECTS}[self.kind]
+        return {**SCALARS, **TENSORS, **EFFECTS, **GIVEN_SCALARS, **GIVEN_TENSORS, **GIVEN_EFFECTS}[self.kind]
 
     def filled(self, text: str, new: str = "") -> str:
         """``text`` about this part."""
@@ -103,10 +114,12 @@ class Spec:
         between = any(round_.during for round_ in self.rounds)
         lines += ["        self.fc1, self.fc2 = nn.Linear(8, 8), nn.Linear(8, 8)"]
         lines += ["        self.between = Between()"] * between
+        given = any(part.kind.startswith("given ") for part in self.parts)
+        lines += ["        self.given = Given()"] * given
         lines += [f"        {part.filled(part.texts[0])}" for part in self.parts]
         if any(part.kind == "own property" for part in self.parts):
             lines += ["    @property", "    def shown(self): return self.hidden"]
-        lines += ["    def forward(self, x):", "        h = x"]
+        lines += [f"    def forward(self, x{', given' * given}):", "        h = x"]
         lines += [f"        {use}" for use in uses[: self.early]]
         lines += ["        h = F.gelu(self.fc1(h))", *["        h = self.between(h)"] * between]
         lines += [f"        {use}" for use in uses[self.early :]]
@@ -115,7 +128,7 @@ class Spec:
         lines += [
             "    def forward(self, x):",
             "        for layer in self.layers:",
-            "            x = layer(x)",
+            f"            x = layer(x{', layer.given' * given})",
             "        return x",
         ]
         return "\n".join([*lines, ""])
@@ -225,7 +238,8 @@ class _Drawing:
 
     def part(self, name: str, effects: bool) -> Part:
         """A piece of state, read or not."""
-        tables = [(SCALARS, USES)] * 7 + [(TENSORS, TENSOR_USES)] * 2 + [(EFFECTS, ("{e}",))] * effects
+        tables = [(SCALARS, USES)] * 6 + [(TENSORS, TENSOR_USES)] * 2 + [(EFFECTS, ("{e}",))] * effects
+        tables += [(GIVEN_SCALARS, USES)] * 2 + [(GIVEN_TENSORS, TENSOR_USES), (GIVEN_EFFECTS, ("{e}",))] * effects
         table, uses = self.random.choice(tables)
         part = Part(name, self.random.choice([*table]), self.random.choice(VALUES), ())
         chosen = [self.random.choice(uses) for _ in range(self.random.choice((0, 1, 1, 2)))]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+from functools import partial
+
 VALUES = ("1", "2", "3", "1.0", "1.5", "2.0", "0.5", "-1.0", "0", "0.0", "-0.0", "True", "False", "None", "'x'", "'yy'")
 
 Table = dict[str, tuple[str, str, tuple[str, ...]]]
@@ -153,6 +157,36 @@ EFFECTS: Table = {
 }
 """What a forward does: how it is set up, what is done, what changes it."""
 
+_PLAIN = ("attribute", "absent attribute", "list", "tuple", "dict", "dict.get", "set", "deque", "defaultdict", "length")
+_PLAIN += ("long list", "dict in list", "object", "object of object", "object in list", "object in dict", "namespace")
+_PLAIN += (
+    "dataclass",
+    "slots",
+    "named tuple",
+    "property",
+    "method of object",
+    "bound method",
+    "method in C",
+    "closure",
+)
+_PLAIN += ("get of a dict", "magic", "partial", "hasattr")
+
+
+def _given(table: Table, kinds: Iterable[str]) -> Table:
+    """The same of an object that the forward is given, ``given``, which is the attribute of this name of the module."""
+
+    def texts(kind: str) -> tuple[str, str, tuple[str, ...]]:
+        first, read, changes = table[kind]
+        of = partial(re.sub, r"\bself\b", "self.given")
+        return of(first), re.sub(r"\bself\b", "given", read), tuple(map(of, changes))
+
+    return {f"given {kind}": texts(kind) for kind in kinds}
+
+
+GIVEN_SCALARS = _given(SCALARS, _PLAIN)
+GIVEN_TENSORS = _given(TENSORS, ("tensor", "tensor in list", "tensor in object"))
+GIVEN_EFFECTS = _given(EFFECTS, ("counter", "append", "dict set", "object counter", "kept", "kept list"))
+
 USES = (
     "h = h * num({e})",
     "h = h + num({e})",
@@ -202,6 +236,8 @@ class Magic:
     def __getattr__(self, name):
         if name.startswith("__"): raise AttributeError(name)
         return self.__dict__["table"]
+
+class Given: pass
 
 class Holder(nn.Module):
     def __init__(self, k):

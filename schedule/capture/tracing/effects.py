@@ -18,7 +18,7 @@ from schedule.capture.tracing.messages import MESSAGES
 from schedule.capture.tracing.queries import PREFIXES
 from schedule.capture.tracing.regions import REGION_FUNCTIONS
 
-_PURE_QUERIES = (len, operator.getitem, operator.contains, operator.truth)
+_PURE_QUERIES = (len, operator.getitem, operator.contains, operator.truth, operator.is_, hasattr, tuple)
 _AUGMENTED = {
     name.strip("_") for name in dir(operator) if name.startswith("__i") and hasattr(operator, "__" + name[3:])
 }

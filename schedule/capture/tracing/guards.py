@@ -45,6 +45,7 @@ _INFIX = {
     operator.ge: ">=",
     operator.and_: "&",
     operator.or_: "|",
+    operator.is_: "is",
 }
 _QUESTIONS: dict[Any, str] = {operator.truth: "bool({0})", len: "len({0})", operator.contains: "({1} in {0})"}
 _QUESTIONS |= {hasattr: "hasattr({0}, {1})", tuple: "tuple({0})"}
@@ -211,7 +212,7 @@ def kind_conditions(tracer: ModuleTracer, inputs: dict[fx.Node, str], signature:
 def _condition(text: str, value: Any) -> str:
     if isinstance(value, bool):
         return text if value else f"not {text}"
-    return f"{text} is {value}" if isinstance(value, torch.dtype) else f"{text} == {literal(value)}"
+    return f"{text} is {value}" if value is None or isinstance(value, torch.dtype) else f"{text} == {literal(value)}"
 
 
 def _traced_expression(node: fx.Node, inputs: dict[fx.Node, str], tracer: ModuleTracer) -> str | None:

@@ -38,7 +38,7 @@ _SPECIAL: dict[str, Callable[..., Any]] = {
     "__setitem__": operator.setitem,
     "__contains__": operator.contains,
 }
-_COMPARED = (bool, str, type(None), torch.dtype)
+_COMPARED = (str, type(None), torch.dtype)
 """Classes of what is read from an object that a graph is made for; numbers stay values of the graph."""
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _opaque_classes: list[Callable[[], type | None]] = []
@@ -179,8 +179,12 @@ class OpaqueTracker:
         if callable(attribute) and getattr(attribute, "__self__", None) is value:
             return lambda *args, **kwargs: self.call(name, node, (node,), value, args, kwargs)
         read = self.tracer.emit(getattr, (node, name))
+        if isinstance(attribute, bool):  # and no other value that is true or false
+            self.tracer.guard(self.tracer.emit(operator.is_, (read, attribute)), True)
+            return attribute
         if isinstance(attribute, _COMPARED) or callable(attribute):
             self.tracer.guard(read, attribute)
+            self.tracer.know_constant(attribute)
             return attribute
         with DisableTorchFunction():
             return self.containers.found(self.tracer.track(attribute, read), attribute, read)

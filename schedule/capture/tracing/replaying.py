@@ -37,8 +37,7 @@ class Made:
         changed: whether it changed a tensor in place that it was given, or made it require gradients.
         versions: the tensors in its output, with their version counters and ``requires_grad`` after the call.
         states: random generators and their states after the call; empty if the graph itself draws nothing.
-        pieces: functions to restore the structure of the graph's input objects as it was after the call; empty if it
-            was given none.
+        pieces: functions to restore the structure of the graph's input objects as it was after the call.
     """
 
     path: str
@@ -124,8 +123,8 @@ def _changed(before: Versions) -> bool:
     return any((each._version, each.requires_grad) != then for each, then in before)
 
 
-def keep(output: Any, path: str, before: Versions, with_objects: bool) -> None:
-    """Save the output of a submodule call, given input objects or not, in the current attempt (graph target).
+def keep(output: Any, path: str, before: Versions) -> None:
+    """Save the output of a submodule call in the current attempt (graph target).
 
     Nothing is saved under torch.compile.
     """
@@ -133,7 +132,7 @@ def keep(output: Any, path: str, before: Versions, with_objects: bool) -> None:
         return
     attempt = _attempts.stack[-1]
     states = torch_states() if attempt.drawing else ()
-    pieces = restoring(attempt.objects) if with_objects else ()
+    pieces = restoring(attempt.objects)  # whatever it was given: it, or a hook, may know them
     attempt.made.append(Made(path, output, _changed(before), versions(output), states, pieces))
 
 
@@ -146,8 +145,7 @@ def keeping(graph: fx.Graph, calls: Iterable[fx.Node]) -> fx.Graph:
         with copy.inserting_before(node):
             before = copy.call_function(versions, tuple(node.all_input_nodes))
         with copy.inserting_after(node):
-            with_objects = any(argument.meta.get("object") for argument in node.all_input_nodes)
-            copy.call_function(keep, (node, str(node.target), before, with_objects))
+            copy.call_function(keep, (node, str(node.target), before))
     return copy
 
 

@@ -67,6 +67,9 @@ class Trace(Protocol):
     def last_call(self) -> fx.Node | None:
         """The last node that runs other code, or begins or ends a region behind such a node; None for none."""
 
+    def know_constant(self, value: Any) -> None:
+        """Guard on what a function or method reads that is the same object at each call, such as its closure."""
+
     def refuse_writes(self, value: Any) -> None:
         """Refuse that the forward changes the containers in ``value``, found in an argument."""
 

@@ -247,6 +247,10 @@ class ModuleTracer(TorchFunctionMode):
         """The last node that runs other code, or begins or ends a region behind such a node; None for none."""
         return self.evaluator.later.call
 
+    def know_constant(self, value: Any) -> None:
+        """Guard on what a function or method reads that is the same object at each call, such as its closure."""
+        self.evaluator.know_arguments((), (value,))
+
     def refuse_writes(self, value: Any) -> None:
         """Refuse that the forward changes the containers in ``value``, found in an argument."""
         self.evaluator.know_arguments(value, ())
