@@ -7,7 +7,7 @@ checked for where the forward reads the container again.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -74,7 +74,7 @@ class ObjectContainers:
         else:
             self._guard_keys(node, real)
             if isinstance(value, list):
-                container = TrackedList(items.values())
+                container = TrackedList(self._tracer, items.values(), nodes)
             elif isinstance(value, dict):
                 container = rebuilt_mapping(value, items)
                 self._tracer.refuse_writes(container)
@@ -139,9 +139,67 @@ def check_items(container: Any, expected: tuple[Any, ...]) -> None:
 
 
 class TrackedList(Tracked, list[Any]):
-    """A list read from an object such as a cache."""
+    """A list read from an object such as a cache; texts and None in it are guarded where they are read."""
 
     replaces = list
+
+    def __init__(self, tracer: Trace, items: Iterable[Any], nodes: Mapping[Any, fx.Node]) -> None:
+        super().__init__(items)
+        self._tracer, self._nodes = tracer, nodes
+
+    def _item(self, index: int) -> Any:
+        found = super().__getitem__(index)
+        if found is None or isinstance(found, (str, torch.dtype)):
+            self._tracer.guard(self._nodes[index], found)
+        return found
+
+    def copy(self) -> list[Any]:
+        """Return a plain list of the forward's own."""
+        return [self._item(index) for index in range(len(self))]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.copy())
+
+    def __getitem__(self, key: Any) -> Any:
+        numbers = range(len(self))[key]
+        return self._item(numbers) if isinstance(numbers, int) else [self._item(each) for each in numbers]
+
+    def __contains__(self, value: object) -> bool:
+        return value in self.copy()
+
+    def __eq__(self, other: object) -> bool:
+        return self.copy() == (other.copy() if isinstance(other, TrackedList) else other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __add__(self, other: Any) -> Any:
+        return self.copy() + other
+
+    def __radd__(self, other: Any) -> Any:
+        return other + self.copy()
+
+    def __mul__(self, count: Any) -> Any:
+        return self.copy() * count
+
+    __rmul__ = __mul__
+
+    def __reversed__(self) -> Iterator[Any]:
+        return reversed(self.copy())
+
+    def __repr__(self) -> str:
+        return repr(self.copy())
+
+    def index(self, *args: Any) -> int:
+        """Return the index of a value as ``list.index`` does."""
+        return self.copy().index(*args)
+
+    def count(self, value: Any) -> int:
+        """Count a value as ``list.count`` does."""
+        return self.copy().count(value)
+
+    __hash__ = None
+    __copy__ = copy
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise TraceError(

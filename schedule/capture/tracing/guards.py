@@ -85,8 +85,13 @@ def check_still(value: Any, expected: Any, what: str) -> None:
 
 
 def _differs(value: Any, expected: Any) -> bool:
-    """Compare booleans with ``bool(value)``: under ``torch.compile`` they are symbolic and do not support ``!=``."""
+    """Compare plain values by class too; symbolic booleans, under ``torch.compile``, do not support ``!=``."""
+    if type(value) in _PLAIN and type(expected) in _PLAIN:
+        return type(value) is not type(expected) or bool(value != expected)
     return bool(value) is not expected if isinstance(expected, bool) else bool(value != expected)
+
+
+_PLAIN = (bool, int, float, str, type(None))
 
 
 class NotBeforehand(Exception):
@@ -188,7 +193,7 @@ def conditions(tracer: ModuleTracer, inputs: dict[fx.Node, str]) -> list[str]:
                 if text is None:
                     _insert_check(graph, node, tracer.guards[node], lasting)
                     continue
-                found.append(_condition(text, tracer.guards[node]))
+                found.append(_condition(text, tracer.guards[node], _is_read(node)))
                 if other_code < node and _reads_state(node):
                     _insert(graph, check_still, node, tracer.guards[node], text)
     return list(dict.fromkeys(found))
@@ -197,11 +202,14 @@ def conditions(tracer: ModuleTracer, inputs: dict[fx.Node, str]) -> list[str]:
 def kind_conditions(tracer: ModuleTracer, inputs: dict[fx.Node, str], signature: Signature) -> list[str]:
     """Return conditions for the kinds of tensors read from objects before the graph runs, which then need no check."""
     found = []
+    other_code = next(filter(runs_other_code, tracer.graph.nodes), None)
     for node in tracer.graph.nodes:
         if node.target is getattr and node.meta.get(KIND) and not _changed_before(node):
             text = _traced_expression(node, inputs, tracer)
             if text is not None:
-                dtype, rank, device = node.meta.pop(KIND)
+                dtype, rank, device = node.meta[KIND]
+                if other_code is None or node < other_code:  # else it is checked once more where it is read
+                    del node.meta[KIND]
                 asked = signature.name(is_kind, "is_kind")
                 found.append(
                     f"{asked}({text}, {signature.name(dtype, 'dtype') if dtype else None}, {rank}, {device!r})"
@@ -209,7 +217,14 @@ def kind_conditions(tracer: ModuleTracer, inputs: dict[fx.Node, str], signature:
     return found
 
 
-def _condition(text: str, value: Any) -> str:
+def _is_read(node: fx.Node) -> bool:
+    """Check whether ``node`` reads a value that may be of any class: an attribute or item of an object."""
+    return node.target in (getattr, operator.getitem) and size_read(node) is None
+
+
+def _condition(text: str, value: Any, is_read: bool) -> str:
+    if is_read and type(value) in _PLAIN and value is not None:
+        return f"type({text}) is {type(value).__name__} and {text} == {literal(value)}"
     if isinstance(value, bool):
         return text if value else f"not {text}"
     return f"{text} is {value}" if value is None or isinstance(value, torch.dtype) else f"{text} == {literal(value)}"

@@ -58,6 +58,15 @@ from schedule.capture.tracing.writes import written_tensors
 from schedule.util.user_code import UserCodeError, user_code
 
 
+def _is_of_object(node: fx.Node) -> bool:
+    """Check whether ``node`` reads an attribute of an object, or a part of one."""
+    while node.target in (getattr, operator.getitem) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+        if node.meta.get("object"):
+            return True
+    return False
+
+
 class ModuleTracer(TorchFunctionMode):
     """Tracer of one module, for a single use.
 
@@ -146,7 +155,7 @@ class ModuleTracer(TorchFunctionMode):
             return symbolic(self, node, value)
         if isinstance(value, (list, tuple)) or is_plain_mapping(value):
             return self._track_items(value, node)
-        if is_plain_dataclass(value):
+        if is_plain_dataclass(value) and not _is_of_object(node):
             return map_fields(value, lambda name, item: self.track(item, self.emit(getattr, (node, name))))
         if value is None or isinstance(value, (str, torch.dtype)):
             return value

@@ -19,7 +19,6 @@ from schedule.capture.tracing.reading.handlers import handles
 from schedule.capture.tracing.reading.origin import is_fixed
 from schedule.capture.tracing.reading.resolution import class_of
 from schedule.capture.tracing.reading.sources import Attr, Const, Item
-from schedule.capture.tracing.result_kinds import is_result
 from schedule.capture.tracing.scalars import scalar_of
 
 
@@ -44,12 +43,9 @@ def _isinstance(ev: Evaluator, value: Any, cls: Any) -> bool:
 
 def _number(ev: Evaluator, value: Any) -> Any:
     """Return the recorded number for one of the graph, with a guard on its class if other code returned it."""
+    ev.guard_class_of_number(value)
     scalar = scalar_of(value)
-    if scalar is None:
-        return value
-    if isinstance(scalar.node, fx.Node) and is_result(scalar.node):
-        ev.tracer.guard(ev.tracer.emit(type, (scalar.node,)), type(scalar.value))
-    return scalar.value
+    return value if scalar is None else scalar.value
 
 
 def _classes(ev: Evaluator, cls: Any) -> Iterator[Any]:
