@@ -73,6 +73,9 @@ class ObjectContainers:
             container = TrackedDict(self._tracer, node, items, lambda key, new: self._write(real, key, new))
         else:
             self._guard_keys(node, real)
+            for key in keys if not isinstance(value, list) else ():
+                if is_constant(items[key]):
+                    self._tracer.guard(nodes[key], items[key])
             if isinstance(value, list):
                 container = TrackedList(self._tracer, items.values(), nodes)
             elif isinstance(value, dict):
@@ -138,6 +141,11 @@ def check_items(container: Any, expected: tuple[Any, ...]) -> None:
         )
 
 
+def is_constant(value: Any) -> bool:
+    """Check whether ``value`` is a constant in a graph that reads it: None, a text or a dtype."""
+    return value is None or isinstance(value, (str, torch.dtype))
+
+
 class TrackedList(Tracked, list[Any]):
     """A list read from an object such as a cache; texts and None in it are guarded where they are read."""
 
@@ -149,7 +157,7 @@ class TrackedList(Tracked, list[Any]):
 
     def _item(self, index: int) -> Any:
         found = super().__getitem__(index)
-        if found is None or isinstance(found, (str, torch.dtype)):
+        if is_constant(found):
             self._tracer.guard(self._nodes[index], found)
         return found
 
@@ -238,7 +246,7 @@ class TrackedDict(Tracked, dict[Any, Any]):
 
     def __getitem__(self, key: Any) -> Any:
         found = super().__getitem__(key)
-        if found is None or isinstance(found, (str, torch.dtype)):
+        if is_constant(found):
             with DisableTorchFunction():
                 self._tracer.guard(self._tracer.emit(operator.getitem, (self.node, key)), found)
         return found

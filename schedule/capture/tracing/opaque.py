@@ -232,9 +232,9 @@ class OpaqueTracker:
             written.meta["in_place"] = any(now > before.get(key, 0) for key, now in versions(value).items())
             if structure is not None:
                 changed = bool(tracer.recording.fake_mode.written or structure.difference())
-                if changed and not isinstance(target, str):  # Python may ask several times
+                if changed and target is operator.truth:  # `and` and `or` ask once, the code of a trace twice
                     raise TraceError(
-                        f"{target.__name__}() of a {type(value).__name__} changes it",
+                        f"the truth of a {type(value).__name__} changes it",
                         where=user_line(),
                         fix="schedule its submodules instead",
                     )
