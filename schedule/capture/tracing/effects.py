@@ -15,7 +15,7 @@ from torch import fx
 
 from fused.torch_internals.schemas import aten_parameters, given_argument, parameters
 from schedule.capture.tracing.messages import MESSAGES
-from schedule.capture.tracing.queries import PREFIXES
+from schedule.capture.tracing.question_methods import PREFIXES
 from schedule.capture.tracing.regions import REGION_FUNCTIONS
 
 _PURE_QUERIES = (len, operator.getitem, operator.contains, operator.truth, operator.is_, hasattr, tuple)

@@ -24,7 +24,7 @@ from schedule.capture.snapshots.code import slots_of
 from schedule.capture.tracing.containers import ObjectContainers, TrackedDict
 from schedule.capture.tracing.effects import LENGTH, changes_object, is_pure_query
 from schedule.capture.tracing.parts import Placeholder
-from schedule.capture.tracing.queries import may_change
+from schedule.capture.tracing.question_methods import may_change
 from schedule.capture.tracing.reading.arrays import is_array
 from schedule.capture.tracing.reading.plain import CONTAINERS, is_atom
 from schedule.capture.tracing.restoring import parts_of, versions

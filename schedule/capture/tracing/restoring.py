@@ -110,8 +110,8 @@ def _list(value: list[Any]) -> Restore:
     return restore
 
 
-def _dict(value: dict[Any, Any]) -> Restore:
-    items = dict(value)
+def _table(value: dict[Any, Any] | set[Any]) -> Restore:
+    items: Any = dict(value) if isinstance(value, dict) else set(value)
 
     def restore() -> None:
         value.clear()
@@ -140,16 +140,6 @@ def _tensor(tensor: torch.Tensor) -> Restore:
     return restore
 
 
-def _set(value: set[Any]) -> Restore:
-    items = set(value)
-
-    def restore() -> None:
-        value.clear()
-        value.update(items)
-
-    return restore
-
-
 def _deque(value: deque[Any]) -> Restore:
     items = list(value)
 
@@ -164,7 +154,7 @@ _KINDS: dict[type, Callable[[Any], Restore]] = {
     torch.Tensor: _tensor,
     list: _list,
     bytearray: _list,
-    dict: _dict,
-    set: _set,
+    dict: _table,
+    set: _table,
     deque: _deque,
 }

@@ -61,6 +61,15 @@ def is_result(node: fx.Node) -> bool:
     return runs_other_code(node)
 
 
+def is_of_object(node: fx.Node) -> bool:
+    """Check whether ``node`` reads an attribute of an object, or a part of one."""
+    while node.target in (getattr, operator.getitem) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+        if node.meta.get("object"):
+            return True
+    return False
+
+
 def is_kind(value: Any, dtype: torch.dtype | None, rank: int | None, device: str | None) -> bool:
     """Check whether ``value`` is a dense tensor of this kind; None stands for any."""
     return (

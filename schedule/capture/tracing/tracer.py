@@ -47,7 +47,7 @@ from schedule.capture.tracing.reading.plain import is_atom
 from schedule.capture.tracing.reading.seeding import seeding_handlers
 from schedule.capture.tracing.reading.sources import Const, Self
 from schedule.capture.tracing.regions import RegionTracker
-from schedule.capture.tracing.result_kinds import PROPERTIES, Questions
+from schedule.capture.tracing.result_kinds import PROPERTIES, Questions, is_of_object
 from schedule.capture.tracing.results import Written
 from schedule.capture.tracing.scalars import scalar_of, symbolic
 from schedule.capture.tracing.signature import SignatureBuilder
@@ -56,15 +56,6 @@ from schedule.capture.tracing.state_nodes import StateNodes
 from schedule.capture.tracing.string_formatting import Strings
 from schedule.capture.tracing.writes import written_tensors
 from schedule.util.user_code import UserCodeError, user_code
-
-
-def _is_of_object(node: fx.Node) -> bool:
-    """Check whether ``node`` reads an attribute of an object, or a part of one."""
-    while node.target in (getattr, operator.getitem) and isinstance(node.args[0], fx.Node):
-        node = node.args[0]
-        if node.meta.get("object"):
-            return True
-    return False
 
 
 class ModuleTracer(TorchFunctionMode):
@@ -155,7 +146,7 @@ class ModuleTracer(TorchFunctionMode):
             return symbolic(self, node, value)
         if isinstance(value, (list, tuple)) or is_plain_mapping(value):
             return self._track_items(value, node)
-        if is_plain_dataclass(value) and not _is_of_object(node):
+        if is_plain_dataclass(value) and not is_of_object(node):
             return map_fields(value, lambda name, item: self.track(item, self.emit(getattr, (node, name))))
         if value is None or isinstance(value, (str, torch.dtype)):
             return value

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import cache_utils
 
 import schedule
-from schedule.capture.tracing.queries import PREFIXES, may_change
+from schedule.capture.tracing.question_methods import PREFIXES, may_change
 
 
 class Asked:
