@@ -43,8 +43,8 @@ batch = {"input_ids": ids, "labels": ids}
 # %% [markdown]
 # ## The graph of a module
 #
-# `graph_of` runs the model once and traces the module at a path. Names and order of the nodes do not count, so two layers
-# give the same text: `x0` is the first argument, `%3` a result, `self.up_proj.weight` a parameter of the module.
+# `graph_of` runs the model once and traces the module at a path. Names and order of the nodes do not count, so two
+# layers give the same text: `x0` is the first argument, `%3` a result, `self.up_proj.weight` a parameter.
 
 # %%
 mlp = testing.graph_of(model, batch, "model.layers.0.mlp")
@@ -69,8 +69,8 @@ print(golden.read_text())
 # %% [markdown]
 # ## A new release
 #
-# Suppose that the next release computes the gate in float32 and rounds it. The test fails, shows both graphs beside each
-# other, and marks the first difference with its line in the modeling file.
+# Suppose that the next release computes the gate in float64 and rounds it. The test fails, shows both graphs beside
+# each other, and marks the first difference with its line in the modeling file.
 
 
 # %%
@@ -99,8 +99,8 @@ except AssertionError as error:
 # %% [markdown]
 # ## Does it matter?
 #
-# The graph is another one; whether the model computes the same is another question. `assert_equivalent` compares outputs,
-# gradients and the parameter updates of a few optimizer steps, in training and eval mode, at several shapes.
+# The graph is another one; whether the model computes the same is another question. `assert_equivalent` compares
+# outputs, gradients and the parameter updates of a few optimizer steps, in training and eval mode, at several shapes.
 
 # %%
 testing.assert_equivalent(model, new, batch, steps=2)
