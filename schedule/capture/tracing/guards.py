@@ -86,8 +86,8 @@ def check_still(value: Any, expected: Any, what: str) -> None:
 
 def _differs(value: Any, expected: Any) -> bool:
     """Compare plain values by class too; symbolic booleans, under ``torch.compile``, do not support ``!=``."""
-    if type(value) in _PLAIN and type(expected) in _PLAIN:
-        return type(value) is not type(expected) or bool(value != expected)
+    if type(value) in _PLAIN and type(expected) in _PLAIN and type(value) is not type(expected):
+        return True
     return bool(value) is not expected if isinstance(expected, bool) else bool(value != expected)
 
 
