@@ -1,0 +1,380 @@
+"""Objects with containers of all kinds, and what a forward does with one that it is given."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Part:
+    """An object in an object."""
+
+    def __init__(self) -> None:
+        self.items, self.n = [1, 2], 1
+
+
+class Holder:
+    """An object with containers of all kinds, changed by its methods."""
+
+    def __init__(self) -> None:
+        self.n = 1
+        self.items, self.flags, self.tensors = [3, 2], {1: False, "a": 2}, [torch.ones(8), torch.full((8,), 2.0)]
+        self.nested: list[Any] = [[1, 2], {"a": 1}]
+        self.part, self.parts, self.pair = Part(), [Part()], ([1], 2)
+        self.set, self.queue, self.bytes = {1, 2}, collections.deque([1, 2]), bytearray(b"ab")
+        self.ordered, self.counts = collections.OrderedDict(a=1), collections.Counter("aab")
+        self.default, self.user = collections.defaultdict(int, a=1), collections.UserList([1, 2])
+
+    def change(self) -> None:
+        """Change a number, a list and a dict."""
+        self.n += 1
+        self.items.append(9)
+        self.flags[1] = not self.flags[1]
+
+    def own(self) -> list[int]:
+        """Return the list itself."""
+        return self.items
+
+    def new(self) -> list[int]:
+        """Return a new list."""
+        return list(self.items)
+
+    def several(self) -> tuple[int, ...]:
+        """Return tuples of different lengths."""
+        return (1, 2) if self.n == 1 else (1, 2, 3)
+
+    def by_name(self) -> dict[str, int]:
+        """Return dicts with different keys."""
+        return {"p": 1, "q": 2} if self.n == 1 else {"p": 1}
+
+
+class Acting(Holder):
+    """An object whose special methods, called by Python, change it."""
+
+    def __iter__(self) -> Any:
+        self.items.append(1)
+        return iter([1, 2])
+
+    def __add__(self, other: int) -> int:
+        self.items.append(1)
+        return self.n + other
+
+    def __float__(self) -> float:
+        self.items.append(1)
+        return float(self.n)
+
+    def __bool__(self) -> bool:
+        self.items.append(1)
+        return self.n > 1
+
+    def __str__(self) -> str:
+        self.items.append(1)
+        return "a" * self.n
+
+
+@dataclasses.dataclass
+class Record:
+    """A dataclass with containers."""
+
+    n: int = 1
+    items: list[int] = dataclasses.field(default_factory=lambda: [3, 2])
+    flags: dict[Any, Any] = dataclasses.field(default_factory=lambda: {1: False, "a": 2})
+    tensors: list[Tensor] = dataclasses.field(default_factory=lambda: [torch.ones(8)])
+
+
+class Child(nn.Module):
+    """A submodule that may change what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.change = nn.Linear(8, 8), None
+
+    def forward(self, x: Tensor, given: Any = None) -> Tensor:
+        if self.change is not None:
+            self.change(given)
+        return self.linear(x)
+
+
+Body = Callable[[Any, Tensor, Any], Any]
+BODIES: dict[str, Body] = {}
+
+
+def body(function: Body) -> Body:
+    """Add what a forward does with its argument, under the function's name."""
+    BODIES[function.__name__] = function
+    return function
+
+
+class Asking(nn.Module):
+    """A forward with a part to fuse, and one that reads or changes its argument."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.first, self.child, self.body = nn.Linear(8, 8), Child(), BODIES[name]
+
+    def forward(self, x: Tensor, given: Any) -> Any:
+        return self.body(self, F.gelu(self.first(x)), given)
+
+
+@body
+def item_set_and_read(m: Any, h: Tensor, c: Any) -> Any:
+    c.flags[1] = True
+    return h * (2.0 if c.flags[1] else 3.0)
+
+
+@body
+def item_added_and_asked_for(m: Any, h: Tensor, c: Any) -> Any:
+    flags = c.flags
+    c.flags[7] = True
+    return h * (2.0 if 7 in flags and c.flags.get(7) else 3.0)
+
+
+@body
+def nested_item_set_and_read(m: Any, h: Tensor, c: Any) -> Any:
+    c.nested[1]["a"] = 4
+    return h * c.nested[1]["a"]
+
+
+@body
+def appended(m: Any, h: Tensor, c: Any) -> Any:
+    c.items.append(4)
+    return h
+
+
+@body
+def appended_tensor(m: Any, h: Tensor, c: Any) -> Any:
+    c.tensors.append(h)
+    return h
+
+
+@body
+def item_replaced(m: Any, h: Tensor, c: Any) -> Any:
+    c.tensors[0] = h
+    return h * 2
+
+
+@body
+def added_in_place(m: Any, h: Tensor, c: Any) -> Any:
+    c.items += [7]
+    return h
+
+
+@body
+def swapped(m: Any, h: Tensor, c: Any) -> Any:
+    c.items[0], c.items[1] = c.items[1], c.items[0]
+    return h * c.items[0]
+
+
+@body
+def sorted_in_place(m: Any, h: Tensor, c: Any) -> Any:
+    c.items.sort()
+    return h
+
+
+@body
+def popped(m: Any, h: Tensor, c: Any) -> Any:
+    return h * c.items.pop() * c.flags.pop("a")
+
+
+@body
+def appended_to_a_method_s_list(m: Any, h: Tensor, c: Any) -> Any:
+    c.own().append(4)
+    return h
+
+
+@body
+def appended_to_a_new_list(m: Any, h: Tensor, c: Any) -> Any:
+    found = c.new()
+    found.append(4)
+    return h * len(found)
+
+
+@body
+def appended_deeper(m: Any, h: Tensor, c: Any) -> Any:
+    c.nested[0].append(3)
+    c.part.items.append(3)
+    return h
+
+
+@body
+def appended_in_a_tuple(m: Any, h: Tensor, c: Any) -> Any:
+    c.pair[0].append(3)
+    return h * len(c.pair[0])
+
+
+@body
+def number_set(m: Any, h: Tensor, c: Any) -> Any:
+    c.n += 4
+    return h * c.n
+
+
+@body
+def attribute_deleted(m: Any, h: Tensor, c: Any) -> Any:
+    del c.n
+    return h
+
+
+@body
+def attribute_added(m: Any, h: Tensor, c: Any) -> Any:
+    c.new_one = h
+    return h * 2
+
+
+@body
+def set_by_name(m: Any, h: Tensor, c: Any) -> Any:
+    vars(c)["n"] = 7
+    return h * c.n
+
+
+@body
+def read_around_a_method(m: Any, h: Tensor, c: Any) -> Any:
+    items, flags = c.items, c.flags
+    c.change()
+    return h * (len(items) + (2.0 if flags[1] else 3.0) + c.n)
+
+
+@body
+def list_read_around_a_child(m: Any, h: Tensor, c: Any) -> Any:
+    items = c.items
+    return m.child(h, c) * sum(items)
+
+
+@body
+def tensors_read_around_a_child(m: Any, h: Tensor, c: Any) -> Any:
+    tensors = c.tensors
+    return m.child(h, c) * tensors[0]
+
+
+@body
+def dict_read_around_a_child(m: Any, h: Tensor, c: Any) -> Any:
+    flags = c.flags
+    return m.child(h, c) * (2.0 if flags[1] else 3.0) * flags["a"]
+
+
+@body
+def length_read_behind_a_child(m: Any, h: Tensor, c: Any) -> Any:
+    return m.child(h, c) * len(c.items)
+
+
+@body
+def list_handed_on(m: Any, h: Tensor, c: Any) -> Any:
+    return m.child(h, c.items) * len(c.items)
+
+
+@body
+def list_returned(m: Any, h: Tensor, c: Any) -> Any:
+    return h, c.items
+
+
+@body
+def dict_returned(m: Any, h: Tensor, c: Any) -> Any:
+    return h, c.flags
+
+
+@body
+def lengths(m: Any, h: Tensor, c: Any) -> Any:
+    return h * (len(c.nested) + len(c.nested[0]) + len(c.nested[1]) + len(c.pair[0]) + len(c.parts))
+
+
+@body
+def texts(m: Any, h: Tensor, c: Any) -> Any:
+    return h * (len(str(c.items)) + len(f"{c.flags}") + len(str(c.nested)))
+
+
+@body
+def dict_as_a_whole(m: Any, h: Tensor, c: Any) -> Any:
+    whole = {**c.flags} == c.flags and c.flags == {1: False, "a": 2}
+    return h * (len(c.flags | {5: 1}) + len(c.flags.copy()) + len([*reversed(c.flags)]) + whole)
+
+
+@body
+def kinds(m: Any, h: Tensor, c: Any) -> Any:
+    return h * (2.0 if type(c.items) is list and type(c.flags) is dict and isinstance(c.items, list) else 3.0)
+
+
+@body
+def copies(m: Any, h: Tensor, c: Any) -> Any:
+    found = c.items.copy() + c.items[:] + [*c.items] + copy.copy(c.items)
+    found.append(1)
+    return h * len(found)
+
+
+@body
+def stacked(m: Any, h: Tensor, c: Any) -> Any:
+    return h * torch.stack(c.tensors).sum()
+
+
+@body
+def several(m: Any, h: Tensor, c: Any) -> Any:
+    return h * (len(c.several()) + len(c.by_name()))
+
+
+@body
+def set_read(m: Any, h: Tensor, c: Any) -> Any:
+    return h * (len(c.set | {7}) + sum(c.set))
+
+
+@body
+def queue_read(m: Any, h: Tensor, c: Any) -> Any:
+    return h * (sum(c.queue) + len([*c.queue]))
+
+
+@body
+def queue_changed(m: Any, h: Tensor, c: Any) -> Any:
+    c.queue.append(5)
+    return h * len(c.queue)
+
+
+@body
+def bytes_changed(m: Any, h: Tensor, c: Any) -> Any:
+    c.bytes.append(5)
+    return h * len(c.bytes)
+
+
+@body
+def other_mappings(m: Any, h: Tensor, c: Any) -> Any:
+    return h * (len(c.ordered) + c.counts["a"] + c.default["z"] + sum(c.counts.values()))
+
+
+@body
+def user_list(m: Any, h: Tensor, c: Any) -> Any:
+    return h * sum(c.user)
+
+
+@body
+def missing(m: Any, h: Tensor, c: Any) -> Any:
+    return h * getattr(c, "absent", 2.0) if hasattr(c, "absent") else h
+
+
+@body
+def iterated(m: Any, h: Tensor, c: Any) -> Any:
+    for each in c:
+        h = h * each
+    return h
+
+
+@body
+def added(m: Any, h: Tensor, c: Any) -> Any:
+    return h * (c + 1)
+
+
+@body
+def as_number(m: Any, h: Tensor, c: Any) -> Any:
+    return h * float(c)
+
+
+@body
+def truth(m: Any, h: Tensor, c: Any) -> Any:
+    return h * ((c and 2) or 3)
+
+
+@body
+def as_text(m: Any, h: Tensor, c: Any) -> Any:
+    return h * len(str(c))
