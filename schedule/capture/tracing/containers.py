@@ -175,12 +175,6 @@ class TrackedList(Tracked, list[Any]):
     def __contains__(self, value: object) -> bool:
         return value in self.copy()
 
-    def __eq__(self, other: object) -> bool:
-        return self.copy() == (other.copy() if isinstance(other, TrackedList) else other)
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
     def __add__(self, other: Any) -> Any:
         return self.copy() + other
 
@@ -195,9 +189,6 @@ class TrackedList(Tracked, list[Any]):
     def __reversed__(self) -> Iterator[Any]:
         return reversed(self.copy())
 
-    def __repr__(self) -> str:
-        return repr(self.copy())
-
     def index(self, *args: Any) -> int:
         """Return the index of a value as ``list.index`` does."""
         return self.copy().index(*args)
@@ -206,7 +197,6 @@ class TrackedList(Tracked, list[Any]):
         """Count a value as ``list.count`` does."""
         return self.copy().count(value)
 
-    __hash__ = None
     __copy__ = copy
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
@@ -281,12 +271,6 @@ class TrackedDict(Tracked, dict[Any, Any]):
         """Return a plain dict of the forward's own, with a guard on the keys."""
         return {key: self[key] for key in self}
 
-    def __eq__(self, other: object) -> bool:
-        return self.copy() == (other.copy() if isinstance(other, TrackedDict) else other)
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
     def __or__(self, other: Any) -> Any:
         return self.copy() | other
 
@@ -296,10 +280,6 @@ class TrackedDict(Tracked, dict[Any, Any]):
     def __reversed__(self) -> Iterator[Any]:
         return reversed(self._guarded_keys())
 
-    def __repr__(self) -> str:
-        return repr(self.copy())
-
-    __hash__ = None
     __copy__ = copy
 
     def get(self, key: Any, default: Any = None) -> Any:

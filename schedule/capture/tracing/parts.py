@@ -22,6 +22,21 @@ class Tracked:
 
     replaces: type
 
+    def copy(self) -> Any:
+        """Return a plain container of the forward's own, with guards on what it holds."""
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self.copy() == (other.copy() if isinstance(other, Tracked) else other))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __repr__(self) -> str:
+        return repr(self.copy())
+
+    __hash__ = None  # type: ignore[assignment]
+
 
 def is_record(value: Any) -> bool:
     """Check whether ``value`` is an instance of a dataclass, and no placeholder for one."""
