@@ -244,7 +244,7 @@ def _insert_check(graph: fx.Graph, node: fx.Node, value: Any, lasting: fx.Node |
         return
     if lasting is not None and lasting < node:
         raise TraceError(
-            f"a branch depends on {node.name}, which is only known after {lasting.name} has changed state",
+            f"a branch depends on {node.name}, which is only known after {lasting.name} may have changed state",
             where=node.meta.get("source", ""),
             fix="schedule the submodules instead, or mark the module that holds the branch as a leaf",
         )

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from fused.torch_internals.schemas import is_custom
 from schedule.capture.snapshots.entries import MISSING, Entry
 from schedule.capture.tracing.effects import assigned_attribute, changes_object, has_effect, is_local
 from schedule.util.errors import ScheduleError
@@ -38,10 +39,13 @@ def changes_given(node: fx.Node) -> bool:
 def can_be_undone(node: fx.Node) -> bool:
     """Check whether the node makes no permanent change outside the graph.
 
-    Submodule outputs can be replayed, unless the call changes a tensor in place that exists outside.
+    Submodule outputs can be replayed, unless the call changes a tensor in place that exists outside. A custom operator
+    may do anything: its schema is not checked.
     """
     if node.op == "call_module":
         return not node.meta.get("writes")
+    if is_custom(node.target):
+        return False
     return not has_effect(node) or is_local(node) or changes_given(node) or assigned_attribute(node) is not None
 
 

@@ -41,6 +41,7 @@ from schedule.capture.tracing.meta_kernels import meta_kernel
 from schedule.capture.tracing.module_calls import EnterChild, ModuleCalls
 from schedule.capture.tracing.opaque import OpaqueTracker, untracked
 from schedule.capture.tracing.pieces import guard_number
+from schedule.capture.tracing.reading.decimals import refusing_flags
 from schedule.capture.tracing.reading.evaluator import Evaluator
 from schedule.capture.tracing.reading.natives import HANDLERS
 from schedule.capture.tracing.reading.plain import is_atom
@@ -113,6 +114,7 @@ class ModuleTracer(TorchFunctionMode):
             stack.enter_context(torch.set_grad_enabled(self.recording.grad_enabled))
             stack.enter_context(intercepted_calls(self.module, self.calls.on_native_call))
             stack.enter_context(nothing_collected())
+            stack.enter_context(refusing_flags())
             stack.enter_context(self)
             try:
                 with user_code():

@@ -90,7 +90,7 @@ def test_a_check_that_refuses_a_call_refuses_it_once():
 
 def test_a_cache_that_is_written_to_in_place_is_refused():
     config = hf.LlamaConfig(hidden_size=32, num_attention_heads=2, num_key_value_heads=2, num_hidden_layers=1)
-    with pytest.raises(TraceError, match="has changed state"):
+    with pytest.raises(TraceError, match="may have changed state"):
         installed(Reading(), torch.randn(1, 2, 3, 16), hf.StaticCache(config, max_cache_len=8))
 
 
@@ -128,7 +128,7 @@ def test_decoders_with_sdpa_and_a_cache(name):
     """They look at the length of the keys to tell whether they are causal."""
     models = [build(name, attention="sdpa").eval() for _ in range(2)]
     report = schedule.optimize(models[0], batch(name), rules="qkv_merge", cost_guard=False)
-    assert not [entry for entry in report.entries if "has changed state" in entry.reason]
+    assert not [entry for entry in report.entries if "may have changed state" in entry.reason]
     inputs = {k: v for k, v in batch(name).items() if k in ("input_ids", "attention_mask", "input_features")}
     ours, theirs = (model.generate(**inputs, max_new_tokens=6, do_sample=False) for model in models)
     assert torch.equal(ours, theirs)

@@ -64,20 +64,27 @@ def snapshot(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class _Snapshot:
+class Snapshot:
+    """Copy of a container or an array.
+
+    Attributes:
+        cls: its class.
+        content: its items, as copies of their own.
+    """
+
     cls: type
     content: Any
 
 
-def _saved(value: Any, content: Any) -> _Snapshot:
-    return _Snapshot(type(value), content)
+def _saved(value: Any, content: Any) -> Snapshot:
+    return Snapshot(type(value), content)
 
 
 def same(value: Any, expected: Any) -> bool:
     """Check whether ``value`` equals ``expected``, in type too: 2 is not 2.0, 0.0 is not -0.0, nan is nan."""
     if value is expected:
         return True
-    if isinstance(expected, _Snapshot):
+    if isinstance(expected, Snapshot):
         return type(value) is expected.cls and _same_content(value, expected.content)
     if type(value) is not type(expected):
         return False

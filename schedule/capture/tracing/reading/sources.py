@@ -108,7 +108,9 @@ def described(source: Source) -> str:
     if isinstance(source, Self):
         return "self"
     if isinstance(source, Const):
-        return str(getattr(source.value, "__name__", type(source.value).__name__))
+        value = source.value
+        name = value.get("__name__") if isinstance(value, dict) else getattr(value, "__name__", None)
+        return type(value).__name__ if name is None else str(name)
     if isinstance(source, Query):
         return f"{getattr(source.function, '__name__', source.function)}{source.arguments!r}"
     base = described(source.base)
@@ -119,7 +121,8 @@ def described(source: Source) -> str:
     if source.key in ("_modules", "_parameters", "_buffers"):
         return base
     inner = source.base.base if isinstance(source.base, Item) and isinstance(source.base.base, DictOf) else source.base
-    return f"{base}.{source.key}" if isinstance(inner, DictOf) else f"{base}[{source.key!r}]"
+    is_global = isinstance(inner, Const) and isinstance(inner.value, dict) and "__name__" in inner.value
+    return f"{base}.{source.key}" if isinstance(inner, DictOf) or is_global else f"{base}[{source.key!r}]"
 
 
 def module_path(source: Source | None) -> tuple[str, str] | None:
