@@ -269,6 +269,50 @@ def list_handed_on(m: Any, h: Tensor, c: Any) -> Any:
 
 
 @body
+def entry_counted_behind(m: Any, h: Tensor, c: Any) -> Any:
+    h = m.child(h, c)
+    c.flags["a"] = c.flags.get("a", 0) + 1
+    return h
+
+
+@body
+def attribute_behind(m: Any, h: Tensor, c: Any) -> Any:
+    return m.child(h, c) * (c.n if hasattr(c, "n") else 5.0)
+
+
+@body
+def items_behind(m: Any, h: Tensor, c: Any) -> Any:
+    h = m.child(h, c)
+    for item in c.items or ():
+        h = h * item
+    return h
+
+
+@body
+def dict_behind(m: Any, h: Tensor, c: Any) -> Any:
+    h = m.child(h, c)
+    return h * (2.0 if isinstance(c.flags, dict) and type(c.flags) is dict else 3.0)
+
+
+@body
+def part_set_behind(m: Any, h: Tensor, c: Any) -> Any:
+    c.part.n = m.child(h, c).shape[1]
+    return h
+
+
+@body
+def entry_set_behind(m: Any, h: Tensor, c: Any) -> Any:
+    c.flags["z"] = m.child(h, c).shape[1]
+    return h
+
+
+@body
+def tensors_behind(m: Any, h: Tensor, c: Any) -> Any:
+    h = m.child(h, c)
+    return h * c.tensors[0] if len(c.tensors) else h
+
+
+@body
 def list_returned(m: Any, h: Tensor, c: Any) -> Any:
     return h, c.items
 

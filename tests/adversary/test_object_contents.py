@@ -44,6 +44,15 @@ CHANGES: dict[str, Callable[[Any], None]] = {
     "nested": _nested,
     "other containers": _others,
     "attribute": lambda c: setattr(c, "absent", 7.0),
+    "another part": lambda c: setattr(c, "part", Part()),
+    "another dict": lambda c: setattr(c, "flags", {1: True, "a": 4}),
+    "no items": lambda c: (c if isinstance(c, list) else c.items).clear(),
+    "no entries": lambda c: c.flags.clear(),
+    "no tensors": lambda c: c.tensors.clear(),
+    "less nested": lambda c: [each.clear() for each in c.nested],
+    "no attribute": lambda c: delattr(c, "n"),
+    "no list": lambda c: setattr(c, "items", None),
+    "no dict": lambda c: setattr(c, "flags", None),
 }
 
 

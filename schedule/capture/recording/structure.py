@@ -37,8 +37,8 @@ def is_plain_dataclass(value: Any) -> bool:
     """Check whether ``value`` is a dataclass without other state than its fields."""
     if not is_dataclass_value(value) or isinstance(value, (torch.nn.Module, TensorSpec)):
         return False
-    fields = value.__dataclass_fields__
-    return not hasattr(value, "__post_init__") and vars(value).keys() == fields.keys()
+    fields = type(value).__dataclass_fields__  # a placeholder would note a read of its object
+    return not hasattr(type(value), "__post_init__") and vars(value).keys() == fields.keys()
 
 
 def map_structure(value: Any, leaf: Callable[[Any], Any]) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -17,7 +18,7 @@ from torch import fx
 from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.recording.source import user_line
 from schedule.capture.recording.structure import map_structure, rebuilt_mapping, rebuilt_sequence
-from schedule.capture.tracing.effects import graph_check
+from schedule.capture.tracing.effects import IS_PLAIN, QUIET, graph_check
 from schedule.capture.tracing.handed_containers import CONTAINER, contents, is_same
 from schedule.capture.tracing.parts import Tracked
 from schedule.capture.tracing.trace import Trace
@@ -49,10 +50,16 @@ class ObjectContainers:
     Args:
         tracer: the trace.
         guard_keys: guards on the length or the keys of a container, given its node and itself.
+        assume: guards on a question about operands, answered by yes.
     """
 
-    def __init__(self, tracer: Trace, guard_keys: Callable[[fx.Node, Any], None]) -> None:
-        self._tracer, self._guard_keys = tracer, guard_keys
+    def __init__(
+        self,
+        tracer: Trace,
+        guard_keys: Callable[[fx.Node, Any], None],
+        assume: Callable[[Callable[[Any], bool], tuple[Any, ...]], None],
+    ) -> None:
+        self._tracer, self._guard_keys, self._assume = tracer, guard_keys, assume
         self._found: dict[int, _Found] = {}
 
     def found(self, value: Any, real: Any, node: fx.Node) -> Any:
@@ -69,10 +76,14 @@ class ObjectContainers:
         keys: Collection[Any] = value.keys() if isinstance(value, dict) else range(len(value))
         items = {key: self.found(value[key], real[key], nodes[key]) for key in keys}
         container: Any
+        if type(real) in IS_PLAIN:
+            with before_items(node):
+                self._assume(IS_PLAIN[type(real)], (node,))
         if type(real) is dict:  # its keys are guarded where they are read
             container = TrackedDict(self._tracer, node, items, lambda key, new: self._write(real, key, new))
         else:
-            self._guard_keys(node, real)
+            with before_items(node):
+                self._guard_keys(node, real)
             for key in keys if not isinstance(value, list) else ():
                 if is_constant(items[key]):
                     self._tracer.guard(nodes[key], items[key])
@@ -114,6 +125,8 @@ class ObjectContainers:
         call = self._tracer.last_call
         if call is not found.call:
             found.call = call
+            if isinstance(found.container, TrackedDict):
+                found.container.guard_keys()
             with DisableTorchFunction():
                 expected = self._tracer.as_nodes(contents(_plain(found.container)))
                 self._tracer.emit(check_items, (found.node, expected))
@@ -139,6 +152,13 @@ def check_items(container: Any, expected: tuple[Any, ...]) -> None:
             "which it was not in the recorded call, so the graph holds its items of before",
             fix="undo the schedule of this module, or schedule the model anew with a call in which it changes",
         )
+
+
+def before_items(node: fx.Node) -> AbstractContextManager[Any]:
+    """Write nodes behind that of a container and questions about it, before its items are read: there may be none."""
+    while node.next.meta.get(QUIET) and node.next.target is not getattr:
+        node = node.next
+    return node.graph.inserting_after(node)
 
 
 def is_constant(value: Any) -> bool:
@@ -219,20 +239,27 @@ class TrackedDict(Tracked, dict[Any, Any]):
     def __init__(self, tracer: Trace, node: fx.Node, items: dict[Any, Any], write: Callable[[Any, Any], None]) -> None:
         super().__init__(items)
         self._tracer, self.node, self._write = tracer, node, write
+        self._unwritten = set(items)
         node.meta["object"] = True
 
     def __setitem__(self, key: Any, value: Any) -> None:
         with DisableTorchFunction():
             self._tracer.emit(operator.setitem, (self.node, key, self._tracer.as_nodes(value)))
             self._write(key, value)
+        self._unwritten.discard(key)
         super().__setitem__(key, value)
 
     def __contains__(self, key: object) -> bool:
         found = super().__contains__(key)
-        node = self._tracer.emit(operator.contains, (self.node, key))
-        node.meta["opaque"] = True
-        self._tracer.guard(node, found)
+        with before_items(self.node) if key in self._unwritten else nullcontext():
+            self._ask(operator.contains, (self.node, key), found)
         return found
+
+    def _ask(self, question: Callable[..., Any], operands: tuple[Any, ...], answer: Any) -> None:
+        with DisableTorchFunction():
+            node = self._tracer.emit(question, operands)
+        node.meta["opaque"] = node.meta[QUIET] = True
+        self._tracer.guard(node, answer)
 
     def __getitem__(self, key: Any) -> Any:
         found = super().__getitem__(key)
@@ -241,19 +268,18 @@ class TrackedDict(Tracked, dict[Any, Any]):
                 self._tracer.guard(self._tracer.emit(operator.getitem, (self.node, key)), found)
         return found
 
-    def _guarded_keys(self) -> tuple[Any, ...]:
+    def guard_keys(self) -> tuple[Any, ...]:
+        """Return the keys, with a guard on them."""
         keys = tuple(super().keys())
-        with DisableTorchFunction():
-            node = self._tracer.emit(tuple, (self.node,))
-            node.meta["opaque"] = True
-            self._tracer.guard(node, keys)
+        with before_items(self.node) if self._unwritten.issuperset(keys) else nullcontext():
+            self._ask(tuple, (self.node,), keys)
         return keys
 
     def __len__(self) -> int:
-        return len(self._guarded_keys())
+        return len(self.guard_keys())
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._guarded_keys())
+        return iter(self.guard_keys())
 
     def keys(self) -> Any:
         """Return the keys, with a guard on them."""
@@ -278,7 +304,7 @@ class TrackedDict(Tracked, dict[Any, Any]):
         return other | self.copy()
 
     def __reversed__(self) -> Iterator[Any]:
-        return reversed(self._guarded_keys())
+        return reversed(self.guard_keys())
 
     __copy__ = copy
 

@@ -18,7 +18,26 @@ from schedule.capture.tracing.messages import MESSAGES
 from schedule.capture.tracing.question_methods import PREFIXES
 from schedule.capture.tracing.regions import REGION_FUNCTIONS
 
+
+def is_dict(value: Any) -> bool:
+    """Check whether ``value`` is a plain dict (graph target)."""
+    return type(value) is dict
+
+
+def is_list(value: Any) -> bool:
+    """Check whether ``value`` is a plain list (graph target)."""
+    return type(value) is list
+
+
+def is_tuple(value: Any) -> bool:
+    """Check whether ``value`` is a plain tuple (graph target)."""
+    return type(value) is tuple
+
+
+IS_PLAIN: dict[type, Callable[[Any], bool]] = {dict: is_dict, list: is_list, tuple: is_tuple}
+"""Classes of containers → questions whether a value is of exactly this class."""
 _PURE_QUERIES = (len, operator.getitem, operator.contains, operator.truth, operator.is_, hasattr, tuple)
+_PURE_QUERIES += tuple(IS_PLAIN.values())
 _AUGMENTED = {
     name.strip("_") for name in dir(operator) if name.startswith("__i") and hasattr(operator, "__" + name[3:])
 }
@@ -162,7 +181,7 @@ def has_effect(node: fx.Node) -> bool:
 
 def runs_other_code(node: fx.Node) -> bool:
     """Check whether the node runs code outside the graph, which may read any state: a submodule, a method, a hook."""
-    if node.op in ("placeholder", "output"):
+    if node.op in ("placeholder", "output") or node.meta.get(QUIET):
         return False
     custom = node.meta.get("draws")  # autograd functions and custom operators are marked so
     return bool(node.op == "call_module" or node.meta.get("opaque") or node.meta.get("object") or custom)
@@ -233,6 +252,13 @@ def is_check(target: Any) -> bool:
     """Check whether a call of ``target`` only raises where a call of the graph is unlike the recorded one."""
     return not isinstance(target, str) and target in _CHECKS
 
+
+ASSUMED = "assumed"
+"""Key of the metadata of questions about objects that the graph depends on, whether the forward asks or not. If one is
+asked after a lasting effect, another answer is an error."""
+
+QUIET = "quiet"
+"""Key of the metadata of reads of objects that run no code of the user."""
 
 LENGTH = "length"
 """Key of the metadata of calls of methods that return a tuple: its length, to check."""

@@ -18,7 +18,15 @@ from torch import fx
 
 from schedule.capture.recording.structure import literal, member_source
 from schedule.capture.tracing.dims import size_read
-from schedule.capture.tracing.effects import KIND, changes_object, graph_check, has_effect, runs_other_code
+from schedule.capture.tracing.effects import (
+    ASSUMED,
+    IS_PLAIN,
+    KIND,
+    changes_object,
+    graph_check,
+    has_effect,
+    runs_other_code,
+)
 from schedule.capture.tracing.later_reads import check_same
 from schedule.capture.tracing.opaque import Constant
 from schedule.capture.tracing.replaying import Made
@@ -49,6 +57,7 @@ _INFIX = {
 }
 _QUESTIONS: dict[Any, str] = {operator.truth: "bool({0})", len: "len({0})", operator.contains: "({1} in {0})"}
 _QUESTIONS |= {hasattr: "hasattr({0}, {1})", tuple: "tuple({0})"}
+_QUESTIONS |= {question: f"type({{0}}) is {cls.__name__}" for cls, question in IS_PLAIN.items()}
 _PURE_CALLS = {"min": min, "max": max, "float": float, "int": int, "abs": abs, "round": round}
 
 
@@ -190,6 +199,9 @@ def conditions(tracer: ModuleTracer, inputs: dict[fx.Node, str]) -> list[str]:
             for node in pending:  # tracing sizes back may add guards
                 done.add(node)
                 text = None if callable(tracer.guards[node]) else _traced_expression(node, inputs, tracer)
+                if text is None and node.meta.get(ASSUMED) and lasting is not None and lasting < node:
+                    _insert(graph, check_still, node, tracer.guards[node], node.name)
+                    continue
                 if text is None:
                     _insert_check(graph, node, tracer.guards[node], lasting)
                     continue

@@ -12,7 +12,8 @@ checks the ones up to the next such node: if a rewrite removes a call, the one b
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+import operator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,7 +26,7 @@ from schedule.capture.tracing.handed_containers import add_checks, hands_contain
 from schedule.capture.tracing.reading.ledger import Guard, Ledger
 from schedule.capture.tracing.reading.sources import described
 from schedule.capture.tracing.regions import REGION_FUNCTIONS
-from schedule.capture.tracing.result_kinds import add_check, is_result
+from schedule.capture.tracing.result_kinds import add_check, is_of_object, is_result
 from schedule.util.errors import ScheduleError
 
 Later = tuple[tuple[str, Ledger], ...]
@@ -144,10 +145,13 @@ def with_checks(graph: fx.Graph) -> fx.Graph:
     calls = [node for node in graph.nodes if _is_call(node)]
     handing = [node for node in calls if hands_containers(node)]
     results = [node for node in graph.nodes if LENGTH in node.meta or (KIND in node.meta and is_result(node))]
-    if not handing and not results and not any(LATER in node.meta for node in calls):
+    lookups = [*_later_parts(graph)]
+    if not handing and not results and not lookups and not any(LATER in node.meta for node in calls):
         return graph
     copy, copied = fx.Graph(), dict[fx.Node, fx.Node]()
     copy.output(copy.graph_copy(graph, copied))
+    for node in lookups:
+        copied[node].target = _CHECKED_PARTS[node.target]
     for node in results:
         add_check(copy, copied[node])
     for node in handing:
@@ -159,6 +163,52 @@ def with_checks(graph: fx.Graph) -> fx.Graph:
             with copy.inserting_after(module):
                 copy.call_function(StateCheck(ledger, node.name), (module,))
     return copy
+
+
+def _later_parts(graph: fx.Graph) -> Iterator[fx.Node]:
+    """Yield the nodes that read an attribute or item of an object after other code has run, which may remove it."""
+    behind_call = False
+    for node in graph.nodes:
+        if node.target in _CHECKED_PARTS:
+            if behind_call and is_of_object(node):
+                yield node
+        elif runs_other_code(node):
+            behind_call = True
+
+
+def attribute_left(value: Any, name: str) -> Any:
+    """Return an attribute of an object (graph target).
+
+    Raises:
+        ScheduleError: code that the graph called has removed it.
+    """
+    try:
+        return getattr(value, name)
+    except AttributeError as error:
+        raise _removed(f"attribute {name!r}", value) from error
+
+
+def item_left(value: Any, key: Any) -> Any:
+    """Return an item of a container of an object (graph target).
+
+    Raises:
+        ScheduleError: code that the graph called has removed it.
+    """
+    try:
+        return value[key]
+    except (LookupError, TypeError) as error:
+        raise _removed(f"item {key!r}", value) from error
+
+
+_CHECKED_PARTS: dict[Any, Callable[..., Any]] = {getattr: attribute_left, operator.getitem: item_left}
+
+
+def _removed(part: str, value: Any) -> ScheduleError:
+    return ScheduleError(
+        f"{part} of a {type(value).__name__} that the forward reads was removed by code that it calls, which it was "
+        "not in the recorded call",
+        fix="undo the schedule of this module, or schedule the model anew with a call in which it changes",
+    )
 
 
 def _stretches(calls: list[fx.Node]) -> Iterator[tuple[fx.Node, Later]]:

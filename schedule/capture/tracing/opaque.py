@@ -22,7 +22,7 @@ from schedule.capture.recording.structure import map_structure
 from schedule.capture.snapshots import Snapshot
 from schedule.capture.snapshots.code import slots_of
 from schedule.capture.tracing.containers import ObjectContainers, TrackedDict
-from schedule.capture.tracing.effects import LENGTH, changes_object, is_pure_query
+from schedule.capture.tracing.effects import ASSUMED, IS_PLAIN, LENGTH, QUIET, changes_object, is_pure_query
 from schedule.capture.tracing.parts import Placeholder
 from schedule.capture.tracing.question_methods import may_change
 from schedule.capture.tracing.reading.arrays import is_array
@@ -153,7 +153,7 @@ class OpaqueTracker:
     def __init__(self, tracer: Trace) -> None:
         self.tracer = tracer
         self._constants: dict[int, tuple[Any, fx.Node]] = {}
-        self.containers = ObjectContainers(tracer, self.guard_keys)
+        self.containers = ObjectContainers(tracer, self.guard_keys, self._assume)
 
     def watch(self, value: Any, node: fx.Node) -> Any:
         """Return a watched placeholder for ``value``, or ``value`` itself if it is a module, function or class."""
@@ -187,6 +187,10 @@ class OpaqueTracker:
             self.tracer.know_constant(attribute)
             return attribute
         with DisableTorchFunction():
+            if name in vars(value) and type(value).__getattribute__ is object.__getattribute__:
+                read.meta[QUIET] = True
+                with self.tracer.graph.inserting_before(read):
+                    self._assume(hasattr, (node, name))
             return self.containers.found(self.tracer.track(attribute, read), attribute, read)
 
     def lacks(self, watched: Any, name: str) -> None:
@@ -196,16 +200,21 @@ class OpaqueTracker:
 
     def guard_keys(self, node: fx.Node, container: Any) -> None:
         """Guard on the length of a list or tuple at ``node``, or on the keys of a dict there."""
-        if isinstance(container, dict):
-            self._ask(tuple, (node,), tuple(container))
-        else:
-            self._ask(len, (node,), len(container))
+        question, answer = (tuple, tuple(container)) if isinstance(container, dict) else (len, len(container))
+        asked = self._ask(question, (node,), answer)
+        asked.meta[QUIET] = type(container) in IS_PLAIN
 
-    def _ask(self, question: Callable[..., Any], operands: tuple[Any, ...], answer: Any) -> None:
-        """Guard on the answer to a question about an object."""
+    def _assume(self, question: Callable[..., bool], operands: tuple[Any, ...]) -> None:
+        """Guard on a question about an object that is answered by yes, and that the forward may not ask itself."""
+        asked = self._ask(question, operands, True)
+        asked.meta[ASSUMED] = asked.meta[QUIET] = True
+
+    def _ask(self, question: Callable[..., Any], operands: tuple[Any, ...], answer: Any) -> fx.Node:
+        """Guard on the answer to a question about an object, and return the question."""
         asked = self.tracer.emit(question, operands)
         asked.meta["opaque"] = True
         self.tracer.guard(asked, answer)
+        return asked
 
     def call(
         self,

@@ -148,7 +148,7 @@ def _content(graph: fx.Graph, checked: bool) -> Hashable | None:
         if not all(type(leaf) in _PRINTED for leaf in _leaves(arguments)):
             return None
         target = node.target if isinstance(node.target, str) else id(node.target)
-        checks = tuple(map(node.meta.get, (LATER, CONTAINER, READ, KIND, LENGTH))) if checked else None
+        checks = tuple(map(node.meta.get, ("object", LATER, CONTAINER, READ, KIND, LENGTH))) if checked else None
         found.append((node.op, node.name, target, repr(arguments), checks))
     return tuple(found)
 

@@ -283,9 +283,9 @@ class Transformer(MatchPatterns):
 
     def visit_Assign(self, node: ast.Assign) -> Any:
         value = self.visit(node.value)
-        if len(node.targets) == 1:
+        if len(node.targets) == 1 and not isinstance(node.targets[0], (ast.Attribute, ast.Subscript)):
             return self._assigned(node.targets[0], value, node)
-        name = self._local()
+        name = self._local()  # the value is computed before the object to set a part of is looked up
         made = [self._stored(name, value, node)]
         for target in node.targets:
             made += self._assigned(target, self._loaded(name, node), node)
@@ -293,7 +293,7 @@ class Transformer(MatchPatterns):
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
         if node.value is not None:
-            return self._assigned(node.target, self.visit(node.value), node)
+            return self.visit_Assign(ast.copy_location(ast.Assign([node.target], node.value), node))
         if isinstance(node.target, ast.Name):
             node.annotation = ast.copy_location(ast.Constant(None), node)
             return node
