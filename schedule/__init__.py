@@ -24,6 +24,7 @@ from schedule.primitives.composing import Attempt, attempt, first_of, for_each, 
 from schedule.primitives.group import Group
 from schedule.recipes.files import save_recipe
 from schedule.recipes.recipe import Recipe
+from schedule.report.profiling import profile_step
 from schedule.report.report import Report
 from schedule.rules import Rule, list_rules, register_rule
 from schedule.runtime.scheduled import FallbackWarning
@@ -39,6 +40,7 @@ from schedule.util.errors import (
     VerificationError,
     did_you_mean,
 )
+from schedule.util.logs import set_logs, set_logs_by_environment
 from schedule.util.moved import keep_old_names, new_name
 from schedule.verify import equivalent, verify
 
@@ -76,11 +78,13 @@ __all__ = [
     "optimize",
     "optional",
     "primitive",
+    "profile_step",
     "register_rule",
     "repeat",
     "replay",
     "save_recipe",
     "scalar",
+    "set_logs",
     "splits",
     "tensor",
     "tune",
@@ -88,6 +92,7 @@ __all__ = [
 ]
 
 keep_old_names()
+set_logs_by_environment()
 
 
 def __getattr__(name: str) -> ModuleType:

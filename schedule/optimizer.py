@@ -38,6 +38,7 @@ from schedule.rules import Rule, select_rules
 from schedule.rules.applying import Candidate, Findings, explain, find_all
 from schedule.runtime.scheduled import state_of
 from schedule.util.errors import MatchError, NotApplicable, ScheduleError
+from schedule.util.logs import is_on, log
 from schedule.util.wording import counted
 
 Rules = str | Iterable[str | Rule]
@@ -174,6 +175,8 @@ class _Optimization:
             expansion = expand(specialization, module, self.graphs.recording)
             self.inlined.update(modules[path] for path in expansion.inlined)
             findings = self.found(expansion.graph, module, modules, explained=specialization is made[0])
+            if is_on("match"):
+                _log_matches(node.path, specialization.training, findings)
             for rule, graph_match in findings.chosen:
                 key = (rule.name, *(output.name for output in graph_match.outputs))
                 site = Site(specialization, graph_match, expansion.origin)
@@ -271,6 +274,19 @@ def _entries(path: str, rejected: Iterable[Candidate]) -> list[Entry]:
         entry = Entry(candidate.rule, path, candidate.kind, 1, candidate.reason, candidate.source)  # type: ignore[arg-type]
         counts[entry] = counts.get(entry, 0) + 1
     return [Entry(e.rule, e.path, e.status, n, e.reason, e.source) for e, n in counts.items()]
+
+
+def _log_matches(path: str, training: bool, findings: Findings) -> None:
+    """Log each match in a graph: taken, or why not."""
+    label = f"{path or 'the root module'} in {'training' if training else 'evaluation'}"
+    facts = {"module": path, "training": training}
+    for rule, graph_match in findings.chosen:
+        node = graph_match.outputs[0].name
+        log("match", f"{label}: {rule.name} at {node}: taken", rule=rule.name, node=node, status="taken", **facts)
+    for each in findings.rejected:
+        told = f"{label}: {each.rule} at {each.node}: {each.kind}: {each.reason}"
+        why = {"rule": each.rule, "node": each.node, "status": each.kind, "reason": each.reason, "source": each.source}
+        log("match", told, each.kind == "near miss", **why, **facts)
 
 
 def _leftovers(count: int) -> str:

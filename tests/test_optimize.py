@@ -103,7 +103,7 @@ def test_the_cost_guard_declines_what_is_tiny_or_saves_nothing() -> None:
     report = schedule.optimize(nn.Sequential(MLP(), MLP(nn.ReLU())), X)
     assert report.applied == {}
     tiny, relu = report.select(status="declined")
-    assert tiny.rule == "bias_gelu" and tiny.reason.startswith("tiny: 48 elements")
+    assert tiny.rule == "bias_gelu" and tiny.reason.startswith("too small: 48 elements")
     assert relu.rule == "bias_relu" and "saves only the output" in relu.reason
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -22,6 +23,7 @@ Finish = Callable[[Any], Any]
 Canonical = Callable[[Sequence[Any]], tuple[Sequence[Any], Finish]]
 Operands = Callable[[Sequence[Any]], Sequence[Any]]
 
+LOG = logging.getLogger("fxschedule.kernels")
 PREFERENCE = {"cpu": ("inductor", "reference"), "cuda": ("triton", "inductor", "reference")}
 
 
@@ -52,6 +54,7 @@ class Op:
     kernels: str | None = None
     implementations: dict[str, dict[Part, Formula]] = field(default_factory=dict)
     finishers: dict[tuple[str, Part], Formula] = field(default_factory=dict, init=False)
+    _logged: set[tuple[str, str]] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         if self.name in OPS:
@@ -89,13 +92,15 @@ class Op:
             statics: settings of the formula.
         """
         first: torch.Tensor = args[0]
+        if torch.compiler.is_compiling():
+            return self._formula(part)(*args, **statics)
         if (
-            torch.compiler.is_compiling()
-            or request == "reference"
+            request == "reference"
             or (request is None and self._plain_is_better(first, statics))
             or needs_reference(args)
             or first.numel() == 0
         ):
+            self._log(part, "plain torch", first, statics)
             return self._formula(part)(*args, **statics)
         if count_dispatch_modes():  # those of selective checkpointing, which recompute what they do not see
             with without_dispatch_modes():
@@ -110,10 +115,23 @@ class Op:
             if problem is None:
                 result = self._run_on(name, part, args, statics, device)
                 if result is not NotImplemented:
+                    self._log(part, name, args[0], statics)
                     return result
             elif name in (request, "inductor") and not availability.is_broken(name, device):
                 availability.warn_once(f"fused: not running on {name}: {problem}")
         return self._formula(part)(*args, **statics)
+
+    def _log(self, part: Part, backend: str, first: torch.Tensor, statics: Mapping[str, Hashable]) -> None:
+        """Log the backend of a call, once for each dtype, device and settings."""
+        if not LOG.isEnabledFor(logging.INFO):
+            return
+        dtype, device = str(first.dtype).removeprefix("torch."), first.device.type
+        told = f"{self.name} {part}: {backend} for {dtype} on {device}"
+        settings = ", ".join(f"{name}={value}" for name, value in statics.items())
+        if (told, settings) not in self._logged:
+            self._logged.add((told, settings))
+            facts = {"op": self.name, "part": part, "backend": backend, "dtype": dtype, "device": device}
+            LOG.info("%s, %s", told, settings, extra={"fxschedule_facts": facts | dict(statics)})
 
     def _formula(self, part: Part) -> Formula:
         return self.forward if part == "forward" else self.backward

@@ -23,7 +23,7 @@ _SETTINGS: dict[str, Any] = {
     "context_settings": {"help_option_names": ["-h", "--help"]},
 }
 _MODULES = {
-    "working": ("optimize", "verify", "bench"),
+    "working": ("optimize", "verify", "bench", "profile"),
     "looking": ("show", "explain", "rules", "primitives", "doctor"),
 }
 

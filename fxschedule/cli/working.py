@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import statistics
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -25,6 +26,7 @@ from schedule.api.schedule import Schedule
 from schedule.capture.examples.shapes import cut
 from schedule.report.comparing import trains
 from schedule.report.costs import TimeRatio, measure, step_seconds
+from schedule.report.profiling import profile_step
 from schedule.report.report import Report
 from schedule.runtime.scheduled import uncounted
 from schedule.util.errors import VerificationError
@@ -33,6 +35,8 @@ from schedule.util.wording import counted
 
 VERIFIED = (2, 64)
 """Maximum numbers of rows and tokens in a verification, large enough at any model width for compiled ops to run."""
+SHORT = 20.0
+"""Milliseconds of a step below which its time says little: most of it is Python's part of each operation."""
 PROVE = f"Then compare it with the original, on up to {VERIFIED[0]} rows of {VERIFIED[1]} tokens."
 
 
@@ -199,40 +203,86 @@ def bench(
     with trains():
         with stage("counting what is saved for backward"):
             saved = {name: measure(candidates[name], batch).saved_bytes for name in ("eager", "ours")}
-        ratios = _ratios(candidates, batch, rounds)
+        seconds = _seconds(candidates, batch, rounds)
+    ratios = {name: TimeRatio.of([a / b for a, b in zip(seconds[name], seconds["eager"])]) for name in seconds}
+    milliseconds = {name: 1000 * statistics.median(each) for name, each in seconds.items()}
     if as_json:
         times = {name: asdict(ratio) for name, ratio in ratios.items()}
         emit(
             {"model": model, "origin": loaded.origin, "applied": done.applied, "time": times, "saved_bytes": saved}
-            | {"not_compiled": why_not}
+            | {"milliseconds": milliseconds, "not_compiled": why_not}
         )
     else:
-        stdout().print(_chart(ratios, saved))
+        stdout().print(_chart(ratios, milliseconds, saved))
+        if milliseconds["eager"] < SHORT:
+            stdout().print(
+                f"A step takes {milliseconds['eager']:.1f} ms: most of it is Python, so this says little about a real "
+                "size. Raise --batch-size and --length, or leave out --tiny."
+            )
         notes = [f"model: {loaded.origin}", f"rewritten: {counted(sum(done.applied.values()), 'match', 'matches')}"]
         stdout().print("; ".join(notes + ([f"torch.compile: {why_not}"] if why_not else [])))
     return Code.DONE
 
 
-def _ratios(candidates: dict[str, nn.Module], batch: Any, rounds: int) -> dict[str, TimeRatio]:
-    """Return the step time of each candidate relative to ``eager`` in the same round."""
+@command
+def profile(
+    model: options.Name,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Write the profile there, as JSON.")],
+    rules: options.Rules = "default",
+    recipe: recipes.In = None,
+    cost_guard: options.CostGuard = None,
+    tiny: options.Tiny = False,
+    attention: options.Attention = "",
+    device: options.Device = "cpu",
+    batch_size: options.Rows = 4,
+    length: options.Length = 128,
+    trust_remote_code: options.Remote = False,
+    as_json: options.Json = False,
+) -> Code:
+    """Profile a training step of the rewritten model, with each rewrite named by its rule and module.
+
+    The file opens in https://ui.perfetto.dev and in chrome://tracing.
+
+    Exit codes: 0 done, 2 wrong options, 3 no such model here, 4 the model is refused.
+
+    Example: fxschedule profile gpt2 --tiny --out step.json
+    """
+    rewrite = _rewriter(rules, recipe, options.guarded(cost_guard, tiny), trust_remote_code)
+    refuse_unwritable(out, "profile", (".json",))
+    asked = options.Asked(Wanted(model, tiny, attention, trust_remote_code), device, batch_size, length)
+    loaded, sch = asked.load()
+    with stage("rewriting"):
+        done = rewrite(sch)
+    with stage("profiling a training step"):
+        profile_step(sch, out)
+    if as_json:
+        emit({"model": model, "origin": loaded.origin, "applied": done.applied, "profile": str(out)})
+    else:
+        rewritten = counted(sum(done.applied.values()), "match", "matches")
+        stdout().print(f"profile: {out}; rewritten: {rewritten}. Open it in https://ui.perfetto.dev", soft_wrap=True)
+    return Code.DONE
+
+
+def _seconds(candidates: dict[str, nn.Module], batch: Any, rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of a step of each candidate, one for each round."""
     with stage("warming up"):
         for each in candidates.values():
             step_seconds(each, batch)
     found: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in track(range(rounds), "timing", console=stderr(), transient=True):
-        seconds = {name: step_seconds(each, batch) for name, each in candidates.items()}
-        for name, took in seconds.items():
-            found[name].append(took / seconds["eager"])
-    return {name: TimeRatio.of(values) for name, values in found.items()}
+        for name, each in candidates.items():
+            found[name].append(step_seconds(each, batch))
+    return found
 
 
-def _chart(ratios: dict[str, TimeRatio], saved: dict[str, int]) -> Table:
+def _chart(ratios: dict[str, TimeRatio], milliseconds: dict[str, float], saved: dict[str, int]) -> Table:
     table = Table(title="time of a training step, original = 1", title_justify="left")
-    for name in ("", "time", "quartiles", "saved for backward", ""):
+    for name in ("", "median", "time", "quartiles", "saved for backward", ""):
         table.add_column(name, justify="right" if name else "left")
     longest = max(ratio.median for ratio in ratios.values())
     for name, ratio in ratios.items():
         bar = "█" * max(1, round(30 * ratio.median / longest))
         share = f"{saved[name] / max(saved['eager'], 1):.2f} ×" if name in saved else "–"
-        table.add_row(name, f"{ratio.median:.2f} ×", f"{ratio.low:.2f} to {ratio.high:.2f}", share, bar)
+        took = f"{milliseconds[name]:.1f} ms"
+        table.add_row(name, took, f"{ratio.median:.2f} ×", f"{ratio.low:.2f} to {ratio.high:.2f}", share, bar)
     return table

@@ -36,7 +36,7 @@ class Schedule(Node):
     """
 
     def __init__(self, tree: Tree, module: nn.Module | None = None) -> None:
-        if module is None:
+        if not (isinstance(tree, Tree) and isinstance(module, nn.Module)):
             raise ScheduleError(
                 f"a Schedule is not made by its class: Schedule({type(tree).__name__}) was called",
                 fix="schedule.create_schedule(model)",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch import fx, nn
 
 from schedule.capture.recording.recording import Recording
+from schedule.capture.tracing.effects import RULE
 from schedule.capture.tracing.expansion import expand
 from schedule.capture.tracing.reading.ledger import whole
 from schedule.capture.tracing.specialization import Inlined, Specialization, original_class
@@ -143,8 +144,16 @@ def rewritten(
     def build_next(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> Any:
         return next(order)(graph, inputs, scalars)
 
-    rewrite_in_place(expansion.graph, graph_matches, build_next, modules, by=by)
+    replaced = rewrite_in_place(expansion.graph, graph_matches, build_next, modules, by=by)
+    for (key, _), nodes in zip(items, replaced, strict=True):
+        for node in nodes:
+            node.meta[RULE] = _name(key) or by
     return made.with_graph(expansion.graph, {**expansion.inlined, **_called(graph_matches, modules)})
+
+
+def _name(key: Any) -> str:
+    """Return the name of a rule, or of the rule or pattern of the first match in a group."""
+    return str(getattr(key[0] if isinstance(key, (list, tuple)) else key, "name", ""))
 
 
 def _called(graph_matches: Sequence[GraphMatch], modules: Mapping[str, nn.Module]) -> dict[str, Inlined]:

@@ -22,7 +22,7 @@ def costs_since(top: Node, batch: Any, steps_before: int) -> dict[str, Cost]:
     Raises:
         NotApplicable: the model does not run here, or does not train on ``batch``.
     """
-    _refuse_without_data(top)
+    refuse_without_data(top)
     refuse_sharded(top)
     with trains():
         after = measure(top.module, batch)
@@ -41,7 +41,7 @@ def ratio_since(top: Node, batch: Any, steps_before: int, rounds: int, advance: 
     Raises:
         NotApplicable: the model does not run here, or does not train on ``batch``.
     """
-    _refuse_without_data(top)
+    refuse_without_data(top)
     ratios = []
     with trains():
         for _ in range(rounds):
@@ -79,7 +79,7 @@ def refuse_sharded(top: Node) -> None:
         )
 
 
-def _refuse_without_data(top: Node) -> None:
+def refuse_without_data(top: Node) -> None:
     if any(parameter.is_meta for parameter in top.module.parameters()):
         raise NotApplicable(
             "a model on the meta device does not run, so there is nothing to measure",

@@ -133,9 +133,9 @@ def step_seconds(model: nn.Module, *batches: Any, clock: Callable[[], float] = t
         clock: function returning the time in seconds.
     """
     with training(model):
-        _step(model, batches)
+        run_step(model, batches)
         start = clock()
-        _step(model, batches)
+        run_step(model, batches)
         return clock() - start
 
 
@@ -147,9 +147,9 @@ def step_peak(model: nn.Module, *batches: Any) -> int:
     """
     parameter = next(model.parameters(), None)
     with training(model):
-        _step(model, batches)  # one-time loading, compilation and caching do not count
+        run_step(model, batches)  # one-time loading, compilation and caching do not count
         model.zero_grad()
-        return peak_bytes(lambda: _step(model, batches), "cpu" if parameter is None else parameter.device.type)
+        return peak_bytes(lambda: run_step(model, batches), "cpu" if parameter is None else parameter.device.type)
 
 
 def peak_bytes(run: Callable[[], Any], device: str) -> int:
@@ -185,7 +185,7 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _step(model: nn.Module, batches: Sequence[Any]) -> None:
+def run_step(model: nn.Module, batches: Sequence[Any]) -> None:
     model.zero_grad()
     for batch in batches:
         loss = loss_of(call(model, batch))

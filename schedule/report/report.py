@@ -233,9 +233,9 @@ class Report:
         found, fallbacks = [], self.fallbacks
         for count in sorted(set(fallbacks.values())):
             paths = paths_of(path for path, of_path in fallbacks.items() if of_path == count)
-            found.append(("calls unlike the recorded ones, which ran the original forward", f"{count} of {paths}"))
-        found += [("adapted to calls unlike the recorded ones", line) for line in _by_text(self.adapted)]
-        return found + [("no graph for calls unlike the recorded ones", line) for line in _by_text(self.declined)]
+            found.append(("calls that ran the original forward", f"{count} of {paths}"))
+        found += [("graphs for other kinds of calls", line) for line in _by_text(self.adapted)]
+        return found + [("no graph for other kinds of calls", line) for line in _by_text(self.declined)]
 
     def __str__(self) -> str:
         return printed(self, 120)

@@ -92,8 +92,8 @@ def _profitability(graph_match: GraphMatch) -> str:
     if products >= LEAST_PRODUCTS:
         return ""
     return (
-        f"tiny: {products:,} multiplications, and it pays from {LEAST_PRODUCTS:,} "
-        "(record with the sizes you run at, or cost_guard=False)"
+        f"too small: {products:,} multiplications, profitable from {LEAST_PRODUCTS:,} "
+        "(give example inputs of the size you run at, or cost_guard=False)"
     )
 
 

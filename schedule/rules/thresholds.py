@@ -90,6 +90,6 @@ def small(kind: str, spec: TensorSpec | None) -> str:
     if size >= least:
         return ""
     return (
-        f"tiny: {size:,} elements, and it pays from {least:,} on {spec.device.type} "
-        "(record with the sizes you run at, or cost_guard=False)"
+        f"too small: {size:,} elements, profitable from {least:,} on {spec.device.type} "
+        "(give example inputs of the size you run at, or cost_guard=False)"
     )

@@ -35,6 +35,7 @@ from schedule.capture.tracing.replaying import replayed
 from schedule.capture.tracing.specialization import Specialization, original_class
 from schedule.runtime.classes import STATE, put_on, scheduled_class, take_off, wraps_forward
 from schedule.runtime.dispatch import Declined, Select, Selected, generated_select
+from schedule.util.logs import is_on, log
 
 MAX_ADAPTATIONS = 8
 
@@ -179,7 +180,10 @@ class ScheduledState:
                 return None
             selected = self._with(made, module, args, kwargs)
             if selected is None:
-                selected = self._with(replace(made, specializations=(), summary=""), module, args, kwargs)
+                made = replace(made, specializations=(), summary="")
+                selected = self._with(made, module, args, kwargs)
+            found = f"new graphs for {made.summary}" if made.summary else f"no new graph: {made.declined.why}"
+            log("fallbacks", f"{self.label}: {found}", module=self.name, summary=made.summary, reason=made.declined.why)
             return selected
 
     def _with(
@@ -208,6 +212,11 @@ class ScheduledState:
         self.select = self._dispatch()
 
     @property
+    def label(self) -> str:
+        """The path and class of the module, for messages."""
+        return f"{self.name or 'the root module'} ({self.module_class.__name__})"
+
+    @property
     def original(self) -> Callable[..., Any]:
         """Fallback forward."""
         return self.module_class.forward if self.forward is None else self.forward
@@ -221,6 +230,7 @@ class ScheduledState:
         if not self.unused or not self.specializations or is_only_traced(args, kwargs):
             return self.fall_back(module, args, kwargs, why)
         self.unused, selected = False, None
+        self._log_missed(module)
         try:
             result = self.original(module, *args, **kwargs)
             selected = self.selected(module, args, kwargs)
@@ -232,19 +242,32 @@ class ScheduledState:
     def fall_back(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], why: str = "") -> Any:
         """Run the original forward for a call, counted by :meth:`count_fallback`."""
         self.count_fallback(args, kwargs, why)
+        self._log_missed(module)
         return self.original(module, *args, **kwargs)
+
+    def _log_missed(self, module: nn.Module) -> None:
+        """Log the first guard on Python state that fails for each graph."""
+        if torch.compiler.is_compiling() or not is_on("guards"):
+            return
+        for number, made in enumerate(self.specializations):
+            guard = made.ledger.missed(module)
+            failed = "an argument, a mode or a hook" if guard is None else str(guard)
+            log("guards", f"{self.label}: graph {number}: {failed}", module=self.name, graph=number, guard=guard)
 
     def count_fallback(self, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> None:
         """Count a call of the original forward and warn the first time, unless there are no graphs to run."""
         if self.specializations and not is_only_traced(args, kwargs):
             self.fallbacks += 1
+            if is_on("fallbacks"):
+                received = _summary(args, kwargs)
+                facts = {"module": self.name, "count": self.fallbacks, "received": received, "reason": why}
+                log("fallbacks", f"{self.label}: original forward, number {self.fallbacks}: {received}", **facts)
             if self.fallbacks == 1:
                 self.last_miss = _summary(args, kwargs)
                 because = f". No graph could be made for it: {why}" if why else ""
                 warnings.warn(
-                    f"{self.name or 'the root module'} ({self.module_class.__name__}): a call differs from the "
-                    f"recorded ones and runs the original forward; correct, not optimized. It received "
-                    f"{self.last_miss}{because}",
+                    f"{self.label}: a call differs from the recorded ones and runs the original forward; correct, not "
+                    f"optimized. It received {self.last_miss}{because}",
                     FallbackWarning,
                     stacklevel=5,
                 )
@@ -326,6 +349,9 @@ def install(
         adapter: makes graphs for further kinds of calls; without one they run ``forward``.
     """
     cls, state = original_class(module), state_of(module)
+    for number, made in enumerate(specializations if is_on("guards", details=True) else ()):
+        for guard in made.ledger:
+            log("guards", f"{name or 'the root module'}: graph {number}: {guard}", True, module=name, graph=number)
     if forward is None and state is not None:
         forward = state.forward
     made = bool(specializations) or forward is not None

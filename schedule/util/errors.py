@@ -191,7 +191,13 @@ def located(asked: str, module: str) -> Iterator[None]:
 
 
 def no_attribute(owner: object, name: str, primitives: Iterable[str]) -> AttributeError:
-    """Return the error for an attribute that neither ``owner`` has nor a registered primitive is called."""
+    """Return the error for an attribute that neither ``owner`` has nor a registered primitive is called.
+
+    Raises:
+        AttributeError: the class of ``owner`` has it as a property; this is the property's own error.
+    """
+    if hasattr(type(owner), name):
+        object.__getattribute__(owner, name)
     known = [each for each in (*dir(type(owner)), *primitives) if not each.startswith("_")]
     near = did_you_mean(name, dict.fromkeys(known))
     return AttributeError(f"{type(owner).__name__} has no attribute or primitive {name!r}{near and '; '}{near}")

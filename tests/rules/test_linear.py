@@ -108,7 +108,7 @@ def test_a_bias_that_another_rule_declines_stays_in_the_product() -> None:
 def test_small_products_are_declined_by_name() -> None:
     report = schedule.optimize(nn.Sequential(nn.Linear(8, 8)), torch.randn(4, 8))
     assert not report.applied
-    assert "tiny: 256 multiplications, and it pays from 16,777,216" in str(report.entries)
+    assert "too small: 256 multiplications, profitable from 16,777,216" in str(report.entries)
 
 
 class Branches(nn.Module):

@@ -15,7 +15,7 @@ def spec(elements: int, device: str) -> TensorSpec:
 
 @pytest.mark.parametrize("kind", ["single", "dropout", "layer_norm", "layer_norm, sum"])
 def test_where_eager_has_a_good_kernel_only_large_tensors_are_rewritten_on_a_card(kind: str) -> None:
-    assert "pays from 4,194,304 on cuda" in small(kind, spec(2**22 - 1, "cuda"))
+    assert "profitable from 4,194,304 on cuda" in small(kind, spec(2**22 - 1, "cuda"))
     assert not small(kind, spec(2**22, "cuda"))
 
 

@@ -253,6 +253,9 @@ def is_check(target: Any) -> bool:
     return not isinstance(target, str) and target in _CHECKS
 
 
+RULE = "rule"
+"""Key of the metadata of nodes made by a rewrite: the name of the rule or pattern, else of the primitive."""
+
 ASSUMED = "assumed"
 """Key of the metadata of questions about objects that the graph depends on, whether the forward asks or not. If one is
 asked after a lasting effect, another answer is an error."""

@@ -155,7 +155,7 @@ def test_optimize_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_schedule_without_steps_shows_its_graphs_and_what_rules_leave_alone() -> None:
     page = schedule.create_schedule(small(), ids()).show_graph()
     text = words(page.html)
-    assert "Nothing was done yet" in text and "tiny: " in text and "declined" in text
+    assert "Nothing was done yet" in text and "too small: " in text and "declined" in text
     assert picture_of(page.html, "blocks.0.mlp").count("<figcaption>") == 1
     assert "it cannot be traced: " in text, "a module whose forward depends on data says so"
 
