@@ -285,7 +285,13 @@ def _log_matches(path: str, training: bool, findings: Findings) -> None:
         log("match", f"{label}: {rule.name} at {node}: taken", rule=rule.name, node=node, status="taken", **facts)
     for each in findings.rejected:
         told = f"{label}: {each.rule} at {each.node}: {each.kind}: {each.reason}"
-        why = {"rule": each.rule, "node": each.node, "status": each.kind, "reason": each.reason, "source": each.source}
+        why: dict[str, Any] = {
+            "rule": each.rule,
+            "node": each.node,
+            "status": each.kind,
+            "reason": each.reason,
+            "source": each.source,
+        }
         log("match", told, each.kind == "near miss", **why, **facts)
 
 

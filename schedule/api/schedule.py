@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -135,12 +135,14 @@ class Schedule(Node):
     apply_plan = primitives.apply_plan
     optimize = optimize
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        """Return a primitive registered by a user."""
-        method = None if name.startswith("_") else registered().get(name)
-        if method is None:
-            raise no_attribute(self, name, registered())
-        return method.__get__(self)
+    if not TYPE_CHECKING:  # else a misspelled primitive would not be an error
+
+        def __getattr__(self, name: str) -> Callable[..., Any]:
+            """Return a primitive registered by a user."""
+            method = None if name.startswith("_") else registered().get(name)
+            if method is None:
+                raise no_attribute(self, name, registered())
+            return method.__get__(self)
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *registered()]

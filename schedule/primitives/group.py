@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from schedule import primitives
 from schedule.core.matching import Match, find_in, find_parallel_in, holds
@@ -189,9 +189,11 @@ class Group(Generic[NodeT]):
     shard = broadcast(primitives.shard)
     sync = broadcast(primitives.sync)
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        """Return a user-registered primitive for groups."""
-        method = None if name.startswith("_") else registered().get(name)
-        if method is None:
-            raise no_attribute(self, name, registered())
-        return broadcast(method).__get__(self)
+    if not TYPE_CHECKING:  # else a misspelled primitive would not be an error
+
+        def __getattr__(self, name: str) -> Callable[..., Any]:
+            """Return a user-registered primitive for groups."""
+            method = None if name.startswith("_") else registered().get(name)
+            if method is None:
+                raise no_attribute(self, name, registered())
+            return broadcast(method).__get__(self)

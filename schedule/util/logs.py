@@ -97,7 +97,9 @@ def _levels(subjects: Iterable[str]) -> dict[str, int]:
         name = asked.lstrip("+-")
         if name != "all" and name not in SUBJECTS:
             near = did_you_mean(name, SUBJECTS)
-            raise ScheduleError(f"there are no logs of {name!r}", fix=near or f"choose from: {', '.join(SUBJECTS)}, all")
+            raise ScheduleError(
+                f"there are no logs of {name!r}", fix=near or f"choose from: {', '.join(SUBJECTS)}, all"
+            )
         level = {"+": logging.DEBUG, "-": logging.ERROR}.get(asked[0], logging.INFO)
         levels |= dict.fromkeys(SUBJECTS if name == "all" else (name,), level)
     return levels

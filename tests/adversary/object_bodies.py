@@ -295,6 +295,31 @@ def dict_behind(m: Any, h: Tensor, c: Any) -> Any:
 
 
 @body
+def truth_of_a_number(m: Any, h: Tensor, c: Any) -> Any:
+    return h * (0.5 if c.n else 0.25)
+
+
+@body
+def truth_of_an_item(m: Any, h: Tensor, c: Any) -> Any:
+    return h * (0.5 if c.items[0] else 0.25) * (0.5 if c.flags["a"] else 0.25)
+
+
+@body
+def comparison_of_a_number(m: Any, h: Tensor, c: Any) -> Any:
+    return h * (0.5 if c.n + 1 != 3 else 0.25) * (0.5 if c.n != 4 else 0.25)
+
+
+@body
+def class_of_a_number(m: Any, h: Tensor, c: Any) -> Any:
+    return h * (0.5 if isinstance(c.n, int) else 0.25) * (0.5 if type(c.items[0]) is int else 0.25)
+
+
+@body
+def truth_behind(m: Any, h: Tensor, c: Any) -> Any:
+    return m.child(h, c) * (0.5 if c.n else 0.25)
+
+
+@body
 def part_set_behind(m: Any, h: Tensor, c: Any) -> Any:
     c.part.n = m.child(h, c).shape[1]
     return h

@@ -125,7 +125,9 @@ def test_explain_shows_the_nearest_miss() -> None:
 def test_explain_says_that_it_would_not_pay() -> None:
     found = data("explain", MODEL, "blocks.0.mlp", "--rule", "bias_gelu_tanh", code=1)["rules"][0]
     assert (
-        not found["applies"] and found["entries"][0]["status"] == "declined" and "too small" in found["entries"][0]["reason"]
+        not found["applies"]
+        and found["entries"][0]["status"] == "declined"
+        and "too small" in found["entries"][0]["reason"]
     )
 
 

@@ -34,8 +34,20 @@ def is_tuple(value: Any) -> bool:
     return type(value) is tuple
 
 
+def is_integer(value: Any) -> bool:
+    """Check whether ``value`` is an integer, and no truth value (graph target)."""
+    return type(value) is int
+
+
+def is_float(value: Any) -> bool:
+    """Check whether ``value`` is a floating-point number (graph target)."""
+    return type(value) is float
+
+
 IS_PLAIN: dict[type, Callable[[Any], bool]] = {dict: is_dict, list: is_list, tuple: is_tuple}
 """Classes of containers → questions whether a value is of exactly this class."""
+IS_PLAIN |= {int: is_integer, float: is_float}
+"""Classes of numbers, likewise."""
 _PURE_QUERIES = (len, operator.getitem, operator.contains, operator.truth, operator.is_, hasattr, tuple)
 _PURE_QUERIES += tuple(IS_PLAIN.values())
 _AUGMENTED = {

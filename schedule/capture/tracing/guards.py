@@ -22,6 +22,7 @@ from schedule.capture.tracing.effects import (
     ASSUMED,
     IS_PLAIN,
     KIND,
+    QUIET,
     changes_object,
     graph_check,
     has_effect,
@@ -31,7 +32,7 @@ from schedule.capture.tracing.later_reads import check_same
 from schedule.capture.tracing.opaque import Constant
 from schedule.capture.tracing.replaying import Made
 from schedule.capture.tracing.restoring import first_lasting
-from schedule.capture.tracing.result_kinds import is_kind
+from schedule.capture.tracing.result_kinds import is_kind, is_of_object
 from schedule.capture.tracing.scalars import scalar_of
 from schedule.capture.tracing.signature import Signature
 from schedule.capture.tracing.tracer import ModuleTracer
@@ -175,7 +176,7 @@ def _overlap(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
 def _call_expression(node: fx.Node, parts: list[str]) -> str:
     if node.target is getattr:
         return f"{parts[0]}.{node.args[1]}"
-    if node.target is operator.getitem and isinstance(node.args[1], int):
+    if node.target is operator.getitem and isinstance(node.args[1], (int, str)):
         return f"{parts[0]}[{parts[1]}]"
     if node.target in _INFIX:
         return f"({parts[0]} {_INFIX[node.target]} {parts[1]})"
@@ -198,6 +199,7 @@ def conditions(tracer: ModuleTracer, inputs: dict[fx.Node, str]) -> list[str]:
         while pending := [node for node in tracer.guards if node not in done]:
             for node in pending:  # tracing sizes back may add guards
                 done.add(node)
+                _guard_numbers(node, tracer)
                 text = None if callable(tracer.guards[node]) else _traced_expression(node, inputs, tracer)
                 if text is None and node.meta.get(ASSUMED) and lasting is not None and lasting < node:
                     _insert(graph, check_still, node, tracer.guards[node], node.name)
@@ -209,6 +211,25 @@ def conditions(tracer: ModuleTracer, inputs: dict[fx.Node, str]) -> list[str]:
                 if other_code < node and _reads_state(node):
                     _insert(graph, check_still, node, tracer.guards[node], text)
     return list(dict.fromkeys(found))
+
+
+def _guard_numbers(node: fx.Node, tracer: ModuleTracer) -> None:
+    """Guard on the class of each number of an object that ``node`` is computed from: None is not equal to 0 either."""
+    pending, seen = [node], set[fx.Node]()
+    while pending:
+        node = pending.pop()
+        if node in seen or node.meta.get(ASSUMED):
+            continue
+        seen.add(node)
+        kind = type(node.meta.get("spec"))
+        if kind not in (int, float) or not is_of_object(node):
+            pending += node.all_input_nodes if node.op == "call_function" else []
+            continue
+        if not any(user.target is IS_PLAIN[kind] for user in node.users):
+            with node.graph.inserting_after(node):
+                asked = tracer.emit(IS_PLAIN[kind], (node,))
+            asked.meta["opaque"] = asked.meta[ASSUMED] = asked.meta[QUIET] = True
+            tracer.guard(asked, True)
 
 
 def kind_conditions(tracer: ModuleTracer, inputs: dict[fx.Node, str], signature: Signature) -> list[str]:

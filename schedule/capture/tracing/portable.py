@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx
 
-from schedule.capture.tracing.effects import KIND, LENGTH, RULE
+from schedule.capture.tracing.effects import KIND, LENGTH, QUIET, RULE
 from schedule.capture.tracing.handed_containers import CONTAINER, READ
 from schedule.capture.tracing.later_reads import LATER
 
@@ -16,6 +16,7 @@ _SAVED_META = (
     "opaque",
     "object",
     "module",
+    QUIET,
     RULE,
     "draws",
     "raises",
