@@ -281,18 +281,12 @@ def _log_matches(path: str, training: bool, findings: Findings) -> None:
     label = f"{path or 'the root module'} in {'training' if training else 'evaluation'}"
     facts = {"module": path, "training": training}
     for rule, graph_match in findings.chosen:
-        node = graph_match.outputs[0].name
-        log("match", f"{label}: {rule.name} at {node}: taken", rule=rule.name, node=node, status="taken", **facts)
+        told, node = f"{label}: {rule.name}", graph_match.outputs[0].name
+        log("match", f"{told} at {node}: taken", {"status": "taken", "rule": rule.name, "node": node, **facts})
     for each in findings.rejected:
         told = f"{label}: {each.rule} at {each.node}: {each.kind}: {each.reason}"
-        why: dict[str, Any] = {
-            "rule": each.rule,
-            "node": each.node,
-            "status": each.kind,
-            "reason": each.reason,
-            "source": each.source,
-        }
-        log("match", told, each.kind == "near miss", **why, **facts)
+        why = {"status": each.kind, "rule": each.rule, "node": each.node, "reason": each.reason, "source": each.source}
+        log("match", told, {**why, **facts}, details=each.kind == "near miss")
 
 
 def _leftovers(count: int) -> str:

@@ -204,7 +204,7 @@ def bench(
         with stage("counting what is saved for backward"):
             saved = {name: measure(candidates[name], batch).saved_bytes for name in ("eager", "ours")}
         seconds = _seconds(candidates, batch, rounds)
-    ratios = {name: TimeRatio.of([a / b for a, b in zip(seconds[name], seconds["eager"])]) for name in seconds}
+    ratios = {name: _ratio(each, seconds["eager"]) for name, each in seconds.items()}
     milliseconds = {name: 1000 * statistics.median(each) for name, each in seconds.items()}
     if as_json:
         times = {name: asdict(ratio) for name, ratio in ratios.items()}
@@ -273,6 +273,11 @@ def _seconds(candidates: dict[str, nn.Module], batch: Any, rounds: int) -> dict[
         for name, each in candidates.items():
             found[name].append(step_seconds(each, batch))
     return found
+
+
+def _ratio(seconds: list[float], of_eager: list[float]) -> TimeRatio:
+    """Return the ratio of times of the same rounds."""
+    return TimeRatio.of([a / b for a, b in zip(seconds, of_eager, strict=True)])
 
 
 def _chart(ratios: dict[str, TimeRatio], milliseconds: dict[str, float], saved: dict[str, int]) -> Table:

@@ -400,11 +400,12 @@ def _log_trace(path: str, training: bool | None, found: Specialization | TraceEr
     label = f"{path or 'the root module'} in {mode}"
     if isinstance(found, TraceError):
         reason = found.why.splitlines()[0]
-        log("trace", f"{label}: not traced: {reason} ({found.where})", reason=reason, where=found.where, **facts)
+        told = f"{label}: not traced: {reason} ({found.where})"
+        log("trace", told, {"reason": reason, "where": found.where, **facts})
         return
-    log("trace", f"{label}: {len(found.graph.nodes)} nodes", nodes=len(found.graph.nodes), **facts)
+    log("trace", f"{label}: {len(found.graph.nodes)} nodes", {"nodes": len(found.graph.nodes), **facts})
     if is_on("trace", details=True):
-        log("trace", f"{label}:\n{found.graph}", True, graph=str(found.graph), **facts)
+        log("trace", f"{label}:\n{found.graph}", {"graph": str(found.graph), **facts}, details=True)
 
 
 def _again(error: TraceError) -> TraceError:

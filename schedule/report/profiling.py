@@ -30,8 +30,8 @@ def profile_step(sch: Node, file: str | Path, batch: Any = None) -> Path:
     """Run one training step of the model, and write its profile for https://ui.perfetto.dev or ``chrome://tracing``.
 
     Each rewrite is a range of its own, such as ``bias_gelu_tanh: transformer.h.0.mlp``, and its backward pass one more,
-    ``bias_gelu_tanh: transformer.h.0.mlp (backward)``. A step before it is not profiled, as it compiles kernels. The model
-    and random generators are restored.
+    ``bias_gelu_tanh: transformer.h.0.mlp (backward)``. A step before it is not profiled, as it compiles kernels. The
+    model and random generators are restored.
 
     Args:
         sch: the schedule of the model, or of a part of it.

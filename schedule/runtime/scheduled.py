@@ -183,7 +183,8 @@ class ScheduledState:
                 made = replace(made, specializations=(), summary="")
                 selected = self._with(made, module, args, kwargs)
             found = f"new graphs for {made.summary}" if made.summary else f"no new graph: {made.declined.why}"
-            log("fallbacks", f"{self.label}: {found}", module=self.name, summary=made.summary, reason=made.declined.why)
+            facts = {"module": self.name, "summary": made.summary, "reason": made.declined.why}
+            log("fallbacks", f"{self.label}: {found}", facts)
             return selected
 
     def _with(
@@ -252,7 +253,8 @@ class ScheduledState:
         for number, made in enumerate(self.specializations):
             guard = made.ledger.missed(module)
             failed = "an argument, a mode or a hook" if guard is None else str(guard)
-            log("guards", f"{self.label}: graph {number}: {failed}", module=self.name, graph=number, guard=guard)
+            facts = {"module": self.name, "graph": number, "guard": failed}
+            log("guards", f"{self.label}: graph {number}: {failed}", facts)
 
     def count_fallback(self, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> None:
         """Count a call of the original forward and warn the first time, unless there are no graphs to run."""
@@ -261,7 +263,7 @@ class ScheduledState:
             if is_on("fallbacks"):
                 received = _summary(args, kwargs)
                 facts = {"module": self.name, "count": self.fallbacks, "received": received, "reason": why}
-                log("fallbacks", f"{self.label}: original forward, number {self.fallbacks}: {received}", **facts)
+                log("fallbacks", f"{self.label}: original forward, number {self.fallbacks}: {received}", facts)
             if self.fallbacks == 1:
                 self.last_miss = _summary(args, kwargs)
                 because = f". No graph could be made for it: {why}" if why else ""
@@ -349,13 +351,19 @@ def install(
         adapter: makes graphs for further kinds of calls; without one they run ``forward``.
     """
     cls, state = original_class(module), state_of(module)
-    for number, made in enumerate(specializations if is_on("guards", details=True) else ()):
-        for guard in made.ledger:
-            log("guards", f"{name or 'the root module'}: graph {number}: {guard}", True, module=name, graph=number)
+    if is_on("guards", details=True):
+        _log_guards(name, specializations)
     if forward is None and state is not None:
         forward = state.forward
     made = bool(specializations) or forward is not None
     put(module, ScheduledState(cls, specializations, name, forward, adapter) if made else None)
+
+
+def _log_guards(name: str, specializations: Sequence[Specialization]) -> None:
+    for number, made in enumerate(specializations):
+        for guard in made.ledger:
+            told = f"{name or 'the root module'}: graph {number}: {guard}"
+            log("guards", told, {"module": name, "graph": number, "guard": str(guard)}, details=True)
 
 
 def put(module: nn.Module, state: ScheduledState | None) -> None:

@@ -1,8 +1,8 @@
 """Logs of what the compiler does: Python loggers under ``fxschedule``, one for each subject.
 
 ``FXSCHEDULE_LOGS="match,+guards"`` prints them, like torch's ``TORCH_LOGS``: a plain name for one line each, ``+`` for
-details too, ``-`` for none, ``all`` for every subject. ``FXSCHEDULE_LOGS_FILE=run.jsonl`` also writes one JSON object for
-each line, with the facts by name.
+details too, ``-`` for none, ``all`` for every subject. ``FXSCHEDULE_LOGS_FILE=run.jsonl`` also writes one JSON object
+for each line, with the facts by name.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +35,14 @@ def is_on(subject: str, details: bool = False) -> bool:
     return logging.getLogger(f"{ROOT}.{subject}").isEnabledFor(logging.DEBUG if details else logging.INFO)
 
 
-def log(subject: str, text: str, details: bool = False, **facts: Any) -> None:
+def log(subject: str, text: str, facts: Mapping[str, Any], details: bool = False) -> None:
     """Log one line.
 
     Args:
         subject: one of :data:`SUBJECTS`.
         text: the line.
-        details: whether it is a detail.
         facts: what the line says, by name, for JSON; values that JSON does not have are written as text.
+        details: whether it is a detail.
     """
     level = logging.DEBUG if details else logging.INFO
     logging.getLogger(f"{ROOT}.{subject}").log(level, "%s", text, extra={_FACTS: facts})
@@ -52,8 +52,8 @@ def set_logs(subjects: str | Iterable[str], file: str | os.PathLike[str] | None 
     """Print logs to the standard error stream, in place of the previous choice.
 
     Args:
-        subjects: names of :data:`SUBJECTS`, as a list or separated by commas: ``"match"`` for one line each, ``"+match"``
-            for details too, ``"-match"`` for none, ``"all"`` for every subject. ``""`` ends all logs.
+        subjects: names of :data:`SUBJECTS`, as a list or separated by commas: ``"match"`` for one line each,
+            ``"+match"`` for details too, ``"-match"`` for none, ``"all"`` for every subject. ``""`` ends all logs.
         file: a file to write the same as JSON lines to; None for none.
 
     Raises:

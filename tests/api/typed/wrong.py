@@ -16,4 +16,4 @@ def wrong(model: nn.Module) -> None:
     sch.shard("weight", "rows")  # wrong: an axis is a number
     schedule.verify(model, steps="five")  # wrong: not a number
     sch["layers.*"].decomposed()  # wrong: misspelled, on a group
-    report: str = schedule.optimize(model)  # wrong: a Report
+    schedule.optimize(model).applied.append("rule")  # wrong: a dict
