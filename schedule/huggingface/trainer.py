@@ -26,6 +26,12 @@ class OptimizeCallback(TrainerCallback):
         rules, cost_guard: as for :func:`schedule.optimize`.
         check: verify the rewritten model against the original before the first step.
         keep: leave the model scheduled when training ends; otherwise undo all steps.
+        writer: where to write the two numbers below as scalars at each log, such as
+            ``torch.utils.tensorboard.SummaryWriter("runs/fxschedule")``: anything with ``add_scalar(name, value, step)``.
+
+    At each log of the Trainer, ``fxschedule/fallbacks`` (calls that ran an original forward so far) and
+    ``fxschedule/adaptations`` (further kinds of calls that got graphs of their own) are added to ``state.log_history``,
+    and so to ``trainer_state.json``.
 
     Attributes:
         report: report of the rewrites, once training has begun.
@@ -36,9 +42,15 @@ class OptimizeCallback(TrainerCallback):
     """
 
     def __init__(
-        self, rules: Rules = "default", *, cost_guard: bool = True, check: bool = False, keep: bool = True
+        self,
+        rules: Rules = "default",
+        *,
+        cost_guard: bool = True,
+        check: bool = False,
+        keep: bool = True,
+        writer: Any = None,
     ) -> None:
-        self.rules, self.cost_guard, self.check, self.keep = rules, cost_guard, check, keep
+        self.rules, self.cost_guard, self.check, self.keep, self.writer = rules, cost_guard, check, keep, writer
         self.report: Report | None = None
         self.schedule: Schedule | None = None
 
@@ -56,6 +68,19 @@ class OptimizeCallback(TrainerCallback):
         self.report = optimize(self.schedule, rules=self.rules, cost_guard=self.cost_guard)
         if self.check:
             verify(self.schedule, batch)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **given: Any) -> None:
+        """Add the numbers of fallbacks and adaptations to what is logged."""
+        if self.report is None:
+            return
+        counts = {"fallbacks": sum(self.report.fallbacks.values())}
+        counts["adaptations"] = sum(map(len, self.report.adapted.values()))
+        for name, count in counts.items():
+            for entry in (logs, *state.log_history[-1:]):
+                if entry is not None:
+                    entry[f"fxschedule/{name}"] = count
+            if self.writer is not None and state.is_world_process_zero:
+                self.writer.add_scalar(f"fxschedule/{name}", count, state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Undo all steps unless ``keep`` is set."""

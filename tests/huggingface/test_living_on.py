@@ -118,6 +118,34 @@ def test_the_callback_undoes_when_asked(tmp_path: Path) -> None:
     assert callback.report is not None and callback.report.applied and not rewritten(model)
 
 
+class Writer:
+    """Keeps the scalars that a TensorBoard writer would write."""
+
+    def __init__(self) -> None:
+        self.scalars: list[tuple[str, float, int]] = []
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        self.scalars.append((name, value, step))
+
+
+def test_the_callback_logs_fallbacks_and_adaptations(tmp_path: Path) -> None:
+    writer = Writer()
+    callback = OptimizeCallback(cost_guard=False, writer=writer)
+    settings = hf.TrainingArguments(
+        str(tmp_path), max_steps=2, logging_steps=1, report_to=[], use_cpu=True, per_device_train_batch_size=2
+    )
+    trainer = hf.Trainer(model=build("gpt2"), args=settings, train_dataset=Rows("gpt2"), callbacks=[callback])
+    trainer.train()
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert len(logged) == 2
+    assert callback.report is not None
+    fallbacks, adapted = callback.report.fallbacks, callback.report.adapted
+    assert logged[-1]["fxschedule/fallbacks"] == sum(fallbacks.values())
+    assert logged[-1]["fxschedule/adaptations"] == sum(map(len, adapted.values()))
+    assert ("fxschedule/fallbacks", logged[0]["fxschedule/fallbacks"], 1) in writer.scalars
+    assert ("fxschedule/adaptations", logged[1]["fxschedule/adaptations"], 2) in writer.scalars
+
+
 @everywhere
 def test_accelerate(name: str) -> None:
     def losses(model: nn.Module) -> list[float]:
