@@ -38,6 +38,10 @@ class Holder:
         self.items.append(9)
         self.flags[1] = not self.flags[1]
 
+    def number(self) -> Any:
+        """Return the number."""
+        return self.n
+
     def own(self) -> list[int]:
         """Return the list itself."""
         return self.items
@@ -312,6 +316,17 @@ def comparison_of_a_number(m: Any, h: Tensor, c: Any) -> Any:
 @body
 def class_of_a_number(m: Any, h: Tensor, c: Any) -> Any:
     return h * (0.5 if isinstance(c.n, int) else 0.25) * (0.5 if type(c.items[0]) is int else 0.25)
+
+
+@body
+def dtype_by_a_number(m: Any, h: Tensor, c: Any) -> Any:
+    made, product = torch.full((2,), c.n), torch.ones(2, dtype=torch.int64) * c.items[0]
+    return h * (0.5 if made.dtype is torch.int64 else 0.25) * (0.5 if product.dtype is torch.int64 else 0.25)
+
+
+@body
+def truth_of_a_returned_number(m: Any, h: Tensor, c: Any) -> Any:
+    return h * (0.5 if c.number() else 0.25) * (0.5 if c.number() != 4 else 0.25)
 
 
 @body

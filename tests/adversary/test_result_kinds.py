@@ -266,3 +266,54 @@ def test_what_an_argument_holds_may_change(name: str) -> None:
     torch.testing.assert_close(scheduled(x, held), original(x, held))
     change(held)
     torch.testing.assert_close(scheduled(x, held), original(x, held))
+
+
+class Counting(nn.Module):
+    """A submodule that returns a number beside its result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number: Any = 2
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Any]:
+        return x + 1, self.number
+
+
+class AskingItsNumber(nn.Module):
+    """A forward that asks about the number that its submodule returns."""
+
+    def __init__(self, read: Callable[[Any], float]) -> None:
+        super().__init__()
+        self.proj, self.child, self.read = nn.Linear(8, 8), Counting(), read
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, number = self.child(nn.functional.gelu(self.proj(x)))
+        return y * self.read(number)
+
+
+@pytest.mark.filterwarnings("ignore::schedule.FallbackWarning")
+@pytest.mark.parametrize("later", [None, 0, 3, 2.0, True, False, "2", torch.tensor(2)])
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda number: 2.0 if number else 1.0,
+        lambda number: 2.0 if number != 3 else 1.0,
+        lambda number: 2.0 if number is not None else 1.0,
+        lambda number: 2.0 if isinstance(number, int) else 1.0,
+        lambda number: 2.0 if torch.full((2,), number).dtype is torch.int64 else 1.0,
+        lambda number: float(len(str(number))),
+    ],
+)
+def test_a_returned_number_may_be_of_another_class(read: Callable[[Any], float], later: Any) -> None:
+    module, x = AskingItsNumber(read), torch.randn(3, 8)
+    twin = copy.deepcopy(module)
+    schedule.optimize(module, (x,), cost_guard=False)
+    torch.testing.assert_close(module(x), twin(x))
+    twin.child.number = module.child.number = later
+    try:
+        expected = twin(x)
+    except TypeError:
+        with pytest.raises((TypeError, ScheduleError)):
+            module(x)
+    else:
+        torch.testing.assert_close(module(x), expected)

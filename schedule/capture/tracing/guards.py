@@ -32,7 +32,7 @@ from schedule.capture.tracing.later_reads import check_same
 from schedule.capture.tracing.opaque import Constant
 from schedule.capture.tracing.replaying import Made
 from schedule.capture.tracing.restoring import first_lasting
-from schedule.capture.tracing.result_kinds import is_kind, is_of_object
+from schedule.capture.tracing.result_kinds import is_kind, is_result
 from schedule.capture.tracing.scalars import scalar_of
 from schedule.capture.tracing.signature import Signature
 from schedule.capture.tracing.tracer import ModuleTracer
@@ -196,6 +196,8 @@ def conditions(tracer: ModuleTracer, inputs: dict[fx.Node, str]) -> list[str]:
     output, lasting = next(reversed(graph.nodes)), first_lasting(graph)
     other_code = next(filter(runs_other_code, graph.nodes), output)
     with graph.inserting_before(output):
+        for number in tracer.questions.numbers:
+            _guard_numbers(number, tracer)
         while pending := [node for node in tracer.guards if node not in done]:
             for node in pending:  # tracing sizes back may add guards
                 done.add(node)
@@ -222,7 +224,7 @@ def _guard_numbers(node: fx.Node, tracer: ModuleTracer) -> None:
             continue
         seen.add(node)
         kind = type(node.meta.get("spec"))
-        if kind not in (int, float) or not is_of_object(node):
+        if kind not in (int, float) or not is_result(node):
             pending += node.all_input_nodes if node.op == "call_function" else []
             continue
         if not any(user.target is IS_PLAIN[kind] for user in node.users):

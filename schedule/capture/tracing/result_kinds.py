@@ -25,9 +25,14 @@ PROPERTIES = ("dtype", "rank", "device")
 
 
 class Questions:
-    """Questions of one forward about its values."""
+    """Questions of one forward about its values.
+
+    Attributes:
+        numbers: numbers from other code that the answers depend on, by their class.
+    """
 
     def __init__(self) -> None:
+        self.numbers: dict[fx.Node, None] = {}
         self._seen: dict[fx.Node, set[str]] = {}
 
     def about(self, node: Any, asked: Collection[str]) -> None:
@@ -50,6 +55,8 @@ class Questions:
             elif isinstance(spec := node.meta.get("spec"), TensorSpec):
                 kind = {"dtype": spec.dtype, "rank": spec.ndim, "device": spec.device.type}
                 node.meta[KIND] = tuple(kind[name] if name in seen else None for name in PROPERTIES)
+            elif type(spec) in (int, float):
+                self.numbers[node] = None
 
 
 def is_result(node: fx.Node) -> bool:
