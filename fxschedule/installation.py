@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from importlib import metadata
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 _PACKAGE = Path(__file__).parents[1] / "schedule"
@@ -16,7 +16,7 @@ _OURS = "from schedule.api"  # an import that the file of the other package does
 
 def problem() -> str | None:
     """Return what ``import schedule`` finds in place of this package, and what to do; None if all is well."""
-    spec = PathFinder.find_spec("schedule", sys.path)
+    spec = _spec()
     if spec is None or spec.origin is None:
         return f"there is no package `schedule` beside {__package__}.\n  fix: {_reinstall(other=False)}"
     found = Path(spec.origin)
@@ -32,6 +32,15 @@ def problem() -> str | None:
         "  fix: rename that file or folder, or take its folder off sys.path (the working directory and PYTHONPATH come "
         "first)"
     )
+
+
+def _spec() -> ModuleSpec | None:
+    """Return what ``import schedule`` would find, by an editable install's own finder too, and import nothing."""
+    for finder in sys.meta_path:
+        spec = finder.find_spec("schedule", None)
+        if spec is not None:
+            return spec
+    return None
 
 
 def refuse_other_package() -> None:

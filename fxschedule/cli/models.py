@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from fxschedule.cli.output import Code, CommandError
+from schedule.util.errors import did_you_mean
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -113,12 +114,25 @@ class Wanted:
 
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
+        self._refuse_attention()
         stored = self._stored()
         config = self._stored_config() if stored else _default_config(self.name)
         cls = _model_class(config)
         if stored and not self.tiny:
             return Loaded(self._with_weights(cls), None, f"weights of {stored}")
         return Loaded(self._random(cls, config), None, "random weights" + (", tiny" if self.tiny else ""))
+
+    def _refuse_attention(self) -> None:
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        known = ["eager", *sorted(ALL_ATTENTION_FUNCTIONS.valid_keys())]
+        if self.attention and self.attention not in known:
+            near = did_you_mean(self.attention, known)
+            raise CommandError(
+                f"transformers has no attention {self.attention!r}",
+                Code.USAGE,
+                fix=f"{near}{near and ' '}the choices are {', '.join(known)}",
+            )
 
     def _stored(self) -> str:
         """Describe the local location of the model, or return "" if it is not stored here."""

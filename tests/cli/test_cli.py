@@ -209,6 +209,12 @@ def test_profile_refuses_a_file_before_any_work(tmp_path: Path) -> None:
     assert result.exit_code == 2 and "cannot be written" in result.stderr and "create that folder" in result.stderr
 
 
+def test_an_unknown_attention_names_the_choices() -> None:
+    result = run("optimize", "gpt2", "--tiny", "--attention", "flashy")
+    assert result.exit_code == 2
+    assert "no attention 'flashy'" in result.stderr and "eager" in result.stderr and "sdpa" in result.stderr
+
+
 # -- models -----------------------------------------------------------------------------------------------------
 
 
