@@ -35,9 +35,14 @@ def test_importing_it_does_not_import_torch() -> None:
 def test_the_installed_package_runs_from_any_folder(command: list[str], tmp_path: Path) -> None:
     """Also an editable one, which Python finds by a finder of its own."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    program = Path(sys.executable).with_name(command[0])
+    name, *arguments = command.split()
     done = subprocess.run(
-        [program, *command[1:]], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [Path(sys.executable).with_name(name), *arguments],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
 
