@@ -26,8 +26,8 @@ class OptimizeCallback(TrainerCallback):
         rules, cost_guard: as for :func:`schedule.optimize`.
         check: verify the rewritten model against the original before the first step.
         keep: leave the model scheduled when training ends; otherwise undo all steps.
-        writer: where to write the two numbers below as scalars at each log, such as
-            ``torch.utils.tensorboard.SummaryWriter("runs/fxschedule")``: anything with ``add_scalar(name, value, step)``.
+        writer: where to write the two numbers below as scalars at each log: anything with
+            ``add_scalar(name, value, step)``, such as ``torch.utils.tensorboard.SummaryWriter("runs/fxschedule")``.
 
     At each log of the Trainer, ``fxschedule/fallbacks`` (calls that ran an original forward so far) and
     ``fxschedule/adaptations`` (further kinds of calls that got graphs of their own) are added to ``state.log_history``,

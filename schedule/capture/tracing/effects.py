@@ -44,9 +44,14 @@ def is_float(value: Any) -> bool:
     return type(value) is float
 
 
+def is_truth_value(value: Any) -> bool:
+    """Check whether ``value`` is True or False (graph target)."""
+    return type(value) is bool
+
+
 IS_PLAIN: dict[type, Callable[[Any], bool]] = {dict: is_dict, list: is_list, tuple: is_tuple}
 """Classes of containers → questions whether a value is of exactly this class."""
-IS_PLAIN |= {int: is_integer, float: is_float}
+IS_PLAIN |= {int: is_integer, float: is_float, bool: is_truth_value}
 """Classes of numbers, likewise."""
 _PURE_QUERIES = (len, operator.getitem, operator.contains, operator.truth, operator.is_, hasattr, tuple)
 _PURE_QUERIES += tuple(IS_PLAIN.values())

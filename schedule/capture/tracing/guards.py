@@ -224,7 +224,7 @@ def _guard_numbers(node: fx.Node, tracer: ModuleTracer) -> None:
             continue
         seen.add(node)
         kind = type(node.meta.get("spec"))
-        if kind not in (int, float) or not is_result(node):
+        if kind not in (int, float, bool) or not is_result(node):
             pending += node.all_input_nodes if node.op == "call_function" else []
             continue
         if not any(user.target is IS_PLAIN[kind] for user in node.users):

@@ -55,7 +55,7 @@ class Questions:
             elif isinstance(spec := node.meta.get("spec"), TensorSpec):
                 kind = {"dtype": spec.dtype, "rank": spec.ndim, "device": spec.device.type}
                 node.meta[KIND] = tuple(kind[name] if name in seen else None for name in PROPERTIES)
-            elif type(spec) in (int, float):
+            elif type(spec) in (int, float, bool):
                 self.numbers[node] = None
 
 

@@ -199,10 +199,12 @@ class ModuleTracer(TorchFunctionMode):
         """Note that the forward asks for the dtype, rank or device of ``value``, or whether it is a tensor.
 
         Args:
-            value: a tensor or its node.
+            value: a tensor, a symbolic number, or its node.
             asked: what of :data:`~schedule.capture.tracing.result_kinds.PROPERTIES` it asks for.
         """
+        scalar = scalar_of(value)
         node = value if isinstance(value, fx.Node) else self._nodes.get(id(value), (None, None))[1]
+        node = node if scalar is None else scalar.node
         self.questions.about(node, asked)
 
     def node_of(self, leaf: Any) -> Any:

@@ -47,7 +47,8 @@ class _Trial:
         self.keeping = compiled(keeping(graph, [node for node in found if node.op == "call_module"]))
         self.drawing = any(node.meta.get("draws") or uses_random(node) for node in found)
         given = [node for node in graph.nodes if node.op == "placeholder"]
-        changing = any(map(changes_given, found))
+        # A submodule, or a hook of it, may change them too, whatever it is given.
+        changing = any(node.op == "call_module" or changes_given(node) for node in found)
         self.assigned = [assigned for node in found if (assigned := assigned_attribute(node)) is not None]
         self.objects = tuple(index for index, node in enumerate(given) if changing and node.meta.get("object"))
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
-from torch import fx
 
 from schedule.capture.tracing.opaque import _Watched
 from schedule.capture.tracing.parts import Tracked
@@ -20,8 +19,6 @@ from schedule.capture.tracing.reading.origin import is_changeable, is_fixed
 from schedule.capture.tracing.reading.plain import is_atom, is_plain_content, snapshot
 from schedule.capture.tracing.reading.resolution import ABSENT
 from schedule.capture.tracing.reading.sources import Const, Item, Query, Source, described
-from schedule.capture.tracing.result_kinds import is_result
-from schedule.capture.tracing.scalars import scalar_of
 
 _MOST_TENSORS = 64
 
@@ -262,17 +259,9 @@ class ItemReads(AttributeReads):
             self.guard("distinct", other, a)
         elif self.on and a is not b:
             for value, other in ((a, b), (b, a)):
-                if isinstance(value, torch.Tensor) and is_atom(other):
+                if (isinstance(value, torch.Tensor) and is_atom(other)) or other is None:
                     self.tracer.ask(value)
-                elif other is None:
-                    self.guard_class_of_number(value)
             self._distinct(a, b)
-
-    def guard_class_of_number(self, value: Any) -> None:
-        """Guard on the class of ``value``, if it is a number that other code returned or an object holds."""
-        scalar = scalar_of(value)
-        if scalar is not None and isinstance(scalar.node, fx.Node) and is_result(scalar.node):
-            self.tracer.guard(self.tracer.emit(type, (scalar.node,)), type(scalar.value))
 
     def _distinct(self, a: Any, b: Any) -> None:
         """Guard on ``a is not b`` for two values of the graph, such as two arguments."""

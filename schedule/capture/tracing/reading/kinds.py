@@ -43,9 +43,11 @@ def _isinstance(ev: Evaluator, value: Any, cls: Any) -> bool:
 
 def _number(ev: Evaluator, value: Any) -> Any:
     """Return the recorded number for one of the graph, with a guard on its class if other code returned it."""
-    ev.guard_class_of_number(value)
     scalar = scalar_of(value)
-    return value if scalar is None else scalar.value
+    if scalar is None:
+        return value
+    ev.tracer.ask(value)
+    return scalar.value
 
 
 def _classes(ev: Evaluator, cls: Any) -> Iterator[Any]:

@@ -79,12 +79,20 @@ class NativeCalls(ItemReads):
                 self.refuse_compared(args, kwargs)
         given = (self._bound(function), *args, *kwargs.values())
         if is_traced(function, module, given):
-            return self._traced(function, module, args, kwargs)
+            return self._asking(given, self._traced(function, module, args, kwargs))
         if computes(function, module, args, given[0]):
-            return function(*args, **kwargs)
+            return self._asking(given, function(*args, **kwargs))
         if not is_query(function, module, given):
             raise self._refused_effect(function, module)
         return self._answer(function, module, args, kwargs)
+
+    def _asking(self, given: tuple[Any, ...], result: Any) -> Any:
+        """Note that ``result``, if it is a constant, may depend on the class of the numbers given."""
+        if is_atom(result):
+            for _, leaf in leaves(given):
+                if isinstance(leaf, SYMBOLIC):
+                    self.tracer.ask(leaf)
+        return result
 
     def _traced(self, function: Any, module: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function of torch that the trace writes; refuse it if it does something else."""
