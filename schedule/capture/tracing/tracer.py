@@ -202,10 +202,12 @@ class ModuleTracer(TorchFunctionMode):
             value: a tensor, a symbolic number, or its node.
             asked: what of :data:`~schedule.capture.tracing.result_kinds.PROPERTIES` it asks for.
         """
-        scalar = scalar_of(value)
-        node = value if isinstance(value, fx.Node) else self._nodes.get(id(value), (None, None))[1]
-        node = node if scalar is None else scalar.node
-        self.questions.about(node, asked)
+        if isinstance(value, fx.Node):
+            self.questions.about(value, asked)
+        elif (scalar := scalar_of(value)) is not None:
+            self.questions.about(scalar.node, asked)
+        elif id(value) in self._nodes:
+            self.questions.about(self._nodes[id(value)][1], asked)
 
     def node_of(self, leaf: Any) -> Any:
         """Return the node of ``leaf``, or the constant itself."""
