@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from fused.torch_internals.kernels import NATIVE_MODULES
-from schedule.capture.tracing.effects import changed, changes_object, drops, first_argument, uses_random
+from schedule.capture.tracing.effects import QUIET, changed, changes_object, drops, first_argument, uses_random
 from schedule.capture.tracing.messages import MESSAGES
 from schedule.capture.tracing.opaque import Constant
 from schedule.capture.tracing.regions import REGION_FUNCTIONS
@@ -107,6 +107,8 @@ def _function_effects(node: fx.Node) -> Effects:
     target: Any = node.target
     if target in REGION_FUNCTIONS or target in MESSAGES:
         return BARRIER
+    if node.meta.get(QUIET):
+        return VIEW
     if reads_metadata(node) or target in _PURE_NUMBERS or isinstance(target, Constant):
         return FRESH
     if target in _CONTAINERS or getattr(target, "__module__", "") == "torch.return_types":

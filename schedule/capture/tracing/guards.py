@@ -220,7 +220,7 @@ def _guard_numbers(node: fx.Node, tracer: ModuleTracer) -> None:
     pending, seen = [node], set[fx.Node]()
     while pending:
         node = pending.pop()
-        if node in seen or node.meta.get(ASSUMED):
+        if node in seen or node.meta.get(ASSUMED) or size_read(node) is not None:  # sizes are always integers
             continue
         seen.add(node)
         kind = type(node.meta.get("spec"))
