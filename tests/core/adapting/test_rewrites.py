@@ -50,6 +50,11 @@ def _compile(sch: Any) -> None:
     sch["blocks.*.mlp"].fuse(sch["blocks.*.mlp"].find(bias_gelu), compiler=None)
 
 
+@pytest.fixture(autouse=True)
+def _no_calls() -> None:
+    fast.calls = 0  # type: ignore[attr-defined]
+
+
 def _replace(sch: Any) -> None:
     sch["blocks.*.mlp"].replace(fast, sch["blocks.*.mlp"].find(bias_gelu))
 
