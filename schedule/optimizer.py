@@ -38,7 +38,7 @@ from schedule.rules import Rule, select_rules
 from schedule.rules.applying import Candidate, Findings, explain, find_all
 from schedule.runtime.scheduled import state_of
 from schedule.util.errors import MatchError, NotApplicable, ScheduleError
-from schedule.util.logs import is_on, log
+from schedule.util.logs import is_on, log, of_mode
 from schedule.util.wording import counted
 
 Rules = str | Iterable[str | Rule]
@@ -278,8 +278,7 @@ def _entries(path: str, rejected: Iterable[Candidate]) -> list[Entry]:
 
 def _log_matches(path: str, training: bool, findings: Findings) -> None:
     """Log each match in a graph: taken, or why not."""
-    label = f"{path or 'the root module'} in {'training' if training else 'evaluation'}"
-    facts = {"module": path, "training": training}
+    label, facts = of_mode(path, training), {"module": path, "training": training}
     for rule, graph_match in findings.chosen:
         told, node = f"{label}: {rule.name}", graph_match.outputs[0].name
         log("match", f"{told} at {node}: taken", {"status": "taken", "rule": rule.name, "node": node, **facts})

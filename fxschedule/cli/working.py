@@ -18,7 +18,7 @@ from torch import nn
 
 from fused.backends.availability import why_unavailable
 from fxschedule.cli import options, recipes
-from fxschedule.cli.models import Wanted
+from fxschedule.cli.models import Loaded, Wanted
 from fxschedule.cli.output import Code, command, emit, refuse_unwritable, stage, stderr, stdout
 from schedule import verify as check
 from schedule.api.optimize import optimize as apply_rules
@@ -69,9 +69,7 @@ def optimize(
     if recipe_out is not None:
         refuse_unwritable(recipe_out, "recipe", (".json", ".py"))
     asked = options.Asked(Wanted(model, tiny, attention, trust_remote_code), device, batch_size, length)
-    loaded, sch = asked.load()
-    with stage("rewriting"):
-        done = rewrite(sch)
+    loaded, sch, done = _rewritten(asked, rewrite)
     if recipe_out is not None:
         recipes.save(sch, recipe_out)
     done.measure_if_possible()
@@ -93,6 +91,13 @@ def _rewriter(rules: str, recipe: Path | None, cost_guard: bool, trusted: bool) 
     if recipe is not None:
         return partial(recipes.replayed, recipe=recipes.read(recipe, trusted))
     return partial(apply_rules, rules=options.rules_of(rules), cost_guard=cost_guard)
+
+
+def _rewritten(asked: options.Asked, rewrite: Callable[[Schedule], Report]) -> tuple[Loaded, Schedule, Report]:
+    """Load the model and rewrite it."""
+    loaded, sch = asked.load()
+    with stage("rewriting"):
+        return loaded, sch, rewrite(sch)
 
 
 def _print_report(done: Report, origin: str, verified: dict[str, Any] | None, report: Any) -> None:
@@ -130,9 +135,7 @@ def verify(
     """
     rewrite = _rewriter(rules, recipe, options.guarded(cost_guard, tiny), trust_remote_code)
     asked = options.Asked(Wanted(model, tiny, attention, trust_remote_code), device, batch_size, length)
-    loaded, sch = asked.load()
-    with stage("rewriting"):
-        done = rewrite(sch)
+    loaded, sch, done = _rewritten(asked, rewrite)
     found = _verified(sch, sch.tree.graphs.example_inputs)
     if as_json:
         emit({"model": model, "origin": loaded.origin, "applied": done.applied, **found})
@@ -250,9 +253,7 @@ def profile(
     rewrite = _rewriter(rules, recipe, options.guarded(cost_guard, tiny), trust_remote_code)
     refuse_unwritable(out, "profile", (".json",))
     asked = options.Asked(Wanted(model, tiny, attention, trust_remote_code), device, batch_size, length)
-    loaded, sch = asked.load()
-    with stage("rewriting"):
-        done = rewrite(sch)
+    loaded, sch, done = _rewritten(asked, rewrite)
     with stage("profiling a training step"):
         profile_step(sch, out)
     if as_json:

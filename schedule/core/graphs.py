@@ -21,11 +21,11 @@ from schedule.capture.tracing.hooks import is_hooked, nothing_collected
 from schedule.capture.tracing.specialization import Specialization, original_class, specialize
 from schedule.capture.tracing.unchanged import written
 from schedule.core.wrapping import unwrapped, wrapped
+from schedule.runtime.logs import log_trace
 from schedule.runtime.scheduled import ScheduledState, as_scheduled, forward_of, state_of, uncounted
 from schedule.util.copying import copied_where_possible
 from schedule.util.errors import TraceError
 from schedule.util.generators import torch_states
-from schedule.util.logs import is_on, log
 from schedule.util.user_code import UserCodeError, user_code
 
 Specializations = tuple[Specialization, ...]
@@ -109,7 +109,7 @@ class Graphs:
             self._trace_all(new, fresh)
         wrong = self.check(fresh)
         for module, error in wrong.items():
-            _log_trace(self._path_of(module), None, error)
+            log_trace(self._path_of(module), None, error)
         self._failed |= wrong
         self._by_need |= {module: made for module, made in fresh.items() if module not in wrong}
         return {
@@ -201,10 +201,10 @@ class Graphs:
             for training in (True, False):
                 try:
                     made.append(self._specialized(module, forward, call, training, enter))
-                    _log_trace(path, training, made[-1])
+                    log_trace(path, training, made[-1])
                 except TraceError as error:
                     errors.append(error)
-                    _log_trace(path, training, error)
+                    log_trace(path, training, error)
             if call is calls[0] and not made:
                 raise errors[0]
             if call is calls[0] and errors:  # other calls may run the original forward
@@ -391,21 +391,6 @@ def difference(got: Any, expected: Any, computed_in: torch.dtype | None = None) 
         if not torch.allclose(a, b, rtol=bound, atol=bound, equal_nan=True):
             return f"it is off by {(a.double() - b.double()).abs().max().item():.3g}"
     return ""
-
-
-def _log_trace(path: str, training: bool | None, found: Specialization | TraceError) -> None:
-    """Log a graph, or why there is none; ``training`` is None if that holds for both modes."""
-    mode = {True: "training", False: "evaluation", None: "both modes"}[training]
-    facts = {"module": path, "mode": mode}
-    label = f"{path or 'the root module'} in {mode}"
-    if isinstance(found, TraceError):
-        reason = found.why.splitlines()[0]
-        told = f"{label}: not traced: {reason} ({found.where})"
-        log("trace", told, {"reason": reason, "where": found.where, **facts})
-        return
-    log("trace", f"{label}: {len(found.graph.nodes)} nodes", {"nodes": len(found.graph.nodes), **facts})
-    if is_on("trace", details=True):
-        log("trace", f"{label}:\n{found.graph}", {"graph": str(found.graph), **facts}, details=True)
 
 
 def _again(error: TraceError) -> TraceError:

@@ -80,6 +80,7 @@ def refuse_sharded(top: Node) -> None:
 
 
 def refuse_without_data(top: Node) -> None:
+    """Raise if the model is on the meta device, where it does not run."""
     if any(parameter.is_meta for parameter in top.module.parameters()):
         raise NotApplicable(
             "a model on the meta device does not run, so there is nothing to measure",

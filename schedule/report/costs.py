@@ -161,7 +161,7 @@ def peak_bytes(run: Callable[[], Any], device: str) -> int:
         before = [torch.cuda.memory_allocated(card) for card in cards]
         run()
         return sum(torch.cuda.max_memory_allocated(card) - held for card, held in zip(cards, before, strict=True))
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences its start and stop messages
+    silence_profiler()
     gc.collect()  # else memory allocated in an earlier profile could be freed, and counted, in this one
     with collector_paused(), torch.profiler.profile(profile_memory=True) as profile:
         run()
@@ -171,6 +171,11 @@ def peak_bytes(run: Callable[[], Any], device: str) -> int:
             now += event.nbytes()
             peak = max(peak, now)
     return peak
+
+
+def silence_profiler() -> None:
+    """Keep torch's profiler from printing when it starts and stops."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
 @contextmanager
@@ -186,6 +191,7 @@ def collector_paused() -> Iterator[None]:
 
 
 def run_step(model: nn.Module, batches: Sequence[Any]) -> None:
+    """Run one training step, without an update, and wait for the device."""
     model.zero_grad()
     for batch in batches:
         loss = loss_of(call(model, batch))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import operator
-import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from schedule.capture.tracing.effects import RULE
 from schedule.capture.tracing.specialization import Specialization
 from schedule.core.node import Node
 from schedule.report.comparing import refuse_sharded, refuse_without_data, trains
-from schedule.report.costs import run_step, training
+from schedule.report.costs import run_step, silence_profiler, training
 from schedule.runtime.scheduled import ScheduledState, put, state_of
 from schedule.util.files import refuse_unwritable, write
 
@@ -48,15 +47,17 @@ def profile_step(sch: Node, file: str | Path, batch: Any = None) -> Path:
     refuse_unwritable(path, "profile")
     refuse_without_data(top)
     refuse_sharded(top)
-    given = top.tree.graphs.recording and top.tree.graphs.example_inputs if batch is None else batch
+    if batch is None:
+        _ = top.tree.graphs.recording  # makes example inputs if none were given
+        batch = top.tree.graphs.example_inputs
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences its start and stop messages
+    silence_profiler()
     with trains(), training(top.module), _named(top.module):
-        run_step(top.module, [given])
+        run_step(top.module, [batch])
         with torch.profiler.profile(activities=activities) as profile:
-            run_step(top.module, [given])
+            run_step(top.module, [batch])
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(raw))

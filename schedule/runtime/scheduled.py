@@ -35,6 +35,7 @@ from schedule.capture.tracing.replaying import replayed
 from schedule.capture.tracing.specialization import Specialization, original_class
 from schedule.runtime.classes import STATE, put_on, scheduled_class, take_off, wraps_forward
 from schedule.runtime.dispatch import Declined, Select, Selected, generated_select
+from schedule.runtime.logs import log_guards, log_missed
 from schedule.util.logs import is_on, log
 
 MAX_ADAPTATIONS = 8
@@ -231,7 +232,7 @@ class ScheduledState:
         if not self.unused or not self.specializations or is_only_traced(args, kwargs):
             return self.fall_back(module, args, kwargs, why)
         self.unused, selected = False, None
-        self._log_missed(module)
+        log_missed(self.name, self.specializations, module)
         try:
             result = self.original(module, *args, **kwargs)
             selected = self.selected(module, args, kwargs)
@@ -243,18 +244,8 @@ class ScheduledState:
     def fall_back(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], why: str = "") -> Any:
         """Run the original forward for a call, counted by :meth:`count_fallback`."""
         self.count_fallback(args, kwargs, why)
-        self._log_missed(module)
+        log_missed(self.name, self.specializations, module)
         return self.original(module, *args, **kwargs)
-
-    def _log_missed(self, module: nn.Module) -> None:
-        """Log the first guard on Python state that fails for each graph."""
-        if torch.compiler.is_compiling() or not is_on("guards"):
-            return
-        for number, made in enumerate(self.specializations):
-            guard = made.ledger.missed(module)
-            failed = "an argument, a mode or a hook" if guard is None else str(guard)
-            facts = {"module": self.name, "graph": number, "guard": failed}
-            log("guards", f"{self.label}: graph {number}: {failed}", facts)
 
     def count_fallback(self, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> None:
         """Count a call of the original forward and warn the first time, unless there are no graphs to run."""
@@ -351,19 +342,11 @@ def install(
         adapter: makes graphs for further kinds of calls; without one they run ``forward``.
     """
     cls, state = original_class(module), state_of(module)
-    if is_on("guards", details=True):
-        _log_guards(name, specializations)
+    log_guards(name, specializations)
     if forward is None and state is not None:
         forward = state.forward
     made = bool(specializations) or forward is not None
     put(module, ScheduledState(cls, specializations, name, forward, adapter) if made else None)
-
-
-def _log_guards(name: str, specializations: Sequence[Specialization]) -> None:
-    for number, made in enumerate(specializations):
-        for guard in made.ledger:
-            told = f"{name or 'the root module'}: graph {number}: {guard}"
-            log("guards", told, {"module": name, "graph": number, "guard": str(guard)}, details=True)
 
 
 def put(module: nn.Module, state: ScheduledState | None) -> None:

@@ -48,6 +48,12 @@ def log(subject: str, text: str, facts: Mapping[str, Any], details: bool = False
     logging.getLogger(f"{ROOT}.{subject}").log(level, "%s", text, extra={_FACTS: facts})
 
 
+def of_mode(path: str, training: bool | None) -> str:
+    """Return a module's path and its mode, for a line; ``training`` is None for both modes."""
+    mode = {True: "training", False: "evaluation", None: "both modes"}[training]
+    return f"{path or 'the root module'} in {mode}"
+
+
 def set_logs(subjects: str | Iterable[str], file: str | os.PathLike[str] | None = None) -> None:
     """Print logs to the standard error stream, in place of the previous choice.
 

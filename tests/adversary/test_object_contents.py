@@ -15,7 +15,8 @@ from torch import Tensor, nn
 import schedule
 from schedule.runtime.scheduled import FallbackWarning, state_of
 from schedule.util.errors import ScheduleError
-from tests.adversary.object_bodies import BODIES, Acting, Asking, Holder, Part, Record
+from tests.adversary.object_bodies import BODIES, Asking
+from tests.adversary.objects import Acting, Holder, Part, Record
 
 
 def _nested(c: Any) -> None:

@@ -212,6 +212,10 @@ class Reading(nn.Module):
         return before + self.use(h, self.read(self, h, held, given))  # type: ignore[no-any-return]
 
 
+_OF_OPERATIONS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What operations say of a wrong value."""
+
+
 def _called(module: Reading, x: Tensor, before: Any, during: Any = KEPT) -> Any:
     module.hold(before)
     module.changing.to = during
@@ -220,7 +224,7 @@ def _called(module: Reading, x: Tensor, before: Any, during: Any = KEPT) -> Any:
         return module(x, Held(before), given)
     except ScheduleError:
         raise
-    except Exception as error:
+    except _OF_OPERATIONS as error:
         return error
 
 

@@ -105,6 +105,14 @@ def test_not_a_module() -> None:
         schedule.create_schedule({})  # type: ignore[arg-type]
     with pytest.raises(schedule.ScheduleError, match=r"Schedule\(Linear\) was called[^$]*create_schedule\(model\)"):
         schedule.Schedule(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
+    with pytest.raises(schedule.ScheduleError, match=r"Schedule\(Linear\) was called"):
+        schedule.Schedule(torch.nn.Linear(2, 2), torch.randn(1, 2))  # type: ignore[arg-type]
+
+
+def test_a_property_tells_its_own_error(sch: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Schedule, "broken", property(lambda self: self.module.missing), raising=False)
+    with pytest.raises(AttributeError, match="has no attribute 'missing'"):
+        sch.broken  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_graph_is_that_of_training(sch: Schedule) -> None:

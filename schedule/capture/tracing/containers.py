@@ -21,6 +21,7 @@ from schedule.capture.recording.structure import map_structure, rebuilt_mapping,
 from schedule.capture.tracing.effects import IS_PLAIN, QUIET, graph_check
 from schedule.capture.tracing.handed_containers import CONTAINER, contents, is_same
 from schedule.capture.tracing.parts import Tracked
+from schedule.capture.tracing.questions import ask, ask_keys, assume
 from schedule.capture.tracing.trace import Trace
 from schedule.util.errors import ScheduleError, TraceError
 
@@ -49,17 +50,10 @@ class ObjectContainers:
 
     Args:
         tracer: the trace.
-        guard_keys: guards on the length or the keys of a container, given its node and itself.
-        assume: guards on a question about operands, answered by yes.
     """
 
-    def __init__(
-        self,
-        tracer: Trace,
-        guard_keys: Callable[[fx.Node, Any], None],
-        assume: Callable[[Callable[[Any], bool], tuple[Any, ...]], None],
-    ) -> None:
-        self._tracer, self._guard_keys, self._assume = tracer, guard_keys, assume
+    def __init__(self, tracer: Trace) -> None:
+        self._tracer = tracer
         self._found: dict[int, _Found] = {}
 
     def found(self, value: Any, real: Any, node: fx.Node) -> Any:
@@ -78,12 +72,12 @@ class ObjectContainers:
         container: Any
         if type(real) in IS_PLAIN:
             with before_items(node):
-                self._assume(IS_PLAIN[type(real)], (node,))
+                assume(self._tracer, IS_PLAIN[type(real)], (node,))
         if type(real) is dict:  # its keys are guarded where they are read
             container = TrackedDict(self._tracer, node, items, lambda key, new: self._write(real, key, new))
         else:
             with before_items(node):
-                self._guard_keys(node, real)
+                ask_keys(self._tracer, node, real)
             for key in keys if not isinstance(value, list) else ():
                 if is_constant(items[key]):
                     self._tracer.guard(nodes[key], items[key])
@@ -251,15 +245,9 @@ class TrackedDict(Tracked, dict[Any, Any]):
 
     def __contains__(self, key: object) -> bool:
         found = super().__contains__(key)
-        with before_items(self.node) if key in self._unwritten else nullcontext():
-            self._ask(operator.contains, (self.node, key), found)
+        with DisableTorchFunction(), before_items(self.node) if key in self._unwritten else nullcontext():
+            ask(self._tracer, operator.contains, (self.node, key), found, quiet=True)
         return found
-
-    def _ask(self, question: Callable[..., Any], operands: tuple[Any, ...], answer: Any) -> None:
-        with DisableTorchFunction():
-            node = self._tracer.emit(question, operands)
-        node.meta["opaque"] = node.meta[QUIET] = True
-        self._tracer.guard(node, answer)
 
     def __getitem__(self, key: Any) -> Any:
         found = super().__getitem__(key)
@@ -271,8 +259,8 @@ class TrackedDict(Tracked, dict[Any, Any]):
     def guard_keys(self) -> tuple[Any, ...]:
         """Return the keys, with a guard on them."""
         keys = tuple(super().keys())
-        with before_items(self.node) if self._unwritten.issuperset(keys) else nullcontext():
-            self._ask(tuple, (self.node,), keys)
+        with DisableTorchFunction(), before_items(self.node) if self._unwritten.issuperset(keys) else nullcontext():
+            ask(self._tracer, tuple, (self.node,), keys, quiet=True)
         return keys
 
     def __len__(self) -> int:

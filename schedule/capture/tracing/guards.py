@@ -22,7 +22,6 @@ from schedule.capture.tracing.effects import (
     ASSUMED,
     IS_PLAIN,
     KIND,
-    QUIET,
     changes_object,
     graph_check,
     has_effect,
@@ -30,6 +29,7 @@ from schedule.capture.tracing.effects import (
 )
 from schedule.capture.tracing.later_reads import check_same
 from schedule.capture.tracing.opaque import Constant
+from schedule.capture.tracing.questions import assume
 from schedule.capture.tracing.replaying import Made
 from schedule.capture.tracing.restoring import first_lasting
 from schedule.capture.tracing.result_kinds import is_kind, is_result
@@ -203,9 +203,6 @@ def conditions(tracer: ModuleTracer, inputs: dict[fx.Node, str]) -> list[str]:
                 done.add(node)
                 _guard_numbers(node, tracer)
                 text = None if callable(tracer.guards[node]) else _traced_expression(node, inputs, tracer)
-                if text is None and node.meta.get(ASSUMED) and lasting is not None and lasting < node:
-                    _insert(graph, check_still, node, tracer.guards[node], node.name)
-                    continue
                 if text is None:
                     _insert_check(graph, node, tracer.guards[node], lasting)
                     continue
@@ -229,9 +226,7 @@ def _guard_numbers(node: fx.Node, tracer: ModuleTracer) -> None:
             continue
         if not any(user.target is IS_PLAIN[kind] for user in node.users):
             with node.graph.inserting_after(node):
-                asked = tracer.emit(IS_PLAIN[kind], (node,))
-            asked.meta["opaque"] = asked.meta[ASSUMED] = asked.meta[QUIET] = True
-            tracer.guard(asked, True)
+                assume(tracer, IS_PLAIN[kind], (node,))
 
 
 def kind_conditions(tracer: ModuleTracer, inputs: dict[fx.Node, str], signature: Signature) -> list[str]:
@@ -273,17 +268,19 @@ def _traced_expression(node: fx.Node, inputs: dict[fx.Node, str], tracer: Module
 
 
 def _insert_check(graph: fx.Graph, node: fx.Node, value: Any, lasting: fx.Node | None) -> None:
-    if lasting is not None and lasting < node and value is None:  # a method that returns nothing, most often
+    if lasting is None or not lasting < node:
+        _insert(graph, check, node, value, node.name)
+    elif node.meta.get(ASSUMED):
+        _insert(graph, check_still, node, value, node.name)
+    elif value is None:  # a method that returns nothing, most often
         with graph.inserting_after(node):
             graph.call_function(check_same, (None, node, f"the result of {node.name}"))
-        return
-    if lasting is not None and lasting < node:
+    else:
         raise TraceError(
             f"a branch depends on {node.name}, which is only known after {lasting.name} may have changed state",
             where=node.meta.get("source", ""),
             fix="schedule the submodules instead, or mark the module that holds the branch as a leaf",
         )
-    _insert(graph, check, node, value, node.name)
 
 
 def _insert(graph: fx.Graph, checked_by: Callable[..., None], node: fx.Node, value: Any, what: str) -> None:

@@ -22,9 +22,10 @@ from schedule.capture.recording.structure import map_structure
 from schedule.capture.snapshots import Snapshot
 from schedule.capture.snapshots.code import slots_of
 from schedule.capture.tracing.containers import ObjectContainers, TrackedDict
-from schedule.capture.tracing.effects import ASSUMED, IS_PLAIN, LENGTH, QUIET, changes_object, is_pure_query
+from schedule.capture.tracing.effects import LENGTH, QUIET, changes_object, is_pure_query
 from schedule.capture.tracing.parts import Placeholder
 from schedule.capture.tracing.question_methods import may_change
+from schedule.capture.tracing.questions import ask, ask_keys, assume
 from schedule.capture.tracing.reading.arrays import is_array
 from schedule.capture.tracing.reading.plain import CONTAINERS, is_atom
 from schedule.capture.tracing.restoring import parts_of, versions
@@ -153,7 +154,7 @@ class OpaqueTracker:
     def __init__(self, tracer: Trace) -> None:
         self.tracer = tracer
         self._constants: dict[int, tuple[Any, fx.Node]] = {}
-        self.containers = ObjectContainers(tracer, self.guard_keys, self._assume)
+        self.containers = ObjectContainers(tracer)
 
     def watch(self, value: Any, node: fx.Node) -> Any:
         """Return a watched placeholder for ``value``, or ``value`` itself if it is a module, function or class."""
@@ -190,31 +191,13 @@ class OpaqueTracker:
             if name in vars(value) and type(value).__getattribute__ is object.__getattribute__:
                 read.meta[QUIET] = True
                 with self.tracer.graph.inserting_before(read):
-                    self._assume(hasattr, (node, name))
+                    assume(self.tracer, hasattr, (node, name))
             return self.containers.found(self.tracer.track(attribute, read), attribute, read)
 
     def lacks(self, watched: Any, name: str) -> None:
         """Guard on a watched object having no attribute ``name``."""
         _, _, node = object.__getattribute__(watched, "_watch")
-        self._ask(hasattr, (node, name), False)
-
-    def guard_keys(self, node: fx.Node, container: Any) -> None:
-        """Guard on the length of a list or tuple at ``node``, or on the keys of a dict there."""
-        question, answer = (tuple, tuple(container)) if isinstance(container, dict) else (len, len(container))
-        asked = self._ask(question, (node,), answer)
-        asked.meta[QUIET] = type(container) in IS_PLAIN
-
-    def _assume(self, question: Callable[..., bool], operands: tuple[Any, ...]) -> None:
-        """Guard on a question about an object that is answered by yes, and that the forward may not ask itself."""
-        asked = self._ask(question, operands, True)
-        asked.meta[ASSUMED] = asked.meta[QUIET] = True
-
-    def _ask(self, question: Callable[..., Any], operands: tuple[Any, ...], answer: Any) -> fx.Node:
-        """Guard on the answer to a question about an object, and return the question."""
-        asked = self.tracer.emit(question, operands)
-        asked.meta["opaque"] = True
-        self.tracer.guard(asked, answer)
-        return asked
+        ask(self.tracer, hasattr, (node, name), False)
 
     def call(
         self,
@@ -257,7 +240,7 @@ class OpaqueTracker:
         if type(result) is tuple and changes_object(written):
             written.meta[LENGTH] = len(result)
         elif isinstance(result, (list, tuple, dict)):
-            self.guard_keys(written, result)
+            ask_keys(self.tracer, written, result)
         tracked = self.tracer.track(result, written)
         own = isinstance(result, (list, dict)) and any(part is result for part in parts_of([value]))
         return self.containers.found(tracked, result, written) if own else tracked
