@@ -164,6 +164,27 @@ def _constructing_original(cls: type[nn.Module]) -> Callable[..., None]:
     return __init__
 
 
+class Owner:
+    """Weak reference to a module, which leads to the copy in a copy of the module."""
+
+    def __init__(self, module: nn.Module | None = None) -> None:
+        self.refer_to(module)
+
+    def refer_to(self, module: nn.Module | None) -> None:
+        """Refer to another module, or to none."""
+        self._found = None if module is None else weakref.ref(module)
+
+    def __call__(self) -> nn.Module | None:
+        """Return the module, or None if there is none anymore."""
+        return None if self._found is None else self._found()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Owner:
+        return Owner(memo.get(id(self())))
+
+    def __reduce__(self) -> Any:
+        return Owner, (self(),)
+
+
 # -- copies --------------------------------------------------------------------------------------------------
 
 
@@ -214,18 +235,21 @@ def _copied(self: Any, memo: dict[int, Any]) -> nn.Module:
     return twin
 
 
+_OF_THE_MODULE = ("module_class", "owner")  # found again where the state is put on the rebuilt module
+
+
 def _reduced(self: Any, protocol: Any) -> Any:
     """Reduce with the class's ``__reduce_ex__``, extended to schedule the rebuilt module."""
     with _unscheduled(self) as state:
         make, args, *rest = self.__reduce_ex__(protocol)
-    attributes = {name: value for name, value in state.__getstate__().items() if name != "module_class"}
+    attributes = {name: value for name, value in state.__getstate__().items() if name not in _OF_THE_MODULE}
     return (_remade, (make, args, type(state), attributes), *rest)
 
 
 def _remade(make: Callable[..., Any], args: tuple[Any, ...], kind: Any, attributes: dict[str, Any]) -> Any:
     module = make(*args)
     state = kind.__new__(kind)
-    state.__setstate__({**attributes, "module_class": type(module)})
+    state.__setstate__({**attributes, "module_class": type(module), "owner": Owner(module)})
     put_on(module, state)
     return module
 
@@ -246,6 +270,7 @@ def put_on(module: nn.Module, state: Any) -> None:
         NotApplicable: its class has a forward other than the scheduled one.
     """
     table, cls = vars(module), type(module)
+    state.owner.refer_to(module)
     if generated_class(cls, state.module_class) is None:
         before = table.get(STATE)
         cls = vars(cls).get(ORIGINAL, cls) if before is None else without(cls, before.module_class)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 
+from fused.torch_internals.compiled_checks import CompiledCheck
 from schedule.capture.recording.structure import module_source
 from schedule.capture.tracing.generated_code import generated
 from schedule.capture.tracing.hooks import acts_now, acts_on_all
+from schedule.capture.tracing.later_reads import can_follow
 from schedule.capture.tracing.reading.ledger import Ledger, shared_ledger
 from schedule.capture.tracing.signature import Parameters, Signature
 from schedule.capture.tracing.specialization import Specialization
@@ -54,7 +57,7 @@ def generated_select(
     namespace["_compiling"] = torch.compiler.is_dynamo_compiling
     parameters = Parameters(forward)
     lines = [f"def select({parameters.declaration(namespace)}):"]
-    lines += ["    _own = self.__dict__", "    _followed = _compiling()"]
+    lines += ["    _own = self.__dict__", "    _state = _own['_schedule_state']", "    _followed = _compiling()"]
     for index, specialization in enumerate(specializations):
         conditions = _conditions(specialization, index, namespace, scheduled_class)
         namespace[f"_run_{index}"] = specialization.function
@@ -85,24 +88,71 @@ def _conditions(
 ) -> list[str]:
     found = [f"_own['training'] is {specialization.training}"]
     found += _signature_conditions(specialization.signature, index, namespace)
-    for number, (path, inlined) in enumerate(specialization.inlined.items()):
-        namespace[f"_class_{index}_{number}"] = scheduled_class(inlined.cls) if inlined.scheduled else inlined.cls
-        found.append(f"_intact({module_source(path)}, _class_{index}_{number}, {specialization.training})")
-        found += _ledger_condition(inlined.ledger.own, path, f"_holds_{index}_{number}", namespace)
-    found += ["not _acts_on_all()"] if specialization.inlined else []
-    known = set(specialization.ledger.shared)
-    shared = dict.fromkeys(g for each in specialization.inlined.values() for g in each.ledger.shared if g not in known)
-    found += _ledger_condition(shared_ledger(tuple(shared)), "", f"_shared_{index}", namespace)
-    found += _ledger_condition(specialization.ledger, "", f"_holds_{index}", namespace)
+    found += _conditions_on_inlined(specialization, str(index), namespace, scheduled_class)
+    for number, (path, ledger) in enumerate(_ledgers(specialization)):
+        name, owner = f"_holds_{index}_{number}", module_source(path)
+        namespace |= {name: ledger.function, f"{name}_compiled": ledger.under_compiler}
+        found.append(f"({name}_compiled({owner}) if _followed else {name}({owner}))")
+    found.append(f"(not _followed or _state.owner() is self and _state.checks[{index}].holds())")
     return found + list(specialization.guards)
 
 
-def _ledger_condition(ledger: Ledger, path: str, name: str, namespace: dict[str, Any]) -> list[str]:
-    """Return the condition on the Python state read by a forward from the module at ``path`` (unchanged)."""
-    if not ledger:
-        return []
-    namespace |= {name: ledger.function, f"{name}_compiled": ledger.under_compiler}
-    # Compiled when a compiler asks, which few processes do.
-    namespace[f"{name}_outside"] = torch.compiler.assume_constant_result(lambda _: ledger.outside.function(None))
-    module = module_source(path)
-    return [f"({name}_compiled({module}) and {name}_outside(None) if _followed else {name}({module}))"]
+def _conditions_on_inlined(
+    specialization: Specialization,
+    suffix: str,
+    namespace: dict[str, Any],
+    scheduled_class: Callable[[type[nn.Module]], type[nn.Module]],
+) -> list[str]:
+    """Return the conditions on submodules in the graph: class, mode, hooks."""
+    found = []
+    for number, (path, inlined) in enumerate(specialization.inlined.items()):
+        namespace[f"_class_{suffix}_{number}"] = scheduled_class(inlined.cls) if inlined.scheduled else inlined.cls
+        found.append(f"_intact({module_source(path)}, _class_{suffix}_{number}, {specialization.training})")
+    return found + (["not _acts_on_all()"] if found else [])
+
+
+def _ledgers(specialization: Specialization) -> list[tuple[str, Ledger]]:
+    """Return the guards on Python state, with the paths of the modules they are for; each shared one once."""
+    known, inlined = set(specialization.ledger.shared), specialization.inlined
+    shared = dict.fromkeys(guard for each in inlined.values() for guard in each.ledger.shared if guard not in known)
+    found = [(path, each.ledger.own) for path, each in inlined.items()]
+    found += [("", shared_ledger(tuple(shared))), ("", specialization.ledger)]
+    return [(path, ledger) for path, ledger in found if ledger]
+
+
+def generated_check(
+    specialization: Specialization,
+    owner: Callable[[], nn.Module | None],
+    scheduled_class: Callable[[type[nn.Module]], type[nn.Module]],
+) -> CompiledCheck:
+    """Generate the check of all conditions on Python state, which ``torch.compile`` makes before each call.
+
+    It sees no changes made in the compiled code, which it cannot see: conditions on these are followed. It fails if
+    the graph reads state of modules, after other code has run, in a way that cannot be followed.
+
+    Args:
+        specialization: it has the guards.
+        owner: returns the module to check.
+        scheduled_class: returns the generated class for a class.
+    """
+
+    @cache
+    def check() -> Callable[[nn.Module], bool]:  # compiled when a compiler asks, which few processes do
+        if not can_follow(specialization.graph):
+            return lambda module: False
+        namespace: dict[str, Any] = {"_intact": intact, "_acts_on_all": acts_on_all}
+        conditions = _conditions_on_inlined(specialization, "", namespace, scheduled_class)
+        for number, (path, ledger) in enumerate(_ledgers(specialization)):
+            namespace[f"_holds_{number}"] = ledger.without_compilers.function
+            conditions.append(f"_holds_{number}({module_source(path)})")
+        text = "def check(self):\n    return " + "\\\n        and ".join(["True", *conditions])
+        return generated(text, "check", namespace, "schedule check")
+
+    def holds() -> bool:
+        module = owner()
+        try:
+            return module is not None and check()(module)
+        except LookupError:  # a submodule is gone
+            return False
+
+    return CompiledCheck(holds)

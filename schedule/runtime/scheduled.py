@@ -33,8 +33,8 @@ from schedule.capture.tracing.lock import TRACING
 from schedule.capture.tracing.outputs import OutputMiss
 from schedule.capture.tracing.replaying import replayed
 from schedule.capture.tracing.specialization import Specialization, original_class
-from schedule.runtime.classes import STATE, put_on, scheduled_class, take_off, wraps_forward
-from schedule.runtime.dispatch import Declined, Select, Selected, generated_select
+from schedule.runtime.classes import STATE, Owner, put_on, scheduled_class, take_off, wraps_forward
+from schedule.runtime.dispatch import Declined, Select, Selected, generated_check, generated_select
 from schedule.runtime.logs import log_guards, log_missed
 from schedule.util.logs import is_on, log
 
@@ -91,6 +91,8 @@ class ScheduledState:
         fallbacks: how many calls ran the original forward.
         last_miss: description of the arguments of the first such call.
         unused: whether neither a graph nor the original forward has run yet.
+        owner: the module.
+        checks: for each graph in dispatch, the conditions that ``torch.compile`` checks before each call.
         forward: fallback forward set by a primitive; None for the class's own.
     """
 
@@ -112,6 +114,7 @@ class ScheduledState:
         self.fallbacks = 0
         self.last_miss = ""
         self.unused = True
+        self.owner = Owner()
         self.select = self._dispatch()
 
     def run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -143,7 +146,7 @@ class ScheduledState:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out graphs that another process could not check; it adapts to such calls, or runs the original."""
-        state = {name: value for name, value in vars(self).items() if name != "select"}
+        state = {name: value for name, value in vars(self).items() if name not in ("select", "checks")}
         portable = tuple(each for each in self.specializations if each.is_portable)
         return {**state, "specializations": portable, "adaptations": ()}
 
@@ -155,6 +158,7 @@ class ScheduledState:
         adapted = [made for each in self.adaptations for made in each.specializations]
         declined = [each.declined for each in self.adaptations if not each.specializations]
         given = [each for each in self.specializations if not any(each is other for other in self.retired)]
+        self.checks = tuple(generated_check(each, self.owner, scheduled_class) for each in (*given, *adapted))
         return generated_select(self.module_class.forward, [*given, *adapted], declined, scheduled_class)
 
     def selected(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Selected | None:

@@ -100,7 +100,7 @@ def _by_hand(model: nn.Module, batch: Batch) -> list[str]:
 def run(case: Case, scheduled: bool) -> _Observed:
     """One side of ``case``: build, schedule, disturb, call."""
     seen, world = _Observed(), World()
-    with world.undo, _state_put_back():
+    with world.undo, state_put_back():
         seed()
         model = case.model.build(world)
         if case.when == "before":
@@ -132,7 +132,7 @@ def _disturbed(case: Case, model: nn.Module, world: World, seen: _Observed) -> n
 
 
 @contextmanager
-def _state_put_back() -> Iterator[None]:
+def state_put_back() -> Iterator[None]:
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

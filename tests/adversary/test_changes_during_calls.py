@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -157,6 +158,127 @@ def resize_table(m: Any) -> None:
     m.table.data = torch.ones(7)
 
 
+class Common:
+    """State of a class."""
+
+    gain = 2.0
+    by_name: dict[str, float] = {"gain": 2.0}  # noqa: RUF012
+
+    @staticmethod
+    def static() -> float:
+        return 2.0
+
+
+def _closure() -> tuple[Callable[[], float], Callable[[float], None]]:
+    gain = 2.0
+
+    def put(value: float) -> None:
+        nonlocal gain
+        gain = value
+
+    return lambda: gain, put
+
+
+held, put_held = _closure()
+
+
+SETTINGS: Any = types.ModuleType("adversary_settings")
+SETTINGS.gain = 2.0
+
+
+def five() -> float:
+    return 5.0
+
+
+def two() -> float:
+    return 2.0
+
+
+def of_class(m: Any) -> Any:
+    return Common.gain
+
+
+def of_dict_of_class(m: Any) -> Any:
+    return Common.by_name["gain"]
+
+
+def of_static_method(m: Any) -> Any:
+    return Common.static()
+
+
+def of_closure(m: Any) -> Any:
+    return held()
+
+
+def of_code(m: Any) -> Any:
+    return two()
+
+
+def of_grad_mode(m: Any) -> Any:
+    return 2.0 if torch.is_grad_enabled() else 5.0
+
+
+def of_default_dtype(m: Any) -> Any:
+    return 2.0 if torch.get_default_dtype() is torch.float32 else 5.0
+
+
+def of_determinism(m: Any) -> Any:
+    return 5.0 if torch.are_deterministic_algorithms_enabled() else 2.0
+
+
+def of_python_module(m: Any) -> Any:
+    return SETTINGS.gain
+
+
+def set_python_module(m: Any) -> None:
+    SETTINGS.gain = 5.0
+
+
+def set_class(m: Any) -> None:
+    Common.gain = 5.0
+
+
+def set_dict_of_class(m: Any) -> None:
+    Common.by_name["gain"] = 5.0
+
+
+def set_static_method(m: Any) -> None:
+    Common.static = staticmethod(five)  # type: ignore[method-assign]
+
+
+def set_closure(m: Any) -> None:
+    put_held(5.0)
+
+
+def set_code(m: Any) -> None:
+    two.__code__ = five.__code__
+
+
+def set_grad_mode(m: Any) -> None:
+    torch.set_grad_enabled(False)
+
+
+def set_default_dtype(m: Any) -> None:
+    torch.set_default_dtype(torch.float64)
+
+
+def set_determinism(m: Any) -> None:
+    torch.use_deterministic_algorithms(True)
+
+
+OUTSIDE: list[tuple[Read, Callable[[Any], None]]] = [
+    (of_class, set_class),
+    (of_dict_of_class, set_dict_of_class),
+    (of_static_method, set_static_method),
+    (of_closure, set_closure),
+    (of_code, set_code),
+    (of_grad_mode, set_grad_mode),
+    (of_default_dtype, set_default_dtype),
+    (of_determinism, set_determinism),
+    (of_python_module, set_python_module),
+]
+"""Changes of what does not belong to the module."""
+
 CHANGES: list[tuple[Read, Callable[[Any], None]]] = [
     (of_attribute, set_attribute),
     (of_config, set_config),
@@ -172,16 +294,32 @@ CHANGES: list[tuple[Read, Callable[[Any], None]]] = [
     (of_text_of_gradient, set_gradient),
     (of_size, set_table),
     (of_size, resize_table),
+    *OUTSIDE,
 ]
 
 
 CHANGED = "code that the forward calls has (changed|replaced) it"
 
 
-@pytest.fixture(autouse=True)
-def _global() -> Any:
-    yield
+_STATIC, _CODE = vars(Common)["static"], two.__code__
+
+
+def put_back() -> None:
+    """Put back what changes outside of modules have changed."""
     sys.modules[__name__].GAIN = 2.0  # type: ignore[attr-defined]
+    Common.gain, Common.by_name["gain"], two.__code__ = 2.0, 2.0, _CODE
+    Common.static = _STATIC  # type: ignore[method-assign]
+    SETTINGS.gain = 2.0
+    put_held(2.0)
+    torch.set_grad_enabled(True)
+    torch.set_default_dtype(torch.float32)
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
+def _outside() -> Any:
+    yield
+    put_back()
 
 
 def traced(before: Read, after: Read) -> tuple[Parent, Parent, Tensor]:
@@ -229,7 +367,7 @@ def test_a_change_of_what_was_read_before_is_as_untouched(read: Read, change: Ca
     for each in (twin, module):
         each.child.change = change
     expected = twin(x)
-    sys.modules[__name__].GAIN = 2.0  # type: ignore[attr-defined]
+    put_back()
     torch.testing.assert_close(module(x), expected)
 
 
@@ -358,6 +496,19 @@ def test_compiled_code_notices_too(read: Read, change: Callable[[Any], None], ea
     module.child.change = change
     with pytest.raises(ScheduleError, match=f"changed while child ran|{CHANGED}"):
         compiled(x)
+
+
+@pytest.mark.parametrize(("read", "change"), OUTSIDE)
+def test_compiled_code_sees_changes_between_calls(read: Read, change: Callable[[Any], None]) -> None:
+    module, twin, x = traced(read, read)
+    torch._dynamo.reset()
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), twin(x))
+    change(module)
+    expected = twin(x)
+    torch.testing.assert_close(compiled(x), expected)
+    put_back()
+    torch.testing.assert_close(compiled(x), twin(x))
 
 
 @pytest.mark.parametrize("how", ["held", "again", "both", "behind"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import types
 import warnings
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import schedule
+from fused.torch_internals.compiled_checks import CompiledCheck
 from schedule.runtime.scheduled import state_of
 
 SCALE: Any = 1.0
@@ -127,9 +129,8 @@ def test_a_change_before(made: Callable[..., Callable[[Tensor], Tensor]], change
         torch.testing.assert_close(made(module, x)(x), twin(x))
 
 
-@pytest.mark.parametrize("change", [each for each in CHANGES if each not in (change_class, change_method)])
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_change_after(change: Callable[[Any], None]) -> None:
-    """Methods are left out: torch.compile itself does not see one changed in the class, see docs/limits.md."""
     module, twin, x = pair()
     run = compiled(module, x)
     torch.testing.assert_close(run(x), twin(x))
@@ -138,14 +139,51 @@ def test_a_change_after(change: Callable[[Any], None]) -> None:
     torch.testing.assert_close(run(x), twin(x))
 
 
-def test_the_graph_is_what_is_compiled() -> None:
-    module, _, x = pair()
+def compiled_calls(module: nn.Module, x: Tensor) -> list[str]:
+    """Return the names of the functions in the compiled graph."""
     seen: list[torch.fx.GraphModule] = []
 
     def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
         seen.append(graph)
         return graph
 
+    torch._dynamo.reset()
     torch.compile(module, backend=backend, fullgraph=True)(x)
+    (graph,) = seen
+    return [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+
+
+def test_the_graph_is_what_is_compiled_also_in_copies() -> None:
+    module, twin, x = pair()
+    ours = compiled_calls(module, x)
     assert state_of(module).fallbacks == 0  # type: ignore[union-attr]
-    assert len(seen) == 1
+    assert ours != compiled_calls(twin, x)
+    for copied in (copy.deepcopy(module), pickle.loads(pickle.dumps(module)), copy.deepcopy(nn.Sequential(module))[0]):
+        assert compiled_calls(copied, x) == ours
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_copy_is_checked_and_not_the_module_that_it_was_copied_from(alone: bool) -> None:
+    module, twin, x = pair()
+    for each in (copy.copy(module), copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        if alone:
+            del module
+            module = each
+        untouched = copy.deepcopy(twin)
+        torch._dynamo.reset()
+        run = torch.compile(each, backend="eager")
+        torch.testing.assert_close(run(x), twin(x))
+        for changed in (each, untouched):
+            changed.act = torch.relu
+        torch.testing.assert_close(run(x), untouched(x))
+
+
+def test_without_its_checks_compiled_code_would_miss_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, twin, x = pair()
+    monkeypatch.setattr(CompiledCheck, "holds", lambda self: True)
+    run = compiled(module, x)
+    run(x)
+    for each in (module, twin):
+        change_class(each)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(run(x), twin(x))

@@ -91,6 +91,11 @@ ASKED: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
     "listdir": (lambda *_: len(os.listdir()), lambda: pathlib.Path("third").touch()),
     "recursion limit": (lambda *_: sys.getrecursionlimit(), lambda: sys.setrecursionlimit(2345)),
     "getenv": (lambda *_: 1 + (os.getenv("NOT_SET_YET") is None), lambda: os.environ.update(NOT_SET_YET="1")),
+    "environ get": (
+        lambda *_: 1 + (os.environ.get("NOT_SET_YET", "0") == "0"),
+        lambda: os.environ.update(NOT_SET_YET="1"),
+    ),
+    "environ contains": (lambda *_: 1 + ("NOT_SET_YET" in os.environ), lambda: os.environ.update(NOT_SET_YET="1")),
     "logger": (lambda *_: 1 + LOG.isEnabledFor(logging.DEBUG), lambda: LOG.setLevel(logging.DEBUG)),
     "thread": (lambda *_: len(threading.current_thread().name), lambda: setattr(_thread(), "name", "n")),
     "numpy file": (lambda *_: float(np.load("a.npy")), lambda: np.save("a.npy", np.float32(5))),

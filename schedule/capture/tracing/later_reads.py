@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from fused.torch_internals.compiled_checks import CompiledCheck
 from schedule.capture.recording.structure import original_class
 from schedule.capture.tracing.effects import KIND, LENGTH, graph_check, runs_other_code
 from schedule.capture.tracing.handed_containers import add_checks, hands_containers
@@ -140,6 +141,11 @@ def inlined_later(path: str, inside: fx.Node, call: fx.Node) -> Later:
     return (*own, *call.meta.get(LATER, ()))
 
 
+def can_follow(graph: fx.Graph) -> bool:
+    """Check whether ``torch.compile`` can follow all later reads of state of modules."""
+    return all(ledger.is_followed for node in graph.nodes for _, ledger in node.meta.get(LATER, ()))
+
+
 def with_checks(graph: fx.Graph) -> fx.Graph:
     """Return ``graph``, or a copy of it with the checks of state and containers that other code may have changed."""
     calls = [node for node in graph.nodes if _is_call(node)]
@@ -258,6 +264,7 @@ class StateCheck:
     def __init__(self, ledger: Ledger, call: str) -> None:
         self._ledger, self._call = ledger, call
         self._holds, self._holds_compiled = ledger.function, ledger.under_compiler
+        self._holds_outside = CompiledCheck(lambda: ledger.outside.function(None))
         self.__name__, self.__module__ = f"state_after_{call}", __name__
 
     def __call__(self, module: nn.Module) -> None:
@@ -266,8 +273,8 @@ class StateCheck:
         Raises:
             ScheduleError: code that the graph called has changed what the graph depends on.
         """
-        compiling = torch.compiler.is_compiling()
-        if (self._holds_compiled if compiling else self._holds)(module):
+        compiling = torch.compiler.is_dynamo_compiling()
+        if self._holds_compiled(module) and self._holds_outside.holds() if compiling else self._holds(module):
             return
         missed = None if compiling else self._ledger.missed(module)
         raise ScheduleError(

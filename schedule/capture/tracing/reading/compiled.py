@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import sys
 import types
 from collections.abc import Callable
@@ -10,9 +11,10 @@ from typing import Any
 
 import torch
 
-from schedule.capture.tracing.reading.sources import Const, DictOf, Item, Query, Self, Source, root
+from schedule.capture.tracing.reading.sources import Attr, Const, DictOf, Item, Query, Self, Source, root, value_at
 
-_COMPARED = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, torch.dtype)
+_COMPARED = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, torch.dtype, enum.Enum)
+_MANY = 32
 _OF_COMPILERS = ("torch.compiler", "torch._dynamo", "torch.jit", "torch.fx")
 
 
@@ -31,11 +33,65 @@ def is_compared(value: Any) -> bool:
     return isinstance(value, _COMPARED) and where not in sys.stdlib_module_names
 
 
-def is_stored(source: Source) -> bool:
-    """Check whether the value is read from the module or a global through dictionaries and items alone."""
-    while isinstance(source, (Item, DictOf)) and not global_name(source):
-        source = source.base
-    return isinstance(source, Self) or bool(global_name(source))
+def is_plain(value: Any) -> bool:
+    """Check whether ``torch.compile`` compares ``value`` by its type and value."""
+    plain = value is None or isinstance(value, (bool, int, float, str, tuple))
+    return plain and bool(value == value)
+
+
+def is_followed(source: Source) -> bool:
+    """Check whether ``torch.compile`` follows a read of the value, so that it sees changes in the compiled code.
+
+    It follows dictionaries and items from the module or a global, attributes of classes and
+    Python modules, closures, and queries to torch.
+    """
+    if isinstance(source, Self) or global_name(source) or attribute_name(source) or cell_of(source):
+        return True
+    if isinstance(source, Query):
+        return str(getattr(source.function, "__module__", "")).partition(".")[0] == "torch"
+    return isinstance(source, (Item, DictOf)) and is_followed(source.base)
+
+
+def is_large_set(source: Source) -> bool:
+    """Check whether the value is a global set of many entries, each of which ``torch.compile`` would guard."""
+    if isinstance(root(source), (Self, Query)):
+        return False
+    try:
+        value = value_at(source)
+    except (LookupError, AttributeError, TypeError):
+        return False
+    return isinstance(value, (set, frozenset)) and len(value) > _MANY
+
+
+def cell_of(source: Source) -> types.CellType | None:
+    """Return the cell if the value is in the closure of a function, else None."""
+    item = source.base if isinstance(source, Attr) and source.name == "cell_contents" else None
+    if not (isinstance(item, Item) and isinstance(item.base, Attr) and item.base.name == "__closure__"):
+        return None
+    function = getattr(item.base.base, "value", None)
+    return function.__closure__[item.key] if isinstance(function, types.FunctionType) and function.__closure__ else None
+
+
+def attribute_name(source: Source) -> str:
+    """Return the name if the value is an attribute of a class, or of a user's Python module, else "".
+
+    It is one of a class if the class has it in its own dictionary.
+    """
+    table = source.base if isinstance(source, Item) else None
+    is_table = isinstance(table, DictOf) or (isinstance(table, Attr) and table.name == "__dict__")
+    owner = getattr(table.base, "value", None) if is_table else None  # type: ignore[union-attr]
+    if isinstance(owner, type):
+        return source.key if is_attribute(owner, source.key, vars(owner).get(source.key)) else ""  # type: ignore[union-attr]
+    package = owner.__name__.partition(".")[0] if isinstance(owner, types.ModuleType) else "torch"
+    return "" if package == "torch" or package in sys.stdlib_module_names else source.key  # type: ignore[union-attr]
+
+
+def is_attribute(cls: type, name: str, raw: Any) -> bool:
+    """Check whether ``raw`` is plain data, a list, a dict or a static method, and ``cls.name`` gives it."""
+    is_static = type(raw) is staticmethod and isinstance(raw.__func__, types.FunctionType)
+    if not (is_static or is_plain(raw) or type(raw) in (list, dict)):
+        return False
+    return getattr(cls, name, cls) is (raw.__func__ if is_static else raw)
 
 
 def global_name(source: Source) -> str:
@@ -59,3 +115,20 @@ def _reading(name: str) -> types.CodeType:
 def reader(names: dict[str, Any], name: str) -> Callable[[], Any]:
     """Return a function to read a global as code of its file does, so that ``torch.compile`` guards on it alike."""
     return types.FunctionType(_reading(name), names)
+
+
+def cell_reader(cell: types.CellType) -> Callable[[], Any]:
+    """Return a function to read the contents of a cell as code of the closure does."""
+    return types.FunctionType(_OF_CELL, globals(), closure=(cell,))
+
+
+def _reading_a_cell() -> types.CodeType:
+    contents = None
+
+    def read() -> Any:
+        return contents
+
+    return read.__code__
+
+
+_OF_CELL = _reading_a_cell()

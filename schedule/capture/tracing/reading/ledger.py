@@ -21,7 +21,19 @@ from fused.torch_internals.modes import NO_TORCH_FUNCTION, DisableTorchFunction
 from schedule.capture.recording.structure import member_source, original_class
 from schedule.capture.tracing.hooks import acts_now
 from schedule.capture.tracing.own_forward import CALL_NAMES, functions_called
-from schedule.capture.tracing.reading.compiled import asks_compiler, global_name, is_compared, is_stored, reader
+from schedule.capture.tracing.reading.compiled import (
+    asks_compiler,
+    attribute_name,
+    cell_of,
+    cell_reader,
+    global_name,
+    is_attribute,
+    is_compared,
+    is_followed,
+    is_large_set,
+    is_plain,
+    reader,
+)
 from schedule.capture.tracing.reading.generated import leads_from_generated
 from schedule.capture.tracing.reading.plain import is_atom, is_plain_content, same, snapshot
 from schedule.capture.tracing.reading.resolution import BASES, Resolved, found_in, resolutions
@@ -144,6 +156,15 @@ def _is_tensor(value: Any, kind: Kind) -> bool:
     return bool(value.dim() == kind[1] if type(kind[1]) is int else value.shape == kind[1])
 
 
+def _is_tensor_alike(value: Any, kind: Kind) -> bool:
+    """Check what :func:`_is_tensor` does, as ``torch.compile`` can follow it."""
+    if not isinstance(value, torch.Tensor) or value.dtype is not kind[0]:
+        return False
+    if not isinstance(value, kind[2]) or isinstance(value, nn.Parameter) is not issubclass(kind[2], nn.Parameter):
+        return False
+    return bool(value.dim() == kind[1] if type(kind[1]) is int else value.shape == kind[1])
+
+
 def _first_dtype(module: nn.Module) -> torch.dtype | None:
     """Return the dtype of the first floating-point parameter, or None.
 
@@ -174,13 +195,21 @@ _CONDITIONS: dict[str, str] = {
     "resolves": "",  # checked together, by the versions of the classes
     "untouched": "_is_untouched({0}, {1})",
 }
+_AS_IS = ("class", "length", "keys", "contains", "lacks_item", "is", "none", "distinct", "true", "false")
 _FOLLOWED = {
     "same": "type({0}) is type({1}) and {0} == {1}",
-    "class": "type({0}) is {1}",
-    **{kind: _CONDITIONS[kind] for kind in ("length", "keys", "contains", "lacks_item", "is", "none", "distinct")},
+    "lacks": "not hasattr({0}, {1})",
+    "calls": "{0}.__func__ is {1}",
+    "tensor": "_is_tensor_alike({0}, {1})",
+    **{kind: _CONDITIONS[kind] for kind in _AS_IS},
 }
 _HELPERS = {"_same": same, "_is_of_class": _is_of_class, "_lacks": _lacks, "_calls": _calls, "_is_tensor": _is_tensor}
-_HELPERS |= {"_first_dtype": _first_dtype, "_is_untouched": _is_untouched, "_own": object.__getattribute__}
+_HELPERS |= {
+    "_is_tensor_alike": _is_tensor_alike,
+    "_first_dtype": _first_dtype,
+    "_is_untouched": _is_untouched,
+    "_own": object.__getattribute__,
+}
 
 
 _ABSENT = "(LookupError, AttributeError, NameError, TypeError, ValueError)"
@@ -219,13 +248,19 @@ class Ledger:
         return self._traced
 
     @cached_property
+    def without_compilers(self) -> Ledger:
+        """The guards without those on whether a compiler is active, which ``torch.compile`` itself evaluates."""
+        return Ledger(each for each in self.guards if not asks_compiler(each.source))
+
+    @cached_property
     def outside(self) -> Ledger:
-        """The guards on state outside of the module, checked once where ``torch.compile`` traces a call."""
-        return Ledger(
-            guard
-            for guard in self.guards
-            if not isinstance(root(guard.source), Self) and not asks_compiler(guard.source)
-        )
+        """Those of :attr:`without_compilers` that are not on state of the module."""
+        return Ledger(each for each in self.without_compilers if not isinstance(root(each.source), Self))
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether ``torch.compile`` can follow all guards on state of the module."""
+        return all(_is_followed(each) for each in self.guards if isinstance(root(each.source), Self))
 
     @cached_property
     def own(self) -> Ledger:
@@ -298,15 +333,14 @@ def _is_portable(guard: Guard) -> bool:
 
 def _is_followed(guard: Guard) -> bool:
     """Check whether ``torch.compile`` can follow the guard, on values stored in modules and their objects."""
-    if guard.kind not in _FOLLOWED or not is_stored(guard.source):
-        return False
     expected = guard.expected
+    if guard.kind == "resolves":
+        return expected.after is None and is_attribute(guard.source.value, expected.name, expected.raw)  # type: ignore[union-attr]
+    if guard.kind not in _FOLLOWED or not is_followed(guard.source) or is_large_set(guard.source):
+        return False
     if guard.kind in ("is", "distinct"):
-        return is_stored(expected) if isinstance(expected, Source) else is_compared(expected)
-    if guard.kind == "class":
-        return not issubclass(expected, nn.Module)  # modules are called, or checked as inlined ones
-    plain = expected is None or isinstance(expected, (bool, int, float, str, tuple))
-    return plain and bool(expected == expected)
+        return is_followed(expected) if isinstance(expected, Source) else is_compared(expected)
+    return guard.kind in ("class", "calls", "tensor") or is_plain(expected)
 
 
 class _Code:
@@ -346,6 +380,10 @@ class _Code:
             return f"{self.constant(source.function)}({', '.join(map(self.constant, source.arguments))})"
         if self._followed and (name := global_name(source)):
             return f"{self.constant(reader(source.base.value, name))}()"  # type: ignore[union-attr]
+        if self._followed and (name := attribute_name(source)):
+            return member_source(self.constant(source.base.base.value), name)  # type: ignore[union-attr]
+        if self._followed and (cell := cell_of(source)) is not None:
+            return f"{self.constant(cell_reader(cell))}()"
         base = self.value(source.base)  # type: ignore[union-attr]
         if isinstance(source, DictOf):
             plain = isinstance(source.base, Const) or submodule_path(source.base) is not None
@@ -358,6 +396,14 @@ class _Code:
 
     def add(self, guard: Guard) -> None:
         """Add a line to return False unless ``guard`` holds."""
+        if guard.kind == "resolves" and self._followed:
+            value = member_source(self.constant(guard.source.value), guard.expected.name)  # type: ignore[union-attr]
+            raw = getattr(guard.expected.raw, "__func__", guard.expected.raw)
+            kind = "same" if is_plain(raw) else "is"
+            self.lines.append(
+                f"        if not ({self._conditions[kind].format(value, self.constant(raw))}): return False"
+            )
+            return
         if guard.kind == "resolves":
             self.resolved.append((guard.source.value, guard.expected))  # type: ignore[union-attr]
             return

@@ -40,8 +40,9 @@ _QUERIES = ("is", "get", "has", "are_", "can_", "current_", "active_", "main_")
 _STATES = ("enabled", "available", "count", "built", "initialized", "supported", "initial_seed", "typename")
 _ANSWERING = {"genericpath", "posixpath", "ntpath", "platform", "stat", "sysconfig"}
 """Modules whose functions all answer queries."""
+_OS = ("access", "cpu_count", "listdir", "lstat", "stat", "uname", "encode", "decode", "fsencode", "fsdecode", "fspath")
 _FUNCTIONS: dict[str, Collection[str]] = {
-    **dict.fromkeys(("os", "posix", "nt"), ("access", "cpu_count", "listdir", "lstat", "stat", "uname")),
+    **dict.fromkeys(("os", "posix", "nt"), _OS),
     "numpy": ("fromfile", "genfromtxt", "load", "loadtxt"),
     "sys": ("exc_info",),
     "importlib": ("find_spec", "metadata", "version"),
