@@ -84,6 +84,12 @@ def _thread() -> threading.Thread:
     return threading.current_thread()
 
 
+class Base:
+    """Has more subclasses later."""
+
+
+DERIVED: list[type] = []
+
 ASKED: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
     "file": (lambda *_: float(pathlib.Path("number").read_text()), lambda: pathlib.Path("number").write_text("3")),
     "exists": (lambda *_: 1 + os.path.exists("other"), lambda: pathlib.Path("other").touch()),
@@ -91,6 +97,7 @@ ASKED: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
     "listdir": (lambda *_: len(os.listdir()), lambda: pathlib.Path("third").touch()),
     "recursion limit": (lambda *_: sys.getrecursionlimit(), lambda: sys.setrecursionlimit(2345)),
     "getenv": (lambda *_: 1 + (os.getenv("NOT_SET_YET") is None), lambda: os.environ.update(NOT_SET_YET="1")),
+    "subclasses": (lambda *_: 1 + len(Base.__subclasses__()), lambda: DERIVED.append(type("Late", (Base,), {}))),
     "environ get": (
         lambda *_: 1 + (os.environ.get("NOT_SET_YET", "0") == "0"),
         lambda: os.environ.update(NOT_SET_YET="1"),

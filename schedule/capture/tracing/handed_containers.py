@@ -44,6 +44,13 @@ class HandedContainers:
         """Remember that ``value`` belongs to a stateful object, with a function to call where it is read."""
         self._read_again[id(value)] = value, read_again
 
+    def returned(self, value: Any, read_again: Callable[[], None]) -> list[Any]:
+        """Remember and return the containers in the result of a call, with a function to call where one is read."""
+        containers = [*_containers(value)]
+        for container in containers:
+            self._read_again[id(container)] = container, read_again
+        return containers
+
     def read(self, value: Any) -> None:
         """Mark the calls that were handed ``value``, which the forward reads now."""
         if id(value) in self._read_again:

@@ -20,6 +20,7 @@ from schedule.capture.tracing.hooks import collecting_hooks, is_hooked, nothing_
 from schedule.capture.tracing.memory import Memory, is_plain
 from schedule.capture.tracing.own_forward import CALL_NAMES
 from schedule.capture.tracing.reading.evaluator import Evaluator
+from schedule.capture.tracing.returned_containers import watch_returned
 from schedule.capture.tracing.sharing import comparable
 from schedule.capture.tracing.trace import Trace
 from schedule.util.errors import TraceError
@@ -119,6 +120,8 @@ class ModuleCalls:
                 node.meta[KIND] = ()
             value = self.tracer.outputs[node] = self.tracer.track(value, node)
             self.tracer.memory.called(child, value, given)
+        for container in watch_returned(self.tracer, value, node):
+            self.tracer.evaluator.know_returned(container)
         return value
 
     def _collecting(self, child: nn.Module, path: str) -> list[Callable[..., Any]]:

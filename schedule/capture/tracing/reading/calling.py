@@ -259,7 +259,7 @@ class Calling(NativeCalls):
                 self.query(function, args, answer)
             return answer
         if isinstance(owner, (list, dict, set, frozenset, tuple, deque, types.MappingProxyType)):
-            if self.source_of(owner) is not None or (self.on and self.is_given(owner)):
+            if self.source_of(owner) is not None or (self.on and not self.may_write(owner)):
                 return container_method(self, owner, name, args, kwargs)
             if self.on and name not in _KEEPING:
                 self.refuse_compared(args, owner if isinstance(owner, (list, tuple, deque)) else ())

@@ -162,7 +162,7 @@ class Evaluator(Matching):
         """Execute ``owner[key] = value``."""
         key = self.index(owner, key) if isinstance(owner, torch.Tensor) else key
         source = self.source_of(owner)
-        if self.on and self.is_given(owner):
+        if self.on and not self.may_write(owner):
             self.refuse_write(owner, "sets an item of")
         if source is not None and not isinstance(owner, torch.Tensor):
             if isinstance(owner, dict) and key in owner and owner[key] is value and is_atom(value):

@@ -64,6 +64,7 @@ _METHODS: dict[str, Collection[str]] = {
     "weakref": ("__call__",),
 }
 """Methods of objects with changeable content that only read it."""
+_OF_CLASSES = ("__dir__", "__subclasses__", "mro")
 
 KNOWN_MANAGERS: tuple[type, ...] = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
 KNOWN_MANAGERS += (torch.inference_mode, torch.autocast, record_function)
@@ -108,9 +109,16 @@ def computes(function: Any, module: str, args: tuple[Any, ...], owner: Any) -> b
     if module.startswith("pathlib"):
         return getattr(function, "__qualname__", "").startswith("PurePath")
     root, name = module.partition(".")[0], name_of(function)
+    if asks_class(name, owner):
+        return False
     if root == "numpy" and (name.startswith("save") or (name.startswith("set") and all(map(is_atom, args)))):
         return False
     return is_pure(root, args, owner) or (root == "datetime" and not isinstance(owner, (type, types.ModuleType)))
+
+
+def asks_class(name: str, owner: Any) -> bool:
+    """Check whether a method asks about a class, such as ``__subclasses__``: its answer may change."""
+    return isinstance(owner, type) and name in _OF_CLASSES
 
 
 def is_query(function: Any, module: str, given: tuple[Any, ...]) -> bool:
@@ -126,7 +134,7 @@ def is_query(function: Any, module: str, given: tuple[Any, ...]) -> bool:
         roots = {type(each).__module__.partition(".")[0] for each in changeable}
         return all(name in _METHODS.get(each, ()) for each in roots)
     plain = name.lstrip("_")
-    if only_checks(function, module):
+    if only_checks(function, module) or asks_class(name, getattr(function, "__self__", None)):
         return True
     if root == "torch":
         return plain.startswith(_QUERIES) or (plain.endswith(_STATES) and not plain.startswith(("set", "enable")))

@@ -58,6 +58,7 @@ class Reads:
         self._known: dict[int, tuple[Any, Source]] = {}
         self._tensors: dict[int, tuple[torch.Tensor, Source]] = {}
         self._given: dict[int, Any] = {}
+        self._returned: dict[int, Any] = {}
         self.know(tracer.module, SELF)
 
     def ledger(self) -> Ledger:
@@ -171,6 +172,10 @@ class Reads:
                     self._given[id(each)] = each
                 pending += parts(value)
 
+    def know_returned(self, container: Any) -> None:
+        """Remember a list or dict that a submodule returned, to refuse writes."""
+        self._returned[id(container)] = container
+
     def is_outside(self, value: Any) -> bool:
         """Check whether ``value`` was not made by the forward."""
         return self.found_at(value) is not None or self.is_given(value)
@@ -178,6 +183,10 @@ class Reads:
     def is_given(self, value: Any) -> bool:
         """Check whether ``value`` is a container or dataclass among the arguments."""
         return id(value) in self._given
+
+    def may_write(self, value: Any) -> bool:
+        """Check whether ``value`` is neither a container among the arguments nor one that a submodule returned."""
+        return id(value) not in self._given and id(value) not in self._returned
 
     def refused(self, why: str, fix: str = "") -> TraceError:
         """Return the error for something a graph cannot guard on or repeat."""
@@ -265,8 +274,8 @@ class Reads:
     def refuse_write(self, owner: Any, does: str) -> None:
         """Raise if ``owner`` is outside, since a graph would not repeat the write."""
         source = self.source_of(owner)
-        if source is not None or (self.on and self.is_given(owner)):
-            where = "an argument" if source is None else described(source)
+        if source is not None or (self.on and not self.may_write(owner)):
+            where = "an argument or the result of a submodule" if source is None else described(source)
             raise self.refused(
                 f"the forward {does} a {type(owner).__name__} that it did not make, {where}, which a graph would not "
                 "do at each call"
