@@ -20,8 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import schedule
+from schedule.capture.tracing.reading.guard import Guard
 from schedule.capture.tracing.reading.instrument import NoSource
-from schedule.capture.tracing.reading.ledger import Guard, Ledger
+from schedule.capture.tracing.reading.ledger import Ledger
 from schedule.capture.tracing.reading.sources import Const, Item
 from schedule.capture.tracing.reading.transform import Transformer
 from tests.adversary.matches import (

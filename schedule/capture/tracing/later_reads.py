@@ -24,7 +24,8 @@ from fused.torch_internals.compiled_checks import CompiledCheck
 from schedule.capture.recording.structure import original_class
 from schedule.capture.tracing.effects import KIND, LENGTH, graph_check, runs_other_code
 from schedule.capture.tracing.handed_containers import add_checks, hands_containers
-from schedule.capture.tracing.reading.ledger import Guard, Ledger
+from schedule.capture.tracing.reading.guard import Guard
+from schedule.capture.tracing.reading.ledger import Ledger
 from schedule.capture.tracing.reading.sources import described
 from schedule.capture.tracing.regions import REGION_FUNCTIONS
 from schedule.capture.tracing.result_kinds import add_check, is_of_object, is_result

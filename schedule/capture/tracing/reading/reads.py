@@ -18,7 +18,9 @@ from schedule.capture.tracing.parts import is_record, parts
 from schedule.capture.tracing.reading.arrays import holds_objects, is_array
 from schedule.capture.tracing.reading.decimals import context_settings, has_decimals
 from schedule.capture.tracing.reading.following import Followed
-from schedule.capture.tracing.reading.ledger import Guard, Ledger, kind_of
+from schedule.capture.tracing.reading.guard import Guard
+from schedule.capture.tracing.reading.guard_code import kind_of
+from schedule.capture.tracing.reading.ledger import Ledger
 from schedule.capture.tracing.reading.origin import bound_to, is_fixed
 from schedule.capture.tracing.reading.plain import EXACT, is_atom, snapshot
 from schedule.capture.tracing.reading.resolution import BASES, Resolved, class_of, found_in, is_mutable

@@ -15,7 +15,7 @@ from torch import nn
 
 import schedule.capture.tracing.expansion
 import schedule.primitives.splicing
-from schedule.capture.tracing.reading import ledger
+from schedule.capture.tracing.reading import guard_code, ledger
 from schedule.capture.tracing.reading.reads import Reads
 from schedule.runtime.scheduled import FallbackWarning
 from schedule.util.errors import ScheduleError
@@ -221,7 +221,7 @@ def is_right(case: str) -> bool:
 
 
 def test_every_kind_has_a_case() -> None:
-    assert set(CASES) == set(ledger._CONDITIONS)
+    assert set(CASES) == set(guard_code.CONDITIONS)
 
 
 @pytest.mark.parametrize("kind", CASES)

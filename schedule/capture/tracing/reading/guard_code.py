@@ -1,0 +1,257 @@
+"""Functions of a module that check guards, with one lookup per source, also as ``torch.compile`` follows them."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from fused.torch_internals.modes import NO_TORCH_FUNCTION, DisableTorchFunction
+from schedule.capture.recording.structure import member_source, original_class
+from schedule.capture.tracing.hooks import acts_now
+from schedule.capture.tracing.reading.compiled import (
+    attribute_name,
+    cell_of,
+    cell_reader,
+    global_name,
+    is_attribute,
+    is_compared,
+    is_followed,
+    is_large_set,
+    is_plain,
+    reader,
+)
+from schedule.capture.tracing.reading.guard import Guard
+from schedule.capture.tracing.reading.plain import same
+from schedule.capture.tracing.reading.resolution import Resolved, resolutions
+from schedule.capture.tracing.reading.sources import Attr, Const, DictOf, Query, Self, Source, submodule_path
+
+
+def _is_of_class(value: Any, cls: type) -> bool:
+    return type(value) is cls or (isinstance(value, nn.Module) and original_class(value) is cls)
+
+
+def _lacks(value: Any, name: str) -> bool:
+    """Check whether ``value`` has no attribute of this name."""
+    if isinstance(value, nn.Module) and type(value).__getattr__ is nn.Module.__getattr__:
+        own = value.__dict__
+        exists = name in own or any(name in own.get(table, ()) for table in ("_parameters", "_buffers", "_modules"))
+        return not exists and not hasattr(type(value), name)
+    return not hasattr(value, name)
+
+
+def _is_untouched(value: nn.Module, cls: type) -> bool:
+    """Check whether a module has class ``cls``, no active hook, and no forward set on the instance."""
+    return type(value) is cls and not acts_now(value) and "forward" not in value.__dict__
+
+
+def _calls(value: Any, function: Any) -> bool:
+    return isinstance(value, types.MethodType) and value.__func__ is function
+
+
+Kind = tuple[torch.dtype, Any, type]
+
+
+def kind_of(tensor: torch.Tensor) -> Kind:
+    """Return the dtype of a tensor, the shape of a parameter or the rank of any other tensor, and its class.
+
+    A graph depends on these. The sizes of other tensors, such as buffers, may grow.
+    """
+    with DisableTorchFunction():
+        sizes = tensor.shape if isinstance(tensor, nn.Parameter) else tensor.dim()
+        return tensor.dtype, sizes, _tensor_class(tensor)
+
+
+def _tensor_class(tensor: torch.Tensor) -> type:
+    """Return the class of a tensor as torch functions see it: subclasses without ``__torch_function__`` are plain."""
+    cls = type(tensor)
+    if cls in (torch.Tensor, nn.Parameter) or cls.__torch_function__ is not NO_TORCH_FUNCTION:
+        return cls
+    return nn.Parameter if isinstance(tensor, nn.Parameter) else torch.Tensor
+
+
+def _is_tensor(value: Any, kind: Kind) -> bool:
+    if not isinstance(value, torch.Tensor) or value.dtype is not kind[0]:
+        return False
+    if type(value) is not kind[2] and _tensor_class(value) is not kind[2]:
+        return False
+    return bool(value.dim() == kind[1] if type(kind[1]) is int else value.shape == kind[1])
+
+
+def _is_tensor_alike(value: Any, kind: Kind) -> bool:
+    """Check what :func:`_is_tensor` does, as ``torch.compile`` can follow it."""
+    if not isinstance(value, torch.Tensor) or value.dtype is not kind[0]:
+        return False
+    if not isinstance(value, kind[2]) or isinstance(value, nn.Parameter) is not issubclass(kind[2], nn.Parameter):
+        return False
+    return bool(value.dim() == kind[1] if type(kind[1]) is int else value.shape == kind[1])
+
+
+def _first_dtype(module: nn.Module) -> torch.dtype | None:
+    """Return the dtype of the first floating-point parameter, or None.
+
+    It is used for modules without a parameter of the recorded name.
+    """
+    return next((each.dtype for each in module.parameters() if each.is_floating_point()), None)
+
+
+CONDITIONS: dict[str, str] = {
+    "is": "{0} is {1}",
+    "same": "({0} is {1} or _same({0}, {1}))",
+    "content": "({0} is {1} or _same({0}, {1}))",
+    "class": "(type({0}) is {1} or _is_of_class({0}, {1}))",
+    "instance": "isinstance({0}, {1})",
+    "no_instance": "not isinstance({0}, {1})",
+    "none": "{0} is None",
+    "distinct": "{0} is not {1}",
+    "keys": "(*{0},) == {1}",
+    "length": "len({0}) == {1}",
+    "contains": "{1} in {0}",
+    "lacks_item": "{1} not in {0}",
+    "lacks": "_lacks({0}, {1})",
+    "true": "{0}",
+    "false": "not {0}",
+    "calls": "_calls({0}, {1})",
+    "tensor": "_is_tensor({0}, {1})",
+    "computes_in": "",  # written as statements
+    "resolves": "",  # checked together, by the versions of the classes
+    "untouched": "_is_untouched({0}, {1})",
+}
+_AS_IS = ("class", "length", "keys", "contains", "lacks_item", "is", "none", "distinct", "true", "false")
+FOLLOWED = {
+    "same": "type({0}) is type({1}) and {0} == {1}",
+    "lacks": "not hasattr({0}, {1})",
+    "calls": "{0}.__func__ is {1}",
+    "tensor": "_is_tensor_alike({0}, {1})",
+    **{kind: CONDITIONS[kind] for kind in _AS_IS},
+}
+_HELPERS = {"_same": same, "_is_of_class": _is_of_class, "_lacks": _lacks, "_calls": _calls, "_is_tensor": _is_tensor}
+_HELPERS |= {
+    "_is_tensor_alike": _is_tensor_alike,
+    "_first_dtype": _first_dtype,
+    "_is_untouched": _is_untouched,
+    "_own": object.__getattribute__,
+}
+
+
+_ABSENT = "(LookupError, AttributeError, NameError, TypeError, ValueError)"
+
+
+def follows(guard: Guard) -> bool:
+    """Check whether ``torch.compile`` can follow the guard, on values stored in modules and their objects."""
+    expected = guard.expected
+    if guard.kind == "resolves":
+        return expected.after is None and is_attribute(guard.source.value, expected.name, expected.raw)  # type: ignore[union-attr]
+    if guard.kind not in FOLLOWED or not is_followed(guard.source) or is_large_set(guard.source):
+        return False
+    if guard.kind in ("is", "distinct"):
+        return is_followed(expected) if isinstance(expected, Source) else is_compared(expected)
+    return guard.kind in ("class", "calls", "tensor") or is_plain(expected)
+
+
+class _Code:
+    """Source code of a ledger's function, with one lookup per source in the order of the guards."""
+
+    def __init__(self, followed: bool) -> None:
+        self.lines: list[str] = []
+        self.resolved: list[tuple[type, Resolved]] = []
+        self._conditions, self._followed = FOLLOWED if followed else CONDITIONS, followed
+        self.names: dict[str, Any] = dict(_HELPERS)
+        self._locals: dict[Source, str] = {}
+        self._constants: dict[int, str] = {}
+
+    def constant(self, value: Any) -> str:
+        """Return a name for ``value``, or its literal."""
+        if value is None or isinstance(value, bool):
+            return repr(value)
+        if id(value) not in self._constants:
+            self._constants[id(value)] = f"c{len(self._constants)}"
+            self.names[self._constants[id(value)]] = value
+        return self._constants[id(value)]
+
+    def value(self, source: Source) -> str:
+        """Return the expression for the value at ``source``, a local if it is looked up."""
+        if isinstance(source, Self):
+            return "self"
+        if isinstance(source, Const):
+            return self.constant(source.value)
+        if source not in self._locals:
+            text = self._text(source)
+            self._locals[source] = f"v{len(self._locals)}"
+            self.lines.append(f"        {self._locals[source]} = {text}")
+        return self._locals[source]
+
+    def _text(self, source: Source) -> str:
+        if isinstance(source, Query):
+            return f"{self.constant(source.function)}({', '.join(map(self.constant, source.arguments))})"
+        if self._followed and (name := global_name(source)):
+            return f"{self.constant(reader(source.base.value, name))}()"  # type: ignore[union-attr]
+        if self._followed and (name := attribute_name(source)):
+            return member_source(self.constant(source.base.base.value), name)  # type: ignore[union-attr]
+        if self._followed and (cell := cell_of(source)) is not None:
+            return f"{self.constant(cell_reader(cell))}()"
+        base = self.value(source.base)  # type: ignore[union-attr]
+        if isinstance(source, DictOf):
+            plain = isinstance(source.base, Const) or submodule_path(source.base) is not None
+            # Configs have a slow __getattribute__ in Python; torch.compile follows no other way around it.
+            return f"{base}.__dict__" if plain or self._followed else f"_own({base}, '__dict__')"
+        if isinstance(source, Attr):
+            return member_source(base, source.name)
+        key = source.key  # type: ignore[union-attr]
+        return f"{base}[{key!r}]" if type(key) in (str, int) else f"{base}[{self.constant(key)}]"
+
+    def add(self, guard: Guard) -> None:
+        """Add a line to return False unless ``guard`` holds."""
+        if guard.kind == "resolves" and self._followed:
+            value = member_source(self.constant(guard.source.value), guard.expected.name)  # type: ignore[union-attr]
+            raw = getattr(guard.expected.raw, "__func__", guard.expected.raw)
+            kind = "same" if is_plain(raw) else "is"
+            self.lines.append(
+                f"        if not ({self._conditions[kind].format(value, self.constant(raw))}): return False"
+            )
+            return
+        if guard.kind == "resolves":
+            self.resolved.append((guard.source.value, guard.expected))  # type: ignore[union-attr]
+            return
+        value = self.value(guard.source)
+        expected = guard.expected
+        if guard.kind == "computes_in":
+            self._add_dtype(value, *expected)
+            return
+        other = self.value(expected) if isinstance(expected, Source) else self.constant(expected)
+        if guard.kind in ("lacks_item", "contains", "lacks") and type(expected) is str:
+            other = repr(expected)
+        self.lines.append(f"        if not ({self._conditions[guard.kind].format(value, other)}): return False")
+
+    def _add_dtype(self, module: str, path: tuple[str, ...], dtype: torch.dtype) -> None:
+        *holders, name = path
+        found = module + "".join(f"._modules[{part!r}]" for part in holders) + f"._parameters[{name!r}].dtype"
+        self.lines += [
+            "        try:",
+            f"            if {found} is not {self.constant(dtype)}: return False",
+            "        except (KeyError, AttributeError):",
+            f"            if _first_dtype({module}) is not {self.constant(dtype)}: return False",
+        ]
+
+
+def compiled(guards: Iterable[Guard], followed: bool = False) -> Callable[[Any], bool]:
+    """Return a function to check whether all guards hold for a module.
+
+    Args:
+        guards: the guards.
+        followed: whether to write the function as ``torch.compile`` follows it; then it follows all guards.
+    """
+    code = _Code(followed)
+    for guard in guards:
+        code.add(guard)
+    if code.resolved:
+        code.names["_resolve"] = resolutions(code.resolved)
+        code.lines.insert(0, "        if not _resolve(): return False")
+    lines = ["def holds(self):", "    try:", *(code.lines or ["        pass"])]
+    lines += [f"    except {_ABSENT}:", "        return False", "    return True"]
+    exec(compile("\n".join(lines), "<schedule ledger>", "exec"), code.names)
+    function: Callable[[Any], bool] = code.names["holds"]
+    return function
