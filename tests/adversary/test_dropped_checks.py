@@ -107,6 +107,26 @@ def reading_a_list_again(m: Any, h: Tensor, given: Any) -> Any:
     return m.child(h, given) * sum(items)
 
 
+def reading_what_was_returned(m: Any, h: Tensor, given: Any) -> Any:
+    found = m.child(h)
+    return m.child(h)[1] * found[0]
+
+
+_KEPT: list[Any] = [None]
+
+
+def _returning_what_is_kept(m: Any, given: Any) -> None:
+    def other(x: Tensor) -> Any:
+        _KEPT[0] = [x, x * 2]
+        return _KEPT[0]
+
+    m.child.other = other
+
+
+def _change_kept(m: Any, given: Any) -> None:
+    _KEPT[0][0] = _KEPT[0][1]
+
+
 def _changing(change: Callable[[Any, Any], Any]) -> Callable[[Any, Any], None]:
     return lambda m, given: setattr(m.child, "change", change)
 
@@ -128,6 +148,7 @@ def _replaced(m: Any, given: Any) -> None:
 
 
 PARTS = ("guards", "outputs", "later_reads", "state_nodes", "containers", "result_kinds", "handed_containers")
+PARTS += ("returned_containers",)
 """Files that name the checks."""
 
 CASES: dict[str, tuple[Body, Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] = {
@@ -144,6 +165,11 @@ CASES: dict[str, tuple[Body, Callable[[Any, Any], Any], Callable[[Any, Any], Any
     "result_kinds.check_none": (asking_for_none, _returning(lambda x: None), _returning(lambda x: x)),
     "result_kinds.check_length": (counting, _nothing, lambda m, given: setattr(given, "extra", True)),
     "handed_containers.check_contents": (handing_a_list_on, _nothing, _changing(_set_first)),
+    "returned_containers.check_returned": (
+        reading_what_was_returned,
+        _returning_what_is_kept,
+        _changing(_change_kept),
+    ),
     "containers.check_items": (reading_a_list_again, _nothing, _changing(_set_first)),
 }
 
