@@ -57,7 +57,8 @@ def generated_select(
     namespace["_compiling"] = torch.compiler.is_dynamo_compiling
     parameters = Parameters(forward)
     lines = [f"def select({parameters.declaration(namespace)}):"]
-    lines += ["    _own = self.__dict__", "    _state = _own['_schedule_state']", "    _followed = _compiling()"]
+    lines += ["    _own = self.__dict__", "    _followed = _compiling()"]
+    lines += ["    _state = _own.get('_schedule_state') if _followed else None"]
     for index, specialization in enumerate(specializations):
         conditions = _conditions(specialization, index, namespace, scheduled_class)
         namespace[f"_run_{index}"] = specialization.function
@@ -93,7 +94,7 @@ def _conditions(
         name, owner = f"_holds_{index}_{number}", module_source(path)
         namespace |= {name: ledger.function, f"{name}_compiled": ledger.under_compiler}
         found.append(f"({name}_compiled({owner}) if _followed else {name}({owner}))")
-    found.append(f"(not _followed or _state.owner() is self and _state.checks[{index}].holds())")
+    found.append(f"(not _followed or _state is not None and _state.owner() is self and _state.checks[{index}].holds())")
     return found + list(specialization.guards)
 
 

@@ -99,11 +99,9 @@ def check_contents(containers: tuple[Any, ...], before: Any, call: str) -> None:
 
 def is_same(now: Any, before: Any) -> bool:
     """Check whether the contents of containers are the same objects, or equal plain values."""
-    if now is before:
-        return True
-    if isinstance(now, tuple) and isinstance(before, tuple):
+    if isinstance(now, tuple) and isinstance(before, tuple):  # first, as torch.compile knows no `is` of tuples
         return len(now) == len(before) and all([is_same(a, b) for a, b in zip(now, before, strict=True)])
-    return is_atom(now) and type(now) is type(before) and bool(now == before)
+    return now is before or (is_atom(now) and type(now) is type(before) and bool(now == before))
 
 
 def hands_containers(node: fx.Node) -> bool:
