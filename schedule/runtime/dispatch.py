@@ -19,6 +19,7 @@ from schedule.capture.tracing.later_reads import can_follow
 from schedule.capture.tracing.reading.ledger import Ledger, shared_ledger
 from schedule.capture.tracing.signature import Parameters, Signature
 from schedule.capture.tracing.specialization import Specialization
+from schedule.runtime.classes import STATE, scheduled_class
 
 Selected = tuple[Any, tuple[Any, ...]]
 """A graph's function and its inputs; None and the reason for calls that run the original forward."""
@@ -47,7 +48,6 @@ def generated_select(
     forward: Callable[..., Any],
     specializations: Sequence[Specialization],
     declined: Sequence[Declined],
-    scheduled_class: Callable[[type[nn.Module]], type[nn.Module]],
 ) -> Select:
     """Generate a function with the forward's parameters, returning ``(graph function, inputs)``, or None.
 
@@ -58,9 +58,9 @@ def generated_select(
     parameters = Parameters(forward)
     lines = [f"def select({parameters.declaration(namespace)}):"]
     lines += ["    _own = self.__dict__", "    _followed = _compiling()"]
-    lines += ["    _state = _own.get('_schedule_state') if _followed else None"]
+    lines += [f"    _state = _own.get({STATE!r}) if _followed else None"]
     for index, specialization in enumerate(specializations):
-        conditions = _conditions(specialization, index, namespace, scheduled_class)
+        conditions = _conditions(specialization, index, namespace)
         namespace[f"_run_{index}"] = specialization.function
         inputs = "".join(f"{text}, " for text in specialization.signature.inputs.values())
         lines.append("    if (" + "\n        and ".join(conditions) + "):")
@@ -81,15 +81,10 @@ def _signature_conditions(signature: Signature, index: int, namespace: dict[str,
     return [named.sub(lambda found: names[found[0]], condition) for condition in signature.conditions]
 
 
-def _conditions(
-    specialization: Specialization,
-    index: int,
-    namespace: dict[str, Any],
-    scheduled_class: Callable[[type[nn.Module]], type[nn.Module]],
-) -> list[str]:
+def _conditions(specialization: Specialization, index: int, namespace: dict[str, Any]) -> list[str]:
     found = [f"_own['training'] is {specialization.training}"]
     found += _signature_conditions(specialization.signature, index, namespace)
-    found += _conditions_on_inlined(specialization, str(index), namespace, scheduled_class)
+    found += _conditions_on_inlined(specialization, index, namespace)
     for number, (path, ledger) in enumerate(_ledgers(specialization)):
         name, owner = f"_holds_{index}_{number}", module_source(path)
         namespace |= {name: ledger.function, f"{name}_compiled": ledger.under_compiler}
@@ -98,17 +93,12 @@ def _conditions(
     return found + list(specialization.guards)
 
 
-def _conditions_on_inlined(
-    specialization: Specialization,
-    suffix: str,
-    namespace: dict[str, Any],
-    scheduled_class: Callable[[type[nn.Module]], type[nn.Module]],
-) -> list[str]:
+def _conditions_on_inlined(specialization: Specialization, index: int, namespace: dict[str, Any]) -> list[str]:
     """Return the conditions on submodules in the graph: class, mode, hooks."""
     found = []
     for number, (path, inlined) in enumerate(specialization.inlined.items()):
-        namespace[f"_class_{suffix}_{number}"] = scheduled_class(inlined.cls) if inlined.scheduled else inlined.cls
-        found.append(f"_intact({module_source(path)}, _class_{suffix}_{number}, {specialization.training})")
+        namespace[f"_class_{index}_{number}"] = scheduled_class(inlined.cls) if inlined.scheduled else inlined.cls
+        found.append(f"_intact({module_source(path)}, _class_{index}_{number}, {specialization.training})")
     return found + (["not _acts_on_all()"] if found else [])
 
 
@@ -121,20 +111,15 @@ def _ledgers(specialization: Specialization) -> list[tuple[str, Ledger]]:
     return [(path, ledger) for path, ledger in found if ledger]
 
 
-def generated_check(
-    specialization: Specialization,
-    owner: Callable[[], nn.Module | None],
-    scheduled_class: Callable[[type[nn.Module]], type[nn.Module]],
-) -> CompiledCheck:
+def generated_check(specialization: Specialization, owner: Callable[[], nn.Module | None]) -> CompiledCheck:
     """Generate the check of all conditions on Python state, which ``torch.compile`` makes before each call.
 
-    It sees no changes made in the compiled code, which it cannot see: conditions on these are followed. It fails if
+    It does not see what the compiled code itself changes: ``torch.compile`` follows the conditions on that. It fails if
     the graph reads state of modules, after other code has run, in a way that cannot be followed.
 
     Args:
         specialization: it has the guards.
         owner: returns the module to check.
-        scheduled_class: returns the generated class for a class.
     """
 
     @cache
@@ -142,7 +127,7 @@ def generated_check(
         if not can_follow(specialization.graph):
             return lambda module: False
         namespace: dict[str, Any] = {"_intact": intact, "_acts_on_all": acts_on_all}
-        conditions = _conditions_on_inlined(specialization, "", namespace, scheduled_class)
+        conditions = _conditions_on_inlined(specialization, 0, namespace)
         for number, (path, ledger) in enumerate(_ledgers(specialization)):
             namespace[f"_holds_{number}"] = ledger.without_compilers.function
             conditions.append(f"_holds_{number}({module_source(path)})")
@@ -153,7 +138,7 @@ def generated_check(
         module = owner()
         try:
             return module is not None and check()(module)
-        except LookupError:  # a submodule is gone
+        except (LookupError, AttributeError):  # a submodule is gone, or None
             return False
 
     return CompiledCheck(holds)

@@ -158,8 +158,9 @@ class ScheduledState:
         adapted = [made for each in self.adaptations for made in each.specializations]
         declined = [each.declined for each in self.adaptations if not each.specializations]
         given = [each for each in self.specializations if not any(each is other for other in self.retired)]
-        self.checks = tuple(generated_check(each, self.owner, scheduled_class) for each in (*given, *adapted))
-        return generated_select(self.module_class.forward, [*given, *adapted], declined, scheduled_class)
+        graphs = [*given, *adapted]
+        self.checks = tuple(generated_check(each, self.owner) for each in graphs)
+        return generated_select(self.module_class.forward, graphs, declined)
 
     def selected(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Selected | None:
         """Return the graph or the reason selected for this call, or None if there is neither."""

@@ -147,8 +147,8 @@ def _replaced(m: Any, given: Any) -> None:
     m.last.bias = nn.Parameter(torch.full((8,), 3.0))
 
 
-PARTS = ("guards", "outputs", "later_reads", "state_nodes", "containers", "result_kinds", "handed_containers")
-PARTS += ("returned_containers",)
+PARTS = ("guards", "outputs", "later_reads", "state_nodes", "containers", "result_kinds")
+PARTS += ("handed_containers", "returned_containers")
 """Files that name the checks."""
 
 CASES: dict[str, tuple[Body, Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] = {

@@ -19,11 +19,11 @@ from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.recording.source import user_line
 from schedule.capture.recording.structure import map_structure, rebuilt_mapping, rebuilt_sequence
 from schedule.capture.tracing.effects import IS_PLAIN, QUIET, graph_check
-from schedule.capture.tracing.handed_containers import CONTAINER, contents, is_same
+from schedule.capture.tracing.handed_containers import CONTAINER, contents, is_same, refuse_changed
 from schedule.capture.tracing.parts import Tracked
 from schedule.capture.tracing.questions import ask, ask_keys, assume
 from schedule.capture.tracing.trace import Trace
-from schedule.util.errors import ScheduleError, TraceError
+from schedule.util.errors import TraceError
 
 
 @dataclass(slots=True)
@@ -140,12 +140,8 @@ def check_items(container: Any, expected: tuple[Any, ...]) -> None:
     Raises:
         ScheduleError: code that the graph called has changed it.
     """
-    if not is_same(contents(container), contents(expected)):
-        raise ScheduleError(
-            f"a {type(container).__name__} of an object that the forward reads was changed by code that it calls, "
-            "which it was not in the recorded call, so the graph holds its items of before",
-            fix="undo the schedule of this module, or schedule the model anew with a call in which it changes",
-        )
+    told = f"a {type(container).__name__} of an object that the forward reads was changed by code that it calls, "
+    refuse_changed(contents(container), contents(expected), told + "which it was not in the recorded call")
 
 
 def before_items(node: fx.Node) -> AbstractContextManager[Any]:

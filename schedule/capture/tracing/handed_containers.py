@@ -89,10 +89,19 @@ def check_contents(containers: tuple[Any, ...], before: Any, call: str) -> None:
     Raises:
         ScheduleError: code that the graph called has changed them.
     """
-    if not is_same(contents(containers), before):
+    told = f"{call} changed a list or dict that the forward handed to it; it did not in the recorded call"
+    refuse_changed(contents(containers), before, told)
+
+
+def refuse_changed(now: Any, before: Any, told: str) -> None:
+    """Raise an error that says ``told`` unless the contents of containers are what they were before.
+
+    Raises:
+        ScheduleError: they are not.
+    """
+    if not is_same(now, before):
         raise ScheduleError(
-            f"{call} changed a list or dict that the forward handed to it; it did not in the recorded call, so the "
-            "graph holds its items of before",
+            f"{told}, so the graph holds its items of before",
             fix="undo the schedule of this module, or schedule the model anew with a call in which it changes",
         )
 

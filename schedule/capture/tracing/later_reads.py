@@ -51,6 +51,7 @@ class LaterReads:
         self._call: fx.Node | None = None
         self._found: dict[fx.Node, dict[Hashable, Guard]] = {}
         self._places: dict[int, tuple[Any, fx.Node | None, fx.Node | None]] = {}
+        self._asked: dict[Hashable, fx.Node | None] = {}
 
     @property
     def call(self) -> fx.Node | None:
@@ -79,6 +80,12 @@ class LaterReads:
         call = self.call
         if call is not None and guard.kind != "computes_in":  # the outputs of the submodule tell
             self._found.setdefault(call, {})[key] = guard
+
+    def is_due(self, key: Hashable) -> bool:
+        """Check whether what ``key`` identifies is read for the first time, or other code has run since it was."""
+        before, call = self._asked.get(key, self), self.call
+        self._asked[key] = call
+        return before is not call
 
     def note(self, value: Any) -> None:
         """Remember where the forward reads ``value``, a tensor or another object, for the first and the last time."""

@@ -15,9 +15,8 @@ from torch import fx
 
 from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.tracing.effects import graph_check
-from schedule.capture.tracing.handed_containers import contents, is_same
+from schedule.capture.tracing.handed_containers import contents, is_same, refuse_changed
 from schedule.capture.tracing.trace import Trace
-from schedule.util.errors import ScheduleError
 
 
 def watch_returned(tracer: Trace, value: Any, node: fx.Node) -> list[Any]:
@@ -47,9 +46,5 @@ def check_returned(value: Any, expected: Any, call: str) -> None:
     Raises:
         ScheduleError: code that the graph called since has changed them.
     """
-    if not is_same(contents(value), contents(expected)):
-        raise ScheduleError(
-            f"a list or dict that {call} returned was changed by code that the forward called since; it was not in the "
-            "recorded call, so the graph holds its items of before",
-            fix="undo the schedule of this module, or schedule the model anew with a call in which it changes",
-        )
+    told = f"a list or dict that {call} returned was changed by code that the forward called since"
+    refuse_changed(contents(value), contents(expected), f"{told}; it was not in the recorded call")

@@ -53,9 +53,8 @@ class Calling(NativeCalls):
         super().__init__(tracer)
         self._handlers = handlers
         self._copies: dict[int, tuple[types.FunctionType, types.FunctionType]] = {}
-        self._followed_at: dict[int, Any] = {}
         self._native: dict[types.CodeType, bool] = {}
-        self._looked_up: dict[Source, tuple[torch.Tensor, Any]] = {}
+        self._looked_up: dict[Source, torch.Tensor] = {}
         self._blocks: list[tuple[Any, Any]] = []  # native context managers entered by followed code
 
     def call(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -182,9 +181,7 @@ class Calling(NativeCalls):
         if id(function) not in self._copies:
             copy = instrumented(function, self.here(function))
             self._copies[id(function)] = (function, copy)
-        call = self.later.call
-        if self._followed_at.get(id(function), self) is not call:  # other code, which may change it, has run since
-            self._followed_at[id(function)] = call
+        if self.on and self.later.is_due(("code", id(function))):
             self.guard("is", Attr(self.source_of(function) or Const(function), "__code__"), function.__code__)
             self._read_defaults(function)
         return self._copies[id(function)][1]

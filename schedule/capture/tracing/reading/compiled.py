@@ -14,6 +14,7 @@ import torch
 from schedule.capture.tracing.reading.sources import Attr, Const, DictOf, Item, Query, Self, Source, root, value_at
 
 _COMPARED = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, torch.dtype, enum.Enum)
+_NOT_USERS = {"torch", *sys.stdlib_module_names}
 _MANY = 32
 _OF_COMPILERS = ("torch.compiler", "torch._dynamo", "torch.jit", "torch.fx")
 
@@ -42,10 +43,10 @@ def is_plain(value: Any) -> bool:
 def is_followed(source: Source) -> bool:
     """Check whether ``torch.compile`` follows a read of the value, so that it sees changes in the compiled code.
 
-    It follows dictionaries and items from the module or a global, attributes of classes and
-    Python modules, closures, and queries to torch.
+    It follows dictionaries and items from the module or a global, attributes of classes and Python modules, closures,
+    and queries to torch.
     """
-    if isinstance(source, Self) or global_name(source) or attribute_name(source) or cell_of(source):
+    if isinstance(source, Self) or global_name(source) or cell_of(source) or attribute_owner(source) is not None:
         return True
     if isinstance(source, Query):
         return str(getattr(source.function, "__module__", "")).partition(".")[0] == "torch"
@@ -72,18 +73,17 @@ def cell_of(source: Source) -> types.CellType | None:
     return function.__closure__[item.key] if isinstance(function, types.FunctionType) and function.__closure__ else None
 
 
-def attribute_name(source: Source) -> str:
-    """Return the name if the value is an attribute of a class, or of a user's Python module, else "".
-
-    It is one of a class if the class has it in its own dictionary.
-    """
+def attribute_owner(source: Source) -> type | types.ModuleType | None:
+    """Return the class or the user's Python module if the value is an attribute that it has itself, else None."""
     table = source.base if isinstance(source, Item) else None
-    is_table = isinstance(table, DictOf) or (isinstance(table, Attr) and table.name == "__dict__")
-    owner = getattr(table.base, "value", None) if is_table else None  # type: ignore[union-attr]
+    if not (isinstance(table, DictOf) or (isinstance(table, Attr) and table.name == "__dict__")):
+        return None
+    owner, name = getattr(table.base, "value", None), source.key  # type: ignore[union-attr]
     if isinstance(owner, type):
-        return source.key if is_attribute(owner, source.key, vars(owner).get(source.key)) else ""  # type: ignore[union-attr]
-    package = owner.__name__.partition(".")[0] if isinstance(owner, types.ModuleType) else "torch"
-    return "" if package == "torch" or package in sys.stdlib_module_names else source.key  # type: ignore[union-attr]
+        return owner if is_attribute(owner, name, vars(owner).get(name)) else None
+    if isinstance(owner, types.ModuleType) and owner.__name__.partition(".")[0] not in _NOT_USERS:
+        return owner
+    return None
 
 
 def is_attribute(cls: type, name: str, raw: Any) -> bool:

@@ -13,7 +13,7 @@ from fused.torch_internals.modes import NO_TORCH_FUNCTION, DisableTorchFunction
 from schedule.capture.recording.structure import member_source, original_class
 from schedule.capture.tracing.hooks import acts_now
 from schedule.capture.tracing.reading.compiled import (
-    attribute_name,
+    attribute_owner,
     cell_of,
     cell_reader,
     global_name,
@@ -81,15 +81,6 @@ def _is_tensor(value: Any, kind: Kind) -> bool:
     return bool(value.dim() == kind[1] if type(kind[1]) is int else value.shape == kind[1])
 
 
-def _is_tensor_alike(value: Any, kind: Kind) -> bool:
-    """Check what :func:`_is_tensor` does, as ``torch.compile`` can follow it."""
-    if not isinstance(value, torch.Tensor) or value.dtype is not kind[0]:
-        return False
-    if not isinstance(value, kind[2]) or isinstance(value, nn.Parameter) is not issubclass(kind[2], nn.Parameter):
-        return False
-    return bool(value.dim() == kind[1] if type(kind[1]) is int else value.shape == kind[1])
-
-
 def _first_dtype(module: nn.Module) -> torch.dtype | None:
     """Return the dtype of the first floating-point parameter, or None.
 
@@ -120,21 +111,15 @@ CONDITIONS: dict[str, str] = {
     "resolves": "",  # checked together, by the versions of the classes
     "untouched": "_is_untouched({0}, {1})",
 }
-_AS_IS = ("class", "length", "keys", "contains", "lacks_item", "is", "none", "distinct", "true", "false")
+_AS_IS = ("class", "tensor", "length", "keys", "contains", "lacks_item", "is", "none", "distinct", "true", "false")
 FOLLOWED = {
     "same": "type({0}) is type({1}) and {0} == {1}",
     "lacks": "not hasattr({0}, {1})",
     "calls": "{0}.__func__ is {1}",
-    "tensor": "_is_tensor_alike({0}, {1})",
     **{kind: CONDITIONS[kind] for kind in _AS_IS},
 }
 _HELPERS = {"_same": same, "_is_of_class": _is_of_class, "_lacks": _lacks, "_calls": _calls, "_is_tensor": _is_tensor}
-_HELPERS |= {
-    "_is_tensor_alike": _is_tensor_alike,
-    "_first_dtype": _first_dtype,
-    "_is_untouched": _is_untouched,
-    "_own": object.__getattribute__,
-}
+_HELPERS |= {"_first_dtype": _first_dtype, "_is_untouched": _is_untouched, "_own": object.__getattribute__}
 
 
 _ABSENT = "(LookupError, AttributeError, NameError, TypeError, ValueError)"
@@ -189,8 +174,8 @@ class _Code:
             return f"{self.constant(source.function)}({', '.join(map(self.constant, source.arguments))})"
         if self._followed and (name := global_name(source)):
             return f"{self.constant(reader(source.base.value, name))}()"  # type: ignore[union-attr]
-        if self._followed and (name := attribute_name(source)):
-            return member_source(self.constant(source.base.base.value), name)  # type: ignore[union-attr]
+        if self._followed and (owner := attribute_owner(source)) is not None:
+            return member_source(self.constant(owner), source.key)  # type: ignore[union-attr]
         if self._followed and (cell := cell_of(source)) is not None:
             return f"{self.constant(cell_reader(cell))}()"
         base = self.value(source.base)  # type: ignore[union-attr]
@@ -205,16 +190,8 @@ class _Code:
 
     def add(self, guard: Guard) -> None:
         """Add a line to return False unless ``guard`` holds."""
-        if guard.kind == "resolves" and self._followed:
-            value = member_source(self.constant(guard.source.value), guard.expected.name)  # type: ignore[union-attr]
-            raw = getattr(guard.expected.raw, "__func__", guard.expected.raw)
-            kind = "same" if is_plain(raw) else "is"
-            self.lines.append(
-                f"        if not ({self._conditions[kind].format(value, self.constant(raw))}): return False"
-            )
-            return
         if guard.kind == "resolves":
-            self.resolved.append((guard.source.value, guard.expected))  # type: ignore[union-attr]
+            self._add_lookup(guard.source.value, guard.expected)  # type: ignore[union-attr]
             return
         value = self.value(guard.source)
         expected = guard.expected
@@ -224,7 +201,18 @@ class _Code:
         other = self.value(expected) if isinstance(expected, Source) else self.constant(expected)
         if guard.kind in ("lacks_item", "contains", "lacks") and type(expected) is str:
             other = repr(expected)
-        self.lines.append(f"        if not ({self._conditions[guard.kind].format(value, other)}): return False")
+        self._add_condition(guard.kind, value, other)
+
+    def _add_condition(self, kind: str, value: str, other: str) -> None:
+        self.lines.append(f"        if not ({self._conditions[kind].format(value, other)}): return False")
+
+    def _add_lookup(self, cls: type, expected: Resolved) -> None:
+        if not self._followed:
+            self.resolved.append((cls, expected))
+            return
+        raw = getattr(expected.raw, "__func__", expected.raw)
+        kind = "same" if is_plain(raw) else "is"
+        self._add_condition(kind, member_source(self.constant(cls), expected.name), self.constant(raw))
 
     def _add_dtype(self, module: str, path: tuple[str, ...], dtype: torch.dtype) -> None:
         *holders, name = path

@@ -31,7 +31,7 @@ def unwrapped(method: Any) -> Any:
 class ItemReads(AttributeReads):
     """Part of the evaluator for item reads and comparisons."""
 
-    _looked_up: dict[Source, tuple[torch.Tensor, Any]]
+    _looked_up: dict[Source, torch.Tensor]
 
     def item(self, owner: Any, key: Any) -> Any:
         """Evaluate ``owner[key]``."""
@@ -185,12 +185,11 @@ class ItemReads(AttributeReads):
         source = self.tensor_source(tensor)
         if source is None or len(self._looked_up) >= _MOST_TENSORS:
             raise self.refused("the forward looks something up by a tensor, that is by which object it is")
-        _, call = self._looked_up.get(source, (tensor, self))
-        if call is not self.later.call:  # other code, which may tie it, has run since
-            for other, (known, _) in self._looked_up.items():
+        if self.later.is_due(("tie", source)):
+            for other, known in self._looked_up.items():
                 if known is not tensor:
                     self.guard("distinct", source, other)
-            self._looked_up[source] = tensor, self.later.call
+            self._looked_up[source] = tensor
 
     def _read_indices(self, key: Any) -> None:
         """Guard on the content of lists from outside by which a tensor is indexed."""

@@ -41,6 +41,7 @@ _STATES = ("enabled", "available", "count", "built", "initialized", "supported",
 _ANSWERING = {"genericpath", "posixpath", "ntpath", "platform", "stat", "sysconfig"}
 """Modules whose functions all answer queries."""
 _OS = ("access", "cpu_count", "listdir", "lstat", "stat", "uname", "encode", "decode", "fsencode", "fsdecode", "fspath")
+"""``encode`` and ``decode`` are those of ``os.environ``."""
 _FUNCTIONS: dict[str, Collection[str]] = {
     **dict.fromkeys(("os", "posix", "nt"), _OS),
     "numpy": ("fromfile", "genfromtxt", "load", "loadtxt"),
