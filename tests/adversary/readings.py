@@ -30,6 +30,13 @@ class Reading(nn.Module):
         return F.gelu(self.proj(x)) * self.read(self)
 
 
+class Box:
+    """An object with one number."""
+
+    def __init__(self, k: float = 1.5) -> None:
+        self.k = k
+
+
 def fallbacks(module: nn.Module) -> int:
     return sum(state.fallbacks for each in module.modules() if (state := state_of(each)) is not None)
 
