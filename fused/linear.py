@@ -23,7 +23,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     oneDNN is used in float32 on the CPU. The three products of a training step, forward and backward, then take
     about half of MKL's time on AMD processors. All other calls run ``F.linear``: other dtypes, autocast and
     devices, fewer than 2**24 multiplications, tensor subclasses, `torch.func`, exported programs, and machines on
-    which torch's products are as fast. The latter is measured once and the result saved on disk; ``FUSED_ONEDNN``
+    which torch's products are as fast. The latter is measured and the result saved on disk; ``FUSED_ONEDNN``
     set to 0 or 1 overrides it.
 
     Args:

@@ -1,16 +1,20 @@
 """Products of float32 matrices on the CPU by oneDNN, for machines with slower products in torch itself.
 
 torch multiplies float32 matrices with MKL, which reserves its best code for Intel processors: on an AMD EPYC of 2 cores
-with AVX-512, 1024 rows took oneDNN 0.42 to 0.55 of MKL's time (torch 2.13). The faster of the two is measured once
-for each machine, build of torch and number of threads, and saved on disk with the compiled kernels.
+with AVX-512, 1024 rows took oneDNN 0.42 to 0.55 of MKL's time (torch 2.13). The faster of the two is measured for each
+machine, build of torch and number of threads, in as many rounds as it takes to be sure, and the rounds are saved on
+disk with the compiled kernels.
 """
 
 from __future__ import annotations
 
 import functools
+import json
+import math
 import os
+import statistics
 import time
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +26,8 @@ Tensor = torch.Tensor
 
 ENVIRONMENT_VARIABLE = "FUSED_ONEDNN"
 LEAST_SPEEDUP = 1.25
-_ROWS, _FEATURES, _ROUNDS = 256, 1024, 5
+_ROWS, _FEATURES = 256, 1024
+_FEWEST_ROUNDS, _ROUNDS, _MOST_ROUNDS = 9, 25, 200
 _LARGE, _ROWS_AT_A_TIME = 2**24, 1024
 
 
@@ -79,9 +84,7 @@ def why_not() -> str:
     if setting:
         return "" if setting == "1" else f"{ENVIRONMENT_VARIABLE}=0"
     found = speedup(torch.get_num_threads())
-    return (
-        "" if found >= LEAST_SPEEDUP else f"torch's own products are as fast here: oneDNN's {found:.2f} times as fast"
-    )
+    return "" if found.is_gain else f"oneDNN is {found}, and used from {LEAST_SPEEDUP} on"
 
 
 # As torch.compiler.assume_constant_result does, which would import the compiler with this module.
@@ -97,32 +100,82 @@ def choose(device: str, request: str | None = None) -> Choice:
     problem = why_not()
     if problem:
         return Choice("linear", device, "reference", problem)
-    ratio = "" if os.environ.get(ENVIRONMENT_VARIABLE) else f", {speedup(torch.get_num_threads()):.1f} × as fast here"
-    return Choice("linear", device, "onednn", f"float32 by oneDNN{ratio}")
+    measured = "" if os.environ.get(ENVIRONMENT_VARIABLE) else f", {speedup(torch.get_num_threads())}"
+    return Choice("linear", device, "onednn", f"float32 by oneDNN{measured}")
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """Speedup of oneDNN's products over torch's, as measured so far.
+
+    Attributes:
+        rounds: torch's time divided by oneDNN's, of one product each, in each round.
+    """
+
+    rounds: tuple[float, ...] = ()
+
+    @functools.cached_property
+    def interval(self) -> tuple[float, float]:
+        """The confidence interval of the median at 99 %, from the order of the rounds alone."""
+        if len(self.rounds) < _FEWEST_ROUNDS:
+            return 0.0, math.inf
+        ordered = sorted(self.rounds)
+        outside = int(len(ordered) / 2 - 1.29 * math.sqrt(len(ordered)))
+        return ordered[outside], ordered[-1 - outside]
+
+    @functools.cached_property
+    def is_gain(self) -> bool:
+        """Whether oneDNN is surely faster by the least speedup."""
+        return self.interval[0] >= LEAST_SPEEDUP
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether more rounds would not change the answer."""
+        return self.is_gain or self.interval[1] < LEAST_SPEEDUP or len(self.rounds) >= _MOST_ROUNDS
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        times = f"{statistics.median(self.rounds):.2f} times as fast as torch here"
+        return f"{times} ({low:.2f} to {high:.2f} in {len(self.rounds)} rounds)"
 
 
 @functools.cache
-def speedup(threads: int) -> float:
-    """Return the speedup of oneDNN's products over torch's on this machine, with this number of threads."""
-    path = cache() / "fused" / machine() / f"onednn_{threads}.txt"
+def speedup(threads: int) -> Speedup:
+    """Return the speedup of oneDNN's products over torch's on this machine, with this number of threads.
+
+    Rounds that do not settle the answer, because the speedup is close to the least one, are added to by the next
+    process; until then torch multiplies.
+    """
+    path = cache() / "fused" / machine() / f"onednn_{threads}.json"
     try:
-        return float(path.read_text())
-    except (OSError, ValueError):
-        found = _measured()
-        write(path, f"{found:.3f}")  # if it cannot be written, every process measures
-        return found
+        known = Speedup(tuple(map(float, json.loads(path.read_text()))))
+    except (OSError, TypeError, ValueError):
+        known = Speedup()
+    if known.is_settled:
+        return known
+    found = _measured(known)
+    write(
+        path, json.dumps([round(ratio, 3) for ratio in found.rounds])
+    )  # if it cannot be written, every process measures
+    return found
 
 
-def _measured() -> float:
-    """Measure the speedup as the ratio of the best of a few alternating rounds, in a thirtieth of a second."""
+def _measured(known: Speedup) -> Speedup:
+    """Add alternating rounds, of some 20 ms each, until they settle the answer or one process has spent enough."""
     with torch.inference_mode(False), torch.no_grad():
         x, weight = (
             torch.full((rows, _FEATURES), 0.5, dtype=torch.float32, device="cpu") for rows in (_ROWS, _FEATURES)
         )
-        seconds: dict[Callable[..., Tensor], float] = {F.linear: float("inf"), product: float("inf")}
-        for _ in range(_ROUNDS):
-            for way in seconds:
+        ways = (F.linear, product)
+        for way in ways:
+            way(x, weight)
+        for count in range(_ROUNDS):
+            if known.is_settled:
+                break
+            seconds = {}
+            for way in ways if count % 2 else ways[::-1]:
                 start = time.perf_counter()
                 way(x, weight)
-                seconds[way] = min(seconds[way], time.perf_counter() - start)
-    return seconds[F.linear] / seconds[product]
+                seconds[way] = time.perf_counter() - start
+            known = Speedup((*known.rounds, seconds[F.linear] / seconds[product]))
+    return known
