@@ -7,6 +7,9 @@ a forward and of a training step relative to the original (medians of interleave
 for backward, peak memory of a step, and the seconds a fresh process takes to the end of its first step. The latter is
 given for a model that ran before, for one with only its kernels cached because a model of half the depth ran before,
 and with cold caches. On a shared machine only the ratios are meaningful.
+
+Each figure is printed and written to the JSON file as it comes: of every model the times of steps and forwards and the
+memory, and then the first steps, which take the longest (``--steps-only`` leaves them out).
 """
 
 from __future__ import annotations
@@ -20,15 +23,14 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers as hf
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from torch import nn
 
@@ -118,12 +120,12 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Measured:
-    """One candidate of one model.
+    """One candidate of one model; None for what was not measured yet.
 
     Attributes:
         forward: seconds of a forward under ``no_grad``.
         step: seconds of forward, backward and AdamW.
-        saved: bytes saved for backward; None with torch.compile, which hides them.
+        saved: bytes saved for backward; never measured with torch.compile, which hides them.
         peak: peak of bytes allocated in a step.
         first: seconds of a fresh process from the built model to the end of its first step, if the model ran before.
         first_deeper: the same if only a model of half the depth ran before: the kernels are cached, the graph is not.
@@ -133,13 +135,17 @@ class Measured:
     model: str
     attention: str
     candidate: str
-    forward: Timing
-    step: Timing
-    saved: int | None
-    peak: int
-    first: float
-    first_deeper: float
-    first_cold: float
+    forward: Timing | None = None
+    step: Timing | None = None
+    saved: int | None = None
+    peak: int | None = None
+    first: float | None = None
+    first_deeper: float | None = None
+    first_cold: float | None = None
+
+
+Figures = Iterator[tuple[str, dict[str, Any]]]
+"""Pairs of a candidate and figures of it, by the names of :class:`Measured`'s attributes."""
 
 
 def prepared(original: nn.Module, batch: Batch, candidate: str) -> Callable[..., Any]:
@@ -170,8 +176,8 @@ def forward_only(model: Callable[..., Any], batch: Batch) -> Callable[[], None]:
     return forward
 
 
-def measured(name: str, attention: str, device: str, rounds: int) -> list[Measured]:
-    """Measure all candidates of one model in interleaved rounds."""
+def running_figures(name: str, attention: str, device: str, rounds: int) -> Figures:
+    """Measure the times of all candidates of one model in interleaved rounds, and then their memory."""
     torch._dynamo.reset()  # dynamo reaches its recompile limit if many models share a forward
     model = MODELS[name]
     batch = {key: value.to(device) for key, value in model.batch().items()}
@@ -180,21 +186,20 @@ def measured(name: str, attention: str, device: str, rounds: int) -> list[Measur
     runs = {candidate: prepared(module, batch, candidate) for candidate, module in modules.items()}
     steps = synchronized({c: stepping(runs[c], modules[c], batch) for c in CANDIDATES}, device)
     forwards = synchronized({c: forward_only(runs[c], batch) for c in CANDIDATES}, device)
-    step_times = interleaved(steps, rounds)
-    forward_times = interleaved(forwards, rounds)
-    return [
-        Measured(
-            name,
-            attention,
-            candidate,
-            forward_times[candidate],
-            step_times[candidate],
-            None if candidate.endswith("compile") else measure(modules[candidate], batch).saved_bytes,
-            peak_bytes(steps[candidate], device),
-            *first_steps(name, attention, candidate, device),
-        )
-        for candidate in CANDIDATES
-    ]
+    for figure, timed in {"step": steps, "forward": forwards}.items():
+        for candidate, timing in interleaved(timed, rounds).items():
+            yield candidate, {figure: timing}
+    for candidate in CANDIDATES:
+        if not candidate.endswith("compile"):
+            yield candidate, {"saved": measure(modules[candidate], batch).saved_bytes}
+        yield candidate, {"peak": peak_bytes(steps[candidate], device)}
+
+
+def first_step_figures(name: str, attention: str, device: str) -> Figures:
+    """Measure the first steps of all candidates of one model."""
+    for candidate in CANDIDATES:
+        warm, deeper, cold = first_steps(name, attention, candidate, device)
+        yield candidate, {"first": warm, "first_deeper": deeper, "first_cold": cold}
 
 
 def first_steps(name: str, attention: str, candidate: str, device: str) -> tuple[float, float, float]:
@@ -239,36 +244,72 @@ def table(lines: list[Measured]) -> Table:
         shown.add_column(heading)
     originals = {(line.model, line.attention): line for line in lines if line.candidate == "original"}
     for line in lines:
-        base = originals[line.model, line.attention]
-        shown.add_row(
-            line.model,
-            line.attention,
-            line.candidate,
-            beside(line.forward, base.forward),
-            beside(line.step, base.step),
-            "-" if line.saved is None else f"{line.saved / 1e6:.0f} MB ({line.saved / (base.saved or 1):.2f})",
-            f"{line.peak / 1e6:.0f} MB ({line.peak / base.peak:.2f})",
-            f"{line.first:.1f} s",
-            f"{line.first_deeper:.1f} s",
-            f"{line.first_cold:.1f} s",
-        )
+        cells = shown_figures(line, originals[line.model, line.attention]).values()
+        shown.add_row(line.model, line.attention, line.candidate, *cells)
     return shown
 
 
-def beside(time: Timing, base: Timing) -> str:
+def shown_figures(line: Measured, base: Measured) -> dict[str, str]:
+    """Format the figures of a candidate, relative to the original where they can be; "-" for those not measured."""
+
+    def ratio(value: int | None, of_base: int | None) -> str:
+        return "-" if value is None or not of_base else f"{value / 1e6:.0f} MB ({value / of_base:.2f})"
+
+    firsts = (line.first, line.first_deeper, line.first_cold)
+    return {
+        "forward": beside(line.forward, base.forward),
+        "training step": beside(line.step, base.step),
+        "saved": ratio(line.saved, base.saved),
+        "peak": ratio(line.peak, base.peak),
+        **{
+            name: "-" if seconds is None else f"{seconds:.1f} s"
+            for name, seconds in zip(FIRST_STEPS, firsts, strict=True)
+        },
+    }
+
+
+def beside(time: Timing | None, base: Timing | None) -> str:
     """Format a time relative to the median of another, with quartiles."""
+    if time is None or base is None:
+        return "-"
     low, middle, high = (seconds / base.median for seconds in (time.low, time.median, time.high))
     return f"{middle:.2f} × [{low:.2f}, {high:.2f}]".replace("[", "\\[")
 
 
+class Results:
+    """The lines measured so far, printed and written at each figure."""
+
+    def __init__(self, output: Path) -> None:
+        self.output, self.console = output, Console(width=150)
+        self.lines: dict[tuple[str, str, str], Measured] = {}
+
+    def add(self, name: str, attention: str, figures: Figures) -> None:
+        """Add the figures of a model as they come."""
+        self.console.print(f"[dim]{name}, {attention} attention: measuring")
+        for candidate, found in figures:
+            key = (name, attention, candidate)
+            before = self.lines.get(key, Measured(*key))
+            line = self.lines[key] = replace(before, **found)
+            write_json(self.output, [asdict(each) for each in self.lines.values()])
+            base = self.lines.get((name, attention, "original"), line)
+            self.console.print(f"{name}, {attention}, {candidate}: {_new(shown_figures(line, base), before, base)}")
+
+
+def _new(figures: Mapping[str, str], before: Measured, base: Measured) -> str:
+    """Return the figures that were not shown of the line before."""
+    known = shown_figures(before, base)
+    return ", ".join(f"{name} {text}" for name, text in figures.items() if text != known[name])
+
+
 def main() -> None:
-    """Measure the models, print the table, and write JSON."""
+    """Measure the models, print each figure as it comes and the table, and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--attention", nargs="+", choices=("eager", "sdpa"), default=["eager", "sdpa"])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--steps-only", action="store_true", help="leave out the first steps of new processes")
     parser.add_argument("--first-step", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--shallower", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -279,11 +320,13 @@ def main() -> None:
         return
     card = "cpu" if options.device == "cpu" else torch.cuda.get_device_name().lower().replace(" ", "_")
     output = options.output or RESULTS / f"end_to_end_{card}.json"
-    lines: list[Measured] = []
-    for name, attention in track([(n, a) for n in options.only for a in options.attention], "measuring"):
-        lines += measured(name, attention, options.device, options.rounds)
-        write_json(output, [asdict(line) for line in lines])  # an interrupted run leaves the results so far
-    Console(width=150).print(table(lines))
+    results = Results(output)
+    models = [(name, attention) for name in options.only for attention in options.attention]
+    for name, attention in models:
+        results.add(name, attention, running_figures(name, attention, options.device, options.rounds))
+    for name, attention in () if options.steps_only else models:
+        results.add(name, attention, first_step_figures(name, attention, options.device))
+    results.console.print(table(list(results.lines.values())))
 
 
 if __name__ == "__main__":
