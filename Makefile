@@ -39,7 +39,7 @@ demo: $(INSTALLED)
 	$(BIN)/python -m benchmarks.demo
 
 test: lint
-	$(PYTEST) -m "not slow" -n $(JOBS) --dist worksteal
+	$(PYTEST) -m "not slow" -n $(JOBS) --dist worksteal --durations=60
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -12,7 +12,7 @@ from rich.text import Text
 from schedule.api.optimize import optimize
 from schedule.api.schedule import Schedule
 from schedule.core.matching import Match
-from schedule.report.entries import Entry, grouped, paths_of
+from schedule.report.entries import Entry, paths_of, rows_of
 from schedule.report.report import Report
 from schedule.rules import Rule
 from schedule.util.errors import MatchError, ScheduleError
@@ -54,13 +54,11 @@ class Verdict:
     def _parts(self) -> Iterator[RenderableType]:
         head = f"{self.rule} {'applies' if self.applies else 'does not apply'} in {self.module}"
         yield Text(head, style="bold green" if self.applies else "bold yellow")
-        for (_, status, reason), alike in grouped(self.entries).items():
-            times = sum(entry.count for entry in alike)
-            where = paths_of(entry.path for entry in alike)
-            if status == "applied":
-                yield Text(f"  applied to {counted(times, 'match', 'matches')}: {where}")
+        for row in rows_of(self.entries):
+            if row.status == "applied":
+                yield Text(f"  applied to {counted(row.matches, 'match', 'matches')}: {row.modules}")
             else:
-                told = MatchError(f"{status}: {reason}", module=where, where=alike[0].source)
+                told = MatchError(f"{row.status}: {row.reason}", module=row.modules, where=row.entries[0].source)
                 yield Text("  ") + told.__rich__()
         yield from (Text(match) for match in self.matches)
         if self.nearest is not None:

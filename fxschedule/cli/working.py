@@ -20,7 +20,6 @@ from fused.backends.availability import why_unavailable
 from fxschedule.cli import options, recipes
 from fxschedule.cli.models import Loaded, Wanted
 from fxschedule.cli.output import Code, command, emit, refuse_unwritable, stage, stderr, stdout
-from schedule import verify as check
 from schedule.api.optimize import optimize as apply_rules
 from schedule.api.schedule import Schedule
 from schedule.capture.examples.shapes import cut
@@ -28,7 +27,6 @@ from schedule.report.comparing import trains
 from schedule.report.costs import TimeRatio, measure, step_seconds
 from schedule.report.profiling import profile_step
 from schedule.report.report import Report
-from schedule.runtime.scheduled import uncounted
 from schedule.util.errors import VerificationError
 from schedule.util.files import write
 from schedule.util.wording import counted
@@ -73,7 +71,7 @@ def optimize(
     if recipe_out is not None:
         recipes.save(sch, recipe_out)
     done.measure_if_possible()
-    verified = _verified(sch, cut(sch.tree.graphs.example_inputs, *VERIFIED)) if verify else None
+    verified = _verified(done, cut(sch.tree.graphs.example_inputs, *VERIFIED)) if verify else None
     if report is not None:
         write(report, done.to_html() if report.suffix == ".html" else done.to_json() + "\n")
     if as_json:
@@ -135,8 +133,8 @@ def verify(
     """
     rewrite = _rewriter(rules, recipe, options.guarded(cost_guard, tiny), trust_remote_code)
     asked = options.Asked(Wanted(model, tiny, attention, trust_remote_code), device, batch_size, length)
-    loaded, sch, done = _rewritten(asked, rewrite)
-    found = _verified(sch, sch.tree.graphs.example_inputs)
+    loaded, _, done = _rewritten(asked, rewrite)
+    found = _verified(done)
     if as_json:
         emit({"model": model, "origin": loaded.origin, "applied": done.applied, **found})
     else:
@@ -148,11 +146,11 @@ def verify(
     return Code.DONE if found["equal"] else Code.NO
 
 
-def _verified(sch: Schedule, batch: Any) -> dict[str, Any]:
-    """Verify the schedule, and return the result as plain data."""
+def _verified(done: Report, batch: Any = None) -> dict[str, Any]:
+    """Verify the schedule of a report, and return the result as plain data."""
     try:
-        with stage("verifying outputs, gradients and training steps"), uncounted(sch.module):
-            found = check(sch, batch).report
+        with stage("verifying outputs, gradients and training steps"):
+            found = done.verify(batch)
     except VerificationError as error:
         stderr().print(error, soft_wrap=True)
         return {"equal": False, "cases": [], "max_deviation": None, "why": error.to_dict()}
@@ -207,7 +205,7 @@ def bench(
         with stage("counting what is saved for backward"):
             saved = {name: measure(candidates[name], batch).saved_bytes for name in ("eager", "ours")}
         seconds = _seconds(candidates, batch, rounds)
-    ratios = {name: _ratio(each, seconds["eager"]) for name, each in seconds.items()}
+    ratios = {name: TimeRatio.of(each, seconds["eager"]) for name, each in seconds.items()}
     milliseconds = {name: 1000 * statistics.median(each) for name, each in seconds.items()}
     if as_json:
         times = {name: asdict(ratio) for name, ratio in ratios.items()}
@@ -274,11 +272,6 @@ def _seconds(candidates: dict[str, nn.Module], batch: Any, rounds: int) -> dict[
         for name, each in candidates.items():
             found[name].append(step_seconds(each, batch))
     return found
-
-
-def _ratio(seconds: list[float], of_eager: list[float]) -> TimeRatio:
-    """Return the ratio of times of the same rounds."""
-    return TimeRatio.of([a / b for a, b in zip(seconds, of_eager, strict=True)])
 
 
 def _chart(ratios: dict[str, TimeRatio], milliseconds: dict[str, float], saved: dict[str, int]) -> Table:

@@ -53,8 +53,10 @@ class _Text:
         self._graph = graph
         self._keys: dict[OpNode, str] = {}
         self._read: dict[OpNode, tuple[str, ...]] = {}
+        self._depth: dict[OpNode, int] = {}
         for node in nx.topological_sort(graph):
             self._keys[node], self._read[node] = self._key(node), self._reads(node)
+            self._depth[node] = 1 + max((self._depth[each] for each in graph.predecessors(node)), default=0)
         self._names: dict[OpNode, str] = {}
         self._lines: list[Line] = []
         for node in (each for each in graph if each.op == "placeholder"):
@@ -64,7 +66,7 @@ class _Text:
         """Write what the result is computed from, then the other effects, then the result."""
         last = [node for node in self._graph if node.op == "output"]
         ends = [node for node in self._graph if self._graph.nodes[node]["is_end"] and node.op != "output"]
-        for node in (*(o for end in last for o in self._operands(end)), *sorted(ends, key=self._keys.__getitem__)):
+        for node in (*(o for end in last for o in self._operands(end)), *sorted(ends, key=self._order)):
             self._write(node)
         for end in last:
             self._lines.append(Line(f"return {self._value(end.args['value'])}"))
@@ -87,7 +89,10 @@ class _Text:
         return (_name(node), str(self._graph.nodes[node]["position"]), *settings)
 
     def _operands(self, node: OpNode) -> list[OpNode]:
-        return [operand for _, value in self._arguments(node) for operand in operands(value) if operand in self._graph]
+        """Return the operands in the order to write them, which does not depend on that of the arguments."""
+        return sorted(
+            (each for value in node.args.values() for each in operands(value) if each in self._graph), key=self._order
+        )
 
     def _arguments(self, node: OpNode) -> list[tuple[str, Any]]:
         """Return the arguments by name, those that commute in an order of their own."""
@@ -95,14 +100,15 @@ class _Text:
         loose = sorted((node.args[name] for name in commuting), key=self._order)
         return [*zip(commuting, loose, strict=True), *((k, v) for k, v in node.args.items() if k not in commuting)]
 
-    def _order(self, value: Any) -> tuple[int, tuple[str, ...], str]:
-        """Return the key that operands which commute are sorted by.
+    def _order(self, value: Any) -> tuple[int, tuple[str, ...], int, str]:
+        """Return the key that operands which commute, and lines, are sorted by.
 
         It is mostly what they read, so that a change of the operations moves few lines.
         """
         if not isinstance(value, OpNode):
-            return 3, (), text_of_constant(value)
-        return _KINDS.get(value.op, 0), self._read.get(value, ()), self._keys.get(value, "")
+            return 3, (), 0, text_of_constant(value)
+        order = _KINDS.get(value.op, 0), self._read.get(value, ()), self._depth.get(value, 0)
+        return *order, self._keys.get(value, "")
 
     def _write(self, node: OpNode) -> None:
         pending = [(node, iter(self._operands(node)))]

@@ -42,14 +42,14 @@ def ratio_since(top: Node, batch: Any, steps_before: int, rounds: int, advance: 
         NotApplicable: the model does not run here, or does not train on ``batch``.
     """
     refuse_without_data(top)
-    ratios = []
+    after, before = [], []
     with trains():
         for _ in range(rounds):
-            after = step_seconds(top.module, batch)
+            after.append(step_seconds(top.module, batch))
             with undone(top, steps_before):
-                ratios.append(after / step_seconds(top.module, batch))
+                before.append(step_seconds(top.module, batch))
             advance()
-    return TimeRatio.of(ratios)
+    return TimeRatio.of(after, before)
 
 
 @contextmanager

@@ -50,18 +50,21 @@ class TimeRatio:
         low: first quartile.
         high: third quartile.
         rounds: number of rounds.
+        seconds: median seconds of a step of the original and of the scheduled model, if they were kept.
     """
 
     median: float
     low: float
     high: float
     rounds: int
+    seconds: tuple[float, float] | None = None
 
     @classmethod
-    def of(cls, ratios: Sequence[float]) -> TimeRatio:
-        """Summarize one ratio per round."""
+    def of(cls, seconds: Sequence[float], of_original: Sequence[float]) -> TimeRatio:
+        """Summarize the seconds of one step per round, each with the original model's in the same round."""
+        ratios = [own / original for own, original in zip(seconds, of_original, strict=True)]
         low, median, high = statistics.quantiles(ratios, method="inclusive") if len(ratios) > 1 else [*ratios] * 3
-        return cls(median, low, high, len(ratios))
+        return cls(median, low, high, len(ratios), (statistics.median(of_original), statistics.median(seconds)))
 
     def __str__(self) -> str:
         rounds = f"{self.rounds} round{'s' * (self.rounds != 1)}"

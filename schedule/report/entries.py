@@ -37,36 +37,32 @@ class Row:
     """Modules with the same status of a rule for the same reason.
 
     Attributes:
+        rule: the rule.
         status: the status.
-        places: number of matches.
+        matches: number of matches.
         modules: their paths, merged if they differ only in numbers.
         reason: why it was not applied, "" if it was.
         entries: one for each module.
     """
 
-    status: str
+    rule: str
+    status: Status
     matches: int
     modules: str
     reason: str
     entries: Sequence[Entry]
 
 
-def grouped(entries: Iterable[Entry]) -> dict[tuple[str, str, str], list[Entry]]:
-    """Group entries by rule, status and reason, applied ones first."""
-    groups: dict[tuple[str, str, str], list[Entry]] = {}
+def rows_of(entries: Iterable[Entry]) -> list[Row]:
+    """Group entries by rule, status and reason: applied ones first, else in the order of the entries."""
+    groups: dict[tuple[str, Status, str], list[Entry]] = {}
     for entry in entries:
         groups.setdefault((entry.rule, entry.status, entry.reason), []).append(entry)
-    order = {status: position for position, status in enumerate(STATUSES)}
-    return dict(sorted(groups.items(), key=lambda item: order[item[0][1]]))  # type: ignore[index]
-
-
-def rows_of(entries: Sequence[Entry]) -> dict[str, list[Row]]:
-    """Return rule → its rows, with applied rules first."""
-    rules: dict[str, list[Row]] = {}
-    for (rule, status, reason), alike in grouped(entries).items():
-        matches, modules = sum(entry.count for entry in alike), paths_of(entry.path for entry in alike)
-        rules.setdefault(rule, []).append(Row(status, matches, modules, reason, alike))
-    return rules
+    rows = [
+        Row(rule, status, sum(e.count for e in alike), paths_of(e.path for e in alike), reason, alike)
+        for (rule, status, reason), alike in groups.items()
+    ]
+    return sorted(rows, key=lambda row: STATUSES.index(row.status))
 
 
 def paths_of(paths: Iterable[str]) -> str:

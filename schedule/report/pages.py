@@ -60,7 +60,7 @@ def schedule_page(sch: Node, entries: Sequence[Entry]) -> Page:
     name = original_class(sch.module).__name__
     title = f"{name}: {sch.path}" if sch.path else name
     pictures = section(sch, entries)
-    rules = rows_of([entry for entry in entries if entry.status != "applied"])
+    rows = rows_of(entry for entry in entries if entry.status != "applied")
     steps = [step.description for step in sch.history]
-    text = rendered("schedule.html", title=title, steps=steps, pictures=pictures, rules=rules)
+    text = rendered("schedule.html", title=title, steps=steps, pictures=pictures, rows=rows)
     return Page(str(text), title)

@@ -10,24 +10,29 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from schedule.report import headline
 from schedule.report.costs import Cost, TimeRatio
-from schedule.report.entries import STATUSES, Entry, Status, grouped, paths_of, rows_of
+from schedule.report.entries import STATUSES, Entry, Status, paths_of, rows_of
+from schedule.report.headline import Figure, Tone
 from schedule.report.pictures.page import section
-from schedule.runtime.scheduled import Adaptation, state_of
+from schedule.runtime.scheduled import Adaptation, state_of, uncounted
 from schedule.util.errors import NotApplicable
 from schedule.util.files import refuse_unwritable, write
 from schedule.util.printing import in_progress, printed
 from schedule.util.templating import rendered
-from schedule.util.wording import counted, size_text
+from schedule.verify.report import EquivalenceReport
+from schedule.verify.scheduled import Verification
 
 if TYPE_CHECKING:
     from torch import nn
 
     from schedule.core.node import Node
+
+_STYLES: dict[Tone, str] = {"good": "green", "bad": "bold red", "neutral": "default"}
 
 
 @dataclass(repr=False)
@@ -45,6 +50,7 @@ class Report:
         timing: last result of :meth:`timed`; None before its first call.
         measured: last result of :meth:`measure`; empty before its first call.
         unmeasured: why the last call of :meth:`measure` failed; "" if it did not, and before its first call.
+        verified: result of the last call of :meth:`verify`, also if it raised; None before its first call.
     """
 
     entries: list[Entry]
@@ -55,6 +61,7 @@ class Report:
     timing: TimeRatio | None = field(default=None, init=False)
     measured: dict[str, Cost] = field(default_factory=dict, init=False)
     unmeasured: str = field(default="", init=False)
+    verified: EquivalenceReport | None = field(default=None, init=False)
 
     def select(self, rule: str | None = None, status: Status | None = None) -> list[Entry]:
         """Return the entries of a rule, a status, or both."""
@@ -113,14 +120,33 @@ class Report:
         if rounds < 1:
             raise ValueError(f"rounds must be at least 1, got {rounds}")
         if self.time_ratio is None:
-            raise NotApplicable(
-                "this report was not made by schedule.optimize",
-                asked="Report.timed",
-                fix="report = schedule.optimize(model, batch)",
-            )
+            raise _made_by_hand("timed")
         with in_progress(rounds, "timing training steps") as advance:
             self.timing = self.time_ratio(rounds, advance)
         return self.timing
+
+    def verify(self, batch: Any = None, steps: int = 5) -> EquivalenceReport:
+        """Compare the model with the original, as :func:`schedule.verify` does.
+
+        The report shows the result afterwards.
+
+        Args:
+            batch: inputs of the model; if None, those it was optimized with.
+            steps: optimizer steps for the comparison of updates.
+
+        Raises:
+            VerificationError: they differ.
+            NotApplicable: the model is on the meta device, or the report is not about a schedule.
+        """
+        if self.schedule is None:
+            raise _made_by_hand("verify")
+        batch = self.schedule.tree.graphs.example_inputs if batch is None else batch
+        verification = Verification(self.schedule, batch, steps)
+        try:
+            with uncounted(self.model):
+                return verification.check()
+        finally:
+            self.verified = verification.report
 
     @property
     def fallbacks(self) -> dict[str, int]:
@@ -151,6 +177,7 @@ class Report:
             "costs": {when: asdict(cost) for when, cost in self.measured.items()},
             "unmeasured": self.unmeasured,
             "time": None if self.timing is None else asdict(self.timing),
+            "verified": None if self.verified is None else self.verified.equal,
             "fallbacks": self.fallbacks,
             "adapted": self.adapted,
             "declined": self.declined,
@@ -188,45 +215,51 @@ class Report:
         """Return the values for the templates."""
         return {
             "model": type(self.model).__name__,
-            "counts": {status: count for status in STATUSES if (count := self.count(status=status))},
-            "rewritten": _rewritten(self.select(status="applied")),
+            "sentence": self.sentence,
             "figures": self.figures(),
-            "calls": self.calls(),
-            "rules": rows_of(self.entries),
+            "facts": self.facts(),
+            "details": self.details(),
+            "rows": rows_of(self.entries),
         }
 
     def __rich__(self) -> RenderableType:
-        table = Table(title=Text(f"schedule.optimize: {type(self.model).__name__}"), title_justify="left")
-        for name in ("rule", "", "matches", "modules", "why"):
-            table.add_column(name, justify="right" if name == "matches" else "left", overflow="fold")
-        for (rule, status, reason), entries in grouped(self.entries).items():
-            matches = str(sum(entry.count for entry in entries))
-            table.add_row(*map(Text, (rule, status, matches, paths_of(e.path for e in entries), reason)))
-        if not self.entries:
-            table.add_row("–", "", "0", "", "no rule is about anything in this model: nothing was changed")
-        table.caption = Text("\n".join(self._summary()))
-        table.caption_justify = "left"
-        return table
+        figures = Table.grid(padding=(0, 2))
+        for figure in self.figures():
+            figures.add_row(figure.name, Text(figure.value, style=_STYLES[figure.tone]), Text(figure.note))
+        title = Text(f"schedule.optimize: {type(self.model).__name__}", style="bold")
+        parts: list[RenderableType] = [title, Text(self.sentence), "", figures, "", _pairs(self.facts())]
+        if self.entries:
+            parts += ["", _rules_table(self.entries)]
+        if self.details():
+            parts += ["", _pairs(self.details())]
+        return Group(*parts)
 
-    def _summary(self) -> list[str]:
-        return [f"{what}: {value}" for what, value in [*self.figures(), *self.calls()]]
+    @property
+    def sentence(self) -> str:
+        """What was rewritten, and its effect on a training step if that was measured."""
+        return headline.sentence(self.entries, self.measured, self.timing)
 
-    def figures(self) -> list[tuple[str, str]]:
-        """Return the measurements before and after, as (name, figures)."""
-        found = [("cost of a training step", "not measured; report.measure() runs one before and after")]
+    def figures(self) -> list[Figure]:
+        """Return the four figures: rewrites, bytes saved for backward, time of a step, equality of results."""
+        return [
+            headline.rewrites(self.entries),
+            headline.saved(self.measured, self.unmeasured),
+            headline.step_time(self.timing),
+            headline.verified(self.verified),
+        ]
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Return the model, its weights and batch, and versions, as (name, text)."""
+        return headline.facts(self.model, None if self.schedule is None else self.schedule.tree.graphs.example_inputs)
+
+    def details(self) -> list[tuple[str, str]]:
+        """Return the dispatched operations, and how calls unlike the recorded ones ran, as (name, text)."""
+        found = self.calls()
         if {"before", "after"} <= self.measured.keys():
-            before, after = self.measured["before"], self.measured["after"]
-            saved = f"{size_text(before.saved_bytes)} → {size_text(after.saved_bytes)}"
-            found = [
-                ("saved for backward", f"{saved} ({_ratio(after.saved_bytes, before.saved_bytes)})"),
-                (
-                    "dispatched operations",
-                    f"{before.dispatched:,} → {after.dispatched:,} ({_ratio(after.dispatched, before.dispatched)})",
-                ),
-            ]
-        if self.unmeasured:
-            found = [("saved for backward", f"not measured: {self.unmeasured.splitlines()[0]}")]
-        return found if self.timing is None else [*found, ("time of a training step", str(self.timing))]
+            before, after = self.measured["before"].dispatched, self.measured["after"].dispatched
+            text = f"{before:,} → {after:,} ({headline.ratio_text(after, before)})"
+            found.insert(0, ("dispatched operations", text))
+        return found
 
     def calls(self) -> list[tuple[str, str]]:
         """Return how calls unlike the recorded ones ran, as (description, modules)."""
@@ -245,17 +278,34 @@ class Report:
         return f"Report({type(self.model).__name__}: {', '.join(counts) or 'nothing found'})"
 
 
-def _rewritten(applied: Sequence[Entry]) -> str:
-    matches = sum(entry.count for entry in applied)
-    modules = counted(len({entry.path for entry in applied}), "module")
-    return f"{counted(matches, 'match', 'matches')} in {modules} {'was' if matches == 1 else 'were'} rewritten"
+def _pairs(pairs: Sequence[tuple[str, str]]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    for name, text in pairs:
+        grid.add_row(Text(name, style="dim"), Text(text))
+    return grid
+
+
+def _rules_table(entries: Sequence[Entry]) -> Table:
+    rows = rows_of(entries)
+    names = ["rule", "status", "matches", "modules", *(["why"] if any(row.reason for row in rows) else [])]
+    table = Table()
+    for name in names:
+        table.add_column(name, justify="right" if name == "matches" else "left", overflow="fold")
+    for row in rows:
+        cells = (row.rule, row.status, str(row.matches), row.modules, row.reason)
+        table.add_row(*map(Text, cells[: len(names)]))
+    return table
+
+
+def _made_by_hand(method: str) -> NotApplicable:
+    return NotApplicable(
+        "this report was not made by schedule.optimize",
+        asked=f"Report.{method}",
+        fix="report = schedule.optimize(model, batch)",
+    )
 
 
 def _by_text(table: dict[str, list[str]]) -> list[str]:
     """Return the distinct texts, each with its modules."""
     notes = dict.fromkeys(text for of_path in table.values() for text in of_path)
     return [f"{text} in {paths_of(path for path, own in table.items() if text in own)}" for text in notes]
-
-
-def _ratio(after: int, before: int) -> str:
-    return f"{after / before:.2f} ×" if before else "–"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ from schedule.patterns.canonical import Line
 WIDTH = 62
 """Characters of each side."""
 _AROUND = 3
-_NUMBER = re.compile(r"%(\d+)")
+_NUMBER = re.compile(r"%\d+")
 
 Row = tuple[Line | None, Line | None, bool]
 """An operation of each graph, None where there is none, and whether they differ."""
@@ -51,18 +52,48 @@ def side_by_side(left: Sequence[Line], right: Sequence[Line], width: int = WIDTH
 
 
 def _rows(left: Sequence[Line], right: Sequence[Line]) -> Iterator[Row]:
-    """Align two graphs; operations are the same if their operands are."""
-    names: dict[str, str] = {}  # of values: left to right
+    """Align two graphs; an operation differs if the other graph has no such one, though it has its operands."""
+    digests = [_digests(lines) for lines in (left, right)]
+    known = [set(each.values()) for each in digests]
+    new = [_new(left, digests[0], known[1]), _new(right, digests[1], known[0])]
     plain = [[_NUMBER.sub("%", line.text) for line in lines] for lines in (left, right)]
     for kind, a, b, c, d in SequenceMatcher(None, plain[0], plain[1], autojunk=False).get_opcodes():
-        for one, other in zip_longest(left[a:b], right[c:d]):
-            if one is None or other is None:
-                yield one, other, True
-                continue
-            mine, theirs = _NUMBER.findall(one.text), _NUMBER.findall(other.text)
-            if one.text.startswith("%") and other.text.startswith("%"):  # results of different ones too: show it once
-                names.setdefault(mine[0], theirs[0])
-            yield one, other, kind != "equal" or [names.get(each) for each in mine] != theirs
+        for one, other in _paired(left[a:b], right[c:d], new):
+            if new[0] or new[1]:
+                yield one, other, one in new[0] or other in new[1]
+            else:  # the same operations, but not as many of each
+                yield one, other, kind != "equal"
+
+
+def _paired(
+    left: Sequence[Line], right: Sequence[Line], new: Sequence[set[Line]]
+) -> Iterator[tuple[Line | None, Line | None]]:
+    """Pair the lines of two parts in order, new ones with new ones."""
+    ones, others = list(left), list(right)
+    while ones and others:
+        is_new, is_other_new = ones[0] in new[0], others[0] in new[1]
+        yield (None if is_other_new < is_new else ones.pop(0)), (None if is_new < is_other_new else others.pop(0))
+    yield from zip_longest(ones, others)
+
+
+def _digests(lines: Sequence[Line]) -> dict[str, str]:
+    """Return the name of each result, such as ``%3``, → a digest of all that it is computed from."""
+    found: dict[str, str] = {}
+    for line in lines:
+        name, _, operation = line.text.partition(" = ") if line.text.startswith("%") else ("return", "", line.text)
+        text = _NUMBER.sub(lambda match: found.get(match[0], match[0]), operation)
+        found[name] = hashlib.sha256(text.encode()).hexdigest()
+    return found
+
+
+def _new(lines: Sequence[Line], digests: dict[str, str], known: set[str]) -> set[Line]:
+    """Return the lines whose results are not ``known``, but whose operands are."""
+    found = set()
+    for (name, digest), line in zip(digests.items(), lines, strict=True):
+        operands = set(_NUMBER.findall(line.text)) - {name}
+        if digest not in known and all(digests.get(each) in known for each in operands):
+            found.add(line)
+    return found
 
 
 def _cells(mark: str, one: Line | None, other: Line | None, width: int) -> Iterator[str]:

@@ -134,11 +134,18 @@ def _traced(graph: Graph) -> Traced:
     )
 
 
+_PURE = ("_operator", "builtins", is_check.__module__)
+"""Modules of the functions that compute what checks are about."""
+
+
 def _without_checks(graph: fx.Graph) -> fx.Graph:
     """Return a copy without the nodes that check, at run time, that a call is like the recorded one."""
     copy, copied = fx.Graph(), dict[fx.Node, fx.Node]()
     copy.output(copy.graph_copy(graph, copied))
+    checked: set[fx.Node] = set()
     for node in reversed(list(copy.nodes)):
-        if not node.users and (is_check(node.target) or node.target == "_guards_fn"):  # of ExportedProgram.module()
+        asked = node in checked and node.op == "call_function" and getattr(node.target, "__module__", "") in _PURE
+        if not node.users and (asked or is_check(node.target) or node.target == "_guards_fn"):  # of ExportedProgram
+            checked.update(node.all_input_nodes)
             copy.erase_node(node)
     return copy

@@ -21,3 +21,14 @@ def size_text(count: float) -> str:
             return f"{count:.4g} {unit}"
         count /= 1000
     return f"{count:.4g} GB"
+
+
+def seconds_text(seconds: float) -> str:
+    """Format a time with a suitable unit, such as ``12.1 ms``."""
+    return (
+        f"{seconds:.2f} s"
+        if seconds >= 1
+        else f"{1000 * seconds:.1f} ms"
+        if seconds >= 1e-3
+        else f"{1e6 * seconds:.0f} µs"
+    )

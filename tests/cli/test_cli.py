@@ -20,7 +20,8 @@ from typer.testing import CliRunner, Result
 import schedule
 from fused import whole_files
 from fxschedule import __main__ as command_line
-from fxschedule.cli import app, output, working
+from fxschedule.cli import app, output
+from schedule.report.report import Report
 from schedule.rules import list_rules
 from schedule.util.errors import VerificationError
 from schedule.util.files import write
@@ -169,10 +170,10 @@ def test_the_cost_guard_is_on() -> None:
 
 
 def test_a_difference_ends_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def different(sch: Any, batch: Any) -> None:
+    def different(report: Report, batch: Any) -> None:
         raise VerificationError("optimize(bias_gelu) changed what the model computes", fix="undo it")
 
-    monkeypatch.setattr(working, "check", different)
+    monkeypatch.setattr(Report, "verify", different)
     result = run("verify", MLP)
     assert result.exit_code == 1 and "changed what the model computes" in result.stderr
     assert "DIFFERENT" in result.stdout

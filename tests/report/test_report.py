@@ -16,7 +16,7 @@ from torch import nn
 import fused
 import schedule
 from schedule.report.comparing import costs_since
-from schedule.report.costs import TimeRatio
+from schedule.report.costs import Cost, TimeRatio
 from schedule.report.entries import Entry
 from schedule.report.report import Report
 from tests.report.pictures.models import mesh
@@ -86,16 +86,23 @@ ENTRIES = [
 def test_the_page_has_every_rule_module_status_and_reason() -> None:
     read = Page(made_up(*ENTRIES).to_html())
     rows = [[" ".join(cell.split()) for cell in row] for row in read.cells if row]
-    assert [(row[0], row[1], row[3]) for row in rows] == [
-        ("applied", "3", ""),
-        ("declined", "1", "tiny"),
-        ("skipped", "1", "a branch depends on the data"),
-        ("near miss", "1", "expected a chunk"),
+    assert [(row[0], row[1], row[2], row[4]) for row in rows] == [
+        ("bias_gelu", "applied", "3", ""),
+        ("rms_norm", "skipped", "1", "a branch depends on the data"),
+        ("bias_gelu", "declined", "1", "tiny"),
+        ("gated_mlp", "near miss", "1", "expected a chunk"),
     ]
-    assert rows[0][2] == "h.*.mlp (2) h.0.mlp ×2 model.py:3 h.1.mlp model.py:3"
-    assert rows[2][2] == "the root the root"
+    assert rows[0][3] == "h.*.mlp (2) h.0.mlp ×2 model.py:3 h.1.mlp model.py:3"
+    assert rows[1][3] == "the root the root"
     text = " ".join(" ".join(read.texts).split())
-    assert "3 matches in 2 modules were rewritten" in text and "1 near miss" in text
+    assert "3 matches in 2 modules were rewritten" in text
+
+
+def test_a_column_without_a_word_is_left_out() -> None:
+    report = made_up(*ENTRIES[:2])
+    read = Page(report.to_html())
+    assert [len(row) for row in read.cells if row] == [4] and "why" not in read.texts
+    assert " why " not in str(report) and " why " in str(made_up(*ENTRIES))
 
 
 def test_the_page_needs_nothing_from_elsewhere() -> None:
@@ -167,7 +174,7 @@ def test_only_measuring_runs_the_model() -> None:
     calls: list[nn.Module] = []
     with nn.modules.module.register_module_forward_pre_hook(lambda module, _: calls.append(module)):
         texts = [str(report), repr(report), report.to_json(), report._repr_html_()]
-        assert not calls and "not measured; report.measure() runs one" in " ".join(texts[0].split())
+        assert not calls and "not measured report.measure() runs a training step" in " ".join(texts[0].split())
         assert json.loads(texts[2])["costs"] == {}
         assert report.measure().keys() == {"before", "after"} and calls
     assert "saved for backward" in str(report) and json.loads(report.to_json())["costs"]["after"]
@@ -180,10 +187,10 @@ def test_times_are_shown_once_asked_for() -> None:
     model = nn.Sequential(MLP(), MLP())
     report = rewritten(model)
     with fused.backend("reference"):
-        assert "time of" not in str(report) and report.to_dict()["time"] is None
+        assert "not timed" in str(report) and report.to_dict()["time"] is None
         ratio = report.timed(rounds=3)
         assert ratio.rounds == 3 and 0 < ratio.low <= ratio.median <= ratio.high
-        assert f"time of a training step: {ratio}" in " ".join(str(report).split())
+        assert f"s {ratio}" in " ".join(str(report).split()) and "a training step takes" in report.sentence
         assert f"{ratio}" in report.to_html()
         assert json.loads(report.to_json())["time"]["median"] == ratio.median
 
@@ -198,7 +205,7 @@ def test_the_scheduled_and_the_original_model_are_timed_in_turns(monkeypatch: py
 
     monkeypatch.setattr("schedule.report.comparing.step_seconds", seconds)
     model = nn.Sequential(MLP())
-    assert rewritten(model).timed(2) == TimeRatio(0.5, 0.5, 0.5, 2)
+    assert rewritten(model).timed(2) == TimeRatio(0.5, 0.5, 0.5, 2, (2.0, 1.0))
     assert seen == [True, False, True, False]
     assert schedule.runtime.state_of(model[0]) is not None
 
@@ -215,8 +222,8 @@ def test_timing_leaves_the_model_alone() -> None:
 
 
 def test_the_ratio_is_the_median_with_quartiles() -> None:
-    assert TimeRatio.of([5.0, 1.0, 2.0, 4.0, 3.0]) == TimeRatio(3.0, 2.0, 4.0, 5)
-    assert str(TimeRatio.of([0.5])) == "0.50 × [0.50, 0.50] in 1 round"
+    assert TimeRatio.of([5.0, 1.0, 2.0, 4.0, 3.0], [1.0] * 5) == TimeRatio(3.0, 2.0, 4.0, 5, (1.0, 3.0))
+    assert str(TimeRatio.of([1.0], [2.0])) == "0.50 × [0.50, 0.50] in 1 round"
 
 
 class NeedsLabels(MLP):
@@ -233,10 +240,10 @@ def test_a_model_that_does_not_train_on_the_batch_is_reported_all_the_same() -> 
     expected = model(X)
     report = schedule.optimize(model, X, rules="bias_activation", cost_guard=False, measure=True)
     why = "the model does not train on its example inputs: AssertionError: labels are needed"
-    assert f"saved for backward: not measured: {why}" in " ".join(str(report).split())
+    assert f"saved for backward not measured {why}" in " ".join(str(report).split())
     assert report.measured == {} and report.to_dict()["unmeasured"] == f"{why}\nin training"
     assert why in report.to_html()
-    for run in (report.measure, report.timed):
+    for run in (report.measure, report.timed):  # evaluation alone can still be verified
         with pytest.raises(schedule.NotApplicable, match=why):
             run()
     assert report.applied == {"bias_gelu": 1} and not model.training
@@ -248,7 +255,7 @@ def test_a_model_made_for_inference_is_reported_all_the_same() -> None:
     with torch.inference_mode():
         model = MLP()
         report = schedule.optimize(model, X, rules="bias_activation", cost_guard=False, measure=True)
-        assert report.applied == {"bias_gelu": 1} and "saved for backward: not measured" in str(report)
+        assert report.applied == {"bias_gelu": 1} and "not measured" in str(report)
 
 
 def test_a_report_on_one_rank_waits_for_no_other() -> None:
@@ -261,9 +268,94 @@ def test_a_report_on_one_rank_waits_for_no_other() -> None:
 def test_what_cannot_be_timed_says_so() -> None:
     with pytest.raises(ValueError, match="at least 1, got 0"):
         rewritten().timed(0)
-    with pytest.raises(schedule.NotApplicable, match=r"not made by schedule\.optimize"):
-        made_up().timed()
+    for run in (made_up().timed, made_up().verify):
+        with pytest.raises(schedule.NotApplicable, match=r"not made by schedule\.optimize"):
+            run()
     with torch.device("meta"):
         model, x = MLP(), torch.ones(4, 8)
     with pytest.raises(schedule.NotApplicable, match="meta device"):
         schedule.optimize(model, x, cost_guard=False).timed()
+
+
+# -- the sentence and the four figures --------------------------------------------------------------------------------
+
+
+def costs(before: int, after: int) -> dict[str, Cost]:
+    return {"before": Cost(before, 10), "after": Cost(after, 5)}
+
+
+def tones(report: Report) -> list[str]:
+    return [figure.tone for figure in report.figures()]
+
+
+def test_improvements_are_said_in_one_sentence() -> None:
+    report = made_up(*ENTRIES)
+    assert report.sentence == "3 matches in 2 modules were rewritten."
+    assert tones(report) == ["good", "neutral", "neutral", "neutral"]
+    report.measured, report.timing = costs(1000, 570), TimeRatio(0.61, 0.6, 0.62, 5, (0.0121, 0.0074))
+    effects = "saves 43 % less memory for backward and takes 39 % less time"
+    assert report.sentence == f"3 matches in 2 modules were rewritten; a training step {effects}."
+    assert tones(report) == ["good", "good", "good", "neutral"]
+    assert [figure.value for figure in report.figures()[:3]] == ["3", "1 KB → 570 B", "12.1 ms → 7.4 ms"]
+
+
+def test_a_regression_is_one() -> None:
+    report = made_up(*ENTRIES)
+    report.measured, report.timing = costs(1000, 1200), TimeRatio(1.3, 1.2, 1.4, 5, (0.5, 1.5))
+    assert tones(report) == ["good", "bad", "bad", "neutral"]
+    assert "saves 20 % more memory for backward and takes 30 % more time" in report.sentence
+    assert report.figures()[2].value == "500.0 ms → 1.50 s"
+    read = Page(report.to_html())
+    assert [attrs.get("class") for tag, attrs in read.tags if tag == "li"][:4] == ["good", "bad", "bad", "neutral"]
+
+
+def test_no_difference_is_none() -> None:
+    report = made_up(*ENTRIES)
+    report.measured, report.timing = costs(1000, 1000), TimeRatio(1.01, 0.99, 1.02, 5)
+    assert tones(report)[1:3] == ["neutral", "neutral"]
+    assert "saves as much memory for backward and takes 1 % more time" in report.sentence
+
+
+def test_nothing_rewritten_is_not_good() -> None:
+    report = made_up(*ENTRIES[2:])
+    assert report.sentence == "Nothing was rewritten, so nothing was changed: 1 skipped, 1 declined, 1 near miss."
+    assert tones(report) == ["neutral"] * 4 and report.figures()[0].note == "nothing was changed"
+
+
+def test_a_verification_is_shown() -> None:
+    report = rewritten(nn.Sequential(MLP(), MLP()))
+    with fused.backend("reference"):
+        assert report.verify(steps=1) and tones(report)[3] == "good"
+    assert report.verified is not None and report.to_dict()["verified"] is True and report.fallbacks == {}
+    figure = report.figures()[3]
+    cases = len(report.verified.cases)
+    assert (figure.value, figure.note.partition(" at ")[0]) == ("equal", f"in {cases} cases")
+
+
+def test_a_failed_verification_is_shown() -> None:
+    model = nn.Sequential(MLP(), MLP())
+    report = rewritten(model)
+    report.schedule["0"].replace(nn.Tanh())
+    with pytest.raises(schedule.VerificationError):
+        report.verify(steps=1)
+    assert tones(report)[3] == "bad" and report.figures()[3].value == "DIFFERENT"
+    assert report.to_dict()["verified"] is False
+
+
+def test_the_facts_are_those_of_the_model() -> None:
+    facts = dict(rewritten(nn.Sequential(MLP(), MLP())).facts())
+    assert facts["model"] == "Sequential, 560 parameters, float32 on cpu"
+    assert facts["batch"] == "float32 [3, 8]" and facts["versions"].startswith(f"torch {torch.__version__}, ")
+    assert facts["weights"] == "not loaded from a checkpoint by transformers"
+
+
+def test_eighty_columns_are_enough() -> None:
+    report = made_up(*ENTRIES)
+    report.measured, report.timing = costs(1000, 570), TimeRatio(0.61, 0.6, 0.62, 5, (0.0121, 0.0074))
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(report)
+    lines = capture.get().splitlines()
+    assert max(map(len, lines)) <= 80
+    for text in ("bias_gelu", "near miss", "12.1 ms → 7.4 ms", "0.61 × [0.60, 0.62] in 5 rounds"):
+        assert any(text in line for line in lines), text

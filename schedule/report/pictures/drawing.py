@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
 from schedule.report.pictures.flow import Flow, Node
+from schedule.report.pictures.folding import folded
 from schedule.report.pictures.graphviz import lay_out
 from schedule.report.pictures.layout import Box, Layout, Point
 from schedule.util.templating import rendered
@@ -61,15 +62,32 @@ class Side:
 
 
 @dataclass(frozen=True)
+class Drawn:
+    """One graph, ready for display.
+
+    Attributes:
+        caption: such as ``before``.
+        drawing: the graph, with what is far from its changes folded.
+        whole: the graph without folding; None if nothing is folded.
+        text: each line of the graph, with the color number of a changed one.
+    """
+
+    caption: str
+    drawing: Markup
+    whole: Markup | None
+    text: tuple[tuple[str, int | None], ...]
+
+
+@dataclass(frozen=True)
 class Picture:
     """A module's graph, or its graphs before and after, ready for display.
 
     Attributes:
-        sides: (caption, drawing, text of the graph) of each.
+        sides: each graph.
         legend: (number of the color, rule, numbers of its changes).
     """
 
-    sides: tuple[tuple[str, Markup, tuple[tuple[str, int | None], ...]], ...]
+    sides: tuple[Drawn, ...]
     legend: tuple[tuple[int, str, tuple[int, ...]], ...]
 
     @property
@@ -87,7 +105,14 @@ def picture(sides: tuple[Side, ...], palette: Palette) -> Picture:
         for rule in side.calls.values():
             numbers.setdefault(rule, {})
     legend = tuple((palette.of(rule), rule, tuple(sorted(of_rule))) for rule, of_rule in numbers.items())
-    return Picture(tuple((side.caption, _svg(side, palette), _text(side, palette)) for side in sides), legend)
+    return Picture(tuple(_drawn(side, palette) for side in sides), legend)
+
+
+def _drawn(side: Side, palette: Palette) -> Drawn:
+    called = {node.name for node in side.flow.nodes if node.path in side.calls}
+    part = replace(side, flow=folded(side.flow, called.union(side.changes)))
+    whole = None if part.flow is side.flow else _svg(side, palette)
+    return Drawn(side.caption, _svg(part, palette), whole, _text(side, palette))
 
 
 def _text(side: Side, palette: Palette) -> tuple[tuple[str, int | None], ...]:

@@ -22,7 +22,7 @@ from schedule.report.pictures.paths import ranged
 from schedule.util.graph_text import graph_lines
 from schedule.util.wording import counted, size_text
 
-Kind = Literal["input", "output", "call", "op"]
+Kind = Literal["input", "output", "call", "op", "folded"]
 
 LONGEST = 30
 _RUN = 3
@@ -35,7 +35,7 @@ class Node:
 
     Attributes:
         name: of the node in the graph.
-        kind: input, output, module call or operation.
+        kind: input, output, module call, operation, or several folded ones.
         title: the operation, or the called module.
         lines: further lines in the box: class or parameters, shape.
         tip: lines of the tooltip, with all known details.

@@ -12,6 +12,7 @@ import schedule
 from schedule.api.schedule import Schedule
 from schedule.distributed.communication.groups import SimulatedRanks
 from schedule.distributed.communication.mesh import SimulatedMesh
+from schedule.report.costs import TimeRatio
 from schedule.report.report import Report
 
 IDS = torch.arange(32).reshape(2, 16)
@@ -26,6 +27,42 @@ def gpt2() -> Report:
     return schedule.optimize(transformers.GPT2LMHeadModel(config), batch, cost_guard=False)
 
 
+def _llama(layers: int) -> nn.Module:
+    sizes = {"num_hidden_layers": layers, "hidden_size": 32, "intermediate_size": 48, "vocab_size": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "attn_implementation": "eager"}
+    config = transformers.LlamaConfig(**sizes, **heads, bos_token_id=0, eos_token_id=0)
+    return transformers.LlamaForCausalLM(config)
+
+
+@cache
+def llama(layers: int) -> Report:
+    """A narrow Llama, optimized."""
+    batch = {"input_ids": IDS, "labels": IDS}
+    return schedule.optimize(_llama(layers), batch, cost_guard=False)
+
+
+def verified(report: Report) -> Report:
+    """The report after a comparison with the original."""
+    report.verify(steps=1)
+    return report
+
+
+@cache
+def slower_bert() -> Report:
+    """A BERT that was measured to be slower than the original: the figures are made up."""
+    sizes = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64, "vocab_size": 64}
+    config = transformers.BertConfig(**sizes, num_attention_heads=4, attn_implementation="eager")
+    batch = {"input_ids": IDS, "labels": IDS}
+    report = schedule.optimize(transformers.BertForMaskedLM(config), batch, cost_guard=False)
+    report.timing = TimeRatio(1.18, 1.12, 1.25, 5, (0.0412, 0.0486))
+    return report
+
+
+def unchanged() -> Report:
+    """A model in which no rule applies."""
+    return schedule.optimize(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)), torch.ones(2, 8))
+
+
 _ranks: list[SimulatedRanks] = []
 
 
@@ -37,11 +74,8 @@ def mesh(ranks: int, rank: int = 0) -> SimulatedMesh:
 
 def planned_llama() -> Schedule:
     """A small Llama in two stages, sharded over two simulated ranks."""
-    sizes = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "vocab_size": 64}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "attn_implementation": "eager"}
-    config = transformers.LlamaConfig(**sizes, **heads, bos_token_id=0, eos_token_id=0)
     batch = {"input_ids": IDS, "use_cache": False}
-    sch = schedule.create_schedule(transformers.LlamaForCausalLM(config), batch, mesh(2))
+    sch = schedule.create_schedule(_llama(2), batch, mesh(2))
     plan = sch.shard_plan()
     sch["model.layers.0"].cut_pipeline_stage()
     sch.apply_plan(plan)

@@ -1,10 +1,12 @@
 """The page as a browser shows it, in headless Chromium: modules are clicked, graphs drawn, nothing fetched, no errors.
 
-Screenshots go where ``SCHEDULE_SCREENSHOTS`` says, else into the test's own folder.
+Screenshots go where ``SCHEDULE_SCREENSHOTS`` says, else into the test's own folder. Those in the documentation:
+``SCHEDULE_SCREENSHOTS=docs/screenshots pytest tests/report/pictures/test_browser.py -k first_screen``.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -13,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
-from tests.report.pictures.models import gpt2, hostile, planned_llama
+from tests.report.pictures.models import gpt2, hostile, llama, planned_llama, slower_bert, unchanged, verified
 
 _OFF = ("gpu", "quic", "background-networking", "component-update", "sync")
 _ARGUMENTS = ["--no-sandbox", "--no-first-run", *(f"--disable-{what}" for what in _OFF)]
@@ -39,14 +42,19 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     wanted = os.environ.get("SCHEDULE_SCREENSHOTS")
-    return Path(wanted) if wanted else tmp_path_factory.mktemp("pages")
+    return Path(wanted) if wanted else tmp_path_factory.mktemp("screenshots")
 
 
 @pytest.fixture(scope="module")
-def pages(folder: Path) -> Callable[[str], Path]:
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Name → the file of a page; made when first asked for."""
+    folder = tmp_path_factory.mktemp("pages")
     made = {
         "gpt2": lambda path: gpt2().to_html(path),
+        "llama_2_layers": lambda path: verified(llama(2)).to_html(path),
+        "llama_48_layers": lambda path: llama(48).to_html(path),
+        "bert_slower": lambda path: slower_bert().to_html(path),
+        "unchanged": lambda path: unchanged().to_html(path),
         "llama": lambda path: planned_llama().show_graph(path),
         "hostile": lambda path: hostile().show_graph(path),
         "notebook": lambda path: path.write_text(f"<!doctype html><body>{hostile().show_graph()._repr_html_()}"),
@@ -95,10 +103,10 @@ class Opened:
 
 @pytest.mark.parametrize("width", [1280, 400])
 @pytest.mark.parametrize(
-    "name, module, drawn", [("gpt2", "transformer.h.1.attn", 49), ("llama", "model.layers.0.mlp", 7)]
+    "name, module, drawn", [("gpt2", "transformer.h.1.attn", 29), ("llama", "model.layers.0.mlp", 7)]
 )
 def test_a_module_is_clicked_and_its_graphs_are_seen(
-    browser: Any, pages: Callable[[str], Path], folder: Path, name: str, module: str, drawn: int, width: int
+    browser: Any, pages: Callable[[str], Path], name: str, module: str, drawn: int, width: int
 ) -> None:
     path = pages(name)
     opened = Opened(browser, path, width)
@@ -107,9 +115,102 @@ def test_a_module_is_clicked_and_its_graphs_are_seen(
     assert opened.tab.locator(".module h2").inner_text().startswith(module.partition("1.")[0].partition("0.")[0])
     assert opened.tab.evaluate("document.querySelectorAll('*').length") < 2500
     assert opened.overflow() <= 0 and opened.fine(path)
-    opened.tab.screenshot(path=folder / f"{name}-{width}.png", full_page=True)
-    assert (folder / f"{name}-{width}.png").stat().st_size > 10_000
     opened.tab.context.close()
+
+
+_CHANGED = """() => [...document.querySelectorAll(".sides .view")].map((view) => {
+  const node = view.querySelector("[data-change]").getBoundingClientRect(), frame = view.getBoundingClientRect();
+  const inside = node.top >= frame.top && node.bottom <= frame.bottom;
+  return inside && node.left >= frame.left - 1 && node.right <= frame.right + 1;
+})"""
+"""Whether the first changed node is seen without scrolling, for each graph."""
+
+_CUT = """() => [...document.querySelectorAll(".figures *, dl *, .rules *, h1, p, .module h2")]
+  .filter((each) => each.clientWidth && each.scrollWidth > each.clientWidth + 1).map((each) => each.outerHTML)
+  .concat([...document.querySelectorAll("svg .node")].filter((node) => {
+    const frame = node.querySelector("rect").getBoundingClientRect();
+    return [...node.querySelectorAll("text:not(.number)")].some((text) => {
+      const box = text.getBoundingClientRect();
+      return box.left < frame.left - 1 || box.right > frame.right + 1 || box.bottom > frame.bottom + 1;
+    });
+  }).map((node) => node.getAttribute("aria-label")))"""
+"""Texts that do not fit where they are."""
+
+_FAINT = """() => {
+  const parse = (text) => {
+    const found = text.match(/[\\d.]+/g).map(Number);
+    const scale = text.startsWith("color(srgb") ? 255 : 1;
+    return [...found.slice(0, 3).map((c) => scale * c), found[3] ?? 1];
+  };
+  const over = (top, alpha, below) => top.slice(0, 3).map((c, i) => alpha * c + (1 - alpha) * below[i]);
+  const ground = (each) => {
+    if (!each) return parse(getComputedStyle(document.body).backgroundColor);
+    const own = parse(getComputedStyle(each).backgroundColor);
+    return own[3] === 1 ? own : over(own, own[3], ground(each.parentElement));
+  };
+  const light = (color) => color.slice(0, 3).map((c) => c / 255)
+    .map((c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  const faint = [];
+  for (const each of document.querySelectorAll(".schedule-report *")) {
+    const own = [...each.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+    if (!own || each.closest("svg, template, script, style, noscript") || !each.getClientRects().length) continue;
+    let alpha = 1;
+    for (let at = each; at; at = at.parentElement) alpha *= Number(getComputedStyle(at).opacity);
+    const below = ground(each), color = parse(getComputedStyle(each).color);
+    const [a, b] = [light(over(color, alpha * color[3], below)), light(below)].sort((x, y) => y - x);
+    const contrast = (a + 0.05) / (b + 0.05);
+    if (contrast < 4.5) faint.push(`${each.outerHTML.slice(0, 90)} ${contrast.toFixed(2)}`);
+  }
+  return faint;
+}"""
+"""Texts with a contrast below 4.5, which WCAG asks for at level AA."""
+
+_TONES = """() => [...document.querySelectorAll(".figures li")].map(
+  (each) => [each.className, getComputedStyle(each).borderLeftColor])"""
+_COLORS = {"good": "rgb(26, 127, 55)", "bad": "rgb(207, 34, 46)"}
+_FIGURES = {
+    "gpt2": ["good", "good", "neutral", "neutral"],
+    "llama_2_layers": ["good", "good", "neutral", "good"],
+    "llama_48_layers": ["good", "good", "neutral", "neutral"],
+    "bert_slower": ["good", "good", "bad", "neutral"],
+    "unchanged": ["neutral", "neutral", "neutral", "neutral"],
+}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("name", _FIGURES)
+def test_the_first_screen_tells_the_result(
+    browser: Any, pages: Callable[[str], Path], folder: Path, name: str, width: int, scheme: str
+) -> None:
+    path = pages(name)
+    opened = Opened(browser, path, width, scheme)
+    tab = opened.tab
+    assert opened.overflow() <= 0 and opened.fine(path)
+    assert tab.locator(".figures").bounding_box()["y"] < 300, "on the first screen"
+    tones = tab.evaluate(_TONES)
+    assert [tone for tone, _ in tones] == _FIGURES[name]
+    assert all(color == _COLORS[tone] for tone, color in tones if tone in _COLORS)
+    assert tab.evaluate(_CUT) == [] and tab.evaluate(_FAINT) == []
+    if name != "unchanged":
+        assert tab.evaluate(_CHANGED) == [True, True]
+    picture = Image.open(io.BytesIO(tab.screenshot())).convert("RGB").quantize(64)
+    picture.save(folder / f"{name}_{width}_{scheme}.png", optimize=True)
+    tab.context.close()
+
+
+def test_all_nodes_are_shown_on_request_and_folded_again(browser: Any, pages: Callable[[str], Path]) -> None:
+    opened = Opened(browser, pages("gpt2"), 1280)
+    opened.click("transformer.h.0.attn")
+    button = opened.tab.locator("[data-whole]").first
+    folded = opened.nodes().count()
+    button.click()
+    whole = opened.nodes().count()
+    assert whole > folded and button.get_attribute("aria-pressed") == "true"
+    button.click()
+    assert opened.nodes().count() == folded and button.get_attribute("aria-pressed") == "false"
+    assert opened.said == []
 
 
 def test_graphs_are_side_by_side_where_there_is_room(browser: Any, pages: Callable[[str], Path]) -> None:

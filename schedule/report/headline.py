@@ -1,0 +1,145 @@
+"""The top of a report: one sentence, four figures, and the facts about the model and the machine."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from schedule.report.costs import Cost, TimeRatio
+from schedule.report.entries import STATUSES, Entry
+from schedule.util.wording import counted, seconds_text, size_text
+from schedule.verify.report import EquivalenceReport
+
+Tone = Literal["good", "bad", "neutral"]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One of the four figures of a report.
+
+    Attributes:
+        name: its subject, such as ``saved for backward``.
+        value: the figure, or that there is none.
+        note: a remark on it, or the call that measures it.
+        tone: whether it is an improvement, a regression, or neither.
+    """
+
+    name: str
+    value: str
+    note: str
+    tone: Tone
+
+
+def rewrites(entries: Iterable[Entry]) -> Figure:
+    """Return the number of matches rewritten."""
+    applied = [entry for entry in entries if entry.status == "applied"]
+    modules = len({entry.path for entry in applied})
+    note = f"in {counted(modules, 'module')}" if applied else "nothing was changed"
+    return Figure("rewrites", str(sum(entry.count for entry in applied)), note, "good" if applied else "neutral")
+
+
+def saved(measured: Mapping[str, Cost], unmeasured: str) -> Figure:
+    """Return the bytes saved for backward, before and after."""
+    name = "saved for backward"
+    if not {"before", "after"} <= measured.keys():
+        why = unmeasured.partition("\n")[0] or "report.measure() runs a training step before and after"
+        return Figure(name, "not measured", why, "neutral")
+    before, after = measured["before"].saved_bytes, measured["after"].saved_bytes
+    tone: Tone = "good" if after < before else "bad" if after > before else "neutral"
+    return Figure(name, f"{size_text(before)} → {size_text(after)}", ratio_text(after, before), tone)
+
+
+def step_time(timing: TimeRatio | None) -> Figure:
+    """Return the time of a training step, before and after; a difference within the quartiles is none."""
+    name = "training step"
+    if timing is None:
+        return Figure(name, "not timed", "report.timed() runs steps of both models in turns", "neutral")
+    tone: Tone = "good" if timing.high < 1 else "bad" if timing.low > 1 else "neutral"
+    if timing.seconds is None:
+        return Figure(name, f"{timing.median:.2f} ×", str(timing), tone)
+    return Figure(name, " → ".join(map(seconds_text, timing.seconds)), str(timing), tone)
+
+
+def verified(found: EquivalenceReport | None) -> Figure:
+    """Return the result of a comparison with the original model."""
+    name = "same results"
+    if found is None:
+        return Figure(name, "not verified", "report.verify() compares it with the original", "neutral")
+    if not found.cases:
+        return Figure(name, "nothing to verify", "no case was compared", "neutral")
+    if found.failed is not None:
+        return Figure(name, "DIFFERENT", str(found.failed), "bad")
+    shapes = len({case.shapes for case in found.cases})
+    compared = f"in {counted(len(found.cases), 'case')} at {counted(shapes, 'shape')}"
+    return Figure(name, "equal", f"{compared}, largest relative deviation {found.max_deviation:.2g}", "good")
+
+
+def sentence(entries: Iterable[Entry], measured: Mapping[str, Cost], timing: TimeRatio | None) -> str:
+    """Return what was rewritten, and what a training step costs now if that was measured."""
+    entries = list(entries)
+    counts = {status: sum(e.count for e in entries if e.status == status) for status in STATUSES}
+    applied = counts.pop("applied")
+    if not entries:
+        return "No rule is about anything in this model: nothing was changed."
+    if not applied:
+        others = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+        return f"Nothing was rewritten, so nothing was changed: {others}."
+    modules = counted(len({entry.path for entry in entries if entry.status == "applied"}), "module")
+    what = f"{counted(applied, 'match', 'matches')} in {modules} {'was' if applied == 1 else 'were'} rewritten"
+    effects = list(_effects(measured, timing))
+    return f"{what}; a training step {' and '.join(effects)}." if effects else f"{what}."
+
+
+def _effects(measured: Mapping[str, Cost], timing: TimeRatio | None) -> Iterator[str]:
+    if {"before", "after"} <= measured.keys() and measured["before"].saved_bytes:
+        yield f"saves {_share(measured['after'].saved_bytes / measured['before'].saved_bytes)} memory for backward"
+    if timing is not None:
+        yield f"takes {_share(timing.median)} time"
+
+
+def _share(ratio: float) -> str:
+    percent = round(100 * abs(1 - ratio))
+    return "as much" if percent == 0 else f"{percent} % {'less' if ratio < 1 else 'more'}"
+
+
+def ratio_text(after: int, before: int) -> str:
+    """Format a ratio, such as ``0.57 ×``."""
+    return f"{after / before:.2f} ×" if before else "–"
+
+
+def facts(model: nn.Module, example_inputs: Any) -> list[tuple[str, str]]:
+    """Return the model, its weights and batch, and the versions that computed the report."""
+    found = [("model", _model_text(model)), ("weights", _weights_text(model))]
+    if example_inputs is not None:
+        found.append(("batch", _batch_text(example_inputs)))
+    names = [name for name in ("torch", "transformers") if name in sys.modules]
+    versions = [f"{name} {sys.modules[name].__version__}" for name in names]
+    return [*found, ("versions", ", ".join([*versions, f"Python {platform.python_version()}"]))]
+
+
+def _model_text(model: nn.Module) -> str:
+    parameters = list(model.parameters())
+    parts = [type(model).__name__, f"{sum(p.numel() for p in parameters):,} parameters"]
+    kinds = dict.fromkeys(f"{str(p.dtype).removeprefix('torch.')} on {p.device.type}" for p in parameters)
+    return ", ".join([*parts, *kinds])
+
+
+def _weights_text(model: nn.Module) -> str:
+    name = getattr(getattr(model, "config", None), "_name_or_path", "")
+    return f"loaded from {name}" if isinstance(name, str) and name else "not loaded from a checkpoint by transformers"
+
+
+def _batch_text(batch: Any) -> str:
+    if isinstance(batch, torch.Tensor):
+        return f"{str(batch.dtype).removeprefix('torch.')} {list(batch.shape)}"
+    if isinstance(batch, Mapping):
+        return ", ".join(f"{name} {_batch_text(value)}" for name, value in batch.items())
+    if isinstance(batch, (tuple, list)):
+        return ", ".join(map(_batch_text, batch))
+    return repr(batch) if isinstance(batch, (bool, int, float, str, type(None))) else type(batch).__name__
