@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from docs.generate.api import public_reference, testing_reference
+from docs.generate.api import huggingface_reference, public_reference, testing_reference
 from docs.generate.commands import command_reference
 from docs.generate.errors import error_reference
 from docs.generate.ops import op_reference
@@ -15,6 +15,7 @@ PARTS = {
     "api": public_reference,
     "commands": command_reference,
     "errors": error_reference,
+    "huggingface": huggingface_reference,
     "ops": op_reference,
     "primitives": primitive_reference,
     "rules": rule_reference,

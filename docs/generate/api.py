@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import schedule
+import schedule.huggingface as huggingface
 import schedule.testing as testing
 from docs.generate.docstrings import documented, signature
 from schedule.primitives.registry import registered
@@ -27,6 +28,11 @@ def public_reference() -> str:
 def testing_reference() -> str:
     """Every public name of ``schedule.testing``."""
     return _reference(testing)
+
+
+def huggingface_reference() -> str:
+    """Every public name of ``schedule.huggingface``."""
+    return _reference(huggingface)
 
 
 def _reference(package: ModuleType) -> str:

@@ -1,4 +1,4 @@
-"""Graphs for calls unlike the recorded ones, made at the first such call.
+"""Graphs for calls that differ from the recorded ones, made at the first such call.
 
 Examples are autocast turned on, another dtype, or a mask or cache that was absent before. The live call is described
 by metadata only, like the recorded ones; the module is traced for it; and the rewrites of its other graphs are

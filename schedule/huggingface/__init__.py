@@ -1,5 +1,13 @@
-"""Integration of schedules with HuggingFace's tools."""
+"""Integration of schedules with HuggingFace's tools.
+
+Importing it makes ``OptimizeCallback`` known to transformers by the name ``"fxschedule"``, so that
+``TrainingArguments(report_to=["fxschedule"])`` adds it to a ``Trainer``.
+"""
+
+from transformers.integrations import integration_utils
 
 from schedule.huggingface.trainer import OptimizeCallback
 
 __all__ = ["OptimizeCallback"]
+
+integration_utils.INTEGRATION_TO_CALLBACK.setdefault("fxschedule", OptimizeCallback)

@@ -253,7 +253,7 @@ class Report:
         return headline.facts(self.model, None if self.schedule is None else self.schedule.tree.graphs.example_inputs)
 
     def details(self) -> list[tuple[str, str]]:
-        """Return the dispatched operations, and how calls unlike the recorded ones ran, as (name, text)."""
+        """Return the dispatched operations, and how calls that differ from the recorded ones ran, as (name, text)."""
         found = self.calls()
         if {"before", "after"} <= self.measured.keys():
             before, after = self.measured["before"].dispatched, self.measured["after"].dispatched
@@ -262,7 +262,7 @@ class Report:
         return found
 
     def calls(self) -> list[tuple[str, str]]:
-        """Return how calls unlike the recorded ones ran, as (description, modules)."""
+        """Return how calls that differ from the recorded ones ran, as (description, modules)."""
         found, fallbacks = [], self.fallbacks
         for count in sorted(set(fallbacks.values())):
             paths = paths_of(path for path, of_path in fallbacks.items() if of_path == count)

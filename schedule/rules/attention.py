@@ -9,8 +9,8 @@
 The weights ``[batch, heads, queries, keys]`` are never materialized. A module is left alone if it reads them itself, or
 if the recorded run of the model reads or returns them. If it returns them and no code reads them, a placeholder is
 returned instead. The placeholder raises NotApplicable as soon as it is used, which may happen with
-``output_attentions=True``. A call unlike the recorded ones runs the original forward of such a module: no graph is made
-for it, since that would return less than the module does.
+``output_attentions=True``. A call that differs from the recorded ones runs the original forward of such a module: no
+graph is made for it, since that would return less than the module does.
 
 The results agree within rounding, not bit by bit: torch's kernels sum in another order and compute the softmax of
 16-bit scores in float32 throughout. On the CPU, dropout draws the same numbers as eager torch; CUDA kernels draw

@@ -25,7 +25,7 @@ NAMES = ["gpt2", "llama", "bert", "t5"]
 RULES = ["default", "all"]
 
 _NO_WEIGHTS = r"returns \d tensors instead of|attention weights were never made"
-"""A call unlike the recorded ones runs attention as it was written: see the rule ``attention``."""
+"""A call that differs from the recorded ones runs attention as it was written: see the rule ``attention``."""
 
 _NO_CACHE = r"\['past_key_values'\] is missing"
 _CHECKPOINTING = rf"{_NO_CACHE}|has a hook|the graph made for it does not take it"
@@ -37,7 +37,7 @@ DOCUMENTED = {
     "checkpoint around layers": f"{_NO_CACHE}|has a forward of its own",
     "checkpoint around layers, reentrant": f"{_NO_CACHE}|has a forward of its own",
 }
-"""Fallbacks that ``docs/limits.md`` announces, under "Calls unlike the recorded ones"."""
+"""Fallbacks that ``docs/limits.md`` announces, under "Calls that differ from the recorded ones"."""
 
 TOLERANCES = {"autocast": dict(loss=5e-3, update=0.2)}
 """bfloat16 keeps 8 bits: one step is off by up to 3e-4, twenty by 2e-3; a ReLU at zero turns whole gradients."""

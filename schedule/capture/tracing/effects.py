@@ -257,7 +257,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def graph_check(function: Function) -> Function:
-    """Mark a function of graph nodes that raises where a call is unlike the recorded one, and changes nothing."""
+    """Mark a function of graph nodes that raises where a call differs from the recorded one, and changes nothing."""
     _CHECKS.add(function)
     return function
 
@@ -266,7 +266,7 @@ _CHECKS: set[Callable[..., Any]] = set()
 
 
 def is_check(target: Any) -> bool:
-    """Check whether a call of ``target`` only raises where a call of the graph is unlike the recorded one."""
+    """Check whether a call of ``target`` only raises where a call of the graph differs from the recorded one."""
     return not isinstance(target, str) and target in _CHECKS
 
 

@@ -1,4 +1,4 @@
-"""Calls unlike the recorded ones get graphs of their own, rewritten as the recorded ones are."""
+"""Calls that differ from the recorded ones get graphs of their own, rewritten as the recorded ones are."""
 
 from __future__ import annotations
 

@@ -299,7 +299,7 @@ def test_what_is_common_is_drawn_on_every_rank() -> None:
 
 def test_a_mesh_without_shards_is_drawn_like_any_model() -> None:
     sch = schedule.create_schedule(small(), ids(), mesh(2))
-    assert "Shared out" not in sch.show_graph().html
+    assert "Sharded over" not in sch.show_graph().html
 
 
 # -- files ----------------------------------------------------------------------------------------------------
