@@ -1,0 +1,95 @@
+"""The figures of README and docs/compare.md are those of the JSON files under benchmarks/results."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+OPS = {"`swiglu` (packed)": "swiglu packed", "`linear`, 1024 × 768 → 3072, on an AMD EPYC": "linear"}
+"""Ops that a row names otherwise than the benchmark."""
+
+
+def results(name: str) -> Any:
+    found = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+    return found.get("results", found)
+
+
+def row(beginning: str) -> list[str]:
+    """Return the cells of the README's row that begins so, after the first."""
+    line = next(line for line in README.splitlines() if line.startswith(f"| {beginning}"))
+    return [cell.strip() for cell in line.strip("| ").split(" | ")[1:]]
+
+
+def op_ratios() -> dict[tuple[str, str], str]:
+    """Return (op, size) → time over eager's and torch.compile's; a run of nine rounds goes before the others."""
+    found = {}
+    for name in ("ops_cpu_large", "ops_cpu_quick", "ops_cpu_linear", "ops_cpu_nine_rounds"):
+        for line in results(name)["lines"]:
+            times = {way: each["median"] for way, each in line["times"].items()}
+            if line["work"] == "forward + backward":
+                shown = f"{times['ours'] / times['eager']:.2f} / {times['ours'] / times['torch.compile']:.2f}"
+                found[line["op"], line["size"]] = shown
+    return found
+
+
+def op_rows() -> list[str]:
+    table = README.partition("| op | medium | large |\n|---|---|---|\n")[2].partition("\n\n")[0]
+    return [line.strip("| ") for line in table.splitlines()]
+
+
+@pytest.mark.parametrize("line", op_rows())
+def test_ops(line: str) -> None:
+    name, medium, large = line.split(" | ")
+    op = OPS.get(name, name.replace("`", ""))
+    ratios = op_ratios()
+    assert medium == ratios[op, "medium"]
+    assert large == ratios.get((op, "large"), "–")
+
+
+def test_dispatch() -> None:
+    times = [each["dispatch"]["median"] * 1e6 for each in results("dispatch")]
+    assert row("dispatch of a scheduled module")[0].startswith(f"{min(times):.1f}–{max(times):.1f} µs")
+
+
+def test_matching() -> None:
+    found = results("matching")
+    chains, layers = ([each["speedup"] for each in found[name]] for name in ("relu chain", "qkv, layers"))
+    assert row("matcher against")[0].startswith(f"{min(chains):.1f}–{max(chains):.1f} ×")
+    assert row("matcher, QKV")[0].startswith(f"{min(layers):.0f}–{max(layers):.0f} ×")
+    visited = [each["visited"] for each in found["qkv, layers"]]
+    assert visited[-1] == 8 * visited[0]
+
+
+@pytest.mark.parametrize("name, model", [("a 96-layer GPT-2", "gpt2"), ("a 70B-shaped Llama", "llama 70B")])
+def test_scheduling(name: str, model: str) -> None:
+    found = [each for each in results("compile_time") if each["model"] == model]
+    deepest = max(found, key=lambda each: each["layers"])
+    (cell,) = row(f"scheduling {name}")
+    assert cell.startswith(f"{deepest['ours']:.1f} s against {deepest['export']:.1f} s")
+
+
+def test_whole_models() -> None:
+    lines = {each["candidate"]: each for each in results("end_to_end_gpt2_cpu")}
+    step = {name: f"{each['step']['median'] / lines['original']['step']['median']:.2f}" for name, each in lines.items()}
+    (cell,) = row("training step of GPT-2")
+    assert f'{step["ours"]}, with `rules="all"` {step["ours, all"]}; ' in cell
+    assert f"`torch.compile` {step['torch.compile']}, both {step['ours + compile']}." in cell
+    assert cell.startswith(f"{step['ours']}–"), "a range over hosts and runs, of which this is the least"
+    saved = {name: lines[name]["saved"] for name in ("original", "ours", "ours, all")}
+    eager, default, _, everything = row("GPT-2")
+    assert eager == f"{saved['original'] / 1e6:.0f} MB"
+    for cell, name in ((default, "ours"), (everything, "ours, all")):
+        assert cell == f"{saved[name] / 1e6:.0f} MB ({saved[name] / saved['original']:.2f})"
+
+
+def test_the_comparison_says_what_readme_says() -> None:
+    page = " ".join((ROOT / "docs" / "compare.md").read_text(encoding="utf-8").split())
+    (cell,) = row("training step of GPT-2")
+    ours, compiled = re.findall(r"\d\.\d\d–\d\.\d\d", cell)
+    assert f"{ours} scheduled and {compiled} compiled" in page
