@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import TrainerCallback
 
 from schedule.api.optimize import optimize
@@ -12,6 +14,7 @@ from schedule.api.schedule import Schedule, create_schedule
 from schedule.capture.recording.structure import map_structure
 from schedule.optimizer import Rules
 from schedule.report.report import Report
+from schedule.util.errors import NotApplicable
 from schedule.util.generators import generator_states, restore_generators
 from schedule.verify import verify
 
@@ -19,8 +22,9 @@ from schedule.verify import verify
 class OptimizeCallback(TrainerCallback):
     """Callback to rewrite the model when training begins: ``Trainer(model, ..., callbacks=[OptimizeCallback()])``.
 
-    The batch is taken from the training data without changing its order. Optimizer, checkpoints and ``save_model`` work
-    as before: it is the same model with the same parameters.
+    The batch is taken from the training data without changing its order. If the model does not take it as it is,
+    because the loss calls the model with parts of it, the model is rewritten at its first call, for these arguments.
+    Optimizer, checkpoints and ``save_model`` work as before: it is the same model with the same parameters.
 
     Args:
         rules, cost_guard: as for :func:`schedule.optimize`.
@@ -64,10 +68,27 @@ class OptimizeCallback(TrainerCallback):
             )
         finally:
             restore_generators(states)
-        self.schedule = create_schedule(model, batch)
-        self.report = optimize(self.schedule, rules=self.rules, cost_guard=self.cost_guard)
+        sch = create_schedule(model, batch)
+        try:
+            sch.tree.graphs.recording  # noqa: B018  runs the model
+        except NotApplicable:  # it does not take the batch as it is
+            self._rewrite_at_the_first_call(model)
+        else:
+            self._rewrite(sch, batch)
+
+    def _rewrite(self, sch: Schedule, batch: Any) -> None:
+        self.schedule = sch
+        self.report = optimize(sch, rules=self.rules, cost_guard=self.cost_guard)
         if self.check:
-            verify(self.schedule, batch)
+            verify(sch, batch)
+
+    def _rewrite_at_the_first_call(self, model: nn.Module) -> None:
+        def rewrite(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            hook.remove()  # the inside of a module with hooks is left alone
+            batch = _inputs(module, args, kwargs)
+            self._rewrite(create_schedule(module, batch), batch)
+
+        hook = model.register_forward_pre_hook(rewrite, with_kwargs=True)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **given: Any) -> None:
         """Add the numbers of fallbacks and adaptations to what is logged."""
@@ -86,3 +107,11 @@ class OptimizeCallback(TrainerCallback):
         """Undo all steps unless ``keep`` is set."""
         while not self.keep and self.schedule is not None and self.schedule.history:
             self.schedule.undo()
+
+
+def _inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the arguments of a call as example inputs: by position, or by name if any was passed so."""
+    if not kwargs:
+        return args
+    positional = inspect.signature(module.forward).bind_partial(*args).arguments
+    return {**positional, **kwargs}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import tokenizers
+import torch
 import transformers as hf
 from torch import nn
 
@@ -66,6 +67,29 @@ def test_the_callback_is_known_by_name(tmp_path: Path) -> None:
     assert losses[True] == pytest.approx(losses[False], rel=1e-4)
 
 
+class Contrasting(hf.Trainer):
+    """A trainer whose loss calls the model with each half of a batch, one argument by position."""
+
+    def compute_loss(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        ids, mask = inputs["pairs"], torch.ones_like(inputs["pairs"][:, 0])
+        one, other = (model(ids[:, i], attention_mask=mask).logits.mean(1) for i in (0, 1))
+        return torch.nn.functional.cross_entropy(one @ other.t(), torch.arange(len(one)))
+
+
+def test_a_model_that_does_not_take_the_batch_is_rewritten_at_its_first_call(tmp_path: Path) -> None:
+    rows = [{"pairs": torch.randint(3, 64, (2, 5), generator=torch.Generator().manual_seed(i))} for i in range(16)]
+
+    def train(model: nn.Module, callbacks: list[Any]) -> Any:
+        arguments = hf.TrainingArguments(str(tmp_path), report_to=[], remove_unused_columns=False, **STEPS)
+        trainer = Contrasting(model, arguments, train_dataset=rows, callbacks=callbacks)
+        trainer.train()
+        assert not model._forward_pre_hooks
+        return trainer
+
+    expected, ours = curves(train)
+    assert ours == pytest.approx(expected, rel=1e-3)
+
+
 def test_sft(tmp_path: Path) -> None:
     trl = pytest.importorskip("trl", reason="pip install trl")
     datasets = pytest.importorskip("datasets", reason="pip install datasets")
@@ -109,6 +133,7 @@ def test_dpo(tmp_path: Path) -> None:
 
 def test_sentence_transformers(tmp_path: Path) -> None:
     sentences = pytest.importorskip("sentence_transformers", reason="pip install sentence-transformers")
+    losses = pytest.importorskip("sentence_transformers.losses", reason="pip install sentence-transformers")
     datasets = pytest.importorskip("datasets", reason="pip install datasets")
 
     def train(model: Any, callbacks: list[Any]) -> Any:
@@ -118,12 +143,12 @@ def test_sentence_transformers(tmp_path: Path) -> None:
         encoder = sentences.SentenceTransformer(str(folder), device="cpu")
         arguments = sentences.SentenceTransformerTrainingArguments(str(tmp_path), report_to=[], **STEPS)
         rows = datasets.Dataset.from_dict({"anchor": TEXTS, "positive": TEXTS[1:] + TEXTS[:1]})
-        loss = sentences.losses.MultipleNegativesRankingLoss(encoder)
+        loss = losses.MultipleNegativesRankingLoss(encoder)
         trainer = sentences.SentenceTransformerTrainer(
             encoder, arguments, train_dataset=rows, loss=loss, callbacks=callbacks
         )
         trainer.train()
-        model.trained = encoder
+        model.trained = encoder  # where a scheduled module is looked for
         return trainer
 
     expected, ours = curves(train, "bert")
