@@ -1,7 +1,7 @@
 """The page as a browser shows it, in headless Chromium: modules are clicked, graphs drawn, nothing fetched, no errors.
 
 Screenshots go where ``SCHEDULE_SCREENSHOTS`` says, else into the test's own folder. Those in the documentation:
-``SCHEDULE_SCREENSHOTS=docs/screenshots pytest tests/report/pictures/test_browser.py -k first_screen``.
+``SCHEDULE_SCREENSHOTS=docs/screenshots pytest -m 'slow or not slow' tests/report/pictures/test_browser.py``.
 """
 
 from __future__ import annotations
@@ -178,8 +178,13 @@ _FIGURES = {
 }
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 400])
+_slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "width, scheme",
+    [(1280, "light"), (400, "dark"), pytest.param(1280, "dark", marks=_slow), pytest.param(400, "light", marks=_slow)],
+)
 @pytest.mark.parametrize("name", _FIGURES)
 def test_the_first_screen_tells_the_result(
     browser: Any, pages: Callable[[str], Path], folder: Path, name: str, width: int, scheme: str
