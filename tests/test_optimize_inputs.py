@@ -63,7 +63,7 @@ def test_no_construct() -> None:
     before = {key: value.clone() for key, value in module.state_dict().items()}
     report = optimized(module, X[None])
     assert report.entries == [] and report.applied == {} and len(set(report.measure().values())) == 1
-    assert "no rule is about anything in this model: nothing was changed" in str(report)
+    assert report.sentence == "No rule is about anything in this model: nothing was changed." in str(report)
     assert scheduled(module) == [] and type(module) is nn.Sequential and not module.training
     assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
 

@@ -95,7 +95,7 @@ def test_rows_longer_than_a_block(check_rms, check_layer, launches, normal, colu
     assert launches == {"_norm": 2, "_norm_backward" if columns == WHOLE else "_long_norm_backward": 2}
 
 
-@pytest.mark.parametrize("rows", [1, 2, 63, 300])
+@pytest.mark.parametrize("rows", [1, 2, 63, pytest.param(300, marks=pytest.mark.slow)])
 def test_sums_over_many_rows(check_rms, check_layer, normal, rows):
     x, g, weight, bias = normal(rows, 600), normal(rows, 600), normal(600), normal(600)
     for check, parameters in ((check_rms, (weight,)), (check_layer, (weight, bias))):

@@ -185,7 +185,9 @@ _slow = pytest.mark.slow
     "width, scheme",
     [(1280, "light"), (400, "dark"), pytest.param(1280, "dark", marks=_slow), pytest.param(400, "light", marks=_slow)],
 )
-@pytest.mark.parametrize("name", _FIGURES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=_slow) if name == "llama_48_layers" else name for name in _FIGURES]
+)
 def test_the_first_screen_tells_the_result(
     browser: Any, pages: Callable[[str], Path], folder: Path, name: str, width: int, scheme: str
 ) -> None:
