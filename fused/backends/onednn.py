@@ -154,9 +154,8 @@ def speedup(threads: int) -> Speedup:
     if known.is_settled:
         return known
     found = _measured(known)
-    write(
-        path, json.dumps([round(ratio, 3) for ratio in found.rounds])
-    )  # if it cannot be written, every process measures
+    text = json.dumps([round(ratio, 3) for ratio in found.rounds])
+    write(path, text)  # if it cannot be written, every process measures
     return found
 
 

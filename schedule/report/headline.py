@@ -38,10 +38,15 @@ class Figure:
 
 def rewrites(entries: Iterable[Entry]) -> Figure:
     """Return the number of matches rewritten."""
+    matches, modules = _applied(entries)
+    note = f"in {modules}" if matches else "nothing was changed"
+    return Figure("rewrites", str(matches), note, "good" if matches else "neutral")
+
+
+def _applied(entries: Iterable[Entry]) -> tuple[int, str]:
+    """Return the number of matches rewritten, and the number of their modules as text."""
     applied = [entry for entry in entries if entry.status == "applied"]
-    modules = len({entry.path for entry in applied})
-    note = f"in {counted(modules, 'module')}" if applied else "nothing was changed"
-    return Figure("rewrites", str(sum(entry.count for entry in applied)), note, "good" if applied else "neutral")
+    return sum(entry.count for entry in applied), counted(len({entry.path for entry in applied}), "module")
 
 
 def saved(measured: Mapping[str, Cost], unmeasured: str) -> Figure:
@@ -83,15 +88,14 @@ def verified(found: EquivalenceReport | None) -> Figure:
 def sentence(entries: Iterable[Entry], measured: Mapping[str, Cost], timing: TimeRatio | None) -> str:
     """Return what was rewritten, and what a training step costs now if that was measured."""
     entries = list(entries)
-    counts = {status: sum(e.count for e in entries if e.status == status) for status in STATUSES}
-    applied = counts.pop("applied")
     if not entries:
         return "No rule is about anything in this model: nothing was changed."
-    if not applied:
+    matches, modules = _applied(entries)
+    if not matches:
+        counts = {status: sum(e.count for e in entries if e.status == status) for status in STATUSES}
         others = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
         return f"Nothing was rewritten, so nothing was changed: {others}."
-    modules = counted(len({entry.path for entry in entries if entry.status == "applied"}), "module")
-    what = f"{counted(applied, 'match', 'matches')} in {modules} {'was' if applied == 1 else 'were'} rewritten"
+    what = f"{counted(matches, 'match', 'matches')} in {modules} {'was' if matches == 1 else 'were'} rewritten"
     effects = list(_effects(measured, timing))
     return f"{what}; a training step {' and '.join(effects)}." if effects else f"{what}."
 
@@ -126,7 +130,7 @@ def facts(model: nn.Module, example_inputs: Any) -> list[tuple[str, str]]:
 def _model_text(model: nn.Module) -> str:
     parameters = list(model.parameters())
     parts = [type(model).__name__, f"{sum(p.numel() for p in parameters):,} parameters"]
-    kinds = dict.fromkeys(f"{str(p.dtype).removeprefix('torch.')} on {p.device.type}" for p in parameters)
+    kinds = dict.fromkeys(f"{_dtype_text(p)} on {p.device.type}" for p in parameters)
     return ", ".join([*parts, *kinds])
 
 
@@ -137,9 +141,13 @@ def _weights_text(model: nn.Module) -> str:
 
 def _batch_text(batch: Any) -> str:
     if isinstance(batch, torch.Tensor):
-        return f"{str(batch.dtype).removeprefix('torch.')} {list(batch.shape)}"
+        return f"{_dtype_text(batch)} {list(batch.shape)}"
     if isinstance(batch, Mapping):
         return ", ".join(f"{name} {_batch_text(value)}" for name, value in batch.items())
     if isinstance(batch, (tuple, list)):
         return ", ".join(map(_batch_text, batch))
     return repr(batch) if isinstance(batch, (bool, int, float, str, type(None))) else type(batch).__name__
+
+
+def _dtype_text(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 from itertools import zip_longest
@@ -57,12 +58,9 @@ def _rows(left: Sequence[Line], right: Sequence[Line]) -> Iterator[Row]:
     known = [set(each.values()) for each in digests]
     new = [_new(left, digests[0], known[1]), _new(right, digests[1], known[0])]
     plain = [[_NUMBER.sub("%", line.text) for line in lines] for lines in (left, right)]
-    for kind, a, b, c, d in SequenceMatcher(None, plain[0], plain[1], autojunk=False).get_opcodes():
+    for _, a, b, c, d in SequenceMatcher(None, plain[0], plain[1], autojunk=False).get_opcodes():
         for one, other in _paired(left[a:b], right[c:d], new):
-            if new[0] or new[1]:
-                yield one, other, one in new[0] or other in new[1]
-            else:  # the same operations, but not as many of each
-                yield one, other, kind != "equal"
+            yield one, other, one in new[0] or other in new[1]
 
 
 def _paired(
@@ -77,12 +75,17 @@ def _paired(
 
 
 def _digests(lines: Sequence[Line]) -> dict[str, str]:
-    """Return the name of each result, such as ``%3``, → a digest of all that it is computed from."""
+    """Return the name of each result, such as ``%3``, → a digest of all that it is computed from.
+
+    Results of several such operations, as of two dropouts of one input, are told apart by their order.
+    """
     found: dict[str, str] = {}
+    seen: Counter[str] = Counter()
     for line in lines:
         name, _, operation = line.text.partition(" = ") if line.text.startswith("%") else ("return", "", line.text)
         text = _NUMBER.sub(lambda match: found.get(match[0], match[0]), operation)
-        found[name] = hashlib.sha256(text.encode()).hexdigest()
+        found[name] = hashlib.sha256(f"{seen[text]} {text}".encode()).hexdigest()
+        seen[text] += 1
     return found
 
 

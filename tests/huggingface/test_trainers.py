@@ -90,40 +90,21 @@ def test_a_model_that_does_not_take_the_batch_is_rewritten_at_its_first_call(tmp
     assert ours == pytest.approx(expected, rel=1e-3)
 
 
-def test_sft(tmp_path: Path) -> None:
+CHOICES = {"prompt": TEXTS, "chosen": [" a cat"] * len(TEXTS), "rejected": [" some cheese"] * len(TEXTS)}
+
+
+@pytest.mark.parametrize("kind, columns", [("SFT", {"text": TEXTS}), ("DPO", CHOICES)])
+def test_trl(kind: str, columns: dict[str, list[str]], tmp_path: Path) -> None:
     trl = pytest.importorskip("trl", reason="pip install trl")
     datasets = pytest.importorskip("datasets", reason="pip install datasets")
+    trainer_class, arguments_class = getattr(trl, f"{kind}Trainer"), getattr(trl, f"{kind}Config")
 
     def train(model: nn.Module, callbacks: list[Any]) -> Any:
-        arguments = trl.SFTConfig(str(tmp_path), report_to=[], max_length=16, **STEPS)
-        rows = datasets.Dataset.from_dict({"text": TEXTS})
-        trainer = trl.SFTTrainer(
-            model, arguments, train_dataset=rows, processing_class=tokenizer(), callbacks=callbacks
-        )
-        trainer.train()
-        return trainer
-
-    expected, ours = curves(train)
-    assert ours == pytest.approx(expected, rel=1e-3)
-
-
-def test_dpo(tmp_path: Path) -> None:
-    trl = pytest.importorskip("trl", reason="pip install trl")
-    datasets = pytest.importorskip("datasets", reason="pip install datasets")
-
-    def train(model: nn.Module, callbacks: list[Any]) -> Any:
-        arguments = trl.DPOConfig(str(tmp_path), report_to=[], max_length=16, **STEPS)
-        rows = datasets.Dataset.from_dict(
-            {"prompt": TEXTS, "chosen": [" a cat"] * len(TEXTS), "rejected": [" some cheese"] * len(TEXTS)}
-        )
-        trainer = trl.DPOTrainer(
-            model,
-            ref_model=build("llama"),
-            args=arguments,
-            train_dataset=rows,
-            processing_class=tokenizer(),
-            callbacks=callbacks,
-        )
+        arguments = arguments_class(str(tmp_path), report_to=[], max_length=16, **STEPS)
+        given = {"ref_model": build("llama")} if kind == "DPO" else {}
+        rows = datasets.Dataset.from_dict(columns)
+        given |= {"train_dataset": rows, "processing_class": tokenizer(), "callbacks": callbacks}
+        trainer = trainer_class(model, args=arguments, **given)
         trainer.train()
         return trainer
 

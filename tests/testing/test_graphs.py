@@ -108,6 +108,19 @@ def test_a_difference_is_marked(how: Callable[[Any, Tensor], Tensor], tmp_path: 
         assert f"in {how.__name__}" in text or how in (missing, path)  # no line of theirs differs first
 
 
+def test_operations_that_are_alike_are_told_apart_by_their_order() -> None:
+    def first(m: Any, x: Tensor) -> Tensor:
+        one, other = F.dropout(x), F.dropout(x)
+        return torch.sub(one, 2 * one) * other
+
+    def second(m: Any, x: Tensor) -> Tensor:
+        one, other = F.dropout(x), F.dropout(x)
+        return torch.sub(one, 2 * other) * other
+
+    text = _error(lambda: testing.assert_graphs_equal(graph(first), graph(second)))
+    assert any(line.startswith(">>>") for line in text.splitlines()), text
+
+
 def test_a_line_behind_a_difference_is_not_one() -> None:
     text = _error(lambda: testing.assert_graphs_equal(graph(plain), graph(option)))
     assert text.count(">>> ") == 1 and "  ! " not in text
