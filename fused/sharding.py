@@ -22,7 +22,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 def sharded(*tensors: torch.Tensor | None) -> bool:
     """Check whether one of the tensors is a DTensor."""
     candidates = [tensor for tensor in tensors if tensor is not None and type(tensor) not in _PLAIN]
-    return bool(candidates) and any(_is_dtensor(tensor) for tensor in candidates)
+    return bool(candidates) and any(is_dtensor(tensor) for tensor in candidates)
 
 
 @dataclass
@@ -85,7 +85,7 @@ def localise(op: str, x: torch.Tensor, others: Sequence[torch.Tensor | None], wh
     Raises:
         ValueError: if the operands are on different meshes.
     """
-    if not _is_dtensor(x):
+    if not is_dtensor(x):
         return Local(x, [_to_local(other) for other in others])
     spread_x: DTensor = x  # type: ignore[assignment]
     mesh = spread_x.device_mesh
@@ -156,13 +156,19 @@ def _as_dtensor(op: str, tensor: torch.Tensor, mesh: Any) -> DTensor:
 
 
 def _to_local(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    if tensor is None or not _is_dtensor(tensor):
+    return tensor if tensor is None else local_part(tensor)
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a DTensor, or any other tensor unchanged."""
+    if not is_dtensor(tensor):
         return tensor
     local: torch.Tensor = tensor.to_local()  # type: ignore[attr-defined]
     return local
 
 
-def _is_dtensor(tensor: torch.Tensor) -> bool:
+def is_dtensor(tensor: torch.Tensor) -> bool:
+    """Check whether a tensor is a DTensor, whose module takes long to import, without importing it for plain ones."""
     if type(tensor) in _PLAIN:
         return False
     if not torch.distributed.is_available():

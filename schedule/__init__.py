@@ -7,101 +7,58 @@ mlps = sch["transformer.h.*.mlp"]
 mlps.fuse(mlps.find("bias_gelu_tanh", expect=12))
 with schedule.verify(sch, batch):
     model = schedule.build(sch)
+
+The public names are those of ``schedule.api``, which is imported when one of them is used first.
 """
 
+import sys
 from importlib import import_module
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from schedule.api.build import build
-from schedule.api.optimize import optimize
-from schedule.api.replay import load_recipe, replay
-from schedule.api.schedule import Schedule, create_schedule
-from schedule.api.tune import tune
-from schedule.core.matching import Match
-from schedule.patterns import any_of, call_module, optional, scalar, tensor
-from schedule.primitives import list_primitives, primitive
-from schedule.primitives.composing import Attempt, attempt, first_of, for_each, repeat
-from schedule.primitives.group import Group
-from schedule.recipes.files import save_recipe
-from schedule.recipes.recipe import Recipe
-from schedule.report.profiling import profile_step
-from schedule.report.report import Report
-from schedule.rules import Rule, list_rules, register_rule
-from schedule.runtime.scheduled import FallbackWarning
-from schedule.tuning import Tuning, choice, number, splits
-from schedule.util.errors import (
-    MatchError,
-    NotApplicable,
-    PathError,
-    RecipeError,
-    ScheduleError,
-    ShardError,
-    TraceError,
-    VerificationError,
-    did_you_mean,
-)
-from schedule.util.logs import set_logs, set_logs_by_environment
+from schedule.util.errors import did_you_mean
+from schedule.util.logs import set_logs_by_environment
 from schedule.util.moved import keep_old_names, new_name
-from schedule.verify import equivalent, verify
 
-__all__ = [
-    "Attempt",
-    "FallbackWarning",
-    "Group",
-    "Match",
-    "MatchError",
-    "NotApplicable",
-    "PathError",
-    "Recipe",
-    "RecipeError",
-    "Report",
-    "Rule",
-    "Schedule",
-    "ScheduleError",
-    "ShardError",
-    "TraceError",
-    "Tuning",
-    "VerificationError",
-    "any_of",
-    "attempt",
-    "build",
-    "call_module",
-    "choice",
-    "create_schedule",
-    "equivalent",
-    "first_of",
-    "for_each",
-    "list_primitives",
-    "list_rules",
-    "load_recipe",
-    "number",
-    "optimize",
-    "optional",
-    "primitive",
-    "profile_step",
-    "register_rule",
-    "repeat",
-    "replay",
-    "save_recipe",
-    "scalar",
-    "set_logs",
-    "splits",
-    "tensor",
-    "tune",
-    "verify",
-]
-
-keep_old_names()
-set_logs_by_environment()
+if TYPE_CHECKING:
+    from schedule.api import *  # noqa: F403
+    from schedule.api import __all__ as __all__
 
 
-def __getattr__(name: str) -> ModuleType:
-    """Return a moved module by its old name."""
-    if new_name(f"{__name__}.{name}") is None:
-        near = did_you_mean(name, __all__)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{near and '; '}{near}")
-    return import_module(f"{__name__}.{name}")
+def _public_names() -> dict[str, Any]:
+    api = import_module("schedule.api")
+    return {"__all__": api.__all__, **{name: getattr(api, name) for name in api.__all__}}
+
+
+def __getattr__(name: str) -> Any:
+    """Return a public name, or a moved module by its old name."""
+    if name.startswith("__") and name != "__all__":  # asked for by Python itself, for example by an import
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if new_name(f"{__name__}.{name}") is not None:
+        return import_module(f"{__name__}.{name}")
+    public = _public_names()
+    globals().update(public)
+    if name in globals():
+        return globals()[name]
+    near = did_you_mean(name, public["__all__"])
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{near and '; '}{near}")
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(_public_names()["__all__"])
+
+
+class _Package(ModuleType):
+    """The package, with the function ``verify`` as its attribute also after its module ``schedule.verify`` is imported.
+
+    An import sets a module as an attribute of its package.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name == "verify" and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+keep_old_names()
+set_logs_by_environment()

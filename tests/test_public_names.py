@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
 import sys
 import typing
 from typing import Any
@@ -120,3 +121,26 @@ def test_a_name_that_is_nearly_right_is_suggested(owner: str) -> None:
 
 def test_dir_shows_the_public_names_alone() -> None:
     assert dir(schedule) == sorted(schedule.__all__)
+
+
+def test_an_import_loads_little_more_than_torch() -> None:
+    code = """
+import sys
+import torch
+before = set(sys.modules)
+import fused
+import schedule
+new = sorted(name for name in set(sys.modules) - before if name.split(".")[0] not in ("fused", "schedule", "rich"))
+assert "schedule.api" not in sys.modules
+assert not {"sympy", "networkx", "torch.distributed.tensor", "torch._dynamo", "transformers"} & set(new), new
+assert schedule.optimize.__module__ == "schedule.api.optimize"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    "first", ["import schedule.verify", "from schedule.verify import observe", "from schedule import *", "import schedule"]
+)
+def test_verify_is_the_function_whatever_is_imported_first(first: str) -> None:
+    code = f"{first}\nimport schedule, types\nassert isinstance(schedule.verify, types.FunctionType)\nschedule.rules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
 
 from fused.checks import shape
+from fused.sharding import local_part
 
 Tensor = torch.Tensor
 
@@ -43,12 +43,16 @@ class ShardedTensorFactory:
     def merge(self, state: Mapping[str, Tensor]) -> Tensor:
         """Concatenate halves as returned by `build` to ``[2·ffn, ...]``, for DTensors to this rank's share."""
         halves = [state[self.key + GATE], state[self.key + UP]]
-        return torch.cat([half.to_local() if isinstance(half, DTensor) else half for half in halves])
+        return torch.cat([local_part(half) for half in halves])
 
 
 def on_mesh(local: Tensor, mesh: DeviceMesh | None, axis: int) -> Tensor:
     """Wrap this rank's share of a tensor evenly sharded along `axis` as a DTensor in the same memory."""
-    return local if mesh is None else DTensor.from_local(local, mesh, [Shard(axis)], run_check=False)
+    if mesh is None:
+        return local
+    from torch.distributed.tensor import DTensor, Shard
+
+    return DTensor.from_local(local, mesh, [Shard(axis)], run_check=False)
 
 
 def apply_swiglu_sharded_factory(

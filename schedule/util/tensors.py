@@ -1,14 +1,8 @@
-"""Access to tensors of a module by path, and to this rank's part of a DTensor."""
+"""Access to tensors of a module by path."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a DTensor, or any other tensor unchanged."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def tensor_at(root: nn.Module, path: str) -> Tensor:

@@ -15,9 +15,9 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
+from fused.sharding import local_part
 from schedule.distributed.checkpoint.layout import Layout
 from schedule.distributed.checkpoint.pieces import Pieces
-from schedule.util.tensors import local_part
 
 
 def sharded_state(model: nn.Module) -> dict[str, Any]:

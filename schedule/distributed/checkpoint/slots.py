@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from fused.sharding import local_part
 from schedule.distributed.checkpoint.layout import Layout
-from schedule.util.tensors import local_part
 
 
 @dataclass(eq=False)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from schedule.util.tensors import local_part
+from fused.sharding import local_part
 
 
 class TiedGradients:

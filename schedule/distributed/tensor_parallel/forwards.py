@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.distributed.tensor import DTensor
 
+from fused.sharding import local_part
 from schedule.capture.recording.recording import Call
 from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.tracing.reading.ledger import Ledger
@@ -39,7 +40,6 @@ from schedule.distributed.tensor_parallel.modules import (
     projection_of,
 )
 from schedule.util.errors import ShardError
-from schedule.util.tensors import local_part
 
 
 def refuse(x: Tensor, why: str) -> Tensor:

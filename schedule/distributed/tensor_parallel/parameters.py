@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import Placement
 
+from fused.sharding import local_part
 from fused.torch_internals.sharded import StridedShard
 from schedule.distributed.communication.chunks import part_of
 from schedule.distributed.communication.mesh import TensorParallel
-from schedule.util.tensors import local_part
 
 Owner = tuple[nn.Module, str]
 

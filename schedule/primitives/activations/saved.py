@@ -12,11 +12,11 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import flop_registry
 
+from fused.sharding import local_part
 from fused.torch_internals.modes import TorchDispatchMode
 from schedule.capture.recording.calls import intercepted_calls
 from schedule.capture.recording.recording import as_call, undisturbed
 from schedule.capture.recording.structure import tensors
-from schedule.util.tensors import local_part
 
 FLOPS_PER_BYTE = 50
 """FLOPs in the time to move one byte: an accelerator's 100 TFLOP/s over its 2 TB/s."""
