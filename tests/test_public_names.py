@@ -139,7 +139,8 @@ assert schedule.optimize.__module__ == "schedule.api.optimize"
 
 
 @pytest.mark.parametrize(
-    "first", ["import schedule.verify", "from schedule.verify import observe", "from schedule import *", "import schedule"]
+    "first",
+    ["import schedule.verify", "from schedule.verify import observe", "from schedule import *", "import schedule"],
 )
 def test_verify_is_the_function_whatever_is_imported_first(first: str) -> None:
     code = f"{first}\nimport schedule, types\nassert isinstance(schedule.verify, types.FunctionType)\nschedule.rules"
