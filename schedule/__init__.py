@@ -13,12 +13,13 @@ The public names are those of ``schedule.api``, which is imported when one of th
 
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from schedule.util.errors import did_you_mean
 from schedule.util.logs import set_logs_by_environment
-from schedule.util.moved import keep_old_names, new_name
+from schedule.util.moved import keep_old_names
 
 if TYPE_CHECKING:
     from schedule.api import *  # noqa: F403
@@ -31,10 +32,10 @@ def _public_names() -> dict[str, Any]:
 
 
 def __getattr__(name: str) -> Any:
-    """Return a public name, or a moved module by its old name."""
+    """Return a public name, or a module of the package, also by its old name."""
     if name.startswith("__") and name != "__all__":  # asked for by Python itself, for example by an import
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if new_name(f"{__name__}.{name}") is not None:
+    if name != "verify" and find_spec(f"{__name__}.{name}") is not None:
         return import_module(f"{__name__}.{name}")
     public = _public_names()
     globals().update(public)

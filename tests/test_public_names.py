@@ -138,6 +138,19 @@ assert schedule.optimize.__module__ == "schedule.api.optimize"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_modules_of_the_package_do_not_load_the_public_names() -> None:
+    code = """
+import sys
+from schedule import rules, patterns
+import schedule.core.matching, schedule.report.report, schedule.verify, schedule.recipes.replaying, schedule.tuning
+assert "schedule.api" not in sys.modules
+import schedule
+assert schedule.recipes is sys.modules["schedule.recipes"]
+assert "schedule.api" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.parametrize(
     "first",
     ["import schedule.verify", "from schedule.verify import observe", "from schedule import *", "import schedule"],
