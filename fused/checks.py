@@ -40,10 +40,13 @@ def check_bias(op: str, x: torch.Tensor, bias: torch.Tensor | None) -> None:
 
 def has_one_feature(x: torch.Tensor, *rows: torch.Tensor | None) -> bool:
     """Check whether x and rows of features are of two widths that broadcast: one of them, and a single feature."""
-    given = [row for row in rows if row is not None]
-    if not isinstance(x, torch.Tensor) or [row.shape for row in given] == [x.shape[-1:]] * len(given):
+    if not isinstance(x, torch.Tensor):
         return False
-    widths = {x.shape[-1:], *(row.shape for row in given)}
+    width = x.shape[-1:]
+    other = [row.shape for row in rows if row is not None and row.shape != width]
+    if not other:
+        return False
+    widths = {width, *other, *(row.shape for row in rows if row is not None)}
     return len(widths) == 2 and (1,) in widths and all(len(width) == 1 for width in widths)
 
 
@@ -63,8 +66,11 @@ def check_broadcast(op: str, x: torch.Tensor, name: str, other: torch.Tensor) ->
 
 def broadcasts_to(other: torch.Tensor, x: torch.Tensor) -> bool:
     """Check whether ``other + x`` has the shape of x."""
-    leading = x.ndim - other.ndim
-    return leading >= 0 and all(size in (1, whole) for size, whole in zip(other.shape, x.shape[leading:], strict=True))
+    sizes, others = x.shape, other.shape
+    leading = len(sizes) - len(others)
+    if leading < 0:
+        return False
+    return all(size in (1, whole) for size, whole in zip(others, sizes[leading:], strict=True))
 
 
 def broadcast_shape(op: str, x: torch.Tensor, name: str, other: torch.Tensor, x_name: str = "the input") -> torch.Size:

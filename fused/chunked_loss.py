@@ -75,17 +75,17 @@ def sweep(
     size = chunk_rows or max(hidden.shape[-1], 256)
     losses = torch.empty(len(rows), dtype=compute_dtype(hidden.dtype), device=hidden.device)
     sums = Sums(rows, weight, bias, needs if g is not None else ())
+    settings = loss.of_rows(weight.shape[0])
     for start in range(0, len(rows), size):
         chunk = slice(start, start + size)
         logits = linear(rows[chunk], weight, bias)
         index = loss.index(flat[chunk])
-        statistics = LOGIT_STATISTICS.run(
-            "forward", (logits, index, loss.softcap), backend, total=loss.total, elsewhere=torch.nan
+        highest, lse, losses[chunk], _ = LOGIT_STATISTICS.run(
+            "forward", (logits, index, loss.softcap), backend, settings=settings, whole=True
         )
-        losses[chunk] = loss.rows(statistics, flat[chunk], weight.shape[0])
         if flat_g is not None:
-            grads = loss.rows_backward(flat_g[chunk], statistics[:2], flat[chunk], weight.shape[0])
-            sums.add(chunk, gradient(logits, grads, index, statistics[:2], loss.softcap, True, backend))
+            args = (logits, flat_g[chunk], None, index, highest, lse, loss.softcap)
+            sums.add(chunk, gradient(args, settings, True, backend))
     return losses.reshape(targets.shape), sums.gradients(hidden.shape)
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from fused.backends.reference.losses import row_losses, row_losses_backward
+from fused.backends.reference.losses import RowSettings
 
 Tensor = torch.Tensor
 Statistics = tuple[Tensor, Tensor, Tensor, Tensor | None]
@@ -40,23 +38,14 @@ class Loss:
             raise ValueError(f"{self.op}: reduction must be 'mean', 'sum' or 'none', got {self.reduction!r}")
         return self
 
-    @property
-    def total(self) -> bool:
-        """Whether the sum of the logits is needed."""
-        return self.label_smoothing != 0.0
+    def of_rows(self, classes: int, start: int = 0) -> RowSettings:
+        """Return the settings of the loss of a row whose index is that of :meth:`index`."""
+        return RowSettings(self.ignore_index - start, classes, self.label_smoothing, self.z_loss)
 
-    def rows(self, statistics: Statistics, targets: Tensor, classes: int) -> Tensor:
-        """Compute the loss of each row from its statistics."""
-        return row_losses(*statistics, targets == self.ignore_index, **self._settings(classes))
-
-    def rows_backward(
-        self, g: Tensor, normalizer: tuple[Tensor, Tensor], targets: Tensor, classes: int
-    ) -> Sequence[Tensor | None]:
-        """Compute the gradients of the statistics from the gradients of the rows' losses."""
-        return row_losses_backward(g, *normalizer, targets == self.ignore_index, **self._settings(classes))
-
-    def _settings(self, classes: int) -> dict[str, Any]:
-        return {"classes": classes, "label_smoothing": self.label_smoothing, "z_loss": self.z_loss}
+    def index(self, targets: Tensor, start: int = 0) -> Tensor:
+        """Return the columns of the targets in a shard beginning at column `start`."""
+        targets = targets.long()
+        return targets - start if start else targets
 
     def count(self, targets: Tensor) -> Tensor | None:
         """Return the number of rows that a mean is over, or None for other reductions."""
@@ -67,10 +56,3 @@ class Loss:
         if self.reduction == "none":
             return losses
         return losses.sum() if count is None else losses.sum() / count
-
-    def index(self, targets: Tensor, start: int = 0) -> Tensor:
-        """Return the columns of the targets in a shard beginning at column `start`, negative for ignored targets."""
-        targets = targets.long()
-        if self.ignore_index >= 0:
-            targets = targets.masked_fill(targets == self.ignore_index, -1)
-        return targets - start if start else targets

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from fused.backends import Op, requested
 from fused.backends.reference import losses as formulas
+from fused.backends.reference.losses import RowSettings, row_losses
 from fused.backends.tracing import differentiated, transformed
 from fused.loss import Loss, Statistics
 from fused.torch_internals.modes import is_batched_by_autograd
@@ -58,7 +59,8 @@ def plain_loss(
     if transformed() and group is None:
         return _expression(loss, logits, targets, classes)
     if not differentiated(logits):
-        losses = loss.rows(_statistics(loss, logits, targets, start, group), targets, classes)
+        settings = loss.of_rows(classes, start)
+        *_, losses = _statistics(loss, logits, loss.index(targets, start), settings, group)
         return loss.reduce(losses, loss.count(targets))
     result: Tensor = _CrossEntropy.apply(logits, targets, loss, classes, start, group, inplace)
     return result
@@ -66,21 +68,23 @@ def plain_loss(
 
 def _expression(loss: Loss, logits: Tensor, targets: Tensor, classes: int) -> Tensor:
     """Compute the loss in plain differentiable operations."""
-    index = loss.index(targets)
-    statistics = formulas.logit_statistics(logits, index, loss.softcap, total=loss.total, elsewhere=torch.nan)
-    return loss.reduce(loss.rows(statistics, targets, classes), loss.count(targets))
+    settings, index = loss.of_rows(classes), loss.index(targets)
+    *_, losses, _ = formulas.logit_statistics(logits, index, loss.softcap, settings=settings, whole=True)
+    return loss.reduce(losses, loss.count(targets))
 
 
-def _statistics(loss: Loss, logits: Tensor, targets: Tensor, start: int, group: Any) -> Statistics:
-    """Compute the statistics of each row, over all shards of the vocabulary in a group."""
-    index, columns = loss.index(targets, start), logits.shape[-1]
-    elsewhere = torch.nan if group is None else 0.0
+def _statistics(
+    loss: Loss, logits: Tensor, index: Tensor, settings: RowSettings, group: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the highest logit, the logsumexp and the loss of each row, over all shards of the vocabulary."""
     statistics: Statistics = LOGIT_STATISTICS.run(
-        "forward", (logits, index, loss.softcap), requested(), total=loss.total, elsewhere=elsewhere
+        "forward", (logits, index, loss.softcap), requested(), settings=settings, whole=group is None
     )
     if group is None:
-        return statistics
-    return _over_shards(statistics, (index >= 0) & (index < columns), columns, group)
+        return statistics[:3]
+    columns = logits.shape[-1]
+    of_all = _over_shards(statistics, (index >= 0) & (index < columns), columns, group)
+    return *of_all[:2], row_losses(*of_all, index, settings)
 
 
 def _over_shards(statistics: Statistics, here: Tensor, columns: int, group: Any) -> Statistics:
@@ -107,31 +111,29 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, loss: Loss, classes: int, start: int, group: Any, inplace: bool
     ) -> Tensor:
-        statistics = _statistics(loss, logits, targets, start, group)
-        losses = loss.rows(statistics, targets, classes)
+        index, settings = loss.index(targets, start), loss.of_rows(classes, start)
+        highest, lse, losses = _statistics(loss, logits, index, settings, group)
         count = loss.count(targets)
-        ctx.save_for_backward(logits, targets, *statistics[:2], count)
-        ctx.loss, ctx.classes, ctx.start, ctx.group, ctx.inplace = loss, classes, start, group, inplace
+        ctx.save_for_backward(logits, targets, highest, lse, count)
+        ctx.loss, ctx.settings, ctx.start, ctx.group, ctx.inplace = loss, settings, start, group, inplace
         ctx.backend = requested()
         return loss.reduce(losses, count)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (g,) = grads
-        loss, classes = ctx.loss, ctx.classes
+        loss: Loss = ctx.loss
         logits, targets, highest, lse, count = ctx.saved_tensors
         recorded = watched(g)
         if recorded and ctx.group is None:
-            return _by_autograd(loss, g, logits, targets, classes), *(None,) * 6
+            return _by_autograd(loss, g, logits, targets, ctx.settings.classes), *(None,) * 6
         if torch.is_grad_enabled() and not transformed():
             raise NotImplementedError(
                 "cross_entropy: logits sharded on the vocabulary have no second derivative; gather them first"
             )
-        of_rows = (g if count is None else g / count).expand(targets.shape)
-        of_statistics = loss.rows_backward(of_rows, (highest, lse), targets, classes)
         inplace = ctx.inplace and logits.is_contiguous() and not recorded
-        index = loss.index(targets, ctx.start)
-        dx = gradient(logits, of_statistics, index, (highest, lse), loss.softcap, inplace, ctx.backend)
+        args = (logits, g, count, loss.index(targets, ctx.start), highest, lse, loss.softcap)
+        dx = gradient(args, ctx.settings, inplace, ctx.backend)
         return dx, *(None,) * 6
 
 
@@ -153,25 +155,14 @@ def watched(g: Tensor) -> bool:
     return torch.is_grad_enabled() or transformed() or is_batched_by_autograd(g)
 
 
-def gradient(
-    logits: Tensor,
-    grads: Sequence[Tensor | None],
-    index: Tensor,
-    normalizer: tuple[Tensor, Tensor],
-    softcap: float | None,
-    inplace: bool,
-    backend: str | None,
-) -> Tensor:
-    """Compute the gradient of the logits from those of the statistics, over the logits if `inplace`.
+def gradient(args: Sequence[Any], settings: RowSettings, inplace: bool, backend: str | None) -> Tensor:
+    """Compute the gradient of the logits from that of the rows' losses, over the logits if `inplace`.
 
     Args:
-        grads: of the logsumexp, the picked logit and the sum.
-        normalizer: the highest and the logsumexp of each row.
+        args: those of ``logit_statistics_backward``, the logits first.
     """
-    g_lse = torch.zeros_like(normalizer[1]) if grads[0] is None else grads[0]
-    args = (logits, g_lse, grads[1], grads[2], index, *normalizer, softcap)
-    dx: Tensor = LOGIT_STATISTICS.run("backward", args, backend, inplace=inplace)
+    dx: Tensor = LOGIT_STATISTICS.run("backward", args, backend, settings=settings, inplace=inplace)
     if inplace:
         # Compiled code and kernels write past autograd, which is to refuse the old logits to others that saved them.
-        torch.autograd.graph.increment_version(logits)
+        torch.autograd.graph.increment_version(args[0])
     return dx

@@ -90,7 +90,7 @@ def add_rms_norm(
     total = _broadcast_sum(op, x, residual, weight)
     if total is not None:
         return _rms_norm(op, total, None, weight, eps, casting, memory_format)[0], total
-    return cast(tuple[Tensor, Tensor], _rms_norm(op, x, residual, weight, eps, casting, memory_format))
+    return cast("tuple[Tensor, Tensor]", _rms_norm(op, x, residual, weight, eps, casting, memory_format))
 
 
 def layer_norm(
@@ -150,7 +150,7 @@ def add_layer_norm(
     total = _broadcast_sum(op, x, residual, weight, bias)
     if total is not None:
         return _layer_norm(op, total, None, weight, bias, eps, memory_format)[0], total
-    return cast(tuple[Tensor, Tensor], _layer_norm(op, x, residual, weight, bias, eps, memory_format))
+    return cast("tuple[Tensor, Tensor]", _layer_norm(op, x, residual, weight, bias, eps, memory_format))
 
 
 def _broadcast_sum(op: str, x: Tensor, residual: Tensor, *rows: Tensor | None) -> Tensor | None:
@@ -248,7 +248,7 @@ def _layer_apply(
 
 def _layer_norm_dtype(x: Tensor, residual: Tensor | None) -> torch.dtype:
     dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
-    if dtype.itemsize < 4 and x.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
+    if dtype.itemsize < 4 and x.is_cuda and torch.is_autocast_enabled("cuda"):
         return torch.float32
     return dtype
 

@@ -49,9 +49,9 @@ class _Rotary(torch.autograd.Function):
         ctx.dtypes = (q.dtype, None if k is None else k.dtype)
         ctx.interleaved, ctx.backend = interleaved, requested()
         results = _forward(q, k, cos, sin, interleaved)
-        needed = zip(results, ctx.needs_input_grad, strict=False)
-        # In one call: each replaces what the last one marked.
-        ctx.mark_non_differentiable(*[result for result, needs in needed if result is not None and not needs])
+        fixed = [result for result, needs in zip(results, ctx.needs_input_grad, strict=False) if not needs]
+        if fixed:  # in one call: each replaces what the last one marked
+            ctx.mark_non_differentiable(*[result for result in fixed if result is not None])
         return results
 
     @staticmethod
@@ -120,7 +120,7 @@ def rotary_embedding(
     if sharded(q, k, cos, sin):
         return _on_shards(op, "q", q, cos, sin, interleaved), _on_shards(op, "k", k, cos, sin, interleaved)
     q, k = _expanded(op, "q", q, cos), _expanded(op, "k", k, cos)
-    return cast(tuple[Tensor, Tensor], _apply(q, k, cos, sin, interleaved))
+    return cast("tuple[Tensor, Tensor]", _apply(q, k, cos, sin, interleaved))
 
 
 def apply_rotary(

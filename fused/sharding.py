@@ -22,7 +22,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 def sharded(*tensors: torch.Tensor | None) -> bool:
     """Check whether one of the tensors is a DTensor."""
     candidates = [tensor for tensor in tensors if tensor is not None and type(tensor) not in _PLAIN]
-    return bool(candidates) and any(is_dtensor(tensor) for tensor in candidates)
+    return bool(candidates) and any(map(is_dtensor, candidates))
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -203,6 +204,7 @@ class Op:
 OPS: dict[str, Op] = {}
 
 
+@functools.cache
 def _candidates(device: str, request: str | None) -> tuple[str, ...]:
     """Return the backends to try, in order."""
     usual = PREFERENCE.get(device, ("reference",))

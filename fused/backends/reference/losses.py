@@ -1,12 +1,15 @@
 """Reference formulas of cross entropy: statistics of the logits in one pass, and their gradient.
 
 Every loss of this family is arithmetic on three numbers per row: the logarithm of the sum of exponentials, the
-logit of the target, and (for label smoothing) the sum of the logits. Only these formulas read the logits. As in
-`log_softmax`, the highest logit of a row is subtracted from all before anything is rounded: it is a fourth number, and
-the others are relative to it.
+logit of the target, and (for label smoothing) the sum of the logits. Only these formulas read the logits. The three
+numbers of logits sharded on the vocabulary are combined before the loss is computed. As in `log_softmax`, the highest
+logit of a row is subtracted from all before anything is rounded: it is a fourth number, and the others are relative to
+it.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 
@@ -15,36 +18,59 @@ from fused.backends.reference.numbers import compute_dtype
 Tensor = torch.Tensor
 
 
+@dataclass(frozen=True)
+class RowSettings:
+    """Settings of the loss of a row.
+
+    Args:
+        ignored: the index of rows that are ignored.
+        classes: the number of columns, of all shards.
+        label_smoothing: ε.
+        z_loss: factor of the squared logsumexp.
+    """
+
+    ignored: int
+    classes: int
+    label_smoothing: float
+    z_loss: float
+
+
 def logit_statistics(
-    logits: Tensor, index: Tensor, softcap: float | Tensor | None, *, total: bool, elsewhere: float
+    logits: Tensor, index: Tensor, softcap: float | Tensor | None, *, settings: RowSettings, whole: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Compute the highest z of each row, and logsumexp, picked logit and sum of z − highest.
+    """Compute the highest z of each row, the logsumexp of z − highest, and the loss.
 
     z is ``softcap·tanh(logits / softcap)``, or the logits themselves. For derivatives, the highest is a constant.
 
     Args:
         logits: ``[..., vocab]``.
         index: ``[...]``, the column to pick.
-        total: whether the sum is wanted.
-        elsewhere: the picked value if the index is not one of the columns: 0 for a shard, NaN for the full vocabulary.
+        settings: those of the losses.
+        whole: whether these are all columns. Of a shard, the third and the fourth result are the picked z − highest, 0
+            if it is in another shard, and with smoothing the sum of z − highest, for :func:`row_losses`.
 
     Returns:
         Four ``[...]`` (the last may be None), float32 for 16-bit logits. As in `log_softmax`, a row with a logit of
-        +inf has a logsumexp of NaN; a row of only −inf has −inf, and 0 as its highest.
+        +inf has a logsumexp of NaN; a row of only −inf has −inf, and 0 as its highest. The loss of a row whose index
+        is none of the columns is NaN.
     """
     columns = logits.shape[-1]
     compute = compute_dtype(logits.dtype)
+    smoothed, elsewhere = settings.label_smoothing != 0.0, torch.nan if whole else 0.0
     if columns == 0:
         nothing = torch.zeros_like(index, dtype=compute)
-        return nothing, nothing - torch.inf, nothing + elsewhere, nothing if total else None
+        return nothing, nothing - torch.inf, nothing + elsewhere, nothing if smoothed and not whole else None
     z = _capped(logits.to(compute), softcap)
     highest = z.detach().amax(-1, keepdim=True)
     highest = highest.masked_fill(highest == -torch.inf, 0)
     below = z - highest
     here = (index >= 0) & (index < columns)
     picked = torch.where(here, _picked(below, torch.where(here, index, 0)), elsewhere)
-    sums = below.sum(-1) if total else None
-    return highest.squeeze(-1), torch.exp(below).sum(-1).log(), picked, sums
+    sums = below.sum(-1) if smoothed else None
+    highest, lse = highest.squeeze(-1), torch.exp(below).sum(-1).log()
+    if whole:
+        return highest, lse, row_losses(highest, lse, picked, sums, index, settings), None
+    return highest, lse, picked, sums
 
 
 def _picked(z: Tensor, index: Tensor) -> Tensor:
@@ -58,28 +84,32 @@ def _picked(z: Tensor, index: Tensor) -> Tensor:
 
 def logit_statistics_backward(
     logits: Tensor,
-    g_lse: Tensor,
-    g_picked: Tensor | None,
-    g_total: Tensor | None,
+    g: Tensor,
+    count: Tensor | None,
     index: Tensor,
     highest: Tensor,
     lse: Tensor,
     softcap: float | Tensor | None,
     *,
+    settings: RowSettings,
     inplace: bool,
 ) -> Tensor:
-    """Compute ``g_lse·softmax(z) + g_picked·[column = index] + g_total``, through the soft cap, in the logits' dtype.
+    """Compute the gradient of the logits from that of the rows' losses, in the logits' dtype.
+
+    It is ``(1 + 2·z_loss·(highest + lse))·softmax(z) − (1 − ε)·[column = index] − ε / classes``, times g, through the
+    soft cap; 0 for ignored rows.
 
     Args:
-        g_lse, g_picked, g_total: ``[...]``, gradients of the statistics.
+        g: ``[...]``, or a number for all rows.
+        count: what g is divided by, or None.
         highest, lse: over all columns, of which the logits may be a part.
         inplace: write the gradient over the logits.
     """
+    g_lse, g_picked, g_total = _row_losses_backward(g, count, index, highest, lse, settings)
     z = _capped(logits.to(lse.dtype), softcap)
     dz = torch.exp(z - highest.unsqueeze(-1)) * (torch.exp(-lse) * g_lse).unsqueeze(-1)
-    if g_picked is not None:
-        columns = torch.arange(logits.shape[-1], device=logits.device)
-        dz = torch.where(columns == index.unsqueeze(-1), dz + g_picked.unsqueeze(-1), dz)
+    columns = torch.arange(logits.shape[-1], device=logits.device)
+    dz = torch.where(columns == index.unsqueeze(-1), dz + g_picked.unsqueeze(-1), dz)
     if g_total is not None:
         dz = dz + g_total.unsqueeze(-1)
     if softcap is not None:
@@ -88,33 +118,25 @@ def logit_statistics_backward(
 
 
 def row_losses(
-    highest: Tensor,
-    lse: Tensor,
-    picked: Tensor,
-    total: Tensor | None,
-    ignored: Tensor,
-    *,
-    classes: int,
-    label_smoothing: float,
-    z_loss: float,
+    highest: Tensor, lse: Tensor, picked: Tensor, total: Tensor | None, index: Tensor, settings: RowSettings
 ) -> Tensor:
     """Compute ``lse − (1 − ε)·picked − ε·total / classes + z_loss·(highest + lse)²`` of rows, 0 for ignored ones."""
-    if total is None:
-        losses = lse - picked
-    else:
-        losses = lse - (1 - label_smoothing) * picked - total * (label_smoothing / classes)
-    if z_loss != 0.0:
-        losses = losses + z_loss * (highest + lse).square()
-    return losses.masked_fill(ignored, 0)
+    losses = lse - (1 - settings.label_smoothing) * picked
+    if total is not None:
+        losses = losses - total * (settings.label_smoothing / settings.classes)
+    if settings.z_loss != 0.0:
+        losses = losses + settings.z_loss * (highest + lse).square()
+    return losses.masked_fill(index == settings.ignored, 0)
 
 
-def row_losses_backward(
-    g: Tensor, highest: Tensor, lse: Tensor, ignored: Tensor, *, classes: int, label_smoothing: float, z_loss: float
+def _row_losses_backward(
+    g: Tensor, count: Tensor | None, index: Tensor, highest: Tensor, lse: Tensor, settings: RowSettings
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Compute the gradients of lse, picked and total from those of the rows' losses."""
-    g = g.masked_fill(ignored, 0)
-    g_lse = g if z_loss == 0.0 else g * (1 + 2 * z_loss * (highest + lse))
-    return g_lse, g * (label_smoothing - 1), None if label_smoothing == 0.0 else g * (-label_smoothing / classes)
+    g = (g if count is None else g / count).masked_fill(index == settings.ignored, 0)
+    smoothing = settings.label_smoothing
+    g_lse = g if settings.z_loss == 0.0 else g * (1 + 2 * settings.z_loss * (highest + lse))
+    return g_lse, g * (smoothing - 1), None if smoothing == 0.0 else g * (-smoothing / settings.classes)
 
 
 def _capped(logits: Tensor, softcap: float | Tensor | None) -> Tensor:

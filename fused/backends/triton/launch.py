@@ -25,8 +25,6 @@ BLOCK = 2**13
 # A longer row is read in several steps.
 WHOLE_ROW = 2**16
 
-_COMPUTE = {torch.float16: tl.float32, torch.bfloat16: tl.float32, torch.float32: tl.float32, torch.float64: tl.float64}
-
 
 class Constant(tl.constexpr):
     """Global constant of kernels.
@@ -107,8 +105,7 @@ def empty_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 def compute_type(*tensors: Tensor | None) -> tl.dtype:
     """Return the compute type of a kernel: float64 if one of the tensors has it, else float32."""
-    found = {_COMPUTE[tensor.dtype] for tensor in tensors if tensor is not None and tensor.is_floating_point()}
-    return tl.float64 if tl.float64 in found else tl.float32
+    return tl.float64 if any_float64(*tensors) else tl.float32
 
 
 # Compiled kernels with their constants, by what Triton compiles a kernel for. Emptied when it has grown to `_MOST`.

@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from fused.backends.reference.losses import RowSettings
 from fused.backends.triton.arithmetic import LN2, LOG2E, coarse_tanh, exp, tanh
 from fused.backends.triton.launch import BLOCK, as_rows, cdiv, empty_like, launch, row_tile
 
@@ -45,8 +46,10 @@ def _add_block(
 
 @triton.jit
 def logit_statistics_kernel(
-    logits, index, highest_logit, lse, picked, total, vectors, columns, softcap, elsewhere,
+    logits, index, highest_logit, lse, picked, total, vectors, columns, softcap,
+    ignored, of_picked, of_total, z_loss,
     REPEATS: tl.constexpr, LANES: tl.constexpr, VECTOR: tl.constexpr, CAPPED: tl.constexpr, TOTAL: tl.constexpr,
+    WHOLE: tl.constexpr, Z_LOSS: tl.constexpr,
 ):  # fmt: skip
     """Compute the statistics of one row, with a separate maximum and sum per lane until the end."""
     row = tl.program_id(0).to(tl.int64)
@@ -79,49 +82,72 @@ def logit_statistics_kernel(
     top = tl.max(highest, 0)
     base = tl.where(top == float("-inf"), 0.0, top)
     tl.store(highest_logit + row, base * softcap)
-    tl.store(lse + row, tl.log2(tl.sum(sums * tl.exp2((highest - base) * unit), 0)) * LN2)
+    # Read again, so that it takes no register in the loop.
+    target = tl.load(index + row, volatile=True)
+    here = (target >= 0) & (target < columns)
+    exponents = tl.log2(tl.sum(sums * tl.exp2((highest - base) * unit), 0)) * LN2
+    tl.store(lse + row, exponents)
     if CAPPED:
         chosen = tanh(chosen * factor)
+    chosen = (chosen - base) * softcap
     if TOTAL:
         plain += (tl.where(highest == float("-inf"), 0.0, highest) - base) * count
-        tl.store(total + row, tl.sum(plain, 0) * softcap)
-    tl.store(picked + row, tl.where(here, (chosen - base) * softcap, elsewhere))
+        plain_total = tl.sum(plain, 0) * softcap
+    if WHOLE:
+        loss = exponents + of_picked * tl.where(here, chosen, float("nan"))
+        if TOTAL:
+            loss += of_total * plain_total
+        if Z_LOSS:
+            level = base * softcap + exponents
+            loss += z_loss * level * level
+        tl.store(picked + row, tl.where(target == ignored, 0.0, loss))
+    else:
+        tl.store(picked + row, tl.where(here, chosen, 0.0))
+        if TOTAL:
+            tl.store(total + row, plain_total)
 
 
 @triton.jit
 def logit_gradient_kernel(
-    logits, g_lse, g_picked, g_total, index, highest, lse, out, stride, columns, softcap,
-    COLUMNS: tl.constexpr, CAPPED: tl.constexpr, PICKED: tl.constexpr, TOTAL: tl.constexpr,
+    logits, g, counts, index, highest, lse, out, stride, columns, softcap, g_stride, ignored,
+    of_picked, of_total, twice_z_loss,
+    COLUMNS: tl.constexpr, CAPPED: tl.constexpr, TOTAL: tl.constexpr, Z_LOSS: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradient of a part of a row, with `out` possibly the logits."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    target = tl.load(index + row)
+    g_row = tl.load(g + row * g_stride).to(tl.float32)
+    if counts is not None:
+        g_row /= tl.load(counts).to(tl.float32)
+    g_row = tl.where(target == ignored, 0.0, g_row)
+    top, sums = tl.load(highest + row), tl.load(lse + row)
+    g_lse = g_row * (1 + twice_z_loss * (top + sums)) if Z_LOSS else g_row
     z = tl.load(logits + row * stride + column, mask=column < columns, other=0.0).to(tl.float32)
     if CAPPED:
         z = z * (1 / softcap)
         z = coarse_tanh(z) if logits.dtype.element_ty.primitive_bitwidth == 16 else tanh(z)
         slope = 1 - z * z
         z = z * softcap
-    dz = exp(z - tl.load(highest + row)) * (exp(-tl.load(lse + row)) * tl.load(g_lse + row))
-    if PICKED:
-        dz += tl.where(column == tl.load(index + row), tl.load(g_picked + row), 0.0)
+    dz = exp(z - top) * (exp(-sums) * g_lse) + tl.where(column == target, g_row * of_picked, 0.0)
     if TOTAL:
-        dz += tl.load(g_total + row)
+        dz += g_row * of_total
     if CAPPED:
         dz *= slope
     tl.store(out + row * columns + column, dz, mask=column < columns)
 
 
 def logit_statistics(
-    logits: Tensor, index: Tensor, softcap: float | None, *, total: bool, elsewhere: float
+    logits: Tensor, index: Tensor, softcap: float | None, *, settings: RowSettings, whole: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Compute the reference formula of this name, or return NotImplemented for float64."""
     if logits.dtype == torch.float64:
         return NotImplemented
     rows = as_rows(logits)
     count, columns = rows.shape
+    smoothed = settings.label_smoothing != 0.0
     highest, lse, picked = [empty_like(index, torch.float32) for _ in range(3)]
-    sums = empty_like(index, torch.float32) if total else None
+    sums = empty_like(index, torch.float32) if smoothed and not whole else None
     warps = row_tile(columns, whole=BLOCK, numbers=1).warps
     vector = _LOAD // rows.element_size()
     if rows.stride(0) % vector or rows.data_ptr() % _LOAD:
@@ -131,48 +157,67 @@ def logit_statistics(
         (count, 1, 1),
         (rows, index.contiguous(), highest, lse, picked, sums),
         (),
-        (rows.stride(0) // vector, columns, 1.0 if softcap is None else float(softcap), elsewhere),
+        (
+            rows.stride(0) // vector,
+            columns,
+            1.0 if softcap is None else float(softcap),
+            *_of_losses(settings),
+            settings.z_loss,
+        ),
         REPEATS=_PER_THREAD // vector,
         LANES=32 * warps,
         VECTOR=vector,
         CAPPED=softcap is not None,
-        TOTAL=total,
+        TOTAL=smoothed,
+        WHOLE=whole,
+        Z_LOSS=settings.z_loss != 0.0,
         num_warps=warps,
     )
     return highest, lse, picked, sums
 
 
+def _of_losses(settings: RowSettings) -> tuple[int, float, float]:
+    """Return the ignored index, and the factors of the picked logit and of the sum of the logits in a loss."""
+    smoothing = settings.label_smoothing
+    return settings.ignored, smoothing - 1.0, -smoothing / settings.classes
+
+
 def logit_statistics_backward(
     logits: Tensor,
-    g_lse: Tensor,
-    g_picked: Tensor | None,
-    g_total: Tensor | None,
+    g: Tensor,
+    count: Tensor | None,
     index: Tensor,
     highest: Tensor,
     lse: Tensor,
     softcap: float | None,
     *,
+    settings: RowSettings,
     inplace: bool,
 ) -> Tensor:
     """Compute the reference formula of this name, or return NotImplemented for float64."""
     if logits.dtype == torch.float64:
         return NotImplemented
     rows = as_rows(logits)
-    count, columns = rows.shape
+    count_of_rows, columns = rows.shape
     out = rows if inplace else empty_like(rows)
     tile = row_tile(columns, whole=BLOCK // 2, numbers=1)
-    given = (g_lse, g_picked, g_total)
-    each = [None if one is None else one.contiguous() for one in (*given, index, highest, lse)]
     launch(
         logit_gradient_kernel,
-        (count, cdiv(columns, tile.columns), 1),
-        (rows, *each, out),
+        (count_of_rows, cdiv(columns, tile.columns), 1),
+        (rows, g.contiguous(), count, index.contiguous(), highest.contiguous(), lse.contiguous(), out),
         (),
-        (rows.stride(0), columns, 1.0 if softcap is None else float(softcap)),
+        (
+            rows.stride(0),
+            columns,
+            1.0 if softcap is None else float(softcap),
+            0 if g.ndim == 0 else 1,
+            *_of_losses(settings),
+            2.0 * settings.z_loss,
+        ),
         COLUMNS=tile.columns,
         CAPPED=softcap is not None,
-        PICKED=g_picked is not None,
-        TOTAL=g_total is not None,
+        TOTAL=settings.label_smoothing != 0.0,
+        Z_LOSS=settings.z_loss != 0.0,
         num_warps=tile.warps,
     )
     return out.reshape(logits.shape)

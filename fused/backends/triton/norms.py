@@ -261,7 +261,7 @@ def layer_norm(
     if any_float64(x, residual, weight, bias):
         return NotImplemented
     results = _forward(x, residual, weight, bias, eps, out_dtype, round_first=False, one_more=False, centered=True)
-    return cast(tuple[Tensor, Tensor | None, Tensor, Tensor], results)
+    return cast("tuple[Tensor, Tensor | None, Tensor, Tensor]", results)
 
 
 def rms_norm_backward(
@@ -373,9 +373,14 @@ def _backward(
     )
     if not wanted:
         return dx, None, None
-    found = iter([total.to(dtype) for total, dtype in zip(sums.sum(0), wanted, strict=True)])
-    dweight, dbias = [None if dtype is None else next(found) for dtype in dtypes[1:]]
-    return dx, dweight, dbias
+    totals = sums.sum(0)
+    if len(wanted) == 1:
+        total = totals[0].to(wanted[0])
+        return (dx, None, total) if dtypes[1] is None else (dx, total, None)
+    if wanted[0] == wanted[1]:
+        totals = totals.to(wanted[0])  # one cast for both
+    dweight, dbias = totals.unbind()
+    return dx, dweight.to(wanted[0]), dbias.to(wanted[1])
 
 
 def _tile(columns: int) -> Tile:

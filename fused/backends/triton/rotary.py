@@ -5,17 +5,18 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from fused.backends.triton.launch import cdiv, compute_type, launch
+from fused.backends.triton.launch import cdiv, launch
 
 Tensor = torch.Tensor
-Layout = tuple[tuple[int, ...], tuple[int, ...]]
-"""Shape and strides."""
+Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+"""Shape, strides and dtype."""
 
 # Number of elements in the block of a program.
 _NUMBERS = 2048
@@ -117,53 +118,65 @@ def rotary_backward(g: Tensor, g_k: Tensor | None, cos: Tensor, sin: Tensor, *, 
 def _turned(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool, back: bool) -> Any:
     if q.ndim > 4 or (k is not None and k.ndim > 4):
         return NotImplemented
-    q, k, cos, sin = _with_columns(q), _with_columns(k), _with_columns(cos), _with_columns(sin)
-    q_out, k_out = _result(q, cos), _result(k, cos)
-    plan = _plan(*map(_layout, (q, k, q_out, k_out, cos, sin)))
+    plan = _plan(_layout(q), None if k is None else _layout(k), _layout(cos), _layout(sin))
     if plan is None:
+        q, k, cos, sin = _with_columns(q), None if k is None else _with_columns(k), *map(_with_columns, (cos, sin))
+        if k is None or _plan(_layout(q), _layout(k), _layout(cos), _layout(sin)) is not None:
+            return _turned(q, k, cos, sin, interleaved, back)
         alone = [_turned(x, None, cos, sin, interleaved, back)[0] for x in (q, k)]
         return alone[0], alone[1]
-    grid, numbers, positions, blocks = plan
+    q_out = torch.empty_like(q, dtype=plan.dtypes[0], memory_format=plan.strides)
+    k_out = None if k is None else torch.empty_like(k, dtype=plan.dtypes[1], memory_format=plan.strides)
     launch(
         _turn,
-        grid,
+        plan.grid,
         (q, k, q_out, k_out, cos, sin),
-        (positions,),
-        numbers,
+        plan.positions,
+        plan.numbers,
         BACK=back,
         INTERLEAVED=interleaved,
-        COMPUTE=compute_type(q, k, cos),
         num_warps=4,
-        **blocks,
+        **plan.settings,
     )
     return q_out, k_out
 
 
-def _with_columns(x: Tensor | None) -> Any:
-    return x if x is None or x.stride(-1) == 1 else x.contiguous()
+def _with_columns(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _result(x: Tensor | None, cos: Tensor) -> Tensor | None:
-    """Return an empty result with the strides of x, or contiguous, as a concatenation, if a part is passed through."""
-    if x is None:
-        return None
-    # Heads transposed after a projection are read and written in memory order.
-    strides = torch.preserve_format if cos.shape[-1] == x.shape[-1] else torch.contiguous_format
-    return torch.empty_like(x, dtype=torch.promote_types(x.dtype, cos.dtype), memory_format=strides)
+def _layout(tensor: Tensor) -> Layout:
+    return tensor.shape, tensor.stride(), tensor.dtype
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Dtypes and strides of the results, and the arguments of the launch that depend on types and sizes alone."""
+
+    dtypes: tuple[torch.dtype, torch.dtype]
+    strides: torch.memory_format
+    grid: tuple[int, int, int]
+    numbers: tuple[int, ...]
+    positions: tuple[int]
+    settings: dict[str, Any]
 
 
 @functools.lru_cache(maxsize=4096)
-def _plan(
-    q: Layout, k: Layout | None, q_out: Layout, k_out: Layout | None, cos: Layout, sin: Layout
-) -> tuple[tuple[int, int, int], tuple[int, ...], int, dict[str, int]] | None:
-    """Return the grid, the sizes and strides, the number of positions, and the sizes of blocks for these tensors.
+def _plan(q: Layout, k: Layout | None, cos: Layout, sin: Layout) -> _Plan | None:
+    """Return the plan for these tensors.
 
-    Returns None if q and k differ in a dimension other than that of the heads, and take two launches.
+    Returns None if the last dimension of one of them is not contiguous, or if q and k differ in a dimension other than
+    that of the heads, and take two launches.
     """
     dim, at_once = _heads(q, None if k is None else k[0], cos, sin)
-    if not at_once:
+    if not at_once or any(x is not None and x[1][-1] != 1 for x in (q, k, cos, sin)):
         return None
-    (shape, _), (angles, _) = q, cos
+    (shape, _, q_dtype), (angles, _, cos_dtype) = q, cos
+    dtypes = torch.promote_types(q_dtype, cos_dtype), torch.promote_types((k or q)[2], cos_dtype)
+    # Heads transposed after a projection are read and written in memory order; with a part that is passed through,
+    # results are contiguous, as a concatenation is.
+    strides = torch.preserve_format if angles[-1] == shape[-1] else torch.contiguous_format
+    q_out, k_out = _result(q, strides), None if k is None else _result(k, strides)
     sizes = [1 if n == dim else _size(q, n) for n in range(3)]
     heads = [1 if x is None or dim is None else x[0][dim - 4] for x in (q, k)]
     positions = math.prod(sizes)
@@ -171,13 +184,16 @@ def _plan(
     rows = max(_NUMBERS // (2 * pairs), 1)
     blocks = [min(_power(count), rows) for count in heads]
     together = min(rows // blocks[0], _power(positions))
-    strides = itertools.chain(*(_strides(x, dim) for x in (q, q_out, k, k_out)))
+    moving = itertools.chain(*(_strides(x, dim) for x in (q, q_out, k, k_out)))
     of_angles = [0 if _size(t, n) == 1 else _stride(t, n) for t in (cos, sin) for n in range(3)]
-    return (
+    return _Plan(
+        dtypes,
+        strides,
         (cdiv(positions, together), 1, 1),
-        (*sizes[1:], *heads, *strides, *of_angles),
-        positions,
+        (*sizes[1:], *heads, *moving, *of_angles),
+        (positions,),
         {
+            "COMPUTE": tl.float64 if torch.float64 in (*dtypes, q_dtype) else tl.float32,
             "POSITIONS": together,
             "Q_HEADS": blocks[0],
             "K_HEADS": min(blocks[1], max(rows // together, 1)),
@@ -186,6 +202,12 @@ def _plan(
             "PASSED": shape[-1] - 2 * half,
         },
     )
+
+
+def _result(x: Layout, strides: torch.memory_format) -> Layout:
+    """Return the layout of a result."""
+    like = torch.empty_strided(x[0], x[1], dtype=x[2], device="meta")
+    return _layout(torch.empty_like(like, memory_format=strides))
 
 
 def _heads(q: Layout, k_shape: tuple[int, ...] | None, cos: Layout, sin: Layout) -> tuple[int | None, bool]:
@@ -199,10 +221,6 @@ def _heads(q: Layout, k_shape: tuple[int, ...] | None, cos: Layout, sin: Layout)
     if k_shape is None:
         return dim, True
     return dim, _without((1,) * (4 - len(k_shape)) + k_shape, dim) == _without(shape, dim)
-
-
-def _layout(tensor: Tensor | None) -> Layout | None:
-    return None if tensor is None else (tensor.shape, tensor.stride())
 
 
 def _size(layout: Layout, dim: int) -> int:

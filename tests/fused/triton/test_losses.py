@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import fused
+from fused.backends.reference.losses import RowSettings
 from fused.loss_autograd import LOGIT_STATISTICS
 
 COLUMNS = (1, 2, 3, 17, 64, 65, 1000, 8193, 50257)
@@ -15,16 +16,18 @@ every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 @pytest.fixture
 def check(check_against_float64):
-    """``check(logits, index, softcap, total, inplace)``: both parts against float64."""
+    """``check(logits, index, softcap, total, z_loss)``: both parts against float64."""
 
-    def run(logits, index, softcap=None, total=False):
-        settings = {"total": total, "elsewhere": torch.nan}
-        highest, lse, _, sums = check_against_float64(
-            LOGIT_STATISTICS, "forward", (logits, index, softcap), sums=(3,), **settings
-        )
-        grads = [torch.randn_like(lse) for _ in range(3)]
-        args = (logits, grads[0], grads[1], None if sums is None else grads[2], index, highest, lse, softcap)
-        check_against_float64(LOGIT_STATISTICS, "backward", args, inplace=False)
+    def run(logits, index, softcap=None, total=False, z_loss=0.0):
+        rows = RowSettings(int(index.flatten()[0]), logits.shape[-1], 0.1 if total else 0.0, z_loss)
+        for whole in (True, False):
+            highest, lse, *_ = check_against_float64(
+                LOGIT_STATISTICS, "forward", (logits, index, softcap), sums=(3,), settings=rows, whole=whole
+            )
+        count = torch.tensor(3, device=logits.device)
+        for g, divisor in ((torch.randn_like(lse), None), (torch.randn((), device=logits.device), count)):
+            args = (logits, g, divisor, index, highest, lse, softcap)
+            check_against_float64(LOGIT_STATISTICS, "backward", args, settings=rows, inplace=False)
         return lse
 
     return run
@@ -44,9 +47,10 @@ def test_every_width(check, device, columns, dtype):
 @every_dtype
 @pytest.mark.parametrize("total", [False, True])
 @pytest.mark.parametrize("softcap", [None, 5.0])
-def test_options(check, device, dtype, total, softcap):
+@pytest.mark.parametrize("z_loss", [0.0, 1e-2])
+def test_options(check, device, dtype, total, softcap, z_loss):
     logits, index = sample(6, 9000, dtype, device)
-    check(logits.view(2, 3, -1), index.view(2, 3), softcap, total)
+    check(logits.view(2, 3, -1), index.view(2, 3), softcap, total, z_loss)
 
 
 @every_dtype
@@ -70,13 +74,16 @@ def test_large_logits_keep_their_digits(check, device, softcap):
 def test_an_index_outside_picks_nothing(device, dtype, launches):
     logits, index = sample(4, 10, dtype, device)
     index[0], index[1] = -100, 10
-    for elsewhere in (0.0, torch.nan):
-        settings = {"total": False, "elsewhere": elsewhere}
-        highest, _, picked, _ = LOGIT_STATISTICS.run("forward", (logits, index, None), "triton", **settings)
+    settings = RowSettings(-1, 10, 0.0, 0.0)
+    for whole in (False, True):
+        highest, lse, result, _ = LOGIT_STATISTICS.run(
+            "forward", (logits, index, None), "triton", settings=settings, whole=whole
+        )
         assert torch.equal(highest, logits.float().amax(-1))
-        expected = logits.gather(1, index.clamp(0, 9)[:, None])[:, 0].float() - highest
-        expected[:2] = elsewhere
-        torch.testing.assert_close(picked, expected, equal_nan=True)
+        picked = logits.gather(1, index.clamp(0, 9)[:, None])[:, 0].float() - highest
+        expected = lse - picked if whole else picked
+        expected[:2] = torch.nan if whole else 0.0
+        torch.testing.assert_close(result, expected, equal_nan=True)
     assert launches.total() == 2
 
 
