@@ -64,7 +64,7 @@ class _Rotary(torch.autograd.Function):
             args = (given[0], given[1] if len(given) > 1 else None, cos, sin)
             turned = ROTARY.run("backward", args, ctx.backend, interleaved=ctx.interleaved)
             for n, gradient in zip(wanted, turned, strict=False):
-                gradients[n] = gradient.to(ctx.dtypes[n])
+                gradients[n] = gradient if gradient.dtype == ctx.dtypes[n] else gradient.to(ctx.dtypes[n])
         return *gradients, None, None, None
 
 

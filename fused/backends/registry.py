@@ -110,13 +110,14 @@ class Op:
 
     def _run_first(self, part: Part, args: Sequence[Any], request: str | None, statics: dict[str, Hashable]) -> Any:
         """Run a part on the first backend that has it for these arguments."""
-        device: str = args[0].device.type
+        first: torch.Tensor = args[0]
+        device = "cuda" if first.is_cuda else "cpu" if first.is_cpu else first.device.type  # the usual ones are quick
         for name in _candidates(device, request):
             problem = self._problem(name, device)
             if problem is None:
                 result = self._run_on(name, part, args, statics, device)
                 if result is not NotImplemented:
-                    self._log(part, name, args[0], statics)
+                    self._log(part, name, first, statics)
                     return result
             elif name in (request, "inductor") and not availability.is_broken(name, device):
                 availability.warn_once(f"fused: not running on {name}: {problem}")

@@ -356,9 +356,11 @@ def _backward(
     programs = _programs(rows, tile, x.device)
     dx = None if dtypes[0] is None else empty_like(x, dtypes[0])
     wanted = [dtype for dtype in dtypes[1:] if dtype is not None]
+    of_all = once and programs == 1 and len(set(wanted)) == 1  # the only program writes the sums as they are returned
     # Sums of long rows are accumulated in memory.
     make = torch.empty if once else torch.zeros
-    sums = make(programs, len(wanted), columns, dtype=torch.float32, device=x.device)
+    dtype = wanted[0] if of_all else torch.float32
+    sums = make(programs, len(wanted), columns, dtype=dtype, device=x.device)
     launch(
         _norm_backward if once else _long_norm_backward,
         (programs, 1, 1),
@@ -373,14 +375,10 @@ def _backward(
     )
     if not wanted:
         return dx, None, None
-    totals = sums.sum(0)
-    if len(wanted) == 1:
-        total = totals[0].to(wanted[0])
-        return (dx, None, total) if dtypes[1] is None else (dx, total, None)
-    if wanted[0] == wanted[1]:
-        totals = totals.to(wanted[0])  # one cast for both
-    dweight, dbias = totals.unbind()
-    return dx, dweight.to(wanted[0]), dbias.to(wanted[1])
+    totals = list((sums.view(-1, columns) if of_all else sums.sum(0)).unbind())
+    found = [total if total.dtype == kind else total.to(kind) for total, kind in zip(totals, wanted, strict=True)]
+    dweight = found.pop(0) if dtypes[1] is not None else None
+    return dx, dweight, found[0] if found else None
 
 
 def _tile(columns: int) -> Tile:
