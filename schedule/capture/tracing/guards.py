@@ -30,6 +30,7 @@ from schedule.capture.tracing.effects import (
 from schedule.capture.tracing.later_reads import check_same
 from schedule.capture.tracing.opaque import Constant
 from schedule.capture.tracing.questions import assume
+from schedule.capture.tracing.reading.plain import equal, has_sign_of_zero
 from schedule.capture.tracing.replaying import Made
 from schedule.capture.tracing.restoring import first_lasting
 from schedule.capture.tracing.result_kinds import is_kind, is_result
@@ -98,7 +99,11 @@ def _differs(value: Any, expected: Any) -> bool:
     """Compare plain values by class too; symbolic booleans, under ``torch.compile``, do not support ``!=``."""
     if type(value) in _PLAIN and type(expected) in _PLAIN and type(value) is not type(expected):
         return True
-    return bool(value) is not expected if isinstance(expected, bool) else bool(value != expected)
+    if isinstance(expected, bool):
+        return bool(value) is not expected
+    if type(expected) is tuple:
+        return type(value) is not tuple or len(value) != len(expected) or any(map(_differs, value, expected))
+    return not equal(value, expected)
 
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -253,11 +258,15 @@ def _is_read(node: fx.Node) -> bool:
 
 
 def _condition(text: str, value: Any, is_read: bool) -> str:
-    if is_read and type(value) in _PLAIN and value is not None:
-        return f"type({text}) is {type(value).__name__} and {text} == {literal(value)}"
-    if isinstance(value, bool):
+    if isinstance(value, bool) and not is_read:
         return text if value else f"not {text}"
-    return f"{text} is {value}" if value is None or isinstance(value, torch.dtype) else f"{text} == {literal(value)}"
+    if value is None or isinstance(value, torch.dtype):
+        return f"{text} is {value}"
+    parts = [f"type({text}) is {type(value).__name__}"] if is_read and type(value) in _PLAIN else []
+    parts += [f"{text} == {literal(value)}"]
+    if any(map(has_sign_of_zero, value if type(value) is tuple else (value,))):
+        parts += [f"str({text}) == {str(value)!r}"]
+    return " and ".join(parts)
 
 
 def _traced_expression(node: fx.Node, inputs: dict[fx.Node, str], tracer: ModuleTracer) -> str | None:

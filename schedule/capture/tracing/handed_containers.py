@@ -18,7 +18,7 @@ from torch import fx
 
 from schedule.capture.recording.structure import is_dataclass_value
 from schedule.capture.tracing.parts import is_record, parts
-from schedule.capture.tracing.reading.plain import is_atom
+from schedule.capture.tracing.reading.plain import equal, is_atom
 from schedule.util.errors import ScheduleError
 
 CONTAINER = "container"
@@ -110,7 +110,7 @@ def is_same(now: Any, before: Any) -> bool:
     """Check whether the contents of containers are the same objects, or equal plain values."""
     if isinstance(now, tuple) and isinstance(before, tuple):  # first, as torch.compile knows no `is` of tuples
         return len(now) == len(before) and all([is_same(a, b) for a, b in zip(now, before, strict=True)])
-    return now is before or (is_atom(now) and type(now) is type(before) and bool(now == before))
+    return now is before or (is_atom(now) and type(now) is type(before) and equal(now, before))
 
 
 def hands_containers(node: fx.Node) -> bool:

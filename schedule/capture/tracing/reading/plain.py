@@ -80,6 +80,16 @@ def _saved(value: Any, content: Any) -> Snapshot:
     return Snapshot(type(value), content)
 
 
+def has_sign_of_zero(value: Any) -> bool:
+    """Check whether ``value`` is a number whose sign of zero ``==`` does not tell."""
+    return (isinstance(value, float) and value == 0) or isinstance(value, complex)
+
+
+def equal(value: Any, expected: Any) -> bool:
+    """Compare by ``==``, but tell 0.0 from -0.0, in a way that ``torch.compile`` follows."""
+    return bool(value == expected) and (not has_sign_of_zero(expected) or str(value) == str(expected))
+
+
 def same(value: Any, expected: Any) -> bool:
     """Check whether ``value`` equals ``expected``, in type too: 2 is not 2.0, 0.0 is not -0.0, nan is nan."""
     if value is expected:
@@ -89,8 +99,7 @@ def same(value: Any, expected: Any) -> bool:
     if type(value) is not type(expected):
         return False
     if isinstance(value, float):
-        equal = value == expected and math.copysign(1.0, value) == math.copysign(1.0, expected)
-        return equal or (math.isnan(value) and math.isnan(expected))
+        return equal(value, expected) or (math.isnan(value) and math.isnan(expected))
     if isinstance(value, (tuple, list)):
         return len(value) == len(expected) and all(map(same, value, expected))
     if isinstance(value, enum.Enum) or (isinstance(value, numbers.Number) and type(value) not in (int, bool)):
