@@ -153,7 +153,7 @@ def before_items(node: fx.Node) -> AbstractContextManager[Any]:
 
 def is_constant(value: Any) -> bool:
     """Check whether ``value`` is a constant in a graph that reads it: None, a text or a dtype."""
-    return value is None or isinstance(value, (str, torch.dtype))
+    return value is None or type(value) is str or isinstance(value, torch.dtype)
 
 
 class TrackedList(Tracked, list[Any]):
@@ -246,6 +246,8 @@ class TrackedDict(Tracked, dict[Any, Any]):
         return found
 
     def __getitem__(self, key: Any) -> Any:
+        if key not in self:  # guarded, since the forward may handle the error
+            raise KeyError(key)
         found = super().__getitem__(key)
         if is_constant(found):
             with DisableTorchFunction():

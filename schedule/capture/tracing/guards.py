@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +29,7 @@ from schedule.capture.tracing.effects import (
     runs_other_code,
 )
 from schedule.capture.tracing.later_reads import check_same
-from schedule.capture.tracing.opaque import Constant
+from schedule.capture.tracing.opaque import Constant, is_object
 from schedule.capture.tracing.questions import assume
 from schedule.capture.tracing.reading.plain import equal, has_sign_of_zero
 from schedule.capture.tracing.replaying import Made
@@ -96,7 +97,12 @@ def check_still(value: Any, expected: Any, what: str) -> None:
 
 
 def _differs(value: Any, expected: Any) -> bool:
-    """Compare plain values by class too; symbolic booleans, under ``torch.compile``, do not support ``!=``."""
+    """Compare plain values by class too, and functions, enums and other objects by identity.
+
+    Symbolic booleans, under ``torch.compile``, do not support ``!=``.
+    """
+    if is_object(expected):
+        return bool(value != expected) if type(expected) in _METHODS else value is not expected
     if type(value) in _PLAIN and type(expected) in _PLAIN and type(value) is not type(expected):
         return True
     if isinstance(expected, bool):
@@ -107,6 +113,8 @@ def _differs(value: Any, expected: Any) -> bool:
 
 
 _PLAIN = (bool, int, float, str, type(None))
+_METHODS = (types.MethodType, types.BuiltinMethodType, types.MethodWrapperType)
+"""Classes of objects that Python makes at each access, and compares by what they are bound to."""
 
 
 class NotBeforehand(Exception):
@@ -207,7 +215,7 @@ def conditions(tracer: ModuleTracer, inputs: dict[fx.Node, str]) -> list[str]:
             for node in pending:  # tracing sizes back may add guards
                 done.add(node)
                 _guard_numbers(node, tracer)
-                text = None if callable(tracer.guards[node]) else _traced_expression(node, inputs, tracer)
+                text = None if is_object(tracer.guards[node]) else _traced_expression(node, inputs, tracer)
                 if text is None:
                     _insert_check(graph, node, tracer.guards[node], lasting)
                     continue
@@ -294,8 +302,8 @@ def _insert_check(graph: fx.Graph, node: fx.Node, value: Any, lasting: fx.Node |
 
 def _insert(graph: fx.Graph, checked_by: Callable[..., None], node: fx.Node, value: Any, what: str) -> None:
     with graph.inserting_after(node):
-        expected = graph.call_function(Constant(value)) if callable(value) else value
-    with graph.inserting_after(expected if callable(value) else node):
+        expected = graph.call_function(Constant(value)) if is_object(value) else value
+    with graph.inserting_after(expected if is_object(value) else node):
         inserted = graph.call_function(checked_by, (node, expected, what))
     inserted.meta["source"] = node.meta.get("source", "")
 

@@ -7,6 +7,7 @@ correct. Each attribute read and method call becomes a node, and a data-free cop
 from __future__ import annotations
 
 import copy
+import enum
 import operator
 import sys
 import types
@@ -21,7 +22,7 @@ from schedule.capture.recording.source import user_line
 from schedule.capture.recording.structure import map_structure
 from schedule.capture.snapshots import Snapshot
 from schedule.capture.snapshots.code import slots_of
-from schedule.capture.tracing.containers import ObjectContainers, TrackedDict
+from schedule.capture.tracing.containers import ObjectContainers, TrackedDict, is_constant
 from schedule.capture.tracing.effects import LENGTH, QUIET, changes_object, is_pure_query
 from schedule.capture.tracing.parts import Placeholder
 from schedule.capture.tracing.question_methods import may_change
@@ -39,10 +40,13 @@ _SPECIAL: dict[str, Callable[..., Any]] = {
     "__setitem__": operator.setitem,
     "__contains__": operator.contains,
 }
-_COMPARED = (str, type(None), torch.dtype)
-"""Classes of what is read from an object that a graph is made for; numbers stay values of the graph."""
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _opaque_classes: list[Callable[[], type | None]] = []
+
+
+def is_object(value: Any) -> bool:
+    """Check whether a graph is made for this very object: one to call, such as a function, or a member of an enum."""
+    return callable(value) or isinstance(value, enum.Enum)
 
 
 class Constant:
@@ -183,15 +187,15 @@ class OpaqueTracker:
         if isinstance(attribute, bool):  # and no other value that is true or false
             self.tracer.guard(self.tracer.emit(operator.is_, (read, attribute)), True)
             return attribute
-        if isinstance(attribute, _COMPARED) or callable(attribute):
-            self.tracer.guard(read, attribute)
-            self.tracer.know_constant(attribute)
-            return attribute
         with DisableTorchFunction():
             if name in vars(value) and type(value).__getattribute__ is object.__getattribute__:
                 read.meta[QUIET] = True
                 with self.tracer.graph.inserting_before(read):
                     assume(self.tracer, hasattr, (node, name))
+            if is_constant(attribute) or is_object(attribute):  # numbers stay values of the graph
+                self.tracer.guard(read, attribute)
+                self.tracer.know_constant(attribute)
+                return attribute
             return self.containers.found(self.tracer.track(attribute, read), attribute, read)
 
     def lacks(self, watched: Any, name: str) -> None:
@@ -235,7 +239,7 @@ class OpaqueTracker:
 
     def _result(self, target: Callable[..., Any] | str, value: Any, result: Any, written: fx.Node) -> Any:
         """Return the result of a method of an object, tracked, with a guard on what the graph is made for."""
-        if isinstance(result, (str, torch.dtype)) or (result is None and isinstance(target, str)):
+        if is_constant(result) and (result is not None or isinstance(target, str)):
             self.tracer.guard(written, result)
         if type(result) is tuple and changes_object(written):
             written.meta[LENGTH] = len(result)

@@ -8,6 +8,7 @@ unless the submodules are inlined (flattened). Parameters and buffers become ``g
 
 from __future__ import annotations
 
+import enum
 import operator
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -144,13 +145,16 @@ class ModuleTracer(TorchFunctionMode):
                     value = value.detach()  # the same object came back: a second name must not rename the first
             self._nodes[id(value)] = (value, node)
             return value
+        if isinstance(value, enum.Enum):
+            self.guard(node, value)
+            return value
         if isinstance(value, (bool, int, float)):
             return symbolic(self, node, value)
         if isinstance(value, (list, tuple)) or is_plain_mapping(value):
             return self._track_items(value, node)
         if is_plain_dataclass(value) and not is_of_object(node):
             return map_fields(value, lambda name, item: self.track(item, self.emit(getattr, (node, name))))
-        if value is None or isinstance(value, (str, torch.dtype)):
+        if value is None or type(value) is str or isinstance(value, torch.dtype):
             return value
         if isinstance(value, torch.device):
             self._devices[id(value)] = (value, node)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import operator
 import types
 from itertools import pairwise
 from typing import Any
@@ -16,6 +17,8 @@ from torch import fx
 
 from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.recording.structure import leaves
+from schedule.capture.tracing.dims import size_read
+from schedule.capture.tracing.effects import QUIET, is_pure_query, runs_other_code
 from schedule.capture.tracing.reading.reads import Reads
 from schedule.util.errors import ScheduleError
 
@@ -51,11 +54,19 @@ class Protected:
             raise self._evaluator.refused("the forward handles exceptions of operations that a graph would run", _FIX)
 
 
+_NEVER_RAISING = {operator.add, operator.sub, operator.mul, operator.neg, operator.not_, operator.and_, operator.or_}
+_NEVER_RAISING |= {operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge, abs, min, max}
+
+
 def _computes(node: fx.Node) -> bool:
-    if node.op == "call_module":
+    """Check whether the node may raise in another call: it computes, or runs a method or property of an object."""
+    if node.op not in ("call_function", "call_method"):
+        return node.op == "call_module"
+    if any(isinstance(each, TensorSpec) for _, each in leaves(node.meta.get("spec"))) or runs_other_code(node):
         return True
-    spec = node.meta.get("spec")
-    return node.op in ("call_function", "call_method") and any(isinstance(each, TensorSpec) for _, each in leaves(spec))
+    if is_pure_query(node.target) or node.target in _NEVER_RAISING or size_read(node) is not None:
+        return False
+    return not (node.target is getattr and node.meta.get(QUIET))
 
 
 def _comes_from_torch(traceback: types.TracebackType | None) -> bool:
