@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import transformers
 from torch import nn
 
 import schedule
@@ -28,12 +29,14 @@ class Held:
         whole: the root is traced as one graph.
         known: kinds of reasons that are known to be in the way.
         fallbacks: calls at the recorded shape that are known to run the original forward.
+        built: a tiny model of it can be made and called.
     """
 
     rules: Mapping[str, int] = field(default_factory=dict)
     whole: bool = True
     known: tuple[str, ...] = ()
     fallbacks: int = 0
+    built: bool = True
 
 
 NOT_IN_TRAINING = ("traced for eval only",)
@@ -79,6 +82,19 @@ SAMPLE: dict[str, Held] = {
     "patchtst": held(2, bias_gelu=2),
 }
 
+IN_5_0: dict[str, Held] = {
+    "stablelm": Held(known=("not shrunk",), built=False),  # its config has no pad_token_id
+    "detr": Held(known=("no example inputs",), built=False),  # an unbound variable in training
+    "qwen2_vl": Held(known=("no example inputs",), built=False),  # no mrope_section in its config
+    "llava": held(4, False, (*A_NUMBER_OF_IMAGES, "not traced"), bias_quick_gelu=2, bias_gelu=1),  # assigns `forward`
+    "mamba": Held(
+        {"rms_norm_llama": 3, "cross_entropy": 1}, False, ("traced for one length", "traced for training only"), 4
+    ),
+}
+"""What differs in transformers 5.0, by errors of that release or of tiny configs of it."""
+if transformers.__version__.startswith("5.0."):
+    SAMPLE |= IN_5_0
+
 
 SHORT = ("gpt_neox", "stablelm", "roberta", "t5", "dinov2", "wav2vec2", "clip", "llava", "mixtral", "patchtst")
 """Run at every change; the others, which take up to 20 s each, in the long sweep."""
@@ -87,8 +103,10 @@ SHORT = ("gpt_neox", "stablelm", "roberta", "t5", "dinov2", "wav2vec2", "clip", 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in SHORT else pytest.mark.slow) for n in SAMPLE])
 def test_what_held_still_holds(name: str) -> None:
     expected, result = SAMPLE[name], check(name)
-    assert result.built, result.reasons
+    assert result.built == expected.built, result.reasons
     assert set(result.reasons) <= set(expected.known), result.reasons
+    if not expected.built:
+        return
     found = result.rules or {}
     assert all(found.get(rule, 0) >= count for rule, count in expected.rules.items()), found
     if found:
