@@ -107,9 +107,6 @@ def test_float64_is_exact(case: Case) -> None:
 
 @every_case
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize(
-    "on_backend", ["reference", pytest.param("inductor", marks=pytest.mark.slow), "triton"], indirect=True
-)
 def test_half_precision_is_no_worse_than_eager(
     case: Case, dtype: torch.dtype, on_backend: str, assert_no_worse: Callable[..., None]
 ) -> None:

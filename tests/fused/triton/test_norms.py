@@ -86,7 +86,7 @@ def test_every_casting(check_rms, normal, casting, dtype):
 
 
 @every_dtype
-@pytest.mark.parametrize("columns", [WHOLE, WHOLE + 1, 2 * WHOLE + 777])
+@pytest.mark.parametrize("columns", [pytest.param(WHOLE, marks=pytest.mark.slow), WHOLE + 1, 2 * WHOLE + 777])
 def test_rows_longer_than_a_block(check_rms, check_layer, launches, normal, columns, dtype):
     x, residual, g, g_total = (normal(11, columns, dtype=dtype) for _ in range(4))
     weight, bias = normal(columns, dtype=dtype), normal(columns, dtype=dtype)
