@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -205,7 +204,6 @@ class Op:
 OPS: dict[str, Op] = {}
 
 
-@functools.cache
 def _candidates(device: str, request: str | None) -> tuple[str, ...]:
     """Return the backends to try, in order."""
     usual = PREFERENCE.get(device, ("reference",))

@@ -12,12 +12,9 @@ from torch import Tensor, nn
 
 from tests.adversary.changing import Child, running_graphs
 
-SET = {f"entry {number}" for number in range(40)}
-FROZEN = frozenset(SET)
-
 
 class Reader(nn.Module):
-    """Reads sets, a method of its class and a function of torch after the call of its child."""
+    """Calls a method of its class after its child."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,51 +24,34 @@ class Reader(nn.Module):
         return x
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.child(x)
-        gain = (2.0 if "entry" in SET else 1.0) + (4.0 if "entry" in FROZEN else 0.0)
-        return self.tail(torch.sin(y)) * gain
+        return self.tail(self.child(x))
 
 
 def other_tail(self: Reader, x: Tensor) -> Tensor:
     return x + 1
 
 
-def change_set(m: Any) -> None:
-    SET.add("entry")
-
-
-def replace_set(m: Any) -> None:
-    global FROZEN
-    FROZEN = frozenset({*FROZEN, "entry"})
-
-
 def change_method(m: Any) -> None:
     type(m).tail = other_tail
 
 
-def change_function(m: Any) -> None:
-    torch.sin = torch.cos
-
-
 @pytest.fixture(autouse=True)
 def _put_back() -> Iterator[None]:
-    tail, sin = Reader.tail, torch.sin
+    tail = Reader.tail
     torch._dynamo.reset()
     yield
-    restore(tail, sin)
+    restore(tail)
 
 
-def restore(tail: Any, sin: Any) -> None:
+def restore(tail: Any) -> None:
     """Undo every change."""
-    global FROZEN
-    SET.discard("entry")
-    FROZEN, Reader.tail, torch.sin = FROZEN - {"entry"}, tail, sin  # type: ignore[method-assign]
+    Reader.tail = tail  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("early", [False, True])
-@pytest.mark.parametrize("change", [change_set, replace_set, change_method, change_function])
+@pytest.mark.parametrize("change", [change_method])
 def test_compiled_code_computes_what_it_does_of_an_untouched_model(change: Callable[[Any], None], early: bool) -> None:
-    original, tail, sin = Reader(), Reader.tail, torch.sin
+    original, tail = Reader(), Reader.tail
     module = copy.deepcopy(original)
     _, x = running_graphs(module)
     results = []
@@ -82,7 +62,7 @@ def test_compiled_code_computes_what_it_does_of_an_untouched_model(change: Calla
             run(x)
         each.child.change, each.child.holder[:] = change, [original]
         results.append(run(x))
-        restore(tail, sin)
+        restore(tail)
     torch.testing.assert_close(results[1], results[0])
 
 

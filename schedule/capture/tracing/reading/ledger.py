@@ -14,7 +14,7 @@ from torch import nn
 
 from schedule.capture.recording.structure import original_class
 from schedule.capture.tracing.own_forward import CALL_NAMES, functions_called
-from schedule.capture.tracing.reading.compiled import asks_compiler, is_large_set
+from schedule.capture.tracing.reading.compiled import asks_compiler
 from schedule.capture.tracing.reading.guard import Guard, is_on_generated_code, is_portable
 from schedule.capture.tracing.reading.guard_code import compiled, follows, kind_of
 from schedule.capture.tracing.reading.plain import is_plain_content, snapshot
@@ -66,9 +66,8 @@ class Ledger:
 
     @property
     def is_followed(self) -> bool:
-        """Whether ``torch.compile`` can follow all guards on state of the module, and on sets."""
-        telling = (each for each in self.guards if isinstance(root(each.source), Self) or is_large_set(each.source))
-        return all(map(follows, telling))
+        """Whether ``torch.compile`` can follow all guards on state of the module."""
+        return all(follows(each) for each in self.guards if isinstance(root(each.source), Self))
 
     @cached_property
     def own(self) -> Ledger:
