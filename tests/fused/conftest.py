@@ -22,7 +22,7 @@ else:
     import tests.fused.interpreter  # noqa: F401 - rounds as a GPU does, in every test
 
 
-COMPILED_AGAIN = {"test_strides_do_not_matter"}
+COMPILED_AGAIN = {"test_strides_do_not_matter", "test_within_the_tolerances_on_every_backend"}
 """Each compiles an op once more: in the quick suite, one case of each op."""
 
 COMPARISONS = {"test_within_the_tolerances_on_every_backend"}
