@@ -46,7 +46,7 @@ def has_one_feature(x: torch.Tensor, *rows: torch.Tensor | None) -> bool:
     other = [row.shape for row in rows if row is not None and row.shape != width]
     if not other:
         return False
-    widths = {width, *other, *(row.shape for row in rows if row is not None)}
+    widths = {width, *other}
     return len(widths) == 2 and (1,) in widths and all(len(width) == 1 for width in widths)
 
 

@@ -358,8 +358,7 @@ def _backward(
     wanted = [dtype for dtype in dtypes[1:] if dtype is not None]
     of_all = once and programs == 1 and len(set(wanted)) == 1  # the only program writes the sums as they are returned
     # Sums of long rows are accumulated in memory.
-    make = torch.empty if once else torch.zeros
-    dtype = wanted[0] if of_all else torch.float32
+    make, dtype = torch.empty if once else torch.zeros, wanted[0] if of_all else torch.float32
     sums = make(programs, len(wanted), columns, dtype=dtype, device=x.device)
     launch(
         _norm_backward if once else _long_norm_backward,
@@ -375,10 +374,9 @@ def _backward(
     )
     if not wanted:
         return dx, None, None
-    totals = list((sums.view(-1, columns) if of_all else sums.sum(0)).unbind())
-    found = [total if total.dtype == kind else total.to(kind) for total, kind in zip(totals, wanted, strict=True)]
-    dweight = found.pop(0) if dtypes[1] is not None else None
-    return dx, dweight, found[0] if found else None
+    totals = (sums.view(-1, columns) if of_all else sums.sum(0)).unbind()
+    found = [total.to(kind) for total, kind in zip(totals, wanted, strict=True)]
+    return dx, found.pop(0) if dtypes[1] is not None else None, found[0] if found else None
 
 
 def _tile(columns: int) -> Tile:

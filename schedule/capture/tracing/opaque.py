@@ -161,8 +161,8 @@ class OpaqueTracker:
         self.containers = ObjectContainers(tracer)
 
     def watch(self, value: Any, node: fx.Node) -> Any:
-        """Return a watched placeholder for ``value``, or ``value`` itself if it is a module, function or class."""
-        if isinstance(value, (nn.Module, types.FunctionType, type)):
+        """Return a watched placeholder, or ``value`` itself if it is a module, function, class or member of an enum."""
+        if isinstance(value, (nn.Module, types.FunctionType, type, enum.Enum)):
             self.tracer.guard(node, value)
             return value
         try:

@@ -24,12 +24,7 @@ from schedule.capture.recording.data import NUMBERS, Replay, expected, writes_nu
 from schedule.capture.recording.recording import Recording
 from schedule.capture.recording.source import data_dependent, outermost, raised, user_line
 from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.recording.structure import (
-    is_plain_dataclass,
-    is_plain_mapping,
-    map_fields,
-    map_structure,
-)
+from schedule.capture.recording.structure import is_plain_dataclass, is_plain_mapping, map_fields, map_structure
 from schedule.capture.tracing import metadata
 from schedule.capture.tracing.constants import known_truth
 from schedule.capture.tracing.functions import FunctionTracker
@@ -145,9 +140,8 @@ class ModuleTracer(TorchFunctionMode):
                     value = value.detach()  # the same object came back: a second name must not rename the first
             self._nodes[id(value)] = (value, node)
             return value
-        if isinstance(value, enum.Enum):
-            self.guard(node, value)
-            return value
+        if isinstance(value, enum.Enum):  # before numbers, tuples and others that its members may be too
+            return self.opaque.watch(value, node)
         if isinstance(value, (bool, int, float)):
             return symbolic(self, node, value)
         if isinstance(value, (list, tuple)) or is_plain_mapping(value):
