@@ -2,28 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from torch._library.opaque_object import MemberType, register_opaque_type
 from torch._opaque_base import OpaqueBase
+
+Place = tuple[Any, str | None]
+_GLOBAL = "NewGlobalVariable"  # torch's class for globals set by the function that is compiled
 
 
 class CompiledCheck(OpaqueBase):
     """A function of Python state that ``torch.compile`` calls, and guards on, without following its code.
 
     Compiled code that calls :meth:`holds` has its present answer as a constant, and is compiled again where a later
-    call finds another answer. ``torch.distributed.DeviceMesh`` is guarded in the same way.
+    call finds another answer. ``torch.distributed.DeviceMesh`` is guarded in the same way. What the code changes before
+    the call of :meth:`holds` has not happened yet while it is compiled: there the answer is False.
 
     Args:
         check: the function. It must not change anything.
+        places: returns what the function depends on: objects, each with the name of an attribute or None for items.
     """
 
-    def __init__(self, check: Callable[[], bool]) -> None:
-        self._check = check
+    def __init__(self, check: Callable[[], bool], places: Callable[[], Iterable[Place]]) -> None:
+        self._check, self._places = check, places
 
     def holds(self) -> bool:
         """Return the answer of the function."""
-        return self._check()
+        return not _changes(self._places) and self._check()
+
+
+def _changes(places: Callable[[], Iterable[Place]]) -> bool:
+    """Check whether code that is being compiled, as far as it is compiled, changes one of ``places``."""
+    dynamo = sys.modules.get("torch._dynamo.symbolic_convert")
+    try:
+        effects = dynamo.InstructionTranslator.current_tx().output.side_effects  # type: ignore[union-attr]
+    except AttributeError:  # nothing is being compiled
+        return False
+    if not any(_is_modified(effects, each) for each in effects.id_to_variable.values()):
+        return False
+    return any(_is_changed(effects, owner, name) for owner, name in places())
+
+
+def _is_modified(effects: Any, variable: Any) -> bool:
+    mutated = variable.source is not None and variable.source in getattr(effects, "mutated_sources", ())
+    return mutated or bool(variable.mutation_type and effects.is_modified(variable))
+
+
+def _is_changed(effects: Any, owner: Any, name: Any) -> bool:
+    if isinstance(owner, dict) and "__builtins__" in owner:  # the globals of a file
+        owner = sys.modules.get(str(owner.get("__name__")), owner)
+        of_root = (names for each, names in effects.store_attr_mutations.items() if type(each).__name__ == _GLOBAL)
+        if any(name in names for names in of_root):
+            return True
+    if owner not in effects:
+        return False
+    variable = effects[owner]
+    if name is not None and effects.is_attribute_mutation(variable):
+        return name in effects.store_attr_mutations.get(variable, ())
+    return _is_modified(effects, variable)
 
 
 def _answers(check: CompiledCheck) -> list[bool]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -60,9 +60,10 @@ def generated_select(
     lines += ["    _own = self.__dict__", "    _followed = _compiling()"]
     lines += [f"    _state = _own.get({STATE!r}) if _followed else None"]
     for index, specialization in enumerate(specializations):
-        conditions = _conditions(specialization, index, namespace)
+        given = list(specialization.signature.inputs.values())
+        conditions, given = _looked_up_once(_conditions(specialization, index, namespace), given)
         namespace[f"_run_{index}"] = specialization.function
-        inputs = "".join(f"{text}, " for text in specialization.signature.inputs.values())
+        inputs = "".join(f"{text}, " for text in given)
         lines.append("    if (" + "\n        and ".join(conditions) + "):")
         lines.append(f"        return _run_{index}, ({inputs})")
     for index, each in enumerate(declined, len(specializations)):
@@ -71,6 +72,20 @@ def generated_select(
         lines.append(f"        return None, ({each.why!r},)")
     lines.append("    return None")
     return generated("\n".join(lines), "select", namespace, "schedule dispatch")
+
+
+def _looked_up_once(conditions: list[str], inputs: list[str]) -> tuple[list[str], list[str]]:
+    """Bind each input inside a container to a local in its first condition, and use it from there on."""
+    for index, text in enumerate(inputs):
+        named = re.compile(rf"(?<![\w.\])]){re.escape(text)}(?![\w\[])")
+        first = next((at for at, each in enumerate(conditions) if named.search(each)), None)
+        if text.isidentifier() or first is None:
+            continue
+        local = f"_input_{index}"
+        conditions = [named.sub(local, each) for each in conditions]
+        conditions[first] = conditions[first].replace(local, f"({local} := {text})", 1)
+        inputs = [named.sub(local, each) for each in inputs]
+    return conditions, inputs
 
 
 def _signature_conditions(signature: Signature, index: int, namespace: dict[str, Any]) -> list[str]:
@@ -141,4 +156,8 @@ def generated_check(specialization: Specialization, owner: Callable[[], nn.Modul
         except (LookupError, AttributeError):  # a submodule is gone, or None
             return False
 
-    return CompiledCheck(holds)
+    def places() -> Iterator[tuple[Any, Any]]:
+        for _, ledger in _ledgers(specialization):
+            yield from ledger.places_outside()
+
+    return CompiledCheck(holds, places)

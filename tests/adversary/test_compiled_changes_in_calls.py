@@ -1,20 +1,34 @@
-"""What a submodule changes in a compiled call, compared with an untouched model, compiled."""
+"""What code changes in a compiled call, compared with an untouched model, compiled: the same result, or an error."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import math
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from schedule.util.errors import ScheduleError
 from tests.adversary.changing import Child, running_graphs
+
+NAMES = {f"name {index}" for index in range(100)}
+FROZEN = frozenset(NAMES)
+
+
+class Key:
+    """An entry of a set."""
+
+
+CLASSES = {type(f"Class{index}", (), {}) for index in range(100)}
 
 
 class Reader(nn.Module):
-    """Calls a method of its class after its child."""
+    """Reads state outside of modules, after its child."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,45 +38,124 @@ class Reader(nn.Module):
         return x
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.tail(self.child(x))
+        early = F.gelu(x) + torch.cos(x) * math.floor(2.5)
+        y = self.tail(self.child(x))
+        factor = (2 if "new" in NAMES else 3) + (4 if Key in CLASSES else 5) + (6 if "new" in FROZEN else 7)
+        return (F.gelu(y) + torch.cos(y) * math.floor(2.5)) * factor + early
 
 
-def other_tail(self: Reader, x: Tensor) -> Tensor:
-    return x + 1
+class Caller(nn.Module):
+    """Runs a child before a module that reads state outside of modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.child, self.reader = Child([self]), Reader()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.reader(self.child(x))
 
 
-def change_method(m: Any) -> None:
-    type(m).tail = other_tail
+def change_method(_: Any) -> None:
+    Reader.tail = lambda self, x: x + 1  # type: ignore[method-assign]
+
+
+def change_function_of_torch(_: Any) -> None:
+    F.gelu = F.relu
+
+
+def change_operator_of_torch(_: Any) -> None:
+    torch.cos = torch.sin
+
+
+def change_standard_library(_: Any) -> None:
+    math.floor = math.ceil
+
+
+def add_to_large_set(_: Any) -> None:
+    NAMES.add("new")
+
+
+def replace_large_set(_: Any) -> None:
+    sys.modules[__name__].FROZEN = FROZEN | {"new"}  # type: ignore[attr-defined]
+
+
+CHANGES = [
+    change_method,
+    change_function_of_torch,
+    change_operator_of_torch,
+    change_standard_library,
+    add_to_large_set,
+    replace_large_set,
+]
+
+
+def _restoring() -> Callable[[], None]:
+    tail, gelu, cos, floor, frozen = Reader.tail, F.gelu, torch.cos, math.floor, FROZEN
+
+    def restore() -> None:
+        Reader.tail, F.gelu, torch.cos, math.floor = tail, gelu, cos, floor  # type: ignore[method-assign]
+        NAMES.discard("new")
+        CLASSES.discard(Key)
+        sys.modules[__name__].FROZEN = frozen  # type: ignore[attr-defined]
+
+    return restore
+
+
+restore = _restoring()
 
 
 @pytest.fixture(autouse=True)
 def _put_back() -> Iterator[None]:
-    tail = Reader.tail
     torch._dynamo.reset()
     yield
-    restore(tail)
+    restore()
 
 
-def restore(tail: Any) -> None:
-    """Undo every change."""
-    Reader.tail = tail  # type: ignore[method-assign]
+def compiled(module: Any, change: Callable[[Any], None], early: bool, x: Tensor) -> Tensor:
+    torch._dynamo.reset()
+    run = torch.compile(module, backend="eager")
+    if early:
+        run(x)
+    module.child.change = change
+    try:
+        return run(x)
+    finally:
+        restore()
 
 
 @pytest.mark.parametrize("early", [False, True])
-def test_compiled_code_computes_what_it_does_of_an_untouched_model(early: bool) -> None:
-    original, tail = Reader(), Reader.tail
-    module = copy.deepcopy(original)
-    _, x = running_graphs(module)
-    results = []
-    for each in (original, module):
-        torch._dynamo.reset()
-        run = torch.compile(each, backend="eager")
-        if early:
-            run(x)
-        each.child.change, each.child.holder[:] = change_method, [original]
-        results.append(run(x))
-        restore(tail)
-    torch.testing.assert_close(results[1], results[0])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_behind_the_check_of_the_call_is_seen(change: Callable[[Any], None], early: bool) -> None:
+    module = Reader()
+    original, x = running_graphs(module)
+    expected = compiled(original, change, early, x)
+    try:
+        result = compiled(module, change, early, x)
+    except ScheduleError:
+        return
+    torch.testing.assert_close(result, expected)
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("change", CHANGES[1:])  # torch.compile itself does not see the method
+def test_a_change_before_a_module_makes_it_run_its_original_forward(change: Callable[[Any], None], early: bool) -> None:
+    module = Caller()
+    original = copy.deepcopy(module)
+    _, x = running_graphs(module.reader)
+    torch.testing.assert_close(compiled(module, change, early, x), compiled(original, change, early, x))
+
+
+def test_changes_of_other_state_are_no_reason() -> None:
+    module = Reader()
+    original, x = running_graphs(module)
+
+    def change(_: Any) -> None:
+        F.other = 1  # type: ignore[attr-defined]
+
+    try:
+        torch.testing.assert_close(compiled(module, change, False, x), compiled(original, change, False, x))
+    finally:
+        del F.other  # type: ignore[attr-defined]
 
 
 def test_a_compiled_graph_runs_without_changes() -> None:

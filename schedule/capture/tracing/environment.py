@@ -104,7 +104,7 @@ class Environment:
             return []
         found = [device_condition(first, str(self.device_type))]
         if self.can_autocast:
-            enabled = f"torch.is_autocast_enabled({self.device_type!r})"
+            enabled = f"{signature.name(torch.is_autocast_enabled, 'enabled')}({self.device_type!r})"
             wanted = f"torch.get_autocast_dtype({self.device_type!r}) is {self.autocast}"
             found.append(f"not {enabled}" if self.autocast is None else f"{enabled} and {wanted}")
         return found

@@ -272,7 +272,7 @@ class StateCheck:
     def __init__(self, ledger: Ledger, call: str) -> None:
         self._ledger, self._call = ledger, call
         self._holds, self._holds_compiled = ledger.function, ledger.under_compiler
-        self._holds_outside = CompiledCheck(lambda: ledger.outside.function(None))
+        self._holds_outside = CompiledCheck(lambda: ledger.outside.function(None), ledger.places_outside)
         self.__name__, self.__module__ = f"state_after_{call}", __name__
 
     def __call__(self, module: nn.Module) -> None:

@@ -8,13 +8,27 @@ from __future__ import annotations
 
 import pickle
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from schedule.capture.tracing.reading.generated import leads_from_generated
 from schedule.capture.tracing.reading.plain import is_atom
 from schedule.capture.tracing.reading.resolution import BASES, Resolved, found_in
-from schedule.capture.tracing.reading.sources import Const, Self, Source, described, has_name, root, value_at
+from schedule.capture.tracing.reading.sources import (
+    Attr,
+    Const,
+    DictOf,
+    Item,
+    Self,
+    Source,
+    described,
+    has_name,
+    root,
+    value_at,
+)
+
+_OF_OBJECTS = ("is", "class", "none", "distinct", "instance", "no_instance", "calls")
 
 
 @dataclass(frozen=True)
@@ -36,6 +50,20 @@ class Guard:
         """Whether many modules have the same guard: one from a constant, with a function or class expected."""
         kinds = (types.FunctionType, types.BuiltinFunctionType, type)
         return self.kind == "resolves" or (isinstance(root(self.source), Const) and isinstance(self.expected, kinds))
+
+    @property
+    def places(self) -> Iterator[tuple[Any, Any]]:
+        """The objects on the way to a value outside of the module, each with the name or key that is looked up."""
+        source = self.source
+        if self.kind == "resolves":
+            yield from ((base, self.expected.name) for base in source.value.__mro__)  # type: ignore[union-attr]
+        elif self.kind not in _OF_OBJECTS:
+            yield value_at(source), None
+        while isinstance(source, (DictOf, Item, Attr)):
+            owner = source.base.base if isinstance(source.base, DictOf) else source.base
+            if not isinstance(source, DictOf):
+                yield value_at(owner), source.name if isinstance(source, Attr) else source.key
+            source = source.base
 
     def __str__(self) -> str:
         return f"{described(self.source)} {self.kind} {self.expected!r}"

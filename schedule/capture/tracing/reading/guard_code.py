@@ -137,6 +137,17 @@ def follows(guard: Guard) -> bool:
     return guard.kind in ("class", "calls", "tensor") or is_plain(expected)
 
 
+_USUAL_LOOKUPS = (type.__getattribute__, types.ModuleType.__getattribute__)
+
+
+def _lasting_table(source: Source) -> Any:
+    """Return the ``__dict__`` at ``source`` if it is one object at every call: that of a class or a file."""
+    table = isinstance(source, DictOf) or (isinstance(source, Attr) and source.name == "__dict__")
+    of = source.base.value if table and isinstance(source.base, Const) else None  # type: ignore[union-attr]
+    lasting = isinstance(of, (type, types.ModuleType)) and type(of).__getattribute__ in _USUAL_LOOKUPS
+    return of.__dict__ if lasting else None
+
+
 class _Code:
     """Source code of a ledger's function, with one lookup per source in the order of the guards."""
 
@@ -146,6 +157,8 @@ class _Code:
         self._conditions, self._followed = FOLLOWED if followed else CONDITIONS, followed
         self.names: dict[str, Any] = dict(_HELPERS)
         self._locals: dict[Source, str] = {}
+        self._classes: dict[Source, type] = {}
+        self._plain: set[type] = set()  # classes whose attributes are looked up by object.__getattribute__
         self._constants: dict[int, str] = {}
 
     def constant(self, value: Any) -> str:
@@ -178,9 +191,12 @@ class _Code:
             return member_source(self.constant(owner), source.key)  # type: ignore[union-attr]
         if self._followed and (cell := cell_of(source)) is not None:
             return f"{self.constant(cell_reader(cell))}()"
+        if not self._followed and (table := _lasting_table(source)) is not None:
+            return self.constant(table)
         base = self.value(source.base)  # type: ignore[union-attr]
         if isinstance(source, DictOf):
             plain = isinstance(source.base, Const) or submodule_path(source.base) is not None
+            plain = plain or self._classes.get(source.base) in self._plain
             # Configs have a slow __getattribute__ in Python; torch.compile follows no other way around it.
             return f"{base}.__dict__" if plain or self._followed else f"_own({base}, '__dict__')"
         if isinstance(source, Attr):
@@ -198,6 +214,8 @@ class _Code:
         if guard.kind == "computes_in":
             self._add_dtype(value, *expected)
             return
+        if guard.kind == "class":
+            self._classes[guard.source] = expected
         other = self.value(expected) if isinstance(expected, Source) else self.constant(expected)
         if guard.kind in ("lacks_item", "contains", "lacks") and type(expected) is str:
             other = repr(expected)
@@ -209,6 +227,8 @@ class _Code:
     def _add_lookup(self, cls: type, expected: Resolved) -> None:
         if not self._followed:
             self.resolved.append((cls, expected))
+            if (expected.name, expected.after, expected.raw) == ("__getattribute__", None, object.__getattribute__):
+                self._plain.add(cls)
             return
         raw = getattr(expected.raw, "__func__", expected.raw)
         kind = "same" if is_plain(raw) else "is"
@@ -236,8 +256,9 @@ def compiled(guards: Iterable[Guard], followed: bool = False) -> Callable[[Any],
     for guard in guards:
         code.add(guard)
     if code.resolved:
-        code.names["_resolve"] = resolutions(code.resolved)
-        code.lines.insert(0, "        if not _resolve(): return False")
+        condition, names = resolutions(code.resolved)
+        code.names |= names
+        code.lines.insert(0, f"        if not ({condition}): return False")
     lines = ["def holds(self):", "    try:", *(code.lines or ["        pass"])]
     lines += [f"    except {_ABSENT}:", "        return False", "    return True"]
     exec(compile("\n".join(lines), "<schedule ledger>", "exec"), code.names)

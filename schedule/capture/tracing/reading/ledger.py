@@ -64,6 +64,15 @@ class Ledger:
         """Those of :attr:`without_compilers` that are not on state of the module."""
         return Ledger(each for each in self.without_compilers if not isinstance(root(each.source), Self))
 
+    def places_outside(self) -> Iterator[tuple[Any, Any]]:
+        """Yield the places of the guards in :attr:`outside` that ``torch.compile`` cannot follow."""
+        for guard in self.outside:
+            if not follows(guard):
+                try:
+                    yield from guard.places
+                except (LookupError, AttributeError, TypeError):  # it is gone: the guard fails
+                    continue
+
     @property
     def is_followed(self) -> bool:
         """Whether ``torch.compile`` can follow all guards on state of the module."""

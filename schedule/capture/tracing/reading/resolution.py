@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,8 +128,8 @@ def _versions_work() -> bool:
 _HAS_VERSIONS = _versions_work()
 
 
-def resolutions(guards: Iterable[tuple[type, Resolved]]) -> Callable[[], bool]:
-    """Return a function to check that lookups on classes give what they gave."""
+def resolutions(guards: Iterable[tuple[type, Resolved]]) -> tuple[str, dict[str, Any]]:
+    """Return a Python condition for lookups on classes to give what they gave, and the names it uses."""
     by_class: dict[type, list[Resolved]] = {}
     for cls, expected in guards:
         by_class.setdefault(cls, []).append(expected)
@@ -144,10 +144,9 @@ def resolutions(guards: Iterable[tuple[type, Resolved]]) -> Callable[[], bool]:
             known[:] = versions
         return True
 
-    equal = " and ".join(f"v{n}.value == known[{n}]" for n in range(len(views)))
-    names = {f"v{n}": view for n, view in enumerate(views)} | {"known": known, "looked_up": looked_up}
-    held: Callable[[], bool] = eval(f"lambda: ({equal}) or looked_up()", names)
-    return held
+    equal = " and ".join(f"_version_{n}.value == _known[{n}]" for n in range(len(views)))
+    names = {f"_version_{n}": view for n, view in enumerate(views)} | {"_known": known, "_looked_up": looked_up}
+    return f"({equal}) or _looked_up()", names
 
 
 def _looked_at(cls: type, view: ctypes.c_uint) -> int:
