@@ -28,6 +28,7 @@ def _sizes(tiny: Shape, small: Shape, medium: Shape, large: Shape, card: Shape) 
 ROWS_AND_COLUMNS = _sizes((6, 32), (512, 768), (4096, 3072), (8192, 11008), (16384, 8192))
 SCORES = _sizes((1, 2, 8, 16), (2, 12, 128, 128), (4, 12, 512, 512), (1, 32, 2048, 2048), (2, 32, 2048, 2048))
 HEADS = _sizes((1, 4, 8, 16), (2, 12, 128, 64), (4, 32, 512, 128), (1, 32, 4096, 128), (8, 32, 4096, 128))
+IMAGES = _sizes((1, 32, 4, 4), (2, 128, 32, 32), (2, 320, 64, 64), (1, 128, 256, 256), (8, 320, 128, 128))
 LAYERS = _sizes((8, 16, 32), (512, 768, 768), (1024, 768, 3072), (4096, 2048, 8192), (16384, 4096, 4096))
 LOGITS = _sizes((6, 100), (128, 50257), (512, 50257), (1024, 128256), (4096, 128256))
 PROJECTION = _sizes((6, 16, 100), (128, 256, 50257), (512, 768, 50257), (1024, 2048, 128256), (4096, 2048, 128256))
@@ -128,6 +129,11 @@ def _capped_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 def _norm_inputs(shape: Shape) -> list[Tensor]:
     return [torch.randn(shape), torch.randn(shape[-1])]
+
+
+def _scaled_images(shape: Shape) -> list[Tensor]:
+    of_sample = (*shape[:2], 1, 1)
+    return [torch.randn(each) for each in (shape, shape[1:2], shape[1:2], of_sample, of_sample)]
 
 
 def _rotary_inputs(shape: Shape) -> list[Tensor]:
@@ -278,6 +284,24 @@ TABLE = [
         lambda x, residual, weight, bias: fused.add_layer_norm(x, residual, weight, bias, 1e-5),
         lambda shape: [torch.randn(shape), torch.randn(shape), torch.randn(shape[-1]), torch.randn(shape[-1])],
         lambda x, residual, weight, bias: nbytes(x, weight) + 2 * _per_row(x),
+    ),
+    Row(
+        "group_norm silu",
+        lambda x, weight, bias: F.silu(F.group_norm(x, 32, weight, bias)),
+        lambda x, weight, bias: fused.group_norm(x, 32, weight, bias, activation="silu"),
+        lambda shape: [torch.randn(shape), torch.randn(shape[1]), torch.randn(shape[1])],
+        lambda x, weight, bias: nbytes(x, weight, bias) + 2 * 4 * 32 * x.shape[0],
+        sizes=IMAGES,
+    ),
+    Row(
+        "group_norm silu, scale, shift",
+        lambda x, weight, bias, scale, shift: F.silu(F.group_norm(x, 32, weight, bias) * (1 + scale) + shift),
+        lambda x, weight, bias, scale, shift: fused.group_norm(
+            x, 32, weight, bias, activation="silu", scale=scale, shift=shift
+        ),
+        _scaled_images,
+        lambda x, weight, bias, scale, shift: nbytes(x, weight, bias, scale, shift) + 2 * 4 * 32 * x.shape[0],
+        sizes=IMAGES,
     ),
     Row(
         "rotary_embedding",

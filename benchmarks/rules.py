@@ -112,6 +112,13 @@ def heads(elements: int, device: str) -> tuple[Tensor, ...]:
     return x, *(torch.randn(1, 1, elements // HIDDEN, 64, device=device) for _ in range(2))
 
 
+def image(elements: int, device: str) -> tuple[Tensor, ...]:
+    """Make features [2, 128, width, width] of a UNet, a weight, a bias, and a scale and shift of each sample."""
+    width = max(int((elements / 256) ** 0.5), 1)
+    shapes = ((2, 128, width, width), (128,), (128,), (2, 128, 1, 1), (2, 128, 1, 1))
+    return tuple(torch.randn(shape, device=device, requires_grad=True) for shape in shapes)
+
+
 CONSTRUCTS: dict[str, tuple[Inputs, Function, Function]] = {
     "formula": (
         rows("weight", "bias"),
@@ -150,6 +157,16 @@ CONSTRUCTS: dict[str, tuple[Inputs, Function, Function]] = {
         rows("like", "bias", "bias"),
         added(lambda x, w, b: F.layer_norm(x, (HIDDEN,), w, b)),
         lambda *given: both(fused.add_layer_norm(*given)),
+    ),
+    "group_norm": (
+        image,
+        lambda x, w, b, scale, shift: F.silu(F.group_norm(x, 32, w, b)),
+        lambda x, w, b, scale, shift: fused.group_norm(x, 32, w, b, activation="silu"),
+    ),
+    "group_norm, scale": (
+        image,
+        lambda x, w, b, scale, shift: F.silu(F.group_norm(x, 32, w, b) * (1 + scale) + shift),
+        lambda x, w, b, scale, shift: fused.group_norm(x, 32, w, b, activation="silu", scale=scale, shift=shift),
     ),
     "gated": (
         rows("like"),

@@ -53,6 +53,7 @@ from fused.glu import (
     weighted_reglu,
     weighted_swiglu,
 )
+from fused.group_norm import group_norm
 from fused.linear import linear
 from fused.linear_cross_entropy import linear_cross_entropy
 from fused.megatron_softmax import (
@@ -142,6 +143,7 @@ __all__ = [
     "gated_activation",
     "geglu",
     "get_bias_dropout_add",
+    "group_norm",
     "layer_norm",
     "linear",
     "linear_cross_entropy",

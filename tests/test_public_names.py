@@ -46,6 +46,7 @@ OPS = [
     "FusedScaleMaskSoftmax",
     "rms_norm",
     "layer_norm",
+    "group_norm",
     "add_rms_norm",
     "add_layer_norm",
     "rotary_embedding",

@@ -7,6 +7,7 @@ from schedule.rules import (  # noqa: F401 - they register their rules
     bias_dropout,
     cross_entropy,
     gated,
+    group_norm,
     layer_norm,
     linear,
     linear_cross_entropy,

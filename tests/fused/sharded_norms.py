@@ -47,6 +47,17 @@ def norm_cases(check: Callable[..., None], mesh: Any) -> None:
     check("residual cut", added, [x, residual, weight], [whole, batch, whole], batch, [None, batch, Partial()], True)
     check("no weight", lambda x: fused.rms_norm(x, None), [x], [batch], batch, [batch])
 
+    image, (weight_c, bias_c) = torch.randn(4, 6, 5, dtype=torch.float64), torch.randn(2, 6, dtype=torch.float64)
+    scale, shift = torch.randn(2, 4, 6, 1, dtype=torch.float64)
+
+    def grouped(x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        return fused.group_norm(x, 2, weight, bias, activation="silu", scale=scale, shift=shift)
+
+    inputs = [image, weight_c, bias_c, scale, shift]
+    partial = [batch, Partial(), Partial(), batch, batch]
+    check("samples", grouped, inputs, [batch, whole, whole, batch, batch], batch, partial)
+    check("channels", grouped, inputs, [Shard(1), whole, whole, whole, whole], whole, [None] * 5, True)
+
     parts = DTensor.from_local(x / 2, mesh, [Partial()])
     torch.testing.assert_close(fused.layer_norm(parts, weight, bias).full_tensor(), fused.layer_norm(x, weight, bias))
 

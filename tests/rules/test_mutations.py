@@ -19,6 +19,7 @@ from schedule.rules.attention_softmax import ATTENTION_SOFTMAX
 from schedule.rules.bias_activation import GELU_TANH
 from schedule.rules.bias_dropout import BIAS_DROPOUT, BIAS_DROPOUT_ADD
 from schedule.rules.gated import SILU
+from schedule.rules.group_norm import GROUP_NORM_SCALE_SHIFT, GROUP_NORM_SILU
 from schedule.rules.layer_norm import ADD_LAYER_NORM, LAYER_NORM
 from schedule.rules.rms_norm import ADD_LLAMA, GEMMA, LLAMA
 from schedule.rules.rotary import INTERLEAVED, ROTARY
@@ -116,6 +117,9 @@ MUTATIONS: dict[str, tuple[Rule, Change, str]] = {
     "weight for bias": (LAYER_NORM, swapped(1, 2), ""),
     "bias dropped": (ADD_LAYER_NORM, argument(3, None), ""),
     "sum of another": (ADD_LAYER_NORM, lambda node: node.update_arg(0, node.args[1]), "gpt2"),
+    "other groups": (GROUP_NORM_SILU, argument(1, 1), ""),  # no model of the zoo has group norms
+    "scale left out": (GROUP_NORM_SCALE_SHIFT, option("scale", None), ""),
+    "no activation": (GROUP_NORM_SILU, option("activation", None), ""),
     "up for gate": (SILU, lambda node: node.args[2:] and swapped(0, 1)(node), "llama"),
     "gelu for silu": (SILU, lambda node: node.args[2:] and node.update_arg(2, "gelu"), ""),
     "bias of dropout dropped": (BIAS_DROPOUT, argument(1, None), ""),  # new models have biases of 0

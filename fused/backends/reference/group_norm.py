@@ -1,0 +1,240 @@
+"""Reference formulas of a group norm, an optional scale and shift of each sample, and an activation.
+
+With x̂ the normalized groups, z = x̂·γ + β where γ = weight·(1 + scale) and β = bias·(1 + scale) + shift, and d the
+gradient of z: the sums A = Σ d and B = Σ d·x̂ over each channel of a sample give all gradients. With h = d·γ, the
+gradient of x is rstd·(h − mean(h) − x̂·mean(h·x̂)), with means over the group. Statistics are float32 for 16-bit
+numbers.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from fused.backends.reference.activations import ACTIVATIONS
+from fused.backends.reference.numbers import compute_dtype
+from fused.backends.tracing import is_compiled, needs_reference, watched
+
+Tensor = torch.Tensor
+_aten = torch.ops.aten
+Needs = tuple[bool, bool, bool, bool, bool]
+
+# Kernels that write over a temporary: a new tensor of this size costs as much as the pass.
+_IN_PLACE = {"relu": _aten.relu_, "silu": _aten.silu_}
+_OVER_Z = {
+    "relu": lambda d, z: _aten.threshold_backward.grad_input(d, z, 0, grad_input=z),
+    "silu": lambda d, z: _aten.silu_backward.grad_input(d, z, grad_input=z),
+}
+
+
+def group_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    *,
+    groups: int,
+    eps: float,
+    activation: str | None,
+    out_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the result, and mean and 1/deviation of the groups, ``[samples, groups]``.
+
+    Args:
+        x: ``[samples, channels, ...]``.
+        weight, bias: ``[channels]`` or None.
+        scale, shift: ``[samples or 1, channels, 1, ...]`` or None.
+    """
+    compute = compute_dtype(x.dtype)
+    z, mean, rstd = _normalized(x.to(compute), *_affine(weight, bias, scale, shift, compute), groups, eps)
+    if activation in _IN_PLACE and not is_compiled() and not needs_reference((x, weight, bias, scale, shift)):
+        z = _IN_PLACE[activation](z)
+    elif activation is not None:
+        entry = ACTIVATIONS[activation]
+        z = (entry.precise_value or entry.value)(z) if compute == torch.float32 else entry.value(z)
+    return z.to(out_dtype), mean, rstd
+
+
+def _affine(
+    weight: Tensor | None, bias: Tensor | None, scale: Tensor | None, shift: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return γ and β, ``[channels]`` or ``[samples, channels]``, or None for 1 and 0."""
+    weight, bias = (None if each is None else each.to(dtype) for each in (weight, bias))
+    scale, shift = (None if each is None else each.to(dtype).flatten(1) for each in (scale, shift))
+    if scale is not None:
+        weight = 1 + scale if weight is None else weight * (1 + scale)
+        bias = None if bias is None else bias * (1 + scale)
+    return weight, shift if bias is None else bias if shift is None else bias + shift
+
+
+def _normalized(
+    x: Tensor, gamma: Tensor | None, beta: Tensor | None, groups: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return x̂·γ + β, the mean and 1/deviation by torch's kernel, in which a sample's own channels are its channels."""
+    samples, channels, size = x.shape[0], x.shape[1], math.prod(x.shape[2:])
+    x = x.contiguous(memory_format=layout_of(x))
+    gamma, beta = (None if each is None else each.contiguous() for each in (gamma, beta))
+    if gamma is None and beta is not None:  # torch's kernel takes no bias alone
+        gamma = x.new_ones(channels)
+    if all(each is None or each.ndim == 1 for each in (gamma, beta)):
+        normed, mean, rstd = _aten.native_group_norm(x, gamma, beta, samples, channels, size, groups, eps)
+        return normed, mean, rstd
+    if not x.is_contiguous():  # the kernel takes no other layout of one sample
+        normed, mean, rstd = _aten.native_group_norm(x, None, None, samples, channels, size, groups, eps)
+        places = (-1, channels) + (1,) * (x.ndim - 2)
+        normed = normed if gamma is None else normed.mul_(gamma.view(places))
+        return normed if beta is None else normed.add_(beta.view(places)), mean, rstd
+    gamma, beta = (None if each is None else each.expand(samples, channels).flatten() for each in (gamma, beta))
+    whole = x.reshape(1, samples * channels, size)
+    results = _aten.native_group_norm(whole, gamma, beta, 1, samples * channels, size, samples * groups, eps)
+    normed, mean, rstd = results
+    return normed.view_as(x), mean.view(samples, groups), rstd.view(samples, groups)
+
+
+def statistics(x: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
+    """Compute mean and 1/deviation of the groups from x, to differentiate them again."""
+    rows = x.to(compute_dtype(x.dtype)).reshape(x.shape[0], groups, -1)
+    mean = rows.mean(-1)
+    return mean, torch.rsqrt((rows - mean[..., None]).square().mean(-1) + eps)
+
+
+def group_norm_backward(
+    g: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    *,
+    groups: int,
+    activation: str | None,
+    needs: Needs,
+) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of x, weight, bias, scale and shift, or None if not needed."""
+    compute = mean.dtype
+    samples, channels = x.shape[:2]
+    gamma, beta = _affine(weight, bias, scale, shift, compute)
+    by_sample = scale is not None or shift is not None
+    if by_sample:
+        gamma = (mean.new_ones(channels) if gamma is None else gamma).expand(samples, channels)
+    wide, d = x.to(compute), g.to(compute)
+    by_kernel = not by_sample or layout_of(x) == torch.contiguous_format
+    if torch.is_grad_enabled() or is_compiled() or watched((g, x)) or not x.numel() or not by_kernel:
+        normed, places = _normed(wide, mean, rstd), (*x.shape[:2], *(1,) * (x.ndim - 2))
+        z = normed if gamma is None else normed * gamma.expand(samples, channels).reshape(places)
+        z = z if beta is None else z + beta.expand(samples, channels).reshape(places)
+        sums = _through_norm(_through(activation, d, z), normed, gamma, rstd)
+    else:
+        if activation is not None:
+            z = _normalized_again(wide, gamma, beta, mean, rstd)
+            d = _OVER_Z[activation](d, z) if activation in _OVER_Z else _through(activation, d, z)
+        sums = _by_kernel(d, wide, mean.new_ones(channels) if gamma is None else gamma, mean, rstd, groups)
+    return _gradients(x, weight, bias, scale, shift, *sums, needs)
+
+
+def _through(activation: str | None, d: Tensor, z: Tensor) -> Tensor:
+    """Return the gradient of z for the gradient d of the result."""
+    if activation is None:
+        return d
+    entry = ACTIVATIONS[activation]
+    precise = entry.precise_gradient if z.dtype == torch.float32 else None
+    return (precise or entry.gradient)(d, z)
+
+
+def _normed(x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
+    """Compute x̂ from the statistics."""
+    by_group = (*mean.shape, x.shape[1] // mean.shape[1])
+    places = (*x.shape[:2], *(1,) * (x.ndim - 2))
+    center, slope = (each[..., None].expand(by_group).reshape(places) for each in (mean, rstd))
+    return (x - center) * slope
+
+
+def _normalized_again(x: Tensor, gamma: Tensor | None, beta: Tensor | None, mean: Tensor, rstd: Tensor) -> Tensor:
+    """Compute x̂·γ + β in one pass, from the statistics."""
+    by_group = (-1, mean.shape[1], x.shape[1] // mean.shape[1])
+    mean, slope = mean[..., None], rstd[..., None]
+    slope = slope.expand(-1, -1, by_group[2]) if gamma is None else slope * gamma.reshape(by_group)
+    start = -mean * slope if beta is None else torch.addcmul(beta.reshape(by_group), mean, slope, value=-1)
+    places = (*x.shape[:2], *(1,) * (x.ndim - 2))
+    return torch.addcmul(start.reshape(places), x, slope.reshape(places))
+
+
+def _through_norm(d: Tensor, normed: Tensor, gamma: Tensor | None, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradient of x, and B and A, ``[samples, channels]``, for the gradient d of z."""
+    (samples, channels), (_, groups), size = d.shape[:2], rstd.shape, math.prod(d.shape[2:])
+    places, by_group = (samples, channels) + (1,) * (d.ndim - 2), (samples, groups, channels // groups)
+    factor = (d.new_ones(channels) if gamma is None else gamma).expand(samples, channels)
+    rest = list(range(2, d.ndim))
+    of_start, of_slope = d.sum(rest), (d * normed).sum(rest)
+
+    def mean_over_group(sums: Tensor) -> Tensor:
+        total = (sums * factor).view(by_group).sum(-1, keepdim=True) / (channels // groups * size)
+        return total.expand(by_group).reshape(places)
+
+    h = d * factor.reshape(places) - mean_over_group(of_start) - normed * mean_over_group(of_slope)
+    return h * rstd[..., None].expand(by_group).reshape(places), of_slope, of_start
+
+
+def _by_kernel(
+    d: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor, groups: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what `_through_norm` does, by torch's kernel, with B and A summed over samples that share γ."""
+    samples, channels, size = x.shape[0], x.shape[1], math.prod(x.shape[2:])
+    gamma = gamma.contiguous()
+    kernel, wanted = _aten.native_group_norm_backward, [True, True, True]
+    if gamma.ndim == 1:
+        layout = layout_of(x)
+        d, x = d.contiguous(memory_format=layout), x.contiguous(memory_format=layout)
+        dx, of_slope, of_start = kernel(d, x, mean, rstd, gamma, samples, channels, size, groups, wanted)
+        return dx, of_slope[None], of_start[None]
+    whole = (1, samples * channels, size)
+    d, x_whole = d.contiguous().view(whole), x.contiguous().view(whole)
+    statistics = (mean.reshape(1, -1), rstd.reshape(1, -1), gamma.flatten())
+    dx, *sums = kernel(d, x_whole, *statistics, *whole, samples * groups, wanted)
+    of_slope, of_start = (each.view(samples, channels) for each in sums)
+    return dx.view_as(x), of_slope, of_start
+
+
+def layout_of(x: Tensor) -> torch.memory_format:
+    """Return the memory format of torch's group norm of x."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    last = formats.get(x.ndim) if x.is_cpu else None
+    is_last = last is not None and not x.is_contiguous() and x.is_contiguous(memory_format=last)
+    return last if is_last and last is not None else torch.contiguous_format
+
+
+def _gradients(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    dx: Tensor,
+    of_slope: Tensor,
+    of_start: Tensor,
+    needs: Needs,
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients that are needed, from the one of x and the sums B and A of the channels."""
+    dtype = of_slope.dtype
+    factor = None if scale is None else 1 + scale.to(dtype).flatten(1)
+    found: list[Tensor | None] = [dx.to(x.dtype) if needs[0] else None, None, None, None, None]
+    for position, (tensor, sums) in enumerate(((weight, of_slope), (bias, of_start)), 1):
+        if needs[position] and tensor is not None:
+            found[position] = (sums if factor is None else sums * factor).sum(0).to(tensor.dtype)
+    if needs[3] and scale is not None:
+        of_scale = of_slope if weight is None else of_slope * weight.to(dtype)
+        of_scale = of_scale if bias is None else of_scale + of_start * bias.to(dtype)
+        found[3] = _of_factor(of_scale, scale)
+    if needs[4] and shift is not None:
+        found[4] = _of_factor(of_start, shift)
+    return tuple(found)
+
+
+def _of_factor(gradient: Tensor, factor: Tensor) -> Tensor:
+    """Return the gradient of a scale or shift from ``[samples, channels]``."""
+    total = gradient if factor.shape[0] == gradient.shape[0] else gradient.sum(0, keepdim=True)
+    return total.reshape(factor.shape).to(factor.dtype)
