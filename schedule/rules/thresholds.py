@@ -26,8 +26,8 @@ rotary             1.63   0.96   0.18   0.28
 dropout            1.11   1.24   0.86   1.26
 ================  =====  =====  =====  =====
 
-Group norms with SiLU (``group_norm``: 1.2 to 1.4 below 2^22, 0.77 to 1.0 from there on, since the activation is computed
-again; with a scale and shift 1.5 at 2^17, 0.5 at 2^21, 0.2 at 2^23) were measured on one core.
+Group norms with SiLU were measured on one core: 1.2 to 1.4 below 2^22, since the norm is computed again, and 0.8 to 1.0
+from there on; with a scale and shift 1.5 at 2^17, 0.5 at 2^21, 0.2 at 2^23.
 
 The second table was measured on a busy machine: its small sizes are unreliable (dropout with the sum: 0.88 to 1.08).
 Merged projections (``qkv_merge``, three; elements of the input) gain little over three products of the same library,
