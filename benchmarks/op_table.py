@@ -286,6 +286,13 @@ TABLE = [
         lambda x, residual, weight, bias: nbytes(x, weight) + 2 * _per_row(x),
     ),
     Row(
+        "adaptive_layer_norm",
+        lambda x, scale, shift: F.layer_norm(x, x.shape[-1:], eps=1e-6) * (1 + scale) + shift,
+        lambda x, scale, shift: fused.adaptive_layer_norm(x, scale, shift, eps=1e-6),
+        lambda shape: [torch.randn(2, *shape), torch.randn(2, 1, shape[-1]), torch.randn(2, 1, shape[-1])],
+        lambda x, scale, shift: nbytes(x, scale, shift) + 2 * _per_row(x),
+    ),
+    Row(
         "group_norm silu",
         lambda x, weight, bias: F.silu(F.group_norm(x, 32, weight, bias)),
         lambda x, weight, bias: fused.group_norm(x, 32, weight, bias, activation="silu"),

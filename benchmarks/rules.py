@@ -112,6 +112,12 @@ def heads(elements: int, device: str) -> tuple[Tensor, ...]:
     return x, *(torch.randn(1, 1, elements // HIDDEN, 64, device=device) for _ in range(2))
 
 
+def modulated(elements: int, device: str) -> tuple[Tensor, ...]:
+    """Make two sequences [2, length, 256], and a scale and shift of each."""
+    shapes = ((2, elements // (2 * HIDDEN), HIDDEN), (2, 1, HIDDEN), (2, 1, HIDDEN))
+    return tuple(torch.randn(shape, device=device, requires_grad=True) for shape in shapes)
+
+
 def image(elements: int, device: str) -> tuple[Tensor, ...]:
     """Make features [2, 128, width, width] of a UNet, a weight, a bias, and a scale and shift of each sample."""
     width = max(int((elements / 256) ** 0.5), 1)
@@ -157,6 +163,11 @@ CONSTRUCTS: dict[str, tuple[Inputs, Function, Function]] = {
         rows("like", "bias", "bias"),
         added(lambda x, w, b: F.layer_norm(x, (HIDDEN,), w, b)),
         lambda *given: both(fused.add_layer_norm(*given)),
+    ),
+    "adaptive_layer_norm": (
+        modulated,
+        lambda x, scale, shift: F.layer_norm(x, (HIDDEN,)) * (1 + scale) + shift,
+        fused.adaptive_layer_norm,
     ),
     "group_norm": (
         image,

@@ -17,6 +17,7 @@ from fused.activations import (
     new_gelu,
     weighted_squared_relu,
 )
+from fused.adaptive_norm import adaptive_layer_norm
 from fused.backends import Choice, backend
 from fused.bias_dropout import bias_dropout, bias_dropout_add, get_bias_dropout_add
 from fused.cross_entropy import cross_entropy
@@ -118,6 +119,7 @@ __all__ = [
     "WeightedBiasQuickGeGLUFunction",
     "WeightedQuickGeGLUFunction",
     "WeightedSwiGLUFunction",
+    "adaptive_layer_norm",
     "add_layer_norm",
     "add_rms_norm",
     "apply_rotary",

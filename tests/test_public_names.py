@@ -47,6 +47,7 @@ OPS = [
     "rms_norm",
     "layer_norm",
     "group_norm",
+    "adaptive_layer_norm",
     "add_rms_norm",
     "add_layer_norm",
     "rotary_embedding",

@@ -1,6 +1,7 @@
 """Rewrite rules as data: a construct as models write it → a call of a fused op, with a proof of equality."""
 
 from schedule.rules import (  # noqa: F401 - they register their rules
+    adaptive_norm,
     attention,
     attention_softmax,
     bias_activation,

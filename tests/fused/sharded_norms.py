@@ -47,6 +47,11 @@ def norm_cases(check: Callable[..., None], mesh: Any) -> None:
     check("residual cut", added, [x, residual, weight], [whole, batch, whole], batch, [None, batch, Partial()], True)
     check("no weight", lambda x: fused.rms_norm(x, None), [x], [batch], batch, [batch])
 
+    scale, shift = torch.randn(2, 4, 1, 10, dtype=torch.float64)
+    check("adaptive", fused.adaptive_layer_norm, [x, scale, shift], [batch] * 3, batch, [batch] * 3)
+    given = [sequence, whole, whole]
+    check("adaptive", fused.adaptive_layer_norm, [x, scale, shift], given, sequence, [sequence, Partial(), Partial()])
+
     image, (weight_c, bias_c) = torch.randn(4, 6, 5, dtype=torch.float64), torch.randn(2, 6, dtype=torch.float64)
     scale, shift = torch.randn(2, 4, 6, 1, dtype=torch.float64)
 

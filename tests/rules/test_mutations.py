@@ -15,6 +15,7 @@ import fused
 import schedule
 from schedule.api.optimize import optimize
 from schedule.rules import Rule, prove, select_rules
+from schedule.rules.adaptive_norm import ADAPTIVE_LAYER_NORM
 from schedule.rules.attention_softmax import ATTENTION_SOFTMAX
 from schedule.rules.bias_activation import GELU_TANH
 from schedule.rules.bias_dropout import BIAS_DROPOUT, BIAS_DROPOUT_ADD
@@ -120,6 +121,7 @@ MUTATIONS: dict[str, tuple[Rule, Change, str]] = {
     "other groups": (GROUP_NORM_SILU, argument(1, 1), ""),  # no model of the zoo has group norms
     "scale left out": (GROUP_NORM_SCALE_SHIFT, option("scale", None), ""),
     "no activation": (GROUP_NORM_SILU, option("activation", None), ""),
+    "shift for scale": (ADAPTIVE_LAYER_NORM, swapped(1, 2), ""),  # nor adaptive ones
     "up for gate": (SILU, lambda node: node.args[2:] and swapped(0, 1)(node), "llama"),
     "gelu for silu": (SILU, lambda node: node.args[2:] and node.update_arg(2, "gelu"), ""),
     "bias of dropout dropped": (BIAS_DROPOUT, argument(1, None), ""),  # new models have biases of 0
