@@ -66,8 +66,8 @@ def _inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
     return x, weight, bias, torch.randn(of_sample, dtype=dtype) / 2, torch.randn(of_sample, dtype=dtype)
 
 
-def _normed(x: Tensor, *rows: Tensor) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:], *rows, eps=1e-6)
+def _normed(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], weight, bias, 1e-6)
 
 
 def _used_twice(x: Tensor, w: Tensor, b: Tensor, scale: Tensor, shift: Tensor) -> Tensor:

@@ -87,8 +87,8 @@ def _normed(
     """Compute y again, from the statistics or, to be differentiable again, from x."""
     x = x.to(mean.dtype)
     if torch.is_grad_enabled() or (watched((g, x)) and not is_compiled()):
-        rows = (None if row is None else row.to(x.dtype) for row in (weight, bias))
-        return F.layer_norm(x, x.shape[-1:], *rows, eps)
+        weight, bias = (None if row is None else row.to(x.dtype) for row in (weight, bias))
+        return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
     y = (x - mean) * rstd if is_compiled() else torch.addcmul(-mean * rstd, x, rstd)
     y = y if weight is None else y * weight.to(y.dtype)
     return y if bias is None else y + bias.to(y.dtype)
