@@ -37,22 +37,20 @@ def unit_gradients(hidden: Tensor, targets: Tensor) -> Tensor:
     return unit.expand(targets.shape)
 
 
-def over_units(loss: Loss, g: Tensor, dtype: torch.dtype, targets: Tensor) -> Tensor:
+def over_units(loss: Loss, g: Tensor, dtype: torch.dtype, targets: Tensor, class_weight: Tensor | None) -> Tensor:
     """Return the factor from gradients for `unit_gradients` to those for the gradient of the reduced loss."""
-    return _of_each_row(loss, g, targets) / UNITS.get(dtype, 1.0)
+    return _of_each_row(loss, g, targets, class_weight) / UNITS.get(dtype, 1.0)
 
 
-def row_gradients(loss: Loss, g: Tensor, targets: Tensor) -> Tensor:
+def row_gradients(loss: Loss, g: Tensor, targets: Tensor, class_weight: Tensor | None) -> Tensor:
     """Compute the gradient of each row's loss, ``[...]``, from the gradient of the reduced loss."""
-    return _of_each_row(loss, g, targets).expand(targets.shape)
+    return _of_each_row(loss, g, targets, class_weight).expand(targets.shape)
 
 
-def _of_each_row(loss: Loss, g: Tensor, targets: Tensor) -> Tensor:
-    """Divide by the number of rows that a mean is over; of none, gradients are zero, while the loss is NaN."""
-    if loss.reduction != "mean":
-        return g
-    rows = (targets != loss.ignore_index).sum()
-    return torch.where(rows > 0, g / rows, 0)
+def _of_each_row(loss: Loss, g: Tensor, targets: Tensor, class_weight: Tensor | None) -> Tensor:
+    """Divide by the rows that a mean is over; of none, gradients are zero, while the loss is NaN."""
+    rows = loss.count(targets, class_weight)
+    return g if rows is None else torch.where(rows != 0, g / rows, 0)
 
 
 def sweep(
@@ -60,6 +58,7 @@ def sweep(
     weight: Tensor,
     bias: Tensor | None,
     targets: Tensor,
+    class_weight: Tensor | None,
     loss: Loss,
     chunk_rows: int | None,
     backend: str | None,
@@ -81,10 +80,10 @@ def sweep(
         logits = linear(rows[chunk], weight, bias)
         index = loss.index(flat[chunk])
         highest, lse, losses[chunk], _ = LOGIT_STATISTICS.run(
-            "forward", (logits, index, loss.softcap), backend, settings=settings, whole=True
+            "forward", (logits, index, loss.softcap, class_weight), backend, settings=settings, whole=True
         )
         if flat_g is not None:
-            args = (logits, flat_g[chunk], None, index, highest, lse, loss.softcap)
+            args = (logits, flat_g[chunk], None, index, highest, lse, loss.softcap, class_weight)
             sums.add(chunk, gradient(args, settings, True, backend))
     return losses.reshape(targets.shape), sums.gradients(hidden.shape)
 

@@ -28,6 +28,7 @@ def cross_entropy(
     z_loss: float = 0.0,
     softcap: float | None = None,
     reduction: str = "mean",
+    class_weight: Tensor | None = None,
     inplace_backward: bool = False,
 ) -> Tensor:
     """Compute ``F.cross_entropy(logits.float(), targets)`` over the last dimension without a float32 copy of logits.
@@ -45,6 +46,9 @@ def cross_entropy(
         softcap: logits become ``softcap·tanh(logits / softcap)`` (Gemma 2), in float32; None for none.
         reduction: ``"mean"`` over rows not ignored, ``"sum"`` or ``"none"``. HuggingFace's `num_items_in_batch` is
             ``reduction="sum"``, divided by it.
+        class_weight: ``[vocab]``, floating point, as ``weight`` of ``F.cross_entropy``: the loss of a row is multiplied
+            by the weight of its class (not the z-loss), and the mean is weighted. It gets no gradient. Not for logits
+            sharded on the vocabulary.
         inplace_backward: write the gradient over contiguous logits, which saves as much memory as they take and
             leaves them unusable after the backward pass. The op cannot see other readers of the logits, so the
             caller promises that there are none; an op that saved them for its backward pass raises autograd's
@@ -66,20 +70,30 @@ def cross_entropy(
     """
     loss = Loss("cross_entropy", ignore_index, label_smoothing, z_loss, softcap, reduction).checked()
     check_operands(loss, logits, targets, inplace_backward)
+    check_class_weight(loss.op, logits, class_weight, logits.shape[-1])
     if sharded(logits, targets):
-        return loss.reduce(losses_of_shards(loss, logits, targets, inplace_backward), loss.count(targets))
+        losses = losses_of_shards(loss, logits, targets, inplace_backward, class_weight)
+        return loss.reduce(losses, loss.count(targets, class_weight))
     check_range(loss, targets, logits.shape[-1])
-    return plain_loss(loss, logits, targets, logits.shape[-1], inplace=inplace_backward)
+    classes = logits.shape[-1]
+    return plain_loss(loss, logits, targets, classes, class_weight=class_weight, inplace=inplace_backward)
 
 
-def losses_of_shards(loss: Loss, logits: Tensor, targets: Tensor, inplace: bool) -> Tensor:
+def losses_of_shards(
+    loss: Loss, logits: Tensor, targets: Tensor, inplace: bool, class_weight: Tensor | None = None
+) -> Tensor:
     """Compute the loss of each row, ``[...]``, of a DTensor sharded in any way."""
     classes, of_rows = logits.shape[-1], dataclasses.replace(loss, reduction="none")
     local = localise(loss.op, logits, [targets.unsqueeze(-1)])
     group, start = _vocabulary_group(loss.op, local)
+    if class_weight is not None and group is not None:
+        raise ValueError(
+            f"{loss.op}: class_weight with logits {shape(logits)} that are sharded on the vocabulary; gather them first"
+        )
     local_targets = local.given(0).squeeze(-1)
     check_range(loss, local_targets, classes)
-    losses = plain_loss(of_rows, local.x, local_targets, classes, start=start, group=group, inplace=inplace)
+    options: dict[str, Any] = {"class_weight": class_weight, "start": start, "group": group, "inplace": inplace}
+    losses = plain_loss(of_rows, local.x, local_targets, classes, **options)
     return _wrap_rows(local, losses)
 
 
@@ -111,6 +125,18 @@ def check_targets(op: str, name: str, rows: Tensor, targets: object) -> None:
     if rows.shape[-1] == 0:
         raise ValueError(f"{op}: the {name} {shape(rows)} have no columns")
     check_same_device(op, rows, "targets", targets)
+
+
+def check_class_weight(op: str, rows: Tensor, class_weight: Tensor | None, classes: int) -> None:
+    """Raise unless there is one floating-point weight for each class, on the device of the rows, or None."""
+    if class_weight is None:
+        return
+    check_float(op, "class_weight", class_weight)
+    if class_weight.shape != (classes,):
+        raise ValueError(f"{op}: class_weight must be [{classes}], one for each class, got {shape(class_weight)}")
+    check_same_device(op, rows, "class_weight", class_weight)
+    if class_weight.requires_grad and torch.is_grad_enabled():
+        raise ValueError(f"{op}: class_weight gets no gradient; pass class_weight.detach()")
 
 
 def check_range(loss: Loss, targets: Tensor, classes: int) -> None:

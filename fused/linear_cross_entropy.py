@@ -12,7 +12,7 @@ from fused.backends import requested
 from fused.backends.tracing import differentiated, is_compiled_alone, transformed
 from fused.checks import check_float, check_same_device, shape
 from fused.chunked_loss import comes_with_gradients, over_units, row_gradients, sweep, unit_gradients
-from fused.cross_entropy import check_range, check_targets, cross_entropy
+from fused.cross_entropy import check_class_weight, check_range, check_targets, cross_entropy
 from fused.linear import linear
 from fused.linear_cross_entropy_operator import losses_and_gradients
 from fused.loss import Loss
@@ -33,6 +33,7 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     softcap: float | None = None,
     reduction: str = "mean",
+    class_weight: Tensor | None = None,
     chunk_rows: int | None = None,
 ) -> Tensor:
     """Compute ``cross_entropy(F.linear(hidden, weight, bias), targets)`` in chunks of rows, without full logits.
@@ -50,7 +51,7 @@ def linear_cross_entropy(
             computed for all rows at once, sharded on the vocabulary as well, for `cross_entropy`.
         targets: ``[...]``, integers from 0 to vocab − 1, or `ignore_index`.
         bias: ``[vocab]`` in the dtype of `hidden`, or None.
-        ignore_index, label_smoothing, z_loss, softcap, reduction: as in `cross_entropy`.
+        ignore_index, label_smoothing, z_loss, softcap, reduction, class_weight: as in `cross_entropy`.
         chunk_rows: rows per chunk, by default as many as features, and at least 256: the logits of a chunk then take
             the weight's memory. The gradient of the weight is read and written once for each chunk.
 
@@ -76,34 +77,48 @@ def linear_cross_entropy(
     check_targets(op, "hidden states", hidden, targets)
     if chunk_rows is not None and chunk_rows < 1:
         raise ValueError(f"{op}: chunk_rows must be 1 or more, got {chunk_rows}")
-    if sharded(hidden, weight, bias, targets):
-        return _sharded(loss, hidden, weight, targets, bias, chunk_rows)
-    return _plain(loss, hidden, weight, targets, bias, chunk_rows)
+    check_class_weight(op, hidden, class_weight, weight.shape[0])
+    operands = (hidden, weight, targets, bias, class_weight)
+    return (_sharded if sharded(hidden, weight, bias, targets) else _plain)(loss, *operands, chunk_rows)
 
 
 def _plain(
-    loss: Loss, hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, chunk_rows: int | None
+    loss: Loss,
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None,
+    class_weight: Tensor | None,
+    chunk_rows: int | None,
 ) -> Tensor:
     check_range(loss, targets, weight.shape[0])
     hidden, weight, bias = _autocast(hidden, weight, bias)
     if is_compiled_alone():
         settings = (loss.ignore_index, loss.label_smoothing, loss.z_loss, loss.softcap, loss.reduction)
         needs = [torch.is_grad_enabled() and one is not None and one.requires_grad for one in (hidden, weight, bias)]
-        compiled: Tensor = losses_and_gradients(hidden, weight, bias, targets, *settings, chunk_rows, needs)[0]
+        operands = (hidden, weight, bias, targets, class_weight)
+        compiled: Tensor = losses_and_gradients(*operands, *settings, chunk_rows, needs)[0]
         return compiled
     if transformed():
-        return _expression(loss, hidden, weight, bias, targets)
-    inputs = (hidden, weight, bias, targets, loss, chunk_rows)
+        return _expression(loss, hidden, weight, bias, targets, class_weight)
+    inputs = (hidden, weight, bias, targets, class_weight, loss, chunk_rows)
     if not differentiated(hidden, weight, bias):
-        return loss.reduce(sweep(*inputs, requested())[0], loss.count(targets))
+        return loss.reduce(sweep(*inputs, requested())[0], loss.count(targets, class_weight))
     result: Tensor = _LinearCrossEntropy.apply(*inputs)
     return result
 
 
-def _expression(loss: Loss, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+def _expression(
+    loss: Loss,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    class_weight: Tensor | None,
+) -> Tensor:
     """Compute the loss by its definition, in plain differentiable operations."""
     logits = linear(hidden, weight, bias)
-    return plain_loss(loss, logits, targets, weight.shape[0])
+    return plain_loss(loss, logits, targets, weight.shape[0], class_weight=class_weight)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -119,46 +134,54 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
+        class_weight: Tensor | None,
         loss: Loss,
         chunk_rows: int | None,
     ) -> Tensor:
-        ctx.save_for_backward(hidden, weight, bias, targets)
+        ctx.save_for_backward(hidden, weight, bias, targets, class_weight)
         ctx.loss, ctx.chunk_rows, ctx.backend = loss, chunk_rows, requested()
-        inputs = (hidden, weight, bias, targets, loss, chunk_rows)
+        inputs = (hidden, weight, bias, targets, class_weight, loss, chunk_rows)
         now = comes_with_gradients(loss, hidden)
         g = unit_gradients(hidden, targets) if now else None
         losses, gradients = sweep(*inputs, ctx.backend, g, ctx.needs_input_grad)
         # Not in save_for_backward: backward scales them in place and drops them. A second one recomputes them.
         ctx.gradients = gradients if now else None
-        return loss.reduce(losses, loss.count(targets))
+        return loss.reduce(losses, loss.count(targets, class_weight))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (g,) = grads
-        hidden, weight, bias, targets = ctx.saved_tensors
+        hidden, weight, bias, targets, class_weight = ctx.saved_tensors
         if watched(g):
-            return *_by_autograd(ctx, g, hidden, weight, bias, targets), None, None, None
+            return *_by_autograd(ctx, g, *ctx.saved_tensors), *(None,) * 4
         found, ctx.gradients = ctx.gradients, None
+        units = comes_with_gradients(ctx.loss, hidden)
         if found is None:
-            g = row_gradients(ctx.loss, g, targets)
-            inputs = (hidden, weight, bias, targets, ctx.loss, ctx.chunk_rows)
-            _, found = sweep(*inputs, ctx.backend, g, ctx.needs_input_grad)
-        else:
-            factor = over_units(ctx.loss, g, hidden.dtype, targets)
+            of_rows = unit_gradients(hidden, targets) if units else row_gradients(ctx.loss, g, targets, class_weight)
+            inputs = (hidden, weight, bias, targets, class_weight, ctx.loss, ctx.chunk_rows)
+            _, found = sweep(*inputs, ctx.backend, of_rows, ctx.needs_input_grad)
+        if units:
+            factor = over_units(ctx.loss, g, hidden.dtype, targets, class_weight)
             found = tuple(None if one is None else one.mul_(factor) for one in found)
         dtype = hidden.dtype
-        return *(None if one is None else one.to(dtype) for one in found), None, None, None
+        return *(None if one is None else one.to(dtype) for one in found), *(None,) * 4
 
 
 def _by_autograd(
-    ctx: Any, g: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
+    ctx: Any,
+    g: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    class_weight: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
     """Compute the gradients by autograd of the plain expression, for tracers and double backward."""
     recorded = torch.is_grad_enabled()
     inputs = (hidden, weight, bias)
     wanted = [one for one, needed in zip(inputs, ctx.needs_input_grad, strict=False) if one is not None and needed]
     with torch.enable_grad():
-        result = _expression(ctx.loss, *inputs, targets)
+        result = _expression(ctx.loss, *inputs, targets, class_weight)
     found = iter(torch.autograd.grad(result, wanted, g, create_graph=recorded))
     return tuple(next(found) if needed else None for needed in ctx.needs_input_grad[:3])
 
@@ -196,13 +219,19 @@ def _check_operands(op: str, hidden: Tensor, weight: Tensor, bias: Tensor | None
 
 
 def _sharded(
-    loss: Loss, hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, chunk_rows: int | None
+    loss: Loss,
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None,
+    class_weight: Tensor | None,
+    chunk_rows: int | None,
 ) -> Tensor:
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
     if isinstance(weight, DTensor) and any(one.is_shard(0) for one in weight.placements):
         options = {key: value for key, value in dataclasses.asdict(loss).items() if key != "op"}
-        return cross_entropy(F.linear(hidden, weight, bias), targets, **options)
+        return cross_entropy(F.linear(hidden, weight, bias), targets, class_weight=class_weight, **options)
     local = localise(loss.op, hidden, [targets.unsqueeze(-1)], whole=[-1])
     partial = [Partial() if one.is_shard() else Replicate() for one in local.placements]
 
@@ -217,10 +246,12 @@ def _sharded(
 
     own_bias, own_targets = None if bias is None else whole(bias), local.given(0).squeeze(-1)
     part = dataclasses.replace(loss, reduction="none" if loss.reduction == "none" else "sum")
-    result = _plain(part, local.x, whole(weight), own_targets, own_bias, chunk_rows)
+    result = _plain(part, local.x, whole(weight), own_targets, own_bias, class_weight, chunk_rows)
     if local.mesh is None:
-        return result if loss.reduction != "mean" else result / (own_targets != loss.ignore_index).sum()
+        count = loss.count(own_targets, class_weight)
+        return result if count is None else result / count
     if loss.reduction == "none":
         return dataclasses.replace(local, shape=local.shape[:-1]).wrap(result)
     total = DTensor.from_local(result, local.mesh, partial, run_check=False)
-    return total if loss.reduction == "sum" else total / (targets != loss.ignore_index).sum()
+    count = loss.count(targets, class_weight)
+    return total if count is None else total / count

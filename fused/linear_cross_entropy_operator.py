@@ -21,6 +21,7 @@ def losses_and_gradients(
     weight: Tensor,
     bias: Tensor | None,
     targets: Tensor,
+    class_weight: Tensor | None,
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
@@ -36,8 +37,9 @@ def losses_and_gradients(
     loss = _loss(ignore_index, label_smoothing, z_loss, softcap, reduction)
     check_range(loss, targets, weight.shape[0])
     g = unit_gradients(hidden, targets) if any(needs) and comes_with_gradients(loss, hidden) else None
-    losses, gradients = sweep(hidden, weight, bias, targets, loss, chunk_rows, requested(), g, needs)
-    return loss.reduce(losses, loss.count(targets)), *_filled(gradients, hidden)
+    operands = (hidden, weight, bias, targets, class_weight)
+    losses, gradients = sweep(*operands, loss, chunk_rows, requested(), g, needs)
+    return loss.reduce(losses, loss.count(targets, class_weight)), *_filled(gradients, hidden)
 
 
 @torch.library.custom_op("fused::linear_cross_entropy_backward", mutates_args=())
@@ -47,6 +49,7 @@ def gradients_alone(
     weight: Tensor,
     bias: Tensor | None,
     targets: Tensor,
+    class_weight: Tensor | None,
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
@@ -57,13 +60,19 @@ def gradients_alone(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the needed gradients of hidden, weight and bias for the gradient of the loss, else empty tensors."""
     loss = _loss(ignore_index, label_smoothing, z_loss, softcap, reduction)
-    of_rows = row_gradients(loss, g, targets)
-    return _filled(sweep(hidden, weight, bias, targets, loss, chunk_rows, requested(), of_rows, needs)[1], hidden)
+    of_rows = row_gradients(loss, g, targets, class_weight)
+    operands = (hidden, weight, bias, targets, class_weight)
+    return _filled(sweep(*operands, loss, chunk_rows, requested(), of_rows, needs)[1], hidden)
 
 
 @losses_and_gradients.register_fake
 def _(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *settings: Any
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    class_weight: Tensor | None,
+    *settings: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     loss, needs = _loss(*settings[:-2]), settings[-1]
     result = hidden.new_empty(targets.shape if loss.reduction == "none" else (), dtype=compute_dtype(hidden.dtype))
@@ -72,17 +81,24 @@ def _(
 
 @gradients_alone.register_fake
 def _(
-    g: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *settings: Any
+    g: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    class_weight: Tensor | None,
+    *settings: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _buffers(hidden, weight, bias, settings[-1])
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    hidden, weight, bias, targets, *ctx.settings = inputs
+    hidden, weight, bias, targets, class_weight, *ctx.settings = inputs
     ctx.set_materialize_grads(False)
     ctx.dtype = hidden.dtype
     ctx.now = comes_with_gradients(_loss(*ctx.settings[:-2]), hidden)
-    ctx.save_for_backward(*((*output[1:], targets) if ctx.now else (hidden, weight, bias, targets)))
+    found = output[1:] if ctx.now else (hidden, weight, bias)
+    ctx.save_for_backward(*found, targets, class_weight)
 
 
 def _backward(ctx: Any, g: Tensor | None, *of_gradients: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -91,13 +107,13 @@ def _backward(ctx: Any, g: Tensor | None, *of_gradients: Tensor | None) -> tuple
             "linear_cross_entropy: the compiled operator has no second derivative; leave it out of torch.compile, or "
             "use cross_entropy of the logits"
         )
-    unused = (None,) * (1 + len(ctx.settings))
+    unused = (None,) * (2 + len(ctx.settings))
     if g is None:
         return None, None, None, *unused
     loss, needs = _loss(*ctx.settings[:-2]), ctx.settings[-1]
     if ctx.now:
-        *found, targets = ctx.saved_tensors
-        factor = over_units(loss, g, ctx.dtype, targets)
+        *found, targets, class_weight = ctx.saved_tensors
+        factor = over_units(loss, g, ctx.dtype, targets, class_weight)
         found = [one * factor for one in found]
     else:
         found = gradients_alone(g, *ctx.saved_tensors, *ctx.settings)

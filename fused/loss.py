@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from fused.backends.reference.losses import RowSettings
+from fused.backends.reference.losses import RowSettings, weights_of
+from fused.backends.reference.numbers import compute_dtype
+from fused.sharding import whole
 
 Tensor = torch.Tensor
 Statistics = tuple[Tensor, Tensor, Tensor, Tensor | None]
@@ -47,9 +49,15 @@ class Loss:
         targets = targets.long()
         return targets - start if start else targets
 
-    def count(self, targets: Tensor) -> Tensor | None:
-        """Return the number of rows that a mean is over, or None for other reductions."""
-        return (targets != self.ignore_index).sum() if self.reduction == "mean" else None
+    def count(self, targets: Tensor, class_weight: Tensor | None = None) -> Tensor | None:
+        """Return the number or total weight of the rows that a mean is over, or None for other reductions."""
+        if self.reduction != "mean":
+            return None
+        if class_weight is None:
+            return (targets != self.ignore_index).sum()
+        targets = whole(targets)
+        of_rows = weights_of(targets.long(), class_weight, compute_dtype(class_weight.dtype))
+        return torch.where(targets != self.ignore_index, of_rows, 0).sum()
 
     def reduce(self, losses: Tensor, count: Tensor | None) -> Tensor:
         """Reduce the losses of all rows, with NaN for the mean of no rows."""

@@ -48,6 +48,7 @@ def plain_loss(
     targets: Tensor,
     classes: int,
     *,
+    class_weight: Tensor | None = None,
     start: int = 0,
     group: Any = None,
     inplace: bool = False,
@@ -57,28 +58,29 @@ def plain_loss(
     With a group, the logits are the columns from `start` on, and the other ranks of the group have the rest.
     """
     if transformed() and group is None:
-        return _expression(loss, logits, targets, classes)
+        return _expression(loss, logits, targets, classes, class_weight)
     if not differentiated(logits):
         settings = loss.of_rows(classes, start)
-        *_, losses = _statistics(loss, logits, loss.index(targets, start), settings, group)
-        return loss.reduce(losses, loss.count(targets))
-    result: Tensor = _CrossEntropy.apply(logits, targets, loss, classes, start, group, inplace)
+        *_, losses = _statistics(loss, logits, loss.index(targets, start), settings, group, class_weight)
+        return loss.reduce(losses, loss.count(targets, class_weight))
+    result: Tensor = _CrossEntropy.apply(logits, targets, class_weight, loss, classes, start, group, inplace)
     return result
 
 
-def _expression(loss: Loss, logits: Tensor, targets: Tensor, classes: int) -> Tensor:
+def _expression(loss: Loss, logits: Tensor, targets: Tensor, classes: int, class_weight: Tensor | None) -> Tensor:
     """Compute the loss in plain differentiable operations."""
     settings, index = loss.of_rows(classes), loss.index(targets)
-    *_, losses, _ = formulas.logit_statistics(logits, index, loss.softcap, settings=settings, whole=True)
-    return loss.reduce(losses, loss.count(targets))
+    args = (logits, index, loss.softcap, class_weight)
+    *_, losses, _ = formulas.logit_statistics(*args, settings=settings, whole=True)
+    return loss.reduce(losses, loss.count(targets, class_weight))
 
 
 def _statistics(
-    loss: Loss, logits: Tensor, index: Tensor, settings: RowSettings, group: Any
+    loss: Loss, logits: Tensor, index: Tensor, settings: RowSettings, group: Any, class_weight: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the highest logit, the logsumexp and the loss of each row, over all shards of the vocabulary."""
     statistics: Statistics = LOGIT_STATISTICS.run(
-        "forward", (logits, index, loss.softcap), requested(), settings=settings, whole=group is None
+        "forward", (logits, index, loss.softcap, class_weight), requested(), settings=settings, whole=group is None
     )
     if group is None:
         return statistics[:3]
@@ -109,12 +111,20 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, targets: Tensor, loss: Loss, classes: int, start: int, group: Any, inplace: bool
+        ctx: Any,
+        logits: Tensor,
+        targets: Tensor,
+        class_weight: Tensor | None,
+        loss: Loss,
+        classes: int,
+        start: int,
+        group: Any,
+        inplace: bool,
     ) -> Tensor:
         index, settings = loss.index(targets, start), loss.of_rows(classes, start)
-        highest, lse, losses = _statistics(loss, logits, index, settings, group)
-        count = loss.count(targets)
-        ctx.save_for_backward(logits, targets, highest, lse, count)
+        highest, lse, losses = _statistics(loss, logits, index, settings, group, class_weight)
+        count = loss.count(targets, class_weight)
+        ctx.save_for_backward(logits, targets, highest, lse, count, class_weight)
         ctx.loss, ctx.settings, ctx.start, ctx.group, ctx.inplace = loss, settings, start, group, inplace
         ctx.backend = requested()
         return loss.reduce(losses, count)
@@ -123,25 +133,27 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (g,) = grads
         loss: Loss = ctx.loss
-        logits, targets, highest, lse, count = ctx.saved_tensors
+        logits, targets, highest, lse, count, class_weight = ctx.saved_tensors
         recorded = watched(g)
         if recorded and ctx.group is None:
-            return _by_autograd(loss, g, logits, targets, ctx.settings.classes), *(None,) * 6
+            return _by_autograd(loss, g, logits, targets, ctx.settings.classes, class_weight), *(None,) * 7
         if torch.is_grad_enabled() and not transformed():
             raise NotImplementedError(
                 "cross_entropy: logits sharded on the vocabulary have no second derivative; gather them first"
             )
         inplace = ctx.inplace and logits.is_contiguous() and not recorded
-        args = (logits, g, count, loss.index(targets, ctx.start), highest, lse, loss.softcap)
+        args = (logits, g, count, loss.index(targets, ctx.start), highest, lse, loss.softcap, class_weight)
         dx = gradient(args, ctx.settings, inplace, ctx.backend)
-        return dx, *(None,) * 6
+        return dx, *(None,) * 7
 
 
-def _by_autograd(loss: Loss, g: Tensor, logits: Tensor, targets: Tensor, classes: int) -> Tensor:
+def _by_autograd(
+    loss: Loss, g: Tensor, logits: Tensor, targets: Tensor, classes: int, class_weight: Tensor | None
+) -> Tensor:
     """Compute the gradient of the logits by autograd of the plain expression, for tracers and double backward."""
     recorded = torch.is_grad_enabled()
     with torch.enable_grad():
-        result = _expression(loss, logits, targets, classes)
+        result = _expression(loss, logits, targets, classes, class_weight)
     (gradient,) = torch.autograd.grad(result, logits, g, create_graph=recorded)
     return gradient
 

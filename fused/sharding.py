@@ -167,6 +167,14 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     return local
 
 
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Return all of a DTensor, or any other tensor unchanged."""
+    if not is_dtensor(tensor):
+        return tensor
+    gathered: torch.Tensor = tensor.full_tensor()  # type: ignore[attr-defined]
+    return gathered
+
+
 def is_dtensor(tensor: torch.Tensor) -> bool:
     """Check whether a tensor is a DTensor, whose module takes long to import, without importing it for plain ones."""
     if type(tensor) in _PLAIN:

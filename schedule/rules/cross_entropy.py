@@ -23,6 +23,7 @@ import fused
 from schedule.patterns import GraphMatch
 from schedule.rules.casts import Value
 from schedule.rules.loss_patterns import (
+    class_weights,
     logits_input,
     loss_check,
     loss_options,
@@ -40,6 +41,10 @@ def cross_entropy(logits: Value, targets: Value) -> Value:
     return row_losses(logits_input())
 
 
+def weighted_cross_entropy(logits: Value, targets: Value, class_weight: Value) -> Value:
+    return row_losses(logits_input(), class_weights())
+
+
 def _extra_check(graph_match: GraphMatch) -> str:
     return loss_check(graph_match, spec_of(graph_match.inputs["logits"]))
 
@@ -50,7 +55,7 @@ def _profitability(graph_match: GraphMatch) -> str:
 
 def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
     args = (rows_of(graph, inputs["logits"], inputs, scalars), inputs["targets"])
-    return graph.call_function(fused.cross_entropy, args, loss_options(scalars))
+    return graph.call_function(fused.cross_entropy, args, loss_options(inputs, scalars))
 
 
 # -- the rule -----------------------------------------------------------------------------------------------
@@ -102,7 +107,10 @@ def soft(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def weighted(logits: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), weight=torch.ones(logits.shape[-1]))
+    """Compute a loss with a weight for each class."""
+    rows = wide(logits).flatten(0, 1)
+    weight = torch.arange(1, CLASSES + 1, dtype=rows.dtype) / 4
+    return F.cross_entropy(rows, labels.flatten(), weight=weight, label_smoothing=0.1)
 
 
 def narrowed(logits: Tensor, labels: Tensor) -> Tensor:
@@ -113,16 +121,17 @@ def classes_in_the_middle(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels.clamp(0, logits.shape[1] - 1)[:, :1].expand(-1, logits.shape[-1]))
 
 
-FORMS = (causal, shifted, masked, smoothed, classes_second)
-REFUSED = (soft, weighted, narrowed, classes_in_the_middle)
+CLASSES = 9
+FORMS = (causal, shifted, masked, smoothed, classes_second, weighted)
+REFUSED = (soft, narrowed, classes_in_the_middle)
 
 CROSS_ENTROPY = register_rule(
     Rule(
         name="cross_entropy",
         family=FAMILY,
-        patterns=(cross_entropy,),
+        patterns=(cross_entropy, weighted_cross_entropy),
         build=_build,
-        proof=Proof(FORMS, logits_and_labels, ((2, 6, 9), (3, 4, 9), (1, 2, 9)), refused=REFUSED),
+        proof=Proof(FORMS, logits_and_labels, ((2, 6, CLASSES), (3, 4, CLASSES), (1, 2, CLASSES)), refused=REFUSED),
         summary="fused.cross_entropy(logits, targets)",
         extra_check=_extra_check,
         profitability=_profitability,

@@ -36,7 +36,7 @@ from schedule.capture.recording.specs import TensorSpec
 from schedule.patterns import GraphMatch, tensor
 from schedule.rules import cross_entropy as plain
 from schedule.rules.casts import FLOATS, Value
-from schedule.rules.loss_patterns import loss_check, loss_options, row_losses, rows_of
+from schedule.rules.loss_patterns import class_weights, loss_check, loss_options, row_losses, rows_of
 from schedule.rules.registry import register_rule
 from schedule.rules.rule import Form, Proof, Rule, spec_of
 
@@ -47,22 +47,21 @@ def _product(hidden: Value, weight: Value) -> Value:
     return F.linear(tensor("hidden", where=lambda spec: spec.ndim >= 2 and spec.dtype in FLOATS), weight)
 
 
-def linear_loss(hidden: Value, weight: Value, targets: Value) -> Value:
-    return row_losses(_product(hidden, weight))
+def _patterns(with_logits: bool) -> tuple[Callable[..., Value], ...]:
+    """Return the patterns of the loss, with or without a bias and weights of the classes, the larger ones first."""
+    return tuple(_pattern(biased, weighted, with_logits) for biased in (True, False) for weighted in (True, False))
 
 
-def linear_loss_and_logits(hidden: Value, weight: Value, targets: Value) -> Value:
-    logits = _product(hidden, weight)
-    return row_losses(logits), logits
+def _pattern(biased: bool, weighted: bool, with_logits: bool) -> Callable[..., Value]:
+    def pattern(hidden: Value, weight: Value, targets: Value) -> Value:
+        logits = _product(hidden, weight)
+        logits = logits + tensor("bias", ndim=1) if biased else logits
+        loss = row_losses(logits, class_weights() if weighted else None)
+        return (loss, logits) if with_logits else loss
 
-
-def linear_bias_loss(hidden: Value, weight: Value, targets: Value, bias: Value) -> Value:
-    return row_losses(_product(hidden, weight) + tensor("bias", ndim=1))
-
-
-def linear_bias_loss_and_logits(hidden: Value, weight: Value, targets: Value, bias: Value) -> Value:
-    logits = _product(hidden, weight) + tensor("bias", ndim=1)
-    return row_losses(logits), logits
+    bias, weights, logits = "_bias" * biased, "weighted_" * weighted, "_and_logits" * with_logits
+    pattern.__name__ = f"{weights}linear{bias}_loss{logits}"
+    return pattern
 
 
 # -- checks -------------------------------------------------------------------------------------------------
@@ -118,7 +117,7 @@ def _profitability(graph_match: GraphMatch) -> str:
 def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
     hidden = rows_of(graph, inputs["hidden"], inputs, scalars)
     args = (hidden, inputs["weight"], inputs["targets"], *_bias(inputs))
-    return graph.call_function(fused.linear_cross_entropy, args, loss_options(scalars))
+    return graph.call_function(fused.linear_cross_entropy, args, loss_options(inputs, scalars))
 
 
 def _build_both(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> tuple[fx.Node, fx.Node]:
@@ -175,7 +174,7 @@ LINEAR_CROSS_ENTROPY = register_rule(
     Rule(
         name="linear_cross_entropy",
         family=plain.FAMILY,
-        patterns=(linear_bias_loss, linear_loss),
+        patterns=_patterns(with_logits=False),
         build=_build,
         proof=Proof(
             tuple(form for loss in plain.FORMS for form in _alone(loss)),
@@ -194,7 +193,7 @@ LINEAR_CROSS_ENTROPY_AND_LOGITS = register_rule(
     Rule(
         name="linear_cross_entropy_and_logits",
         family=plain.FAMILY,
-        patterns=(linear_bias_loss_and_logits, linear_loss_and_logits),
+        patterns=_patterns(with_logits=True),
         build=_build_both,
         proof=Proof(tuple(map(_with_logits, plain.FORMS)), _inputs, _SHAPES, refused=_REFUSED),
         summary="fused.linear_cross_entropy(hidden, weight, targets); fused.linear(hidden, weight)",

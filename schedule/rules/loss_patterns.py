@@ -27,13 +27,14 @@ def logits_input() -> Value:
     return tensor("logits", where=lambda spec: spec.ndim >= 2 and spec.dtype in FLOATS)
 
 
-def row_losses(logits: Value) -> Value:
+def row_losses(logits: Value, class_weight: Value = None) -> Value:
     """Match ``F.cross_entropy`` of logits, optionally shifted by a token, flattened to rows, and cast."""
     shifted = optional(lambda x: x.contiguous(), name="contiguous")(_shifted(cast("before")(logits)))
     rows = cast("after")(any_of(_flattened(shifted), _classes_second(shifted), shifted, name="rows"))
     return F.cross_entropy(
         rows,
         tensor("targets"),
+        class_weight,
         ignore_index=scalar("ignore_index", where=lambda value: isinstance(value, int)),
         reduction=scalar("reduction", where=lambda value: value in REDUCTIONS),
         label_smoothing=scalar("label_smoothing", where=lambda value: isinstance(value, (int, float))),
@@ -75,6 +76,11 @@ def loss_check(graph_match: GraphMatch, x: TensorSpec | None) -> str:
         leading[-1] -= 1
     if targets.shape not in ((math.prod(leading),), tuple(leading)) or (targets.ndim > 1) is not turned:
         return "the classes are not the last dimension of the logits"
+    weight = spec_of(graph_match.inputs.get("class_weight"))
+    if "class_weight" in graph_match.inputs and (
+        weight is None or weight.requires_grad or weight.shape != x.shape[-1:] or weight.device != x.device
+    ):
+        return "the weights of the classes get a gradient, or are not one for each class"
     dtypes = Dtypes.of(graph_match)
     narrowed = dtypes.narrowed(x.dtype, "before", "after")
     if narrowed is not None:
@@ -100,7 +106,13 @@ def rows_of(graph: fx.Graph, x: Any, inputs: dict[str, Any], scalars: dict[str, 
     return x
 
 
-def loss_options(scalars: dict[str, Any]) -> dict[str, Any]:
+def class_weights() -> Value:
+    """Declare the weights of the classes."""
+    return tensor("class_weight", where=lambda spec: spec.ndim == 1 and spec.dtype in FLOATS)
+
+
+def loss_options(inputs: dict[str, Any], scalars: dict[str, Any]) -> dict[str, Any]:
     """Return the options of the loss different from the fused ops' defaults."""
     defaults = {"ignore_index": -100, "label_smoothing": 0.0, "reduction": "mean"}
-    return {name: scalars[name] for name, default in defaults.items() if scalars[name] != default}
+    options = {name: scalars[name] for name, default in defaults.items() if scalars[name] != default}
+    return {**options, "class_weight": inputs["class_weight"]} if "class_weight" in inputs else options

@@ -59,12 +59,34 @@ def _case(name: str, eager: Callable[..., Tensor], **options: Any) -> Case:
     )
 
 
+def _weighted(name: str, eager: Callable[..., Tensor], long: bool = False, **options: Any) -> Case:
+    """Return a case with a weight for each class, in the dtype of the loss."""
+    return Case(
+        f"cross_entropy {name}",
+        op=lambda logits, targets, weight: fused.cross_entropy(logits, targets, class_weight=weight, **options),
+        eager=lambda logits, targets, weight: eager(upcast(logits), targets, upcast(weight)),
+        inputs=lambda rows, columns: (*_rows(rows, columns), normal(columns).abs()),
+        saved=lambda logits, targets, weight: _saved(logits, targets) + 8 * weight.numel(),
+        frozen=(2,),
+        triton=False,
+        long=long,
+    )
+
+
 CASES = [
     _case("mean", lambda x, t: F.cross_entropy(upcast(x), t)),
     _case("sum", lambda x, t: F.cross_entropy(upcast(x), t, reduction="sum"), reduction="sum"),
     _case("smoothed", lambda x, t: F.cross_entropy(upcast(x), t, label_smoothing=0.1), label_smoothing=0.1),
     _case("z-loss", lambda x, t: z_loss(upcast(x), t), z_loss=1e-2),
     _case("soft cap", lambda x, t: F.cross_entropy(capped(x), t, reduction="none"), softcap=5.0, reduction="none"),
+    _weighted("weighted", lambda x, t, w: F.cross_entropy(x, t, w)),
+    _weighted(
+        "weighted, smoothed, sum",
+        lambda x, t, w: F.cross_entropy(x, t, w, label_smoothing=0.1, reduction="sum"),
+        long=True,
+        label_smoothing=0.1,
+        reduction="sum",
+    ),
     Case(
         "cross_entropy of three dimensions",
         op=lambda logits, targets: fused.cross_entropy(logits, targets, reduction="none"),
@@ -94,7 +116,41 @@ def _linear(name: str, eager: Callable[..., Tensor], with_bias: bool = True, **o
     )
 
 
+def _linear_weighted(name: str, **options: Any) -> Case:
+    """Return a case with a weight for each class and all other options."""
+    squares = options.get("z_loss", 0.0)
+
+    def eager(hidden: Tensor, weight: Tensor, targets: Tensor, of_classes: Tensor) -> Tensor:
+        logits = upcast(F.linear(hidden, weight))
+        loss = F.cross_entropy(logits, targets, upcast(of_classes), label_smoothing=options.get("label_smoothing", 0.0))
+        counted = targets != -100
+        total = torch.where(counted, upcast(of_classes)[targets.clamp(0)], 0).sum()
+        return loss + squares * torch.where(counted, torch.logsumexp(logits, -1).square(), 0).sum() / total
+
+    def op(hidden: Tensor, weight: Tensor, targets: Tensor, of_classes: Tensor) -> Tensor:
+        return fused.linear_cross_entropy(hidden, weight, targets, class_weight=of_classes, chunk_rows=64, **options)
+
+    def inputs(rows: int, columns: int) -> tuple[Tensor, ...]:
+        operands = normal(rows, columns, spread=0.3), normal(9, columns, spread=0.3), some_targets(rows, classes=9)
+        return *operands, normal(9).abs()
+
+    return Case(
+        f"linear_cross_entropy {name}",
+        op=op,
+        eager=eager,
+        inputs=inputs,
+        saved=nbytes,
+        frozen=(3,),
+        sums=(0, 1),
+        special=False,
+        triton=False,
+        long=bool(options),
+    )
+
+
 CASES += [
+    _linear_weighted("weighted"),
+    _linear_weighted("weighted, smoothed, z-loss", label_smoothing=0.1, z_loss=1e-2),
     _linear("mean", F.cross_entropy),
     _linear("sum", lambda x, t: F.cross_entropy(x, t, reduction="sum"), with_bias=False, reduction="sum"),
     _linear("none", lambda x, t: F.cross_entropy(x, t, reduction="none"), reduction="none"),

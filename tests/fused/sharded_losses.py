@@ -139,8 +139,21 @@ def dtensor_cases() -> None:
     check_dtensor(rows, whole, whole, whole, 0)
     check_dtensor(fused.cross_entropy, vocabulary, whole, None, 2)
     check_dtensor(fused.cross_entropy, batch, batch, None, 4)
+    of_classes = torch.rand(CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    for reduction in ("none", "sum", "mean"):
+
+        def weighted(x: Tensor, t: Tensor, reduction: str = reduction) -> Tensor:
+            return fused.cross_entropy(x, t, class_weight=of_classes, label_smoothing=0.1, reduction=reduction)
+
+        check_dtensor(weighted, batch, batch, None, 4)
     logits, targets, _ = sample()
     sharded = distribute_tensor(logits, MESH, [vocabulary])
+    try:
+        fused.cross_entropy(sharded, targets, class_weight=of_classes)
+    except ValueError as error:
+        assert "sharded on the vocabulary; gather them first" in str(error)
+    else:
+        raise AssertionError("weights of the classes with a sharded vocabulary are not computed")
     result = fused.vocab_parallel_cross_entropy(sharded, targets, 0.1)
     assert isinstance(result, DTensor)
     torch.testing.assert_close(result.full_tensor(), megatron(logits, targets, 0.1))

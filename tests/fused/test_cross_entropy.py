@@ -148,6 +148,30 @@ def test_targets_out_of_range():
         assert compiled.isnan().nonzero().tolist() == [[1, 2]]
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.2}, {"ignore_index": 3}])
+def test_weights_of_the_classes(reduction, options):
+    logits, targets = sample(2, 3)
+    targets = targets.clamp(0) if "ignore_index" in options else targets
+    weight = torch.rand(10, dtype=logits.dtype)
+    weight[1] = 0
+    mine, theirs = logits.detach().requires_grad_(), logits.detach().flatten(0, 1).requires_grad_()
+    result = fused.cross_entropy(mine, targets, class_weight=weight, reduction=reduction, **options)
+    expected = F.cross_entropy(theirs, targets.flatten(), weight, reduction=reduction, **options)
+    torch.testing.assert_close(result.flatten(), expected.flatten())
+    (gradient,) = torch.autograd.grad(result.sum(), mine)
+    torch.testing.assert_close(gradient.flatten(0, 1), torch.autograd.grad(expected.sum(), theirs)[0])
+
+
+def test_the_z_loss_has_no_class_weight():
+    logits, targets = sample(2, 3)
+    weight = torch.rand(10, dtype=logits.dtype)
+    squares = torch.where(targets == -100, 0, torch.logsumexp(logits, -1).square())
+    plain = fused.cross_entropy(logits, targets, class_weight=weight, reduction="none")
+    result = fused.cross_entropy(logits, targets, class_weight=weight, z_loss=0.5, reduction="none")
+    torch.testing.assert_close(result, plain + 0.5 * squares)
+
+
 def test_errors_say_what_to_do():
     logits, targets = sample(2, 3)
     with pytest.raises(TypeError, match=r"class numbers.*for class probabilities use torch"):
@@ -160,6 +184,14 @@ def test_errors_say_what_to_do():
         fused.cross_entropy(logits, targets[0])
     with pytest.raises(ValueError, match="have no columns"):
         fused.cross_entropy(torch.empty(2, 0), targets[:, 0])
+    for weight, error, text in (
+        (torch.ones(9), ValueError, r"class_weight must be \[10\], one for each class, got \[9\]"),
+        (torch.ones(10, dtype=torch.int64), TypeError, "class_weight must be float16"),
+        (torch.ones(10, device="meta"), ValueError, "is on meta"),
+        (torch.ones(10, requires_grad=True), ValueError, "gets no gradient; pass class_weight.detach"),
+    ):
+        with pytest.raises(error, match=text):
+            fused.cross_entropy(logits, targets, class_weight=weight)
     for name, value in (("label_smoothing", 1.5), ("z_loss", -1.0), ("softcap", 0.0), ("reduction", "batchmean")):
         with pytest.raises(ValueError, match=f"cross_entropy: {name} must be"):
             fused.cross_entropy(logits, targets, **{name: value})

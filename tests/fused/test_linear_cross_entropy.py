@@ -253,14 +253,31 @@ def test_transforms_in_compiled_code_run_the_expression():
 
 def test_the_operator_keeps_its_contract():
     hidden, weight, targets, bias = operands(dtype=torch.float32)
-    for reduction in ("mean", "none"):
-        args = (hidden, weight, bias, targets, -100, 0.0, 0.0, None, reduction, 4, [True, True, True])
+    for reduction, of_classes in (("mean", None), ("none", None), ("mean", torch.rand(len(weight)))):
+        operands_of = (hidden, weight, bias, targets, of_classes)
+        args = (*operands_of, -100, 0.0, 0.0, None, reduction, 4, [True, True, True])
         operator = torch.ops.fused.linear_cross_entropy.default
         torch.library.opcheck(
             operator, args, test_utils=("test_schema", "test_autograd_registration", "test_faketensor")
         )
     with pytest.raises(IndexError, match="target 13"):
         torch.compile(chunked, backend="eager")(hidden, weight, targets.index_fill(0, torch.tensor(0), 13))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_weights_of_the_classes_compiled_and_twice(reduction):
+    hidden, weight, targets, bias = operands()
+    inputs, of_classes = [hidden, weight, bias], torch.rand(len(weight), dtype=torch.float64)
+    options = {"reduction": reduction, "label_smoothing": 0.1}
+    theirs = F.cross_entropy(F.linear(hidden, weight, bias), targets, of_classes, **options)
+    expected = torch.autograd.grad(theirs.sum(), inputs)
+    for run in (chunked, torch.compile(chunked, backend="aot_eager")):
+        mine = run(hidden, weight, targets, bias, class_weight=of_classes, **options)
+        torch.testing.assert_close(mine, theirs)
+        torch.testing.assert_close(torch.autograd.grad(mine.sum(), inputs, retain_graph=run is chunked), expected)
+        if run is chunked:
+            again = torch.autograd.grad(mine.sum(), inputs)
+            torch.testing.assert_close(again, expected)
 
 
 @pytest.mark.cuda

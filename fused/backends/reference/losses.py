@@ -36,7 +36,13 @@ class RowSettings:
 
 
 def logit_statistics(
-    logits: Tensor, index: Tensor, softcap: float | Tensor | None, *, settings: RowSettings, whole: bool
+    logits: Tensor,
+    index: Tensor,
+    softcap: float | Tensor | None,
+    class_weight: Tensor | None = None,
+    *,
+    settings: RowSettings,
+    whole: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Compute the highest z of each row, the logsumexp of z − highest, and the loss.
 
@@ -45,6 +51,7 @@ def logit_statistics(
     Args:
         logits: ``[..., vocab]``.
         index: ``[...]``, the column to pick.
+        class_weight: ``[vocab]``, the weight of each class, or None; needs all columns.
         settings: those of the losses.
         whole: whether these are all columns. Of a shard, the third and the fourth result are the picked z − highest, 0
             if it is in another shard, and with smoothing the sum of z − highest, for :func:`row_losses`.
@@ -66,10 +73,12 @@ def logit_statistics(
     below = z - highest
     here = (index >= 0) & (index < columns)
     picked = torch.where(here, _picked(below, torch.where(here, index, 0)), elsewhere)
-    sums = below.sum(-1) if smoothed else None
+    sums = None
+    if smoothed:
+        sums = below.sum(-1) if class_weight is None else (below * class_weight.to(compute)).sum(-1)
     highest, lse = highest.squeeze(-1), torch.exp(below).sum(-1).log()
     if whole:
-        return highest, lse, row_losses(highest, lse, picked, sums, index, settings), None
+        return highest, lse, row_losses(highest, lse, picked, sums, index, settings, class_weight), None
     return highest, lse, picked, sums
 
 
@@ -90,6 +99,7 @@ def logit_statistics_backward(
     highest: Tensor,
     lse: Tensor,
     softcap: float | Tensor | None,
+    class_weight: Tensor | None = None,
     *,
     settings: RowSettings,
     inplace: bool,
@@ -97,7 +107,8 @@ def logit_statistics_backward(
     """Compute the gradient of the logits from that of the rows' losses, in the logits' dtype.
 
     It is ``(1 + 2·z_loss·(highest + lse))·softmax(z) − (1 − ε)·[column = index] − ε / classes``, times g, through the
-    soft cap; 0 for ignored rows.
+    soft cap; 0 for ignored rows. With class weights, 1 becomes (1 − ε)·w[index] + ε·Σw / classes, the second term
+    has the weight of the index, and the third that of the column.
 
     Args:
         g: ``[...]``, or a number for all rows.
@@ -105,23 +116,39 @@ def logit_statistics_backward(
         highest, lse: over all columns, of which the logits may be a part.
         inplace: write the gradient over the logits.
     """
-    g_lse, g_picked, g_total = _row_losses_backward(g, count, index, highest, lse, settings)
+    g_lse, g_picked, g_total = _row_losses_backward(g, count, index, highest, lse, settings, class_weight)
     z = _capped(logits.to(lse.dtype), softcap)
     dz = torch.exp(z - highest.unsqueeze(-1)) * (torch.exp(-lse) * g_lse).unsqueeze(-1)
     columns = torch.arange(logits.shape[-1], device=logits.device)
     dz = torch.where(columns == index.unsqueeze(-1), dz + g_picked.unsqueeze(-1), dz)
     if g_total is not None:
-        dz = dz + g_total.unsqueeze(-1)
+        g_total = g_total.unsqueeze(-1)
+        dz = dz + (g_total if class_weight is None else g_total * class_weight.to(dz.dtype))
     if softcap is not None:
         dz = dz * (1 - (z / softcap).square())
     return logits.copy_(dz) if inplace else dz.to(logits.dtype)
 
 
 def row_losses(
-    highest: Tensor, lse: Tensor, picked: Tensor, total: Tensor | None, index: Tensor, settings: RowSettings
+    highest: Tensor,
+    lse: Tensor,
+    picked: Tensor,
+    total: Tensor | None,
+    index: Tensor,
+    settings: RowSettings,
+    class_weight: Tensor | None = None,
 ) -> Tensor:
-    """Compute ``lse − (1 − ε)·picked − ε·total / classes + z_loss·(highest + lse)²`` of rows, 0 for ignored ones."""
-    losses = lse - (1 - settings.label_smoothing) * picked
+    """Compute ``lse − (1 − ε)·picked − ε·total / classes + z_loss·(highest + lse)²`` of rows, 0 for ignored ones.
+
+    With class weights, it is ``(1 − ε)·w[index]·(lse − picked) + ε·(Σw·lse − total) / classes + z_loss·(…)²``.
+    """
+    if class_weight is None:
+        losses = lse - (1 - settings.label_smoothing) * picked
+    else:
+        of_index = weights_of(index, class_weight, lse.dtype) * (1 - settings.label_smoothing)
+        losses = of_index * (lse - picked)
+        if total is not None:
+            losses = losses + lse * (class_weight.to(lse.dtype).sum() * (settings.label_smoothing / settings.classes))
     if total is not None:
         losses = losses - total * (settings.label_smoothing / settings.classes)
     if settings.z_loss != 0.0:
@@ -129,14 +156,33 @@ def row_losses(
     return losses.masked_fill(index == settings.ignored, 0)
 
 
+def weights_of(index: Tensor, class_weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the weights of the classes of rows; rows without a class get that of some class."""
+    return class_weight.to(dtype)[index.clamp(0, class_weight.shape[0] - 1)]
+
+
 def _row_losses_backward(
-    g: Tensor, count: Tensor | None, index: Tensor, highest: Tensor, lse: Tensor, settings: RowSettings
+    g: Tensor,
+    count: Tensor | None,
+    index: Tensor,
+    highest: Tensor,
+    lse: Tensor,
+    settings: RowSettings,
+    class_weight: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Compute the gradients of lse, picked and total from those of the rows' losses."""
     g = (g if count is None else g / count).masked_fill(index == settings.ignored, 0)
     smoothing = settings.label_smoothing
-    g_lse = g if settings.z_loss == 0.0 else g * (1 + 2 * settings.z_loss * (highest + lse))
-    return g_lse, g * (smoothing - 1), None if smoothing == 0.0 else g * (-smoothing / settings.classes)
+    g_total = None if smoothing == 0.0 else g * (-smoothing / settings.classes)
+    of_lse: Tensor | float = 1.0
+    g_picked = g * (smoothing - 1)
+    if class_weight is not None:
+        of_index = weights_of(index, class_weight, lse.dtype)
+        g_picked = g_picked * of_index
+        of_lse = (1 - smoothing) * of_index + class_weight.to(lse.dtype).sum() * (smoothing / settings.classes)
+    if settings.z_loss != 0.0:
+        of_lse = of_lse + 2 * settings.z_loss * (highest + lse)
+    return g if isinstance(of_lse, float) else g * of_lse, g_picked, g_total
 
 
 def _capped(logits: Tensor, softcap: float | Tensor | None) -> Tensor:

@@ -138,10 +138,16 @@ def logit_gradient_kernel(
 
 
 def logit_statistics(
-    logits: Tensor, index: Tensor, softcap: float | None, *, settings: RowSettings, whole: bool
+    logits: Tensor,
+    index: Tensor,
+    softcap: float | None,
+    class_weight: Tensor | None = None,
+    *,
+    settings: RowSettings,
+    whole: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Compute the reference formula of this name, or return NotImplemented for float64."""
-    if logits.dtype == torch.float64:
+    """Compute the reference formula of this name, or return NotImplemented for float64 and class weights."""
+    if logits.dtype == torch.float64 or class_weight is not None:
         return NotImplemented
     rows = as_rows(logits)
     count, columns = rows.shape
@@ -190,12 +196,13 @@ def logit_statistics_backward(
     highest: Tensor,
     lse: Tensor,
     softcap: float | None,
+    class_weight: Tensor | None = None,
     *,
     settings: RowSettings,
     inplace: bool,
 ) -> Tensor:
-    """Compute the reference formula of this name, or return NotImplemented for float64."""
-    if logits.dtype == torch.float64:
+    """Compute the reference formula of this name, or return NotImplemented for float64 and class weights."""
+    if logits.dtype == torch.float64 or class_weight is not None:
         return NotImplemented
     rows = as_rows(logits)
     count_of_rows, columns = rows.shape
