@@ -37,6 +37,21 @@ def _saved(*tensors: Tensor) -> int:
 
 CASES = [
     Case(
+        "group_norm silu, scale, shift",
+        op=lambda x, weight, bias, scale, shift: fused.group_norm(
+            x, GROUPS, weight, bias, activation="silu", scale=scale, shift=shift
+        ),
+        eager=lambda x, weight, bias, scale, shift: F.silu(eager_group_norm(x, weight, bias, scale, shift)),
+        inputs=lambda rows, columns: (
+            *inputs(rows, columns),
+            normal(rows, CHANNELS, 1, spread=0.5),
+            normal(1, CHANNELS, 1),
+        ),
+        saved=_saved,
+        sums=(0, 1, 2, 3, 4),
+        triton=False,
+    ),
+    Case(
         "group_norm silu",
         op=lambda x, weight, bias: fused.group_norm(x, GROUPS, weight, bias, activation="silu"),
         eager=lambda x, weight, bias: F.silu(eager_group_norm(x, weight, bias)),
@@ -44,6 +59,7 @@ CASES = [
         saved=_saved,
         sums=(0, 1, 2),
         triton=False,
+        long=True,
     ),
     Case(
         "group_norm gelu without weight",
@@ -64,20 +80,5 @@ CASES = [
         sums=(0, 1, 2),
         triton=False,
         long=True,
-    ),
-    Case(
-        "group_norm silu, scale, shift",
-        op=lambda x, weight, bias, scale, shift: fused.group_norm(
-            x, GROUPS, weight, bias, activation="silu", scale=scale, shift=shift
-        ),
-        eager=lambda x, weight, bias, scale, shift: F.silu(eager_group_norm(x, weight, bias, scale, shift)),
-        inputs=lambda rows, columns: (
-            *inputs(rows, columns),
-            normal(rows, CHANNELS, 1, spread=0.5),
-            normal(1, CHANNELS, 1),
-        ),
-        saved=_saved,
-        sums=(0, 1, 2, 3, 4),
-        triton=False,
     ),
 ]

@@ -79,7 +79,7 @@ CASES = [
     _case("smoothed", lambda x, t: F.cross_entropy(upcast(x), t, label_smoothing=0.1), label_smoothing=0.1),
     _case("z-loss", lambda x, t: z_loss(upcast(x), t), z_loss=1e-2),
     _case("soft cap", lambda x, t: F.cross_entropy(capped(x), t, reduction="none"), softcap=5.0, reduction="none"),
-    _weighted("weighted", lambda x, t, w: F.cross_entropy(x, t, w)),
+    _weighted("weighted", lambda x, t, w: F.cross_entropy(x, t, w), long=True),
     _weighted(
         "weighted, smoothed, sum",
         lambda x, t, w: F.cross_entropy(x, t, w, label_smoothing=0.1, reduction="sum"),

@@ -15,6 +15,7 @@ from tests.fused.cases import Case, Function, Tensor, all_cases
 
 CASES = all_cases()
 HALVES = (torch.bfloat16, torch.float16)
+COMPILED = (15, 33)  # one size for tests that need no other: each is compiled
 INTERPRETED = not torch.cuda.is_available()
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 smooth_case = pytest.mark.parametrize("case", [case for case in CASES if not case.random], ids=str)
@@ -91,7 +92,7 @@ def assert_within(case: Case, ours: Sequence[Tensor], eager: Sequence[Tensor], e
 
 @every_case
 def test_within_the_tolerances_on_every_backend(case: Case, on_backend: str) -> None:
-    inputs = sample(case, 15, 33, torch.float32)
+    inputs = sample(case, *COMPILED, torch.float32)
     exact = run(case, case.eager, [t.double() if t.is_floating_point() else t for t in inputs])
     eager = run(case, case.eager, inputs)
     ours = run(case, case.op, inputs)
@@ -287,7 +288,7 @@ def test_empty_and_single(case: Case, rows: int, columns: int, on_backend: str) 
 @pytest.mark.parametrize("case", [case for case in CASES if case.special], ids=str)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_not_a_number_and_infinity_propagate_as_in_eager(case: Case, value: float, on_backend: str) -> None:
-    inputs = sample(case, 4, 8, torch.float32)
+    inputs = sample(case, *COMPILED, torch.float32)
     inputs[0].view(-1)[3] = value
     ours = results(case.op, *inputs)
     # In float64: the float32 kernel of GELU gives NaN for infinity on some machines.
@@ -298,7 +299,7 @@ def test_not_a_number_and_infinity_propagate_as_in_eager(case: Case, value: floa
 
 @every_case
 def test_inputs_are_never_changed(case: Case, on_backend: str) -> None:
-    inputs = sample(case, 6, 8, torch.float32)
+    inputs = sample(case, *COMPILED, torch.float32)
     before = [t.clone() for t in inputs]
     results(case.op, *inputs)
     given = leaves(case, inputs)
