@@ -56,6 +56,27 @@ def test_one_sample_in_channels_last(given: tuple[Tensor, ...]) -> None:
     torch.testing.assert_close(mine, step(lambda *all_: F.silu(eager_group_norm(*all_)), tensors))
 
 
+@pytest.mark.parametrize("shape", [(1, 6, 4, 5), (2, 6, 1, 1), (1, 6, 1, 3), (2, 6, 1, 4)])
+def test_strides_that_fit_two_layouts(shape: tuple[int, ...]) -> None:
+    samples, channels, height, width = shape
+    rows = torch.randn(samples, height * width, channels, dtype=torch.float64)
+    weight = torch.randn(channels, dtype=torch.float64)
+    factors = {"scale": torch.randn(samples, channels, 1, 1, dtype=torch.float64)}
+    for x in (
+        rows.transpose(1, 2).reshape(shape),
+        rows.transpose(1, 2).unflatten(2, (height, width)),
+        rows.transpose(0, 1).contiguous().permute(1, 2, 0).unflatten(2, (height, width)),
+        rows.view(samples, height, width, channels).permute(0, 3, 1, 2),
+        rows.view(samples, height, width, channels).permute(0, 3, 1, 2).as_strided(shape, (channels, 1, 1, 1)),
+    ):
+        for given in ({}, factors):
+            mine = fused.group_norm(x, 2, weight, activation="silu", **given)
+            theirs = F.silu(eager_group_norm(x, weight, None, *given.values()))
+            torch.testing.assert_close(mine, theirs)
+            strides = [(mine.stride(dim), theirs.stride(dim)) for dim in range(4) if shape[dim] > 1]
+            assert all(one == other for one, other in strides)
+
+
 def test_other_scales_are_applied_by_torch(given: tuple[Tensor, ...]) -> None:
     x, weight, bias, *_ = given
     scale, shift = torch.randn(2, 3, 6, 4, 5, dtype=torch.float64), torch.randn(5, dtype=torch.float64)

@@ -202,9 +202,19 @@ def _by_kernel(
 def layout_of(x: Tensor) -> torch.memory_format:
     """Return the memory format of torch's group norm of x."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    last = formats.get(x.ndim) if x.is_cpu else None
-    is_last = last is not None and not x.is_contiguous() and x.is_contiguous(memory_format=last)
-    return last if is_last and last is not None else torch.contiguous_format
+    return formats[x.ndim] if x.is_cpu and x.ndim in formats and _has_channels_last(x) else torch.contiguous_format
+
+
+def _has_channels_last(x: Tensor) -> bool:
+    """Check whether torch suggests channels last for the strides of x: ``c10/core/MemoryFormat.h``."""
+    sizes, strides, least = x.shape, x.stride(), 0
+    if strides[1] == 0:
+        return False
+    for dim in (1, *range(x.ndim - 1, 1, -1), 0):
+        if sizes[dim] == 0 or strides[dim] < least or (dim == 0 and least == strides[1]):
+            return False
+        least = strides[dim] * max(sizes[dim], 1)
+    return True
 
 
 def _gradients(
