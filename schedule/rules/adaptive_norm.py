@@ -39,9 +39,19 @@ def _pattern(norm: norms.Way) -> Callable[..., Value]:
     return pattern
 
 
+def _pattern_without_shift(norm: norms.Way) -> Callable[..., Value]:
+    """Return the pattern of a norm that is scaled alone."""
+
+    def pattern(x: Value, scale: Value) -> Value:
+        return norm(floating("x")) * (floating("scale") + 1)
+
+    pattern.__name__ = f"scaled_layer_norm{norm.__name__}"
+    return pattern
+
+
 def _extra_check(graph_match: GraphMatch) -> str:
     x = spec_of(graph_match.inputs["x"])
-    for name in ("scale", "shift"):
+    for name in [name for name in ("scale", "shift") if name in graph_match.inputs]:
         factor = spec_of(graph_match.inputs[name])
         if x is None or factor is None or factor.device != x.device:
             return f"the {name} is on another device, or was not seen in the recorded run"
@@ -52,7 +62,7 @@ def _extra_check(graph_match: GraphMatch) -> str:
 
 def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
     rows = (inputs.get("weight"), inputs.get("bias"))
-    args = (inputs["x"], inputs["scale"], inputs["shift"], *rows, scalars["eps"])
+    args = (inputs["x"], inputs["scale"], inputs.get("shift"), *rows, scalars["eps"])
     return graph.call_function(fused.adaptive_layer_norm, args)
 
 
@@ -79,12 +89,14 @@ FORMS: tuple[Form, ...] = (
     lambda x, w, b, scale, shift: _normed(x) * (1 + scale) + shift,
     lambda x, w, b, scale, shift: shift + (scale + 1.0) * _normed(x, w, b),
     lambda x, w, b, scale, shift: _normed(x, w) * (1 + scale[:1]) + b,
+    lambda x, w, b, scale, shift: _normed(x) * (scale + 1.0),
+    lambda x, w, b, scale, shift: torch.tanh((1 + scale) * _normed(x, w, b)) * shift,
 )
 ADAPTIVE_LAYER_NORM = register_rule(
     Rule(
         name="adaptive_layer_norm",
         family=FAMILY,
-        patterns=tuple(map(_pattern, SINGLE)),
+        patterns=(*map(_pattern, SINGLE), *map(_pattern_without_shift, SINGLE)),
         build=_build,
         proof=Proof(
             FORMS,
