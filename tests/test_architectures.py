@@ -65,6 +65,11 @@ EXPECTED = {
 }
 GENERATIVE = [name for name in EXPECTED if name not in ("bert", "roberta", "albert", "distilbert", "electra", "vit")]
 every_architecture = pytest.mark.parametrize("name", EXPECTED)
+KINDS = ("gpt2", "bert", "t5", "llama", "vit", "whisper")
+"""One architecture of each kind: what hardly depends on the architecture is tested on the rest in the long sweep."""
+one_of_each_kind = pytest.mark.parametrize(
+    "name", [name if name in KINDS else pytest.param(name, marks=pytest.mark.slow) for name in EXPECTED]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -147,7 +152,7 @@ def test_generates_the_same_tokens(name: str, cache: bool) -> None:
     )
 
 
-@every_architecture
+@one_of_each_kind
 def test_state_dict_goes_both_ways(name: str) -> None:
     model, _, _ = scheduled(name)
     other = build(name, seed=1)
@@ -174,7 +179,7 @@ def test_undone_to_the_bit(name: str) -> None:
         assert torch.equal(ours, theirs)
 
 
-@every_architecture
+@one_of_each_kind
 def test_copies_and_pickles(name: str) -> None:
     model, _, report = scheduled(name)
     inputs = batch(name, 3, 5)

@@ -14,7 +14,7 @@ from tests.report.test_report import Page
 from tutorials.render import executed, sources
 
 SOURCES = sources()
-LONG = ("06_tuning", "07_coming_from")
+LONG = ("04_parallel", "05_fine_tuning", "06_tuning", "07_coming_from")
 """Executed in the long sweep only; their code is compared with the source at every change."""
 every_notebook = pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
 

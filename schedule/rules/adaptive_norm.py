@@ -21,7 +21,6 @@ import fused
 from schedule.patterns import GraphMatch
 from schedule.rules import norms
 from schedule.rules.casts import Value, floating
-from schedule.rules.layer_norm import SINGLE
 from schedule.rules.registry import register_rule
 from schedule.rules.rule import Form, Proof, Rule, spec_of
 from schedule.rules.thresholds import small
@@ -90,13 +89,13 @@ FORMS: tuple[Form, ...] = (
     lambda x, w, b, scale, shift: shift + (scale + 1.0) * _normed(x, w, b),
     lambda x, w, b, scale, shift: _normed(x, w) * (1 + scale[:1]) + b,
     lambda x, w, b, scale, shift: _normed(x) * (scale + 1.0),
-    lambda x, w, b, scale, shift: torch.tanh((1 + scale) * _normed(x, w, b)) * shift,
+    lambda x, w, b, scale, shift: (1 + scale) * _normed(x, w, b),
 )
 ADAPTIVE_LAYER_NORM = register_rule(
     Rule(
         name="adaptive_layer_norm",
         family=FAMILY,
-        patterns=(*map(_pattern, SINGLE), *map(_pattern_without_shift, SINGLE)),
+        patterns=(*map(_pattern, norms.CALLS), *map(_pattern_without_shift, norms.CALLS)),
         build=_build,
         proof=Proof(
             FORMS,

@@ -63,20 +63,7 @@ def _written_plain(x: Value) -> Value:
     return cast("after", x)(_normed(x))
 
 
-def _single(x: Value) -> Value:
-    return F.layer_norm(x, scalar("shape"), row("weight"), row("bias"), eps=scalar("eps"))
-
-
-def _single_without_bias(x: Value) -> Value:
-    return F.layer_norm(x, scalar("shape"), row("weight"), None, eps=scalar("eps"))
-
-
-def _single_plain(x: Value) -> Value:
-    return F.layer_norm(x, scalar("shape"), None, None, eps=scalar("eps"))
-
-
 WRITTEN = (_written, _written_without_bias, _written_plain)
-SINGLE = (_single, _single_without_bias, _single_plain)
 
 
 # -- checks -------------------------------------------------------------------------------------------------
@@ -189,7 +176,7 @@ ADD_LAYER_NORM = register_rule(
     Rule(
         name="add_layer_norm",
         family=FAMILY,
-        patterns=tuple(norms.after_sum(way, "layer_norm") for way in (*WRITTEN, *SINGLE)),
+        patterns=tuple(norms.after_sum(way, "layer_norm") for way in (*WRITTEN, *norms.CALLS)),
         build=_build_after_sum,
         proof=Proof(
             norms.after_sums(WRITTEN_FORMS + SINGLE_FORMS),

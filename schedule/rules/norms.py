@@ -7,9 +7,10 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx
 
-from schedule.patterns import GraphMatch, tensor
+from schedule.patterns import GraphMatch, scalar, tensor
 from schedule.patterns.effects import effects
 from schedule.rules.casts import Dtypes, Value, cast_node, floating
 from schedule.rules.rule import Form, Judge, spec_of
@@ -47,6 +48,22 @@ def after_sum(way: Way, name: str) -> Callable[..., Value]:
 def row(name: str) -> Value:
     """Declare a weight or bias of the norm in a pattern."""
     return tensor(name, ndim=1)
+
+
+def _single(x: Value) -> Value:
+    return F.layer_norm(x, scalar("shape"), row("weight"), row("bias"), eps=scalar("eps"))
+
+
+def _single_without_bias(x: Value) -> Value:
+    return F.layer_norm(x, scalar("shape"), row("weight"), None, eps=scalar("eps"))
+
+
+def _single_plain(x: Value) -> Value:
+    return F.layer_norm(x, scalar("shape"), None, None, eps=scalar("eps"))
+
+
+CALLS = (_single, _single_without_bias, _single_plain)
+"""Patterns of ``F.layer_norm``, with a weight and bias, a weight, and neither."""
 
 
 # -- checks -------------------------------------------------------------------------------------------------

@@ -64,10 +64,11 @@ def prove(rule: Rule) -> list[ProofFailure]:
     """
     if rule.proof is None:
         raise ValueError(f"the rule {rule.name} has no proof: give it schedule.rules.Proof(...)")
-    return list(_failures(rule, rule.proof))
+    return list(failures_of(rule, rule.proof))
 
 
-def _failures(rule: Rule, proof: Proof) -> Iterator[ProofFailure]:
+def failures_of(rule: Rule, proof: Proof) -> Iterator[ProofFailure]:
+    """Yield each failure of a proof as soon as it is found."""
     for number, form in enumerate(proof.forms):
         for dtype in proof.dtypes:
             graph = _rewritten_by_rank(rule, form, proof, dtype)

@@ -59,4 +59,4 @@ def is_quick(case: Case, index: int) -> bool:
         return index % 60 == 0
     if case.disturbance is NOTHING:
         return not case.sizes and index % 3 == 0
-    return (case.when == "before") == (index % 5 == 0) and index % 4 == 0
+    return (case.when == "before") == (index % 5 == 0) and index % 6 == 0

@@ -118,12 +118,10 @@ def group_norm_backward(
     compute = mean.dtype
     samples, channels = x.shape[:2]
     gamma, beta = _affine(weight, bias, scale, shift, compute)
-    by_sample = scale is not None or shift is not None
-    if by_sample:
+    if scale is not None or shift is not None:
         gamma = (mean.new_ones(channels) if gamma is None else gamma).expand(samples, channels)
     wide, d = x.to(compute), g.to(compute)
-    by_kernel = not by_sample or layout_of(x) == torch.contiguous_format
-    if torch.is_grad_enabled() or is_compiled() or watched((g, x)) or not x.numel() or not by_kernel:
+    if torch.is_grad_enabled() or is_compiled() or watched((g, x)) or not x.numel():
         normed, places = _normed(wide, mean, rstd), (*x.shape[:2], *(1,) * (x.ndim - 2))
         z = normed if gamma is None else normed * gamma.expand(samples, channels).reshape(places)
         z = z if beta is None else z + beta.expand(samples, channels).reshape(places)
@@ -185,9 +183,10 @@ def _by_kernel(
     """Return what `_through_norm` does, by torch's kernel, with B and A summed over samples that share γ."""
     samples, channels, size = x.shape[0], x.shape[1], math.prod(x.shape[2:])
     gamma = gamma.contiguous()
-    kernel, wanted = _aten.native_group_norm_backward, [True, True, True]
+    kernel, wanted, layout = _aten.native_group_norm_backward, [True, True, True], layout_of(x)
+    if gamma.ndim == 2 and layout != torch.contiguous_format:
+        return _of_samples(d, x, gamma, mean, rstd, groups)
     if gamma.ndim == 1:
-        layout = layout_of(x)
         d, x = d.contiguous(memory_format=layout), x.contiguous(memory_format=layout)
         dx, of_slope, of_start = kernel(d, x, mean, rstd, gamma, samples, channels, size, groups, wanted)
         return dx, of_slope[None], of_start[None]
@@ -197,6 +196,21 @@ def _by_kernel(
     dx, *sums = kernel(d, x_whole, *statistics, *whole, samples * groups, wanted)
     of_slope, of_start = (each.view(samples, channels) for each in sums)
     return dx.view_as(x), of_slope, of_start
+
+
+def _of_samples(
+    d: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor, groups: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what `_by_kernel` does if samples have a γ of their own and channels are last: with sums of their own."""
+    samples, channels, size = x.shape[0], x.shape[1], math.prod(x.shape[2:])
+    layout, rest = layout_of(x), list(range(2, x.ndim))
+    by_group = (samples, groups, channels // groups)
+    center, slope = (each[..., None].expand(by_group).reshape(samples, channels) for each in (mean, rstd))
+    of_start = d.sum(rest)
+    of_slope = ((d * x).sum(rest) - center * of_start) * slope
+    h = (d * gamma.view(samples, channels, *(1,) * len(rest))).contiguous(memory_format=layout)
+    args = (h, x.contiguous(memory_format=layout), mean, rstd, x.new_ones(channels), samples, channels, size, groups)
+    return _aten.native_group_norm_backward(*args, [True, False, False])[0], of_slope, of_start
 
 
 def layout_of(x: Tensor) -> torch.memory_format:
