@@ -140,8 +140,14 @@ def test_every_rule_there_is_at_once(name: str) -> None:
     assert report.fallbacks == {}
 
 
-@pytest.mark.parametrize("cache", [True, False], ids=["cache", "no_cache"])
-@pytest.mark.parametrize("name", GENERATIVE)
+@pytest.mark.parametrize(
+    ("name", "cache"),
+    [
+        pytest.param(name, cache, marks=() if cache or name in KINDS else pytest.mark.slow)
+        for name in GENERATIVE
+        for cache in (True, False)
+    ],
+)
 def test_generates_the_same_tokens(name: str, cache: bool) -> None:
     model, _, _ = scheduled(name)
     inputs = {k: v for k, v in batch(name).items() if k in ("input_ids", "attention_mask", "input_features")}
