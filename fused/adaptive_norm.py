@@ -9,9 +9,10 @@ import torch.nn.functional as F
 
 from fused.backends import Op, requested
 from fused.backends.reference import adaptive_norm as formulas
+from fused.backends.reference.numbers import autocast_norm_dtype
 from fused.backends.strides import owned
 from fused.backends.tracing import differentiated, transformed
-from fused.checks import broadcast_shape, broadcasts_to, check_float, check_same_device, shape
+from fused.checks import broadcast_shape, broadcasts_to, check_eps, check_float, check_row
 from fused.sharding import localise, sharded
 
 Tensor = torch.Tensor
@@ -51,15 +52,16 @@ def adaptive_layer_norm(
 
     Source: Peebles and Xie 2023 (DiT); diffusers' ``AdaLayerNormZero``.
     """
-    _check(x, eps)
+    check_float("adaptive_layer_norm", "input", x, min_ndim=1)
+    check_eps("adaptive_layer_norm", eps)
     for name, factor in (("scale", scale), ("shift", shift)):
         if factor is not None:
             check_float("adaptive_layer_norm", name, factor)
             broadcast_shape("adaptive_layer_norm", x, name, factor)
     for name, row in (("weight", weight), ("bias", bias)):
-        _check_row(x, name, row)
+        check_row("adaptive_layer_norm", x, name, row)
     if not all(factor is None or broadcasts_to(factor, x) for factor in (scale, shift)):
-        return _modulated(adaptive_layer_norm(x, None, None, weight, bias, eps), scale, shift)
+        return modulated(adaptive_layer_norm(x, None, None, weight, bias, eps), scale, shift)
     parameters = (scale, shift, weight, bias)
     if not sharded(x, *parameters):
         return _applied(x, parameters, eps)
@@ -82,19 +84,18 @@ def _expression(x: Tensor, parameters: Parameters, eps: float) -> Tensor:
     """Compute the result in operations that tracers and transforms see."""
     scale, shift, weight, bias = parameters
     weight, bias = (None if row is None else row.to(x.dtype) for row in (weight, bias))
-    return _modulated(F.layer_norm(x, x.shape[-1:], weight, bias, eps), scale, shift)
+    return modulated(F.layer_norm(x, x.shape[-1:], weight, bias, eps), scale, shift)
 
 
-def _modulated(normed: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tensor:
+def modulated(normed: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tensor:
+    """Compute ``normed · (1 + scale) + shift``, of what is given."""
     scaled = normed if scale is None else normed * (1 + scale)
     return scaled if shift is None else scaled + shift
 
 
 def _dtype(x: Tensor, parameters: Parameters) -> torch.dtype:
     """Return the dtype of the expression."""
-    dtype = x.dtype
-    if dtype.itemsize < 4 and x.is_cuda and torch.is_autocast_enabled("cuda"):
-        dtype = torch.float32
+    dtype = autocast_norm_dtype(x.dtype, x.device)
     for factor in parameters[:2]:
         dtype = dtype if factor is None or not factor.ndim else torch.promote_types(dtype, factor.dtype)
     return dtype
@@ -132,21 +133,3 @@ class _AdaptiveLayerNorm(torch.autograd.Function):
             "backward", (g, *ctx.saved_tensors), ctx.backend, eps=ctx.eps, needs=tuple(ctx.needs_input_grad[:5])
         )
         return *gradients, None, None
-
-
-def _check(x: Tensor, eps: object) -> None:
-    check_float("adaptive_layer_norm", "input", x, min_ndim=1)
-    if not isinstance(eps, int | float | torch.SymFloat):
-        raise TypeError(f"adaptive_layer_norm: eps must be a number, got {type(eps).__name__}")
-
-
-def _check_row(x: Tensor, name: str, row: Tensor | None) -> None:
-    if row is None:
-        return
-    check_float("adaptive_layer_norm", name, row)
-    if row.shape != x.shape[-1:]:
-        raise ValueError(
-            f"adaptive_layer_norm: {name} must have shape [{x.shape[-1]}], the last dimension of the input {shape(x)}, "
-            f"got {shape(row)}"
-        )
-    check_same_device("adaptive_layer_norm", x, name, row)

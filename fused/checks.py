@@ -28,14 +28,26 @@ def check_same_device(op: str, x: torch.Tensor, name: str, other: torch.Tensor) 
 def check_bias(op: str, x: torch.Tensor, bias: torch.Tensor | None) -> None:
     """Raise unless x is ``[..., hidden]`` and the bias ``[hidden]`` or None, both floating point."""
     check_float(op, "input", x, min_ndim=1)
-    if bias is None:
+    check_row(op, x, "bias", bias)
+
+
+def check_row(op: str, x: torch.Tensor, name: str, row: torch.Tensor | None, dim: int = -1) -> None:
+    """Raise unless a row is floating point, ``[size]`` of a dimension of x, on the same device, or None."""
+    if row is None:
         return
-    check_float(op, "bias", bias)
-    if bias.ndim != 1 or bias.shape[0] != x.shape[-1]:
+    check_float(op, name, row)
+    if row.ndim != 1 or row.shape[0] != x.shape[dim]:
+        where = "the last dimension" if dim == -1 else f"dimension {dim}"
         raise ValueError(
-            f"{op}: bias must have shape [{x.shape[-1]}], the last dimension of the input {shape(x)}, got {shape(bias)}"
+            f"{op}: {name} must have shape [{x.shape[dim]}], {where} of the input {shape(x)}, got {shape(row)}"
         )
-    check_same_device(op, x, "bias", bias)
+    check_same_device(op, x, name, row)
+
+
+def check_eps(op: str, eps: object) -> None:
+    """Raise TypeError unless the number added in a norm is one."""
+    if not isinstance(eps, int | float | torch.SymFloat):
+        raise TypeError(f"{op}: eps must be a number, got {type(eps).__name__}")
 
 
 def has_one_feature(x: torch.Tensor, *rows: torch.Tensor | None) -> bool:

@@ -10,12 +10,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from fused.adaptive_norm import modulated
 from fused.backends import Op, requested
 from fused.backends.reference import group_norm as formulas
 from fused.backends.reference.activations import ACTIVATIONS
+from fused.backends.reference.numbers import autocast_norm_dtype
 from fused.backends.strides import owned
 from fused.backends.tracing import differentiated, transformed
-from fused.checks import broadcast_shape, check_float, check_same_device, shape
+from fused.checks import broadcast_shape, check_eps, check_float, check_row, shape
 from fused.sharding import localise, sharded
 
 Tensor = torch.Tensor
@@ -62,7 +64,7 @@ def group_norm(
     """
     _check(x, num_groups, eps, activation)
     for name, row in (("weight", weight), ("bias", bias)):
-        _check_row(x, name, row)
+        check_row("group_norm", x, name, row, dim=1)
     for name, factor in (("scale", scale), ("shift", shift)):
         _check_factor(x, name, factor)
     if not all(factor is None or _is_per_sample(x, factor) for factor in (scale, shift)):
@@ -102,16 +104,13 @@ def _expression(x: Tensor, parameters: Parameters, groups: int, eps: float, acti
 
 
 def _finished(z: Tensor, scale: Tensor | None, shift: Tensor | None, activation: str | None) -> Tensor:
-    z = z if scale is None else z * (1 + scale)
-    z = z if shift is None else z + shift
+    z = modulated(z, scale, shift)
     return z if activation is None else ACTIVATIONS[activation].value(z)
 
 
 def _dtype(x: Tensor, parameters: Parameters) -> torch.dtype:
     """Return the dtype of the expression."""
-    dtype = x.dtype
-    if dtype.itemsize < 4 and x.is_cuda and torch.is_autocast_enabled("cuda"):
-        dtype = torch.float32
+    dtype = autocast_norm_dtype(x.dtype, x.device)
     for each in parameters[2:]:
         dtype = dtype if each is None else torch.promote_types(dtype, each.dtype)
     return dtype
@@ -172,23 +171,10 @@ def _check(x: Tensor, groups: int, eps: object, activation: str | None) -> None:
     check_float("group_norm", "input", x, min_ndim=2)
     if not isinstance(groups, int) or groups < 1 or x.shape[1] % groups:
         raise ValueError(f"group_norm: {groups} groups do not divide the {x.shape[1]} channels of the input {shape(x)}")
-    if not isinstance(eps, int | float | torch.SymFloat):
-        raise TypeError(f"group_norm: eps must be a number, got {type(eps).__name__}")
+    check_eps("group_norm", eps)
     if activation is not None and activation not in ACTIVATIONS:
         names = ", ".join(ACTIVATIONS)
         raise ValueError(f"group_norm: there is no activation {activation!r}; there are {names}")
-
-
-def _check_row(x: Tensor, name: str, row: Tensor | None) -> None:
-    if row is None:
-        return
-    check_float("group_norm", name, row)
-    channels = x.shape[1]
-    if row.ndim != 1 or row.shape[0] != channels:
-        raise ValueError(
-            f"group_norm: {name} must have shape [{channels}], the channels of the input {shape(x)}, got {shape(row)}"
-        )
-    check_same_device("group_norm", x, name, row)
 
 
 def _check_factor(x: Tensor, name: str, factor: Tensor | None) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from fused.backends.reference.losses import RowSettings, weights_of
 from fused.backends.reference.numbers import compute_dtype
-from fused.sharding import whole
+from fused.sharding import full_tensor
 
 Tensor = torch.Tensor
 Statistics = tuple[Tensor, Tensor, Tensor, Tensor | None]
@@ -55,7 +55,7 @@ class Loss:
             return None
         if class_weight is None:
             return (targets != self.ignore_index).sum()
-        targets = whole(targets)
+        targets = full_tensor(targets)
         of_rows = weights_of(targets.long(), class_weight, compute_dtype(class_weight.dtype))
         return torch.where(targets != self.ignore_index, of_rows, 0).sum()
 

@@ -12,8 +12,9 @@ import torch
 
 from fused.backends.reference import norms as formulas
 from fused.backends.reference.norms import Casting
+from fused.backends.reference.numbers import autocast_norm_dtype
 from fused.backends.tracing import differentiated, transformed
-from fused.checks import broadcast_shape, check_float, check_same_device, has_one_feature, shape
+from fused.checks import broadcast_shape, check_eps, check_float, check_row, check_same_device, has_one_feature, shape
 from fused.norms_autograd import LayerNorm, RMSNorm, formatted, layer_norm_forward, rms_norm_forward
 from fused.sharding import localise, sharded
 
@@ -182,7 +183,7 @@ def _rms_norm(
 ) -> Result:
     if casting not in CASTINGS:
         raise ValueError(f"{op}: there is no casting {casting!r}; there are {', '.join(CASTINGS)}")
-    _check_eps(op, eps)
+    check_eps(op, eps)
 
     def apply(x: Tensor, residual: Tensor | None, weight: Tensor | None) -> Result:
         return _rms_apply(x, residual, weight, eps, casting, memory_format)
@@ -216,7 +217,7 @@ def _layer_norm(
     eps: float,
     memory_format: torch.memory_format,
 ) -> Result:
-    _check_eps(op, eps)
+    check_eps(op, eps)
     if x.shape[-1:] == (1,) and has_one_feature(x, weight, bias) and not sharded(x, residual, weight, bias):
         normed = _layer_norm(op, x, residual, None, None, eps, memory_format)[0]  # a mean over copies would be rounded
         scaled = normed if weight is None else normed * weight
@@ -236,7 +237,8 @@ def _layer_apply(
     eps: float,
     memory_format: torch.memory_format,
 ) -> Result:
-    out_dtype = _layer_norm_dtype(x, residual)
+    dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
+    out_dtype = autocast_norm_dtype(dtype, x.device)
     if transformed():
         normed, total, *_ = formulas.layer_norm(x, residual, weight, bias, eps=eps, out_dtype=out_dtype)
         return formatted(normed, memory_format), total
@@ -244,13 +246,6 @@ def _layer_apply(
         return layer_norm_forward(x, residual, weight, bias, eps, out_dtype, memory_format)[:2]
     result: Result = LayerNorm.apply(x, residual, weight, bias, eps, out_dtype, memory_format)
     return result
-
-
-def _layer_norm_dtype(x: Tensor, residual: Tensor | None) -> torch.dtype:
-    dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
-    if dtype.itemsize < 4 and x.is_cuda and torch.is_autocast_enabled("cuda"):
-        return torch.float32
-    return dtype
 
 
 def _applied(op: str, x: Tensor, residual: Tensor | None, parameters: Parameters, apply: Apply) -> Result:
@@ -275,11 +270,6 @@ def _on_shards(op: str, x: Tensor, residual: Tensor | None, parameters: Paramete
     return local.wrap(normed), None if total is None else local.wrap(total)
 
 
-def _check_eps(op: str, eps: object) -> None:
-    if not isinstance(eps, int | float | torch.SymFloat):
-        raise TypeError(f"{op}: eps must be a number, got {type(eps).__name__}")
-
-
 def _check_operands(op: str, x: Tensor, residual: Tensor | None, parameters: Parameters) -> None:
     check_float(op, "input", x, min_ndim=1)
     if residual is not None:
@@ -287,12 +277,4 @@ def _check_operands(op: str, x: Tensor, residual: Tensor | None, parameters: Par
             raise ValueError(f"{op}: residual of shape {shape(residual)} has not the shape of the input {shape(x)}")
         check_same_device(op, x, "residual", residual)
     for name, tensor in parameters.items():
-        if tensor is None:
-            continue
-        check_float(op, name, tensor)
-        if tensor.shape != x.shape[-1:]:
-            raise ValueError(
-                f"{op}: {name} must have shape [{x.shape[-1]}], the last dimension of the input {shape(x)}, "
-                f"got {shape(tensor)}"
-            )
-        check_same_device(op, x, name, tensor)
+        check_row(op, x, name, tensor)

@@ -167,8 +167,8 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     return local
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Return all of a DTensor, or any other tensor unchanged."""
+def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the whole ``tensor`` on every rank. All ranks must call it. A plain tensor is returned as is."""
     if not is_dtensor(tensor):
         return tensor
     gathered: torch.Tensor = tensor.full_tensor()  # type: ignore[attr-defined]

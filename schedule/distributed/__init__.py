@@ -1,5 +1,6 @@
 """Support for several devices: device mesh, sharded parameters, and differentiable collectives."""
 
+from fused.sharding import full_tensor
 from schedule.distributed.communication.collectives import (
     copy_to_tensor_parallel,
     gather_from_sequence_parallel,
@@ -10,7 +11,6 @@ from schedule.distributed.communication.collectives import (
 )
 from schedule.distributed.communication.mesh import TensorParallel, checked_mesh, tensor_parallel
 from schedule.distributed.tensor_parallel.conflicts import missing_syncs
-from schedule.distributed.tensor_parallel.parameters import full_tensor
 from schedule.distributed.tensor_parallel.training import clip_grad_norm_, mixed_parameters
 
 __all__ = [

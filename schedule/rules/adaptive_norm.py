@@ -28,23 +28,14 @@ from schedule.rules.thresholds import small
 FAMILY = "adaptive_layer_norm"
 
 
-def _pattern(norm: norms.Way) -> Callable[..., Value]:
-    """Return the pattern of a norm that is scaled and shifted."""
+def _pattern(norm: norms.Way, shifted: bool) -> Callable[..., Value]:
+    """Return the pattern of a norm that is scaled and shifted, or scaled alone."""
 
-    def pattern(x: Value, scale: Value, shift: Value) -> Value:
-        return norm(floating("x")) * (floating("scale") + 1) + floating("shift")
+    def pattern(x: Value) -> Value:
+        scaled = norm(floating("x")) * (floating("scale") + 1)
+        return scaled + floating("shift") if shifted else scaled
 
-    pattern.__name__ = f"adaptive_layer_norm{norm.__name__}"
-    return pattern
-
-
-def _pattern_without_shift(norm: norms.Way) -> Callable[..., Value]:
-    """Return the pattern of a norm that is scaled alone."""
-
-    def pattern(x: Value, scale: Value) -> Value:
-        return norm(floating("x")) * (floating("scale") + 1)
-
-    pattern.__name__ = f"scaled_layer_norm{norm.__name__}"
+    pattern.__name__ = f"{'adaptive' if shifted else 'scaled'}_layer_norm{norm.__name__}"
     return pattern
 
 
@@ -95,7 +86,7 @@ ADAPTIVE_LAYER_NORM = register_rule(
     Rule(
         name="adaptive_layer_norm",
         family=FAMILY,
-        patterns=(*map(_pattern, norms.CALLS), *map(_pattern_without_shift, norms.CALLS)),
+        patterns=tuple(_pattern(norm, shifted) for shifted in (True, False) for norm in norms.CALLS),
         build=_build,
         proof=Proof(
             FORMS,

@@ -171,18 +171,8 @@ def _rule(
     )
 
 
-def _single_silu(z: Value) -> Value:
-    return F.silu(z)
-
-
-def _single_gelu(z: Value) -> Value:
-    return F.gelu(z)
-
-
-GROUP_NORM_SILU = _rule(
-    "group_norm_silu", "silu", (_single_silu, swish), (F.silu, nn.SiLU(), lambda z: z * torch.sigmoid(z))
-)
-GROUP_NORM_GELU = _rule("group_norm_gelu", "gelu", (_single_gelu,), (F.gelu, nn.GELU()))
+GROUP_NORM_SILU = _rule("group_norm_silu", "silu", (F.silu, swish), (F.silu, nn.SiLU(), lambda z: z * torch.sigmoid(z)))
+GROUP_NORM_GELU = _rule("group_norm_gelu", "gelu", (F.gelu,), (F.gelu, nn.GELU()))
 GROUP_NORM_GELU_TANH = _rule(
     "group_norm_gelu_tanh", "gelu_tanh", (gelu_tanh,), (lambda z: F.gelu(z, approximate="tanh"),)
 )

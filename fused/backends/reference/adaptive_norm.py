@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from fused.backends.reference import norms
-from fused.backends.reference.numbers import compute_dtype
+from fused.backends.reference.numbers import compute_dtype, reduce_to
 from fused.backends.tracing import is_compiled, needs_reference, watched
 
 Tensor = torch.Tensor
@@ -66,10 +66,10 @@ def adaptive_layer_norm_backward(
     g = g.to(mean.dtype)
     of_scale = of_shift = None
     if needs[2] and shift is not None:
-        of_shift = g.sum_to_size(shift.shape).to(shift.dtype)
+        of_shift = reduce_to(g, shift.shape).to(shift.dtype)
     if needs[1] and scale is not None:
         y = _normed(g, x, weight, bias, mean, rstd, eps)
-        of_scale = (g * y).sum_to_size(scale.shape).to(scale.dtype)
+        of_scale = reduce_to(g * y, scale.shape).to(scale.dtype)
     h = g if scale is None else g * (1 + scale.to(g.dtype))
     if is_compiled() and not torch.is_grad_enabled():
         return _in_one_loop(h, x, weight, bias, mean, rstd, of_scale, of_shift, needs)

@@ -13,7 +13,7 @@ import math
 import torch
 
 from fused.backends.reference.activations import ACTIVATIONS
-from fused.backends.reference.numbers import compute_dtype
+from fused.backends.reference.numbers import compute_dtype, reduce_to
 from fused.backends.tracing import is_compiled, needs_reference, watched
 
 Tensor = torch.Tensor
@@ -83,9 +83,8 @@ def _normalized(
         return normed, mean, rstd
     if not x.is_contiguous():  # the kernel takes no other layout of one sample
         normed, mean, rstd = _aten.native_group_norm(x, None, None, samples, channels, size, groups, eps)
-        places = (-1, channels) + (1,) * (x.ndim - 2)
-        normed = normed if gamma is None else normed.mul_(gamma.view(places))
-        return normed if beta is None else normed.add_(beta.view(places)), mean, rstd
+        normed = normed if gamma is None else normed.mul_(_beside(gamma, x))
+        return normed if beta is None else normed.add_(_beside(beta, x)), mean, rstd
     gamma, beta = (None if each is None else each.expand(samples, channels).flatten() for each in (gamma, beta))
     whole = x.reshape(1, samples * channels, size)
     results = _aten.native_group_norm(whole, gamma, beta, 1, samples * channels, size, samples * groups, eps)
@@ -122,9 +121,9 @@ def group_norm_backward(
         gamma = (mean.new_ones(channels) if gamma is None else gamma).expand(samples, channels)
     wide, d = x.to(compute), g.to(compute)
     if torch.is_grad_enabled() or is_compiled() or watched((g, x)) or not x.numel():
-        normed, places = _normed(wide, mean, rstd), (*x.shape[:2], *(1,) * (x.ndim - 2))
-        z = normed if gamma is None else normed * gamma.expand(samples, channels).reshape(places)
-        z = z if beta is None else z + beta.expand(samples, channels).reshape(places)
+        normed = _normed(wide, mean, rstd)
+        z = normed if gamma is None else normed * _beside(gamma, x)
+        z = z if beta is None else z + _beside(beta, x)
         sums = _through_norm(_through(activation, d, z), normed, gamma, rstd)
     else:
         if activation is not None:
@@ -145,10 +144,18 @@ def _through(activation: str | None, d: Tensor, z: Tensor) -> Tensor:
 
 def _normed(x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
     """Compute x̂ from the statistics."""
-    by_group = (*mean.shape, x.shape[1] // mean.shape[1])
-    places = (*x.shape[:2], *(1,) * (x.ndim - 2))
-    center, slope = (each[..., None].expand(by_group).reshape(places) for each in (mean, rstd))
-    return (x - center) * slope
+    return (x - _beside(_of_channels(mean, x), x)) * _beside(_of_channels(rstd, x), x)
+
+
+def _of_channels(of_groups: Tensor, x: Tensor) -> Tensor:
+    """Return a number of each group for each of its channels, ``[samples, channels]``."""
+    (samples, groups), channels = of_groups.shape, x.shape[1]
+    return of_groups[..., None].expand(samples, groups, channels // groups).reshape(samples, channels)
+
+
+def _beside(of_channels: Tensor, x: Tensor) -> Tensor:
+    """Reshape ``[channels]`` or ``[samples, channels]`` so that it broadcasts with x."""
+    return of_channels.reshape(-1, x.shape[1], *(1,) * (x.ndim - 2))
 
 
 def _normalized_again(x: Tensor, gamma: Tensor | None, beta: Tensor | None, mean: Tensor, rstd: Tensor) -> Tensor:
@@ -157,24 +164,22 @@ def _normalized_again(x: Tensor, gamma: Tensor | None, beta: Tensor | None, mean
     mean, slope = mean[..., None], rstd[..., None]
     slope = slope.expand(-1, -1, by_group[2]) if gamma is None else slope * gamma.reshape(by_group)
     start = -mean * slope if beta is None else torch.addcmul(beta.reshape(by_group), mean, slope, value=-1)
-    places = (*x.shape[:2], *(1,) * (x.ndim - 2))
-    return torch.addcmul(start.reshape(places), x, slope.reshape(places))
+    return torch.addcmul(_beside(start, x), x, _beside(slope, x))
 
 
 def _through_norm(d: Tensor, normed: Tensor, gamma: Tensor | None, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradient of x, and B and A, ``[samples, channels]``, for the gradient d of z."""
     (samples, channels), (_, groups), size = d.shape[:2], rstd.shape, math.prod(d.shape[2:])
-    places, by_group = (samples, channels) + (1,) * (d.ndim - 2), (samples, groups, channels // groups)
     factor = (d.new_ones(channels) if gamma is None else gamma).expand(samples, channels)
     rest = list(range(2, d.ndim))
     of_start, of_slope = d.sum(rest), (d * normed).sum(rest)
 
     def mean_over_group(sums: Tensor) -> Tensor:
-        total = (sums * factor).view(by_group).sum(-1, keepdim=True) / (channels // groups * size)
-        return total.expand(by_group).reshape(places)
+        total = (sums * factor).view(samples, groups, channels // groups).sum(-1) / (channels // groups * size)
+        return _beside(_of_channels(total, d), d)
 
-    h = d * factor.reshape(places) - mean_over_group(of_start) - normed * mean_over_group(of_slope)
-    return h * rstd[..., None].expand(by_group).reshape(places), of_slope, of_start
+    h = d * _beside(factor, d) - mean_over_group(of_start) - normed * mean_over_group(of_slope)
+    return h * _beside(_of_channels(rstd, d), d), of_slope, of_start
 
 
 def _by_kernel(
@@ -204,11 +209,9 @@ def _of_samples(
     """Return what `_by_kernel` does if samples have a γ of their own and channels are last: with sums of their own."""
     samples, channels, size = x.shape[0], x.shape[1], math.prod(x.shape[2:])
     layout, rest = layout_of(x), list(range(2, x.ndim))
-    by_group = (samples, groups, channels // groups)
-    center, slope = (each[..., None].expand(by_group).reshape(samples, channels) for each in (mean, rstd))
     of_start = d.sum(rest)
-    of_slope = ((d * x).sum(rest) - center * of_start) * slope
-    h = (d * gamma.view(samples, channels, *(1,) * len(rest))).contiguous(memory_format=layout)
+    of_slope = ((d * x).sum(rest) - _of_channels(mean, x) * of_start) * _of_channels(rstd, x)
+    h = (d * _beside(gamma, x)).contiguous(memory_format=layout)
     args = (h, x.contiguous(memory_format=layout), mean, rstd, x.new_ones(channels), samples, channels, size, groups)
     return _aten.native_group_norm_backward(*args, [True, False, False])[0], of_slope, of_start
 
@@ -227,7 +230,7 @@ def _has_channels_last(x: Tensor) -> bool:
     for dim in (1, *range(x.ndim - 1, 1, -1), 0):
         if sizes[dim] == 0 or strides[dim] < least or (dim == 0 and least == strides[1]):
             return False
-        least = strides[dim] * max(sizes[dim], 1)
+        least = strides[dim] * sizes[dim]
     return True
 
 
@@ -260,5 +263,4 @@ def _gradients(
 
 def _of_factor(gradient: Tensor, factor: Tensor) -> Tensor:
     """Return the gradient of a scale or shift from ``[samples, channels]``."""
-    total = gradient if factor.shape[0] == gradient.shape[0] else gradient.sum(0, keepdim=True)
-    return total.reshape(factor.shape).to(factor.dtype)
+    return reduce_to(gradient, factor.shape[:2]).reshape(factor.shape).to(factor.dtype)

@@ -15,6 +15,12 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype.itemsize < 4 else dtype
 
 
+def autocast_norm_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the dtype of torch's layer and group norms of a dtype: float32 under CUDA autocast."""
+    is_wide = dtype.itemsize < 4 and device.type == "cuda" and torch.is_autocast_enabled("cuda")
+    return torch.float32 if is_wide else dtype
+
+
 def dropped(z: torch.Tensor, keep: torch.Tensor, keep_scale: float | torch.Tensor) -> torch.Tensor:
     """Apply dropout to z by multiplication: as in eager torch, a dropped NaN or infinity is NaN."""
     if not is_compiled():

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from fused.sharding import local_part
+from fused.sharding import full_tensor, local_part
 from fused.torch_internals.sharded import StridedShard
 from schedule.distributed.communication.chunks import part_of
 from schedule.distributed.communication.mesh import TensorParallel
@@ -61,11 +61,6 @@ def sharded_parameter(parameter: Tensor, tp: TensorParallel, axis: int, parts: i
     if parameter.grad is not None:
         made.grad = distributed(parameter.grad, tp, axis, parts)
     return made
-
-
-def full_tensor(tensor: Tensor) -> Tensor:
-    """Return the whole ``tensor`` on every rank. All ranks must call it. A plain tensor is returned as is."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 class ShardedTensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor.experimental import implicit_replication
 
-from schedule.distributed.tensor_parallel.parameters import full_tensor
+from fused.sharding import full_tensor
 
 
 @contextmanager
