@@ -25,6 +25,7 @@ __all__ = [
     "count_function_modes",
     "function_mode_stack",
     "innermost_transform",
+    "is_any_autocast_enabled",
     "is_batched_by_autograd",
     "is_forward_ad_active",
     "is_jit_tracing",
@@ -45,6 +46,7 @@ count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 is_torch_function_disabled: Callable[[], bool] = torch._C._is_torch_function_all_disabled
 are_functorch_transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 innermost_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
+is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 is_jit_tracing: Callable[[], bool] = torch._C._is_tracing
 is_batched_by_autograd: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 

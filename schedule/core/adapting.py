@@ -315,9 +315,9 @@ def _check(shadow: nn.Module, forward: Callable[..., Any], made: Specialization,
                 if batch is live:
                     raise failed.error from None
                 continue
-            selected = select(shadow, *own_args, **own_kwargs)
+            selected = select(shadow, own_args, own_kwargs)
             if selected is not None:
-                run, inputs = selected
-                why = difference(run(shadow, *inputs), expected, made.autocast)
+                run, given = selected
+                why = difference(run(*given), expected, made.autocast)
                 if why:
                     raise TraceError(f"its graph differs from the original forward: {why}", fix=_EXAMPLES)

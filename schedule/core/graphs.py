@@ -322,16 +322,16 @@ class _Comparison:
         return expected
 
     def compare(self, module: nn.Module, expected: Any, after: Any, args: Any, kwargs: Any) -> None:
-        selected = self.states[module].select(module, *args, **kwargs)
+        selected = self.states[module].select(module, args, kwargs)
         if selected is None:
             return
         self.waiting.discard(self.shared[module])
-        run, inputs = selected
+        run, given = selected
         where = ", ".join(str(list(t.shape)) for t in tensors((args, kwargs)))
         self.comparing = True
         try:
             with user_code(GuardMiss), nothing_collected():
-                got = run(module, *inputs)
+                got = run(*given)
             why = difference((got, list(module.buffers()), args, kwargs), (expected, *after))
         except GuardMiss:  # the original forward runs then
             return

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fused.torch_internals.compiled_checks import CompiledCheck
+from schedule.capture.recording.recording import Call
 from schedule.capture.recording.structure import module_source
 from schedule.capture.tracing.generated_code import generated
 from schedule.capture.tracing.hooks import acts_now, acts_on_all
@@ -22,8 +23,8 @@ from schedule.capture.tracing.specialization import Specialization
 from schedule.runtime.classes import STATE, scheduled_class
 
 Selected = tuple[Any, tuple[Any, ...]]
-"""A graph's function and its inputs; None and the reason for calls that run the original forward."""
-Select = Callable[..., Selected | None]
+"""A graph's function, with the module and its inputs; None and the reason for calls that run the original forward."""
+Select = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Selected | None]
 
 
 @dataclass(frozen=True)
@@ -49,29 +50,63 @@ def generated_select(
     specializations: Sequence[Specialization],
     declined: Sequence[Declined],
 ) -> Select:
-    """Generate a function with the forward's parameters, returning ``(graph function, inputs)``, or None.
+    """Generate a function of a module and the arguments, returning ``(graph function, (module, *inputs))``, or None.
 
-    For calls of a declined kind it returns ``(None, (why,))``.
+    For calls of a declined kind it returns ``(None, (why,))``. It raises TypeError if the arguments do not fit.
     """
     namespace: dict[str, Any] = {"torch": torch, "_intact": intact, "_acts_on_all": acts_on_all}
     namespace["_compiling"] = torch.compiler.is_dynamo_compiling
     parameters = Parameters(forward)
-    lines = [f"def select({parameters.declaration(namespace)}):"]
+    bound = f"lambda {parameters.declaration(namespace)}: ({', '.join(parameters.names)},)"
+    lines = [f"def select(self, _args, _kwargs, _bound={bound}):"]
+    usual = specializations[0].call if specializations else None
+    others = None if usual is None else parameters.others(usual.kwargs)
+    lines += _binding(parameters, usual, namespace)
     lines += ["    _own = self.__dict__", "    _followed = _compiling()"]
     lines += [f"    _state = _own.get({STATE!r}) if _followed else None"]
     for index, specialization in enumerate(specializations):
         given = list(specialization.signature.inputs.values())
-        conditions, given = _looked_up_once(_conditions(specialization, index, namespace), given)
+        conditions = _conditions_on_others(specialization.signature, parameters, others)
+        conditions, given = _looked_up_once([*conditions, *_conditions(specialization, index, namespace)], given)
         namespace[f"_run_{index}"] = specialization.function
         inputs = "".join(f"{text}, " for text in given)
         lines.append("    if (" + "\n        and ".join(conditions) + "):")
-        lines.append(f"        return _run_{index}, ({inputs})")
+        lines.append(f"        return _run_{index}, (self, {inputs})")
     for index, each in enumerate(declined, len(specializations)):
-        conditions = _signature_conditions(each.signature, index, namespace) or ["True"]
+        conditions = _conditions_on_others(each.signature, parameters, others) or ["True"]
+        conditions += _signature_conditions(each.signature, index, namespace)
         lines.append("    if (" + "\n        and ".join(conditions) + "):")
         lines.append(f"        return None, ({each.why!r},)")
     lines.append("    return None")
     return generated("\n".join(lines), "select", namespace, "schedule dispatch")
+
+
+def _binding(parameters: Parameters, call: Call | None, namespace: dict[str, Any]) -> list[str]:
+    """Return lines to bind the parameters: fast if they are passed as in ``call``, else as Python does."""
+    bound = f"{', '.join(parameters.names)}, = _bound(self, *_args, **_kwargs)"
+    if call is None:
+        return [f"    {bound}"]
+    given = parameters.sources(len(call.args), tuple(call.kwargs))
+    return [
+        f"    _usual = len(_args) == {len(call.args)} and {_has_names('_kwargs', tuple(call.kwargs))}",
+        "    if _usual:",
+        *(f"        {name} = {source}" for name, source in given.items()),
+        "    else:",
+        f"        {bound}",
+    ]
+
+
+def _has_names(mapping: str, names: tuple[str, ...]) -> str:
+    """Return the condition for a dict of arguments to have these names, in order."""
+    return f"(*{mapping},) == {names}" if names else f"not {mapping}"
+
+
+def _conditions_on_others(signature: Signature, parameters: Parameters, usual: tuple[str, ...] | None) -> list[str]:
+    """Return the condition on the names of keyword arguments that are no parameters, known for usual calls."""
+    if signature.others is None:
+        return []
+    wanted = _has_names(parameters.var_keyword, signature.others)
+    return [f"(_usual or {wanted})" if signature.others == usual else wanted]
 
 
 def _looked_up_once(conditions: list[str], inputs: list[str]) -> tuple[list[str], list[str]]:
@@ -93,7 +128,8 @@ def _signature_conditions(signature: Signature, index: int, namespace: dict[str,
     names = {name: f"{name}_of_{index}" for name in signature.globals}
     namespace |= {names[name]: value for name, value in signature.globals.items()}
     named = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in names) or r"(?!)")
-    return [named.sub(lambda found: names[found[0]], condition) for condition in signature.conditions]
+    written = [*signature.conditions, *signature.kinds.values()]
+    return [named.sub(lambda found: names[found[0]], condition) for condition in written]
 
 
 def _conditions(specialization: Specialization, index: int, namespace: dict[str, Any]) -> list[str]:

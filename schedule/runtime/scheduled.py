@@ -122,7 +122,7 @@ class ScheduledState:
         if count_function_modes() and not torch.compiler.is_compiling() and sees_functions():
             return self.fall_back(module, args, kwargs, "a mode that watches torch's functions is active")
         try:  # as in `selected`, without another call on the path of every call
-            selected = self.select(module, *args, **kwargs)
+            selected = self.select(module, args, kwargs)
         except _NOT_TAKEN:
             selected = None
         if selected is None:
@@ -130,13 +130,13 @@ class ScheduledState:
         if selected is None:
             why = "a hook on all modules is registered, and runs" if acts_on_all() else ""
             return self.first_run(module, args, kwargs, why)
-        run, inputs = selected
+        run, given = selected
         if run is None:
-            (why,) = inputs
+            (why,) = given
             return self.first_run(module, args, kwargs, why) if why else self.original(module, *args, **kwargs)
         self.unused = False
         try:
-            return run(module, *inputs)
+            return run(*given)
         except GuardMiss as miss:
             why = str(miss) if isinstance(miss, OutputMiss) else ""
             if why:
@@ -165,7 +165,7 @@ class ScheduledState:
     def selected(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Selected | None:
         """Return the graph or the reason selected for this call, or None if there is neither."""
         try:
-            return self.select(module, *args, **kwargs)
+            return self.select(module, args, kwargs)
         except _NOT_TAKEN:
             return None
 

@@ -12,12 +12,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from fused.torch_internals.modes import is_any_autocast_enabled
 from schedule.capture.recording.recording import Call
 from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.recording.structure import leaves
 from schedule.capture.tracing.signature import Signature
 
 FAST_PATH = "not torch.is_grad_enabled() and not _own['training'] and torch.backends.mha.get_fastpath_enabled()"
+
+_QUICKLY_ASKED = ("cpu", "cuda")
+"""Device types among those that one quick question covers: is autocast enabled for any of them?"""
 
 
 def quiet_autocast(device_type: str, dtype: torch.dtype | None) -> torch.autocast:
@@ -106,7 +110,10 @@ class Environment:
         if self.can_autocast:
             enabled = f"{signature.name(torch.is_autocast_enabled, 'enabled')}({self.device_type!r})"
             wanted = f"torch.get_autocast_dtype({self.device_type!r}) is {self.autocast}"
-            found.append(f"not {enabled}" if self.autocast is None else f"{enabled} and {wanted}")
+            condition = f"{enabled} and {wanted}" if self.autocast is not None else f"not {enabled}"
+            if self.autocast is None and self.device_type in _QUICKLY_ASKED:
+                condition = f"(not {signature.name(is_any_autocast_enabled, 'some_enabled')}() or {condition})"
+            found.append(condition)
         return found
 
 

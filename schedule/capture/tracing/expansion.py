@@ -118,7 +118,8 @@ def _own_graph(child: nn.Module, training: bool) -> Specialization | None:
     """Return the graph of a scheduled child without any conditions (a sharded child, for example), or None."""
     state = vars(child).get("_schedule_state")
     for made in getattr(state, "specializations", ()):
-        conditional = made.signature.conditions or made.guards or made.ledger or made.inlined
+        any_call = not made.signature.conditions and made.signature.others is None
+        conditional = not any_call or made.guards or made.ledger or made.inlined
         if made.training is training and not conditional and not made.has_checks:
             return made
     return None

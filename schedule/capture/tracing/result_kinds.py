@@ -46,10 +46,12 @@ class Questions:
         while pending:
             node = pending.pop()
             seen = self._seen.get(node)
-            if node.op in ("placeholder", "get_attr") or (seen is not None and asked <= seen):
+            if node.op == "get_attr" or (seen is not None and asked <= seen):
                 continue
             seen = self._seen.setdefault(node, set())
             seen |= asked
+            if node.op == "placeholder":
+                continue
             if not is_result(node):
                 pending += node.all_input_nodes
             elif isinstance(spec := node.meta.get("spec"), TensorSpec):
@@ -57,6 +59,10 @@ class Questions:
                 node.meta[KIND] = tuple(kind[name] if name in seen else None for name in PROPERTIES)
             elif type(spec) in (int, float, bool):
                 self.numbers[node] = None
+
+    def concern(self, node: fx.Node) -> bool:
+        """Check whether an answer depends on the dtype, rank or device of a placeholder."""
+        return bool(self._seen.get(node))
 
 
 def is_result(node: fx.Node) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,36 @@ class Parameters:
         bound.apply_defaults()
         return dict(bound.arguments)
 
+    @property
+    def names(self) -> list[str]:
+        """The names of all parameters but ``self``."""
+        variable = [self.var_keyword] if self.var_positional is None else [self.var_positional, self.var_keyword]
+        return [*(p.name for p in self.named), *variable]
+
+    def sources(self, count: int, keywords: Sequence[str]) -> dict[str, str]:
+        """Return for each name a Python expression for its value, if parameters are passed in this way.
+
+        Args:
+            count: number of positional arguments, in ``_args``.
+            keywords: names of keyword arguments, in ``_kwargs``.
+        """
+        positional = [p.name for p in self.named if p.kind is not p.KEYWORD_ONLY]
+        found = {name: f"_args[{index}]" for index, name in enumerate(positional[:count])}
+        for parameter in self.named:
+            if parameter.kind is not parameter.POSITIONAL_ONLY and parameter.name in keywords:
+                found[parameter.name] = f"_kwargs[{parameter.name!r}]"
+            elif parameter.name not in found:
+                found[parameter.name] = f"_default_{parameter.name}"
+        if self.var_positional is not None:
+            found[self.var_positional] = f"_args[{len(positional)}:]"
+        others = ", ".join(f"{name!r}: _kwargs[{name!r}]" for name in self.others(keywords))
+        return {**found, self.var_keyword: f"{{{others}}}"}
+
+    def others(self, keywords: Iterable[str]) -> tuple[str, ...]:
+        """Return those names of keyword arguments that are no parameters."""
+        taken = {p.name for p in self.named if p.kind is not p.POSITIONAL_ONLY}
+        return tuple(name for name in keywords if name not in taken)
+
     def declaration(self, defaults: dict[str, Any]) -> str:
         """Return ``self, x, mask=_default_mask, **kwargs``, and put the default values into ``defaults``."""
         parts, kinds = ["self"], inspect.Parameter
@@ -86,13 +116,17 @@ class Signature:
     Attributes:
         inputs: placeholder name → Python expression for it in terms of the bound parameters.
         tensors: expression of each tensor input → its recorded spec.
-        conditions: Python conditions, all true for calls accepted by the graph.
+        others: names of the keyword arguments that are no parameters, in order; None if any are accepted.
+        conditions: further Python conditions, all true for calls accepted by the graph.
+        kinds: expression of each tensor input that is used → condition on its dtype and rank, to check last.
         globals: name → object, for names used in the expressions.
     """
 
     inputs: dict[str, str] = field(default_factory=dict)
     tensors: dict[str, TensorSpec] = field(default_factory=dict)
+    others: tuple[str, ...] | None = None
     conditions: list[str] = field(default_factory=list)
+    kinds: dict[str, str] = field(default_factory=dict)
     globals: dict[str, Any] = field(default_factory=dict)
 
     def name(self, value: Any, hint: str) -> str:
@@ -122,11 +156,15 @@ class SignatureBuilder:
     def build(self, parameters: Parameters, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the tracked ``(args, kwargs)`` of ``call``, and complete :attr:`signature`."""
         bound = parameters.bind(call.args, call.kwargs)
+        others = bound.pop(parameters.var_keyword)
+        self.signature.others = tuple(others)
         for name, value in bound.items():
             self._walk(value, name)
+        for name, value in others.items():
+            self._walk(value, f"{parameters.var_keyword}[{name!r}]")
         args = tuple(self._tracked(value, text) for value, text in self._given(parameters, call))
         kwargs = {
-            key: self._tracked(value, key if key in bound else f"{parameters.var_keyword}[{key!r}]")
+            key: self._tracked(value, f"{parameters.var_keyword}[{key!r}]" if key in others else key)
             for key, value in call.kwargs.items()
         }
         return args, kwargs
@@ -142,8 +180,9 @@ class SignatureBuilder:
         if isinstance(value, TensorSpec):
             tensor = self.signature.name(torch.Tensor, "Tensor")
             dtype = self.signature.name(value.dtype, "dtype")
-            add(f"isinstance({text}, {tensor}) and {text}.dtype is {dtype} and {text}.dim() == {value.ndim}")
-            add(f"not {text}.is_nested")
+            add(f"isinstance({text}, {tensor})")
+            kind = f"{text}.dtype is {dtype} and {text}.dim() == {value.ndim} and not {text}.is_nested"
+            self.signature.kinds[text] = kind
             self.signature.tensors[text] = value
             self._input(value, text)
         elif isinstance(value, Opaque):

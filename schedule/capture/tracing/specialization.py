@@ -286,6 +286,9 @@ def _finished(
     if any(map(_has_default_dtype, graph.nodes)):
         tracer.evaluator.query(torch.get_default_dtype, (), torch.get_default_dtype())
     remove_dead(graph)
+    for node, text in inputs.items():
+        if not node.users and not tracer.questions.concern(node):
+            signature.kinds.pop(text, None)
     tracer.strings.check(graph)
     check_keywords(graph)
     insert_checks(tracer.outputs)

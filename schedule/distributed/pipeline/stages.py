@@ -73,14 +73,14 @@ class Stage(nn.Module):
         if self.training not in self._modes:
             raise NotApplicable("the forward could not be traced in this mode", fix="see sch.trace()")
         made, stage = self._modes[self.training]
-        selected = self._select[self.training](self._whole[0], **batch)
+        selected = self._select[self.training](self._whole[0], (), batch)
         if selected is None:
             looks = ", ".join(f"{name}: {_kind(value)}" for name, value in batch.items())
             raise NotApplicable(
                 f"this batch differs from the example inputs that the stages were made for: {looks}",
                 fix="create_schedule(model, example_inputs=batch) with a batch like those to come",
             )
-        inputs = dict(zip(made.signature.inputs, selected[1], strict=True))
+        inputs = dict(zip(made.signature.inputs, selected[1][1:], strict=True))
         with closing_regions():
             result = self._runs[self.training](self, *received, *(inputs[name] for name in stage.inputs))
         return self._flat(result) if self._is_last else tuple(map(_sendable, result))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fused.torch_internals.dict_versions import HAS_DICT_VERSIONS, dict_version
 from fused.torch_internals.modes import NO_TORCH_FUNCTION, DisableTorchFunction
 from schedule.capture.recording.structure import member_source, original_class
 from schedule.capture.tracing.hooks import acts_now
@@ -25,9 +26,19 @@ from schedule.capture.tracing.reading.compiled import (
     reader,
 )
 from schedule.capture.tracing.reading.guard import Guard
-from schedule.capture.tracing.reading.plain import same
+from schedule.capture.tracing.reading.plain import EXACT, same
 from schedule.capture.tracing.reading.resolution import Resolved, resolutions
-from schedule.capture.tracing.reading.sources import Attr, Const, DictOf, Query, Self, Source, submodule_path
+from schedule.capture.tracing.reading.sources import (
+    SELF,
+    Attr,
+    Const,
+    DictOf,
+    Item,
+    Query,
+    Self,
+    Source,
+    submodule_path,
+)
 
 
 def _is_of_class(value: Any, cls: type) -> bool:
@@ -120,6 +131,7 @@ FOLLOWED = {
 }
 _HELPERS = {"_same": same, "_is_of_class": _is_of_class, "_lacks": _lacks, "_calls": _calls, "_is_tensor": _is_tensor}
 _HELPERS |= {"_first_dtype": _first_dtype, "_is_untouched": _is_untouched, "_own": object.__getattribute__}
+_HELPERS["_dict_version"] = dict_version
 
 
 _ABSENT = "(LookupError, AttributeError, NameError, TypeError, ValueError)"
@@ -148,11 +160,38 @@ def _lasting_table(source: Source) -> Any:
     return of.__dict__ if lasting else None
 
 
+def _dict_getter(cls: type) -> Callable[[Any], Any] | None:
+    """Return the function by which ``object.__getattribute__`` reads ``__dict__`` of instances, None if not C code."""
+    found = next((vars(base)["__dict__"] for base in cls.__mro__ if "__dict__" in vars(base)), None)
+    return found.__get__ if isinstance(found, types.GetSetDescriptorType) else None
+
+
+def _table_of(guard: Guard) -> Source | None:
+    """Return the source of the dict whose entries alone decide if ``guard`` holds, such as a file's globals."""
+    if guard.kind in ("contains", "lacks_item"):
+        table, key = guard.source, guard.expected
+    elif isinstance(guard.source, Item) and guard.kind in ("is", "same", "none"):
+        table, key = guard.source.base, guard.source.key
+        if isinstance(guard.expected, Source) or (guard.kind == "same" and type(guard.expected) not in EXACT):
+            return None
+    else:
+        return None
+    constant = table.value if isinstance(table, Const) else _lasting_table(table)
+    is_dict = type(constant) is dict or table == DictOf(SELF)
+    return table if is_dict and type(key) is str else None
+
+
+_FEWEST_LOOKUPS = 3
+"""From here on, lookups in one dict cost more than its version."""
+_MOST_VERSIONS = 1024
+
+
 class _Code:
     """Source code of a ledger's function, with one lookup per source in the order of the guards."""
 
     def __init__(self, followed: bool) -> None:
         self.lines: list[str] = []
+        self.functions: list[str] = []
         self.resolved: list[tuple[type, Resolved]] = []
         self._conditions, self._followed = FOLLOWED if followed else CONDITIONS, followed
         self.names: dict[str, Any] = dict(_HELPERS)
@@ -197,12 +236,37 @@ class _Code:
         if isinstance(source, DictOf):
             plain = isinstance(source.base, Const) or submodule_path(source.base) is not None
             plain = plain or self._classes.get(source.base) in self._plain
+            if plain or self._followed:
+                return f"{base}.__dict__"
             # Configs have a slow __getattribute__ in Python; torch.compile follows no other way around it.
-            return f"{base}.__dict__" if plain or self._followed else f"_own({base}, '__dict__')"
+            getter = _dict_getter(self._classes.get(source.base, object))
+            return f"_own({base}, '__dict__')" if getter is None else f"{self.constant(getter)}({base})"
         if isinstance(source, Attr):
             return member_source(base, source.name)
         key = source.key  # type: ignore[union-attr]
         return f"{base}[{key!r}]" if type(key) in (str, int) else f"{base}[{self.constant(key)}]"
+
+    def add_lookups(self, table: Source, guards: list[Guard]) -> None:
+        """Add a line to return False unless all guards on entries of one dict hold.
+
+        They are looked up again for versions of the dict, and dicts of like modules, for which they never held.
+        """
+        number, found = len(self.functions), self.value(table)
+        self.names[f"_held_{number}"] = set[int]()
+        again = f"_again_{number}({found})"
+        self.lines.append(f"        if not (_dict_version({found}) in _held_{number} or {again}): return False")
+        lines, known = self.lines, self._locals
+        self.lines, self._locals = [], {table: "table"}
+        for guard in guards:
+            self.add(guard)
+        looked_up = [line.removeprefix("    ") for line in self.lines]
+        self.lines, self._locals = lines, known
+        lines = [f"def _again_{number}(table):", "    version = _dict_version(table)", *looked_up]
+        lines += [f"    if len(_held_{number}) == {_MOST_VERSIONS}: _held_{number}.clear()"]
+        lines += [
+            f"    if table: _held_{number}.add(version)  # the version of an empty dict may stay when it is filled"
+        ]
+        self.functions.append("\n".join([*lines, "    return True", ""]))
 
     def add(self, guard: Guard) -> None:
         """Add a line to return False unless ``guard`` holds."""
@@ -252,14 +316,23 @@ def compiled(guards: Iterable[Guard], followed: bool = False) -> Callable[[Any],
         guards: the guards.
         followed: whether to write the function as ``torch.compile`` follows it; then it follows all guards.
     """
-    code = _Code(followed)
+    code, others = _Code(followed), list[Guard]()
+    tables: dict[Source, list[Guard]] = {}
     for guard in guards:
+        table = _table_of(guard) if HAS_DICT_VERSIONS and not followed else None
+        (others if table is None else tables.setdefault(table, [])).append(guard)
+    for table, looked_up in tables.items():
+        if len(looked_up) < _FEWEST_LOOKUPS:
+            others += looked_up
+        else:
+            code.add_lookups(table, looked_up)
+    for guard in others:
         code.add(guard)
     if code.resolved:
         condition, names = resolutions(code.resolved)
         code.names |= names
         code.lines.insert(0, f"        if not ({condition}): return False")
-    lines = ["def holds(self):", "    try:", *(code.lines or ["        pass"])]
+    lines = [*code.functions, "def holds(self):", "    try:", *(code.lines or ["        pass"])]
     lines += [f"    except {_ABSENT}:", "        return False", "    return True"]
     exec(compile("\n".join(lines), "<schedule ledger>", "exec"), code.names)
     function: Callable[[Any], bool] = code.names["holds"]
