@@ -24,7 +24,13 @@ from schedule.capture.recording.data import NUMBERS, Replay, expected, writes_nu
 from schedule.capture.recording.recording import Recording
 from schedule.capture.recording.source import data_dependent, outermost, raised, user_line
 from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.recording.structure import is_plain_dataclass, is_plain_mapping, map_fields, map_structure
+from schedule.capture.recording.structure import (
+    is_plain_dataclass,
+    is_plain_mapping,
+    map_fields,
+    map_structure,
+    tensors,
+)
 from schedule.capture.tracing import metadata
 from schedule.capture.tracing.constants import known_truth
 from schedule.capture.tracing.functions import FunctionTracker
@@ -149,6 +155,7 @@ class ModuleTracer(TorchFunctionMode):
         if is_plain_dataclass(value) and not is_of_object(node):
             return map_fields(value, lambda name, item: self.track(item, self.emit(getattr, (node, name))))
         if value is None or type(value) is str or isinstance(value, torch.dtype):
+            self.ask(node, *PROPERTIES)
             return value
         if isinstance(value, torch.device):
             self._devices[id(value)] = (value, node)
@@ -159,6 +166,7 @@ class ModuleTracer(TorchFunctionMode):
         if isinstance(value, dict):
             items = {k: self.track(v, self.emit(operator.getitem, (node, k))) for k, v in value.items()}
             return items if type(value) is dict else type(value)(**items)
+        self.ask(node, "rank")  # which their number may depend on
         tracked = [self.track(item, self.emit(operator.getitem, (node, i))) for i, item in enumerate(value)]
         if isinstance(value, list):
             return tracked
@@ -354,11 +362,11 @@ class ModuleTracer(TorchFunctionMode):
         return self.track(value, node)
 
     def _constant_query(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if args and isinstance(args[0], torch.Tensor):
-            is_rank = metadata.is_attribute(func, "ndim") or func is torch.Tensor.dim
-            self.ask(args[0], *(["rank"] if is_rank else PROPERTIES))
-            if metadata.is_attribute(func, "dtype"):
-                self.guard_dtype(args[0])
+        is_rank = metadata.is_attribute(func, "ndim") or func is torch.Tensor.dim
+        for tensor in tensors((args, kwargs)):
+            self.ask(tensor, *(["rank"] if is_rank else PROPERTIES))
+            if not is_rank:
+                self.guard_dtype(tensor)
         return func(*args, **kwargs)
 
     def guard_dtype(self, tensor: torch.Tensor) -> None:

@@ -19,7 +19,11 @@ from schedule.capture.tracing.reading.handlers import handles
 from schedule.capture.tracing.reading.origin import is_fixed
 from schedule.capture.tracing.reading.resolution import class_of
 from schedule.capture.tracing.reading.sources import Attr, Const, Item
+from schedule.capture.tracing.result_kinds import PROPERTIES
 from schedule.capture.tracing.scalars import scalar_of
+
+_OF_KIND = type(torch.FloatTensor)
+"""Class of those for tensors of one dtype on one type of device."""
 
 
 def guard_class(ev: Evaluator, value: Any) -> None:
@@ -34,7 +38,7 @@ def _isinstance(ev: Evaluator, value: Any, cls: Any) -> bool:
     classes = [*_classes(ev, cls)]
     guard_class(ev, value)
     if isinstance(value, torch.Tensor):
-        ev.tracer.ask(value)
+        ev.tracer.ask(value, *(PROPERTIES if any(isinstance(each, _OF_KIND) for each in classes) else ()))
     if isinstance(value, torch.Tensor) and any(map(_is_tensor_class, classes)):
         return issubclass(_tensor_class(ev, value), tuple(classes))
     value = _number(ev, value)
