@@ -76,6 +76,15 @@ from fused.mlp import (
     apply_swiglu_sharded_factory,
 )
 from fused.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from fused.preference import (
+    dpo_loss,
+    grpo_loss,
+    kto_loss,
+    orpo_loss,
+    sequence_log_probs,
+    simpo_loss,
+    token_log_probs,
+)
 from fused.rotary import apply_rotary, rotary_embedding
 from fused.softmax import scaled_masked_softmax
 from fused.viewless import (
@@ -142,15 +151,19 @@ __all__ = [
     "bias_swiglu_impl",
     "cross_entropy",
     "deallocate_output",
+    "dpo_loss",
     "gated_activation",
     "geglu",
     "get_bias_dropout_add",
     "group_norm",
+    "grpo_loss",
+    "kto_loss",
     "layer_norm",
     "linear",
     "linear_cross_entropy",
     "make_viewless_tensor",
     "new_gelu",
+    "orpo_loss",
     "quick_geglu",
     "quick_gelu",
     "reglu",
@@ -158,7 +171,10 @@ __all__ = [
     "rotary_embedding",
     "safely_set_viewless_tensor_data",
     "scaled_masked_softmax",
+    "sequence_log_probs",
+    "simpo_loss",
     "swiglu",
+    "token_log_probs",
     "vocab_parallel_cross_entropy",
     "weighted_bias_geglu",
     "weighted_bias_quick_geglu",

@@ -52,6 +52,16 @@ def test_ops(line: str) -> None:
     assert large == ratios.get((op, "large"), "–")
 
 
+def test_preference() -> None:
+    found = json.loads((ROOT / "benchmarks" / "results" / "preference.json").read_text())["results"]
+    base, compiled, ours = (found[name] for name in ("full logits", "torch.compile", "fused"))
+    times = [f"{each['step']['median'] / base['step']['median']:.2f}" for each in (ours, compiled)]
+    peaks = [f"{each / 2**20:.0f}" for each in (ours["peak"], base["peak"], compiled["peak"], found["logits"])]
+    (cell,) = row("DPO step on a vocabulary of 32,000")
+    beginning = f"{times[0]} × the time (`torch.compile` {times[1]}) and a peak of {peaks[0]} MiB against {peaks[1]}"
+    assert cell == f"{beginning} (`torch.compile` {peaks[2]}); the logits alone are {peaks[3]}"
+
+
 def test_dispatch() -> None:
     times = [each["dispatch"]["median"] * 1e6 for each in results("dispatch")]
     assert row("dispatch of a scheduled module")[0].startswith(f"{min(times):.1f}–{max(times):.1f} µs")
