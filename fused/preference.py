@@ -115,11 +115,9 @@ def dpo_loss(
 ) -> Tensor:
     """Compute the mean loss of direct preference optimization.
 
-    With z the difference of the log-ratios, ``(chosen − reference_chosen) − (rejected − reference_rejected)``::
-
-        "sigmoid":  −(1 − ε)·log σ(β·z) − ε·log σ(−β·z)
-        "hinge":    max(0, 1 − β·z)
-        "ipo":      (z − 1 / (2·β))²,  of averages over tokens
+    With z the difference of the log-ratios, ``(chosen − reference_chosen) − (rejected − reference_rejected)``, the loss
+    of a pair is ``−(1 − ε)·log σ(β·z) − ε·log σ(−β·z)`` ("sigmoid"), ``max(0, 1 − β·z)`` ("hinge"), or
+    ``(z − 1 / (2·β))²`` ("ipo", of averages over tokens).
 
     Args:
         chosen, rejected: ``[...]``, log-probabilities of sequences under the policy, from `sequence_log_probs`.
@@ -219,12 +217,8 @@ def kto_loss(
 ) -> Tensor:
     """Compute the mean loss of KTO, from examples that are each desirable or not.
 
-    ::
-
-        desirable:    desirable_weight·(1 − σ(β·(r − divergence)))
-        undesirable:  undesirable_weight·(1 − σ(β·(divergence − r)))
-
-    with the log-ratio ``r = log_probs − reference``.
+    With the log-ratio ``r = log_probs − reference``, the loss is ``desirable_weight·(1 − σ(β·(r − divergence)))`` of a
+    desirable example, and ``undesirable_weight·(1 − σ(β·(divergence − r)))`` of another.
 
     Args:
         log_probs, reference: ``[...]``, log-probabilities of sequences under the policy and the reference model, from
@@ -269,9 +263,8 @@ def grpo_loss(
 ) -> Tensor:
     """Compute the clipped policy loss of GRPO, with a penalty for the divergence from a reference model.
 
-    For each token, with the ratio ``ρ = exp(log_probs − old)`` and ``δ = reference − log_probs``::
-
-        −min(ρ·A, clamp(ρ, 1 − clip, 1 + clip_above)·A) + β·(exp(δ) − δ − 1)
+    With the ratio ``ρ = exp(log_probs − old)`` and ``δ = reference − log_probs``, the loss of a token is
+    ``−min(ρ·A, clamp(ρ, 1 − clip, 1 + clip_above)·A) + β·(exp(δ) − δ − 1)``.
 
     Args:
         log_probs: ``[..., tokens]``, from `token_log_probs`.

@@ -14,6 +14,7 @@ from schedule.rules import (  # noqa: F401 - they register their rules
     linear_cross_entropy,
     qkv_merge,
     rms_norm,
+    rms_norm_normalize,
     rotary,
 )
 from schedule.rules.proof import ProofFailure, prove
