@@ -57,8 +57,7 @@ def generated_select(
     namespace: dict[str, Any] = {"torch": torch, "_intact": intact, "_acts_on_all": acts_on_all}
     namespace["_compiling"] = torch.compiler.is_dynamo_compiling
     parameters = Parameters(forward)
-    bound = f"lambda {parameters.declaration(namespace)}: ({', '.join(parameters.names)},)"
-    lines = [f"def select(self, _args, _kwargs, _bound={bound}):"]
+    lines = [f"def select(self, _args, _kwargs, _bound={parameters.binder(namespace)}):"]
     usual = specializations[0].call if specializations else None
     others = None if usual is None else parameters.others(usual.kwargs)
     lines += _binding(parameters, usual, namespace)
@@ -83,7 +82,7 @@ def generated_select(
 
 def _binding(parameters: Parameters, call: Call | None, namespace: dict[str, Any]) -> list[str]:
     """Return lines to bind the parameters: fast if they are passed as in ``call``, else as Python does."""
-    bound = f"{', '.join(parameters.names)}, = _bound(self, *_args, **_kwargs)"
+    bound = f"{', '.join(parameters.names)}, = _bound(*_args, **_kwargs)"
     if call is None:
         return [f"    {bound}"]
     given = parameters.sources(len(call.args), tuple(call.kwargs))

@@ -283,7 +283,7 @@ def is_only_traced(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return True
     if count_dispatch_modes() or innermost_transform() is not None:
         return True
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return True
     return any(map(_is_traced_value, (leaf for _, leaf in leaves((args, kwargs)))))
 

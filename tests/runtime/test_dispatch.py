@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import importlib
+import textwrap
+import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import schedule
 from schedule.capture.recording.recording import record
 from schedule.capture.tracing.specialization import specialize
 from schedule.runtime.scheduled import install, state_of
@@ -140,3 +146,53 @@ def test_kinds_of_arguments_that_are_not_read_are_free(asks: bool) -> None:
     assert state.selected(model, (X, X, X[0].int(), asks), {}) is not None
     assert (state.selected(model, (X, X[0], X, asks), {}) is None) is asks
     assert state.selected(model, (X, None, X, asks), {}) is None
+
+
+NAMES = [
+    "self",
+    "_state",
+    "_own",
+    "_followed",
+    "_args",
+    "_kwargs",
+    "_usual",
+    "_bound",
+    "_input_1",
+    "_run_0",
+    "_compiling",
+]
+NAMES += ["__unexpected__", "_unexpected", "_Tensor_0_of_0", "_default_scale", "torch", "inf", "x_", "x_1", "input"]
+NAMES += ["len", "type", "isinstance", "tuple", "getattr_1", "linear", "output", "kwargs", "args"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parameters_may_have_any_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that generated code uses for something else."""
+    (tmp_path / f"model_{name}.py").write_text(
+        textwrap.dedent(f"""
+            import torch.nn.functional as F
+            from torch import nn
+
+            class Model(nn.Module):
+                def __init__(this):
+                    super().__init__()
+                    this.a, this.b = nn.Linear(8, 16), nn.Linear(16, 8)
+
+                def forward(this, x, {name}, *, scale=1.0):
+                    return this.b(F.gelu(this.a(x))) * {name} * scale
+        """)
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = importlib.import_module(f"model_{name}").Model
+    torch.manual_seed(0)
+    twin = made()
+    model, x, y = copy.deepcopy(twin), torch.randn(2, 8), torch.randn(2, 8)
+    report = schedule.optimize(model, (x, y), rules=["bias_gelu"], cost_guard=False)
+    assert report.count("bias_gelu") == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for given in ((x, y), (y, x)):
+            torch.testing.assert_close(model(*given), twin(*given))
+            if name != "self":  # which `nn.Module.__call__` has too
+                torch.testing.assert_close(model(given[0], **{name: given[1]}), twin(*given))
+            torch.testing.assert_close(model(*given, scale=2.0), twin(*given, scale=2.0))

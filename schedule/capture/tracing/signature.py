@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +26,17 @@ from schedule.capture.tracing.reading.plain import is_atom, same
 from schedule.util.errors import TraceError
 
 _IDENTITY = (bool, type(None))
+_GLOBALS = {"self", "torch", "device", "inf", "nan", "NoneType", "fx_pytree", "pytree"}
+
+
+def _is_taken(name: str) -> bool:
+    """Check whether generated code may use ``name`` for something else than a parameter of the forward."""
+    return name.startswith("_") or name in _GLOBALS or (hasattr(builtins, name) and name != "input")
+
+
+def local(name: str) -> str:
+    """Return the name that a parameter of the forward has in generated code."""
+    return f"__{name}" if _is_taken(name) else name
 
 
 class Parameters:
@@ -32,44 +45,48 @@ class Parameters:
     Names and defaults are read through wrappers (``functools.wraps``). A forward without ``**kwargs`` still
     accepts any keyword here, since a wrapper may consume some; a really unexpected keyword reaches the original
     forward, which raises the error.
+
+    Attributes:
+        named: the parameters but the first one, and without those below.
+        var_positional: the name of ``*args`` in generated code, or None.
+        var_keyword: the name of ``**kwargs`` in generated code.
     """
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         parameters = list(inspect.signature(forward).parameters.values())[1:]
         self.named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-        self.var_positional = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
-        self.var_keyword = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), "_unexpected")
-        self._signature = inspect.Signature(
-            [p for p in parameters if p.kind is not p.VAR_KEYWORD]
-            + [inspect.Parameter(self.var_keyword, inspect.Parameter.VAR_KEYWORD)]
-        )
+        self.var_positional = next((local(p.name) for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+        self._others = "_unexpected" + "_" * sum(p.name.startswith("_unexpected") for p in parameters)
+        self.var_keyword = next((local(p.name) for p in parameters if p.kind is p.VAR_KEYWORD), local(self._others))
+        others = [inspect.Parameter(self._others, inspect.Parameter.VAR_KEYWORD)]
+        self._signature = inspect.Signature([p for p in parameters if p.kind is not p.VAR_KEYWORD] + others)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return the value of every parameter, with defaults filled in."""
+        """Return the value of every parameter by its name in generated code, with defaults filled in."""
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        return dict(bound.arguments)
+        others = bound.arguments.pop(self._others)
+        return {**{local(name): value for name, value in bound.arguments.items()}, self.var_keyword: others}
 
     @property
     def names(self) -> list[str]:
-        """The names of all parameters but ``self``."""
-        variable = [self.var_keyword] if self.var_positional is None else [self.var_positional, self.var_keyword]
-        return [*(p.name for p in self.named), *variable]
+        """The names of all parameters but the first in generated code."""
+        return [*(local(p.name) for p in self.named), *self._variable]
 
     def sources(self, count: int, keywords: Sequence[str]) -> dict[str, str]:
-        """Return for each name a Python expression for its value, if parameters are passed in this way.
+        """Return for each of :attr:`names` a Python expression for its value, if arguments are passed in this way.
 
         Args:
             count: number of positional arguments, in ``_args``.
             keywords: names of keyword arguments, in ``_kwargs``.
         """
         positional = [p.name for p in self.named if p.kind is not p.KEYWORD_ONLY]
-        found = {name: f"_args[{index}]" for index, name in enumerate(positional[:count])}
+        found = {local(name): f"_args[{index}]" for index, name in enumerate(positional[:count])}
         for parameter in self.named:
             if parameter.kind is not parameter.POSITIONAL_ONLY and parameter.name in keywords:
-                found[parameter.name] = f"_kwargs[{parameter.name!r}]"
-            elif parameter.name not in found:
-                found[parameter.name] = f"_default_{parameter.name}"
+                found[local(parameter.name)] = f"_kwargs[{parameter.name!r}]"
+            else:
+                found.setdefault(local(parameter.name), f"_default_{parameter.name}")
         if self.var_positional is not None:
             found[self.var_positional] = f"_args[{len(positional)}:]"
         others = ", ".join(f"{name!r}: _kwargs[{name!r}]" for name in self.others(keywords))
@@ -80,9 +97,17 @@ class Parameters:
         taken = {p.name for p in self.named if p.kind is not p.POSITIONAL_ONLY}
         return tuple(name for name in keywords if name not in taken)
 
-    def declaration(self, defaults: dict[str, Any]) -> str:
-        """Return ``self, x, mask=_default_mask, **kwargs``, and put the default values into ``defaults``."""
-        parts, kinds = ["self"], inspect.Parameter
+    @property
+    def _variable(self) -> list[str]:
+        return [self.var_keyword] if self.var_positional is None else [self.var_positional, self.var_keyword]
+
+    def binder(self, defaults: dict[str, Any]) -> str:
+        """Return ``lambda x, mask=_default_mask, **kwargs: (x, mask, kwargs)``, and add the values to ``defaults``."""
+        values = ", ".join([*(p.name for p in self.named), *self._variable])
+        return f"lambda {self._declaration(defaults)}: ({values},)"
+
+    def _declaration(self, defaults: dict[str, Any]) -> str:
+        parts, kinds = list[str](), inspect.Parameter
         keyword_only = self.var_positional is not None
         for parameter in self.named:
             if parameter.kind is kinds.KEYWORD_ONLY and not keyword_only:
@@ -149,6 +174,7 @@ class SignatureBuilder:
     def __init__(self, placeholder: Callable[[str, Any], Any]) -> None:
         self.signature = Signature()
         self._placeholder = placeholder
+        self._names: dict[str, str] = {}
         self._leaves: dict[str, Any] = {}
         self._containers: dict[int, tuple[Any, str]] = {}
         self._constants: dict[int, tuple[Any, str]] = {}
@@ -164,13 +190,13 @@ class SignatureBuilder:
             self._walk(value, f"{parameters.var_keyword}[{name!r}]")
         args = tuple(self._tracked(value, text) for value, text in self._given(parameters, call))
         kwargs = {
-            key: self._tracked(value, f"{parameters.var_keyword}[{key!r}]" if key in others else key)
+            key: self._tracked(value, f"{parameters.var_keyword}[{key!r}]" if key in others else local(key))
             for key, value in call.kwargs.items()
         }
         return args, kwargs
 
     def _given(self, parameters: Parameters, call: Call) -> list[tuple[Any, str]]:
-        positional = [p.name for p in parameters.named if p.kind is not p.KEYWORD_ONLY]
+        positional = [local(p.name) for p in parameters.named if p.kind is not p.KEYWORD_ONLY]
         extra = [f"{parameters.var_positional}[{i}]" for i in range(len(call.args) - len(positional))]
         return list(zip(call.args, [*positional, *extra], strict=False))
 
@@ -225,7 +251,7 @@ class SignatureBuilder:
         self.signature.conditions.append(condition)
 
     def _input(self, described: Any, text: str) -> None:
-        name = _placeholder_name(text)
+        name = self._placeholder_name(text)
         self.signature.inputs[name] = text
         self._leaves[text] = self._placeholder(name, described)
 
@@ -234,7 +260,7 @@ class SignatureBuilder:
         if id(value) not in self._containers:
             return None
         text = self._containers[id(value)][1]
-        name, given = _placeholder_name(text), [node for node in graph.nodes if node.op == "placeholder"]
+        name, given = self._placeholder_name(text), [node for node in graph.nodes if node.op == "placeholder"]
         for node in given:
             if node.target == name:
                 return node
@@ -280,9 +306,15 @@ class SignatureBuilder:
             return type(value)(**{name: self._tracked(getattr(value, name), f"{text}.{name}") for name in names})
         return value
 
-
-def _placeholder_name(text: str) -> str:
-    return "".join(c if c.isalnum() else "_" for c in text).strip("_").replace("__", "_")
+    def _placeholder_name(self, text: str) -> str:
+        """Return the name of the placeholder for the argument at ``text``, another one for each."""
+        if text not in self._names:
+            name = "".join(c if c.isalnum() else "_" for c in text).strip("_").replace("__", "_")
+            name = f"{name}_given" if _is_taken(name) or not name.isidentifier() else name
+            numbered = (f"{name}_{number}" for number in itertools.count(1))
+            candidates = itertools.chain([name], numbered)
+            self._names[text] = next(each for each in candidates if each not in self._names.values())
+        return self._names[text]
 
 
 def bound_or_refused(parameters: Parameters, call: Call, forward: Callable[..., Any]) -> None:

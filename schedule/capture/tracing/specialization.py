@@ -220,7 +220,7 @@ def _traced(
             with TRACING, generators_restored(module), recording.as_after_run():
                 return _traced_by(tracer, forward, call, training, autocast), tracer
         except TraceError:
-            if not tracer.strings.written or "exact_texts" in options:
+            if not tracer.strings.written or "exact_strings" in options:
                 raise
         return attempt(exact_strings=True, **options)
 

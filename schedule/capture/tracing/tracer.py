@@ -70,7 +70,7 @@ class ModuleTracer(TorchFunctionMode):
         enter: whether to inline a submodule (given the module and its path) instead of writing a call.
         use_recorded_outputs: whether outputs of submodules in the recorded run are valid here too; if not, the
             submodules are run on data-free tensors.
-        exact_texts: whether formatting a size in a string adds a guard on it.
+        exact_strings: whether formatting a size in a string adds a guard on it.
         index_functions: code of the functions of indices to write as calls.
     """
 

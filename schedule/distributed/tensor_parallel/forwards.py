@@ -61,7 +61,7 @@ def sharded_specializations(
         sharding: its sharding.
         like: spec of its input in the recorded run, before any module was sharded.
     """
-    name = Parameters(original_class(module).forward).named[0].name
+    name = Parameters(original_class(module).forward).names[0]
     graph = _Writer(module, sharding, like).written(name)
     signature = Signature(inputs={name: name})
     spec = next(iter(graph.nodes)).meta["spec"]
