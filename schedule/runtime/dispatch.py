@@ -60,7 +60,7 @@ def generated_select(
     lines = [f"def select(self, _args, _kwargs, _bound={parameters.binder(namespace)}):"]
     usual = specializations[0].call if specializations else None
     others = None if usual is None else parameters.others(usual.kwargs)
-    lines += _binding(parameters, usual, namespace)
+    lines += _binding(parameters, usual)
     lines += ["    _own = self.__dict__", "    _followed = _compiling()"]
     lines += [f"    _state = _own.get({STATE!r}) if _followed else None"]
     for index, specialization in enumerate(specializations):
@@ -80,7 +80,7 @@ def generated_select(
     return generated("\n".join(lines), "select", namespace, "schedule dispatch")
 
 
-def _binding(parameters: Parameters, call: Call | None, namespace: dict[str, Any]) -> list[str]:
+def _binding(parameters: Parameters, call: Call | None) -> list[str]:
     """Return lines to bind the parameters: fast if they are passed as in ``call``, else as Python does."""
     bound = f"{', '.join(parameters.names)}, = _bound(*_args, **_kwargs)"
     if call is None:
