@@ -46,12 +46,10 @@ class Questions:
         while pending:
             node = pending.pop()
             seen = self._seen.get(node)
-            if node.op == "get_attr" or (seen is not None and asked <= seen):
+            if seen is not None and asked <= seen:
                 continue
             seen = self._seen.setdefault(node, set())
             seen |= asked
-            if node.op == "placeholder":
-                continue
             if not is_result(node):
                 pending += node.all_input_nodes
             elif isinstance(spec := node.meta.get("spec"), TensorSpec):

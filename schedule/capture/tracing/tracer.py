@@ -24,13 +24,7 @@ from schedule.capture.recording.data import NUMBERS, Replay, expected, writes_nu
 from schedule.capture.recording.recording import Recording
 from schedule.capture.recording.source import data_dependent, outermost, raised, user_line
 from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.recording.structure import (
-    is_plain_dataclass,
-    is_plain_mapping,
-    map_fields,
-    map_structure,
-    tensors,
-)
+from schedule.capture.recording.structure import is_plain_dataclass, is_plain_mapping, leaves, map_fields, map_structure
 from schedule.capture.tracing import metadata
 from schedule.capture.tracing.constants import known_truth
 from schedule.capture.tracing.functions import FunctionTracker
@@ -363,10 +357,10 @@ class ModuleTracer(TorchFunctionMode):
 
     def _constant_query(self, func: Any, args: Any, kwargs: Any) -> Any:
         is_rank = metadata.is_attribute(func, "ndim") or func is torch.Tensor.dim
-        for tensor in tensors((args, kwargs)):
-            self.ask(tensor, *(["rank"] if is_rank else PROPERTIES))
+        for _, leaf in leaves((args, kwargs)):
+            self.ask(leaf, *(["rank"] if is_rank else PROPERTIES))
             if not is_rank:
-                self.guard_dtype(tensor)
+                self.guard_dtype(leaf)
         return func(*args, **kwargs)
 
     def guard_dtype(self, tensor: torch.Tensor) -> None:
