@@ -136,6 +136,12 @@ def _scaled_images(shape: Shape) -> list[Tensor]:
     return [torch.randn(each) for each in (shape, shape[1:2], shape[1:2], of_sample, of_sample)]
 
 
+def _normed_images(shape: Shape) -> list[Tensor]:
+    """Return images with the channels last, as convolutions run fastest, weight, bias and residual."""
+    x, residual = (torch.randn(shape).contiguous(memory_format=torch.channels_last) for _ in range(2))
+    return [x, torch.randn(shape[1]), torch.randn(shape[1]), residual]
+
+
 def _rotary_inputs(shape: Shape) -> list[Tensor]:
     batch, heads, length, dim = shape
     angles = torch.rand(batch, length, dim // 2) * 6.3
@@ -308,6 +314,24 @@ TABLE = [
         ),
         _scaled_images,
         lambda x, weight, bias, scale, shift: nbytes(x, weight, bias, scale, shift) + 2 * 4 * 32 * x.shape[0],
+        sizes=IMAGES,
+    ),
+    Row(
+        "batch_norm relu, residual",
+        lambda x, weight, bias, residual: F.relu(F.batch_norm(x, None, None, weight, bias, True) + residual),
+        lambda x, weight, bias, residual: fused.batch_norm(
+            x, None, None, weight, bias, True, activation="relu", residual=residual
+        ),
+        _normed_images,
+        lambda x, weight, bias, residual: 2 * nbytes(x) + nbytes(weight) + 2 * 4 * x.shape[1],
+        sizes=IMAGES,
+    ),
+    Row(
+        "batch_norm silu",
+        lambda x, weight, bias: F.silu(F.batch_norm(x, None, None, weight, bias, True)),
+        lambda x, weight, bias: fused.batch_norm(x, None, None, weight, bias, True, activation="silu"),
+        lambda shape: _normed_images(shape)[:3],
+        lambda x, weight, bias: nbytes(x, weight, bias) + 2 * 4 * x.shape[1],
         sizes=IMAGES,
     ),
     Row(

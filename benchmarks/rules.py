@@ -169,6 +169,11 @@ CONSTRUCTS: dict[str, tuple[Inputs, Function, Function]] = {
         lambda x, scale, shift: F.layer_norm(x, (HIDDEN,)) * (1 + scale) + shift,
         fused.adaptive_layer_norm,
     ),
+    "batch_norm": (
+        image,
+        lambda x, w, b, scale, shift: F.relu(F.batch_norm(x, None, None, w, b, True)),
+        lambda x, w, b, scale, shift: fused.batch_norm(x, None, None, w, b, True, activation="relu"),
+    ),
     "group_norm": (
         image,
         lambda x, w, b, scale, shift: F.silu(F.group_norm(x, 32, w, b)),

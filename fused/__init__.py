@@ -19,8 +19,11 @@ from fused.activations import (
 )
 from fused.adaptive_norm import adaptive_layer_norm
 from fused.backends import Choice, backend
+from fused.batch_norm import batch_norm
 from fused.bias_dropout import bias_dropout, bias_dropout_add, get_bias_dropout_add
 from fused.cross_entropy import cross_entropy
+from fused.distillation import distillation_loss, linear_distillation_loss
+from fused.folded_norm import conv_batch_norm, linear_batch_norm
 from fused.gated import gated_activation
 from fused.gated_megatron import (
     BiasGeGLUFunction,
@@ -137,6 +140,7 @@ __all__ = [
     "backend",
     "backends",
     "backward_from_deallocated",
+    "batch_norm",
     "bias_activation",
     "bias_dropout",
     "bias_dropout_add",
@@ -149,8 +153,10 @@ __all__ = [
     "bias_reglu",
     "bias_swiglu",
     "bias_swiglu_impl",
+    "conv_batch_norm",
     "cross_entropy",
     "deallocate_output",
+    "distillation_loss",
     "dpo_loss",
     "gated_activation",
     "geglu",
@@ -160,7 +166,9 @@ __all__ = [
     "kto_loss",
     "layer_norm",
     "linear",
+    "linear_batch_norm",
     "linear_cross_entropy",
+    "linear_distillation_loss",
     "make_viewless_tensor",
     "new_gelu",
     "orpo_loss",

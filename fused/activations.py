@@ -12,7 +12,7 @@ from fused.backends.reference import activations as formulas
 from fused.backends.reference.activations import ACTIVATIONS
 from fused.backends.rows import as_rows
 from fused.backends.tracing import differentiated, transformed
-from fused.checks import check_bias, check_float, check_weights, has_one_feature
+from fused.checks import check_activation, check_bias, check_float, check_weights, has_one_feature
 from fused.sharding import localise, sharded
 
 Tensor = torch.Tensor
@@ -23,6 +23,8 @@ Tensor = torch.Tensor
 _COMPILED_FROM = {
     "relu": 2**18,
     "relu2": 2**16,
+    "relu6": 2**18,
+    "hard_swish": 2**18,
     "silu": 2**18,
     "quick_gelu": 2**16,
     "gelu": 2**17,
@@ -31,7 +33,7 @@ _COMPILED_FROM = {
     "sigmoid": 2**18,
 }
 # Without a bias, torch's own kernels compute these in one pass forward and backward; compiled code is no faster.
-_ONE_PASS = ("relu", "silu", "sigmoid")
+_ONE_PASS = ("relu", "relu6", "silu", "hard_swish", "sigmoid")
 
 
 def _compiled_from(activation: str, **statics: Hashable) -> int:
@@ -172,15 +174,16 @@ class _WeightedSquaredReLU(torch.autograd.Function):
 def bias_activation(x: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     """Compute ``act(x + bias)``, saving for the backward pass only the bias and either x or the result.
 
-    Relu saves its result, and so do tanh and sigmoid in float32 and float64: the next layer mostly saves it as well.
+    Relu and relu6 save their result, and so do tanh and sigmoid in float32 and float64: the next layer mostly saves it
+    as well.
 
     Args:
         x: ``[..., hidden]``, any rank from 1, any strides; float16, bfloat16, float32 or float64. A DTensor
             may be sharded on any dimension; the op runs on its shards.
         bias: ``[hidden]``, or None for no bias. May have another dtype than x. If it or x has one feature only, torch
             computes the broadcasting sum before the pass.
-        activation: ``"relu"``, ``"relu2"`` (relu(z)²), ``"silu"``, ``"quick_gelu"`` (z·σ(1.702z)), ``"gelu"``
-            (erf), ``"gelu_tanh"``, ``"tanh"`` or ``"sigmoid"``.
+        activation: ``"relu"``, ``"relu2"`` (relu(z)²), ``"relu6"``, ``"hard_swish"``, ``"silu"``, ``"quick_gelu"``
+            (z·σ(1.702z)), ``"gelu"`` (erf), ``"gelu_tanh"``, ``"tanh"`` or ``"sigmoid"``.
 
     Returns:
         ``[..., hidden]`` in the dtype that ``x + bias`` has in torch (bfloat16 with a float32 bias gives
@@ -275,8 +278,7 @@ def weighted_squared_relu(x: Tensor, weights: Tensor) -> Tensor:
 
 
 def _bias_activation(op: str, x: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"{op}: there is no activation {activation!r}; there are {', '.join(ACTIVATIONS)}")
+    check_activation(op, activation)
     if sharded(x, bias):
         return _bias_activation_sharded(op, x, bias, activation)
     if has_one_feature(x, bias):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from fused.backends.reference.activations import ACTIVATIONS
+
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -17,6 +19,12 @@ def check_float(op: str, name: str, tensor: object, *, min_ndim: int = 0) -> Non
         )
     if tensor.ndim < min_ndim:
         raise ValueError(f"{op}: {name} needs at least {min_ndim} dimension(s), got shape {shape(tensor)}")
+
+
+def check_activation(op: str, activation: str) -> None:
+    """Raise ValueError unless `activation` is the name of one."""
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"{op}: there is no activation {activation!r}; there are {', '.join(ACTIVATIONS)}")
 
 
 def check_same_device(op: str, x: torch.Tensor, name: str, other: torch.Tensor) -> None:

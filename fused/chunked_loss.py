@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from fused.backends.reference.numbers import compute_dtype
 from fused.linear import linear
-from fused.loss import Loss
-from fused.loss_autograd import LOGIT_STATISTICS, gradient
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
@@ -21,9 +19,14 @@ With 1, gradients of improbable classes would be zero in float16. The rest up to
 """
 
 
-def comes_with_gradients(loss: Loss, hidden: Tensor) -> bool:
+OfChunk = Callable[[slice, Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
+"""``of_chunk(chunk, logits, g)`` returns the losses of a chunk's rows and, given their gradients g, the gradient of the
+logits, perhaps written over them."""
+
+
+def comes_with_gradients(reduction: str, hidden: Tensor) -> bool:
     """Check whether gradients are computed together with the loss, and scaled in the backward pass."""
-    return loss.reduction != "none" and has_exact_products(hidden)
+    return reduction != "none" and has_exact_products(hidden)
 
 
 def has_exact_products(tensor: Tensor) -> bool:
@@ -31,37 +34,37 @@ def has_exact_products(tensor: Tensor) -> bool:
     return tensor.is_cuda or tensor.dtype.itemsize >= 4
 
 
-def unit_gradients(hidden: Tensor, targets: Tensor) -> Tensor:
+def unit_gradients(hidden: Tensor) -> Tensor:
     """Return the gradient of each row's loss, ``[...]``, for gradients that are scaled later by `over_units`."""
     unit = hidden.new_full((), UNITS.get(hidden.dtype, 1.0), dtype=compute_dtype(hidden.dtype))
-    return unit.expand(targets.shape)
+    return unit.expand(hidden.shape[:-1])
 
 
-def over_units(loss: Loss, g: Tensor, dtype: torch.dtype, targets: Tensor, class_weight: Tensor | None) -> Tensor:
-    """Return the factor from gradients for `unit_gradients` to those for the gradient of the reduced loss."""
-    return _of_each_row(loss, g, targets, class_weight) / UNITS.get(dtype, 1.0)
+def over_units(g: Tensor, dtype: torch.dtype, count: Tensor | None) -> Tensor:
+    """Return the factor from gradients for `unit_gradients` to those for the gradient of the reduced loss.
+
+    Args:
+        count: what a mean is over, or None for other reductions.
+    """
+    return _of_each_row(g, count) / UNITS.get(dtype, 1.0)
 
 
-def row_gradients(loss: Loss, g: Tensor, targets: Tensor, class_weight: Tensor | None) -> Tensor:
+def row_gradients(g: Tensor, hidden: Tensor, count: Tensor | None) -> Tensor:
     """Compute the gradient of each row's loss, ``[...]``, from the gradient of the reduced loss."""
-    return _of_each_row(loss, g, targets, class_weight).expand(targets.shape)
+    return _of_each_row(g, count).expand(hidden.shape[:-1])
 
 
-def _of_each_row(loss: Loss, g: Tensor, targets: Tensor, class_weight: Tensor | None) -> Tensor:
-    """Divide by the rows that a mean is over; of none, gradients are zero, while the loss is NaN."""
-    rows = loss.count(targets, class_weight)
-    return g if rows is None else torch.where(rows != 0, g / rows, 0)
+def _of_each_row(g: Tensor, count: Tensor | None) -> Tensor:
+    """Divide by what a mean is over; of nothing, gradients are zero, while the loss is NaN."""
+    return g if count is None else torch.where(count != 0, g / count, 0)
 
 
 def sweep(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    targets: Tensor,
-    class_weight: Tensor | None,
-    loss: Loss,
+    of_chunk: OfChunk,
     chunk_rows: int | None,
-    backend: str | None,
     g: Tensor | None = None,
     needs: Sequence[bool] = (),
 ) -> tuple[Tensor, Gradients]:
@@ -69,23 +72,23 @@ def sweep(
 
     Gradients are computed only if the losses' gradients g are given.
     """
-    rows, flat = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+    rows, size = hidden.reshape(-1, hidden.shape[-1]), chunk_rows or max(hidden.shape[-1], 256)
     flat_g = None if g is None else g.reshape(-1)
-    size = chunk_rows or max(hidden.shape[-1], 256)
     losses = torch.empty(len(rows), dtype=compute_dtype(hidden.dtype), device=hidden.device)
     sums = Sums(rows, weight, bias, needs if g is not None else ())
-    settings = loss.of_rows(weight.shape[0])
+
+    def losses_of(chunk: slice) -> Tensor:
+        """Return the losses of a chunk, after its gradients were added; nothing else of it stays in memory."""
+        logits = linear(rows[chunk], weight, bias)
+        found, dlogits = of_chunk(chunk, logits, None if flat_g is None else flat_g[chunk])
+        if dlogits is not None:
+            sums.add(chunk, dlogits)
+        return found
+
     for start in range(0, len(rows), size):
         chunk = slice(start, start + size)
-        logits = linear(rows[chunk], weight, bias)
-        index = loss.index(flat[chunk])
-        highest, lse, losses[chunk], _ = LOGIT_STATISTICS.run(
-            "forward", (logits, index, loss.softcap, class_weight), backend, settings=settings, whole=True
-        )
-        if flat_g is not None:
-            args = (logits, flat_g[chunk], None, index, highest, lse, loss.softcap, class_weight)
-            sums.add(chunk, gradient(args, settings, True, backend))
-    return losses.reshape(targets.shape), sums.gradients(hidden.shape)
+        losses[chunk] = losses_of(chunk)
+    return losses.reshape(hidden.shape[:-1]), sums.gradients(hidden.shape)
 
 
 class Sums:

@@ -14,7 +14,15 @@ import torch
 from fused.backends.reference import gated as formulas
 from fused.backends.reference.activations import ACTIVATIONS
 from fused.backends.tracing import differentiated, transformed
-from fused.checks import broadcast_shape, check_bias, check_float, check_same_device, check_weights, shape
+from fused.checks import (
+    broadcast_shape,
+    check_activation,
+    check_bias,
+    check_float,
+    check_same_device,
+    check_weights,
+    shape,
+)
 from fused.gated_autograd import Gated, GatedActivation, forward
 from fused.sharding import localise, sharded
 
@@ -59,8 +67,7 @@ def gated_activation(
     Source: HuggingFace's gated MLPs; Megatron-LM ``fused_bias_swiglu`` and ``fused_bias_geglu``; Liger-Kernel.
     """
     op = "gated_activation"
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"{op}: there is no activation {activation!r}; there are {', '.join(ACTIVATIONS)}")
+    check_activation(op, activation)
     how = settings(op, activation, clamp_value, fp8_input_store, linear_offset)
     check_float(op, "gate", gate, min_ndim=1)
     check_float(op, "up", up)

@@ -17,7 +17,7 @@ from fused.backends.reference.activations import ACTIVATIONS
 from fused.backends.reference.numbers import autocast_norm_dtype
 from fused.backends.strides import owned
 from fused.backends.tracing import differentiated, transformed
-from fused.checks import broadcast_shape, check_eps, check_float, check_row, shape
+from fused.checks import broadcast_shape, check_activation, check_eps, check_float, check_row, shape
 from fused.sharding import localise, sharded
 
 Tensor = torch.Tensor
@@ -172,9 +172,8 @@ def _check(x: Tensor, groups: int, eps: object, activation: str | None) -> None:
     if not isinstance(groups, int) or groups < 1 or x.shape[1] % groups:
         raise ValueError(f"group_norm: {groups} groups do not divide the {x.shape[1]} channels of the input {shape(x)}")
     check_eps("group_norm", eps)
-    if activation is not None and activation not in ACTIVATIONS:
-        names = ", ".join(ACTIVATIONS)
-        raise ValueError(f"group_norm: there is no activation {activation!r}; there are {names}")
+    if activation is not None:
+        check_activation("group_norm", activation)
 
 
 def _check_factor(x: Tensor, name: str, factor: Tensor | None) -> None:

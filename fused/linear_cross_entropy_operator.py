@@ -13,6 +13,7 @@ from fused.backends.reference.numbers import compute_dtype
 from fused.chunked_loss import Sums, comes_with_gradients, over_units, row_gradients, sweep, unit_gradients
 from fused.cross_entropy import check_range
 from fused.loss import Loss
+from fused.loss_autograd import cross_entropy_of_chunks
 
 
 @torch.library.custom_op("fused::linear_cross_entropy", mutates_args=())
@@ -36,9 +37,9 @@ def losses_and_gradients(
     """
     loss = _loss(ignore_index, label_smoothing, z_loss, softcap, reduction)
     check_range(loss, targets, weight.shape[0])
-    g = unit_gradients(hidden, targets) if any(needs) and comes_with_gradients(loss, hidden) else None
-    operands = (hidden, weight, bias, targets, class_weight)
-    losses, gradients = sweep(*operands, loss, chunk_rows, requested(), g, needs)
+    g = unit_gradients(hidden) if any(needs) and comes_with_gradients(reduction, hidden) else None
+    of_chunk = cross_entropy_of_chunks(loss, targets, class_weight, weight.shape[0], requested())
+    losses, gradients = sweep(hidden, weight, bias, of_chunk, chunk_rows, g, needs)
     return loss.reduce(losses, loss.count(targets, class_weight)), *_filled(gradients, hidden)
 
 
@@ -60,9 +61,9 @@ def gradients_alone(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the needed gradients of hidden, weight and bias for the gradient of the loss, else empty tensors."""
     loss = _loss(ignore_index, label_smoothing, z_loss, softcap, reduction)
-    of_rows = row_gradients(loss, g, targets, class_weight)
-    operands = (hidden, weight, bias, targets, class_weight)
-    return _filled(sweep(*operands, loss, chunk_rows, requested(), of_rows, needs)[1], hidden)
+    of_rows = row_gradients(g, hidden, loss.count(targets, class_weight))
+    of_chunk = cross_entropy_of_chunks(loss, targets, class_weight, weight.shape[0], requested())
+    return _filled(sweep(hidden, weight, bias, of_chunk, chunk_rows, of_rows, needs)[1], hidden)
 
 
 @losses_and_gradients.register_fake
@@ -76,7 +77,7 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     loss, needs = _loss(*settings[:-2]), settings[-1]
     result = hidden.new_empty(targets.shape if loss.reduction == "none" else (), dtype=compute_dtype(hidden.dtype))
-    return result, *_buffers(hidden, weight, bias, needs if comes_with_gradients(loss, hidden) else ())
+    return result, *_buffers(hidden, weight, bias, needs if comes_with_gradients(loss.reduction, hidden) else ())
 
 
 @gradients_alone.register_fake
@@ -96,7 +97,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
     hidden, weight, bias, targets, class_weight, *ctx.settings = inputs
     ctx.set_materialize_grads(False)
     ctx.dtype = hidden.dtype
-    ctx.now = comes_with_gradients(_loss(*ctx.settings[:-2]), hidden)
+    ctx.now = comes_with_gradients(_loss(*ctx.settings[:-2]).reduction, hidden)
     found = output[1:] if ctx.now else (hidden, weight, bias)
     ctx.save_for_backward(*found, targets, class_weight)
 
@@ -113,7 +114,7 @@ def _backward(ctx: Any, g: Tensor | None, *of_gradients: Tensor | None) -> tuple
     loss, needs = _loss(*ctx.settings[:-2]), ctx.settings[-1]
     if ctx.now:
         *found, targets, class_weight = ctx.saved_tensors
-        factor = over_units(loss, g, ctx.dtype, targets, class_weight)
+        factor = over_units(g, ctx.dtype, loss.count(targets, class_weight))
         found = [one * factor for one in found]
     else:
         found = gradients_alone(g, *ctx.saved_tensors, *ctx.settings)

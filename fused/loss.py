@@ -36,8 +36,7 @@ class Loss:
             raise ValueError(f"{self.op}: z_loss must be 0 or more, got {self.z_loss}")
         if self.softcap is not None and not self.softcap > 0.0:
             raise ValueError(f"{self.op}: softcap must be above 0, or None for none, got {self.softcap}")
-        if self.reduction not in REDUCTIONS:
-            raise ValueError(f"{self.op}: reduction must be 'mean', 'sum' or 'none', got {self.reduction!r}")
+        check_reduction(self.op, self.reduction)
         return self
 
     def of_rows(self, classes: int, start: int = 0) -> RowSettings:
@@ -60,7 +59,22 @@ class Loss:
         return torch.where(targets != self.ignore_index, of_rows, 0).sum()
 
     def reduce(self, losses: Tensor, count: Tensor | None) -> Tensor:
-        """Reduce the losses of all rows, with NaN for the mean of no rows."""
-        if self.reduction == "none":
-            return losses
-        return losses.sum() if count is None else losses.sum() / count
+        """Reduce the losses of all rows as :func:`reduced`."""
+        return reduced(losses, self.reduction, count)
+
+
+def reduced(losses: Tensor, reduction: str, count: Tensor | None) -> Tensor:
+    """Reduce the losses of all rows, with NaN for the mean of no rows.
+
+    Args:
+        count: what a mean is over; without it, the losses are summed.
+    """
+    if reduction == "none":
+        return losses
+    return losses.sum() if count is None else losses.sum() / count
+
+
+def check_reduction(op: str, reduction: str) -> None:
+    """Raise ValueError unless there is such a reduction."""
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"{op}: reduction must be 'mean', 'sum' or 'none', got {reduction!r}")

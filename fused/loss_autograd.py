@@ -12,6 +12,7 @@ from fused.backends import Op, requested
 from fused.backends.reference import losses as formulas
 from fused.backends.reference.losses import RowSettings, row_losses
 from fused.backends.tracing import differentiated, transformed
+from fused.chunked_loss import OfChunk
 from fused.loss import Loss, Statistics
 from fused.torch_internals.modes import is_batched_by_autograd
 
@@ -178,3 +179,22 @@ def gradient(args: Sequence[Any], settings: RowSettings, inplace: bool, backend:
         # Compiled code and kernels write past autograd, which is to refuse the old logits to others that saved them.
         torch.autograd.graph.increment_version(args[0])
     return dx
+
+
+def cross_entropy_of_chunks(
+    loss: Loss, targets: Tensor, class_weight: Tensor | None, classes: int, backend: str | None
+) -> OfChunk:
+    """Return the function for the losses of a chunk of rows, and the gradient of its logits, written over them."""
+    flat, settings = targets.reshape(-1), loss.of_rows(classes)
+
+    def of_chunk(chunk: slice, logits: Tensor, g: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        index = loss.index(flat[chunk])
+        highest, lse, losses, _ = LOGIT_STATISTICS.run(
+            "forward", (logits, index, loss.softcap, class_weight), backend, settings=settings, whole=True
+        )
+        if g is None:
+            return losses, None
+        args = (logits, g, None, index, highest, lse, loss.softcap, class_weight)
+        return losses, gradient(args, settings, True, backend)
+
+    return of_chunk

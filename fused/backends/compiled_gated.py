@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 
 from fused.backends.compiled import VALUES, erf_gelu_pair, tanh_gelu_pair
 from fused.backends.reference.activations import ACTIVATIONS, QUICK
@@ -35,10 +36,20 @@ def _sigmoid(z: Tensor) -> Pair:
     return s, s * (1 - s)
 
 
+def _hard_swish(z: Tensor) -> Pair:
+    slope = torch.where(z < 3, z / 3 + 0.5, 1.0)
+    return F.hardswish(z), torch.where(z <= -3, 0.0, slope)
+
+
+# Where the slope is 0, of activations that are straight elsewhere.
+_FLAT: dict[str, Callable[[Tensor], Tensor]] = {"relu": lambda z: z <= 0, "relu6": lambda z: (z <= 0) | (z >= 6)}
+
 # An activation and its slope.
 _PAIRS: dict[str, Callable[[Tensor], Pair]] = {
-    "relu": lambda z: (torch.relu(z), torch.where(z <= 0, 0.0, 1.0)),
+    "relu": lambda z: (torch.relu(z), torch.where(_FLAT["relu"](z), 0.0, 1.0)),
     "relu2": _relu2,
+    "relu6": lambda z: (F.relu6(z), torch.where(_FLAT["relu6"](z), 0.0, 1.0)),
+    "hard_swish": _hard_swish,
     "silu": _sigmoid_gated,
     "quick_gelu": lambda z: _sigmoid_gated(z, QUICK),
     "gelu": erf_gelu_pair,
@@ -92,9 +103,9 @@ def gated_activation_backward(
         dweights = (a * level * g).sum(-1, keepdim=True).to(weights.dtype) if needs[3] else None
         g = g * weights.to(g.dtype)
     dgate = g * level * slope
-    if activation == "relu":
+    if activation in _FLAT:
         # Not a product: a gradient of NaN or infinity must become 0 where the slope is 0.
-        dgate = torch.where(below <= 0, 0, g * level)
+        dgate = torch.where(_FLAT[activation](below), 0, g * level)
     dgate, dlinear = unlimited(dgate, g * a, gate, linear, clamp)
     if up is not None:
         return (

@@ -116,3 +116,20 @@ def owned(results: Any) -> Any:
     if isinstance(results, tuple):
         return tuple([one if one is None or one._base is None else one.data for one in results])
     return results if results._base is None else results.data
+
+
+def channels_last_of(x: Tensor) -> torch.memory_format | None:
+    """Return the channels-last format if torch suggests it for the strides of x (``c10/core/MemoryFormat.h``)."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return formats[x.ndim] if x.ndim in formats and _has_channels_last(x) else None
+
+
+def _has_channels_last(x: Tensor) -> bool:
+    sizes, strides, least = x.shape, x.stride(), 0
+    if strides[1] == 0:
+        return False
+    for dim in (1, *range(x.ndim - 1, 1, -1), 0):
+        if sizes[dim] == 0 or strides[dim] < least or (dim == 0 and least == strides[1]):
+            return False
+        least = strides[dim] * sizes[dim]
+    return True

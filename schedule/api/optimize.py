@@ -37,8 +37,8 @@ def optimize(
         model: a model, or a schedule or group of schedules to optimize only these modules and all below.
         batch: example inputs of the model, with the sizes it will run at; used only if the schedule has none yet.
             If None, it is made from the model (:mod:`schedule.capture.examples`).
-        rules: a set (``"default"``, ``"memory"``, ``"attention"``, ``"all"``), the name of a rule or family, or a list
-            of names and rules.
+        rules: a set (``"default"``, ``"memory"``, ``"attention"``, ``"inference"``, ``"all"``), the name of a rule or
+            family, or a list of names and rules.
         strict: raise, and change nothing, if anything resembling a rule's pattern cannot be rewritten.
         cost_guard: skip rewrites without a gain at the sizes in the recorded run (:mod:`schedule.rules.thresholds`).
         measure: run a training step before and after as well, for the report (:meth:`Report.measure`). If the model

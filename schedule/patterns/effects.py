@@ -11,12 +11,30 @@ import torch
 from torch import fx, nn
 
 from fused.torch_internals.kernels import NATIVE_MODULES
-from schedule.capture.tracing.effects import QUIET, changed, changes_object, drops, first_argument, uses_random
+from schedule.capture.tracing.effects import (
+    QUIET,
+    changed,
+    changes_object,
+    drops,
+    first_argument,
+    updated_state,
+    uses_random,
+)
+from schedule.capture.tracing.memory import SHARES
 from schedule.capture.tracing.messages import MESSAGES
 from schedule.capture.tracing.opaque import Constant
 from schedule.capture.tracing.regions import REGION_FUNCTIONS
 from schedule.patterns import optable  # the import fills the vocabulary
-from schedule.patterns.ops import METHODS, MODULES, PURE, CannotBind, Form, find_form, is_tensor_method, operation_of
+from schedule.patterns.ops import (
+    METHODS,
+    PURE,
+    CannotBind,
+    Form,
+    arguments_of,
+    find_form,
+    is_tensor_method,
+    operation_of,
+)
 from schedule.patterns.regions import reads_metadata
 
 _GLOBAL_PREFIXES = ("set_", "_set", "manual_seed", "seed", "use_", "_enter", "_exit")
@@ -65,6 +83,7 @@ def is_plain_module(module: nn.Module | None) -> TypeGuard[nn.Module]:
         module is not None
         and operation_of(type(module)) is not None
         and "forward" not in module.__dict__
+        and arguments_of(module) is not None
         and not any(getattr(module, hooks) for hooks in _HOOKS)
     )
 
@@ -75,7 +94,8 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 def effects(node: fx.Node, modules: Mapping[str, nn.Module] | None = None) -> Effects:
     """Return the effects of one node, with unknown code as opaque."""
     found = _effects(node, modules)
-    return replace(found, rng=True) if node.meta.get("draws") and not found.rng else found
+    draws, shares = found.rng or bool(node.meta.get("draws")), bool(node.meta.get(SHARES))
+    return replace(found, rng=draws, fresh=found.fresh and not shares)
 
 
 def _effects(node: fx.Node, modules: Mapping[str, nn.Module] | None) -> Effects:
@@ -94,7 +114,8 @@ def _form_effects(node: fx.Node, form: Form) -> Effects:
     except CannotBind:
         bound, mutates = dict(node.kwargs), form.mutates
     found = tuple(dict.fromkeys((*(first_argument(node) if mutates else ()), *changed(node))))
-    return Effects(found, _draws(form, bound), False, not (form.definition.view or found))
+    in_place = set(found).difference(updated_state(node))
+    return Effects(found, _draws(form, bound), False, not (form.definition.view or in_place))
 
 
 def _draws(form: Form, bound: Mapping[str, Any]) -> bool:
@@ -125,7 +146,7 @@ def _function_effects(node: fx.Node) -> Effects:
         return _method_effects(node, name)
     module = getattr(target, "__module__", None) or ""
     if module == "fused" or module.startswith("fused."):
-        return Effects(rng=_fused_draws(node), fresh=True)
+        return Effects(changed(node), rng=_fused_draws(node), fresh=True)
     if module in _PURE_MODULES:
         return _named_effects(node, name)
     return BARRIER if module.split(".")[0] == "torch" else OPAQUE
@@ -169,8 +190,7 @@ def _method_effects(node: fx.Node, name: str) -> Effects:
 def _module_effects(node: fx.Node, module: nn.Module | None) -> Effects:
     if not is_plain_module(module):
         return OPAQUE
-    name, arguments = MODULES[type(module)]
-    given = dict(arguments(module))
+    name, given = str(operation_of(type(module))), arguments_of(module) or {}
     if given.get("inplace"):
         return Effects(first_argument(node))
     draws = "dropout" in name and drops(given.get("p"), given.get("training"))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import fx, nn
 
-from schedule.capture.tracing.effects import is_check
+from fused.torch_internals.tensors import storage_of
+from schedule.capture.tracing.effects import is_check, updated_state
 from schedule.patterns.effects import Effects, effects, memory_of
 from schedule.patterns.regions import detour, escape
 from schedule.util.errors import MatchError
@@ -22,6 +24,7 @@ class Hazards:
         self.modules = modules
         self._effects: dict[fx.Node, Effects] = {}
         self._memory: dict[fx.Node, frozenset[fx.Node]] = {}
+        self._attributes: dict[fx.Node, frozenset[fx.Node]] = {}
 
     def effects(self, node: fx.Node) -> Effects:
         """Return the side effects of ``node``."""
@@ -34,7 +37,23 @@ class Hazards:
         shared: set[fx.Node] = set()
         for node in nodes:
             shared |= memory_of(node, self.modules, self._memory)
-        return shared
+        return shared.union(*(self._same_attribute(node) for node in shared if node.op == "get_attr"))
+
+    def _same_attribute(self, node: fx.Node) -> frozenset[fx.Node]:
+        """Return all nodes of the graph that read this parameter or buffer, by this path or another."""
+        if node not in self._attributes:
+            by_key: dict[Hashable, list[fx.Node]] = {}
+            for each in node.graph.find_nodes(op="get_attr"):
+                by_key.setdefault(self._key(each), []).append(each)
+            self._attributes = {each: frozenset(same) for same in by_key.values() for each in same}
+        return self._attributes[node]
+
+    def _key(self, node: fx.Node) -> Hashable:
+        """Return what all names of a parameter or buffer, and of views of it, have in common."""
+        path, _, name = str(node.target).rpartition(".")
+        module = (self.modules or {}).get(path)
+        value = None if module is None else (vars(module)["_parameters"] | vars(module)["_buffers"]).get(name)
+        return storage_of(value) if isinstance(value, torch.Tensor) else str(node.target)
 
     def may_change(self, node: fx.Node, values: Collection[fx.Node]) -> bool:
         """Check whether an impure node may change any of ``values``, which include what they share memory with.
@@ -122,7 +141,10 @@ def _refuse(node: fx.Node, why: str) -> None:
 
 def _check_mutation(node: fx.Node, region: Collection[fx.Node], outputs: Collection[fx.Node], hazards: Hazards) -> None:
     """Raise if an in-place operation of the region changes a value still read outside."""
-    memory = hazards.memory(hazards.effects(node).mutates)
+    state = updated_state(node)
+    if state:
+        _check_update(node, state, region, hazards)
+    memory = hazards.memory(set(hazards.effects(node).mutates).difference(state))
     for owner in memory:
         if owner.op in ("placeholder", "get_attr") or hazards.effects(owner).opaque:
             raise MatchError(
@@ -139,6 +161,29 @@ def _check_mutation(node: fx.Node, region: Collection[fx.Node], outputs: Collect
                 node=reader,
                 fix="use the operation that is not in place, or include the reader in the pattern",
             )
+
+
+def _check_update(node: fx.Node, state: Collection[fx.Node], region: Collection[fx.Node], hazards: Hazards) -> None:
+    """Raise unless the update of state by a node of the region may happen anywhere between its first and last node."""
+    first, last = min(region), max(region)
+    if first is last:
+        return
+    other = next(hazards.impure_between(first, last, region), None)
+    if other is not None:
+        _refuse(other, f"may use or change the state that {node.name} updates")
+    for owner in state:
+        if owner.op != "get_attr":
+            raise MatchError(
+                f"{node.name} updates {owner.name}, which is no buffer of the module",
+                node=node,
+                fix="keep running statistics in buffers",
+            )
+    memory = hazards.memory(state)
+    reader = first.next
+    while reader is not last:
+        if reader not in region and not memory.isdisjoint(hazards.memory(reader.all_input_nodes)):
+            _refuse(reader, f"reads the state that {node.name} updates")
+        reader = reader.next
 
 
 def _later_reader(owner: fx.Node, mutation: fx.Node, region: Collection[fx.Node], hazards: Hazards) -> fx.Node | None:

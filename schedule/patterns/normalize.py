@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from schedule.capture.tracing.effects import mutates
 from schedule.patterns.effects import is_plain_module
-from schedule.patterns.ops import DEFINITIONS, MODULES, CannotBind, find_form, qualified_name
+from schedule.patterns.ops import DEFINITIONS, CannotBind, arguments_of, find_form, operation_of, qualified_name
 from schedule.patterns.values import Attr, NormalGraph, OpNode, map_operands
 
 _CACHE = "_schedule_normal_graph"
@@ -26,7 +26,7 @@ def normalize(graph: fx.Graph, modules: Mapping[str, nn.Module] | None = None) -
     Args:
         graph: any fx graph.
         modules: path → module of the ``call_module`` nodes; plain ``torch.nn`` modules become the operation
-            they compute, anything else (subclasses, hooked modules, paths not given) stays a ``call_module``.
+            they compute, anything else (other classes, hooked modules, paths not given) stays a ``call_module``.
     """
     holder = graph.__dict__.get(_CACHE)
     if holder is not None and holder.fresh(graph, modules):
@@ -175,10 +175,10 @@ class Builder:
             value = self.new("call_module", {"target": path, **given}, node)
             value.module = module
             return value
-        name, arguments = MODULES[type(module)]
+        name = str(operation_of(type(module)))
         first = next(iter(DEFINITIONS[name].params))
         bound = {first: next(iter(given.values()))}
-        for key, value in arguments(module).items():
+        for key, value in (arguments_of(module) or {}).items():
             bound[key] = self.attribute(f"{path}.{value.path}", value) if isinstance(value, Attr) else value
         in_place = bool(bound.pop("inplace", False))
         result = self.linear(node, bound) if name == "linear" else self.new(name, _filled(name, **bound), node)
@@ -237,6 +237,19 @@ def _canonical_getitem(bound: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return "getitem", bound
 
 
+def _canonical_convolution(name: str) -> Callable[[dict[str, Any]], tuple[str, dict[str, Any]]]:
+    dims = int(name[-2])
+
+    def spelled_out(bound: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Write one number as one for each dimension, as torch's modules keep it."""
+        each = {key: bound[key] for key in ("stride", "padding", "dilation")}
+        each = {key: (value,) * dims if type(value) is int else value for key, value in each.items()}
+        each = {key: tuple(value) if isinstance(value, list) else value for key, value in each.items()}
+        return name, {**bound, **each}
+
+    return spelled_out
+
+
 def _canonical_view(bound: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     size = bound["size"]
     if _is_dtype(size) and not (isinstance(size, OpNode) and size.op == "scalar"):
@@ -249,4 +262,5 @@ _CANONICAL = {
     "getattr": _canonical_getattr,
     "getitem": _canonical_getitem,
     "view": _canonical_view,
+    **{name: _canonical_convolution(name) for name in ("conv1d", "conv2d", "conv3d")},
 }

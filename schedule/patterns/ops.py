@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import inspect
 import operator
-import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +19,7 @@ import torch.nn.functional as functional
 from torch import nn
 
 from fused.torch_internals.tensors import neural_functions
-from schedule.capture.tracing.own_forward import functions_called, has_own_forward
+from schedule.capture.tracing.own_forward import functions_called, has_own_forward, is_shipped
 
 REQUIRED = inspect.Parameter.empty
 ALIASES = {"axis": "dim", "self": "input", "x": "input", "keepdims": "keepdim"}
@@ -122,7 +121,8 @@ def _several(rest: Sequence[Any]) -> Any:
 DEFINITIONS: dict[str, OpDef] = {}
 FUNCTIONS: dict[Any, Form] = {}
 METHODS: dict[str, Form] = {}
-ModuleArguments = Callable[[nn.Module], Mapping[str, Any]]
+ModuleArguments = Callable[[Any], Mapping[str, Any] | None]
+"""Returns the arguments of a module's operation, or None if the module does more than that operation."""
 MODULES: dict[type[nn.Module], tuple[str, ModuleArguments]] = {}
 PURE: dict[Any, bool] = {}
 """Callables declared free of side effects → whether they draw random numbers."""
@@ -164,13 +164,6 @@ def _own_names(function: Any, definition: OpDef, signature: str) -> tuple[tuple[
     return tuple(params), variadic, defaults
 
 
-def _is_shipped(function: Any) -> bool:
-    """Check whether ``function`` is torch's or Python's own, and not a patch made before this module was loaded."""
-    if isinstance(function, types.FunctionType):
-        return function.__globals__["__name__"].split(".")[0] == "torch"
-    return isinstance(function, types.BuiltinFunctionType)
-
-
 def register_op(
     name: str,
     signature: str,
@@ -192,7 +185,7 @@ def register_op(
         signature: canonical parameters, such as ``"input, dim, dtype=None"``; defaults are Python literals.
         functions: more callables with the same meaning and parameter order.
         methods: more method names with the same meaning.
-        module: a ``torch.nn`` class (subclasses excluded) and how its attributes become arguments.
+        module: a ``torch.nn`` class, as for :func:`register_module`, and how its attributes become arguments.
         commutative, dims, view, rng, metadata: see :class:`OpDef`.
     """
     params, variadic = parse_signature(signature)
@@ -200,7 +193,7 @@ def register_op(
     DEFINITIONS[name] = definition
     spaces = (torch, functional, torch.special, neural_functions, operator)
     found = [getattr(space, n) for space in spaces for n in (name, name + "_") if hasattr(space, n)]
-    for function in [*filter(_is_shipped, found), *functions]:
+    for function in [*filter(is_shipped, found), *functions]:
         if callable(function):
             mutating = getattr(function, "__name__", "").endswith(f"{name}_")
             register_form(name, function, mutates=mutating)
@@ -245,8 +238,36 @@ def register_form(
 
 
 def register_module(name: str, kind: type[nn.Module], arguments: ModuleArguments) -> None:
-    """Register ``kind`` (exactly, without subclasses) as the operation ``name`` with these arguments."""
+    """Register ``kind`` as the operation ``name`` with these arguments.
+
+    A subclass counts too if it has nothing but a constructor of its own.
+    """
     MODULES[kind] = (name, arguments)
+
+
+def arguments_of(module: nn.Module) -> Mapping[str, Any] | None:
+    """Return the arguments of the operation of a registered module, or None if it does more than that operation."""
+    row = _row(type(module))
+    return None if row is None else row[1](module)
+
+
+def _row(cls: type[nn.Module]) -> tuple[str, ModuleArguments] | None:
+    """Return the row of ``cls``, or of its base if the subclass has nothing but a constructor of its own."""
+    for each in cls.__mro__:
+        if each in MODULES:
+            return MODULES[each]
+        if not _ADDS_NOTHING.issuperset(vars(each)):
+            return None
+    return None
+
+
+_ADDS_NOTHING = frozenset(
+    (
+        *("__init__", "__module__", "__qualname__", "__doc__", "__annotations__"),
+        "__static_attributes__",
+        "__firstlineno__",
+    )
+)
 
 
 def operation_of(cls: type[nn.Module]) -> str | None:
@@ -254,9 +275,11 @@ def operation_of(cls: type[nn.Module]) -> str | None:
 
     It is also None if its forward, or the function it calls, has been replaced.
     """
-    name = MODULES[cls][0] if cls in MODULES and has_own_forward(cls) else None
-    forms = (find_form("call_function", function) for _, _, function in functions_called(cls.forward))
-    return name if name and all(form is not None and form.definition.name == name for form in forms) else None
+    row = _row(cls) if has_own_forward(cls) else None
+    name = None if row is None else row[0]
+    forms = [find_form("call_function", function) for _, _, function in functions_called(cls)]
+    names = [form.definition.name for form in forms if form is not None]
+    return name if name and len(names) == len(forms) and (name in names or not names) else None
 
 
 def declare_pure(function: Callable[..., Any], *, rng: bool = False) -> None:

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
+import fused
 from schedule.patterns.ops import ModuleArguments, register_form, register_module, register_op
 from schedule.patterns.values import Attr
 
@@ -115,6 +116,11 @@ OTHERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "layer_norm": ("input, normalized_shape, weight=None, bias=None, eps=1e-05", ()),
     "rms_norm": ("input, normalized_shape, weight=None, eps=None", ()),
     "group_norm": ("input, num_groups, weight=None, bias=None, eps=1e-05", ()),
+    "batch_norm": (
+        "input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-05, "
+        "num_batches_tracked=None",
+        (),
+    ),
     "normalize": ("input, p=2.0, dim=1, eps=1e-12", ("dim",)),
     "pad": ("input, pad, mode='constant', value=None", ()),
     "one_hot": ("tensor, num_classes=-1", ()),
@@ -129,6 +135,7 @@ OTHERS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "conv1d": ("input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1", ()),
     "conv2d": ("input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1", ()),
+    "conv3d": ("input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1", ()),
     "clone": ("input, memory_format=None", ()),
     "full": ("size, fill_value, *, dtype=None, device=None, requires_grad=False", ()),
     "tensor": ("data, *, dtype=None, device=None, requires_grad=False", ()),
@@ -197,9 +204,21 @@ def _parameters(*tensors: str, **plain: str) -> ModuleArguments:
 
     def read(module: nn.Module) -> Mapping[str, Any]:
         found = {t: getattr(module, t, None) for t in tensors}
-        return {t: None if v is None else Attr(t, v) for t, v in found.items()} | dict(rest(module))
+        return {t: None if v is None else Attr(t, v) for t, v in found.items()} | dict(rest(module) or {})
 
     return read
+
+
+_of_convolution = _parameters(
+    "weight", "bias", stride="stride", padding="padding", dilation="dilation", groups="groups"
+)
+
+
+def _convolution(module: nn.Module) -> Mapping[str, Any] | None:
+    """Return the arguments of a convolution, or None if it pads with anything but zeros."""
+    if module.padding_mode != "zeros":
+        return None
+    return _of_convolution(module)
 
 
 _DROP = _attributes("p", "training", "inplace")
@@ -228,6 +247,9 @@ MODULE_ROWS: list[tuple[type[nn.Module], str, ModuleArguments]] = [
     (nn.Dropout1d, "dropout1d", _DROP),
     (nn.Dropout2d, "dropout2d", _DROP),
     (nn.Linear, "linear", _parameters("weight", "bias")),
+    (nn.Conv1d, "conv1d", _convolution),
+    (nn.Conv2d, "conv2d", _convolution),
+    (nn.Conv3d, "conv3d", _convolution),
     (
         nn.LayerNorm,
         "layer_norm",
@@ -329,6 +351,8 @@ def _register_forms() -> None:
     for kind, name, arguments in MODULE_ROWS:
         register_module(name, kind, arguments)
     register_form("rms_norm", functional.rms_norm)
+    register_form("batch_norm", functional.batch_norm)
+    register_form("batch_norm", fused.batch_norm)
 
 
 _register_rows()

@@ -12,6 +12,7 @@ match; :func:`rewrite` replaces many on a copy, so that an error leaves the give
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 from torch import fx, nn
 
 from schedule.capture.recording.specs import TensorSpec
+from schedule.capture.tracing.effects import updated_state
 from schedule.patterns.copying import Erased, Follower, LostNode, copy_graph, erased, split_linear
 from schedule.patterns.graph_match import GraphMatch
 from schedule.patterns.hazards import Hazards, check_region, plan_hoist
@@ -172,6 +174,7 @@ def _splice(graph: fx.Graph, graph_match: GraphMatch, build: Any, modules: Modul
         point.prepend(node)
     made, returned = _build(graph, point, build, given, scalars)
     try:
+        _refuse_lost_update(region, made)
         ends = _outputs(graph, point, graph_match, region, returned, made)
         refuse_saving(region, dict(zip(graph_match.outputs, ends, strict=True)), made, hazards)
     except MatchError:
@@ -183,6 +186,19 @@ def _splice(graph: fx.Graph, graph_match: GraphMatch, build: Any, modules: Modul
             old.replace_all_uses_with(new, delete_user_cb=lambda user: user not in region)
     _erase(graph, graph_match, ends, hazards, by)
     return made
+
+
+def _refuse_lost_update(region: Iterable[fx.Node], made: Iterable[fx.Node]) -> None:
+    """Raise if a replacement does not update the state that its region does, once."""
+    wanted, updated = (
+        [str(state.target) for node in nodes for state in updated_state(node)] for nodes in (region, made)
+    )
+    wrong = (Counter(wanted) - Counter(updated)) | (Counter(updated) - Counter(wanted))
+    if wrong:
+        raise MatchError(
+            f"the match updates {min(wrong)}, and the replacement does not, or not as often",
+            fix="replace it by a function that updates it once, such as fused.batch_norm",
+        )
 
 
 def _nodes(*tables: Mapping[str, Any]) -> list[fx.Node]:

@@ -65,7 +65,7 @@ def refuse_saving(
     Raises:
         MatchError: there is such a tensor.
     """
-    changed = changed_later(region, ends, hazards)
+    changed = changed_later({*region, *made}, ends, hazards)
     if not changed:
         return
     before, after = {value: value for value in changed}, {value: ends.get(value, value) for value in changed}

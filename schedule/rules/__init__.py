@@ -4,6 +4,7 @@ from schedule.rules import (  # noqa: F401 - they register their rules
     adaptive_norm,
     attention,
     attention_softmax,
+    batch_norm,
     bias_activation,
     bias_dropout,
     cross_entropy,

@@ -56,6 +56,11 @@ def relu_squared(z: Value) -> Value:
     return _square(torch.relu(z))
 
 
+def clipped_at_6(z: Value) -> Value:
+    """Match ReLU up to 6 as ``nn.ReLU6`` computes it."""
+    return F.hardtanh(z, 0.0, 6.0)
+
+
 def quick(z: Value) -> Value:
     """Match z·σ(1.702·z)."""
     return z * torch.sigmoid(z * 1.702)

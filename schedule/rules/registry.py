@@ -63,9 +63,9 @@ def select_rules(rules: str | Iterable[str | Rule], applied: Collection[str] | N
     """Return the rules named by ``rules=``.
 
     Args:
-        rules: one of the sets ``"default"`` (profitable), ``"memory"`` (saves bytes, in part at the cost of time) and
-            ``"attention"``, or ``"all"`` of them; the name of a rule or a family; or several of these, or rules
-            themselves.
+        rules: one of the sets ``"default"`` (profitable), ``"memory"`` (saves bytes, in part at the cost of time),
+            ``"attention"`` and ``"inference"``, or ``"all"`` of them; the name of a rule or a family; or several of
+            these, or rules themselves.
             Of ``"all"`` and the sets, rules without a gain on this machine are left out.
         applied: names of the rules that a recipe says were applied. Of machine-dependent rules, only these are
             returned, and of a set, also those that have left it since.

@@ -25,9 +25,10 @@ Filter = Callable[[GraphMatch], bool]
 
 Form = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
 
-SETS = ("default", "memory", "attention")
+SETS = ("default", "memory", "attention", "inference")
 """Names of sets of rules: all that are profitable on some device; those that save bytes between forward and backward,
-some at the cost of time; those that replace eager attention with torch's own. The last two are requested by name."""
+some at the cost of time; those that replace eager attention with torch's own; those that fold layers in evaluation.
+All but the first are requested by name."""
 
 
 def no_reason(graph_match: GraphMatch) -> str:
@@ -108,6 +109,7 @@ class Rule:
     sets: tuple[str, ...] = ("default", "memory")
     no_gain_here: Callable[[], str] = _everywhere
     needs: tuple[frozenset[str], ...] = field(init=False, repr=False)
+    _telling_bystanders: tuple[frozenset[str], ...] = field(init=False, repr=False)
     bystander_needs: tuple[frozenset[str], ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -122,11 +124,22 @@ class Rule:
         object.__setattr__(self, "needs", tuple(required_ops(pattern) for pattern in compiled))
         object.__setattr__(self, "bystanders", bystanders)
         object.__setattr__(self, "bystander_needs", tuple(required_ops(pattern) for pattern, _ in bystanders))
+        telling = tuple(self._telling(pattern) for pattern, _ in bystanders)
+        object.__setattr__(self, "_telling_bystanders", telling)
+
+    def _telling(self, bystander: Pattern) -> frozenset[str]:
+        """Return the operations of modules that may contain a bystander.
+
+        What a call of a module computes is not known: what all of the rule's own patterns have stands for it.
+        """
+        has_calls = any(node.op == "call_module" for node in bystander.digraph)
+        inside = frozenset.intersection(*self.needs) if has_calls else frozenset()
+        return (required_ops(bystander) | inside) - EVERYWHERE
 
     def concerns(self, ops: Collection[str]) -> bool:
         """Check whether a module with these operations may contain the construct."""
         telling = [need - EVERYWHERE or need - {"add"} for need in self.needs]
-        return any(need <= set(ops) for need in (*telling, *(n - EVERYWHERE for n in self.bystander_needs)))
+        return any(need <= set(ops) for need in (*telling, *self._telling_bystanders))
 
     def build_for(self, graph_match: GraphMatch) -> Build:
         """Return what inserts the replacement of ``graph_match``."""

@@ -69,6 +69,8 @@ class Threshold:
 THRESHOLDS: dict[str, Threshold] = {
     "adaptive_layer_norm": Threshold(cpu=2**17, other=2**14),
     "attention": Threshold(cpu=2**14, other=2**14),
+    "batch_norm": Threshold(cpu=2**19, other=2**14),
+    "batch_norm, folded": Threshold(cpu=2**16, other=2**14),
     "cross_entropy": Threshold(cpu=2**19, other=2**14),
     "formula": Threshold(cpu=2**18, other=2**14),
     "single": Threshold(cpu=2**23, other=2**22),

@@ -7,6 +7,7 @@ import functools
 import subprocess
 import sys
 import textwrap
+from typing import Any
 
 import pytest
 import torch
@@ -183,3 +184,61 @@ def test_functions_replaced_before_this_package_is_imported():
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_lambda_in_place_of_a_function_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph cannot name it, so the module that calls it is left alone."""
+    namespace: dict[str, Any] = {"norm": F.layer_norm}
+    exec("tripled = lambda *args, **kwargs: 3 * norm(*args, **kwargs)", namespace)  # without a source
+    monkeypatch.setattr(F, "layer_norm", namespace["tripled"])
+    sch = schedule.create_schedule(torch.nn.LayerNorm(8), torch.randn(2, 8))
+    with pytest.raises(schedule.TraceError, match="replaced by a lambda"):
+        sch.trace()
+
+
+class Convolved(nn.Module):
+    """A convolution, a batch norm and an activation, each of which a rule may take for torch's."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.act = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()
+
+    def forward(self, x):
+        return self.act(self.norm(self.conv(x)))
+
+
+CALLED = [
+    (nn.Conv2d, "forward"),
+    (nn.Conv2d, "_conv_forward"),
+    (F, "conv2d"),
+    (nn.BatchNorm2d, "forward"),
+    (nn.BatchNorm2d, "_check_input_dim"),
+    (F, "batch_norm"),
+    (F, "relu"),
+]
+
+
+@pytest.mark.parametrize(("owner", "name"), CALLED, ids=lambda value: getattr(value, "__name__", value))
+@pytest.mark.parametrize("rules", ["default", "inference"])
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.filterwarnings("ignore::schedule.FallbackWarning")
+def test_a_convolution_or_batch_norm_that_was_replaced(owner, name, rules, before, monkeypatch):
+    torch.manual_seed(0)
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def replaced(*args, **kwargs):
+        result = original(*args, **kwargs)
+        return 3 * args[1].mean() if result is None else result * 0.5  # a check has no result, and returns nothing
+
+    model, x = Convolved(), torch.randn(2, 3, 6, 6)
+    twin = copy.deepcopy(model)
+    if before:
+        monkeypatch.setattr(owner, name, replaced)
+    schedule.optimize(model, x, rules=rules, cost_guard=False)
+    monkeypatch.setattr(owner, name, replaced)
+    for training in (True, False):
+        model.train(training), twin.train(training)
+        torch.testing.assert_close(model(x), twin(x))
+        for mine, theirs in zip(model.buffers(), twin.buffers(), strict=True):
+            assert torch.equal(mine, theirs)

@@ -11,6 +11,8 @@ from tests.fused.cases import Case, nbytes, normal
 EAGER = {
     "relu": F.relu,
     "relu2": lambda z: F.relu(z).square(),
+    "relu6": F.relu6,
+    "hard_swish": F.hardswish,
     "silu": F.silu,
     "quick_gelu": lambda z: z * torch.sigmoid(1.702 * z),
     "gelu": F.gelu,

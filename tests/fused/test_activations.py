@@ -76,7 +76,9 @@ def test_half_x_with_a_float_bias_gives_float(values_and_gradients):
 
 @every_activation
 @pytest.mark.parametrize(
-    ("dtype", "saving_it"), [(torch.float32, ("relu", "tanh", "sigmoid")), (torch.bfloat16, ("relu",))], ids=str
+    ("dtype", "saving_it"),
+    [(torch.float32, ("relu", "relu6", "tanh", "sigmoid")), (torch.bfloat16, ("relu", "relu6"))],
+    ids=str,
 )
 def test_a_result_that_gives_the_gradient_is_saved_which_the_next_layer_saves_too(name, dtype, saving_it, saved_bytes):
     x, bias, _ = tensors(dtype=dtype)
@@ -90,7 +92,7 @@ def test_a_result_that_gives_the_gradient_is_saved_which_the_next_layer_saves_to
     assert saved_bytes(two_layers) == numbers * dtype.itemsize
 
 
-@pytest.mark.parametrize("name", ["relu", "tanh", "sigmoid"])
+@pytest.mark.parametrize("name", ["relu", "relu6", "tanh", "sigmoid"])
 def test_a_saved_result_of_another_dtype(name, values_and_gradients, assert_no_worse):
     x, bias, g = tensors(dtype=torch.bfloat16)
     bias = bias.float()

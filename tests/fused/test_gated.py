@@ -52,7 +52,7 @@ def test_all_four_forms(family, values_and_gradients):
 def test_wrong_variants_are_told_apart(name):
     """The tolerances catch another activation, swapped halves, no up, and a weight or an offset left out."""
     y, _, weights, _ = tensors()
-    gate, up = y.chunk(2, -1)
+    gate, up = (3 * y).chunk(2, -1)  # beyond 6 too
     ours = fused.gated_activation(gate, up, name, weights=weights, linear_offset=0.5)
     wrong = [EAGER[other](gate) * (up + 0.5) * weights for other in EAGER if other != name]
     act = EAGER[name]

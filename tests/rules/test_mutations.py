@@ -17,6 +17,13 @@ from schedule.api.optimize import optimize
 from schedule.rules import Rule, prove, select_rules
 from schedule.rules.adaptive_norm import ADAPTIVE_LAYER_NORM
 from schedule.rules.attention_softmax import ATTENTION_SOFTMAX
+from schedule.rules.batch_norm import (
+    BATCH_NORM_ADD,
+    BATCH_NORM_RELU,
+    BATCH_NORM_SILU,
+    CONV_BATCH_NORM,
+    CONV_BATCH_NORM_RELU,
+)
 from schedule.rules.bias_activation import GELU_TANH
 from schedule.rules.bias_dropout import BIAS_DROPOUT, BIAS_DROPOUT_ADD
 from schedule.rules.gated import SILU
@@ -119,6 +126,11 @@ MUTATIONS: dict[str, tuple[Rule, Change, str]] = {
     "weight for bias": (LAYER_NORM, swapped(1, 2), ""),
     "bias dropped": (ADD_LAYER_NORM, argument(3, None), ""),
     "sum of another": (ADD_LAYER_NORM, lambda node: node.update_arg(0, node.args[1]), "gpt2"),
+    "weight for bias of a batch norm": (BATCH_NORM_RELU, swapped(3, 4), ""),  # the zoo has no batch norms
+    "other eps of a batch norm": (BATCH_NORM_SILU, argument(7, 0.1), ""),
+    "residual dropped": (BATCH_NORM_ADD, option("residual", None), ""),
+    "bias of a folded layer dropped": (CONV_BATCH_NORM, argument(2, None), ""),
+    "mean for variance": (CONV_BATCH_NORM_RELU, swapped(3, 4), ""),
     "other groups": (GROUP_NORM_SILU, argument(1, 1), ""),  # no model of the zoo has group norms
     "scale left out": (GROUP_NORM_SCALE_SHIFT, option("scale", None), ""),
     "no activation": (GROUP_NORM_SILU, option("activation", None), ""),

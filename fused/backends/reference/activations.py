@@ -74,9 +74,15 @@ def _relu_gradient(g: Tensor, z: Tensor) -> Tensor:
     return _aten.threshold_backward(g, z, 0)
 
 
+def _relu6_gradient(g: Tensor, z: Tensor) -> Tensor:
+    return _aten.hardtanh_backward(g, z, 0.0, 6.0)
+
+
 ACTIVATIONS: dict[str, Activation] = {
     "relu": Activation(torch.relu, _relu_gradient, result_gradient=_relu_gradient, survives_rounding=True),
+    "relu6": Activation(F.relu6, _relu6_gradient, result_gradient=_relu6_gradient, survives_rounding=True),
     "relu2": Activation(lambda z: torch.relu(z).square(), lambda g, z: 2 * g * torch.relu(z)),
+    "hard_swish": Activation(F.hardswish, lambda g, z: _aten.hardswish_backward(g, z)),
     "silu": Activation(F.silu, _silu_gradient),
     "quick_gelu": Activation(lambda z: z * torch.sigmoid(QUICK * z), _quick_gelu_gradient),
     "gelu": Activation(F.gelu, lambda g, z: _aten.gelu_backward(g, z), precise_value=_erf_gelu),
@@ -96,6 +102,40 @@ ACTIVATIONS: dict[str, Activation] = {
         result_gradient=lambda g, y: _aten.sigmoid_backward(g, y),
     ),
 }
+
+
+_IN_PLACE = {"relu": _aten.relu_, "relu6": _aten.relu6_, "silu": _aten.silu_, "hard_swish": _aten.hardswish_}
+_OVER_INPUT = {
+    "relu": lambda d, z: _aten.threshold_backward.grad_input(d, z, 0, grad_input=z),
+    "silu": lambda d, z: _aten.silu_backward.grad_input(d, z, grad_input=z),
+}
+
+
+def activated(name: str | None, z: Tensor) -> Tensor:
+    """Return act(z), or z itself without an activation."""
+    if name is None:
+        return z
+    entry = ACTIVATIONS[name]
+    return (entry.precise_value or entry.value)(z) if z.dtype == torch.float32 else entry.value(z)
+
+
+def activated_over(name: str | None, z: Tensor) -> Tensor:
+    """Return act(z), written over z where torch has a kernel: a new tensor of this size costs as much as the pass."""
+    return _IN_PLACE[name](z) if name in _IN_PLACE else activated(name, z)
+
+
+def activation_gradient(name: str | None, d: Tensor, z: Tensor) -> Tensor:
+    """Return the gradient of z for the gradient d of act(z)."""
+    if name is None:
+        return d
+    entry = ACTIVATIONS[name]
+    precise = entry.precise_gradient if z.dtype == torch.float32 else None
+    return (precise or entry.gradient)(d, z)
+
+
+def activation_gradient_over(name: str | None, d: Tensor, z: Tensor) -> Tensor:
+    """Return the gradient of z, written over z where torch has a kernel."""
+    return _OVER_INPUT[name](d, z) if name in _OVER_INPUT else activation_gradient(name, d, z)
 
 
 def bias_activation(x: Tensor, bias: Tensor | None, *, activation: str) -> Tensor:

@@ -12,20 +12,19 @@ import math
 
 import torch
 
-from fused.backends.reference.activations import ACTIVATIONS
+from fused.backends.reference.activations import (
+    activated,
+    activated_over,
+    activation_gradient,
+    activation_gradient_over,
+)
 from fused.backends.reference.numbers import compute_dtype, reduce_to
+from fused.backends.strides import channels_last_of
 from fused.backends.tracing import is_compiled, needs_reference, watched
 
 Tensor = torch.Tensor
 _aten = torch.ops.aten
 Needs = tuple[bool, bool, bool, bool, bool]
-
-# Kernels that write over a temporary: a new tensor of this size costs as much as the pass.
-_IN_PLACE = {"relu": _aten.relu_, "silu": _aten.silu_}
-_OVER_Z = {
-    "relu": lambda d, z: _aten.threshold_backward.grad_input(d, z, 0, grad_input=z),
-    "silu": lambda d, z: _aten.silu_backward.grad_input(d, z, grad_input=z),
-}
 
 
 def group_norm(
@@ -49,11 +48,8 @@ def group_norm(
     """
     compute = compute_dtype(x.dtype)
     z, mean, rstd = _normalized(x.to(compute), *_affine(weight, bias, scale, shift, compute), groups, eps)
-    if activation in _IN_PLACE and not is_compiled() and not needs_reference((x, weight, bias, scale, shift)):
-        z = _IN_PLACE[activation](z)
-    elif activation is not None:
-        entry = ACTIVATIONS[activation]
-        z = (entry.precise_value or entry.value)(z) if compute == torch.float32 else entry.value(z)
+    in_place = not is_compiled() and not needs_reference((x, weight, bias, scale, shift))
+    z = activated_over(activation, z) if in_place else activated(activation, z)
     return z.to(out_dtype), mean, rstd
 
 
@@ -124,22 +120,13 @@ def group_norm_backward(
         normed = _normed(wide, mean, rstd)
         z = normed if gamma is None else normed * _beside(gamma, x)
         z = z if beta is None else z + _beside(beta, x)
-        sums = _through_norm(_through(activation, d, z), normed, gamma, rstd)
+        sums = _through_norm(activation_gradient(activation, d, z), normed, gamma, rstd)
     else:
         if activation is not None:
             z = _normalized_again(wide, gamma, beta, mean, rstd)
-            d = _OVER_Z[activation](d, z) if activation in _OVER_Z else _through(activation, d, z)
+            d = activation_gradient_over(activation, d, z)
         sums = _by_kernel(d, wide, mean.new_ones(channels) if gamma is None else gamma, mean, rstd, groups)
     return _gradients(x, weight, bias, scale, shift, *sums, needs)
-
-
-def _through(activation: str | None, d: Tensor, z: Tensor) -> Tensor:
-    """Return the gradient of z for the gradient d of the result."""
-    if activation is None:
-        return d
-    entry = ACTIVATIONS[activation]
-    precise = entry.precise_gradient if z.dtype == torch.float32 else None
-    return (precise or entry.gradient)(d, z)
 
 
 def _normed(x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
@@ -218,20 +205,7 @@ def _of_samples(
 
 def layout_of(x: Tensor) -> torch.memory_format:
     """Return the memory format of torch's group norm of x."""
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return formats[x.ndim] if x.is_cpu and x.ndim in formats and _has_channels_last(x) else torch.contiguous_format
-
-
-def _has_channels_last(x: Tensor) -> bool:
-    """Check whether torch suggests channels last for the strides of x: ``c10/core/MemoryFormat.h``."""
-    sizes, strides, least = x.shape, x.stride(), 0
-    if strides[1] == 0:
-        return False
-    for dim in (1, *range(x.ndim - 1, 1, -1), 0):
-        if sizes[dim] == 0 or strides[dim] < least or (dim == 0 and least == strides[1]):
-            return False
-        least = strides[dim] * sizes[dim]
-    return True
+    return (channels_last_of(x) if x.is_cpu else None) or torch.contiguous_format
 
 
 def _gradients(

@@ -50,6 +50,10 @@ def activate(z, ACTIVATION: tl.constexpr):
         return tl.where(z < 0, 0.0, z)
     elif ACTIVATION == "relu2":
         return tl.where(z < 0, 0.0, z * z)
+    elif ACTIVATION == "relu6":
+        return tl.where(z < 0, 0.0, tl.where(z > 6, 6.0, z))
+    elif ACTIVATION == "hard_swish":
+        return z * tl.where(z < -3, 0.0, tl.where(z > 3, 6.0, z + 3)) / 6
     elif ACTIVATION == "silu":
         return z * logistic(z)[0]
     elif ACTIVATION == "quick_gelu":
@@ -72,6 +76,10 @@ def slope(z, ACTIVATION: tl.constexpr, FROM_RESULT: tl.constexpr = False):
         return tl.where(z <= 0, 0.0, 1.0)
     elif ACTIVATION == "relu2":
         return tl.where(z < 0, 0.0, 2 * z)
+    elif ACTIVATION == "relu6":
+        return tl.where((z <= 0) | (z >= 6), 0.0, 1.0)
+    elif ACTIVATION == "hard_swish":
+        return tl.where(z <= -3, 0.0, tl.where(z < 3, z / 3 + 0.5, 1.0))  # 1 for NaN, as in torch
     elif ACTIVATION == "silu":
         s, ds = logistic(z)
         return s + ds * z
@@ -127,6 +135,8 @@ def _activation_backward(
         if ACTIVATION == "relu":
             # Not a product: a gradient of NaN or infinity must become 0 where the slope is 0.
             dz = tl.where(z <= 0, 0.0, dz)
+        elif ACTIVATION == "relu6":
+            dz = tl.where((z <= 0) | (z >= 6), 0.0, dz)
         else:
             dz *= slope(z, ACTIVATION, FROM_RESULT)
         if DX:

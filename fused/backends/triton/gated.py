@@ -88,6 +88,8 @@ def _gated_backward(
         if ACTIVATION == "relu":
             # Not a product: a gradient of NaN or infinity must become 0 where the slope is 0.
             dz = tl.where(below <= 0, 0.0, dz)
+        elif ACTIVATION == "relu6":
+            dz = tl.where((below <= 0) | (below >= 6), 0.0, dz)
         else:
             dz *= slope(below, ACTIVATION)
         if clamp is not None:

@@ -85,7 +85,7 @@ def _nodes_in(value: Any) -> tuple[fx.Node, ...]:
 
 _WRITTEN_WITH = (
     *(("running_mean", "training"), ("running_var", "training")),
-    *(("running_mean", "use_input_stats"), ("running_var", "use_input_stats")),
+    *(("running_mean", "use_input_stats"), ("running_var", "use_input_stats"), ("num_batches_tracked", "training")),
     ("weight", "max_norm"),
 )
 """Arguments that torch functions change in place, each with the argument that makes them do so."""
@@ -96,6 +96,15 @@ def _declared(node: fx.Node) -> Iterator[Any]:
     for parameter in parameters(node.target):
         if parameter.is_written:
             yield given_argument(parameter, node.args, node.kwargs)
+    yield from _state(node)
+
+
+def updated_state(node: fx.Node) -> tuple[fx.Node, ...]:
+    """Return the state that a function keeps up to date beside its result: the running statistics of a batch norm."""
+    return _nodes_in(tuple(_state(node))) if node.op == "call_function" else ()
+
+
+def _state(node: fx.Node) -> Iterator[Any]:
     known = _parameters(node.target) if node.op == "call_function" else {}
     for name, flag in _WRITTEN_WITH:
         if name in known and flag in known and _argument(node, flag, None) not in (False, None):

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+import fused
 from fused.torch_internals.modules import BatchNormBase, ConvolutionBase
 from schedule.capture.recording.recording import Call, Recording
 from schedule.capture.recording.specs import TensorSpec
@@ -28,7 +29,7 @@ from schedule.capture.recording.structure import map_structure
 from schedule.capture.tracing.effects import has_effect
 from schedule.capture.tracing.hooks import is_hooked
 from schedule.capture.tracing.later_reads import LATER, inlined_later
-from schedule.capture.tracing.own_forward import is_conv1d, is_projection
+from schedule.capture.tracing.own_forward import is_batch_norm, is_conv1d, is_projection
 from schedule.capture.tracing.portable import pack_graph, unpack_graph
 from schedule.capture.tracing.reading.ledger import Ledger, whole
 from schedule.capture.tracing.signature import Parameters
@@ -74,24 +75,34 @@ def expand(
         return _expanded(specialization, module, recording, only)
     known = _full.setdefault(specialization.graph, [])
     if known:
+        opened = {path for path in _paths(specialization.graph) if _can_open(path, module, specialization)}
         with in_mode(module, specialization.training):
             for expansion in known:
-                if _fits(expansion, specialization.graph, module):
+                if _fits(expansion, specialization.graph, module, opened):
                     return expansion
     known.append(_expanded(specialization, module, recording, None))
     return known[-1]
 
 
-def _fits(expansion: Expansion, graph: fx.Graph, module: nn.Module) -> bool:
-    """Check whether an expansion made for one module is valid for another with the same graph."""
-    for path in {str(node.target) for node in graph.nodes if node.op == "call_module"}:
+def _paths(graph: fx.Graph) -> set[str]:
+    return {str(node.target) for node in graph.nodes if node.op == "call_module"}
+
+
+def _fits(expansion: Expansion, graph: fx.Graph, module: nn.Module, opened: Collection[str]) -> bool:
+    """Check whether an expansion made for one module is valid for another with the same graph.
+
+    Args:
+        opened: paths of the submodules that can be inlined.
+    """
+    for path in _paths(graph):
         child, inlined = module.get_submodule(path), expansion.inlined.get(path)
         if inlined is None:
-            if _can_open(child) and not (is_projection(child) and child.bias is None) and path not in expansion.closed:
+            without_bias = is_projection(child) and child.bias is None
+            if path in opened and not without_bias and path not in expansion.closed:
                 return False
             continue
         unlike = inlined.scheduled is (type(child) is original_class(child))
-        if unlike or not _can_open(child) or not inlined.ledger.holds(child):
+        if unlike or path not in opened or not inlined.ledger.holds(child):
             return False
     return True
 
@@ -101,17 +112,27 @@ def _expanded(
 ) -> Expansion:
     expansion = Expansion(unpack_graph(pack_graph(specialization.graph)))
     for call in list(expansion.graph.nodes):
-        if call.op == "call_module" and (only is None or call.name in only):
-            child = module.get_submodule(str(call.target))
-            if _can_open(child):
-                _open(expansion, call, child, specialization, recording)
+        wanted = call.op == "call_module" and (only is None or call.name in only)
+        if wanted and _can_open(str(call.target), module, specialization):
+            _open(expansion, call, module.get_submodule(str(call.target)), specialization, recording)
     return expansion
 
 
-def _can_open(child: nn.Module) -> bool:
+def _can_open(path: str, module: nn.Module, made: Specialization) -> bool:
+    child = module.get_submodule(path)
     known = type(child) is original_class(child) or _own_graph(child, True) is not None
     plain = known and not is_hooked(child) and "forward" not in vars(child)
-    return plain and not child._modules and not isinstance(child, _CLOSED) and "__call__" not in vars(type(child))
+    if not plain or child._modules or "__call__" in vars(type(child)):
+        return False
+    return _follows_mode(child, module, made) if is_batch_norm(child) else not isinstance(child, _CLOSED)
+
+
+def _follows_mode(child: nn.Module, module: nn.Module, made: Specialization) -> bool:
+    """Check whether a batch norm can be part of a graph: it is not frozen, and updates its statistics once.
+
+    A graph with checks may start again after the update.
+    """
+    return child.training is module.training and not (made.training and made.has_checks)
 
 
 def _own_graph(child: nn.Module, training: bool) -> Specialization | None:
@@ -139,6 +160,9 @@ def _open(
             if child.bias is None:
                 return
             nodes, result = _open_projection(graph, call, child)
+            ledger = whole(child)
+        elif is_batch_norm(child):
+            nodes, result = _open_batch_norm(graph, call, child, specialization.training)
             ledger = whole(child)
         else:
             inside = _inside(child, call, recording, specialization)
@@ -172,6 +196,34 @@ def _open_projection(graph: fx.Graph, call: fx.Node, child: Any) -> tuple[list[f
     for node, spec in made.items():
         node.meta.update(spec=spec, source=call.meta.get("source", ""), module=str(call.target))
     return list(made), total
+
+
+def _open_batch_norm(graph: fx.Graph, call: fx.Node, child: Any, training: bool) -> tuple[list[fx.Node], fx.Node]:
+    source = call.args[0] if call.args else next(iter(call.kwargs.values()))
+    is_tracked = child.track_running_stats or not training
+    made: list[fx.Node] = []
+
+    def read(name: str, wanted: bool = True) -> fx.Node | None:
+        tensor = getattr(child, name)
+        if tensor is None or not wanted:
+            return None
+        made.append(graph.create_node("get_attr", f"{call.target}.{name}", name=f"{call.name}__{name}"))
+        made[-1].meta["spec"] = TensorSpec.of(tensor)
+        return made[-1]
+
+    running = read("running_mean", is_tracked), read("running_var", is_tracked)
+    parameters = read("weight"), read("bias")
+    counter = read("num_batches_tracked", training and child.track_running_stats)
+    of_batch = training or running == (None, None)
+    momentum = 0.0 if child.momentum is None and counter is None else child.momentum
+    options: dict[str, Any] = {} if counter is None else {"num_batches_tracked": counter}
+    args = (source, *running, *parameters, of_batch, momentum, child.eps)
+    result = graph.create_node("call_function", fused.batch_norm, args, options, name=f"{call.name}__norm")
+    result.meta["spec"] = call.meta.get("spec")
+    made.append(result)
+    for node in made:
+        node.meta.update(source=call.meta.get("source", ""), module=str(call.target))
+    return made, result
 
 
 def _inside(child: nn.Module, call: fx.Node, recording: Recording, caller: Specialization) -> Specialization | None:

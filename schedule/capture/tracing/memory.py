@@ -13,6 +13,9 @@ from fused.torch_internals.tensors import storage_of
 from schedule.capture.recording.structure import leaves, tensors
 from schedule.capture.tracing.hooks import is_hooked
 
+SHARES = "shares"
+"""Key of the metadata of calls: whether the result may share memory with an argument, as seen in the trace."""
+
 _MAY_RETURN_ITS_INPUT = {
     "contiguous", "reshape", "reshape_as", "flatten", "ravel", "dropout", "dropout1d", "dropout2d", "dropout3d",
     "alpha_dropout", "feature_alpha_dropout", "asarray", "as_tensor",
@@ -35,17 +38,19 @@ class Memory:
     def __init__(self) -> None:
         self._new: dict[int, torch.UntypedStorage] = {}
 
-    def computed(self, func: Any, value: Any, arguments: Any) -> None:
-        """Record the memory of ``value`` returned by ``func`` as new, unless an argument may share it.
+    def computed(self, func: Any, value: Any, arguments: Any) -> bool:
+        """Record the memory of ``value`` returned by ``func`` as new, and return whether it shares that of an argument.
 
-        All tensors are data-free, those of parameters and buffers too.
+        All tensors are data-free, those of parameters and buffers too. A result that may be its argument is not new.
         """
         with DisableTorchFunction():
             given = [leaf for _, leaf in leaves(arguments) if isinstance(leaf, torch.Tensor)]
             if getattr(func, "__name__", "") in _MAY_RETURN_ITS_INPUT and not all(map(self.is_new, given)):
-                return
+                return True
             theirs = set(map(storage_of, given))
-            self._keep(tensor for tensor in tensors(value) if storage_of(tensor) not in theirs)
+            new = [tensor for tensor in tensors(value) if storage_of(tensor) not in theirs]
+            self._keep(new)
+            return len(new) < len(list(tensors(value)))
 
     def called(self, child: nn.Module, value: Any, arguments: Any) -> None:
         """Record the memory of ``value`` returned by ``child`` as new, if a plain layer allocated it."""

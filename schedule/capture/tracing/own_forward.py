@@ -24,25 +24,62 @@ _LOADS = ("LOAD_ATTR", "LOAD_METHOD")  # LOAD_METHOD: Python 3.11
 
 
 def has_own_forward(cls: type[nn.Module]) -> bool:
-    """Check whether calling a ``cls`` runs a forward from the source of ``cls`` or one of its bases."""
-    owner = next(base for base in cls.__mro__ if "forward" in vars(base))
-    forward = vars(owner)["forward"]
-    return (
-        isinstance(forward, types.FunctionType)
-        and forward.__globals__.get("__name__") == owner.__module__
-        and forward.__code__.co_qualname == f"{owner.__qualname__}.forward"
-        and all(found_in(cls, name) in MODULE_CALLS for name in CALL_NAMES)
-    )
+    """Check whether calling a ``cls`` runs a forward from the source of ``cls`` or one of its bases.
+
+    The same holds for the methods that the forward calls on itself.
+    """
+    methods = methods_called(cls)
+    calls_forward = "forward" in methods and all(found_in(cls, name) in MODULE_CALLS for name in CALL_NAMES)
+    return calls_forward and all(_is_own(cls, name, method) for name, method in methods.items())
 
 
-def functions_called(forward: Any) -> Iterator[tuple[types.ModuleType, str, Callable[..., Any]]]:
-    """Yield the functions used by ``forward`` from Python modules: for ``F.linear``, ``(F, "linear", F.linear)``."""
-    if not isinstance(forward, types.FunctionType):
-        return
-    for name, attribute in _attributes_of_globals(forward.__code__):
-        module = forward.__globals__.get(name)
-        if isinstance(module, types.ModuleType) and callable(vars(module).get(attribute)):
-            yield module, attribute, vars(module)[attribute]
+def _is_own(cls: type[nn.Module], name: str, method: types.FunctionType) -> bool:
+    owner = next(base for base in cls.__mro__ if name in vars(base))
+    in_module = method.__globals__.get("__name__") == owner.__module__
+    return in_module and method.__code__.co_qualname == f"{owner.__qualname__}.{name}"
+
+
+def is_shipped(function: Any) -> bool:
+    """Check whether ``function`` is torch's or Python's own, and not a patch made before this module was loaded."""
+    if isinstance(function, types.FunctionType):
+        return str(function.__globals__["__name__"]).split(".")[0] == "torch"
+    return isinstance(function, types.BuiltinFunctionType)
+
+
+def methods_called(cls: type[nn.Module]) -> dict[str, types.FunctionType]:
+    """Return the forward of ``cls`` and the methods it calls on itself, such as ``_conv_forward``, by name."""
+    methods: dict[str, types.FunctionType] = {}
+    names = ["forward"]
+    while names:
+        name = names.pop()
+        method = found_in(cls, name)
+        if isinstance(method, types.FunctionType) and name not in methods:
+            methods[name] = method
+            names += _attributes_of_self(method.__code__)
+    return methods
+
+
+def functions_called(cls: type[nn.Module]) -> Iterator[tuple[types.ModuleType, str, Callable[..., Any]]]:
+    """Yield the functions used by a forward from Python modules: for ``F.linear``, ``(F, "linear", F.linear)``."""
+    for method in methods_called(cls).values():
+        for name, attribute in _attributes_of_globals(method.__code__):
+            module = method.__globals__.get(name)
+            if isinstance(module, types.ModuleType) and callable(vars(module).get(attribute)):
+                yield module, attribute, vars(module)[attribute]
+
+
+@lru_cache(maxsize=1024)
+def _attributes_of_self(code: types.CodeType) -> tuple[str, ...]:
+    """Return ``"weight"`` for each ``self.weight`` in ``code``."""
+    owner = code.co_varnames[:1]
+    found = pairwise(dis.get_instructions(code))
+    return tuple(b.argval for a, b in found if b.opname in _LOADS and _last_loaded(a) == owner)
+
+
+def _last_loaded(instruction: dis.Instruction) -> tuple[str, ...]:
+    """Return the name of the local variable loaded last: Python 3.13 has instructions that load two."""
+    names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+    return names[-1:] if instruction.opname.startswith("LOAD_FAST") else ()
 
 
 @lru_cache(maxsize=1024)
@@ -55,6 +92,13 @@ def _attributes_of_globals(code: types.CodeType) -> tuple[tuple[str, str], ...]:
 def is_projection(module: nn.Module) -> bool:
     """Check whether ``module`` is a plain Linear or transformers' Conv1D (a Linear with its weight transposed)."""
     return (type(module) is nn.Linear and has_own_forward(nn.Linear)) or is_conv1d(type(module))
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    """Check whether ``module`` is a plain batch norm: no subclass, such as a synchronized one."""
+    cls = type(module)
+    known = cls in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) and has_own_forward(cls)
+    return known and all(is_shipped(function) for _, _, function in functions_called(cls))
 
 
 def is_conv1d(cls: type[nn.Module]) -> bool:

@@ -9,6 +9,7 @@ from torch import fx
 from schedule.capture.tracing.effects import KIND, LENGTH, QUIET, RULE
 from schedule.capture.tracing.handed_containers import CONTAINER, READ
 from schedule.capture.tracing.later_reads import LATER
+from schedule.capture.tracing.memory import SHARES
 
 _SAVED_META = (
     "spec",
@@ -26,6 +27,7 @@ _SAVED_META = (
     KIND,
     LENGTH,
     LATER,
+    SHARES,
 )
 
 

@@ -31,7 +31,7 @@ from schedule.capture.tracing.regions import REGION_FUNCTIONS, closing
 from schedule.capture.tracing.results import Written
 from schedule.capture.tracing.sharing import has_constants, structural_key
 from schedule.capture.tracing.signature import Parameters, Signature, SignatureBuilder, bound_or_refused
-from schedule.capture.tracing.spelling import check_keywords, source_of
+from schedule.capture.tracing.spelling import check_spelling, source_of
 from schedule.capture.tracing.tracer import EnterChild, ModuleTracer
 from schedule.capture.tracing.trials import tried
 from schedule.util.errors import TraceError
@@ -290,7 +290,7 @@ def _finished(
         if not node.users and not tracer.questions.concern(node):
             signature.kinds.pop(text, None)
     tracer.strings.check(graph)
-    check_keywords(graph)
+    check_spelling(graph)
     insert_checks(tracer.outputs)
     tracer.evaluator.later.write()
     graph.lint()

@@ -40,13 +40,20 @@ def _is_plain(part: str) -> bool:
     return part.isascii() and part.isprintable() and not keyword.iskeyword(part) and not _UNQUOTED & {*part}
 
 
-def check_keywords(graph: fx.Graph) -> None:
-    """Raise if a call has a keyword argument with a name impossible in Python source.
+def check_spelling(graph: fx.Graph) -> None:
+    """Raise if a call cannot be written in Python source.
 
     Raises:
-        TraceError: a call has a keyword argument such as ``**{"class": x}``.
+        TraceError: a call has a keyword such as ``**{"class": x}``, or is of a lambda in place of a function of
+            torch.
     """
     for node in graph.nodes:
+        if node.op == "call_function" and getattr(node.target, "__name__", "") == "<lambda>":
+            raise TraceError(
+                "a function of torch was replaced by a lambda, which has no name to call it by",
+                where=str(node.meta.get("source", "")),
+                fix="replace it by a function with a name",
+            )
         for name in node.kwargs:
             if keyword.iskeyword(name) or not name.isidentifier():
                 raise TraceError(

@@ -32,7 +32,7 @@ from schedule.capture.tracing.gradients import requires_grad
 from schedule.capture.tracing.handed_containers import HandedContainers
 from schedule.capture.tracing.hooks import nothing_collected
 from schedule.capture.tracing.index_functions import CodeType, IndexFunctions
-from schedule.capture.tracing.memory import Memory
+from schedule.capture.tracing.memory import SHARES, Memory
 from schedule.capture.tracing.meta_kernels import meta_kernel
 from schedule.capture.tracing.module_calls import EnterChild, ModuleCalls
 from schedule.capture.tracing.opaque import OpaqueTracker, untracked
@@ -352,7 +352,7 @@ class ModuleTracer(TorchFunctionMode):
                 node.meta["spec"] = TensorSpec.of(value)
                 self._nodes[id(tensor)] = (tensor, node)
                 return tensor
-        self.memory.computed(func, value, operand_values)
+        node.meta[SHARES] = self.memory.computed(func, value, operand_values)
         return self.track(value, node)
 
     def _constant_query(self, func: Any, args: Any, kwargs: Any) -> Any:

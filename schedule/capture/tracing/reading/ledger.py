@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from schedule.capture.recording.structure import original_class
-from schedule.capture.tracing.own_forward import CALL_NAMES, functions_called
+from schedule.capture.tracing.own_forward import CALL_NAMES, functions_called, methods_called
 from schedule.capture.tracing.reading.compiled import asks_compiler
 from schedule.capture.tracing.reading.guard import Guard, is_on_generated_code, is_portable
 from schedule.capture.tracing.reading.guard_code import compiled, follows, kind_of
@@ -110,11 +110,11 @@ _OF_MODULES = {*vars(nn.Module()), "call_super_init", "dump_patches", "_schedule
 def whole(module: nn.Module) -> Ledger:
     """Return guards on the whole state of a module, for a known forward traced without following its code."""
     cls = original_class(module)
-    forward: Any = cls.forward
     guards = [
-        Guard("resolves", Const(cls), Resolved(name, None, found_in(cls, name))) for name in ("forward", *CALL_NAMES)
+        Guard("resolves", Const(cls), Resolved(name, None, found_in(cls, name)))
+        for name in (*methods_called(cls), *CALL_NAMES)
     ]
-    guards += [Guard("is", Attr(Const(where), name), value) for where, name, value in functions_called(forward)]
+    guards += [Guard("is", Attr(Const(where), name), value) for where, name, value in functions_called(cls)]
     guards += [
         Guard("tensor", Item(Item(DictOf(SELF), table), name), kind_of(tensor))
         if tensor is not None

@@ -1,0 +1,155 @@
+"""Losses of the logits of a linear layer, as autograd functions that compute the logits in chunks of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fused.backends import requested
+from fused.backends.tracing import differentiated
+from fused.checks import check_float, check_same_device, shape
+from fused.chunked_loss import OfChunk, comes_with_gradients, over_units, row_gradients, sweep, unit_gradients
+from fused.loss import reduced
+from fused.loss_autograd import watched
+
+Others = Sequence[Tensor | None]
+"""Further tensors of a loss, such as targets, without gradients."""
+
+
+class LinearLoss(Protocol):
+    """Settings of a loss of logits."""
+
+    @property
+    def reduction(self) -> str:
+        """``"mean"``, ``"sum"`` or ``"none"``."""
+
+    def of_chunks(self, classes: int, others: Others, backend: str | None) -> OfChunk:
+        """Return the function for the losses of a chunk of rows."""
+
+    def count(self, others: Others) -> Tensor | None:
+        """Return what a mean is over, or None for other reductions."""
+
+    def expression(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, others: Others) -> Tensor:
+        """Compute the loss by its definition, in plain differentiable operations."""
+
+
+def linear_loss(
+    loss: LinearLoss, hidden: Tensor, weight: Tensor, bias: Tensor | None, others: Others, chunk_rows: int | None
+) -> Tensor:
+    """Compute the loss of ``F.linear(hidden, weight, bias)`` for checked plain tensors."""
+    if differentiated(hidden, weight, bias):
+        result: Tensor = _LinearLoss.apply(hidden, weight, bias, loss, chunk_rows, *others)
+        return result
+    losses, _ = sweep(hidden, weight, bias, loss.of_chunks(weight.shape[0], others, requested()), chunk_rows)
+    return reduced(losses, loss.reduction, loss.count(others))
+
+
+class _LinearLoss(torch.autograd.Function):
+    """Autograd function of the loss.
+
+    The forward pass also computes the gradients for a loss gradient of 1, if they can be scaled later.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        loss: LinearLoss,
+        chunk_rows: int | None,
+        *others: Tensor | None,
+    ) -> Tensor:
+        ctx.save_for_backward(hidden, weight, bias, *others)
+        ctx.loss, ctx.chunk_rows, ctx.backend = loss, chunk_rows, requested()
+        now = comes_with_gradients(loss.reduction, hidden)
+        g = unit_gradients(hidden) if now else None
+        of_chunk = loss.of_chunks(weight.shape[0], others, ctx.backend)
+        losses, gradients = sweep(hidden, weight, bias, of_chunk, chunk_rows, g, ctx.needs_input_grad)
+        # Not in save_for_backward: backward scales them in place and drops them. A second one recomputes them.
+        ctx.gradients = gradients if now else None
+        return reduced(losses, loss.reduction, loss.count(others))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (g,) = grads
+        hidden, weight, bias, *others = ctx.saved_tensors
+        unused = (None,) * (2 + len(others))
+        if watched(g):
+            return *_by_autograd(ctx, g, (hidden, weight, bias), others), *unused
+        found, ctx.gradients = ctx.gradients, None
+        units, count = comes_with_gradients(ctx.loss.reduction, hidden), ctx.loss.count(others)
+        if found is None:
+            of_rows = unit_gradients(hidden) if units else row_gradients(g, hidden, count)
+            of_chunk = ctx.loss.of_chunks(weight.shape[0], others, ctx.backend)
+            _, found = sweep(hidden, weight, bias, of_chunk, ctx.chunk_rows, of_rows, ctx.needs_input_grad)
+        if units:
+            factor = over_units(g, hidden.dtype, count)
+            found = tuple(None if one is None else one.mul_(factor) for one in found)
+        return *(None if one is None else one.to(hidden.dtype) for one in found), *unused
+
+
+def _by_autograd(
+    ctx: Any, g: Tensor, operands: tuple[Tensor, Tensor, Tensor | None], others: Others
+) -> tuple[Tensor | None, ...]:
+    """Compute the gradients by autograd of the plain expression, for tracers and double backward."""
+    recorded = torch.is_grad_enabled()
+    wanted = [one for one, needed in zip(operands, ctx.needs_input_grad, strict=False) if one is not None and needed]
+    with torch.enable_grad():
+        result = ctx.loss.expression(*operands, others)
+    found = iter(torch.autograd.grad(result, wanted, g, create_graph=recorded))
+    return tuple(next(found) if needed else None for needed in ctx.needs_input_grad[:3])
+
+
+# -- operands -------------------------------------------------------------------------------------------------
+
+
+def as_autocast(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Cast the operands as autocast does for F.linear."""
+    if not _autocasting(hidden) or hidden.dtype == torch.float64:
+        return hidden, weight, bias
+    dtype = torch.get_autocast_dtype(hidden.device.type)
+    return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+def _autocasting(tensor: Tensor) -> bool:
+    kind = tensor.device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
+def check_operands(op: str, hidden: Tensor, weight: Tensor, bias: Tensor | None, prefix: str = "") -> None:
+    """Raise unless these are operands of a linear layer, of one dtype and device, with at least one class.
+
+    Args:
+        prefix: of the names in errors.
+    """
+    check_float(op, f"{prefix}hidden", hidden, min_ndim=1)
+    check_float(op, f"{prefix}weight", weight)
+    if weight.ndim != 2 or weight.shape[1] != hidden.shape[-1] or weight.shape[0] == 0:
+        raise ValueError(
+            f"{op}: {prefix}weight must be [vocab, {hidden.shape[-1]}] for hidden states {shape(hidden)}, "
+            f"got {shape(weight)}"
+        )
+    if bias is not None:
+        check_float(op, f"{prefix}bias", bias)
+        if bias.shape != weight.shape[:1]:
+            raise ValueError(
+                f"{op}: {prefix}bias must be [{weight.shape[0]}] for a weight {shape(weight)}, got {shape(bias)}"
+            )
+    for name, other in (("weight", weight), ("bias", bias)):
+        if other is None:
+            continue
+        check_same_device(op, hidden, f"{prefix}{name}", other)
+        if other.dtype != hidden.dtype and not _autocasting(hidden):
+            raise TypeError(
+                f"{op}: {prefix}hidden is {hidden.dtype} and {prefix}{name} {other.dtype}; cast one of them"
+            )
+
+
+def check_chunk_rows(op: str, chunk_rows: int | None) -> None:
+    """Raise ValueError for a number of rows below 1."""
+    if chunk_rows is not None and chunk_rows < 1:
+        raise ValueError(f"{op}: chunk_rows must be 1 or more, got {chunk_rows}")

@@ -1,0 +1,351 @@
+"""Batch norms with the residual sum and the activation behind them, and folded into the layer before them.
+
+::
+
+    before:  n = self.norm(self.conv(x));  y = F.relu(n + residual)
+    after:   y = fused.batch_norm(self.conv(x), self.norm.running_mean, …, activation='relu', residual=residual)
+    after, rules="inference", in evaluation:
+             y = fused.conv_batch_norm(x, self.conv.weight, …, activation='relu', residual=residual)
+
+In training the running statistics are updated as torch does. Folding applies to the graph for evaluation only, computes
+the folded weights in each call, and changes no parameter: training, ``state_dict`` and undo are as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+import fused
+from fused.torch_internals.modules import BatchNormBase
+from schedule.capture.recording.specs import TensorSpec
+from schedule.patterns import GraphMatch, call_module, scalar
+from schedule.patterns.language import call_function
+from schedule.rules.activations import clipped_at_6, gelu_tanh, swish
+from schedule.rules.casts import Value, floating
+from schedule.rules.registry import register_rule
+from schedule.rules.rule import Form, Proof, Rule, spec_of
+from schedule.rules.thresholds import small
+
+FAMILY = "batch_norm"
+Way = Callable[[Value], Value]
+_ROWS = ("running_mean", "running_var", "weight", "bias")
+
+# -- patterns -----------------------------------------------------------------------------------------------
+
+
+def _normed(x: Value, rows: tuple[Value, ...], counter: Value) -> Value:
+    settings = (scalar("training"), scalar("momentum"), scalar("eps"))
+    return call_function(fused.batch_norm)(x, *rows, *settings, num_batches_tracked=counter)
+
+
+def _pattern(activation: Way | None, has_residual: bool) -> Callable[..., Value]:
+    after: Way = activation or (lambda z: z)
+
+    def alone(
+        x: Value,
+        running_mean: Value = None,
+        running_var: Value = None,
+        weight: Value = None,
+        bias: Value = None,
+        counter: Value = None,
+    ) -> Value:
+        return after(_normed(floating("x", 2), (running_mean, running_var, weight, bias), counter))
+
+    def added(
+        x: Value,
+        residual: Value,
+        running_mean: Value = None,
+        running_var: Value = None,
+        weight: Value = None,
+        bias: Value = None,
+        counter: Value = None,
+    ) -> Value:
+        normed = _normed(floating("x", 2), (running_mean, running_var, weight, bias), counter)
+        return after(normed + floating("residual", 2))
+
+    pattern = added if has_residual else alone
+    name = getattr(activation, "__name__", "")
+    pattern.__name__ = f"{name}{' of ' if name else ''}batch norm{' and residual' if has_residual else ''}"
+    return pattern
+
+
+def _convolved(dims: int) -> Callable[[Value, Value, Value], Value]:
+    function = (F.conv1d, F.conv2d, F.conv3d)[dims - 1]
+
+    def layer(x: Value, weight: Value, bias: Value) -> Value:
+        settings = [scalar(name) for name in ("stride", "padding", "dilation", "groups")]
+        return call_function(function)(x, weight, bias, *settings)
+
+    return layer
+
+
+def _linear(x: Value, weight: Value, bias: Value) -> Value:
+    return F.linear(x, weight, bias)
+
+
+def _folding_pattern(
+    layer: Callable[[Value, Value, Value], Value], activation: Way | None, has_residual: bool
+) -> Callable[..., Value]:
+    after: Way = activation or (lambda z: z)
+
+    def alone(
+        x: Value,
+        layer_weight: Value,
+        running_mean: Value,
+        running_var: Value,
+        layer_bias: Value = None,
+        weight: Value = None,
+        bias: Value = None,
+    ) -> Value:
+        z = layer(floating("x", 2), floating("layer_weight", 2), layer_bias)
+        return after(_normed(z, (running_mean, running_var, weight, bias), None))
+
+    def added(
+        x: Value,
+        layer_weight: Value,
+        running_mean: Value,
+        running_var: Value,
+        residual: Value,
+        layer_bias: Value = None,
+        weight: Value = None,
+        bias: Value = None,
+    ) -> Value:
+        z = layer(floating("x", 2), floating("layer_weight", 2), layer_bias)
+        return after(_normed(z, (running_mean, running_var, weight, bias), None) + floating("residual", 2))
+
+    pattern = added if has_residual else alone
+    pattern.__name__ = f"batch norm of a layer{' and residual' if has_residual else ''}"
+    return pattern
+
+
+def _not_open(activation: Way) -> Callable[..., Value]:
+    def called(x: Value) -> Value:
+        return activation(call_module(BatchNormBase)(x))
+
+    return called
+
+
+# -- checks -------------------------------------------------------------------------------------------------
+
+
+def _extra_check(graph_match: GraphMatch) -> str:
+    scalars, x = graph_match.scalars, spec_of(graph_match.inputs["x"])
+    if x is None:
+        return "the input was not seen in the recorded run"
+    if not isinstance(scalars.get("training"), bool):
+        return "whether the statistics are those of the batch is decided while running"
+    if not isinstance(scalars.get("eps"), (int, float)):
+        return "eps is not a number"
+    if not isinstance(scalars.get("momentum"), (int, float, type(None))):
+        return "the momentum is computed while running"
+    return _about_rows(graph_match, x) or _about_residual(graph_match, x)
+
+
+def _about_rows(graph_match: GraphMatch, x: TensorSpec) -> str:
+    for name in _ROWS:
+        given = graph_match.inputs.get(name)
+        row = spec_of(given)
+        if given is None:
+            continue
+        if row is None or row.ndim != 1 or row.device != x.device:
+            return f"the {name} is not a vector on the device of the input"
+        if row.dtype not in (x.dtype, torch.float32 if x.dtype.itemsize == 2 else x.dtype):
+            return f"the {name} has another dtype than the input"
+    return ""
+
+
+def _about_residual(graph_match: GraphMatch, x: TensorSpec) -> str:
+    residual = spec_of(graph_match.inputs.get("residual"))
+    if residual is None:
+        return ""
+    alike = residual.shape == x.shape and residual.dtype == x.dtype and residual.device == x.device
+    return "" if alike else "the added value has another shape, dtype or device than the input"
+
+
+def _folding_check(graph_match: GraphMatch) -> str:
+    scalars, out = graph_match.scalars, spec_of(graph_match.outputs[0])
+    weight = spec_of(graph_match.inputs["layer_weight"])
+    if scalars.get("training") is not False:
+        return "in training the statistics are those of the batch"
+    if out is None or weight is None:
+        return "the result was not seen in the recorded run"
+    if weight.ndim == 2 and out.ndim != 2:
+        return "the linear layer and the batch norm have different features"
+    if not isinstance(scalars.get("eps"), (int, float)):
+        return "eps is not a number"
+    return _about_rows(graph_match, out) or _about_residual(graph_match, out)
+
+
+def _profitability(graph_match: GraphMatch) -> str:
+    return small(FAMILY, spec_of(graph_match.inputs["x"]))
+
+
+def _folding_profitability(graph_match: GraphMatch) -> str:
+    return small("batch_norm, folded", spec_of(graph_match.outputs[0]))
+
+
+# -- the rules ----------------------------------------------------------------------------------------------
+
+
+def _inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Return x, running mean and variance, weight, bias and residual."""
+    channels = shape[1]
+    mean, variance = torch.randn(channels, dtype=dtype), torch.rand(channels, dtype=dtype) + 0.5
+    weight, bias = torch.randn(channels, dtype=dtype) + 1, torch.randn(channels, dtype=dtype)
+    x, residual = torch.randn(shape, dtype=dtype) * 2, torch.randn(shape, dtype=dtype)
+    return x, mean, variance, weight, bias, residual
+
+
+_SHAPES = ((2, 4, 5, 6), (3, 8, 7), (2, 4, 2, 3, 5), (5, 6))
+
+
+def _forms(after: Callable[[Tensor], Tensor], added: bool) -> tuple[Form, ...]:
+    def result(z: Tensor, residual: Tensor) -> Tensor:
+        return after(z + residual if added else z)
+
+    return (
+        lambda x, m, v, w, b, r: result(F.batch_norm(x, None, None, w, b, True, 0.1, 1e-5), r),
+        lambda x, m, v, w, b, r: result(F.batch_norm(x, m.detach(), v.detach(), w, b, eps=1e-3), r),
+        lambda x, m, v, w, b, r: result(F.batch_norm(x, m.detach(), v.detach()), r),
+    )
+
+
+def _refused(after: Callable[[Tensor], Tensor]) -> tuple[Form, ...]:
+    def used_twice(x: Tensor, m: Tensor, v: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
+        normed = F.batch_norm(x, m.detach(), v.detach(), w, b)
+        return after(normed + r) + normed
+
+    return (
+        used_twice,
+        lambda x, m, v, w, b, r: after(F.instance_norm(x, None, None, w, b) + r),
+        lambda x, m, v, w, b, r: F.leaky_relu(F.batch_norm(x, m.detach(), v.detach(), w, b)),
+    )
+
+
+def _options(inputs: dict[str, Any], activation: str | None) -> dict[str, Any]:
+    given = {"num_batches_tracked": inputs.get("counter"), "activation": activation, "residual": inputs.get("residual")}
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _rule(
+    name: str, activation: str | None, ways: tuple[Way | None, ...], forms: tuple[Callable[[Tensor], Tensor], ...]
+) -> Rule:
+    """Register the rule of one activation, or of the residual sum alone."""
+
+    def build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
+        rows = (inputs.get(row) for row in _ROWS)
+        args = (inputs["x"], *rows, scalars["training"], scalars["momentum"], scalars["eps"])
+        return graph.call_function(fused.batch_norm, args, _options(inputs, activation))
+
+    residuals = (True,) if activation is None else (True, False)
+    return register_rule(
+        Rule(
+            name=name,
+            family=FAMILY,
+            patterns=tuple(_pattern(way, has_residual) for has_residual in residuals for way in ways),
+            build=build,
+            proof=Proof(
+                forms=tuple(form for each in forms for added in residuals for form in _forms(each, added)),
+                inputs=_inputs,
+                shapes=_SHAPES,
+                refused=_refused(forms[0]),
+            ),
+            summary="fused.batch_norm(x, mean, var, weight, bias, …)",
+            extra_check=_extra_check,
+            profitability=_profitability,
+            bystanders=tuple((_not_open(way), _STAYS) for way in ways if way is not None),
+        )
+    )
+
+
+_STAYS = (
+    "the batch norm stays a call: it is frozen, synchronized or of another class, has a hook, or its caller branches on"
+    " data, and would update the statistics twice if it started again"
+)
+
+
+def _identity(z: Tensor) -> Tensor:
+    return z
+
+
+BATCH_NORM_RELU = _rule("batch_norm_relu", "relu", (F.relu,), (F.relu, nn.ReLU(), lambda z: F.relu(z, inplace=True)))
+BATCH_NORM_RELU6 = _rule("batch_norm_relu6", "relu6", (clipped_at_6, F.relu6), (F.relu6, nn.ReLU6()))
+BATCH_NORM_HARD_SWISH = _rule("batch_norm_hard_swish", "hard_swish", (F.hardswish,), (F.hardswish, nn.Hardswish()))
+BATCH_NORM_SILU = _rule("batch_norm_silu", "silu", (F.silu, swish), (F.silu, lambda z: z * torch.sigmoid(z)))
+BATCH_NORM_GELU = _rule("batch_norm_gelu", "gelu", (F.gelu,), (F.gelu,))
+BATCH_NORM_GELU_TANH = _rule(
+    "batch_norm_gelu_tanh", "gelu_tanh", (gelu_tanh,), (lambda z: F.gelu(z, approximate="tanh"),)
+)
+BATCH_NORM_ADD = _rule("batch_norm_add", None, (None,), (_identity,))
+
+
+def _folding_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Return x, weight and bias of the layer, then statistics, weight and bias of the norm, and the residual."""
+    samples, inputs, *rest = shape
+    outputs = 6
+    weight = torch.randn(outputs, inputs, *(1 for _ in rest), dtype=dtype) / 2
+    _, *rows, residual = _inputs((samples, outputs, *rest), dtype)
+    return torch.randn(shape, dtype=dtype), weight, torch.randn(outputs, dtype=dtype), *rows, residual
+
+
+def _folding_forms(after: Callable[[Tensor], Tensor]) -> tuple[Form, ...]:
+    def layer(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        convolutions = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
+        return convolutions[x.ndim](x, weight, bias) if x.ndim in convolutions else F.linear(x, weight, bias)
+
+    return (
+        lambda x, lw, lb, m, v, w, b, r: after(F.batch_norm(layer(x, lw, lb), m.detach(), v.detach(), w, b, eps=1e-3)),
+        lambda x, lw, lb, m, v, w, b, r: after(F.batch_norm(layer(x, lw, None), m.detach(), v.detach()) + r),
+    )
+
+
+def _folding_rule(name: str, activation: str | None, way: Way | None, form: Callable[[Tensor], Tensor]) -> Rule:
+    """Register the rule to fold a batch norm into the layer before it, with one activation or none."""
+
+    def build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
+        layer = (inputs["x"], inputs["layer_weight"], inputs.get("layer_bias"))
+        args = (*layer, *(inputs.get(row) for row in _ROWS), scalars["eps"])
+        settings = tuple(scalars[key] for key in ("stride", "padding", "dilation", "groups") if key in scalars)
+        function = fused.conv_batch_norm if settings else fused.linear_batch_norm
+        return graph.call_function(function, (*args, *settings), _options(inputs, activation))
+
+    layers = (_convolved(1), _convolved(2), _convolved(3), _linear)
+    return register_rule(
+        Rule(
+            name=name,
+            family="folding",
+            patterns=tuple(
+                _folding_pattern(layer, way, has_residual) for has_residual in (True, False) for layer in layers
+            ),
+            build=build,
+            proof=Proof(
+                forms=_folding_forms(form),
+                inputs=_folding_inputs,
+                shapes=_SHAPES,
+                refused=(
+                    lambda x, lw, lb, m, v, w, b, r: form(F.batch_norm(F.conv2d(x, lw), None, None, w, b, True)),
+                    lambda x, lw, lb, m, v, w, b, r: form(
+                        F.batch_norm(F.conv_transpose2d(r, lw), m[:4].detach(), v[:4].detach())
+                    ),
+                ),
+            ),
+            summary="fused.conv_batch_norm(x, weight, bias, mean, var, …)",
+            extra_check=_folding_check,
+            profitability=_folding_profitability,
+            rank=1,  # before the batch norm with its activation alone
+            sets=("inference",),
+        )
+    )
+
+
+CONV_BATCH_NORM_RELU = _folding_rule("conv_batch_norm_relu", "relu", F.relu, F.relu)
+CONV_BATCH_NORM_RELU6 = _folding_rule("conv_batch_norm_relu6", "relu6", clipped_at_6, nn.ReLU6())
+CONV_BATCH_NORM_HARD_SWISH = _folding_rule("conv_batch_norm_hard_swish", "hard_swish", F.hardswish, F.hardswish)
+CONV_BATCH_NORM_SILU = _folding_rule("conv_batch_norm_silu", "silu", F.silu, F.silu)
+CONV_BATCH_NORM_GELU = _folding_rule("conv_batch_norm_gelu", "gelu", F.gelu, F.gelu)
+CONV_BATCH_NORM = _folding_rule("conv_batch_norm", None, None, _identity)

@@ -1,0 +1,59 @@
+"""In-place changes of a parameter through every kind of view, between the parts of a match that reads it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import schedule
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "detach": lambda b: b.detach(),
+    "data": lambda b: b.data,
+    "T": lambda b: b.detach().view(2, 4).T,
+    "mT": lambda b: b.detach().view(1, 8).mT,
+    "H": lambda b: b.detach().view(1, 8).H,
+    "real": lambda b: b.detach().real,
+    "einsum": lambda b: torch.einsum("i->i", b.detach()),
+    "einsum of dimensions": lambda b: torch.einsum("ij->ji", b.detach().view(2, 4)),
+    "slice": lambda b: b.detach()[2:],
+    "unfold": lambda b: b.detach().unfold(0, 2, 2),
+    "chunk": lambda b: b.detach().chunk(2)[0],
+    "to": lambda b: b.detach().to(torch.float32),
+    "contiguous": lambda b: b.detach().contiguous(),
+    "dropout": lambda b: F.dropout(b.detach(), 0.5, False),
+    "operator": lambda b: torch.ops.aten.view(b.detach(), [8]),
+    "list": lambda b: [b.detach()][0],
+}
+
+
+class Layer(nn.Module):
+    """A Linear whose bias changes between its call and the activation, under its own name or another."""
+
+    def __init__(self, view: Callable[[Tensor], Tensor], tied: bool) -> None:
+        super().__init__()
+        self.fc, self.act, self.view = nn.Linear(8, 8), nn.GELU(), view
+        self.same = self.fc.bias if tied else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.fc(x)
+        self.view(self.fc.bias if self.same is None else self.same).add_(1.0)
+        return self.act(h)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_bias_changed_between(view: str, tied: bool) -> None:
+    torch.manual_seed(0)
+    model = Layer(VIEWS[view], tied)
+    twin = copy.deepcopy(model)
+    x = torch.randn(4, 8)
+    schedule.optimize(model, x, rules="all", cost_guard=False)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(model(x), twin(x))
