@@ -142,6 +142,24 @@ class Flags(nn.Module):
         return x + self.drop(self.fc2(hidden)) * (1.0 + self.drop.p)
 
 
+class Normed(nn.Module):
+    """A convolution with a batch norm and an activation, and a batch norm with a residual sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.act = nn.Conv1d(WIDTH, WIDTH, 3, padding=1), nn.BatchNorm1d(WIDTH), nn.ReLU()
+        self.fc, self.last = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
+        for norm in (self.norm, self.last):
+            nn.init.uniform_(norm.running_mean, -0.5, 0.5)
+            nn.init.uniform_(norm.weight, 0.5, 1.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Over the tokens, and over the rows of each."""
+        hidden = self.act(self.norm(self.conv(x.transpose(1, 2)))).transpose(1, 2)
+        rows = self.fc(hidden).flatten(0, -2)
+        return F.silu(self.last(rows) + x.flatten(0, -2)).view_as(x)
+
+
 class Frozen(nn.Module):
     """Asks whether its parameters are frozen."""
 

@@ -67,7 +67,7 @@ _STATE = (
     "Layer Scalars Typed Nested Buried Objects Enums Containers HoldsTensors HoldsModules "
     "PlainTensor HeldTensor Closures Globals Configured Hidden Subclassed"
 )
-_PARTS = "Optional Looping Own OwnTied Identities Two Flags Frozen Attended"
+_PARTS = "Optional Looping Own OwnTied Identities Two Flags Normed Frozen Attended"
 _MODES = (
     "GradEnabled Inference Autocast AutocastDtype Distributed DefaultDtype Deterministic Anomaly Environ Getenv "
     "Threads Mkldnn RecursionLimit MatmulPrecision RequiresGrad Contiguous Strides HalfInput DefaultMade Drawing "
