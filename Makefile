@@ -14,7 +14,7 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint docs sweep bench clean
+.PHONY: help install demo test lint docs sweep sweep-beyond bench clean
 
 help:
 	@echo "make demo    schedule, verify and train GPT-2, BERT and Llama beside their untouched twins"
@@ -22,6 +22,7 @@ help:
 	@echo "make lint    ruff, the floors of imports, mypy"
 	@echo "make docs    the site, into build/site; fails on any warning"
 	@echo "make sweep   the long tests, all others with every schedule replayed, every architecture: docs/coverage.md"
+	@echo "make sweep-beyond  models of timm, diffusers and x-transformers: docs/beyond.md"
 	@echo "make bench   dispatch, matching and scheduling times"
 	@echo "make clean   remove .venv and what was compiled"
 
@@ -54,6 +55,10 @@ sweep: $(INSTALLED)
 	HYPOTHESIS_PROFILE=new $(PYTEST) -m slow -n $(JOBS) --dist worksteal
 	REPLAY_RECIPES=1 $(PYTEST) -m "not slow" -n $(JOBS) --dist worksteal
 	$(BIN)/python -m tests.sweep
+
+sweep-beyond: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target build/libraries -r tests/sweep/libraries.txt
+	PYTHONPATH=build/libraries $(BIN)/python -m tests.sweep --beyond
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.dispatch

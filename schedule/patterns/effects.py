@@ -59,6 +59,7 @@ class Effects:
         opaque: it is unknown code, which may change any of its arguments, and hidden state.
         fresh: its value shares memory with no other value.
         barrier: it changes the meaning of every operation after it (grad mode, autocast, the seed).
+        in_place: its value is the one that it changes, and shares memory with no other.
     """
 
     mutates: tuple[fx.Node, ...] = ()
@@ -66,6 +67,7 @@ class Effects:
     opaque: bool = False
     fresh: bool = False
     barrier: bool = False
+    in_place: bool = False
 
     @property
     def pure(self) -> bool:
@@ -114,8 +116,9 @@ def _form_effects(node: fx.Node, form: Form) -> Effects:
     except CannotBind:
         bound, mutates = dict(node.kwargs), form.mutates
     found = tuple(dict.fromkeys((*(first_argument(node) if mutates else ()), *changed(node))))
-    in_place = set(found).difference(updated_state(node))
-    return Effects(found, _draws(form, bound), False, not (form.definition.view or in_place))
+    changed_values = set(found).difference(updated_state(node))
+    fresh, in_place = not (form.definition.view or changed_values), bool(mutates) and len(changed_values) == 1
+    return Effects(found, _draws(form, bound), fresh=fresh, in_place=in_place)
 
 
 def _draws(form: Form, bound: Mapping[str, Any]) -> bool:
@@ -192,7 +195,7 @@ def _module_effects(node: fx.Node, module: nn.Module | None) -> Effects:
         return OPAQUE
     name, given = str(operation_of(type(module))), arguments_of(module) or {}
     if given.get("inplace"):
-        return Effects(first_argument(node))
+        return Effects(first_argument(node), in_place=True)
     draws = "dropout" in name and drops(given.get("p"), given.get("training"))
     return Effects(rng=draws, fresh="dropout" not in name and name != "identity")
 
@@ -213,7 +216,8 @@ def memory_of(
         if effects(current, modules).fresh or current.op in ("placeholder", "get_attr"):
             seen[current] = frozenset((current,))
             continue
-        below = current.all_input_nodes
+        known = effects(current, modules)
+        below = list(known.mutates) if known.in_place else current.all_input_nodes
         waiting = [n for n in below if n not in seen]
         if waiting:
             stack.extend(waiting)

@@ -54,7 +54,7 @@ def finish(pattern: Pattern, state: Unifier, closed: bool) -> Complete | Reason:
     if reason is not None:
         return reason
     binding = state.binding
-    region = absorb([value.fx for value in consumed if value.fx is not None])
+    region = absorb([value.fx for value in consumed if value.fx is not None], state.normal.passed)
     if closed:
         reason = _open_region(state, region, [binding[node].fx for node in pattern.outputs])
         if reason is not None:

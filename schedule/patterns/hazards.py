@@ -50,10 +50,15 @@ class Hazards:
 
     def _key(self, node: fx.Node) -> Hashable:
         """Return what all names of a parameter or buffer, and of views of it, have in common."""
-        path, _, name = str(node.target).rpartition(".")
+        value = self.attribute(str(node.target))
+        return str(node.target) if value is None else storage_of(value)
+
+    def attribute(self, target: str) -> torch.Tensor | None:
+        """Return the parameter or buffer at a path, or None if there is none, or it is not known."""
+        path, _, name = target.rpartition(".")
         module = (self.modules or {}).get(path)
         value = None if module is None else (vars(module)["_parameters"] | vars(module)["_buffers"]).get(name)
-        return storage_of(value) if isinstance(value, torch.Tensor) else str(node.target)
+        return value if isinstance(value, torch.Tensor) else None
 
     def may_change(self, node: fx.Node, values: Collection[fx.Node]) -> bool:
         """Check whether an impure node may change any of ``values``, which include what they share memory with.

@@ -97,9 +97,17 @@ class Builder:
                 value.target = node.target
                 if op == "get_attr":
                     value.args = {"target": node.target}
-            of[node] = value
+            of[node] = self.passed_on(node, value)
         self.result.connect()
         return self.result
+
+    def passed_on(self, node: fx.Node, value: OpNode) -> OpNode:
+        """Return the argument's OpNode in place of the ``value`` of a node that only passes it on."""
+        source = value.args.get("input") if value.op == "identity" else None
+        if not isinstance(source, OpNode):
+            return value
+        self.result.passed.add(node)
+        return source
 
     def new(self, op: str, args: Mapping[str, Any], node: fx.Node | None) -> OpNode:
         target = node.target if node is not None else None

@@ -15,6 +15,7 @@ import torch.nn.functional as functional
 from torch import nn
 
 import fused
+from schedule.capture.tracing.expansion import unchanged
 from schedule.patterns.ops import ModuleArguments, register_form, register_module, register_op
 from schedule.patterns.values import Attr
 
@@ -330,6 +331,10 @@ def _register_forms() -> None:
     register_form("bitwise_not", operator.invert)
     register_form("bitwise_not", "__invert__")
     register_form("identity", operator.pos)
+    register_form("identity", torch.positive)
+    register_form("identity", "positive")
+    register_form("identity", "__pos__")
+    register_form("identity", unchanged)
     register_form("matmul", operator.imatmul, mutates=True)
     register_form("silu", "swish")
     register_form("log_softmax", torch.log_softmax)

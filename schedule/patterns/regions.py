@@ -38,27 +38,31 @@ def reads_metadata(node: fx.Node) -> bool:
     )
 
 
-def absorb(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """Return the region of ``nodes`` extended by the size reads used only within it."""
+def absorb(nodes: Iterable[fx.Node], passed: Collection[fx.Node] = ()) -> set[fx.Node]:
+    """Return the region of ``nodes`` extended by the size reads used only within it.
+
+    Args:
+        passed: nodes that only pass their argument on, which belong to the region likewise.
+    """
     region = set(nodes)
     waiting = [u for n in region for u in n.users if u not in region]
     while waiting:
         user = waiting.pop()
-        if user not in region and reads_metadata(user):
-            tail = _tail(user, region)
+        if user not in region and (user in passed or reads_metadata(user)):
+            tail = _tail(user, region, passed)
             if tail is not None:
                 region |= tail
     return region
 
 
-def _tail(start: fx.Node, region: Collection[fx.Node]) -> set[fx.Node] | None:
+def _tail(start: fx.Node, region: Collection[fx.Node], passed: Collection[fx.Node]) -> set[fx.Node] | None:
     """Return ``start`` and the nodes derived from it up to the region, or None if anything else reads them."""
     tail, stack = {start}, [start]
     while stack:
         for user in stack.pop().users:
             if user in region or user in tail:
                 continue
-            if not reads_metadata(user):
+            if user not in passed and not reads_metadata(user):
                 return None
             tail.add(user)
             stack.append(user)

@@ -73,6 +73,7 @@ def refuse_saving(
     given = {_origin(node) for node in inputs.difference(made)}.union(
         _origin(node) for node in (*region, *made) if node.op == "get_attr"
     )
+    given = {each for each in given if not _is_constant(each, hazards)}
     for differentiated in (given, *({each} for each in given)):  # what an op saves depends on what asks for a gradient
         was = _saved(sorted(region), before, differentiated, hazards.modules)
         now = _saved(made, after, differentiated, hazards.modules)
@@ -84,6 +85,12 @@ def refuse_saving(
                     node=change,
                     fix="use the operation that is not in place",
                 )
+
+
+def _is_constant(origin: fx.Node | str, hazards: Hazards) -> bool:
+    """Check whether a value is a buffer, which some functions take only without a gradient."""
+    tensor = hazards.attribute(origin) if isinstance(origin, str) else None
+    return tensor is not None and not (isinstance(tensor, nn.Parameter) or tensor.requires_grad)
 
 
 def _saved(

@@ -153,6 +153,7 @@ class NormalGraph:
         calls: every module call, whatever operation it became.
         of: fx node → the OpNode that is its value.
         parts: fx node → all of its OpNodes, if there are several.
+        passed: fx nodes that only pass their argument on, and have its OpNode.
     """
 
     def __init__(self) -> None:
@@ -162,6 +163,7 @@ class NormalGraph:
         self.calls: list[OpNode] = []
         self.of: dict[fx.Node, OpNode] = {}
         self.parts: dict[fx.Node, list[OpNode]] = {}
+        self.passed: set[fx.Node] = set()
         self.users: dict[OpNode, list[OpNode]] = {}
 
     def users_of(self, node: OpNode) -> list[OpNode]:

@@ -8,13 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import fx
+import torch.nn.functional as F
+from torch import fx, nn
 
 from fused.backends import availability
 from schedule.capture.tracing.portable import pack_graph, unpack_graph
 from schedule.capture.tracing.specialization import compiled
 from schedule.patterns import GraphMatch
+from schedule.patterns.effects import is_plain_module
+from schedule.patterns.ops import arguments_of, operation_of
 from schedule.patterns.rewriting import Build
+from schedule.patterns.values import Attr
 from schedule.util.errors import NotApplicable
 
 _OPTIONS: dict[str, Any] = {"fallback_random": True}  # dropout draws the same numbers as uncompiled
@@ -105,29 +109,35 @@ def _failures() -> tuple[type[Exception], ...]:
     return (TorchDynamoException, ImportError, OSError)
 
 
-def region_of(graph_match: GraphMatch, name: str, make: type[Region]) -> tuple[GraphMatch, Build]:
+def region_of(graph_match: GraphMatch, name: str, make: type[Region], module: nn.Module) -> tuple[GraphMatch, Build]:
     """Return the match with all values read by its nodes as inputs, and a builder for a call of the region.
 
+    The call of a plain layer, such as a convolution, becomes its operation on the layer's parameters.
+
+    Args:
+        module: the module of the graph.
+
     Raises:
-        NotApplicable: the match contains a module call; a region cannot carry the module's parameters and hooks.
+        NotApplicable: the match contains the call of another module, which may have hooks and more than parameters.
     """
     nodes = tuple(node for node in graph_match.nodes if node.op != "get_attr")  # parameters are inputs
     inside = set(nodes)
     graph, mapped = fx.Graph(), {}
-    inputs: dict[str, fx.Node] = {}
+    inputs: dict[str, fx.Node | Attr] = {}
     for node in nodes:
         for read in node.all_input_nodes:
             if read not in mapped and read not in inside:
                 inputs[read.name] = read
                 mapped[read] = graph.placeholder(read.name)
                 mapped[read].meta.update(read.meta)
+    layers = {node: _operation(graph, node, module, inputs) for node in nodes if node.op == "call_module"}
     for node in nodes:
-        if node.op == "call_module":
-            raise NotApplicable(
-                f"the match holds the call of a module, {node.target}",
-                fix="trace with flatten=True, decompose() it, or match what it computes",
-            )
-        mapped[node] = graph.node_copy(node, mapped.__getitem__)
+        if node in layers:
+            function, arguments = layers[node]
+            mapped[node] = graph.call_function(function, (mapped[node.all_input_nodes[0]],), arguments)
+            mapped[node].meta.update(node.meta)
+        else:
+            mapped[node] = graph.node_copy(node, mapped.__getitem__)
     ends = tuple(mapped[node] for node in graph_match.outputs)
     graph.output(ends[0] if len(ends) == 1 else ends)
     region = make(graph, name)
@@ -136,3 +146,26 @@ def region_of(graph_match: GraphMatch, name: str, make: type[Region]) -> tuple[G
         return graph.call_function(region, tuple(inputs.values()))
 
     return replace(graph_match, nodes=nodes, inputs=dict(inputs), scalars={}), build
+
+
+def _operation(
+    graph: fx.Graph, call: fx.Node, module: nn.Module, inputs: dict[str, fx.Node | Attr]
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Return the function of a plain layer with its arguments, and add its parameters to the ``inputs``."""
+    child = module.get_submodule(str(call.target))
+    given = arguments_of(child) if is_plain_module(child) else None
+    function = getattr(F, operation_of(type(child)) or "", None)
+    if given is None or function is None or "training" in given or len(call.all_input_nodes) != 1:
+        raise NotApplicable(
+            f"the match holds the call of a module, {call.target}",
+            fix="trace with flatten=True, decompose() it, or match what it computes",
+        )
+    arguments: dict[str, Any] = {}
+    for key, value in given.items():
+        if isinstance(value, Attr):
+            path = f"{call.target}.{value.path}"
+            name = path.replace(".", "_")
+            inputs[name], arguments[key] = Attr(path, value.value), graph.placeholder(name)
+        else:
+            arguments[key] = value
+    return function, arguments

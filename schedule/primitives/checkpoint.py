@@ -130,4 +130,4 @@ class Recomputation(PatternRewrite):
 
     def replacement(self, graph_match: GraphMatch, module: nn.Module) -> Replacement:
         """Return the match and a checkpointed region."""
-        return region_of(graph_match, f"recomputed_{self.name}", RecomputedRegion)
+        return region_of(graph_match, f"recomputed_{self.name}", RecomputedRegion, module)

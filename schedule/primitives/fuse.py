@@ -68,4 +68,4 @@ class Fusion(PatternRewrite):
         seen = rules.rule_at(graph_match) if self.compiler == "auto" else None
         if seen is not None:
             return seen[1], seen[0].build_for(seen[1])
-        return region_of(graph_match, self.name, Region if self.compiler is None else CompiledRegion)
+        return region_of(graph_match, self.name, Region if self.compiler is None else CompiledRegion, module)

@@ -89,8 +89,8 @@ def fallbacks(model: nn.Module) -> int:
     return sum(state_of(each).fallbacks for each in model.modules() if state_of(each) is not None)
 
 
-def assert_same_step(model: nn.Module, twin: nn.Module, x: Tensor) -> None:
-    """Results, gradients and buffers."""
+def assert_same_step(model: nn.Module, twin: nn.Module, x: Tensor, exact: bool = True) -> None:
+    """Results, gradients and buffers, those to the bit unless the parameters differ by rounding already."""
     given = [x.clone().requires_grad_() for _ in range(2)]
     ours, theirs = model(given[0]), twin(given[1])
     torch.testing.assert_close(ours, theirs)
@@ -105,7 +105,8 @@ def assert_same_step(model: nn.Module, twin: nn.Module, x: Tensor) -> None:
         if mine.grad is not None:
             torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-5, msg=name)
     for (name, mine), other in zip(model.named_buffers(), twin.named_buffers(), strict=True):
-        assert torch.equal(mine, other[1]), name
+        torch.testing.assert_close(mine, other[1], msg=name)
+        assert not exact or torch.equal(mine, other[1]), name
 
 
 @pytest.mark.parametrize("make", [Block, Residual, Functional])
@@ -117,12 +118,13 @@ def test_several_steps_in_both_modes(make: Callable[[], nn.Module], layout: torc
     optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-2) for each in (model, twin)]
     for number, training in enumerate((True, True, False, True, False)):
         model.train(training), twin.train(training)
-        assert_same_step(model, twin, images(3 + number, 4 + number).contiguous(memory_format=layout))
+        x = images(3 + number, 4 + number).contiguous(memory_format=layout)
+        assert_same_step(model, twin, x, exact=number == 0)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
         with torch.no_grad():
-            assert_same_step(model, twin, images(2, 7))
+            assert_same_step(model, twin, images(2, 7), exact=False)
     assert fallbacks(model) == 0
 
 

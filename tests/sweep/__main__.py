@@ -1,6 +1,7 @@
 """``python -m tests.sweep``: all architectures that have no result yet, then ``docs/coverage.md``.
 
-With ``--plans`` it is the tensor-parallel plans of those that are called with tokens alone, and ``docs/plans.md``.
+With ``--beyond`` it is models of other libraries, and ``docs/beyond.md``; with ``--plans`` the tensor-parallel plans of
+architectures that are called with tokens alone, and ``docs/plans.md``.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import os
 import sys
 
 from tests.sweep import coverage
+from tests.sweep.beyond import names as names_beyond
 from tests.sweep.models import architectures
 from tests.sweep.one import check
 from tests.sweep.plans import check_plan, is_text
-from tests.sweep.run import PLANS, RESULTS, ROOT, fingerprint, load, sweep
+from tests.sweep.run import BEYOND, PLANS, RESULTS, ROOT, fingerprint, load, sweep
 
 
 def main() -> int:
@@ -25,9 +27,10 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="all, known or not")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many at a time")
     parser.add_argument("--plans", action="store_true", help="find tensor-parallel plans and simulate them")
+    parser.add_argument("--beyond", action="store_true", help="models of other libraries that are installed")
     options = parser.parse_args()
-    folder = PLANS if options.plans else RESULTS
-    every, known, rewritten = architectures(), load(folder), load(RESULTS)
+    folder = PLANS if options.plans else BEYOND if options.beyond else RESULTS
+    every, known, rewritten = names_beyond() if options.beyond else architectures(), load(folder), load(RESULTS)
     if options.only:
         names = options.only.split(",")
         unknown = sorted(set(names) - set(every))
@@ -46,6 +49,7 @@ def main() -> int:
     if options.plans:
         found = {name: plan for name, plan in found.items() if plan.get("text")}
     page, total = (coverage.PLANS, len(found)) if options.plans else (coverage.COVERAGE, len(every))
+    page = coverage.BEYOND if options.beyond else page
     print(page.write(found, total, ROOT / "docs" / f"{folder.name}.md", folder.with_suffix(".json")))
     if wrong:
         print(f"WRONG: {', '.join(wrong)}", file=sys.stderr)

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,20 @@ at the recorded shape and at others that the model takes.
 {reasons}
 
 | architecture | model | inputs | rewritten | traced | equal | reason |
+|---|---|---|---|---|---|---|
+"""
+
+_BEYOND = """# Beyond transformers
+
+One model of every family of timm {timm} (the smallest, on images of 64 × 64, without stochastic depth), models of
+diffusers {diffusers} and x-transformers {x_transformers} over their options, tiny, and torch.nn's own, torch {torch}.
+Written by `make sweep-beyond`; the columns are those of [coverage](coverage.md).
+
+{summary}
+
+{reasons}
+
+| model | class | inputs | rewritten | traced | equal | reason |
 |---|---|---|---|---|---|---|
 """
 
@@ -62,11 +77,13 @@ class Page:
         head: text with places for versions, summary and the counts of reasons.
         row: of one result.
         summary: of all of them, in one line.
+        packages: those with versions in the head.
     """
 
     head: str
     row: Callable[[Mapping[str, Any]], str]
     summary: Callable[[Results], str]
+    packages: tuple[str, ...] = ("transformers", "torch")
 
     def write(self, results: Results, total: int, page: Path, data: Path) -> str:
         """Write the page and the same as JSON; returns the summary line.
@@ -75,7 +92,7 @@ class Page:
             total: how many architectures there are, with a result or without.
         """
         line = self.summary(results) + (f" {total - len(results)} have no result yet." if total > len(results) else "")
-        versions = {name: importlib.metadata.version(name) for name in ("transformers", "torch")}
+        versions = {name: importlib.metadata.version(name) for name in self.packages}
         head = self.head.format(summary=line, reasons=_counted(results), **versions)
         page.write_text(head + "".join(self.row(results[name]) for name in sorted(results)))
         data.write_text(json.dumps({**versions, "architectures": _kept(results)}, indent=1) + "\n")
@@ -91,7 +108,7 @@ def _kept(results: Results) -> list[dict[str, Any]]:
     return [{k: v for k, v in results[name].items() if k not in ("seconds", "of")} for name in sorted(results)]
 
 
-def summary(results: Results) -> str:
+def summary(results: Results, of: str = "config classes") -> str:
     """Counts, in one line."""
     every = list(results.values())
     built = [r for r in every if r.get("built") and NOTHING_TO_COMPARE.isdisjoint(r["reasons"])]
@@ -107,7 +124,7 @@ def summary(results: Results) -> str:
     holding = [result for result in built if any(result.get(each) for each in ("rules", *_LEFT))]
     everywhere = [result for result in holding if not any(map(result.get, _LEFT))]
     return (
-        f"{len(every)} config classes, {len(built)} built: {len(traced)} traced whole{_percent(traced, built)}, "
+        f"{len(every)} {of}, {len(built)} built: {len(traced)} traced whole{_percent(traced, built)}, "
         f"{len(elsewhere)} of them right at other shapes{_percent(elsewhere, built)} and {len(everyhow)} at every "
         f"shape that was tried, in both modes{_percent(everyhow, built)}; every attention, MLP, norm and other "
         f"innermost module that a rule is about traced in {len(followed)}{_percent(followed, built)}, those around "
@@ -186,4 +203,5 @@ def _short(text: str) -> str:
 
 
 COVERAGE = Page(_COVERAGE, _row, summary)
+BEYOND = Page(_BEYOND, _row, partial(summary, of="models"), packages=("timm", "diffusers", "x_transformers", "torch"))
 PLANS = Page(_PLANS, _plan_row, plan_summary)

@@ -22,6 +22,7 @@ from fxschedule.cli.tiny.configs import CATEGORIES, Config, shrink
 from schedule.capture.examples import example_inputs
 from schedule.capture.examples.inputs import Inputs
 from schedule.util.errors import NotApplicable
+from tests.sweep import beyond
 from tests.sweep.parts import REFUSED, holders, part_of
 
 MAX_PARAMETERS = 40_000_000
@@ -148,9 +149,16 @@ def _available(cls: Any) -> type[nn.Module]:
 def build(name: str, seed: int = 0) -> Built:
     """A tiny model of ``name``; for a part that nothing can be made up for, out of a tiny model of its whole.
 
+    A name such as ``timm:resnet`` is that of another library's model.
+
     Raises:
         NotBuilt: none of these builds and runs.
     """
+    if ":" in name:
+        try:
+            return Built(*beyond.build(name, seed), frozenset())
+        except beyond.Unavailable as error:
+            raise NotBuilt(error.kind, error.why[:300]) from error
     config = CONFIG_MAPPING[name]
     try:
         return _whole(name, _defaults(config), seed)
@@ -249,6 +257,8 @@ def _first_line(error: BaseException) -> str:
 
 def sources(name: str) -> list[str]:
     """The files that define the architecture."""
+    if ":" in name:
+        return beyond.sources(name)
     config = CONFIG_MAPPING[name]
     paths = [inspect.getsourcefile(config) or ""]
     spec = importlib.util.find_spec(config.__module__.replace(".configuration_", ".modeling_"))

@@ -21,6 +21,7 @@ from schedule.capture.examples.inputs import REFUSALS, Inputs
 from schedule.capture.recording.recording import undisturbed
 from schedule.capture.recording.structure import leaves
 from schedule.util.errors import NotApplicable
+from tests.sweep import beyond
 
 REFUSED: tuple[type[BaseException], ...] = (*REFUSALS, StrictDataclassError)
 """How a model or a config refuses its sizes."""
@@ -82,6 +83,9 @@ def inputs_for(model: nn.Module, rows: int, length: int) -> Inputs:
     Raises:
         NotApplicable: there is none.
     """
+    of_library = beyond.inputs_of(model, rows, length)
+    if of_library is not None:
+        return of_library
     if model not in _WHOLES:
         return example_inputs(model, rows, length, repaired)
     whole, part = _WHOLES[model]

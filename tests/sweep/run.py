@@ -25,6 +25,7 @@ from tests.sweep.one import Check, run
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "build" / "coverage"
+BEYOND = ROOT / "build" / "beyond"
 PLANS = ROOT / "build" / "plans"
 SECONDS = 400  # of processor time, for three stages; a busy machine changes it little
 HANGING = 10 * SECONDS  # of the clock

@@ -30,10 +30,14 @@ class TensorSpec:
         """Return the spec of ``tensor``.
 
         Raises:
-            NotApplicable: it is a nested tensor, whose rows differ in size.
+            NotApplicable: it is a nested tensor, whose rows differ in size, or a quantized one.
         """
         if tensor.is_nested:
             raise NotApplicable("a nested tensor has no one shape to follow", fix="pad it: tensor.to_padded_tensor(0)")
+        if tensor.is_quantized:
+            raise NotApplicable(
+                "a quantized tensor cannot be traced without data", fix="dequantize it before the model"
+            )
         return cls(tuple(int(n) for n in tensor.shape), tensor.dtype, tensor.device, tensor.requires_grad)
 
     @property

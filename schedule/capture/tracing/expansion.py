@@ -264,9 +264,13 @@ def _inline(
         if node.op == "placeholder":
             mapped[node] = bound[inside.signature.inputs[str(node.target)]]
         elif node.op == "output":
-            result = node.args[0]
-            if isinstance(result, fx.Node) and mapped[result] in made:
-                return made, mapped[result]
+            result = mapped.get(node.args[0]) if isinstance(node.args[0], fx.Node) else None
+            if isinstance(result, fx.Node) and result not in made:
+                made.append(graph.create_node("call_function", unchanged, (result,), name=f"{call.name}__unchanged"))
+                made[-1].meta.update(call.meta, module=str(call.target))
+                result = made[-1]
+            if result is not None:
+                return made, result
             for extra in reversed(made):
                 graph.erase_node(extra)
             return [], None
@@ -274,6 +278,11 @@ def _inline(
             mapped[node] = _copy_inside(graph, call, node, mapped)
             made.append(mapped[node])
     return [], None
+
+
+def unchanged(x: Any) -> Any:
+    """Return the argument itself, as an inlined module does that is turned off, such as stochastic depth at 0."""
+    return x
 
 
 def _copy_inside(graph: fx.Graph, call: fx.Node, node: fx.Node, mapped: dict[fx.Node, Any]) -> fx.Node:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fused.torch_internals.tensors import TENSOR_MODULE, DataDependentOutputException, DynamicOutputShapeException
+from schedule.capture.tracing.result_kinds import LAYOUT, PROPERTIES
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 
@@ -55,6 +56,9 @@ _REVERSED: dict[str, Callable[..., Any]] = {
 }
 
 
+_OF_LAYOUT = ("layout", "is_sparse", "is_sparse_csr", "is_mkldnn")
+
+
 def attribute_name(func: Any) -> str | None:
     """Return ``"shape"`` for the getter of ``Tensor.shape``, and None if ``func`` is not an attribute getter."""
     if getattr(func, "__name__", "") != "__get__":
@@ -83,6 +87,13 @@ def is_constant_query(func: Any) -> bool:
     if func in _CONSTANT_FUNCTIONS:
         return True
     return is_method(func) and func.__name__ in _CONSTANT_METHODS
+
+
+def asked_by(func: Any) -> tuple[str, ...]:
+    """Return what a constant query asks for, of ``PROPERTIES`` and ``LAYOUT``."""
+    if is_attribute(func, "ndim") or func is torch.Tensor.dim:
+        return ("rank",)
+    return (*PROPERTIES, LAYOUT) if attribute_name(func) in _OF_LAYOUT else PROPERTIES
 
 
 def written_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:

@@ -23,6 +23,9 @@ from schedule.util.errors import ScheduleError
 PROPERTIES = ("dtype", "rank", "device")
 """What a forward may ask for of a tensor, apart from sizes and data."""
 
+LAYOUT = "layout"
+"""A further question, whose answer is taken to be that of a dense tensor."""
+
 
 class Questions:
     """Questions of one forward about its values.
@@ -40,7 +43,7 @@ class Questions:
 
         Args:
             node: a node, or a constant.
-            asked: what is asked for, of :data:`PROPERTIES`; in any case, the result has to be a tensor.
+            asked: of :data:`PROPERTIES` and :data:`LAYOUT`; in any case, the result has to be a tensor.
         """
         pending, asked = [node] if isinstance(node, fx.Node) else [], {*asked}
         while pending:
@@ -57,6 +60,10 @@ class Questions:
                 node.meta[KIND] = tuple(kind[name] if name in seen else None for name in PROPERTIES)
             elif type(spec) in (int, float, bool):
                 self.numbers[node] = None
+
+    def concern_layout(self, node: fx.Node) -> bool:
+        """Check whether an answer depends on the layout of a placeholder."""
+        return LAYOUT in self._seen.get(node, ())
 
     def concern(self, node: fx.Node) -> bool:
         """Check whether an answer depends on the dtype, rank or device of a placeholder."""

@@ -289,6 +289,8 @@ def _finished(
     for node, text in inputs.items():
         if not node.users and not tracer.questions.concern(node):
             signature.kinds.pop(text, None)
+        if tracer.questions.concern_layout(node):
+            signature.conditions.append(f"{text}.layout is {signature.name(torch.strided, 'strided')}")
     tracer.strings.check(graph)
     check_spelling(graph)
     insert_checks(tracer.outputs)

@@ -356,10 +356,10 @@ class ModuleTracer(TorchFunctionMode):
         return self.track(value, node)
 
     def _constant_query(self, func: Any, args: Any, kwargs: Any) -> Any:
-        is_rank = metadata.is_attribute(func, "ndim") or func is torch.Tensor.dim
+        asked = metadata.asked_by(func)
         for _, leaf in leaves((args, kwargs)):
-            self.ask(leaf, *(["rank"] if is_rank else PROPERTIES))
-            if not is_rank:
+            self.ask(leaf, *asked)
+            if "dtype" in asked:
                 self.guard_dtype(leaf)
         return func(*args, **kwargs)
 
