@@ -39,7 +39,7 @@ _HEAVIER = ("Attended", "Headed", "gpt2", "llama", "bert", "t5")
 def _by_other_rules() -> Iterator[Case]:
     for rules in ("all", "attention", "memory", "fuse"):
         for each in [*STATEMENTS, *WHOLE]:
-            for name in (name for name in each.models if name in _HEAVIER):
+            for name in (name for name in each.models if name in _HEAVIER or (name, rules) == ("Normed", "all")):
                 for when in each.whens:
                     yield Case(MODELS[name], rules, each, when, (STEP, TRAINED))
 

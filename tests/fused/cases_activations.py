@@ -30,6 +30,7 @@ def _bias_activation(name: str) -> Case:
         inputs=lambda rows, columns: (normal(2, rows, columns), normal(columns)),
         saved=lambda x, bias: nbytes(x, bias),
         sums=(1,),
+        long=name not in ("relu", "gelu", "gelu_tanh"),  # the others are compiled alike
     )
 
 
