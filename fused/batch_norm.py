@@ -18,7 +18,7 @@ from fused.backends.reference.activations import ACTIVATIONS
 from fused.backends.reference.numbers import compute_dtype
 from fused.backends.strides import channels_last_of, owned
 from fused.backends.tracing import differentiated, transformed
-from fused.checks import check_activation, check_eps, check_float, check_row, check_same_device, shape
+from fused.checks import broadcast_shape, check_activation, check_eps, check_float, check_row, shape
 from fused.sharding import sharded
 
 Tensor = torch.Tensor
@@ -222,4 +222,4 @@ def _check(
 def _check_residual(x: Tensor, residual: Tensor | None) -> None:
     if residual is not None:
         check_float("batch_norm", "residual", residual)
-        check_same_device("batch_norm", x, "residual", residual)
+        broadcast_shape("batch_norm", x, "residual", residual)

@@ -8,6 +8,7 @@ from schedule.rules import (  # noqa: F401 - they register their rules
     bias_activation,
     bias_dropout,
     cross_entropy,
+    folding,
     gated,
     group_norm,
     layer_norm,

@@ -1,14 +1,11 @@
-"""Batch norms with the residual sum and the activation behind them, and folded into the layer before them.
+"""Batch norms with the residual sum and the activation behind them.
 
 ::
 
     before:  n = self.norm(self.conv(x));  y = F.relu(n + residual)
     after:   y = fused.batch_norm(self.conv(x), self.norm.running_mean, …, activation='relu', residual=residual)
-    after, rules="inference", in evaluation:
-             y = fused.conv_batch_norm(x, self.conv.weight, …, activation='relu', residual=residual)
 
-In training the running statistics are updated as torch does. Folding applies to the graph for evaluation only, computes
-the folded weights in each call, and changes no parameter: training, ``state_dict`` and undo are as before.
+In training the running statistics are updated as torch does.
 """
 
 from __future__ import annotations
@@ -33,12 +30,13 @@ from schedule.rules.thresholds import small
 
 FAMILY = "batch_norm"
 Way = Callable[[Value], Value]
-_ROWS = ("running_mean", "running_var", "weight", "bias")
+ROWS = ("running_mean", "running_var", "weight", "bias")
 
 # -- patterns -----------------------------------------------------------------------------------------------
 
 
-def _normed(x: Value, rows: tuple[Value, ...], counter: Value) -> Value:
+def normed(x: Value, rows: tuple[Value, ...], counter: Value) -> Value:
+    """Match a batch norm of x with these rows, in the order of ``ROWS``."""
     settings = (scalar("training"), scalar("momentum"), scalar("eps"))
     return call_function(fused.batch_norm)(x, *rows, *settings, num_batches_tracked=counter)
 
@@ -54,7 +52,7 @@ def _pattern(activation: Way | None, has_residual: bool) -> Callable[..., Value]
         bias: Value = None,
         counter: Value = None,
     ) -> Value:
-        return after(_normed(floating("x", 2), (running_mean, running_var, weight, bias), counter))
+        return after(normed(floating("x", 2), (running_mean, running_var, weight, bias), counter))
 
     def added(
         x: Value,
@@ -65,61 +63,12 @@ def _pattern(activation: Way | None, has_residual: bool) -> Callable[..., Value]
         bias: Value = None,
         counter: Value = None,
     ) -> Value:
-        normed = _normed(floating("x", 2), (running_mean, running_var, weight, bias), counter)
-        return after(normed + floating("residual", 2))
+        z = normed(floating("x", 2), (running_mean, running_var, weight, bias), counter)
+        return after(z + floating("residual", 2))
 
     pattern = added if has_residual else alone
     name = getattr(activation, "__name__", "")
     pattern.__name__ = f"{name}{' of ' if name else ''}batch norm{' and residual' if has_residual else ''}"
-    return pattern
-
-
-def _convolved(dims: int) -> Callable[[Value, Value, Value], Value]:
-    function = (F.conv1d, F.conv2d, F.conv3d)[dims - 1]
-
-    def layer(x: Value, weight: Value, bias: Value) -> Value:
-        settings = [scalar(name) for name in ("stride", "padding", "dilation", "groups")]
-        return call_function(function)(x, weight, bias, *settings)
-
-    return layer
-
-
-def _linear(x: Value, weight: Value, bias: Value) -> Value:
-    return F.linear(x, weight, bias)
-
-
-def _folding_pattern(
-    layer: Callable[[Value, Value, Value], Value], activation: Way | None, has_residual: bool
-) -> Callable[..., Value]:
-    after: Way = activation or (lambda z: z)
-
-    def alone(
-        x: Value,
-        layer_weight: Value,
-        running_mean: Value,
-        running_var: Value,
-        layer_bias: Value = None,
-        weight: Value = None,
-        bias: Value = None,
-    ) -> Value:
-        z = layer(floating("x", 2), floating("layer_weight", 2), layer_bias)
-        return after(_normed(z, (running_mean, running_var, weight, bias), None))
-
-    def added(
-        x: Value,
-        layer_weight: Value,
-        running_mean: Value,
-        running_var: Value,
-        residual: Value,
-        layer_bias: Value = None,
-        weight: Value = None,
-        bias: Value = None,
-    ) -> Value:
-        z = layer(floating("x", 2), floating("layer_weight", 2), layer_bias)
-        return after(_normed(z, (running_mean, running_var, weight, bias), None) + floating("residual", 2))
-
-    pattern = added if has_residual else alone
-    pattern.__name__ = f"batch norm of a layer{' and residual' if has_residual else ''}"
     return pattern
 
 
@@ -143,11 +92,12 @@ def _extra_check(graph_match: GraphMatch) -> str:
         return "eps is not a number"
     if not isinstance(scalars.get("momentum"), (int, float, type(None))):
         return "the momentum is computed while running"
-    return _about_rows(graph_match, x) or _about_residual(graph_match, x)
+    return about_rows(graph_match, x) or about_residual(graph_match, x)
 
 
-def _about_rows(graph_match: GraphMatch, x: TensorSpec) -> str:
-    for name in _ROWS:
+def about_rows(graph_match: GraphMatch, x: TensorSpec) -> str:
+    """Return the reason if a row of a match does not fit the norm's input, else ""."""
+    for name in ROWS:
         given = graph_match.inputs.get(name)
         row = spec_of(given)
         if given is None:
@@ -159,7 +109,8 @@ def _about_rows(graph_match: GraphMatch, x: TensorSpec) -> str:
     return ""
 
 
-def _about_residual(graph_match: GraphMatch, x: TensorSpec) -> str:
+def about_residual(graph_match: GraphMatch, x: TensorSpec) -> str:
+    """Return the reason if the residual of a match does not fit the norm's result, else ""."""
     residual = spec_of(graph_match.inputs.get("residual"))
     if residual is None:
         return ""
@@ -167,32 +118,14 @@ def _about_residual(graph_match: GraphMatch, x: TensorSpec) -> str:
     return "" if alike else "the added value has another shape, dtype or device than the input"
 
 
-def _folding_check(graph_match: GraphMatch) -> str:
-    scalars, out = graph_match.scalars, spec_of(graph_match.outputs[0])
-    weight = spec_of(graph_match.inputs["layer_weight"])
-    if scalars.get("training") is not False:
-        return "in training the statistics are those of the batch"
-    if out is None or weight is None:
-        return "the result was not seen in the recorded run"
-    if weight.ndim == 2 and out.ndim != 2:
-        return "the linear layer and the batch norm have different features"
-    if not isinstance(scalars.get("eps"), (int, float)):
-        return "eps is not a number"
-    return _about_rows(graph_match, out) or _about_residual(graph_match, out)
-
-
 def _profitability(graph_match: GraphMatch) -> str:
     return small(FAMILY, spec_of(graph_match.inputs["x"]))
-
-
-def _folding_profitability(graph_match: GraphMatch) -> str:
-    return small("batch_norm, folded", spec_of(graph_match.outputs[0]))
 
 
 # -- the rules ----------------------------------------------------------------------------------------------
 
 
-def _inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+def inputs_of(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Return x, running mean and variance, weight, bias and residual."""
     channels = shape[1]
     mean, variance = torch.randn(channels, dtype=dtype), torch.rand(channels, dtype=dtype) + 0.5
@@ -201,7 +134,7 @@ def _inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
     return x, mean, variance, weight, bias, residual
 
 
-_SHAPES = ((2, 4, 5, 6), (3, 8, 7), (2, 4, 2, 3, 5), (5, 6))
+SHAPES = ((2, 4, 5, 6), (3, 8, 7), (2, 4, 2, 3, 5), (5, 6))
 
 
 def _forms(after: Callable[[Tensor], Tensor], added: bool) -> tuple[Form, ...]:
@@ -227,7 +160,8 @@ def _refused(after: Callable[[Tensor], Tensor]) -> tuple[Form, ...]:
     )
 
 
-def _options(inputs: dict[str, Any], activation: str | None) -> dict[str, Any]:
+def options(inputs: dict[str, Any], activation: str | None) -> dict[str, Any]:
+    """Return the keyword arguments of the replacement."""
     given = {"num_batches_tracked": inputs.get("counter"), "activation": activation, "residual": inputs.get("residual")}
     return {key: value for key, value in given.items() if value is not None}
 
@@ -238,9 +172,9 @@ def _rule(
     """Register the rule of one activation, or of the residual sum alone."""
 
     def build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
-        rows = (inputs.get(row) for row in _ROWS)
+        rows = (inputs.get(row) for row in ROWS)
         args = (inputs["x"], *rows, scalars["training"], scalars["momentum"], scalars["eps"])
-        return graph.call_function(fused.batch_norm, args, _options(inputs, activation))
+        return graph.call_function(fused.batch_norm, args, options(inputs, activation))
 
     residuals = (True,) if activation is None else (True, False)
     return register_rule(
@@ -251,8 +185,8 @@ def _rule(
             build=build,
             proof=Proof(
                 forms=tuple(form for each in forms for added in residuals for form in _forms(each, added)),
-                inputs=_inputs,
-                shapes=_SHAPES,
+                inputs=inputs_of,
+                shapes=SHAPES,
                 refused=_refused(forms[0]),
             ),
             summary="fused.batch_norm(x, mean, var, weight, bias, …)",
@@ -269,7 +203,8 @@ _STAYS = (
 )
 
 
-def _identity(z: Tensor) -> Tensor:
+def same(z: Tensor) -> Tensor:
+    """Return z: no activation."""
     return z
 
 
@@ -281,71 +216,4 @@ BATCH_NORM_GELU = _rule("batch_norm_gelu", "gelu", (F.gelu,), (F.gelu,))
 BATCH_NORM_GELU_TANH = _rule(
     "batch_norm_gelu_tanh", "gelu_tanh", (gelu_tanh,), (lambda z: F.gelu(z, approximate="tanh"),)
 )
-BATCH_NORM_ADD = _rule("batch_norm_add", None, (None,), (_identity,))
-
-
-def _folding_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Return x, weight and bias of the layer, then statistics, weight and bias of the norm, and the residual."""
-    samples, inputs, *rest = shape
-    outputs = 6
-    weight = torch.randn(outputs, inputs, *(1 for _ in rest), dtype=dtype) / 2
-    _, *rows, residual = _inputs((samples, outputs, *rest), dtype)
-    return torch.randn(shape, dtype=dtype), weight, torch.randn(outputs, dtype=dtype), *rows, residual
-
-
-def _folding_forms(after: Callable[[Tensor], Tensor]) -> tuple[Form, ...]:
-    def layer(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        convolutions = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
-        return convolutions[x.ndim](x, weight, bias) if x.ndim in convolutions else F.linear(x, weight, bias)
-
-    return (
-        lambda x, lw, lb, m, v, w, b, r: after(F.batch_norm(layer(x, lw, lb), m.detach(), v.detach(), w, b, eps=1e-3)),
-        lambda x, lw, lb, m, v, w, b, r: after(F.batch_norm(layer(x, lw, None), m.detach(), v.detach()) + r),
-    )
-
-
-def _folding_rule(name: str, activation: str | None, way: Way | None, form: Callable[[Tensor], Tensor]) -> Rule:
-    """Register the rule to fold a batch norm into the layer before it, with one activation or none."""
-
-    def build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
-        layer = (inputs["x"], inputs["layer_weight"], inputs.get("layer_bias"))
-        args = (*layer, *(inputs.get(row) for row in _ROWS), scalars["eps"])
-        settings = tuple(scalars[key] for key in ("stride", "padding", "dilation", "groups") if key in scalars)
-        function = fused.conv_batch_norm if settings else fused.linear_batch_norm
-        return graph.call_function(function, (*args, *settings), _options(inputs, activation))
-
-    layers = (_convolved(1), _convolved(2), _convolved(3), _linear)
-    return register_rule(
-        Rule(
-            name=name,
-            family="folding",
-            patterns=tuple(
-                _folding_pattern(layer, way, has_residual) for has_residual in (True, False) for layer in layers
-            ),
-            build=build,
-            proof=Proof(
-                forms=_folding_forms(form),
-                inputs=_folding_inputs,
-                shapes=_SHAPES,
-                refused=(
-                    lambda x, lw, lb, m, v, w, b, r: form(F.batch_norm(F.conv2d(x, lw), None, None, w, b, True)),
-                    lambda x, lw, lb, m, v, w, b, r: form(
-                        F.batch_norm(F.conv_transpose2d(r, lw), m[:4].detach(), v[:4].detach())
-                    ),
-                ),
-            ),
-            summary="fused.conv_batch_norm(x, weight, bias, mean, var, …)",
-            extra_check=_folding_check,
-            profitability=_folding_profitability,
-            rank=1,  # before the batch norm with its activation alone
-            sets=("inference",),
-        )
-    )
-
-
-CONV_BATCH_NORM_RELU = _folding_rule("conv_batch_norm_relu", "relu", F.relu, F.relu)
-CONV_BATCH_NORM_RELU6 = _folding_rule("conv_batch_norm_relu6", "relu6", clipped_at_6, nn.ReLU6())
-CONV_BATCH_NORM_HARD_SWISH = _folding_rule("conv_batch_norm_hard_swish", "hard_swish", F.hardswish, F.hardswish)
-CONV_BATCH_NORM_SILU = _folding_rule("conv_batch_norm_silu", "silu", F.silu, F.silu)
-CONV_BATCH_NORM_GELU = _folding_rule("conv_batch_norm_gelu", "gelu", F.gelu, F.gelu)
-CONV_BATCH_NORM = _folding_rule("conv_batch_norm", None, None, _identity)
+BATCH_NORM_ADD = _rule("batch_norm_add", None, (None,), (same,))

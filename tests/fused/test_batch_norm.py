@@ -126,6 +126,7 @@ def test_a_residual_that_broadcasts_is_added_by_torch() -> None:
         ((2, 6, 4), {"training": True, "momentum": None}, ValueError, "needs num_batches_tracked"),
         ((1, 6, 1), {"training": True}, ValueError, "more than 1 value per channel"),
         ((2, 6, 4), {"residual": torch.ones(2, 6, 4, dtype=torch.int64)}, TypeError, "residual must be float"),
+        ((2, 6, 4), {"training": True, "residual": torch.ones(2, 5, 4)}, ValueError, "do not broadcast"),
     ],
 )
 def test_errors_before_any_update(shape: tuple, options: dict, error: type[Exception], text: str) -> None:

@@ -1,0 +1,170 @@
+"""Batch norms folded into the convolution or linear layer before them, in graphs for evaluation.
+
+::
+
+    before:  n = self.norm(self.conv(x));  y = F.relu(n + residual)
+    after:   y = fused.conv_batch_norm(x, self.conv.weight, …, activation='relu', residual=residual)
+
+The folded weights are computed in each call, and no parameter changes: training, ``state_dict`` and undo are as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+import fused
+from schedule.patterns import GraphMatch, scalar
+from schedule.patterns.language import call_function
+from schedule.rules.activations import clipped_at_6
+from schedule.rules.batch_norm import ROWS, SHAPES, about_residual, about_rows, inputs_of, normed, options, same
+from schedule.rules.casts import Value, floating
+from schedule.rules.registry import register_rule
+from schedule.rules.rule import Form, Proof, Rule, spec_of
+from schedule.rules.thresholds import small
+
+FAMILY = "folding"
+Way = Callable[[Value], Value]
+Layer = Callable[[Value, Value, Value], Value]
+
+# -- patterns -----------------------------------------------------------------------------------------------
+
+
+def _convolved(dims: int) -> Layer:
+    function = (F.conv1d, F.conv2d, F.conv3d)[dims - 1]
+
+    def layer(x: Value, weight: Value, bias: Value) -> Value:
+        settings = [scalar(name) for name in ("stride", "padding", "dilation", "groups")]
+        return call_function(function)(x, weight, bias, *settings)
+
+    return layer
+
+
+def _linear(x: Value, weight: Value, bias: Value) -> Value:
+    return F.linear(x, weight, bias)
+
+
+def _pattern(layer: Layer, activation: Way | None, has_residual: bool) -> Callable[..., Value]:
+    after: Way = activation or (lambda z: z)
+
+    def alone(
+        x: Value,
+        layer_weight: Value,
+        running_mean: Value,
+        running_var: Value,
+        layer_bias: Value = None,
+        weight: Value = None,
+        bias: Value = None,
+    ) -> Value:
+        z = layer(floating("x", 2), floating("layer_weight", 2), layer_bias)
+        return after(normed(z, (running_mean, running_var, weight, bias), None))
+
+    def added(
+        x: Value,
+        layer_weight: Value,
+        running_mean: Value,
+        running_var: Value,
+        residual: Value,
+        layer_bias: Value = None,
+        weight: Value = None,
+        bias: Value = None,
+    ) -> Value:
+        z = layer(floating("x", 2), floating("layer_weight", 2), layer_bias)
+        return after(normed(z, (running_mean, running_var, weight, bias), None) + floating("residual", 2))
+
+    pattern = added if has_residual else alone
+    pattern.__name__ = f"batch norm of a layer{' and residual' if has_residual else ''}"
+    return pattern
+
+
+# -- checks -------------------------------------------------------------------------------------------------
+
+
+def _extra_check(graph_match: GraphMatch) -> str:
+    scalars, out = graph_match.scalars, spec_of(graph_match.outputs[0])
+    weight = spec_of(graph_match.inputs["layer_weight"])
+    if scalars.get("training") is not False:
+        return "in training the statistics are those of the batch"
+    if out is None or weight is None:
+        return "the result was not seen in the recorded run"
+    if weight.ndim == 2 and out.ndim != 2:
+        return "the linear layer and the batch norm have different features"
+    if not isinstance(scalars.get("eps"), (int, float)):
+        return "eps is not a number"
+    return about_rows(graph_match, out) or about_residual(graph_match, out)
+
+
+def _profitability(graph_match: GraphMatch) -> str:
+    return small("batch_norm, folded", spec_of(graph_match.outputs[0]))
+
+
+# -- the rules ----------------------------------------------------------------------------------------------
+
+
+def _inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Return x, weight and bias of the layer, then statistics, weight and bias of the norm, and the residual."""
+    samples, inputs, *rest = shape
+    outputs = 6
+    weight = torch.randn(outputs, inputs, *(1 for _ in rest), dtype=dtype) / 2
+    _, *rows, residual = inputs_of((samples, outputs, *rest), dtype)
+    return torch.randn(shape, dtype=dtype), weight, torch.randn(outputs, dtype=dtype), *rows, residual
+
+
+def _forms(after: Callable[[Tensor], Tensor]) -> tuple[Form, ...]:
+    def layer(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        convolutions = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
+        return convolutions[x.ndim](x, weight, bias) if x.ndim in convolutions else F.linear(x, weight, bias)
+
+    return (
+        lambda x, lw, lb, m, v, w, b, r: after(F.batch_norm(layer(x, lw, lb), m.detach(), v.detach(), w, b, eps=1e-3)),
+        lambda x, lw, lb, m, v, w, b, r: after(F.batch_norm(layer(x, lw, None), m.detach(), v.detach()) + r),
+    )
+
+
+def _rule(name: str, activation: str | None, way: Way | None, form: Callable[[Tensor], Tensor]) -> Rule:
+    """Register the rule to fold a batch norm into the layer before it, with one activation or none."""
+
+    def build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
+        layer = (inputs["x"], inputs["layer_weight"], inputs.get("layer_bias"))
+        args = (*layer, *(inputs.get(row) for row in ROWS), scalars["eps"])
+        settings = tuple(scalars[key] for key in ("stride", "padding", "dilation", "groups") if key in scalars)
+        function = fused.conv_batch_norm if settings else fused.linear_batch_norm
+        return graph.call_function(function, (*args, *settings), options(inputs, activation))
+
+    layers = (_convolved(1), _convolved(2), _convolved(3), _linear)
+    return register_rule(
+        Rule(
+            name=name,
+            family=FAMILY,
+            patterns=tuple(_pattern(layer, way, has_residual) for has_residual in (True, False) for layer in layers),
+            build=build,
+            proof=Proof(
+                forms=_forms(form),
+                inputs=_inputs,
+                shapes=SHAPES,
+                refused=(
+                    lambda x, lw, lb, m, v, w, b, r: form(F.batch_norm(F.conv2d(x, lw), None, None, w, b, True)),
+                    lambda x, lw, lb, m, v, w, b, r: form(
+                        F.batch_norm(F.conv_transpose2d(r, lw), m[:4].detach(), v[:4].detach())
+                    ),
+                ),
+            ),
+            summary="fused.conv_batch_norm(x, weight, bias, mean, var, …)",
+            extra_check=_extra_check,
+            profitability=_profitability,
+            rank=1,  # before the batch norm with its activation alone
+            sets=("inference",),
+        )
+    )
+
+
+CONV_BATCH_NORM_RELU = _rule("conv_batch_norm_relu", "relu", F.relu, F.relu)
+CONV_BATCH_NORM_RELU6 = _rule("conv_batch_norm_relu6", "relu6", clipped_at_6, nn.ReLU6())
+CONV_BATCH_NORM_HARD_SWISH = _rule("conv_batch_norm_hard_swish", "hard_swish", F.hardswish, F.hardswish)
+CONV_BATCH_NORM_SILU = _rule("conv_batch_norm_silu", "silu", F.silu, F.silu)
+CONV_BATCH_NORM_GELU = _rule("conv_batch_norm_gelu", "gelu", F.gelu, F.gelu)
+CONV_BATCH_NORM = _rule("conv_batch_norm", None, None, same)
