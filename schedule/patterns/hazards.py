@@ -40,7 +40,7 @@ class Hazards:
         return shared.union(*(self._same_attribute(node) for node in shared if node.op == "get_attr"))
 
     def _same_attribute(self, node: fx.Node) -> frozenset[fx.Node]:
-        """Return all nodes of the graph that read this parameter or buffer, by this path or another."""
+        """Return all nodes of the graph that read this tensor of a module, by this path or another."""
         if node not in self._attributes:
             by_key: dict[Hashable, list[fx.Node]] = {}
             for each in node.graph.find_nodes(op="get_attr"):
@@ -49,16 +49,17 @@ class Hazards:
         return self._attributes[node]
 
     def _key(self, node: fx.Node) -> Hashable:
-        """Return what all names of a parameter or buffer, and of views of it, have in common."""
+        """Return what all names of a tensor, and of views of it, have in common."""
         value = self.attribute(str(node.target))
         return str(node.target) if value is None else storage_of(value)
 
     def attribute(self, target: str) -> torch.Tensor | None:
-        """Return the parameter or buffer at a path, or None if there is none, or it is not known."""
+        """Return the parameter, buffer or other tensor at a path, or None if there is none, or it is not known."""
         path, _, name = target.rpartition(".")
         module = (self.modules or {}).get(path)
-        value = None if module is None else (vars(module)["_parameters"] | vars(module)["_buffers"]).get(name)
-        return value if isinstance(value, torch.Tensor) else None
+        own: dict[str, Any] = {} if module is None else vars(module)
+        tables = (own.get("_parameters", {}), own.get("_buffers", {}), own)
+        return next((table[name] for table in tables if isinstance(table.get(name), torch.Tensor)), None)
 
     def may_change(self, node: fx.Node, values: Collection[fx.Node]) -> bool:
         """Check whether an impure node may change any of ``values``, which include what they share memory with.

@@ -46,6 +46,41 @@ class Layer(nn.Module):
         return self.act(h)
 
 
+class Plain(nn.Module):
+    """A tensor that is neither a parameter nor a buffer, and a view of it under another name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.act = nn.Linear(8, 8, bias=False), nn.GELU()
+        self.offset = torch.randn(8)
+        self.rows = self.offset.view(2, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.fc(x) + self.offset
+        self.rows.add_(1.0)
+        return self.act(h) * self.offset
+
+
+class Added(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.fc(x)
+        offset = self.offset
+        self.rows.mul_(2.0)
+        return self.act(h + offset)
+
+
+@pytest.mark.parametrize("make", [Plain, Added])
+def test_a_view_of_a_plain_tensor(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = make()
+    twin = copy.deepcopy(model)
+    x = torch.randn(4, 8)
+    schedule.optimize(model, x, rules="all", cost_guard=False)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(model(x), twin(x))
+
+
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_bias_changed_between(view: str, tied: bool) -> None:
