@@ -110,7 +110,7 @@ def test_the_zoo_is_covered() -> None:
     assert EXPECTED.keys() == ARCHITECTURES.keys()
 
 
-@every_architecture
+@one_of_each_kind
 def test_rules_apply_wherever_the_construct_exists(name: str) -> None:
     model, _, report = scheduled(name)
     for family, places in asdict(EXPECTED[name]).items():
@@ -143,7 +143,7 @@ def test_every_rule_there_is_at_once(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "cache"),
     [
-        pytest.param(name, cache, marks=() if cache or name in KINDS else pytest.mark.slow)
+        pytest.param(name, cache, marks=() if name in KINDS else pytest.mark.slow)
         for name in GENERATIVE
         for cache in (True, False)
     ],
@@ -171,7 +171,7 @@ def test_state_dict_goes_both_ways(name: str) -> None:
     assert torch.equal(outputs(back, inputs), outputs(other, inputs))
 
 
-@every_architecture
+@one_of_each_kind
 def test_undone_to_the_bit(name: str) -> None:
     model, sch, _ = scheduled(name)
     assert sch.history

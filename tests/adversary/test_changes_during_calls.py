@@ -181,7 +181,7 @@ BY_COMPILED_CODE = [each for each in CHANGES if each[1] not in MISSED_BY_TORCH]
 
 
 @pytest.mark.parametrize(("read", "change"), [*BY_COMPILED_CODE, (of_global, set_global_by_name)])
-@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("early", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_compiled_code_notices_too(read: Read, change: Callable[[Any], None], early: bool) -> None:
     module, twin, x = traced(nothing, read)
     torch._dynamo.reset()

@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.unwritable("models are changed behind the schedule's back"),
     pytest.mark.unreplayable("models are changed behind the schedule's back"),
 ]
-_ONE_IN = 16
+_ONE_IN = 32
 
 
 def _params() -> list[Any]:

@@ -268,6 +268,7 @@ def test_copies_are_scheduled(again: Callable[[Any], Any], make: Callable[[], nn
     assert is_clean(model) and state_of(twin) is not None
 
 
+@pytest.mark.slow
 def test_nothing_grows_and_tracebacks_show_generated_lines() -> None:
     """In a process of its own: here every schedule that is made is held until its test is over."""
     run = subprocess.run([sys.executable, "-m", "tests.adversary.growth"], capture_output=True, text=True, timeout=300)

@@ -17,8 +17,8 @@ import schedule
 from schedule.runtime.scheduled import state_of
 from tests.zoo import batch, build
 
-_LONG = ("mistral", "qwen3", "bert", "vit")
-NAMES = ["gpt2", "llama", "t5", *(pytest.param(name, marks=pytest.mark.slow) for name in _LONG)]
+_LONG = ("t5", "mistral", "qwen3", "bert", "vit")
+NAMES = ["gpt2", "llama", *(pytest.param(name, marks=pytest.mark.slow) for name in _LONG)]
 everywhere = pytest.mark.parametrize("name", NAMES)
 either_kind = pytest.mark.parametrize("reentrant", [False, True])
 

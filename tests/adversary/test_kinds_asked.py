@@ -113,7 +113,10 @@ class Giving(nn.Module):
         return self.value * 1
 
 
-@pytest.mark.parametrize("place", ["argument", "parameter", pytest.param("buffer", marks=pytest.mark.slow), "result"])
+@pytest.mark.parametrize(
+    "place",
+    ["argument", *(pytest.param(place, marks=pytest.mark.slow) for place in ("parameter", "buffer")), "result"],
+)
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_another_answer_is_noticed(name: str, place: str) -> None:
     models = []

@@ -44,8 +44,7 @@ class Case:
         random: draws random numbers; both sides are then called under one seed.
         special: whether NaN and infinities in the first input come out as in eager.
         triton: whether there are Triton kernels.
-        long: the compiler takes long over it, and another case is much like it: compiled, only the comparisons with
-            eager are in CI, the rest is for the long tests.
+        long: the compiler takes long over it, and another case is much like it: compiled, it is for the long tests.
     """
 
     name: str

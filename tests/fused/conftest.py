@@ -30,6 +30,8 @@ COMPILED_AGAIN = {
 """Each compiles an op once more: in the quick suite, one case of each op."""
 
 COMPARISONS = {"test_within_the_tolerances_on_every_backend"}
+PERMUTED = {"test_gradients_of_permuted_inputs"}
+TRACED = {"test_compiles_without_graph_break_at_any_size"}
 HALVES = {"test_half_precision_is_no_worse_than_eager"}
 """In 16 bits the compiled formulas are those of 32, which the quick suite compares."""
 
@@ -39,6 +41,12 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     first = {case.name.partition(" ")[0]: case.name for case in reversed(all_cases())}
     for item in items:
         chosen = getattr(item, "callspec", None)
+        if item.originalname in TRACED and chosen is not None and getattr(chosen.params["case"], "long", False):
+            item.add_marker(pytest.mark.slow)
+        if item.originalname in PERMUTED and chosen is not None and chosen.id.startswith("inductor"):
+            item.add_marker(
+                pytest.mark.slow
+            )  # permuted before the code is chosen: the reference backend shows the same
         if chosen is None or chosen.params.get("on_backend") not in ("inductor", "triton"):
             continue
         if chosen.params["on_backend"] == "triton":  # through the interpreter
@@ -46,8 +54,9 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
                 item.add_marker(pytest.mark.slow)
             continue
         case = chosen.params.get("case")
-        long = getattr(case, "long", False) and item.originalname not in COMPARISONS
-        again = item.originalname in COMPILED_AGAIN and isinstance(case, Case) and case.name not in first.values()
+        is_first = isinstance(case, Case) and case.name in first.values()
+        long = getattr(case, "long", False) and not (is_first and item.originalname in COMPARISONS)
+        again = item.originalname in COMPILED_AGAIN and isinstance(case, Case) and not is_first
         single = 1 in (chosen.params.get("rows"), chosen.params.get("columns"))
         infinite = math.isinf(chosen.params.get("value", 0.0))
         half = item.originalname in HALVES or chosen.params.get("dtype") == torch.float16

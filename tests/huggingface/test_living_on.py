@@ -25,6 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 NAMES = ["gpt2", "llama", "bert"]
 GENERATIVE = ["gpt2", "llama"]
 everywhere = pytest.mark.parametrize("name", NAMES)
+mostly_once = pytest.mark.parametrize("name", ["gpt2", *(pytest.param(n, marks=pytest.mark.slow) for n in NAMES[1:])])
 Tensor = torch.Tensor
 
 
@@ -93,7 +94,7 @@ def trained(model: nn.Module, name: str, folder: Path, callbacks: list[Any]) -> 
     return [p.detach().clone() for p in model.parameters()]
 
 
-@everywhere
+@mostly_once
 @pytest.mark.parametrize("way", ["callback", pytest.param("scheduled before", marks=pytest.mark.slow)])
 def test_trainer(name: str, way: str, tmp_path: Path) -> None:
     expected = trained(build(name), name, tmp_path, [])
@@ -304,7 +305,7 @@ def test_cast_after_scheduling(name: str, dtype: torch.dtype) -> None:
 # -- compilers ----------------------------------------------------------------------------------------------
 
 
-@everywhere
+@mostly_once
 @pytest.mark.parametrize("training", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_compiled_afterwards_without_more_graph_breaks(name: str, training: bool) -> None:
     model, twin, inputs = scheduled(name).train(training), build(name).train(training), batch(name)
