@@ -319,9 +319,7 @@ TABLE = [
     Row(
         "batch_norm relu, residual",
         lambda x, weight, bias, residual: F.relu(F.batch_norm(x, None, None, weight, bias, True) + residual),
-        lambda x, weight, bias, residual: fused.batch_norm(
-            x, None, None, weight, bias, True, activation="relu", residual=residual
-        ),
+        lambda x, w, b, residual: fused.batch_norm(x, None, None, w, b, True, activation="relu", residual=residual),
         _normed_images,
         lambda x, weight, bias, residual: 2 * nbytes(x) + nbytes(weight) + 2 * 4 * x.shape[1],
         sizes=IMAGES,

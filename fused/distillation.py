@@ -69,11 +69,12 @@ def distillation_loss(
         raise ValueError(f"{op}: the logits need one shape [..., vocab], got {shape(student)} and {shape(teacher)}")
     _check_mask(op, mask, student)
     teacher = teacher.detach()
-    if transformed() or sharded(student, teacher) or not student.numel() or not differentiated(student):
-        run = formulas.divergence if transformed() or sharded(student, teacher) else _losses
-        losses = run(student, teacher, **settings.of_rows)
-    else:
+    if transformed() or sharded(student, teacher):
+        losses = formulas.divergence(student, teacher, **settings.of_rows)
+    elif differentiated(student) and student.numel():
         losses = _Divergence.apply(student, teacher, settings)
+    else:
+        losses = _losses(student, teacher, **settings.of_rows)
     return settings.reduce(losses, mask)
 
 

@@ -22,6 +22,9 @@ Tensor = torch.Tensor
 Layer = Callable[[Tensor, Tensor | None], Tensor]
 """The convolution or linear layer as a function of its weight and bias."""
 
+Norm = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+"""The running mean and variance, the weight and the bias of the norm."""
+
 _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
@@ -76,18 +79,8 @@ def conv_batch_norm(
 
     steps = (stride,) * (x.ndim - 2) if isinstance(stride, int) else stride
     results = x.numel() // max(x.shape[1], 1) // math.prod(steps) * weight.shape[0]
-    return _folded(
-        "conv_batch_norm",
-        layer,
-        weight,
-        bias,
-        (running_mean, running_var),
-        (norm_weight, norm_bias),
-        eps,
-        results,
-        activation,
-        residual,
-    )
+    norm = (running_mean, running_var, norm_weight, norm_bias)
+    return _folded("conv_batch_norm", layer, weight, bias, norm, eps, results, activation, residual)
 
 
 def linear_batch_norm(
@@ -108,18 +101,12 @@ def linear_batch_norm(
     check_float("linear_batch_norm", "weight", weight)
     if x.ndim != 2 or weight.ndim != 2:
         raise ValueError(f"linear_batch_norm: needs matrices, got {shape(x)} and weights {shape(weight)}")
-    return _folded(
-        "linear_batch_norm",
-        lambda weight, bias: F.linear(x, weight, bias),
-        weight,
-        bias,
-        (running_mean, running_var),
-        (norm_weight, norm_bias),
-        eps,
-        x.shape[0] * weight.shape[0],
-        activation,
-        residual,
-    )
+
+    def layer(weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    norm, results = (running_mean, running_var, norm_weight, norm_bias), x.shape[0] * weight.shape[0]
+    return _folded("linear_batch_norm", layer, weight, bias, norm, eps, results, activation, residual)
 
 
 def _folded(
@@ -127,8 +114,7 @@ def _folded(
     layer: Layer,
     weight: Tensor,
     bias: Tensor | None,
-    statistics: tuple[Tensor, Tensor],
-    parameters: tuple[Tensor | None, Tensor | None],
+    norm: Norm,
     eps: float,
     results: int,
     activation: str | None,
@@ -142,20 +128,17 @@ def _folded(
     check_eps(op, eps)
     if activation is not None:
         check_activation(op, activation)
-    rows = {"bias": bias, "running_mean": statistics[0], "running_var": statistics[1]}
-    rows |= {"norm_weight": parameters[0], "norm_bias": parameters[1]}
-    for name, row in rows.items():
+    names = ("bias", "running_mean", "running_var", "norm_weight", "norm_bias")
+    for name, row in zip(names, (bias, *norm), strict=True):
         check_row(op, weight, name, row, dim=0)
-    given = (weight, bias, *statistics, *parameters)
-    if transformed() or differentiated(*given) or weight.numel() > results:
-        z = layer(weight, bias)
-        return batch_norm(z, *statistics, *parameters, eps=eps, activation=activation, residual=residual)
+    if transformed() or differentiated(weight, bias, *norm) or weight.numel() > results:
+        return batch_norm(layer(weight, bias), *norm, eps=eps, activation=activation, residual=residual)
     compute = compute_dtype(weight.dtype)
-    mean, variance = (each.to(compute) for each in statistics)
-    slope = torch.rsqrt(variance + eps)
-    slope = slope if parameters[0] is None else slope * parameters[0].to(compute)
-    start = -mean if bias is None else bias.to(compute) - mean
-    shift = start * slope if parameters[1] is None else torch.addcmul(parameters[1].to(compute), start, slope)
+    mean, variance, gamma, beta = norm
+    slope = torch.rsqrt(variance.to(compute) + eps)
+    slope = slope if gamma is None else slope * gamma.to(compute)
+    start = -mean.to(compute) if bias is None else bias.to(compute) - mean.to(compute)
+    shift = start * slope if beta is None else torch.addcmul(beta.to(compute), start, slope)
     factor = slope.reshape(-1, *(1,) * (weight.ndim - 1))
     z = layer((weight.to(compute) * factor).to(weight.dtype), shift.to(weight.dtype))
     if differentiated(z, residual) or needs_reference((z, residual)):

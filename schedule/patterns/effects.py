@@ -213,10 +213,10 @@ def memory_of(
         if current in seen:
             stack.pop()
             continue
-        if effects(current, modules).fresh or current.op in ("placeholder", "get_attr"):
+        known = effects(current, modules)
+        if known.fresh or current.op in ("placeholder", "get_attr"):
             seen[current] = frozenset((current,))
             continue
-        known = effects(current, modules)
         below = list(known.mutates) if known.in_place else current.all_input_nodes
         waiting = [n for n in below if n not in seen]
         if waiting:

@@ -294,6 +294,9 @@ def _register_rows() -> None:
         register_op(name, signature, metadata=True)
 
 
+_PASSING_ON: tuple[Any, ...] = (operator.pos, torch.positive, "positive", "__pos__", unchanged)
+
+
 def _register_forms() -> None:
     for name, swapped in {
         "add": "radd",
@@ -330,11 +333,8 @@ def _register_forms() -> None:
         register_form(name, f"__{text}__")
     register_form("bitwise_not", operator.invert)
     register_form("bitwise_not", "__invert__")
-    register_form("identity", operator.pos)
-    register_form("identity", torch.positive)
-    register_form("identity", "positive")
-    register_form("identity", "__pos__")
-    register_form("identity", unchanged)
+    for same in _PASSING_ON:
+        register_form("identity", same)
     register_form("matmul", operator.imatmul, mutates=True)
     register_form("silu", "swish")
     register_form("log_softmax", torch.log_softmax)

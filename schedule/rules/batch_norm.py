@@ -44,19 +44,8 @@ def normed(x: Value, rows: tuple[Value, ...], counter: Value) -> Value:
 def _pattern(activation: Way | None, has_residual: bool) -> Callable[..., Value]:
     after: Way = activation or (lambda z: z)
 
-    def alone(
+    def pattern(
         x: Value,
-        running_mean: Value = None,
-        running_var: Value = None,
-        weight: Value = None,
-        bias: Value = None,
-        counter: Value = None,
-    ) -> Value:
-        return after(normed(floating("x", 2), (running_mean, running_var, weight, bias), counter))
-
-    def added(
-        x: Value,
-        residual: Value,
         running_mean: Value = None,
         running_var: Value = None,
         weight: Value = None,
@@ -64,9 +53,8 @@ def _pattern(activation: Way | None, has_residual: bool) -> Callable[..., Value]
         counter: Value = None,
     ) -> Value:
         z = normed(floating("x", 2), (running_mean, running_var, weight, bias), counter)
-        return after(z + floating("residual", 2))
+        return after(z + floating("residual", 2) if has_residual else z)
 
-    pattern = added if has_residual else alone
     name = getattr(activation, "__name__", "")
     pattern.__name__ = f"{name}{' of ' if name else ''}batch norm{' and residual' if has_residual else ''}"
     return pattern

@@ -51,7 +51,7 @@ def _linear(x: Value, weight: Value, bias: Value) -> Value:
 def _pattern(layer: Layer, activation: Way | None, has_residual: bool) -> Callable[..., Value]:
     after: Way = activation or (lambda z: z)
 
-    def alone(
+    def pattern(
         x: Value,
         layer_weight: Value,
         running_mean: Value,
@@ -61,22 +61,9 @@ def _pattern(layer: Layer, activation: Way | None, has_residual: bool) -> Callab
         bias: Value = None,
     ) -> Value:
         z = layer(floating("x", 2), floating("layer_weight", 2), layer_bias)
-        return after(normed(z, (running_mean, running_var, weight, bias), None))
+        z = normed(z, (running_mean, running_var, weight, bias), None)
+        return after(z + floating("residual", 2) if has_residual else z)
 
-    def added(
-        x: Value,
-        layer_weight: Value,
-        running_mean: Value,
-        running_var: Value,
-        residual: Value,
-        layer_bias: Value = None,
-        weight: Value = None,
-        bias: Value = None,
-    ) -> Value:
-        z = layer(floating("x", 2), floating("layer_weight", 2), layer_bias)
-        return after(normed(z, (running_mean, running_var, weight, bias), None) + floating("residual", 2))
-
-    pattern = added if has_residual else alone
     pattern.__name__ = f"batch norm of a layer{' and residual' if has_residual else ''}"
     return pattern
 

@@ -18,7 +18,7 @@ from fused.backends.reference.activations import (
     activation_gradient,
     activation_gradient_over,
 )
-from fused.backends.reference.numbers import compute_dtype
+from fused.backends.reference.numbers import beside, compute_dtype
 from fused.backends.tracing import is_compiled, needs_reference, watched
 
 Tensor = torch.Tensor
@@ -168,11 +168,6 @@ def _summed(
 
 def _in_dtype(dtype: torch.dtype, *tensors: Any) -> list[Any]:
     return [None if each is None else each.to(dtype) for each in tensors]
-
-
-def beside(of_channels: Tensor, x: Tensor) -> Tensor:
-    """Reshape ``[channels]`` so that it broadcasts with x."""
-    return of_channels.reshape(-1, *(1,) * (x.ndim - 2))
 
 
 def _all_but_channels(x: Tensor) -> list[int]:

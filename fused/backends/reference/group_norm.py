@@ -18,7 +18,7 @@ from fused.backends.reference.activations import (
     activation_gradient,
     activation_gradient_over,
 )
-from fused.backends.reference.numbers import compute_dtype, reduce_to
+from fused.backends.reference.numbers import beside, compute_dtype, reduce_to
 from fused.backends.strides import channels_last_of
 from fused.backends.tracing import is_compiled, needs_reference, watched
 
@@ -79,8 +79,8 @@ def _normalized(
         return normed, mean, rstd
     if not x.is_contiguous():  # the kernel takes no other layout of one sample
         normed, mean, rstd = _aten.native_group_norm(x, None, None, samples, channels, size, groups, eps)
-        normed = normed if gamma is None else normed.mul_(_beside(gamma, x))
-        return normed if beta is None else normed.add_(_beside(beta, x)), mean, rstd
+        normed = normed if gamma is None else normed.mul_(beside(gamma, x))
+        return normed if beta is None else normed.add_(beside(beta, x)), mean, rstd
     gamma, beta = (None if each is None else each.expand(samples, channels).flatten() for each in (gamma, beta))
     whole = x.reshape(1, samples * channels, size)
     results = _aten.native_group_norm(whole, gamma, beta, 1, samples * channels, size, samples * groups, eps)
@@ -118,8 +118,8 @@ def group_norm_backward(
     wide, d = x.to(compute), g.to(compute)
     if torch.is_grad_enabled() or is_compiled() or watched((g, x)) or not x.numel():
         normed = _normed(wide, mean, rstd)
-        z = normed if gamma is None else normed * _beside(gamma, x)
-        z = z if beta is None else z + _beside(beta, x)
+        z = normed if gamma is None else normed * beside(gamma, x)
+        z = z if beta is None else z + beside(beta, x)
         sums = _through_norm(activation_gradient(activation, d, z), normed, gamma, rstd)
     else:
         if activation is not None:
@@ -131,7 +131,7 @@ def group_norm_backward(
 
 def _normed(x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
     """Compute x̂ from the statistics."""
-    return (x - _beside(_of_channels(mean, x), x)) * _beside(_of_channels(rstd, x), x)
+    return (x - beside(_of_channels(mean, x), x)) * beside(_of_channels(rstd, x), x)
 
 
 def _of_channels(of_groups: Tensor, x: Tensor) -> Tensor:
@@ -140,18 +140,13 @@ def _of_channels(of_groups: Tensor, x: Tensor) -> Tensor:
     return of_groups[..., None].expand(samples, groups, channels // groups).reshape(samples, channels)
 
 
-def _beside(of_channels: Tensor, x: Tensor) -> Tensor:
-    """Reshape ``[channels]`` or ``[samples, channels]`` so that it broadcasts with x."""
-    return of_channels.reshape(-1, x.shape[1], *(1,) * (x.ndim - 2))
-
-
 def _normalized_again(x: Tensor, gamma: Tensor | None, beta: Tensor | None, mean: Tensor, rstd: Tensor) -> Tensor:
     """Compute x̂·γ + β in one pass, from the statistics."""
     by_group = (-1, mean.shape[1], x.shape[1] // mean.shape[1])
     mean, slope = mean[..., None], rstd[..., None]
     slope = slope.expand(-1, -1, by_group[2]) if gamma is None else slope * gamma.reshape(by_group)
     start = -mean * slope if beta is None else torch.addcmul(beta.reshape(by_group), mean, slope, value=-1)
-    return torch.addcmul(_beside(start, x), x, _beside(slope, x))
+    return torch.addcmul(beside(start, x), x, beside(slope, x))
 
 
 def _through_norm(d: Tensor, normed: Tensor, gamma: Tensor | None, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -163,10 +158,10 @@ def _through_norm(d: Tensor, normed: Tensor, gamma: Tensor | None, rstd: Tensor)
 
     def mean_over_group(sums: Tensor) -> Tensor:
         total = (sums * factor).view(samples, groups, channels // groups).sum(-1) / (channels // groups * size)
-        return _beside(_of_channels(total, d), d)
+        return beside(_of_channels(total, d), d)
 
-    h = d * _beside(factor, d) - mean_over_group(of_start) - normed * mean_over_group(of_slope)
-    return h * _beside(_of_channels(rstd, d), d), of_slope, of_start
+    h = d * beside(factor, d) - mean_over_group(of_start) - normed * mean_over_group(of_slope)
+    return h * beside(_of_channels(rstd, d), d), of_slope, of_start
 
 
 def _by_kernel(
@@ -198,7 +193,7 @@ def _of_samples(
     layout, rest = layout_of(x), list(range(2, x.ndim))
     of_start = d.sum(rest)
     of_slope = ((d * x).sum(rest) - _of_channels(mean, x) * of_start) * _of_channels(rstd, x)
-    h = (d * _beside(gamma, x)).contiguous(memory_format=layout)
+    h = (d * beside(gamma, x)).contiguous(memory_format=layout)
     args = (h, x.contiguous(memory_format=layout), mean, rstd, x.new_ones(channels), samples, channels, size, groups)
     return _aten.native_group_norm_backward(*args, [True, False, False])[0], of_slope, of_start
 

@@ -21,6 +21,11 @@ def autocast_norm_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype
     return torch.float32 if is_wide else dtype
 
 
+def beside(of_channels: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Reshape ``[channels]`` or ``[samples, channels]`` so that it broadcasts with x, ``[samples, channels, ...]``."""
+    return of_channels.reshape(-1, x.shape[1], *(1,) * (x.ndim - 2))
+
+
 def dropped(z: torch.Tensor, keep: torch.Tensor, keep_scale: float | torch.Tensor) -> torch.Tensor:
     """Apply dropout to z by multiplication: as in eager torch, a dropped NaN or infinity is NaN."""
     if not is_compiled():
