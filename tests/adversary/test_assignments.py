@@ -118,3 +118,26 @@ def test_a_lookup_that_fails_and_is_handled_is_followed() -> None:
             return 2.0
 
     as_untouched(Reading(read, held={}), lambda m: m.held.update(k=3.0))
+
+
+class Dividing(nn.Module):
+    """Divides sizes by a number in such a block, as einops does."""
+
+    def __init__(self, evenly: bool) -> None:
+        super().__init__()
+        self.evenly = evenly
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        evenly = self.evenly
+        try:
+            half = x.shape[0] // 2 if evenly else x.shape[0] // (y.shape[0] - 2)
+        except ZeroDivisionError:
+            half = 1
+        return torch.nn.functional.gelu(x[:half])
+
+
+def test_a_division_that_may_raise_in_a_block_that_handles_it() -> None:
+    dividing = schedule.create_schedule(Dividing(True), (torch.randn(4, 3), torch.randn(3, 3)))
+    assert dividing.trace().graph
+    with pytest.raises(schedule.TraceError, match="handles exceptions"):
+        schedule.create_schedule(Dividing(False), (torch.randn(4, 3), torch.randn(3, 3))).trace()

@@ -16,6 +16,8 @@ SAME_SHAPE_FUNCTIONS = {
     "softmax", "dropout", "gelu", "relu", "silu", "tanh", "sigmoid", "layer_norm", "rms_norm", "log_softmax",
     "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "neg", "invert", "rsqrt",
     "sqrt", "exp", "cumsum", "logical_not", "clamp", "mish", "hardswish", "leaky_relu", "elu", "softplus",
+    "batch_norm", "group_norm", "instance_norm", "dropout1d", "dropout2d", "dropout3d", "hardtanh", "relu6",
+    "hardsigmoid",
 }  # fmt: skip
 SCALAR_OPERATORS = {
     operator.add, operator.sub, operator.mul, operator.truediv, operator.pow, operator.gt, operator.lt,

@@ -310,8 +310,13 @@ def _insert(graph: fx.Graph, checked_by: Callable[..., None], node: fx.Node, val
 
 def _reads_state(node: fx.Node) -> bool:
     """Check whether ``node`` is computed from state that code outside the graph may change."""
-    if node.op == "get_attr" or node.meta.get("object"):
-        return True
-    if node.target is getattr and node.args[1] == "requires_grad":
-        return True
-    return any(map(_reads_state, node.all_input_nodes))
+    pending, seen = [node], set[fx.Node]()
+    while pending:
+        node = pending.pop()
+        if node.op == "get_attr" or node.meta.get("object"):
+            return True
+        if node.target is getattr and node.args[1] == "requires_grad":
+            return True
+        pending += set(node.all_input_nodes) - seen
+        seen.update(pending)
+    return False

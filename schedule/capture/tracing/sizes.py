@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.nn.modules import activation
 
 from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.recording.specs import TensorSpec
@@ -34,9 +35,13 @@ from schedule.capture.tracing.hooks import is_hooked
 from schedule.capture.tracing.own_forward import has_own_forward, is_projection
 from schedule.capture.tracing.scalars import scalar_of, symbolic
 from schedule.capture.tracing.trace import Trace
+from schedule.capture.tracing.windows import SPATIAL, arguments_of, settings_of, windowed_length
 
-_SAME_SHAPE_MODULES = (nn.Dropout, nn.LayerNorm, nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Identity)
-_REDUCTIONS = ("sum", "mean", "amax", "amin", "prod", "var", "norm")
+_ACTIVATIONS = [getattr(nn, name) for name in activation.__all__ if name not in ("GLU", "MultiheadAttention")]
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+_SAME_SHAPE_MODULES = (nn.Identity, *_DROPOUTS, *_NORMS, *_ACTIVATIONS)
+_REDUCTIONS = ("sum", "mean", "amax", "amin", "prod", "var")
 _MAX_NESTED = 16  # residual streams go on for as many additions as a model has layers
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
 
@@ -47,6 +52,7 @@ class SizeReader:
     def __init__(self, tracer: Trace) -> None:
         self.tracer = tracer
         self._sizes: dict[tuple[fx.Node, int], Any] = {}
+        self._assumed: dict[tuple[fx.Node, int], Any] = {}
         self._shapes: dict[fx.Node, fx.Node] = {}
         self._read_behind: dict[fx.Node, fx.Node | None] = {}
         self._nested = 0
@@ -133,20 +139,33 @@ class SizeReader:
             return 1 if dim == at else self._from(source, dim - (dim > at), value)
         if node.target is operator.getitem:
             return self._through_getitem(node, dim, value)
+        if name == "stack":
+            return self._through_stack(node, dim, rank, value)
         if name in _REDUCTIONS:
             return self._through_reduction(node, dim, rank, value)
         if same_shape(node):
             return self._from(source, dim, value)
         return self._through_broadcast(node, dim, rank) if node.target in SCALAR_OPERATORS else None
 
-    def _through_reduction(self, node: fx.Node, dim: int, rank: int, value: int) -> Any:
-        """Trace a size through ``x.sum(dim=-1, keepdim=True)``: the other dimensions are unchanged."""
-        along = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else None)
-        reduced = along if isinstance(along, (tuple, list)) else (along,)
-        keeps = node.kwargs.get("keepdim", node.args[2] if len(node.args) > 2 else False)
-        if keeps is not True or not all(isinstance(each, int) for each in reduced):
+    def _through_stack(self, node: fx.Node, dim: int, rank: int, value: int) -> Any:
+        along = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
+        parts = node.args[0]
+        if not isinstance(along, int) or not isinstance(parts, (list, tuple)):
             return None
-        return 1 if dim in [each % rank for each in reduced] else self._from(node.args[0], dim, value)
+        at = along % rank
+        return len(parts) if dim == at else self._from(parts[0], dim - (dim > at), value)
+
+    def _through_reduction(self, node: fx.Node, dim: int, rank: int, value: int) -> Any:
+        """Trace a size through ``x.sum(dim=-1)``: the other dimensions are unchanged."""
+        along = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else None)
+        listed = along if isinstance(along, (tuple, list)) else (along,)
+        before = _rank(node.args[0])
+        if before is None or not all(type(each) is int for each in listed):
+            return None
+        reduced = [each % before for each in listed]
+        if rank == before:
+            return 1 if dim in reduced else self._from(node.args[0], dim, value)
+        return self._from(node.args[0], [each for each in range(before) if each not in reduced][dim], value)
 
     def _through_broadcast(self, node: fx.Node, dim: int, rank: int) -> Any:
         """Trace a size through a broadcast: the common size of the operands, or a constant size other than 1."""
@@ -205,6 +224,11 @@ class SizeReader:
         The assumptions (two operands of one size, an operand of size 1) become further guards. Returns None if the
         size cannot be traced to anything simpler than the value itself.
         """
+        if (node, dim) not in self._assumed:
+            self._assumed[node, dim] = self._assume(node, dim, value)
+        return self._assumed[node, dim]
+
+    def _assume(self, node: fx.Node, dim: int, value: int) -> Any:
         if node.op in ("placeholder", "get_attr"):
             return self.size(node, dim, value)
         known = self.size(node, dim, value)
@@ -229,7 +253,37 @@ class SizeReader:
             return self.assumed(source, dim, value)
         if name in SAME_SHAPE_METHODS or name in SAME_SHAPE_FUNCTIONS:
             return self.assumed(source, dim, value)
-        return None
+        return self._through_window(node, dim, value)
+
+    def _through_window(self, node: fx.Node, dim: int, value: int) -> Any:
+        """Trace a size through a convolution or a pooling."""
+        rank, source = len(node.meta["spec"].shape), node.args[0]
+        weight: Any = None
+        given = arguments_of(node, rank)
+        if node.op == "call_module":
+            child = self.tracer.module.get_submodule(str(node.target))
+            given = {name: self._setting(node, child, name) for name in settings_of(child, rank)}
+            weight = self.tracer.node_of(child.weight) if given and hasattr(child, "weight") else None
+        if not given or not isinstance(source, fx.Node) or _rank(source) != rank:
+            return None
+        weight = given.get("weight", weight)
+        sizes: tuple[int, ...] = () if weight is None else weight.meta["spec"].shape
+        if dim == 1 and sizes:
+            return self.size(weight, 0, sizes[0])
+        length = self.assumed(source, dim, source.meta["spec"].shape[dim])
+        if dim < SPATIAL or length is None:
+            return length
+        kernel = self.size(weight, dim, sizes[dim]) if sizes else given["kernel_size"]
+        traced = windowed_length(length, given, kernel, dim)
+        return traced if (scalar.value if (scalar := scalar_of(traced)) else traced) == value else None
+
+    def _setting(self, call: fx.Node, module: nn.Module, name: str) -> Any:
+        """Return an attribute of a module that ``call`` calls, and guard on it."""
+        value = getattr(module, name)
+        read = self.tracer.emit(getattr, (self.tracer.graph.get_attr(str(call.target)), name))
+        read.meta["spec"] = value
+        self.tracer.guard(read, value)
+        return value
 
     def _deeper(self, read: Any, value: int) -> Any:
         """Trace a size further if it is read from another value's shape."""

@@ -56,6 +56,7 @@ class Protected:
 
 _NEVER_RAISING = {operator.add, operator.sub, operator.mul, operator.neg, operator.not_, operator.and_, operator.or_}
 _NEVER_RAISING |= {operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge, abs, min, max}
+_DIVISIONS = {operator.floordiv, operator.mod, operator.truediv}
 
 
 def _computes(node: fx.Node) -> bool:
@@ -66,7 +67,14 @@ def _computes(node: fx.Node) -> bool:
         return True
     if is_pure_query(node.target) or node.target in _NEVER_RAISING or size_read(node) is not None:
         return False
-    return not (node.target is getattr and node.meta.get(QUIET))
+    if node.target in _DIVISIONS and isinstance(node.args[1], (int, float)) and node.args[1]:
+        return False
+    return not (node.target is getattr and (node.meta.get(QUIET) or _is_shape(node)))
+
+
+def _is_shape(node: fx.Node) -> bool:
+    owner, name = node.args
+    return name == "shape" and isinstance(owner, fx.Node) and isinstance(owner.meta.get("spec"), TensorSpec)
 
 
 def _comes_from_torch(traceback: types.TracebackType | None) -> bool:
