@@ -19,7 +19,7 @@ from fused.backends.reference.numbers import compute_dtype
 from fused.backends.strides import channels_last_of, owned
 from fused.backends.tracing import differentiated, transformed
 from fused.checks import broadcast_shape, check_activation, check_eps, check_float, check_row, shape
-from fused.sharding import sharded
+from fused.sharding import localise, sharded
 
 Tensor = torch.Tensor
 
@@ -77,7 +77,8 @@ def batch_norm(
         x: ``[samples, channels, ...]``; float16, bfloat16, float32 or float64, any strides.
         running_mean, running_var: ``[channels]``, or None for both. In training they are updated in place, as torch
             does; else they are the statistics, unless they are None.
-        weight, bias: ``[channels]``, or None.
+        weight, bias: ``[channels]``, or None. Where x is plain and these are DTensors, they are the local shards, for
+            the channels of x.
         training: normalize by the statistics of x.
         momentum: of the update; None for the average of all batches, which needs ``num_batches_tracked``.
         eps: added to the variance.
@@ -97,12 +98,15 @@ def batch_norm(
 
     Source: Ioffe and Szegedy 2015; ``torch.nn.functional.batch_norm`` and ``torch.nn.BatchNorm2d``.
     """
+    if sharded(running_mean, running_var, weight, bias) and not sharded(x):
+        given = (running_mean, running_var, weight, bias)
+        running_mean, running_var, weight, bias = localise("batch_norm", x, given).others
     rows = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
     _check(x, rows, training, momentum, num_batches_tracked, eps, activation)
     _check_residual(x, residual)
     if residual is not None and residual.shape != x.shape:
-        given = (x, running_mean, running_var, weight, bias, training, momentum, eps)
-        return _finished(batch_norm(*given, num_batches_tracked=num_batches_tracked), residual, activation)
+        args = (x, running_mean, running_var, weight, bias, training, momentum, eps)
+        return _finished(batch_norm(*args, num_batches_tracked=num_batches_tracked), residual, activation)
     if training and num_batches_tracked is not None:
         num_batches_tracked.add_(1)
     if momentum is None:

@@ -23,6 +23,7 @@ from schedule.capture.tracing.effects import (
 from schedule.capture.tracing.memory import SHARES
 from schedule.capture.tracing.messages import MESSAGES
 from schedule.capture.tracing.opaque import Constant
+from schedule.capture.tracing.own_forward import installed_forward
 from schedule.capture.tracing.regions import REGION_FUNCTIONS
 from schedule.patterns import optable  # the import fills the vocabulary
 from schedule.patterns.ops import (
@@ -192,7 +193,8 @@ def _method_effects(node: fx.Node, name: str) -> Effects:
 
 def _module_effects(node: fx.Node, module: nn.Module | None) -> Effects:
     if not is_plain_module(module):
-        return OPAQUE
+        forward = None if module is None else installed_forward(module)
+        return replace(OPAQUE, fresh=getattr(forward, "is_fresh", False))
     name, given = str(operation_of(type(module))), arguments_of(module) or {}
     if given.get("inplace"):
         return Effects(first_argument(node), in_place=True)

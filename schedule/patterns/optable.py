@@ -16,7 +16,7 @@ from torch import nn
 
 import fused
 from schedule.capture.tracing.expansion import unchanged
-from schedule.patterns.ops import ModuleArguments, register_form, register_module, register_op
+from schedule.patterns.ops import ModuleArguments, parse_signature, register_form, register_module, register_op
 from schedule.patterns.values import Attr
 
 
@@ -160,6 +160,16 @@ RANDOM: dict[str, str] = {
     "randn_like": "input",
 }
 
+_AVERAGED = "input, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True"
+_MAXIMUM = "input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False"
+POOLS: dict[str, str] = {
+    "avg_pool1d": _AVERAGED,
+    **dict.fromkeys(("avg_pool2d", "avg_pool3d"), f"{_AVERAGED}, divisor_override=None"),
+    **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d"), _MAXIMUM),
+    **{f"adaptive_avg_pool{dims}d": "input, output_size" for dims in (1, 2, 3)},
+    **{f"adaptive_max_pool{dims}d": "input, output_size, return_indices=False" for dims in (1, 2, 3)},
+}
+
 METADATA: dict[str, str] = {
     "shape": "input",
     "size": "input, dim",
@@ -222,6 +232,16 @@ def _convolution(module: nn.Module) -> Mapping[str, Any] | None:
     return _of_convolution(module)
 
 
+def _pool(name: str) -> ModuleArguments:
+    return _attributes(*(argument for argument in parse_signature(POOLS[name])[0] if argument != "input"))
+
+
+_POOL_CLASSES = {
+    "AvgPool": "avg_pool",
+    "MaxPool": "max_pool",
+    "AdaptiveAvgPool": "adaptive_avg_pool",
+    "AdaptiveMaxPool": "adaptive_max_pool",
+}
 _DROP = _attributes("p", "training", "inplace")
 _INPLACE = _attributes("inplace")
 MODULE_ROWS: list[tuple[type[nn.Module], str, ModuleArguments]] = [
@@ -247,6 +267,12 @@ MODULE_ROWS: list[tuple[type[nn.Module], str, ModuleArguments]] = [
     (nn.Dropout, "dropout", _DROP),
     (nn.Dropout1d, "dropout1d", _DROP),
     (nn.Dropout2d, "dropout2d", _DROP),
+    (nn.Flatten, "flatten", _attributes("start_dim", "end_dim")),
+    *(
+        (getattr(nn, f"{cls}{dims}d"), f"{name}{dims}d", _pool(f"{name}{dims}d"))
+        for cls, name in _POOL_CLASSES.items()
+        for dims in (1, 2, 3)
+    ),
     (nn.Linear, "linear", _parameters("weight", "bias")),
     (nn.Conv1d, "conv1d", _convolution),
     (nn.Conv2d, "conv2d", _convolution),
@@ -290,6 +316,8 @@ def _register_rows() -> None:
         register_op(name, signature, dims=dims, view=True)
     for name, signature in RANDOM.items():
         register_op(name, signature, rng=True, view="dropout" in name)
+    for name, signature in POOLS.items():
+        register_op(name, signature)
     for name, signature in METADATA.items():
         register_op(name, signature, metadata=True)
 

@@ -29,7 +29,7 @@ from schedule.capture.recording.structure import map_structure
 from schedule.capture.tracing.effects import has_effect
 from schedule.capture.tracing.hooks import is_hooked
 from schedule.capture.tracing.later_reads import LATER, inlined_later
-from schedule.capture.tracing.own_forward import is_batch_norm, is_conv1d, is_projection
+from schedule.capture.tracing.own_forward import installed_forward, is_batch_norm, is_conv1d, is_projection
 from schedule.capture.tracing.portable import pack_graph, unpack_graph
 from schedule.capture.tracing.reading.ledger import Ledger, whole
 from schedule.capture.tracing.signature import Parameters
@@ -120,11 +120,14 @@ def _expanded(
 
 def _can_open(path: str, module: nn.Module, made: Specialization) -> bool:
     child = module.get_submodule(path)
-    known = type(child) is original_class(child) or _own_graph(child, True) is not None
+    cls = original_class(child)
+    is_norm = is_batch_norm(cls)
+    is_shard = is_norm and getattr(installed_forward(child), "is_local", False)
+    known = type(child) is cls or _own_graph(child, True) is not None or is_shard
     plain = known and not is_hooked(child) and "forward" not in vars(child)
     if not plain or child._modules or "__call__" in vars(type(child)):
         return False
-    return _follows_mode(child, module, made) if is_batch_norm(child) else not isinstance(child, _CLOSED)
+    return _follows_mode(child, module, made) if is_norm else not issubclass(cls, _CLOSED)
 
 
 def _follows_mode(child: nn.Module, module: nn.Module, made: Specialization) -> bool:
@@ -161,7 +164,7 @@ def _open(
                 return
             nodes, result = _open_projection(graph, call, child)
             ledger = whole(child)
-        elif is_batch_norm(child):
+        elif is_batch_norm(original_class(child)):
             nodes, result = _open_batch_norm(graph, call, child, specialization.training)
             ledger = whole(child)
         else:
@@ -175,7 +178,8 @@ def _open(
         expansion.closed.add(path)
         return
     expansion.origin.update(dict.fromkeys((node.name for node in nodes), call.name))
-    expansion.inlined[path] = Inlined(original_class(child), ledger, scheduled=own is not None)
+    cls = original_class(child)
+    expansion.inlined[path] = Inlined(cls, ledger, scheduled=type(child) is not cls)
     call.replace_all_uses_with(result)
     graph.erase_node(call)
 

@@ -94,11 +94,15 @@ def is_projection(module: nn.Module) -> bool:
     return (type(module) is nn.Linear and has_own_forward(nn.Linear)) or is_conv1d(type(module))
 
 
-def is_batch_norm(module: nn.Module) -> bool:
-    """Check whether ``module`` is a plain batch norm: no subclass, such as a synchronized one."""
-    cls = type(module)
+def is_batch_norm(cls: type[nn.Module]) -> bool:
+    """Check whether ``cls`` is a plain batch norm: no subclass, such as a synchronized one."""
     known = cls in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) and has_own_forward(cls)
     return known and all(is_shipped(function) for _, _, function in functions_called(cls))
+
+
+def installed_forward(module: nn.Module) -> Any:
+    """Return the forward that a primitive has given to ``module`` in place of that of its class, or None."""
+    return getattr(vars(module).get("_schedule_state"), "forward", None)
 
 
 def is_conv1d(cls: type[nn.Module]) -> bool:

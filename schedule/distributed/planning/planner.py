@@ -79,7 +79,7 @@ class _Planner:
         groups: list[Group] = []
         left: dict[str, str] = {}
         lookups = {id(tensor_at(self.root, f"{layer.path}.weight")) for layer in self.found.layers if layer.lookup}
-        for candidate in sorted(self.candidates(), key=lambda one: -self.weight_of(one)):
+        for candidate in sorted(self.candidates(), key=lambda one: -self.worth(one)):
             paths = {path for path, _ in candidate.axes}
             tensors = {id(tensor_at(self.root, path)) for path in paths}
             if tensors & self.taken or tensors <= lookups:
@@ -123,8 +123,10 @@ class _Planner:
                     outer *= factor.size
         return list(made.values())
 
-    def weight_of(self, candidate: Candidate) -> int:
-        return sum(self.nbytes(path) for path, _ in candidate.axes)
+    def worth(self, candidate: Candidate) -> float:
+        """Return the sharded bytes for each all-reduce of the forward pass."""
+        sums = sum(self.sums(node, candidate.factor) for node in self.found.contracted)
+        return sum(self.nbytes(path) for path, _ in candidate.axes) / max(sums, 1)
 
     def nbytes(self, path: str) -> int:
         tensor = tensor_at(self.root, path)
@@ -238,6 +240,10 @@ class _Planner:
     def holds(self, value: Any, factor: Factor) -> bool:
         return holds(self.found, value, factor)
 
+    def sums(self, node: OpNode, factor: Factor) -> bool:
+        """Check whether ``node`` sums over the factor."""
+        return any(factor in factors(dim) for dim in self.found.contracted.get(node, ()))
+
     def syncs(self, candidate: Candidate) -> list[SyncStep] | None:
         """Return the sync steps of a candidate, or None with the reason in ``candidate.refused``."""
         factor, columns, made = candidate.factor, dict[str, Layer](), dict[SyncStep, None]()
@@ -247,7 +253,7 @@ class _Planner:
             if is_in_any(node, owned):
                 continue
             layer = self.layers.get(node)
-            if any(factor in factors(dim) for dim in self.found.contracted.get(node, ())):
+            if self.sums(node, factor):
                 if layer is not None:
                     made[SyncStep(layer.path, "fwd_post", "all_reduce", nbytes=nbytes(node.spec))] = None
                 else:

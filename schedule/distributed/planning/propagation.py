@@ -8,7 +8,7 @@ have the factors of the two axes of its weight.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from torch import fx, nn
@@ -21,8 +21,11 @@ from schedule.distributed.planning.shapes import Shapes
 from schedule.distributed.planning.values import Dims, Layer, Propagated, Value
 from schedule.distributed.tensor_parallel.modules import BATCH_NORMS, CONVOLUTIONS, projection_of
 from schedule.patterns.normalize import normalize
+from schedule.patterns.optable import POOLS
 from schedule.patterns.values import OpNode, operands
 
+CHANNEL_ROWS = ("weight", "bias", "running_mean", "running_var")
+"""The tensors of a batch norm with one number for each channel."""
 _POINTWISE_MODULES = ("torch.nn.modules.activation", "torch.nn.modules.dropout")
 _NOT_POINTWISE = (nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin, nn.GLU, nn.MultiheadAttention)
 
@@ -53,10 +56,19 @@ class _Propagation(Shapes):
 
     def along(self, node: OpNode) -> Value:
         """Propagate through softmax, sort, cumulative sum and the like, blocking only their dimension."""
-        source, dim, spec = self.of(node.args["input"]), node.args.get("dim", -1), node.spec
+        dim = node.args.get("dim", -1)
+        return self.blocked(node, dim if isinstance(dim, tuple) else (dim,))
+
+    def pooled(self, node: OpNode) -> Value:
+        """Propagate through a pool, such as ``max_pool2d``, along the last dimensions."""
+        return self.blocked(node, range(-int(node.op[-2]), 0))
+
+    def blocked(self, node: OpNode, over: Iterable[Any]) -> Value:
+        """Return the dimensions of a result with the same rank, with those in ``over`` blocked (all if unknown)."""
+        source, spec = self.of(node.args["input"]), node.spec
         if source is None or not source:
             return self.unknown(node)
-        for one in dim if isinstance(dim, tuple) else (dim,):
+        for one in over:
             for each in source if not isinstance(one, int) else (source[one % len(source)],):
                 block(each, f"{node.op} works along it")
 
@@ -215,57 +227,64 @@ class _Propagation(Shapes):
         if projection is not None:
             weight = self.tensor(f"{path}.weight")
             out = self.projected(node, given, weight if projection.transposed else weight[::-1])
-            self.beside(path, "bias", out[-1])
+            bias = self.own(path, "bias")
+            if bias is not None:
+                equate(out[-1], bias[0])
             return out
-        if cls in CONVOLUTIONS and isinstance(spec, TensorSpec):
-            return self.convolved(node, path, module, given, spec)
+        if cls in CONVOLUTIONS:
+            return self.convolved(node, given, self.own(path, "weight"), self.own(path, "bias"), module.groups)
         if cls in BATCH_NORMS:
-            for name in ("weight", "bias", "running_mean", "running_var"):
-                self.beside(path, name, given[1])
-            return given
+            return self.by_channels(given, [self.own(path, name) for name in CHANNEL_ROWS])
         pointwise = cls.__module__ in _POINTWISE_MODULES and not isinstance(module, _NOT_POINTWISE)
         if pointwise and has_own_forward(cls) and isinstance(spec, TensorSpec) and not module._parameters:
             return given
         return self.unknown(node)
 
-    def convolution(self, node: OpNode) -> Value:
-        """Propagate through a depthwise ``F.conv1d``, with as many groups as channels."""
-        given, weight, spec = self.of(node.args["input"]), self.of(node.args["weight"]), node.spec
-        if given is None or weight is None or not isinstance(spec, TensorSpec) or len(given) != 3:
-            return self.unknown(node)
-        if weight[1] or size_of(weight[0]) != size_of(given[1]):
-            return self.unknown(node)
-        equate(given[1], weight[0])
-        bias = self.of(node.args.get("bias"))
-        if bias is not None:
-            equate(given[1], bias[0])
-        for dim in (given[2], weight[2]):
-            block(dim, "a convolution works along it")
-        return [given[0], given[1], new_dim(spec.shape[2], "a convolution works along it")]
-
-    def beside(self, path: str, name: str, dim: Dim) -> None:
-        """Equate ``dim`` with the dimension of a 1-D parameter or buffer if the module has it."""
+    def own(self, path: str, name: str) -> Dims | None:
+        """Return the dimensions of a parameter or buffer of the module at ``path``, or None if it has none."""
         module = self.root.get_submodule(path)
-        if module._parameters.get(name) is not None or module._buffers.get(name) is not None:
-            equate(dim, self.tensor(f"{path}.{name}")[0])
+        found = module._parameters.get(name, module._buffers.get(name))
+        return None if found is None else self.tensor(f"{path}.{name}")
 
-    def convolved(self, node: OpNode, path: str, module: Any, given: Dims, spec: TensorSpec) -> Value:
-        weight = self.tensor(f"{path}.weight")
-        for dim in (*given[2:], *weight[2:]):
-            block(dim, "a convolution works along it")
-        if module.groups == 1:
-            equate(given[1], weight[1])
+    def convolution(self, node: OpNode) -> Value:
+        given, weight, bias = (self.of(node.args[name]) for name in ("input", "weight", "bias"))
+        return self.convolved(node, given, weight, bias, node.args["groups"])
+
+    def convolved(self, node: OpNode, given: Dims | None, weight: Dims | None, bias: Dims | None, groups: Any) -> Value:
+        """Propagate through a convolution of ``[batch, in, …]`` or ``[in, …]`` with a weight [out, in / groups, …]."""
+        spec, why = node.spec, "a convolution works along it"
+        if given is None or weight is None or not isinstance(spec, TensorSpec) or not isinstance(groups, int):
+            return self.unknown(node)
+        at = len(given) - len(weight) + 1  # the channels
+        parts = [take(dim, groups) for dim in (given[at], weight[0])]
+        if None in parts:
+            return self.unknown(node)
+        for dim in (*given[at + 1 :], *weight[2:]):
+            block(dim, why)
+        if groups == 1:
+            equate(given[at], weight[1])
             self.found.contracted[node] = [weight[1]]
         else:
-            ours, theirs = take(given[1], module.groups), take(weight[0], module.groups)
-            if ours is None or theirs is None:
-                return self.unknown(node)
-            equate(ours[0], theirs[0])
-            for dim in (ours[1], theirs[1], weight[1]):
+            (ours, inner), (theirs, outer) = filter(None, parts)
+            equate(ours, theirs)
+            for dim in (inner, outer, weight[1]):
                 block(dim, "inside a group of a convolution")
         self.layer(node, weight)
-        self.beside(path, "bias", weight[0])
-        return [given[0], weight[0], *(new_dim(n, "a convolution works along it") for n in spec.shape[2:])]
+        if bias is not None:
+            equate(weight[0], bias[0])
+        return [*given[:at], weight[0], *(new_dim(size, why) for size in spec.shape[at + 1 :])]
+
+    def batch_normed(self, node: OpNode) -> Value:
+        given = self.of(node.args["input"])
+        rows = [self.of(node.args[name]) for name in CHANNEL_ROWS]
+        return self.unknown(node) if given is None else self.by_channels(given, rows)
+
+    def by_channels(self, given: Dims, rows: Iterable[Dims | None]) -> Dims:
+        """Equate the channels of ``[batch, channels, …]`` with the dimension of each row that there is."""
+        for row in rows:
+            if row is not None:
+                equate(given[1], row[0])
+        return given
 
 
 def _factors_of_product(node: OpNode) -> tuple[Any, Any]:
@@ -289,7 +308,9 @@ _HANDLERS: Mapping[str, Callable[[_Propagation, OpNode], Value]] = {
     **dict.fromkeys(("expand_as", "view_as", "reshape_as"), _Propagation.expand_as),
     **dict.fromkeys(("view_as_complex", "view_as_real"), _Propagation.complex),
     **dict.fromkeys(("gather", "index_select"), _Propagation.picked),
-    "conv1d": _Propagation.convolution,
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _Propagation.convolution),
+    **dict.fromkeys(POOLS, _Propagation.pooled),
+    "batch_norm": _Propagation.batch_normed,
     "repeat": _Propagation.repeat,
     "pad": _Propagation.padded,
     "copy_": _Propagation.written,

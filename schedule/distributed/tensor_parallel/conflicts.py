@@ -41,20 +41,20 @@ def check_split(module: nn.Module, name: str, split: Split, ranks: int, sharding
     role = sharding.role(module) if sharding else None
     if made is None:
         raise ShardError(_no_forward(module, name, split), fix="shard the Linear or Conv1D modules in it")
-    if made == OWN or projection is None:
-        _check_other(module, name, split, ranks, made, role)
-        return
-    if name == "weight":
-        if made == ROW and sharding is not None and "bias" in sharding.splits:
-            raise ShardError(
-                "the bias is sharded, and a row-parallel module adds a whole bias to the sum over the ranks",
-                fix="undo the shard of the bias",
-            )
-    elif role == ROW:
+    if name == "weight" and made == ROW and sharding is not None and "bias" in sharding.splits:
+        raise ShardError(
+            "the bias is sharded, and a row-parallel module adds a whole bias to the sum over the ranks",
+            fix="undo the shard of the bias",
+        )
+    if name == "bias" and role == ROW:
+        axis = 0 if projection is None else projection.output
         raise ShardError(
             "a row-parallel module adds its whole bias after the sum over the ranks",
-            fix=f"leave the bias whole; or shard the weight along axis {projection.output}",
+            fix=f"leave the bias whole; or shard the weight along axis {axis}",
         )
+    if made == OWN or projection is None:
+        _check_other(module, name, split, ranks, made)
+        return
     _check_parts(module, name, split, ranks, projection, role, sharding)
 
 
@@ -67,7 +67,7 @@ def _no_forward(module: nn.Module, name: str, split: Split) -> str:
     return f"{cls} has no sharded forward"
 
 
-def _check_other(module: nn.Module, name: str, split: Split, ranks: int, made: str, role: str | None) -> None:
+def _check_other(module: nn.Module, name: str, split: Split, ranks: int, made: str) -> None:
     """Check a split of a convolution, an embedding, a batch norm, or a module with its own parameters."""
     if split.stays_whole:
         raise ShardError("replicas and common are for projections", fix="leave them out")
@@ -75,10 +75,6 @@ def _check_other(module: nn.Module, name: str, split: Split, ranks: int, made: s
         raise ShardError(
             f"{split.size} along axis {split.axis} are not {split.parts} parts that {ranks} ranks can share evenly",
             fix="leave out parts, or use as many ranks as divide each part",
-        )
-    if name == "bias" and role == ROW:
-        raise ShardError(
-            "a row-parallel module adds its whole bias after the sum over the ranks", fix="leave the bias whole"
         )
     groups = getattr(module, "groups", 1)
     if made == CHANNEL and groups > 1 and groups % ranks:

@@ -27,7 +27,7 @@ from schedule.distributed.tensor_parallel.cuts import (
     rank_of,
     sizes_of,
 )
-from schedule.distributed.tensor_parallel.modules import projection_of
+from schedule.distributed.tensor_parallel.modules import CHANNEL, ROW, features_dim, projection_of, role_of
 from schedule.distributed.tensor_parallel.settings import Derived, Setting
 
 
@@ -81,13 +81,15 @@ class _Following(Sizes):
     # -- modules -----------------------------------------------------------------------------------------
 
     def through_module(self, node: fx.Node) -> Cuts:
-        spec = node.meta.get("spec")
+        spec, child = node.meta.get("spec"), self.caller.get_submodule(str(node.target))
+        channels = rank_of(node) + features_dim(child)
         if str(node.target) in self.columns and isinstance(spec, TensorSpec):
-            return replace(self.columns[str(node.target)], dim=spec.ndim - 1)
-        child = self.caller.get_submodule(str(node.target))
+            return replace(self.columns[str(node.target)], dim=channels)
         source = self.source(node)
-        if source is None or projection_of(child) is not None:
-            return None  # a projection takes the shared features as a row-parallel one, sharded next
+        if source is None or role_of(child, "weight", 1) == ROW or projection_of(child) is not None:
+            return None  # it takes the shared features as a row-parallel module, sharded next
+        if role_of(child, "weight", 0) == CHANNEL and source.dim == channels:
+            return source  # a grouped convolution may have more outputs than inputs
         shape = child.normalized_shape if isinstance(child, (nn.LayerNorm, nn.RMSNorm)) else ()
         if source.dim >= rank_of(node) - len(shape):
             raise self.refuse(node, "a norm over shared features", "shard the modules after the norm instead")

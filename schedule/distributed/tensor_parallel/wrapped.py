@@ -20,6 +20,7 @@ from schedule.distributed.tensor_parallel.modules import (
     COLUMN,
     CONVOLUTIONS,
     OUTPUTS,
+    OWN,
     ROW,
     ModuleSharding,
     Sync,
@@ -52,6 +53,16 @@ class ShardedForward:
     @property
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self.cls.forward)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is the forward of the class on local shards, without communication."""
+        return not self.missing and not self.sharding.syncs
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the result shares memory with no other value: that of a layer, given to no function of the user."""
+        return self.role not in (OWN, None) and not any(callable(sync.op) for sync in self.sharding.syncs.values())
 
     def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Run the class's forward on this rank's shards."""

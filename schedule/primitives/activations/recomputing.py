@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ class Recomputed:
     """Wrapper to run a call under non-reentrant ``torch.utils.checkpoint`` if gradients are enabled.
 
     The recomputation draws the same random numbers, from torch, Python and numpy, and gets a cache among the arguments
-    in its initial state. torch compares the metadata of recomputed tensors and raises ``CheckpointError`` if they
+    in its initial state. What it changes in the buffers of the module, such as the running statistics of a batch norm,
+    changes copies of them. torch compares the metadata of recomputed tensors and raises ``CheckpointError`` if they
     differ.
     """
 
@@ -32,8 +34,9 @@ class Recomputed:
             return checkpoint(_by_name, run, tuple(kwargs), *given, use_reentrant=False)
         if any(map(_has_state, (leaf for _, leaf in leaves(given)))):
             run = _Rerunnable(run, given, tuple(kwargs))
-        replayed = _generators_replayed
-        return checkpoint(_by_name, run, tuple(kwargs), *given, use_reentrant=False, context_fn=replayed)
+        modules = [value for value in given if isinstance(value, nn.Module)]
+        contexts = partial(_contexts, modules)
+        return checkpoint(_by_name, run, tuple(kwargs), *given, use_reentrant=False, context_fn=contexts)
 
     def __repr__(self) -> str:
         return "Recomputed()"
@@ -83,12 +86,12 @@ def _copied(value: Any) -> Any:
     return map_structure(value, lambda leaf: copied(leaf, lambda tensor: tensor) if _has_state(leaf) else leaf)
 
 
-def _generators_replayed() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+def _contexts(modules: list[nn.Module]) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """Return contexts for the forward and for the recomputation, with the same Python and numpy random numbers.
 
     torch's checkpoint restores torch's own generators.
     """
-    return nullcontext(), _replaying(_others())
+    return nullcontext(), _replaying(_others(), modules)
 
 
 def _others() -> dict[str, Any]:
@@ -96,13 +99,20 @@ def _others() -> dict[str, Any]:
 
 
 @contextmanager
-def _replaying(states: dict[str, Any]) -> Iterator[None]:
+def _replaying(states: dict[str, Any], modules: list[nn.Module]) -> Iterator[None]:
     now = _others()
+    tables = {id(one): one._buffers for module in modules for one in module.modules()}
+    buffers = [(table, dict(table)) for table in tables.values()]
+    copies = {id(one): one.clone() for _, kept in buffers for one in kept.values() if one is not None}
     restore_generators(states)
+    for table, kept in buffers:
+        table.update({name: copies[id(one)] for name, one in kept.items() if one is not None})
     try:
         yield
     finally:
         restore_generators(now)
+        for table, kept in buffers:
+            table.update(kept)
 
 
 _NOWHERE = nn.Identity()  # no parameters, hence no devices with generators
