@@ -224,3 +224,25 @@ def test_the_sharded_dimension_is_followed_through_reductions_of_others(reduce: 
 
     with pytest.raises(ShardError, match="over shared features"):
         simulate(Reduced(reduce), (torch.randn(2, 4, 8),), shard, 2)
+
+
+class Squeezed(nn.Module):
+    """Channels of an image, averaged over its positions and scaled, through convolutions in groups or not."""
+
+    def __init__(self, groups: int) -> None:
+        super().__init__()
+        self.channels = 16
+        self.up, self.middle = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 16, 1, groups=groups)
+        self.last = nn.Conv2d(16, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.middle(self.up(x))
+        result: Tensor = self.last(y * y.mean((2, 3)).view(-1, self.channels, 1, 1))
+        return result
+
+
+@pytest.mark.parametrize(("groups", "expected"), [(1, {}), (4, {"channels": (16, 8)})])
+def test_the_channels_of_convolutions_are_followed(groups: int, expected: dict[str, Any]) -> None:
+    module = Squeezed(groups)
+    graph = whole_forward(module, record(module, torch.randn(2, 3, 4, 16))).graph
+    assert follow(graph, module, {"up": 1}, 2) == expected

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -138,7 +137,6 @@ def planned(mesh: Any) -> None:
         assert all(f"{path}.conv2" in axes for path in BLOCKS)
         sch.apply_plan(plan)
         assert counted(model) == (forward, 4), "the stem of the second has two readers, and no input with a gradient"
-        assert schedule.distributed.missing_syncs(model) in ([], ["conv1"]) or block is Bottleneck
         for one in (model, twin):
             one.load_state_dict(whole(net(block).state_dict()))
             one.zero_grad()
@@ -164,7 +162,7 @@ def bad_inputs(mesh: Any) -> None:
     sch = schedule.create_schedule(Channels(), example_inputs=torch.randn(2, 3, 4, 4), mesh=mesh)
     refused(sch, "its 3 groups cannot be shared evenly by 2 ranks", lambda s: s["middle"].shard("weight", axis=0))
     refused(sch, "no sharded forward along axis 1", lambda s: s["middle"].shard("weight", axis=1))
-    refused(sch, "no sharded forward along axis 2", lambda s: s["first"].shard("weight", axis=2))
+    refused(sch, "no sharded forward along axis 2", lambda s: s["middle"].shard("weight", axis=2))
     assert not any("middle" in step.path for step in sch.shard_plan().shards)
     plan = schedule.create_schedule(Channels(5, 5), torch.randn(2, 3, 4, 4), mesh=mesh).shard_plan()
     assert not plan.shards and plan.whole["first.weight"] == "5 cannot be shared evenly by 2 ranks"
@@ -172,10 +170,8 @@ def bad_inputs(mesh: Any) -> None:
     refused(sch, "adds its whole bias after the sum", lambda s: s["last"].shard("bias", axis=0))
     sch["first"].shard("bias", axis=0)
     refused(sch, "the bias is sharded", lambda s: s["first"].shard("weight", axis=1))
-    with Collectives() as seen:
-        with pytest.raises(schedule.ShardError, match="the bias is sharded and the weight is whole"):
-            sch.module(torch.randn(2, 3, 4, 4))
-        one_value(mesh)
+    with Collectives() as seen, pytest.raises(schedule.ShardError, match="bias is sharded and the weight is whole"):
+        sch.module(torch.randn(2, 3, 4, 4))
     assert not seen.names
 
 
@@ -196,7 +192,7 @@ def one_value(mesh: Any) -> None:
     assert all(torch.equal(after[name], before[name]) for name in ("running_mean", "running_var"))
 
 
-CASES = (by_hand, planned, bad_inputs)
+CASES = (by_hand, planned, bad_inputs, one_value)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)

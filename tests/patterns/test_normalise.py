@@ -93,6 +93,10 @@ MODULES = [
     (nn.GELU(), lambda x: F.gelu(x)),
     (nn.Dropout(0.3), lambda x: F.dropout(x, 0.3, True)),
     (nn.SiLU(), lambda x: F.silu(x)),
+    (nn.MaxPool1d(2, 1, 1), lambda x: F.max_pool1d(x, 2, 1, 1)),
+    (nn.AvgPool1d(2), lambda x: F.avg_pool1d(x, (2,), (2,), (0,))),
+    (nn.AdaptiveAvgPool1d(1), lambda x: F.adaptive_avg_pool1d(x, 1)),
+    (nn.Flatten(), lambda x: x.flatten(1)),
 ]
 
 

@@ -298,3 +298,17 @@ def test_what_cannot_be_is_refused(attempt: Any, message: str) -> None:
     sch = schedule.create_schedule(small(), example_inputs=ids())
     with pytest.raises(schedule.ScheduleError, match=message):
         attempt(sch)
+
+
+def test_what_is_computed_again_updates_no_running_statistics() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh())
+    twin, x = copy.deepcopy(model), torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+    buffers = list(model.buffers())
+    schedule.create_schedule(model, x).checkpoint()
+    for one in (model, twin):
+        for _ in range(2):
+            one(x).square().sum().backward()
+    assert not same(dict(model.named_buffers()), dict(twin.named_buffers())) and model[1].num_batches_tracked == 2
+    assert all(ours is before for ours, before in zip(model.buffers(), buffers, strict=True))
+    gradients = [{name: p.grad for name, p in one.named_parameters() if p.grad is not None} for one in (model, twin)]
+    assert not same(*gradients)

@@ -12,6 +12,7 @@ from torch import nn
 from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.tracing.effects import is_check
 from schedule.distributed.planning.factors import Dim, block, equate, factors, new_dim, size_of
+from schedule.patterns.optable import ELEMENTWISE
 from schedule.patterns.values import OpNode, operands
 
 Dims = list[Dim]
@@ -219,6 +220,8 @@ def _is_pointwise(node: OpNode) -> bool:
     """Check whether an operation is pointwise, by name or by ``torch.Tag.pointwise``."""
     name = node.op.rpartition(".")[2].strip("_")
     if name in ("div", "add", "sub", "mul", "pow", "where", "masked_fill", "lerp", "floor_divide", "gelu", "softplus"):
+        return True
+    if name in ELEMENTWISE:
         return True
     for candidate in (name, {"and": "bitwise_and", "or": "bitwise_or", "iadd": "add"}.get(name, name)):
         packet = getattr(torch.ops.aten, candidate, None)
