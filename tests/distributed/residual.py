@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 
-def convolution(inputs: int, outputs: int, kernel: int = 3, stride: int = 1, groups: int = 1) -> nn.Conv2d:
+def convolution(inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> nn.Conv2d:
     """A convolution without a bias that keeps the image, or makes it smaller by ``stride``."""
-    return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
+    return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
 
 
 class Shortcut(nn.Sequential):
