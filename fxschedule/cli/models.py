@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from fxschedule.cli.factories import from_factory
+from fxschedule.cli.libraries import LIBRARIES
+from fxschedule.cli.loaded import Loaded, first_line, missing
 from fxschedule.cli.output import Code, CommandError
 from schedule.util.errors import did_you_mean
 
@@ -32,26 +33,11 @@ _HEADS = (
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """Model loaded for a command.
-
-    Attributes:
-        model: the model.
-        batch: inputs of the model; None to make them from the model.
-        origin: a description of the source of its weights.
-    """
-
-    model: nn.Module
-    batch: Any
-    origin: str
-
-
-@dataclass(frozen=True)
 class Wanted:
     """Command line options for the model.
 
     Attributes:
-        name: ``module:factory``, a folder, the id of a cached model, or a model type of transformers.
+        name: ``module:factory``, ``library:name``, a folder, the id of a cached model, or a model type of transformers.
         tiny: use a few small layers with random weights.
         attention: attention implementation in transformers; its default if "".
         trust_remote_code: run code included with the model.
@@ -69,43 +55,21 @@ class Wanted:
             CommandError: there is no model of this name here, or it needs a missing package or remote code that is not
                 allowed.
         """
-        if ":" in self.name:
-            return self._from_factory()
+        library, colon, name = self.name.partition(":")
+        if colon and self.attention:
+            raise CommandError("--attention is for models of transformers", Code.USAGE, fix="leave it out")
+        if colon and library in LIBRARIES:
+            return LIBRARIES[library].load(library, name, self.tiny)
+        if colon and self.tiny:
+            raise CommandError(
+                f"--tiny does not change what {self.name} makes", Code.USAGE, fix="leave it out, or make a small model"
+            )
+        if colon:
+            return from_factory(self.name)
         try:
             return self._from_transformers()
         except ImportError as error:
-            raise _missing(f"{self.name} needs a package: {error}", fix="pip install 'fxschedule[hf]'") from error
-
-    # -- module:factory -----------------------------------------------------------------------------------
-
-    def _from_factory(self) -> Loaded:
-        if self.tiny or self.attention:
-            raise CommandError(
-                "--tiny and --attention are for models of transformers", Code.USAGE, fix="leave them out"
-            )
-        where, _, name = self.name.partition(":")
-        if "" not in sys.path:
-            sys.path.insert(0, "")
-        try:
-            found = importlib.import_module(where)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{where}.".startswith(f"{error.name}."):
-                raise
-            raise _missing(
-                f"there is no module {where!r} to import", fix="run this where it can be imported"
-            ) from error
-        for part in name.split("."):
-            if not hasattr(found, part):
-                raise _missing(f"{where} has no {name!r}", fix="module:factory, such as my_models:make_gpt")
-            found = getattr(found, part)
-        made = found if isinstance(found, nn.Module) or not callable(found) else found()
-        model, batch = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-        if not isinstance(model, nn.Module):
-            raise _missing(
-                f"{self.name} gave {type(made).__name__}, not a model",
-                fix="return an nn.Module, or (nn.Module, batch)",
-            )
-        return Loaded(model, batch, f"made by {self.name}")
+            raise missing(f"{self.name} needs a package: {error}", fix="pip install 'fxschedule[hf]'") from error
 
     # -- transformers -------------------------------------------------------------------------------------
 
@@ -141,7 +105,7 @@ class Wanted:
 
         if Path(self.name).is_dir():
             if not (Path(self.name) / "config.json").is_file():
-                raise _missing(f"the folder {self.name} has no config.json", fix="name what save_pretrained wrote")
+                raise missing(f"the folder {self.name} has no config.json", fix="name what save_pretrained wrote")
             return f"the folder {self.name}"
         try:
             cached = try_to_load_from_cache(self.name, "config.json")
@@ -156,13 +120,13 @@ class Wanted:
         written, _ = PreTrainedConfig.get_config_dict(self.name, local_files_only=True)
         remote = "auto_map" in written and written.get("model_type") not in CONFIG_MAPPING_NAMES
         if remote and not self.trust_remote_code:
-            raise _missing(f"{self.name} comes with code of its own", fix="--trust-remote-code, once you have read it")
+            raise missing(f"{self.name} comes with code of its own", fix="--trust-remote-code, once you have read it")
         try:
             config: PreTrainedConfig = AutoConfig.from_pretrained(
                 self.name, local_files_only=True, trust_remote_code=self.trust_remote_code
             )
         except (ValueError, OSError) as error:
-            raise _missing(f"the config of {self.name} cannot be read: {_first_line(error)}") from error
+            raise missing(f"the config of {self.name} cannot be read: {first_line(error)}") from error
         return config
 
     def _with_weights(self, cls: Any) -> nn.Module:
@@ -172,8 +136,8 @@ class Wanted:
         try:
             model: nn.Module = cls.from_pretrained(self.name, local_files_only=True, **settings)
         except (OSError, ValueError) as error:
-            raise _missing(
-                f"the weights of {self.name} cannot be loaded: {_first_line(error)}",
+            raise missing(
+                f"the weights of {self.name} cannot be loaded: {first_line(error)}",
                 fix="--tiny takes the config alone; `hf download` fetches the weights",
             ) from error
         return model
@@ -187,8 +151,8 @@ class Wanted:
         try:
             model: nn.Module = cls._from_config(type(config).from_dict(written), **settings)
         except (ValueError, TypeError, RuntimeError, AttributeError) as error:
-            raise _missing(
-                f"no {'tiny ' * self.tiny}{cls.__name__} can be built: {_first_line(error)}",
+            raise missing(
+                f"no {'tiny ' * self.tiny}{cls.__name__} can be built: {first_line(error)}",
                 fix="leave --tiny out" if self.tiny else "save a model to a folder, and name that",
             ) from error
         return model
@@ -200,7 +164,7 @@ def _default_config(name: str) -> PreTrainedConfig:
     if name not in CONFIG_MAPPING_NAMES:
         near = difflib.get_close_matches(name.rpartition("/")[2], CONFIG_MAPPING_NAMES, n=3)
         alike = f"; model types alike: {', '.join(near)}" if near else ""
-        raise _missing(
+        raise missing(
             f"{name!r} is not a folder, a model in the local cache or a model type of transformers; "
             "nothing is downloaded",
             fix=f"`hf download {name}` first, or name a folder, a model type or module:factory{alike}",
@@ -225,12 +189,4 @@ def _model_class(config: PreTrainedConfig) -> Any:
         if type(config) in mapping:
             found = mapping[type(config)]
             return found[0] if isinstance(found, (list, tuple)) else found
-    raise _missing(f"transformers has no model for {type(config).__name__}", fix="name the model that holds this part")
-
-
-def _missing(why: str, fix: str = "") -> CommandError:
-    return CommandError(why, Code.NO_MODEL, fix=fix)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+    raise missing(f"transformers has no model for {type(config).__name__}", fix="name the model that holds this part")

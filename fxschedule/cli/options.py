@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
+from torch import nn
 
-from fxschedule.cli.models import Loaded, Wanted
+from fxschedule.cli.loaded import Loaded
+from fxschedule.cli.models import Wanted
 from fxschedule.cli.output import Code, CommandError, stage
 from fxschedule.cli.tiny.batches import repaired
 from schedule.api.schedule import Schedule, create_schedule
 from schedule.capture.examples import example_inputs
+from schedule.capture.examples.trials import tried_inputs
 from schedule.rules import Rule, select_rules
-from schedule.util.errors import MatchError
+from schedule.util.errors import MatchError, NotApplicable
 
 Name = Annotated[
     str,
@@ -24,7 +27,8 @@ Name = Annotated[
         metavar="MODEL",
         show_default=False,
         help="A folder written by save_pretrained, the id of a model in the local Hugging Face cache, a model type of "
-        "transformers such as gpt2 (random weights), or module:factory of your own.",
+        "transformers such as gpt2 (random weights), timm:NAME, torchvision:NAME or diffusers:CLASS (random weights), "
+        "or module:factory or file.py:factory of your own, which returns a model or (model, batch).",
     ),
 ]
 ModulePath = Annotated[
@@ -47,7 +51,9 @@ CostGuard = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
-Tiny = Annotated[bool, typer.Option("--tiny", help="Two small layers with random weights, to look at.")]
+Tiny = Annotated[
+    bool, typer.Option("--tiny", help="Two small layers and small images, with random weights, to look at.")
+]
 Attention = Annotated[
     str, typer.Option("--attention", help="Attention of transformers: eager, sdpa, …; its own choice if not given.")
 ]
@@ -85,8 +91,20 @@ class Asked:
         batch = loaded.batch
         if batch is None:
             with stage("making a batch for it"):
-                batch = example_inputs(model, self.rows, self.length, repaired if self.wanted.tiny else None)
+                batch = self._example(model, loaded.shapes)
         return loaded, create_schedule(model, _moved(batch, self.device))
+
+    def _example(self, model: nn.Module, shapes: Sequence[Sequence[int]]) -> Any:
+        """Make a batch from the config of the model, else find one by trial."""
+        try:
+            return example_inputs(model, self.rows, self.length, repaired if self.wanted.tiny else None)
+        except NotApplicable:
+            pass
+        try:
+            return tried_inputs(model, self.rows, self.length, shapes)
+        except NotApplicable as error:
+            error.fix += "; here, name a factory that returns (model, batch): module:factory or file.py:factory"
+            raise
 
 
 def guarded(cost_guard: bool | None, tiny: bool) -> bool:

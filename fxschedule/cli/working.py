@@ -18,7 +18,8 @@ from torch import nn
 
 from fused.backends.availability import why_unavailable
 from fxschedule.cli import options, recipes
-from fxschedule.cli.models import Loaded, Wanted
+from fxschedule.cli.loaded import Loaded
+from fxschedule.cli.models import Wanted
 from fxschedule.cli.output import Code, command, emit, refuse_unwritable, stage, stderr, stdout
 from schedule.api.optimize import optimize as apply_rules
 from schedule.api.schedule import Schedule

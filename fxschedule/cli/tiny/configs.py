@@ -307,7 +307,7 @@ RULES: list[tuple[re.Pattern[str], str, Callable[[int, Config], int]]] = [
         (r"max_source_positions", "positions", _to(POSITIONS // 4)),
         (r"position|max_seq|max_length|context_length|seq_len|max_target|n_ctx", "positions", _to(POSITIONS)),
         (r"tokens_per_image|image_seq|num_patches", "image", _to(4)),
-        (r"(image|img|input|crop)_size$", "image", _image),
+        (r"(image|img|input|crop|sample)_size$", "image", _image),
         (r"patch_(size|stride)$", "image", _to(PATCH)),
         (r"mel|feature_size|input_feat", "audio", _to(16)),
         (r"quer(y|ies)|latents|num_points|denoising|num_proposals", "queries", _to(8)),

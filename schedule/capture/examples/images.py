@@ -13,10 +13,10 @@ from schedule.capture.examples.sizes import Layouts, Makers, Sizes
 SMALL = 64  # pixels
 
 
-def image_size(configs: Configs) -> tuple[int, int]:
+def image_size(configs: Configs, default: int = SMALL) -> tuple[int, int]:
     """Return the height and width in the config, or a small size divisible by those of every pyramid."""
     names = ("image_size", "img_size", "pretrain_image_size", "sample_size", "input_size", "image_input_size")
-    return configs.pair(*names, near=VISION, default=64)
+    return configs.pair(*names, near=VISION, default=default)
 
 
 def channels(configs: Configs) -> int:

@@ -1,0 +1,157 @@
+"""Example inputs by trial, for models with arguments that neither a config nor a docstring describes.
+
+The sizes come from the model's own weights: a convolution gives the channels of an image, a linear layer the features
+of a vector. One batch is better than another if the model runs more operations before it refuses it, so the arguments
+of a forward are found one after the other.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from schedule.capture.examples.arguments import make
+from schedule.capture.examples.configs import Configs
+from schedule.capture.examples.images import image_size
+from schedule.capture.examples.inputs import REFUSALS, Inputs
+from schedule.capture.examples.questions import because, no_forward, question
+from schedule.capture.examples.sizes import Sizes
+from schedule.capture.recording.recording import undisturbed
+
+MAX_TRIALS = 512
+SIDES = (32, 64, 224)  # of an image, in pixels
+FRAMES = 8  # of a video
+FEW = 2  # ids if there is no embedding to count them
+
+
+def tried_inputs(model: nn.Module, rows: int = 2, length: int = 12, shapes: Sequence[Sequence[int]] = ()) -> Inputs:
+    """Return a batch that ``model`` accepts, found by calling it with one candidate after the other.
+
+    Candidates for an argument are images, videos and signals ``[rows, channels, ...]``, sequences ``[rows, length,
+    features]``, vectors ``[rows, features]``, ids ``[rows, length]`` and numbers ``[rows]``. Ids are below the size of
+    the smallest embedding. Arguments with a default of None are given only if the model does not run without them. The
+    state of the model is restored.
+
+    Args:
+        model: any module.
+        rows: batch size.
+        length: tokens of each row.
+        shapes: shapes of one row to try first.
+
+    Raises:
+        NotApplicable: the model accepts no candidate; quotes the reason for the batch with which it ran furthest.
+    """
+    if type(model).forward is nn.Module.forward:
+        raise no_forward(model)
+    return _Trials(model, rows, length, shapes).run()
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """One call: its batch, the number of operations until the model refused it, infinite if it did not, and why."""
+
+    batch: Inputs
+    reached: float
+    why: str = ""
+
+    @property
+    def accepted(self) -> bool:
+        return self.reached == math.inf
+
+
+class _Trials:
+    def __init__(self, model: nn.Module, rows: int, length: int, shapes: Sequence[Sequence[int]]) -> None:
+        parameters = [p for p in inspect.signature(model.forward).parameters.values() if p.kind in _NAMED]
+        self.required = [p.name for p in parameters if p.default is p.empty]
+        self.optional = [p.name for p in parameters if p.default is None]
+        self.weights = list(model.parameters())
+        first = next((weight for weight in self.weights if weight.is_floating_point()), torch.empty(0))
+        config = getattr(model, "config", None)
+        names = [*self.required, *self.optional]
+        self.sizes = Sizes(Configs(config), rows, length, names, first.device)
+        self.model, self.shapes, self.dtype, self.left = model, shapes, first.dtype, MAX_TRIALS
+        self.candidates = {name: list(self.candidates_of(name if config is not None else "")) for name in names}
+
+    def run(self) -> Inputs:
+        with undisturbed(self.model), torch.no_grad():
+            self.model.eval()
+            best = self.tried({name: self.candidates[name][0] for name in self.required})
+            while not best.accepted:
+                before = best
+                best = self.improved(best, self.required)
+                if best is before:
+                    best = self.improved(best, self.optional)
+                if best is before:
+                    needed = self.required or self.optional
+                    raise question(self.model, needed, best.why or "its arguments cannot be given by name")
+            for name in [name for name in best.batch if name in self.optional]:
+                fewer = self.tried({other: value for other, value in best.batch.items() if other != name})
+                best = fewer if fewer.accepted else best
+        return best.batch
+
+    # -- candidates ---------------------------------------------------------------------------------------
+
+    def candidates_of(self, name: str) -> Iterator[torch.Tensor]:
+        """Yield values of an argument, first those by its name."""
+        rows, sizes = self.sizes.rows, self.sizes
+        yield from make(name, sizes)
+        for shape in dict.fromkeys((*(tuple(shape) for shape in self.shapes), *self.shapes_of_weights())):
+            yield sizes.normal(rows, *shape).to(self.dtype)
+        embeddings = [each.num_embeddings for each in self.model.modules() if isinstance(each, nn.Embedding)]
+        yield sizes.whole(min(embeddings, default=FEW), rows, sizes.length)
+        yield sizes.whole(min(embeddings, default=FEW), rows)
+
+    def shapes_of_weights(self) -> Iterator[tuple[int, ...]]:
+        """Yield shapes of one row of what a linear layer or convolution with each of the weights takes."""
+        sides = dict.fromkeys((image_size(self.sizes.configs, SIDES[0])[0], *SIDES))
+        for weight in self.weights:
+            if weight.ndim == 2:
+                yield from ((self.sizes.length, weight.shape[1]), (weight.shape[1],))
+            elif weight.ndim > 2:
+                yield from (
+                    (weight.shape[1], *[FRAMES] * (weight.ndim - 4), *[s] * min(weight.ndim - 2, 2)) for s in sides
+                )
+
+    # -- trying -------------------------------------------------------------------------------------------
+
+    def improved(self, best: _Trial, names: Sequence[str]) -> _Trial:
+        """Return the best trial with other values of ``names``, or ``best`` itself."""
+        for name in names:
+            start = best
+            for value in self.candidates[name]:
+                if not best.accepted and self.left > 0:
+                    best = max(best, self.tried({**start.batch, name: value}), key=lambda trial: trial.reached)
+        return best
+
+    def tried(self, batch: Inputs) -> _Trial:
+        self.left -= 1
+        copies = {name: value.clone() for name, value in batch.items()}
+        with _Operations() as operations:
+            try:
+                output = self.model(**copies)
+            except REFUSALS as error:
+                return _Trial(batch, operations.count, because(error, batch))
+        return _Trial(batch, operations.count if output is None else math.inf, "the model returns nothing")
+
+
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+class _Operations(TorchFunctionMode):
+    """Counts the calls of torch that succeed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.count += 1
+        return result
