@@ -10,6 +10,14 @@ from torch import nn
 from tests.small import Mlp, Small, ids, small
 
 
+class Asking(nn.Module):
+    """Takes an object that nothing can make."""
+
+    def forward(self, session: Any) -> torch.Tensor:
+        found: torch.Tensor = session.embeddings
+        return found
+
+
 def make() -> tuple[Small, dict[str, torch.Tensor]]:
     """A model with its batch."""
     return small(), ids(2, 5)
@@ -23,7 +31,7 @@ def mlp() -> tuple[nn.Module, torch.Tensor]:
 
 def without_batch() -> nn.Module:
     """No batch can be made for it."""
-    return Mlp(16)
+    return Asking()
 
 
 def nothing() -> Any:

@@ -252,7 +252,9 @@ def test_a_model_that_is_not_there_is_said_at_once(name: str, why: str) -> None:
 
 
 def test_a_model_without_a_batch_is_asked_for_one() -> None:
-    assert "what is Mlp called with?" in data("optimize", "tests.cli.models:without_batch", code=4)["error"]["why"]
+    error = data("optimize", "tests.cli.models:without_batch", code=4)["error"]
+    assert "what is Asking called with?" in error["why"] and "no attribute 'embeddings'" in error["why"]
+    assert "dict(session=…)" in error["fix"] and "a factory that returns (model, batch)" in error["fix"]
 
 
 # -- bad input --------------------------------------------------------------------------------------------------
@@ -375,4 +377,4 @@ def test_an_interrupt_ends_with_one_line(
 
 def test_the_model_of_a_factory_may_be_a_module_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.cli.models.ready", nn.Linear(3, 3), raising=False)
-    assert data("show", "tests.cli.models:ready", code=4)["error"]["asked"] == "make example inputs"
+    assert data("show", "tests.cli.models:ready")["modules"] == {"": "Linear"}

@@ -18,8 +18,8 @@ def reduced(settings: Mapping[str, Any]) -> Iterator[Settings]:
     """Yield copies of ``settings`` with smaller sizes, the smallest first: all reduced, then all but one, but two.
 
     Tuples with one entry for each stage, which are several of the same length, keep their first and last entry. Sizes
-    are reduced by their names as :func:`shrink` does, which keeps most relations between them. For other relations, some
-    sizes have to stay as they are.
+    are reduced by their names as :func:`shrink` does, which keeps most relations between them. For other relations,
+    some sizes have to stay as they are.
     """
     changes = _changes(settings)
     for count in range(MAX_UNCHANGED + 1):

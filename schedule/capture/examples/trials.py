@@ -1,14 +1,15 @@
 """Example inputs by trial, for models with arguments that neither a config nor a docstring describes.
 
 The sizes come from the model's own weights: a convolution gives the channels of an image, a linear layer the features
-of a vector. One batch is better than another if the model runs more operations before it refuses it, so the arguments
-of a forward are found one after the other.
+of a vector. One batch is better than another if the model runs more operations before it refuses it, and does so at
+another line, so the arguments of a forward are found one after the other.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,8 @@ from schedule.capture.examples.sizes import Sizes
 from schedule.capture.recording.recording import undisturbed
 
 MAX_TRIALS = 512
-SIDES = (32, 64, 224)  # of an image, in pixels
+MAX_NUMBERS = 2**18  # of one row
+SIDES = (32, 48, 64, 224)  # of an image, in pixels
 FRAMES = 8  # of a video
 FEW = 2  # ids if there is no embedding to count them
 
@@ -55,15 +57,27 @@ def tried_inputs(model: nn.Module, rows: int = 2, length: int = 12, shapes: Sequ
 
 @dataclass(frozen=True)
 class _Trial:
-    """One call: its batch, the number of operations until the model refused it, infinite if it did not, and why."""
+    """One call.
+
+    Attributes:
+        batch: its inputs.
+        reached: how many operations began and ended until the model refused them; infinite if it did not.
+        why: its reason.
+        lines: where it was: the lines of all calls on the stack.
+    """
 
     batch: Inputs
     reached: float
     why: str = ""
+    lines: tuple[tuple[str, int | None], ...] = ()
 
     @property
     def accepted(self) -> bool:
         return self.reached == math.inf
+
+    def beats(self, other: _Trial) -> bool:
+        """Check whether the model ran further than in another call, to another line."""
+        return self.reached > other.reached and (self.accepted or self.lines != other.lines)
 
 
 class _Trials:
@@ -74,15 +88,18 @@ class _Trials:
         self.weights = list(model.parameters())
         first = next((weight for weight in self.weights if weight.is_floating_point()), torch.empty(0))
         config = getattr(model, "config", None)
-        names = [*self.required, *self.optional]
-        self.sizes = Sizes(Configs(config), rows, length, names, first.device)
-        self.model, self.shapes, self.dtype, self.left = model, shapes, first.dtype, MAX_TRIALS
-        self.candidates = {name: list(self.candidates_of(name if config is not None else "")) for name in names}
+        self.sizes = Sizes(Configs(config), rows, length, [*self.required, *self.optional], first.device)
+        self.model, self.dtype, self.left = model, first.dtype, MAX_TRIALS
+        features = {weight.shape[1] for weight in self.weights if weight.ndim == 2}
+        made = sorted(self.shapes_of_weights(), key=lambda shape: len(shape) > 2 and shape[-1] in features)
+        self.shapes = [*dict.fromkeys((*(tuple(shape) for shape in shapes), *made))]
+        embeddings = [each.num_embeddings for each in model.modules() if isinstance(each, nn.Embedding)]
+        self.ids = min(embeddings, default=FEW)
 
     def run(self) -> Inputs:
         with undisturbed(self.model), torch.no_grad():
             self.model.eval()
-            best = self.tried({name: self.candidates[name][0] for name in self.required})
+            best = self.tried({name: next(self.candidates(name)) for name in self.required})
             while not best.accepted:
                 before = best
                 best = self.improved(best, self.required)
@@ -98,15 +115,17 @@ class _Trials:
 
     # -- candidates ---------------------------------------------------------------------------------------
 
-    def candidates_of(self, name: str) -> Iterator[torch.Tensor]:
-        """Yield values of an argument, first those by its name."""
-        rows, sizes = self.sizes.rows, self.sizes
-        yield from make(name, sizes)
-        for shape in dict.fromkeys((*(tuple(shape) for shape in self.shapes), *self.shapes_of_weights())):
-            yield sizes.normal(rows, *shape).to(self.dtype)
-        embeddings = [each.num_embeddings for each in self.model.modules() if isinstance(each, nn.Embedding)]
-        yield sizes.whole(min(embeddings, default=FEW), rows, sizes.length)
-        yield sizes.whole(min(embeddings, default=FEW), rows)
+    def candidates(self, name: str) -> Iterator[torch.Tensor]:
+        """Yield values of an argument, first those by its name if there is a config.
+
+        Images as wide as a sequence has features come last: a linear layer would accept them.
+        """
+        sizes = self.sizes
+        yield from make(name, sizes) if sizes.configs.named else ()
+        for shape in self.shapes:
+            yield sizes.normal(sizes.rows, *shape).to(self.dtype)
+        yield sizes.whole(self.ids, sizes.rows, sizes.length)
+        yield sizes.whole(self.ids, sizes.rows)
 
     def shapes_of_weights(self) -> Iterator[tuple[int, ...]]:
         """Yield shapes of one row of what a linear layer or convolution with each of the weights takes."""
@@ -115,8 +134,9 @@ class _Trials:
             if weight.ndim == 2:
                 yield from ((self.sizes.length, weight.shape[1]), (weight.shape[1],))
             elif weight.ndim > 2:
+                sizes = ([FRAMES] * (weight.ndim - 4) + [side] * min(weight.ndim - 2, 2) for side in sides)
                 yield from (
-                    (weight.shape[1], *[FRAMES] * (weight.ndim - 4), *[s] * min(weight.ndim - 2, 2)) for s in sides
+                    (weight.shape[1], *size) for size in sizes if weight.shape[1] * math.prod(size) <= MAX_NUMBERS
                 )
 
     # -- trying -------------------------------------------------------------------------------------------
@@ -125,9 +145,11 @@ class _Trials:
         """Return the best trial with other values of ``names``, or ``best`` itself."""
         for name in names:
             start = best
-            for value in self.candidates[name]:
-                if not best.accepted and self.left > 0:
-                    best = max(best, self.tried({**start.batch, name: value}), key=lambda trial: trial.reached)
+            for value in self.candidates(name):
+                if best.accepted or self.left <= 0:
+                    return best
+                other = self.tried({**start.batch, name: value})
+                best = other if other.beats(best) else best
         return best
 
     def tried(self, batch: Inputs) -> _Trial:
@@ -137,7 +159,8 @@ class _Trials:
             try:
                 output = self.model(**copies)
             except REFUSALS as error:
-                return _Trial(batch, operations.count, because(error, batch))
+                lines = tuple((frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__))
+                return _Trial(batch, operations.count, because(error, batch), lines)
         return _Trial(batch, operations.count if output is None else math.inf, "the model returns nothing")
 
 
@@ -145,13 +168,14 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 class _Operations(TorchFunctionMode):
-    """Counts the calls of torch that succeed."""
+    """Counts the calls of torch that begin, and those that end."""
 
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
         result = func(*args, **(kwargs or {}))
         self.count += 1
         return result
