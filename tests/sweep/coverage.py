@@ -32,9 +32,9 @@ at the recorded shape and at others that the model takes.
 
 _BEYOND = """# Beyond transformers
 
-One model of every family of timm {timm} (the smallest, on images of 64 × 64, without stochastic depth), models of
-diffusers {diffusers} and x-transformers {x_transformers} over their options, tiny, and torch.nn's own, torch {torch}.
-Written by `make sweep-beyond`; the columns are those of [coverage](coverage.md).
+One model of every family of timm {timm} (a small one, on the smallest images that it takes, without stochastic depth),
+classes of diffusers {diffusers}, tiny, x-transformers {x_transformers} over its options, and torch.nn's own, torch
+{torch}. Written by `make sweep-beyond`; the columns are those of [coverage](coverage.md).
 
 {summary}
 

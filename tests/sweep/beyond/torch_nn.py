@@ -75,10 +75,10 @@ TORCH: dict[str, Case] = {
     "ResNet": Case(own.ResNet, given(pixel_values=(N, 3, 8, 8))),
     "EfficientNet": Case(own.EfficientNet, given(pixel_values=(N, 3, 8, 8))),
     "TransformerEncoder": Case(_encoder, given(src=_HIDDEN)),
-    "TransformerEncoder, norm first": Case(
+    "TransformerEncoder with norm first": Case(
         lambda: _encoder(norm_first=True, activation="gelu", bias=False), given(src=_HIDDEN)
     ),
-    "TransformerEncoder, masked": Case(
+    "TransformerEncoder with a mask": Case(
         _encoder,
         given(src=_HIDDEN, src_key_padding_mask=lambda rows, length: torch.arange(length).expand(rows, -1) > 6),
     ),

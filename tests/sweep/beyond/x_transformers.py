@@ -97,7 +97,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "sandwich": {"sandwich_norm": True},
     "post norm": {"pre_norm": False},
     "residual attention": {"residual_attn": True},
-    "post norm, residual attention": {"pre_norm": False, "residual_attn": True},
+    "post norm with residual attention": {"pre_norm": False, "residual_attn": True},
     "gated values": {"attn_gate_values": True},
     "gated values by head": {"attn_gate_values": True, "attn_gate_values_headwise": True},
     "memory": {"attn_num_mem_kv": 2},
