@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from types import FrameType
 from typing import Any
 
@@ -164,16 +165,23 @@ def peak_bytes(run: Callable[[], Any], device: str) -> int:
         before = [torch.cuda.memory_allocated(card) for card in cards]
         run()
         return sum(torch.cuda.max_memory_allocated(card) - held for card, held in zip(cards, before, strict=True))
+    return max(_allocated(run), default=0)
+
+
+def kept_bytes(run: Callable[[], Any]) -> int:
+    """Return the bytes that a call newly allocates on the CPU and its result keeps, such as a loss with its graph."""
+    return _allocated(run)[-1]
+
+
+def _allocated(run: Callable[[], Any]) -> list[int]:
+    """Return the bytes newly allocated on the CPU after each allocation and deallocation of a call."""
     silence_profiler()
     gc.collect()  # else memory allocated in an earlier profile could be freed, and counted, in this one
     with collector_paused(), torch.profiler.profile(profile_memory=True) as profile:
-        run()
-    now = peak = 0
-    for event in profile.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            now += event.nbytes()
-            peak = max(peak, now)
-    return peak
+        result = run()
+    del result  # not before the profile has ended
+    events = profile.profiler.kineto_results.events()
+    return [0, *accumulate(event.nbytes() for event in events if event.name() == "[memory]")]
 
 
 def silence_profiler() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from schedule.util.named_values import Plain, limit_of
-from schedule.verify.observe import Observation, rms
+from schedule.verify.observe import Observation, as_real, rms
 from schedule.verify.report import Deviation, missing
 from schedule.verify.tolerances import Tolerance
 
@@ -103,13 +103,14 @@ def _tensor(kind: str, name: str, ours: torch.Tensor, theirs: torch.Tensor, allo
     if not ours.is_floating_point() and not ours.is_complex():
         count = int((ours != theirs).sum())
         return missing(kind, name, f"differs in {count} of {ours.numel()} entries of {ours.dtype}")
-    if ours.is_complex():
-        ours, theirs = torch.view_as_real(ours), torch.view_as_real(theirs)
+    ours, theirs = as_real(ours), as_real(theirs)
     limit = limit_of(ours.dtype)
-    if not torch.equal(_class(ours, limit), _class(theirs, limit)):
-        return missing(kind, name, "is NaN, infinite or masked in other elements")
-    normal = ours.abs() < limit
-    ours, theirs = ours[normal].double(), theirs[normal].double()
+    if not (_is_ordinary(ours, limit) and _is_ordinary(theirs, limit)):
+        if not torch.equal(_class(ours, limit), _class(theirs, limit)):
+            return missing(kind, name, "is NaN, infinite or masked in other elements")
+        normal = ours.abs() < limit
+        ours, theirs = ours[normal], theirs[normal]
+    ours, theirs = ours.double(), theirs.double()
     difference = (ours - theirs).abs()
     if not bool((difference > 0).any()):
         return Deviation(kind, name, tolerance=allowed)
@@ -120,6 +121,10 @@ def _tensor(kind: str, name: str, ours: torch.Tensor, theirs: torch.Tensor, allo
         spread = difference.pow(2).mean().sqrt() / (allowed * size + floor).clamp_min(1e-300)
         excess = max(excess, float(spread) / _SPREAD)
     return Deviation(kind, name, float(difference.max()), float((difference / scale).max()), allowed, excess)
+
+
+def _is_ordinary(tensor: torch.Tensor, limit: float) -> bool:
+    return bool(tensor.abs().max() < limit)  # False if one is NaN
 
 
 def _class(tensor: torch.Tensor, limit: float) -> torch.Tensor:
@@ -140,7 +145,10 @@ def _updates(reference: Observation, other: Observation, tolerance: Tolerance) -
         if ours.shape != theirs.shape:
             yield missing("update", name, f"is {list(theirs.shape)}, was {list(ours.shape)}")
             continue
-        difference, size = ours.double() - theirs.double(), rms(ours)
+        if torch.equal(ours, theirs):
+            yield Deviation("update", name, tolerance=tolerance.update)
+            continue
+        difference, size = as_real(ours).double() - as_real(theirs).double(), rms(ours)
         deviation, largest = rms(difference), float(difference.abs().max()) if difference.numel() else 0.0
         relative = deviation / max(size, 1e-300) if deviation else 0.0
         excess = deviation / max(tolerance.update * size + floor, 1e-300)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -227,8 +228,17 @@ def _optimizer(parameters: list[nn.Parameter], case: Case, tolerance: Tolerance,
 
 def rms(tensor: torch.Tensor) -> float:
     """Return the root mean square over the finite entries, in float64."""
-    finite = tensor[torch.isfinite(tensor)].double()
-    return float(finite.pow(2).mean().sqrt()) if finite.numel() else 0.0
+    values = as_real(tensor if tensor.is_floating_point() or tensor.is_complex() else tensor.double())
+    norm = float(torch.linalg.vector_norm(values, dtype=torch.float64))
+    if not math.isfinite(norm):
+        values = values[torch.isfinite(values)]
+        norm = float(torch.linalg.vector_norm(values, dtype=torch.float64))
+    return norm / math.sqrt(values.numel()) if values.numel() else 0.0
+
+
+def as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the real and imaginary parts of a complex tensor in a last dimension, or ``tensor`` itself."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _largest_rms(tensors: Named) -> float:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import schedule
-from schedule.report.costs import measure, peak_bytes
+from schedule.report.costs import kept_bytes, measure, peak_bytes
 from tests.zoo import batch, build
 
 
@@ -45,3 +45,11 @@ def test_a_call_of_a_new_kind_counts_as_it_will_run() -> None:
     assert first.saved_bytes < original.saved_bytes
     model(**full)
     assert first == measure(model, full)
+
+
+def test_what_a_result_keeps() -> None:
+    x, weight = torch.randn(64, 32), torch.randn(32, 32, requires_grad=True)
+    of_result = x.nbytes + 4  # tanh saves its result; the sum is one number
+    assert kept_bytes(lambda: (x @ weight).tanh().sum()) == of_result
+    assert peak_bytes(lambda: (x @ weight).tanh().sum(), "cpu") == 2 * x.nbytes
+    assert kept_bytes(lambda: None) == 0
