@@ -26,6 +26,7 @@ _COMPILED_FROM = {
     "relu6": 2**18,
     "hard_swish": 2**18,
     "silu": 2**18,
+    "mish": 2**16,
     "quick_gelu": 2**16,
     "gelu": 2**17,
     "gelu_tanh": 2**15,
@@ -46,6 +47,7 @@ BIAS_ACTIVATION = Op(
     backward=formulas.bias_activation_backward,
     canonical=as_rows,
     operands=lambda args: args[:1],
+    pointwise=lambda args: args[-1] is None,  # the bias
     small_on_cpu=_compiled_from,
     kernels="fused.backends.triton.activations",
 )
@@ -182,8 +184,9 @@ def bias_activation(x: Tensor, bias: Tensor | None, activation: str) -> Tensor:
             may be sharded on any dimension; the op runs on its shards.
         bias: ``[hidden]``, or None for no bias. May have another dtype than x. If it or x has one feature only, torch
             computes the broadcasting sum before the pass.
-        activation: ``"relu"``, ``"relu2"`` (relu(z)²), ``"relu6"``, ``"hard_swish"``, ``"silu"``, ``"quick_gelu"``
-            (z·σ(1.702z)), ``"gelu"`` (erf), ``"gelu_tanh"``, ``"tanh"`` or ``"sigmoid"``.
+        activation: ``"relu"``, ``"relu2"`` (relu(z)²), ``"relu6"``, ``"hard_swish"``, ``"silu"``, ``"mish"``
+            (z·tanh(softplus(z))), ``"quick_gelu"`` (z·σ(1.702z)), ``"gelu"`` (erf), ``"gelu_tanh"``, ``"tanh"`` or
+            ``"sigmoid"``.
 
     Returns:
         ``[..., hidden]`` in the dtype that ``x + bias`` has in torch (bfloat16 with a float32 bias gives

@@ -47,10 +47,23 @@ def erf_gelu_pair(z: Tensor) -> tuple[Tensor, Tensor]:
     return z * normal, normal + z * e * (1 / math.sqrt(2 * math.pi))
 
 
-VALUES: dict[str, Callable[[Tensor], Tensor]] = {"gelu_tanh": _tanh_gelu}
+def mish_pair(z: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute Mish, z·tanh(softplus(z)), and its slope from one exponential.
+
+    With p = 1 + e⁻ᶻ and m = e⁻ᶻ for z ≥ 0, and p = 1 + eᶻ and m = 1 below, tanh(softplus(z)) is (p² − m²)/(p² + m²).
+    """
+    e = torch.exp(-z.abs())
+    p, m = 1 + e, torch.where(z < 0, 1.0, e)
+    r = 1 / (p * p + m * m)
+    t = torch.where(z < 0, e * (2 + e), 1 + 2 * e) * r
+    return z * t, t + 4 * z * (p * e * m) * r * r
+
+
+VALUES: dict[str, Callable[[Tensor], Tensor]] = {"gelu_tanh": _tanh_gelu, "mish": lambda z: mish_pair(z)[0]}
 _GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "gelu": lambda g, z: g * erf_gelu_pair(z)[1],
     "gelu_tanh": lambda g, z: g * tanh_gelu_pair(z)[1],
+    "mish": lambda g, z: g * mish_pair(z)[1],
 }
 
 

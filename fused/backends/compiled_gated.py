@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 
-from fused.backends.compiled import VALUES, erf_gelu_pair, tanh_gelu_pair
+from fused.backends.compiled import VALUES, erf_gelu_pair, mish_pair, tanh_gelu_pair
 from fused.backends.reference.activations import ACTIVATIONS, QUICK
 from fused.backends.reference.gated import Gradients, Number, limited, operands, unlimited
 
@@ -51,6 +51,7 @@ _PAIRS: dict[str, Callable[[Tensor], Pair]] = {
     "relu6": lambda z: (F.relu6(z), torch.where(_FLAT["relu6"](z), 0.0, 1.0)),
     "hard_swish": _hard_swish,
     "silu": _sigmoid_gated,
+    "mish": mish_pair,
     "quick_gelu": lambda z: _sigmoid_gated(z, QUICK),
     "gelu": erf_gelu_pair,
     "gelu_tanh": tanh_gelu_pair,

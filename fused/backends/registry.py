@@ -39,6 +39,7 @@ class Op:
         operands: from the `args` of the forward formula, the operands of its sums and products in their order, if the
             formula is elementwise but for the last dimension. Its results then have the strides of eager torch on
             every backend. Other ops have contiguous results.
+        pointwise: from the `args` of either part, whether it is elementwise in the last dimension as well.
         small_on_cpu: from the settings of a call, the number of elements below which plain torch is as fast on the CPU.
         kernels: the module with the Triton functions, which have the names and signatures of the formulas. It is
             imported when they first run.
@@ -50,6 +51,7 @@ class Op:
     backward: Formula
     canonical: Canonical | None = None
     operands: Operands | None = None
+    pointwise: Callable[[Sequence[Any]], bool] | None = None
     small_on_cpu: Callable[..., float] | None = None
     kernels: str | None = None
     implementations: dict[str, dict[Part, Formula]] = field(default_factory=dict)
@@ -180,7 +182,8 @@ class Op:
         back = None
         if backend != "reference" and self.operands is not None:
             # The strides of a gradient are those of the incoming one.
-            args, back = in_memory_order(args, self.operands(args) if part == "forward" else args[:1])
+            operands = self.operands(args) if part == "forward" else args[:1]
+            args, back = in_memory_order(args, operands, last=self.pointwise is None or not self.pointwise(args))
         if backend == "inductor":
             results = self._compiled(formula, part, args, statics, device)
         else:

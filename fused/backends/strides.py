@@ -68,12 +68,15 @@ def _compared(fast: int, slow: int, shape: Sequence[int], strides: Sequence[Sequ
     return 0
 
 
-def in_memory_order(args: Sequence[Any], operands: Operands) -> tuple[Sequence[Any], Callable[[Any], Any] | None]:
-    """Permute inputs to the order in memory of the elementwise result of the operands, with the last dimension last.
+def in_memory_order(
+    args: Sequence[Any], operands: Operands, *, last: bool = True
+) -> tuple[Sequence[Any], Callable[[Any], Any] | None]:
+    """Permute inputs to the order in memory of the elementwise result of the operands.
 
     Args:
         args: tensors, numbers and None; the rank of the first counts. Vectors are left as they are.
         operands: see `memory_order`; at least one is a tensor.
+        last: whether the last dimension stays the last.
 
     Returns:
         The inputs, and a function that permutes results of their rank back, and copies them if the last dimension is
@@ -86,7 +89,7 @@ def in_memory_order(args: Sequence[Any], operands: Operands) -> tuple[Sequence[A
         return args, None
     rank = args[0].ndim
     wanted = memory_order(operands)
-    order = [*(dim for dim in wanted if dim != rank - 1), rank - 1]
+    order = [*(dim for dim in wanted if dim != rank - 1), rank - 1] if last else list(wanted)
 
     def permuted(arg: Any) -> Any:
         if not isinstance(arg, Tensor) or arg.ndim < 2:

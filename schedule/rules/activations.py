@@ -71,6 +71,11 @@ def swish(z: Value) -> Value:
     return z * torch.sigmoid(z)
 
 
+def tanh_of_softplus(z: Value) -> Value:
+    """Match Mish written out, z·tanh(softplus(z))."""
+    return z * torch.tanh(F.softplus(z))
+
+
 def rounded_constant(scalars: dict[str, Any]) -> str:
     """Return the first inexact constant of a formula as ``name = value``, or "" if there is none.
 

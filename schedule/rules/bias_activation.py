@@ -6,7 +6,8 @@
     after:   z = fused.bias_activation(F.linear(x, self.fc.weight), self.fc.bias, 'gelu_tanh')
 
 There is one rule for each activation, with every form it is written in. An activation written out as a formula is worth
-a rule without a bias too: eager torch saves a tensor for each of its steps.
+a rule without a bias too: eager torch saves a tensor for each of its steps. So is Mish, whose kernel in torch takes two
+to three times as long.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from schedule.rules.activations import (
     rounded_constant,
     swish,
     tanh_of_cube,
+    tanh_of_softplus,
     tanh_of_square,
 )
 from schedule.rules.casts import Value
@@ -97,6 +99,7 @@ def _rule(
     activation: str,
     *,
     formulas: tuple[Callable[[Value], Value], ...] = (),
+    slow_singles: tuple[Callable[[Value], Value], ...] = (),
     singles: tuple[Callable[[Value], Value], ...] = (),
     formula_forms: tuple[Callable[[Tensor], Tensor], ...] = (),
     single_forms: tuple[Callable[[Tensor], Tensor], ...] = (),
@@ -109,8 +112,9 @@ def _rule(
     Args:
         activation: its name in ``fused.bias_activation``.
         formulas: patterns of its forms with several operations.
+        slow_singles: patterns of its forms with one operation that torch has a slow kernel for.
         singles: patterns of its forms with one operation; without a bias, there is nothing to gain from these.
-        formula_forms, single_forms: the activation as models write it, for the proof.
+        formula_forms, single_forms: the activation as models write it, for the proof; the latter with a bias only.
         refused: lookalikes that the rule must not match.
         sets: see :class:`Rule`.
     """
@@ -121,11 +125,11 @@ def _rule(
     def size(kind: str) -> Judge:
         return lambda graph_match: small(kind, spec_of(graph_match.inputs["x"]))
 
-    labels = [f.__name__.strip("_") for f in (*formulas, *singles)]
-    biased = [_with_bias(f, label) for f, label in zip((*formulas, *singles), labels, strict=True)]
-    alone = [_alone(f, label) for f, label in zip(formulas, labels, strict=False)]
-    judges = {pattern.__name__: size("formula") for pattern in (*biased, *alone)}
-    judges |= {pattern.__name__: profitability_of_single or size("single") for pattern in biased[len(formulas) :]}
+    by_way = dict.fromkeys(formulas, size("formula")) | dict.fromkeys(slow_singles, size("single, slow"))
+    alone = {_alone(way, way.__name__): judge for way, judge in by_way.items()}
+    by_way |= dict.fromkeys(singles, profitability_of_single or size("single"))
+    biased = {_with_bias(way, way.__name__): judge for way, judge in by_way.items()}
+    judges = {pattern.__name__: judge for pattern, judge in (biased | alone).items()}
     reason = f"{activation} without a bias is one operation already: there is nothing to fuse"
     return register_rule(
         Rule(
@@ -201,6 +205,18 @@ SILU = _rule(
     formula_forms=(lambda x: x * torch.sigmoid(x),),
     single_forms=(F.silu, nn.SiLU(), lambda x: F.silu(x, inplace=True)),
     refused=(lambda x, b: F.mish(x + b), lambda x, b: (x + b) * torch.sigmoid(x)),
+)
+MISH = _rule(
+    "mish",
+    formulas=(tanh_of_softplus,),
+    slow_singles=(F.mish,),
+    formula_forms=(lambda x: F.softplus(x).tanh() * x, nn.Mish()),
+    single_forms=(lambda x: F.mish(x, inplace=True),),
+    refused=(
+        lambda x: x * torch.tanh(F.softplus(x, beta=2.0)),
+        lambda x: x * torch.sigmoid(F.softplus(x)),
+        lambda x, b: (x + b) * torch.tanh(F.softplus(x)),
+    ),
 )
 RELU_SQUARED = _rule(
     "relu2",

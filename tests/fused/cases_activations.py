@@ -14,6 +14,7 @@ EAGER = {
     "relu6": F.relu6,
     "hard_swish": F.hardswish,
     "silu": F.silu,
+    "mish": F.mish,
     "quick_gelu": lambda z: z * torch.sigmoid(1.702 * z),
     "gelu": F.gelu,
     "gelu_tanh": lambda z: F.gelu(z, approximate="tanh"),

@@ -28,6 +28,7 @@ def _two(name: str) -> Case:
         eager=lambda gate, up: eager(name, gate, up),
         inputs=lambda rows, columns: (normal(rows, columns), normal(rows, columns)),
         saved=nbytes,
+        long=name == "mish",  # as bias_activation is compiled
     )
 
 

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import fused
+from fused.backends.compiled import mish_pair
 from tests.fused.cases_activations import EAGER
 
 every_activation = pytest.mark.parametrize("name", EAGER)
@@ -27,6 +28,17 @@ def test_gelu_keeps_its_digits_where_it_cancels(name, values_and_gradients):
         exact = values_and_gradients(EAGER[name], g.double(), x.double())
         for mine, truth in zip(ours, exact, strict=True):
             torch.testing.assert_close(mine.double(), truth, rtol=1.3e-6, atol=1e-6)
+
+
+def test_mish_from_one_exponential():
+    """For numbers whose exponential overflows, too."""
+    for dtype, spread, tolerance in ((torch.float64, 800, 1e-14), (torch.float32, 100, 3e-6)):
+        x = torch.linspace(-spread, spread, 100_001, dtype=dtype)
+        exact = x.double().requires_grad_()
+        expected = F.mish(exact)
+        (slope,) = torch.autograd.grad(expected.sum(), exact)
+        for mine, truth in zip(mish_pair(x), (expected, slope), strict=True):
+            torch.testing.assert_close(mine.double(), truth, rtol=tolerance, atol=tolerance)
 
 
 def test_the_names_of_megatron_and_huggingface():

@@ -121,7 +121,7 @@ def test_a_residual_that_broadcasts_is_added_by_torch() -> None:
         ((6,), {}, ValueError, "at least 2 dimension"),
         ((2, 6, 4), {"weight": torch.ones(4)}, ValueError, r"weight must have shape \[6\]"),
         ((2, 6, 4), {"running_var": None}, ValueError, "both running_mean and running_var"),
-        ((2, 6, 4), {"activation": "mish"}, ValueError, "there is no activation 'mish'; there are relu"),
+        ((2, 6, 4), {"activation": "swish"}, ValueError, "there is no activation 'swish'; there are relu"),
         ((2, 6, 4), {"eps": "small"}, TypeError, "eps must be a number"),
         ((2, 6, 4), {"training": True, "momentum": None}, ValueError, "needs num_batches_tracked"),
         ((1, 6, 1), {"training": True}, ValueError, "more than 1 value per channel"),
@@ -220,7 +220,7 @@ def test_folding_takes_one_pass_over_the_smaller_side() -> None:
         ({"weight": torch.randn(6, 3, 3)}, ValueError, "no convolution of"),
         ({"running_mean": torch.zeros(3)}, ValueError, r"running_mean must have shape \[6\]"),
         ({"norm_bias": torch.zeros(2, 3)}, ValueError, r"norm_bias must have shape \[6\]"),
-        ({"activation": "mish"}, ValueError, "there is no activation 'mish'"),
+        ({"activation": "swish"}, ValueError, "there is no activation 'swish'"),
         ({"x": torch.ones(1, 3, 4, 4, dtype=torch.int64)}, TypeError, "input must be float"),
     ],
 )

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fused
-from fused.backends import availability
+from fused.backends import availability, inductor
 from fused.backends.strides import memory_order
 from tests.fused.cases_norms import eager_rms_norm
 from tests.fused.cases_rotary import rotated_pairs
@@ -157,6 +157,20 @@ def test_gradients_of_permuted_inputs(name: str, on_backend: str) -> None:
         grads = [g.transpose(0, 1) for g in incoming]
         found.append(torch.autograd.grad(results, leaves, grads, allow_unused=True, materialize_grads=True))
     torch.testing.assert_close(*found, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("features", ["last", "not last"])
+def test_what_is_elementwise_is_not_copied(features: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, seen = laid((0, 2, 1, 3) if features == "last" else (0, 2, 3, 1)), []
+
+    def run(formula: Callable[..., Any], args: list[Any], statics: dict[str, Any], device: str) -> Any:
+        seen.append(args[0])
+        return formula(*args, **statics)
+
+    monkeypatch.setattr(inductor, "run", run)
+    with fused.backend("inductor"):
+        assert fused.bias_activation(x, None, "mish").stride() == x.stride()
+    assert seen[0].is_contiguous() and seen[0].data_ptr() == x.data_ptr()
 
 
 def test_transforms_see_the_strides_of_eager_torch() -> None:

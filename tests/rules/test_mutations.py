@@ -18,7 +18,7 @@ from schedule.rules import Rule, prove, select_rules
 from schedule.rules.adaptive_norm import ADAPTIVE_LAYER_NORM
 from schedule.rules.attention_softmax import ATTENTION_SOFTMAX
 from schedule.rules.batch_norm import BATCH_NORM_ADD, BATCH_NORM_RELU, BATCH_NORM_SILU
-from schedule.rules.bias_activation import GELU_TANH
+from schedule.rules.bias_activation import GELU_TANH, MISH
 from schedule.rules.bias_dropout import BIAS_DROPOUT, BIAS_DROPOUT_ADD
 from schedule.rules.folding import CONV_BATCH_NORM, CONV_BATCH_NORM_RELU
 from schedule.rules.gated import SILU
@@ -114,6 +114,7 @@ MUTATIONS: dict[str, tuple[Rule, Change, str]] = {
     "bias twice": (GELU_TANH, twice_the_bias, "gpt2"),
     "erf for tanh": (GELU_TANH, argument(2, "gelu"), "gpt2"),
     "other activation": (GELU_TANH, argument(2, "silu"), "gpt2"),
+    "bias of Mish dropped": (MISH, argument(1, None), ""),  # no model of the zoo has it
     "other eps": (LLAMA, argument(2, 1e-2), "llama"),
     "weight dropped": (LLAMA, argument(1, None), ""),  # new models have weights of 1
     "weight for weight + 1": (GEMMA, option("casting", "torch"), "gemma3"),

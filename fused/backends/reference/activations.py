@@ -54,6 +54,14 @@ def _silu_gradient(g: Tensor, z: Tensor) -> Tensor:
     return g * s * (1 + z * (1 - s))
 
 
+def _mish_gradient(g: Tensor, z: Tensor) -> Tensor:
+    if not torch.is_grad_enabled():
+        return _aten.mish_backward(g, z)
+    # The kernel has no derivative.
+    t = torch.tanh(F.softplus(z))
+    return g * (t + z * torch.sigmoid(z) * (1 - t * t))
+
+
 def _quick_gelu_gradient(g: Tensor, z: Tensor) -> Tensor:
     s = torch.sigmoid(QUICK * z)
     return g * s * (1 + QUICK * z * (1 - s))
@@ -84,6 +92,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "relu2": Activation(lambda z: torch.relu(z).square(), lambda g, z: 2 * g * torch.relu(z)),
     "hard_swish": Activation(F.hardswish, lambda g, z: _aten.hardswish_backward(g, z)),
     "silu": Activation(F.silu, _silu_gradient),
+    "mish": Activation(F.mish, _mish_gradient),
     "quick_gelu": Activation(lambda z: z * torch.sigmoid(QUICK * z), _quick_gelu_gradient),
     "gelu": Activation(F.gelu, lambda g, z: _aten.gelu_backward(g, z), precise_value=_erf_gelu),
     "gelu_tanh": Activation(
@@ -104,7 +113,13 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-_IN_PLACE = {"relu": _aten.relu_, "relu6": _aten.relu6_, "silu": _aten.silu_, "hard_swish": _aten.hardswish_}
+_IN_PLACE = {
+    "relu": _aten.relu_,
+    "relu6": _aten.relu6_,
+    "silu": _aten.silu_,
+    "hard_swish": _aten.hardswish_,
+    "mish": _aten.mish_,
+}
 _OVER_INPUT = {
     "relu": lambda d, z: _aten.threshold_backward.grad_input(d, z, 0, grad_input=z),
     "silu": lambda d, z: _aten.silu_backward.grad_input(d, z, grad_input=z),

@@ -44,6 +44,18 @@ def logistic(u):
 
 
 @triton.jit
+def mish(z):
+    """Compute tanh(softplus(z)) and its derivative from one exponential, without cancellation.
+
+    With p = 1 + e⁻ᶻ and m = e⁻ᶻ for z ≥ 0, and p = 1 + eᶻ and m = 1 below, tanh(softplus(z)) is (p² − m²)/(p² + m²).
+    """
+    e = exp(-tl.abs(z))
+    p, m = 1 + e, tl.where(z < 0, 1.0, e)
+    r = reciprocal(p * p + m * m)
+    return tl.where(z < 0, e * (e + 2), e * 2 + 1) * r, e * p * m * 4 * r * r
+
+
+@triton.jit
 def activate(z, ACTIVATION: tl.constexpr):
     """Compute act(z), for z in float32."""
     if ACTIVATION == "relu":
@@ -56,6 +68,8 @@ def activate(z, ACTIVATION: tl.constexpr):
         return z * tl.where(z < -3, 0.0, tl.where(z > 3, 6.0, z + 3)) / 6
     elif ACTIVATION == "silu":
         return z * logistic(z)[0]
+    elif ACTIVATION == "mish":
+        return z * mish(z)[0]
     elif ACTIVATION == "quick_gelu":
         return z * logistic(z * _QUICK)[0]
     elif ACTIVATION == "gelu":
@@ -83,6 +97,9 @@ def slope(z, ACTIVATION: tl.constexpr, FROM_RESULT: tl.constexpr = False):
     elif ACTIVATION == "silu":
         s, ds = logistic(z)
         return s + ds * z
+    elif ACTIVATION == "mish":
+        t, dt = mish(z)
+        return t + dt * z
     elif ACTIVATION == "quick_gelu":
         s, ds = logistic(z * _QUICK)
         return s + ds * (z * _QUICK)

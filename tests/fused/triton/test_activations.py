@@ -160,4 +160,4 @@ both(torch.float32, 50257, "silu", False)
 x = torch.randn(3, 3072, requires_grad=True)
 fused.weighted_squared_relu(x, torch.randn(3, 1, requires_grad=True)).backward(torch.ones_like(x))
 """
-    assert compile_for_hopper(code) == 2 * (10 + 3 + 1)
+    assert compile_for_hopper(code) == 2 * (11 + 3 + 1)
