@@ -118,6 +118,12 @@ def modulated(elements: int, device: str) -> tuple[Tensor, ...]:
     return tuple(torch.randn(shape, device=device, requires_grad=True) for shape in shapes)
 
 
+def modulated_sum(elements: int, device: str) -> tuple[Tensor, ...]:
+    """Make the residual and the result of a block, of two sequences [2, length, 256], and a gate of each."""
+    x, gate, _ = modulated(elements, device)
+    return torch.randn_like(x, requires_grad=True), x, gate
+
+
 def image(elements: int, device: str) -> tuple[Tensor, ...]:
     """Make features [2, 128, width, width] of a UNet, a weight, a bias, and a scale and shift of each sample."""
     width = max(int((elements / 256) ** 0.5), 1)
@@ -183,6 +189,11 @@ CONSTRUCTS: dict[str, tuple[Inputs, Function, Function]] = {
         image,
         lambda x, w, b, scale, shift: F.silu(F.group_norm(x, 32, w, b) * (1 + scale) + shift),
         lambda x, w, b, scale, shift: fused.group_norm(x, 32, w, b, activation="silu", scale=scale, shift=shift),
+    ),
+    "gated_residual": (
+        modulated_sum,
+        lambda residual, value, gate: residual + gate * value,
+        fused.gated_residual,
     ),
     "gated": (
         rows("like"),

@@ -39,6 +39,7 @@ from fused.gated_megatron import (
     weighted_bias_quick_geglu_impl,
     weighted_bias_swiglu_impl,
 )
+from fused.gated_residual import gated_residual
 from fused.glu import (
     bias_geglu,
     bias_quick_geglu,
@@ -159,6 +160,7 @@ __all__ = [
     "distillation_loss",
     "dpo_loss",
     "gated_activation",
+    "gated_residual",
     "geglu",
     "get_bias_dropout_add",
     "group_norm",

@@ -60,6 +60,7 @@ OPS = [
     "conv_batch_norm",
     "linear_batch_norm",
     "adaptive_layer_norm",
+    "gated_residual",
     "add_rms_norm",
     "add_layer_norm",
     "rotary_embedding",

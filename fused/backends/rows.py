@@ -28,3 +28,21 @@ def as_rows(args: Sequence[Any]) -> tuple[Sequence[Any], Any]:
         return tuple(map(one, results)) if isinstance(results, tuple) else one(results)
 
     return [flat(arg) for arg in args], finish
+
+
+def merged_shapes(whole: Sequence[int], part: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Merge adjacent dimensions of two shapes, of which the second broadcasts to the first, where it does so alike.
+
+    ``[2, 5, 6, 8]`` and ``[2, 1, 1, 8]`` become ``[2, 30, 8]`` and ``[2, 1, 8]``.
+    """
+    sizes: list[int] = []
+    parts: list[int] = []
+    for size, own in zip(whole, (1,) * (len(whole) - len(part)) + tuple(part), strict=True):
+        if size == 1:
+            continue
+        if sizes and (own == 1) == (parts[-1] == 1):
+            sizes[-1], parts[-1] = sizes[-1] * size, parts[-1] * own
+        else:
+            sizes.append(size)
+            parts.append(own)
+    return sizes or [1], parts or [1]

@@ -10,6 +10,7 @@ from schedule.rules import (  # noqa: F401 - they register their rules
     cross_entropy,
     folding,
     gated,
+    gated_residual,
     group_norm,
     layer_norm,
     linear,

@@ -52,6 +52,11 @@ def norm_cases(check: Callable[..., None], mesh: Any) -> None:
     given = [sequence, whole, whole]
     check("adaptive", fused.adaptive_layer_norm, [x, scale, shift], given, sequence, [sequence, Partial(), Partial()])
 
+    gated = [residual, x, scale]
+    check("gated", fused.gated_residual, gated, [batch] * 3, batch, [batch] * 3)
+    given = [sequence, sequence, whole]
+    check("gated", fused.gated_residual, gated, given, sequence, [sequence, sequence, Partial()])
+
     image, (weight_c, bias_c) = torch.randn(4, 6, 5, dtype=torch.float64), torch.randn(2, 6, dtype=torch.float64)
     scale, shift = torch.randn(2, 4, 6, 1, dtype=torch.float64)
 

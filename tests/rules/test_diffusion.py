@@ -55,15 +55,18 @@ def dit(samples: int, size: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("model", "make", "rule", "count"),
-    [(ResnetBlock, unet, "group_norm_silu", 2), (TransformerBlock, dit, "adaptive_layer_norm", 2)],
+    ("model", "make", "rules"),
+    [
+        (ResnetBlock, unet, {"group_norm_silu": 2}),
+        (TransformerBlock, dit, {"adaptive_layer_norm": 2, "gated_residual": 2}),
+    ],
 )
-def test_blocks_are_rewritten_and_stay_equal(model: type[nn.Module], make, rule: str, count: int) -> None:
+def test_blocks_are_rewritten_and_stay_equal(model: type[nn.Module], make, rules: dict[str, int]) -> None:
     torch.manual_seed(0)
     block = model()
     sch = schedule.create_schedule(block, make(2, 6))
     report = schedule.optimize(sch, cost_guard=False)
-    assert report.applied[rule] == count
+    assert rules.items() <= report.applied.items()
     for samples, size in ((2, 6), (3, 5), (1, 9)):
         schedule.verify(sch, make(samples, size), steps=3)
 

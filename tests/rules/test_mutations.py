@@ -22,6 +22,7 @@ from schedule.rules.bias_activation import GELU_TANH, MISH
 from schedule.rules.bias_dropout import BIAS_DROPOUT, BIAS_DROPOUT_ADD
 from schedule.rules.folding import CONV_BATCH_NORM, CONV_BATCH_NORM_RELU
 from schedule.rules.gated import SILU
+from schedule.rules.gated_residual import GATED_RESIDUAL
 from schedule.rules.group_norm import GROUP_NORM_SCALE_SHIFT, GROUP_NORM_SILU
 from schedule.rules.layer_norm import ADD_LAYER_NORM, LAYER_NORM
 from schedule.rules.proof import failures_of
@@ -131,6 +132,8 @@ MUTATIONS: dict[str, tuple[Rule, Change, str]] = {
     "scale left out": (GROUP_NORM_SCALE_SHIFT, option("scale", None), ""),
     "no activation": (GROUP_NORM_SILU, option("activation", None), ""),
     "shift for scale": (ADAPTIVE_LAYER_NORM, swapped(1, 2), ""),  # nor adaptive ones
+    "value for residual": (GATED_RESIDUAL, swapped(0, 1), ""),
+    "gate dropped": (GATED_RESIDUAL, lambda node: node.update_arg(2, node.args[1]), ""),
     "up for gate": (SILU, lambda node: node.args[2:] and swapped(0, 1)(node), "llama"),
     "gelu for silu": (SILU, lambda node: node.args[2:] and node.update_arg(2, "gelu"), ""),
     "bias of dropout dropped": (BIAS_DROPOUT, argument(1, None), ""),  # new models have biases of 0
