@@ -12,6 +12,7 @@ saves as much, but takes a pass more forward and backward.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -50,15 +51,19 @@ def _is_gated(graph_match: GraphMatch) -> bool:
 
 
 def _is_gate(gate: TensorSpec | None, value: TensorSpec) -> bool:
-    """Check whether a factor varies along one dimension at most, besides the samples."""
+    """Check whether a factor is broadcast, and varies along one dimension at most besides the samples."""
     if gate is None or gate.ndim > value.ndim:
         return False
     sizes = (1,) * (value.ndim - gate.ndim) + tuple(gate.shape)
     varies = [size != 1 for size in sizes]
-    return sum(varies[1:]) <= 1 and all(size in (1, whole) for size, whole in zip(sizes, value.shape, strict=True))
+    if math.prod(sizes) == math.prod(value.shape) or sum(varies[1:]) > 1:
+        return False
+    return all(size in (1, whole) for size, whole in zip(sizes, value.shape, strict=True))
 
 
 def _extra_check(graph_match: GraphMatch) -> str:
+    if not _is_gated(graph_match):
+        return "this is no sum of two values of one shape, one of them with a gate of its samples, features or channels"
     devices = {spec.device for spec in map(spec_of, graph_match.inputs.values()) if spec is not None}
     return "" if len(devices) == 1 else "the summands and the gate are on different devices"
 

@@ -46,6 +46,20 @@ class TransformerBlock(nn.Module):
         return x + gate2 * self.down(F.gelu(self.up(self.norm2(x) * (1 + scale2) + shift2), approximate="tanh"))
 
 
+class LayerScaledBlock(nn.Module):
+    """A block of a ConvNeXt, and one of a transformer, with the operands in other orders."""
+
+    def __init__(self, channels: int = 16) -> None:
+        super().__init__()
+        self.conv, self.up = nn.Conv2d(channels, channels, 3, padding=1), nn.Linear(channels, channels)
+        self.of_channels, self.gamma = nn.Parameter(torch.rand(channels, 1, 1)), nn.Parameter(torch.rand(channels))
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        x = self.conv(x) * self.of_channels + x
+        rows = x.flatten(2).transpose(1, 2)
+        return rows + self.up(rows).mul(self.gamma)
+
+
 def unet(samples: int, size: int) -> tuple[Tensor, Tensor]:
     return torch.randn(samples, 16, size, size + 1), torch.randn(samples, 8)
 
@@ -59,6 +73,7 @@ def dit(samples: int, size: int) -> tuple[Tensor, Tensor]:
     [
         (ResnetBlock, unet, {"group_norm_silu": 2}),
         (TransformerBlock, dit, {"adaptive_layer_norm": 2, "gated_residual": 2}),
+        (LayerScaledBlock, unet, {"gated_residual": 2}),
     ],
 )
 def test_blocks_are_rewritten_and_stay_equal(model: type[nn.Module], make, rules: dict[str, int]) -> None:

@@ -35,6 +35,11 @@ class Dropped(nn.Module):
         return other + F.dropout(x, 0.1, self.training)
 
 
+class LayerScaled(nn.Module):
+    def forward(self, x, other):
+        return other + x * other[0, 0]
+
+
 @pytest.mark.parametrize(
     ("module", "rule"),
     [
@@ -42,6 +47,7 @@ class Dropped(nn.Module):
         (Summed(), "add_layer_norm"),
         (Scaled(), "add_rms_norm_torch"),
         (Dropped(), "bias_dropout_add"),
+        (LayerScaled(), "gated_residual"),
     ],
 )
 def test_what_broadcasts_is_not_fused(module: nn.Module, rule: str) -> None:
