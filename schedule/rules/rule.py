@@ -138,8 +138,7 @@ class Rule:
 
     def concerns(self, ops: Collection[str]) -> bool:
         """Check whether a module with these operations may contain the construct."""
-        telling = [need - EVERYWHERE or need - {"add"} for need in self.needs]
-        return any(need <= set(ops) for need in (*telling, *self._telling_bystanders))
+        return any(need <= set(ops) for need in (*map(_telling_ops, self.needs), *self._telling_bystanders))
 
     def build_for(self, graph_match: GraphMatch) -> Build:
         """Return what inserts the replacement of ``graph_match``."""
@@ -168,6 +167,14 @@ class Rule:
 
 EVERYWHERE = {"add", "mul", "sub", "div", "matmul", "linear", "getitem", "cast", "to"}
 """Operations that are not characteristic of a module, or that result from inlining its leaf modules."""
+
+
+def _telling_ops(need: frozenset[str]) -> frozenset[str]:
+    """Return those of a pattern's operations that a module with the construct is known by.
+
+    A product may add its bias itself.
+    """
+    return need - EVERYWHERE or (need - {"add"} if need & {"linear", "matmul"} else need)
 
 
 def required_ops(pattern: Pattern) -> frozenset[str]:
