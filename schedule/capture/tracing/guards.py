@@ -215,7 +215,7 @@ def conditions(tracer: ModuleTracer, inputs: dict[fx.Node, str]) -> list[str]:
             for node in pending:  # tracing sizes back may add guards
                 done.add(node)
                 _guard_numbers(node, tracer)
-                text = None if is_object(tracer.guards[node]) else _traced_expression(node, inputs, tracer)
+                text = _condition_text(node, inputs, tracer, lasting)
                 if text is None:
                     _insert_check(graph, node, tracer.guards[node], lasting)
                     continue
@@ -223,6 +223,18 @@ def conditions(tracer: ModuleTracer, inputs: dict[fx.Node, str]) -> list[str]:
                 if other_code < node and _reads_state(node):
                     _insert(graph, check_still, node, tracer.guards[node], text)
     return list(dict.fromkeys(found))
+
+
+def _condition_text(
+    node: fx.Node, inputs: dict[fx.Node, str], tracer: ModuleTracer, lasting: fx.Node | None
+) -> str | None:
+    if is_object(tracer.guards[node]):
+        return None
+    text = _traced_expression(node, inputs, tracer)
+    if text is not None or lasting is None or not lasting < node:
+        return text
+    with tracer.sizes.deriving():  # it is too late for a check
+        return _traced_expression(node, inputs, tracer)
 
 
 def _guard_numbers(node: fx.Node, tracer: ModuleTracer) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.tracing import metadata
 from schedule.capture.tracing.bounds import sliced_length
+from schedule.capture.tracing.derived_sizes import derived_size
 from schedule.capture.tracing.dims import (
     ADDED,
     LENGTHENING,
@@ -35,7 +37,7 @@ from schedule.capture.tracing.hooks import is_hooked
 from schedule.capture.tracing.own_forward import has_own_forward, is_projection
 from schedule.capture.tracing.scalars import scalar_of, symbolic
 from schedule.capture.tracing.trace import Trace
-from schedule.capture.tracing.windows import SPATIAL, arguments_of, settings_of, windowed_length
+from schedule.capture.tracing.windows import windowed_size
 
 _ACTIVATIONS = [getattr(nn, name) for name in activation.__all__ if name not in ("GLU", "MultiheadAttention")]
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
@@ -53,6 +55,7 @@ class SizeReader:
         self.tracer = tracer
         self._sizes: dict[tuple[fx.Node, int], Any] = {}
         self._assumed: dict[tuple[fx.Node, int], Any] = {}
+        self._derives = False
         self._shapes: dict[fx.Node, fx.Node] = {}
         self._read_behind: dict[fx.Node, fx.Node | None] = {}
         self._nested = 0
@@ -228,6 +231,16 @@ class SizeReader:
             self._assumed[node, dim] = self._assume(node, dim, value)
         return self._assumed[node, dim]
 
+    @contextmanager
+    def deriving(self) -> Iterator[None]:
+        """Ask torch's shape functions for what is not known otherwise, and about each size again."""
+        self._derives = True
+        self._assumed = {key: size for key, size in self._assumed.items() if size is not None}
+        try:
+            yield
+        finally:
+            self._derives = False
+
     def _assume(self, node: fx.Node, dim: int, value: int) -> Any:
         if node.op in ("placeholder", "get_attr"):
             return self.size(node, dim, value)
@@ -253,31 +266,10 @@ class SizeReader:
             return self.assumed(source, dim, value)
         if name in SAME_SHAPE_METHODS or name in SAME_SHAPE_FUNCTIONS:
             return self.assumed(source, dim, value)
-        return self._through_window(node, dim, value)
+        traced = windowed_size(self, node, dim, value)
+        return derived_size(self, node, dim, value) if traced is None and self._derives else traced
 
-    def _through_window(self, node: fx.Node, dim: int, value: int) -> Any:
-        """Trace a size through a convolution or a pooling."""
-        rank, source = len(node.meta["spec"].shape), node.args[0]
-        weight: Any = None
-        given = arguments_of(node, rank)
-        if node.op == "call_module":
-            child = self.tracer.module.get_submodule(str(node.target))
-            given = {name: self._setting(node, child, name) for name in settings_of(child, rank)}
-            weight = self.tracer.node_of(child.weight) if given and hasattr(child, "weight") else None
-        if not given or not isinstance(source, fx.Node) or _rank(source) != rank:
-            return None
-        weight = given.get("weight", weight)
-        sizes: tuple[int, ...] = () if weight is None else weight.meta["spec"].shape
-        if dim == 1 and sizes:
-            return self.size(weight, 0, sizes[0])
-        length = self.assumed(source, dim, source.meta["spec"].shape[dim])
-        if dim < SPATIAL or length is None:
-            return length
-        kernel = self.size(weight, dim, sizes[dim]) if sizes else given["kernel_size"]
-        traced = windowed_length(length, given, kernel, dim)
-        return traced if (scalar.value if (scalar := scalar_of(traced)) else traced) == value else None
-
-    def _setting(self, call: fx.Node, module: nn.Module, name: str) -> Any:
+    def setting(self, call: fx.Node, module: nn.Module, name: str) -> Any:
         """Return an attribute of a module that ``call`` calls, and guard on it."""
         value = getattr(module, name)
         read = self.tracer.emit(getattr, (self.tracer.graph.get_attr(str(call.target)), name))

@@ -84,3 +84,18 @@ class Trace(Protocol):
 
     def path_of(self, module: nn.Module) -> str | None:
         """Return the path of ``module`` in the traced module, or None if it is not part of it."""
+
+
+class Sizes(Protocol):
+    """What is known of the sizes in one trace."""
+
+    tracer: Trace
+
+    def size(self, node: fx.Node, dim: int, value: int) -> Any:
+        """Return size ``dim`` of the value of ``node``, ``value`` in the recorded run."""
+
+    def assumed(self, node: fx.Node, dim: int, value: int) -> Any:
+        """Return it as arithmetic on the sizes of inputs and parameters, with assumptions as guards, or None."""
+
+    def setting(self, call: fx.Node, module: nn.Module, name: str) -> Any:
+        """Return an attribute of a module that ``call`` calls, and guard on it."""

@@ -12,10 +12,37 @@ import torch
 from torch import fx, nn
 from torch.nn.modules import conv, pooling
 
+from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.tracing.own_forward import has_own_forward
+from schedule.capture.tracing.scalars import scalar_of
+from schedule.capture.tracing.trace import Sizes
 
 SPATIAL = 2
 """The first dimension that a window moves along, after those of samples and channels."""
+
+
+def windowed_size(sizes: Sizes, node: fx.Node, dim: int, value: int) -> Any:
+    """Return size ``dim`` of the result of a convolution or pooling, ``value`` in the recorded run, or None."""
+    rank, source = len(node.meta["spec"].shape), node.args[0]
+    weight: Any = None
+    given = arguments_of(node, rank)
+    if node.op == "call_module":
+        child = sizes.tracer.module.get_submodule(str(node.target))
+        given = {name: sizes.setting(node, child, name) for name in settings_of(child, rank)}
+        weight = sizes.tracer.node_of(child.weight) if given and hasattr(child, "weight") else None
+    spec = source.meta.get("spec") if isinstance(source, fx.Node) else None
+    if not given or not isinstance(source, fx.Node) or not isinstance(spec, TensorSpec) or spec.ndim != rank:
+        return None
+    weight = given.get("weight", weight)
+    of_weight: tuple[int, ...] = () if weight is None else weight.meta["spec"].shape
+    if dim == 1 and of_weight:
+        return sizes.size(weight, 0, of_weight[0])
+    length = sizes.assumed(source, dim, spec.shape[dim])
+    if dim < SPATIAL or length is None:
+        return length
+    kernel = sizes.size(weight, dim, of_weight[dim]) if of_weight else given["kernel_size"]
+    traced = windowed_length(length, given, kernel, dim)
+    return traced if (scalar.value if (scalar := scalar_of(traced)) else traced) == value else None
 
 
 def windowed_length(length: Any, given: dict[str, Any], kernel: Any, dim: int) -> Any:
