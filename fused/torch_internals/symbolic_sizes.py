@@ -28,7 +28,7 @@ class SymbolicSizes:
         """Return a symbol of torch for the number ``given``, which is ``value`` in an example."""
         source = ConstantSource(f"given_{len(self._given)}")
         symbol = self._shapes.create_symbol(
-            value, source, dynamic_dim=DimDynamic.DYNAMIC, do_not_specialize_zero_one=True
+            value, source, dynamic_dim=DimDynamic.DYNAMIC, positive=None, do_not_specialize_zero_one=True
         )
         self._given[symbol] = given
         return self._shapes.create_symintnode(symbol, hint=value, source=source)
