@@ -10,8 +10,14 @@ from torch import Tensor, nn
 
 from schedule.core.edits import SetItem
 from schedule.distributed.communication.resharding import Resharding
+from schedule.distributed.planning.layouts import check_neighbors
 from schedule.distributed.tensor_parallel.callers import check_columns, shared_inputs
-from schedule.distributed.tensor_parallel.conflicts import check_boundary, check_output_gradient, check_sync
+from schedule.distributed.tensor_parallel.conflicts import (
+    check_boundary,
+    check_names,
+    check_output_gradient,
+    check_sync,
+)
 from schedule.distributed.tensor_parallel.edits import ForgetRun
 from schedule.distributed.tensor_parallel.modules import (
     COLUMN,
@@ -24,6 +30,7 @@ from schedule.distributed.tensor_parallel.modules import (
     sharding_of,
     sync_key,
 )
+from schedule.distributed.tensor_parallel.reshardings import check_layout, check_recorded, check_together, composed
 from schedule.distributed.tensor_parallel.state import sharded_state
 from schedule.primitives.registry import primitive
 from schedule.primitives.shard import reforward, refuse_inlined, refuse_rewritten
@@ -61,32 +68,40 @@ def sync(
     bwd_pre     all_reduce           any whole output read by sharded modules: unchanged; all-reduced
     fwd_pre     all_gather           column-parallel: gathers an input sharded along ``axis``; reduce-scattered
     fwd_pre     scatter              row-parallel: this rank's part of a whole input; all-gathered
-    any         "RS->SR"             shards another dimension (R replicated, S sharded); resharded back
+    fwd_pre     "RSR->RRR"           any module, its weights whole or not: reshards its input; resharded back
+    fwd_post    "RRR->RSR"           any module: reshards its output; resharded back
     ==========  ===================  ==============================================================
+
+    A resharding has one letter for each dimension: R for replicated, S for sharded. A second one on the same side
+    starts from the layout that the first one left, and both run as one. A replicated tensor has the same gradient on
+    every rank: its slice is all-gathered back, and a gathered tensor's gradient is sliced. Between two reshardings,
+    modules work on a part of the tensor, and so the gradients of their whole parameters are partial sums.
 
     A module that calls several column-parallel ones on one input (q, k and v; gate and up) can run their
     ``bwd_post`` ``all_reduce`` or ``fwd_pre`` ``all_gather`` for them: one collective instead of several. Any other
     module can be synchronized at one of its arguments, at its (first) output, and in the gradient of its own whole
-    parameter used on different data by every rank: ``sync("bwd_post", "all_reduce", argument="weight")``.
+    parameter used on different data by every rank: ``sync("bwd_post", "all_reduce", argument="weight")``. In
+    ``fwd_pre`` the input is synchronized first; ``bwd_post`` is about the gradient of the result.
 
     Args:
         sch: the module.
         mode: ``"fwd_pre"``, ``"fwd_post"``, ``"bwd_pre"`` or ``"bwd_post"``.
-        op_or_fn: a collective by name; a resharding with one letter per dimension (``"RS->RR"`` all-gathers,
-            ``"RR->SR"`` takes each rank's part, ``"RS->SR"`` is an all-to-all); or a function of the tensor, called
-            in place of the collective (in ``bwd_post``, of the gradient of the input).
+        op_or_fn: a collective by name; a resharding (``"RS->RR"`` all-gathers, ``"RR->SR"`` takes each rank's part,
+            ``"RS->SR"`` is an all-to-all); or a function of the tensor, called in place of the collective (in
+            ``bwd_post``, of the gradient of the input).
         axis: the dimension gathered by all_gather or split by reduce_scatter, such as 1 for the sequence.
         argument: for a module other than a projection, the name of the input or parameter. None means, in
             ``bwd_post``, the inputs shared by its column-parallel modules, else the first.
 
     Raises:
-        ShardError: the module is not sharded, or the collective contradicts its sharding.
+        ShardError: the module is not sharded, or the collective contradicts its sharding. A resharding that contradicts
+            the recorded shapes, the modules next to it or another synchronization.
     """
     state, sharding = sharded_state(sch.tree), sharding_of(sch.module)
-    wanted = _wanted(state, op_or_fn, axis, argument)
+    wanted = _wanted(sch, state, mode, Sync(op_or_fn, axis, argument))
     if mode == "bwd_pre":
         _sync_output_gradient(sch, state, wanted)
-    elif projection_of(sch.module) is not None and argument is None:
+    elif projection_of(sch.module) is not None and wanted.argument is None:
         _sync_projection(sch, state, mode, wanted)
     elif sharding is not None and sharding.splits and is_torch_layer(sch.module):
         _sync_layer(sch, state, mode, wanted)
@@ -94,24 +109,27 @@ def sync(
         _sync_boundary(sch, state, mode, wanted)
 
 
-def _wanted(state: Sharded, op: str | Callable[[Tensor], Tensor], axis: int | None, argument: str | None) -> Sync:
-    if isinstance(op, str) and "->" in op:
-        op = Resharding(op, state.tp.group)
-    return Sync(op, axis, argument)
+def _wanted(sch: Node, state: Sharded, mode: str, asked: Sync) -> Sync:
+    """Return the synchronization to install: a resharding in one with the one before it, checked against the shapes."""
+    if not (isinstance(asked.op, str) and "->" in asked.op):
+        return asked
+    asked = replace(asked, op=Resharding(asked.op, state.tp.group))
+    check_names(mode, asked)
+    state.remember_whole(sch.module)
+    check_recorded(sch.module, state.whole_calls.get(sch.module, []), mode, asked, state.tp.size)
+    return composed(sch.module, sharding_of(sch.module), mode, asked)
 
 
 def _sync_projection(sch: Node, state: Sharded, mode: str, wanted: Sync) -> None:
     module, sharding = sch.module, sharding_of(sch.module)
     check_sync(module, sharding, mode, wanted)
-    if sharding is None:
-        return
     refuse_inlined(sch, state, changes_shapes=wanted.op != "all_reduce")
     refuse_rewritten(sch, module)
     caller = state.caller_of(sch.path)
     above = sharding_of(caller[0]) if caller is not None else None
     if caller is not None and above is not None and above.reduces_gradients(caller[0]) and mode != "fwd_post":
         raise ShardError("the module that calls it synchronizes its input already", fix="leave this out")
-    _commit(sch, state, mode, wanted, sharding)
+    _commit(sch, state, mode, wanted, sharding or ModuleSharding(state.tp.group, state.tp.size))
 
 
 def _sync_layer(sch: Node, state: Sharded, mode: str, wanted: Sync) -> None:
@@ -138,7 +156,9 @@ def _sync_boundary(sch: Node, state: Sharded, mode: str, wanted: Sync) -> None:
     check_boundary(module, sharding, mode, wanted)
     if wanted.argument is None and sharding is not None and any(key.startswith(f"{mode} ") for key in sharding.syncs):
         raise ShardError(f"{mode} has {wanted} already", fix="undo that sync first, or name another argument")
-    if sch.tree.graphs.current(module):
+    if projection_of(module) is not None:
+        refuse_rewritten(sch, module)
+    elif sch.tree.graphs.current(module):
         raise ShardError(f"{sch.label} was rewritten before", fix="shard and sync first, then fuse")
     refuse_inlined(sch, state, changes_shapes=wanted.op != "all_reduce")
     sharding = sharding or ModuleSharding(state.tp.group, state.tp.size)
@@ -160,6 +180,10 @@ def _sync_boundary(sch: Node, state: Sharded, mode: str, wanted: Sync) -> None:
 
 def _commit(sch: Node, state: Sharded, mode: str, wanted: Sync, sharding: ModuleSharding) -> None:
     module, after = sch.module, sharding.with_sync(mode, wanted)
+    check_layout(module, sharding, mode, wanted)
+    check_together(module, after)
+    if wanted.reshards:
+        check_neighbors(state, module, after)
     asked = f"{sch.path}.sync({sync_key(mode, wanted.argument)!r}, {wanted}, axis={wanted.axis})"
     sch.commit(
         [

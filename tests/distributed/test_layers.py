@@ -178,8 +178,10 @@ def wrong_reshardings(mesh: Any) -> None:
         ("RS->", "not a resharding"),
         ("RX->RR", "not a resharding"),
         ("SS->RR", "two dimensions over one"),
+        ("RRS->RSR", "about 3 dimensions"),
     ):
         refused(sch, why, lambda s, n=notation: s["inside"].sync("fwd_post", n))
+    sch = schedule.create_schedule(Middle(), mesh=mesh)  # no run is recorded
     sch["inside"].sync("fwd_post", "RRS->RSR")
     with pytest.raises(schedule.ShardError, match="about 3 dimensions"):
         sch.module(torch.randn(4, 6))

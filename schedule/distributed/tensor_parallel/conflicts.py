@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Collection
 
 from torch import nn
 
 from schedule.capture.tracing.specialization import original_class
-from schedule.distributed.communication.resharding import Resharding
 from schedule.distributed.tensor_parallel.modules import (
     CHANNEL,
     COLUMN,
@@ -21,11 +19,13 @@ from schedule.distributed.tensor_parallel.modules import (
     Split,
     Sync,
     incomplete,
+    input_names,
     projection_of,
     role_of,
     sharding_of,
     sync_key,
 )
+from schedule.distributed.tensor_parallel.reshardings import check_layout
 from schedule.util.errors import ShardError
 
 # -- what may be sharded ------------------------------------------------------------------------------------
@@ -39,6 +39,8 @@ def check_split(module: nn.Module, name: str, split: Split, ranks: int, sharding
     """
     made, projection = role_of(module, name, split.axis), projection_of(module)
     role = sharding.role(module) if sharding else None
+    for key, sync in (sharding.syncs if sharding else {}).items():
+        check_layout(module, sharding.with_split(name, split), key.split()[0], sync)  # type: ignore[union-attr]
     if made is None:
         raise ShardError(_no_forward(module, name, split), fix="shard the Linear or Conv1D modules in it")
     if name == "weight" and made == ROW and sharding is not None and "bias" in sharding.splits:
@@ -201,6 +203,11 @@ def check_names(mode: str, sync: Sync) -> None:
         raise ShardError(
             f"there is no collective {sync.op!r}", fix=f'one of {", ".join(OPS)}, "RS->SR", or a function of the tensor'
         )
+    if sync.reshards and mode not in ("fwd_pre", "fwd_post"):
+        raise ShardError(
+            f"{sync} in {mode}: the gradient of a resharding goes the way back by itself",
+            fix="reshard in fwd_pre or fwd_post",
+        )
 
 
 def _gives_partial(module: nn.Module) -> bool:
@@ -217,8 +224,7 @@ def check_boundary(module: nn.Module, sharding: ModuleSharding | None, mode: str
     """
     check_names(mode, sync)
     key, own = sync_key(mode, sync.argument), {**module._parameters, **module._buffers}
-    if sharding is not None and key in sharding.syncs:
-        raise ShardError(f"{key} has {sharding.syncs[key]} already", fix="undo that sync first")
+    _check_free(sharding, key, sync)
     allowed = {"fwd_pre": ("all_gather", "scatter"), "bwd_post": ("all_reduce",)}.get(mode, OPS)
     if isinstance(sync.op, str) and sync.op not in allowed:
         raise ShardError(
@@ -236,9 +242,16 @@ def check_boundary(module: nn.Module, sharding: ModuleSharding | None, mode: str
             f"{original_class(module).__name__} is not a projection, and its output is not a partial sum",
             fix="sync the row-parallel Linear or Conv1D in it",
         )
-    moves = sync.op == "scatter" or isinstance(sync.op, Resharding) or sync.argument in own or mode == "bwd_post"
+    moves = sync.op == "scatter" or sync.reshards or sync.argument in own or mode == "bwd_post"
     if not moves and not any(sharding_of(child) for child in module.modules()):
         raise ShardError("nothing in it is sharded, so there is nothing to synchronize", fix="shard it first")
+
+
+def _check_free(sharding: ModuleSharding | None, key: str, sync: Sync) -> None:
+    """Raise if something is synchronized there already, unless it is a resharding that ``sync`` contains."""
+    before = None if sharding is None else sharding.syncs.get(key)
+    if before is not None and not (before.reshards and sync.reshards):
+        raise ShardError(f"{key} has {before} already", fix="undo that sync first")
 
 
 def _check_argument(
@@ -252,7 +265,7 @@ def _check_argument(
         )
     if sync.argument in own and sharding is not None and sync.argument in sharding.splits:
         raise ShardError(f"{sync.argument} is sharded, so its gradient is whole", fix="leave it out")
-    names = [name for name in inspect.signature(original_class(module).forward).parameters if name != "self"]
+    names = input_names(module)
     if sync.argument is not None and sync.argument not in own and (mode == "fwd_post" or sync.argument not in names):
         raise ShardError(f"it has no argument {sync.argument!r} to synchronize", fix=f"one of {', '.join(names)}")
 
@@ -280,14 +293,15 @@ def check_sync(module: nn.Module, sharding: ModuleSharding | None, mode: str, sy
     """
     check_names(mode, sync)
     role = sharding.role(module) if sharding else None
+    _check_free(sharding, mode, sync)
+    if sync.reshards and role is None:
+        return
     if sharding is None or role is None:
         raise ShardError("its weight is not sharded, so there is nothing to synchronize", fix="shard it first")
-    if mode in sharding.syncs:
-        raise ShardError(f"{mode} has {sharding.syncs[mode]} already", fix="undo that sync first")
     refused = _REFUSED.get((role, mode, sync.op)) if isinstance(sync.op, str) else None
     if role == CHANNEL and isinstance(sync.op, str):
         refused = ("it works on channels of its own, each whole on its rank", "sync the convolutions around it")
-    if role == ROW and mode == "fwd_post" and isinstance(sync.op, Resharding):
+    if role == ROW and mode == "fwd_post" and sync.reshards:
         refused = ("a resharding moves partial sums and does not add them up", _REDUCE_INSTEAD)
     if sync.op == LEFT and ((role, mode) != (COLUMN, "fwd_post") or projection_of(module) is None):
         refused = ("only the outputs of a column-parallel projection can be left as a DTensor", "leave it out")

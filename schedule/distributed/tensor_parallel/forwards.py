@@ -29,7 +29,6 @@ from schedule.capture.tracing.specialization import Specialization, original_cla
 from schedule.distributed.communication import collectives
 from schedule.distributed.communication.groups import group_rank
 from schedule.distributed.tensor_parallel.modules import (
-    COLUMN,
     LEFT,
     LINEAR,
     ROW,
@@ -38,6 +37,7 @@ from schedule.distributed.tensor_parallel.modules import (
     Sync,
     incomplete,
     projection_of,
+    sync_key,
 )
 from schedule.util.errors import ShardError
 
@@ -112,7 +112,7 @@ class _Writer:
             y, bias = self.reduced(y, bias)
         if bias is not None:
             y = self.call(operator.add, y, bias, spec=y.meta["spec"])
-        if self.role == COLUMN:
+        if self.role != ROW:
             y = self.gathered(y)
         if "bwd_pre" in self.sharding.syncs:
             y = self.call(collectives.copy_to_tensor_parallel, y, self.sharding.group, spec=y.meta["spec"])
@@ -130,10 +130,11 @@ class _Writer:
             local = self.graph.call_method("to_local", (read,))
             local.meta["spec"] = local_spec(parameter)
             return local
-        split = self.sharding.splits.get(name)
+        split, group = self.sharding.splits.get(name), self.sharding.group
+        if sync_key("bwd_post", name) in self.sharding.syncs:
+            return self.call(collectives.copy_to_tensor_parallel, read, group, spec=read.meta["spec"])
         if split is None or not split.stays_whole:
             return read
-        group = self.sharding.group
         whole = self.call(collectives.copy_to_tensor_parallel, read, group, spec=read.meta["spec"])
         spec = self.share(parameter, name)
         how = split.axis, split.replicas, split.common
@@ -149,12 +150,8 @@ class _Writer:
         return replace(spec, shape=tuple(shape))
 
     def before(self, x: fx.Node) -> fx.Node:
+        """Synchronize the input: first what ``fwd_pre`` makes of it, then the gradient of that, in ``bwd_post``."""
         group, syncs = self.sharding.group, self.sharding.syncs
-        if (sync := syncs.get("bwd_post")) is not None:
-            if sync.op == "all_reduce":
-                x = self.call(collectives.copy_to_tensor_parallel, x, group, spec=x.meta["spec"])
-            else:
-                x = self.function(sync, x, on_gradient=True)
         if (sync := syncs.get("fwd_pre")) is not None:
             if sync.op == "all_gather":
                 gather = collectives.gather_from_sequence_parallel
@@ -166,6 +163,11 @@ class _Writer:
                 x = self.call(collectives.scatter_to_tensor_parallel, x, group, -1, spec=whole)
             else:
                 x = self.function(sync, x)
+        if (sync := syncs.get("bwd_post")) is not None:
+            if sync.op == "all_reduce":
+                x = self.call(collectives.copy_to_tensor_parallel, x, group, spec=x.meta["spec"])
+            else:
+                x = self.function(sync, x, on_gradient=True)
         return x
 
     def reduced(self, y: fx.Node, bias: fx.Node | None) -> tuple[fx.Node, fx.Node | None]:

@@ -9,6 +9,7 @@ on its shards of them. Inputs and outputs of a module are plain local tensors, a
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from schedule.capture.tracing.own_forward import is_basic, is_conv1d
 from schedule.capture.tracing.specialization import original_class
 from schedule.distributed.communication.chunks import chunk_bounds
+from schedule.distributed.communication.resharding import Resharding
 from schedule.distributed.tensor_parallel.linears import computes_linear
 
 SHARDING = "_schedule_sharding"
@@ -171,6 +173,11 @@ class Sync:
     def __str__(self) -> str:
         return self.op if isinstance(self.op, str) else getattr(self.op, "__name__", "a function")
 
+    @property
+    def reshards(self) -> bool:
+        """Whether it is a resharding."""
+        return isinstance(self.op, Resharding)
+
 
 @dataclass(frozen=True)
 class ModuleSharding:
@@ -212,6 +219,11 @@ class ModuleSharding:
 def sync_key(mode: str, argument: str | None) -> str:
     """Return the key of a synchronization in :attr:`ModuleSharding.syncs`."""
     return mode if argument is None else f"{mode} {argument}"
+
+
+def input_names(module: nn.Module) -> list[str]:
+    """Return the names of the inputs of the forward of ``module``'s class, in order."""
+    return [name for name in inspect.signature(original_class(module).forward).parameters if name != "self"]
 
 
 def sharding_of(module: nn.Module) -> ModuleSharding | None:

@@ -26,6 +26,7 @@ from schedule.distributed.tensor_parallel.modules import (
     Sync,
     features_dim,
     incomplete,
+    input_names,
 )
 from schedule.util.errors import ShardError
 
@@ -43,11 +44,11 @@ class ShardedForward:
         self.role, self.features = sharding.role(module), features_dim(module)
         self.missing = incomplete(module, sharding)
         own = {name for table in (module._parameters, module._buffers) for name in table}
-        syncs = sharding.syncs.items()
+        syncs = sorted(sharding.syncs.items(), key=lambda each: each[0].startswith("bwd"))  # nearest the forward
         self.inputs = [(s, k.split()[0]) for k, s in syncs if not k.startswith(OUTPUTS) and s.argument not in own]
         self.partial = tuple(s.argument for k, s in syncs if not k.startswith(OUTPUTS) and s.argument in own)
         self.output, self.result = (sharding.syncs.get(mode) for mode in OUTPUTS)
-        self._names = [name for name in inspect.signature(self.cls.forward).parameters if name != "self"]
+        self._names = input_names(module)
         self.__qualname__ = f"{self.cls.__qualname__}.forward"
 
     @property
