@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from schedule.core.edits import WrapCalls
 from schedule.core.wrapping import wrappers_of
 from schedule.distributed.communication.mesh import tensor_parallel
@@ -35,13 +37,24 @@ def fork_rng(sch: NodeT) -> NodeT:
 
     tp = tensor_parallel(sch.tree.mesh)
     sch.refuse_inside_other_graph()
-    if any(isinstance(wrapper, OwnRandomNumbers) for wrapper in wrappers_of(sch.module)):
+    if _is_forked(sch.module):
         raise ShardError(f"{sch.label} draws random numbers of its own already", fix="undo that step first")
     for ancestor, _ in sch.tree.ancestors(sch.path):
-        if any(isinstance(wrapper, OwnRandomNumbers) for wrapper in wrappers_of(ancestor)):
+        if _is_forked(ancestor):
             raise ShardError(
                 f"{sch.tree.path_of(ancestor) or 'the root'}, around it, draws random numbers of its own",
                 fix="fork_rng() of one of them is enough: undo that step to fork further inside",
             )
     sch.commit([WrapCalls(sch.tree, sch.module, OwnRandomNumbers(tp.rank), sch.path)])
     return sch
+
+
+def draws_apart(root: nn.Module) -> bool:
+    """Return whether any module of ``root`` draws random numbers of its own on each rank."""
+    return any(map(_is_forked, root.modules()))
+
+
+def _is_forked(module: nn.Module) -> bool:
+    from schedule.distributed.communication.rng import OwnRandomNumbers  # torch.compiler.disable loads dynamo
+
+    return any(isinstance(wrapper, OwnRandomNumbers) for wrapper in wrappers_of(module))

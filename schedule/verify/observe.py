@@ -45,6 +45,8 @@ class Case:
         shapes: the shapes of ``batch``, for reports.
         steps: optimizer steps to take.
         optimizer: makes the optimizer; AdamW when None.
+        dropout: in train mode, whether dropout is on.
+        forked: whether modules draw random numbers of each rank, so that torch's generators are elsewhere afterwards.
     """
 
     mode: Mode
@@ -53,6 +55,8 @@ class Case:
     shapes: str
     steps: int
     optimizer: OptimizerFactory | None = None
+    dropout: bool = True
+    forked: bool = False
 
 
 @dataclass
@@ -72,6 +76,7 @@ class Observation:
     parameter_names: set[str] = field(default_factory=set)
     trainable: set[str] = field(default_factory=set)
     generators: dict[str, torch.Tensor] = field(default_factory=dict)
+    drew: bool = False
     loss: float = 0.0
     adam_eps: float = 0.0
 
@@ -108,6 +113,8 @@ def observe(
         if perturbed_slightly:
             perturb_slightly(model, perturbed_slightly)
         model.train(case.mode == "train")
+        if not case.dropout:
+            _dropout_off(model)
         if case.mode == "eval":
             # Without grad other code paths run than with grad in eval mode: fused ops save nothing for backward.
             seen.outputs_without_grad = _forward_only(model, case)
@@ -119,6 +126,12 @@ def observe(
             seen.gradients = _in_names_of_state(model, seen.gradients)
             seen.updates = _in_names_of_state(model, seen.updates)
     return seen
+
+
+def _dropout_off(model: nn.Module) -> None:
+    """Put all modules in eval mode, except those that compute running statistics."""
+    for module in model.modules():
+        module.training = module.training and getattr(module, "running_mean", None) is not None
 
 
 def _train(
@@ -177,6 +190,7 @@ def _add(parameters: dict[str, nn.Parameter], updates: Named) -> None:
 
 def _first_pass(model: nn.Module, case: Case, seen: Observation) -> torch.Tensor | None:
     seed_all(_SEED)
+    seeded = _tensor_states(model)
     batch, leaves = copied(case.batch)
     output = call(model, batch)
     values = named_values(output)
@@ -189,9 +203,15 @@ def _first_pass(model: nn.Module, case: Case, seen: Observation) -> torch.Tensor
     if loss is not None:
         loss.backward()
     seen.input_gradients = {name: _taken(leaf.grad) for name, leaf in leaves.items()}
-    states = generator_states(model)
-    seen.generators = {name: state for name, state in states.items() if isinstance(state, torch.Tensor)}
+    states = _tensor_states(model)
+    seen.drew = any(not torch.equal(state, seeded[name]) for name, state in states.items())
+    seen.generators = {} if case.forked else states
     return loss
+
+
+def _tensor_states(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the states of torch's generators."""
+    return {name: state for name, state in generator_states(model).items() if isinstance(state, torch.Tensor)}
 
 
 def _forward_only(model: nn.Module, case: Case) -> dict[str, torch.Tensor | Plain]:

@@ -81,7 +81,8 @@ class EquivalenceReport:
 
     Attributes:
         cases: what was compared, in order. Comparing stops at the first difference.
-        skipped: cases in which the reference itself fails, and counts of tensors left out, with the reasons.
+        skipped: cases in which the reference itself fails, counts of tensors left out, and cases compared without
+            dropout, with the reasons.
     """
 
     cases: list[CaseResult] = field(default_factory=list)

@@ -187,12 +187,14 @@ def wrong_layouts(mesh: Any) -> None:
         odd.module.fc1(torch.randn(3, 5, 16))
 
 
-def composed(mesh: Any) -> None:
+def sides(mesh: Any) -> None:
+    """Several synchronizations on one side or on both, and what is refused."""
     second_on_a_side(mesh)
     with_shards(mesh)
     around_a_caller(mesh)
+    wrong_layouts(mesh)
 
 
-@pytest.mark.parametrize("case", [sequence_region, composed, wrong_layouts], ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", [sequence_region, sides], ids=lambda case: case.__name__)
 def test_on_two_processes(case: launch.Case) -> None:
     launch.passes(case)
