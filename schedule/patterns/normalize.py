@@ -204,8 +204,9 @@ class Builder:
 
 def _filled(name: str, **bound: Any) -> dict[str, Any]:
     """Return ``bound`` in canonical order with the defaults of ``name``."""
-    result = {key: bound.pop(key, default) for key, default in DEFINITIONS[name].params.items()}
-    return {**result, **bound}
+    definition = DEFINITIONS[name]
+    result = {key: bound.pop(key, default) for key, default in definition.params.items()}
+    return definition.spell_out({**result, **bound})
 
 
 def _canonical_to(bound: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -245,17 +246,13 @@ def _canonical_getitem(bound: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return "getitem", bound
 
 
-def _canonical_convolution(name: str) -> Callable[[dict[str, Any]], tuple[str, dict[str, Any]]]:
-    dims = int(name[-2])
+def _canonical_pool(name: str) -> Callable[[dict[str, Any]], tuple[str, dict[str, Any]]]:
+    def with_stride(bound: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Write the stride that is the size of the window, as torch's modules do."""
+        stride = bound["stride"]
+        return name, {**bound, "stride": bound["kernel_size"] if stride in (None, ()) else stride}
 
-    def spelled_out(bound: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Write one number as one for each dimension, as torch's modules keep it."""
-        each = {key: bound[key] for key in ("stride", "padding", "dilation")}
-        each = {key: (value,) * dims if type(value) is int else value for key, value in each.items()}
-        each = {key: tuple(value) if isinstance(value, list) else value for key, value in each.items()}
-        return name, {**bound, **each}
-
-    return spelled_out
+    return with_stride
 
 
 def _canonical_view(bound: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -270,5 +267,5 @@ _CANONICAL = {
     "getattr": _canonical_getattr,
     "getitem": _canonical_getitem,
     "view": _canonical_view,
-    **{name: _canonical_convolution(name) for name in ("conv1d", "conv2d", "conv3d")},
+    **{name: _canonical_pool(name) for kind in ("avg", "max") for name in (f"{kind}_pool{n}d" for n in (1, 2, 3))},
 }

@@ -42,7 +42,9 @@ class OpDef:
         params: parameter name → default (``REQUIRED`` if there is none), in canonical order.
         variadic: parameter that also takes its elements as separate arguments (``view(2, 3)``).
         commutative: the two parameters that may be swapped, or ().
-        dims: parameters that are dimension numbers, equal modulo the rank.
+        dims: parameters that are dimension numbers, equal modulo the rank; a list of one is the same as the number.
+        per_dim: parameters with a number for each dimension of a window → how many dimensions it has. A single
+            number stands for all of them.
         view: the result may share memory with the first argument.
         rng: draws random numbers.
         metadata: reads sizes, dtype or device, never data.
@@ -53,9 +55,23 @@ class OpDef:
     variadic: str = ""
     commutative: tuple[str, ...] = ()
     dims: frozenset[str] = frozenset()
+    per_dim: Mapping[str, int] = field(default_factory=dict)
     view: bool = False
     rng: bool = False
     metadata: bool = False
+
+    def spell_out(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Write numbers in ``arguments`` as this definition has them, in place: see ``dims`` and ``per_dim``."""
+        for name in self.dims:
+            value = arguments.get(name)
+            if name != self.variadic and isinstance(value, (tuple, list)) and len(value) == 1:
+                arguments[name] = value[0]
+        for name, count in self.per_dim.items():
+            value = arguments.get(name)
+            each = (value,) if type(value) is int else value
+            if isinstance(each, (tuple, list)):
+                arguments[name] = tuple(each) * count if len(each) == 1 else tuple(each)
+        return arguments
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +120,7 @@ class Form:
         if self.swap:
             first, second = list(self.definition.params)[:2]
             result[first], result[second] = result[second], result[first]
-        return result, mutates
+        return self.definition.spell_out(result), mutates
 
 
 def _is_one_sequence(rest: Sequence[Any]) -> bool:
@@ -173,6 +189,7 @@ def register_op(
     module: tuple[type[nn.Module], ModuleArguments] | None = None,
     commutative: tuple[str, ...] = (),
     dims: Iterable[str] = (),
+    per_dim: Mapping[str, int] | None = None,
     view: bool = False,
     rng: bool = False,
     metadata: bool = False,
@@ -186,10 +203,12 @@ def register_op(
         functions: more callables with the same meaning and parameter order.
         methods: more method names with the same meaning.
         module: a ``torch.nn`` class, as for :func:`register_module`, and how its attributes become arguments.
-        commutative, dims, view, rng, metadata: see :class:`OpDef`.
+        commutative, dims, per_dim, view, rng, metadata: see :class:`OpDef`.
     """
     params, variadic = parse_signature(signature)
-    definition = OpDef(name, params, variadic, tuple(commutative), frozenset(dims), view, rng, metadata)
+    definition = OpDef(
+        name, params, variadic, tuple(commutative), frozenset(dims), dict(per_dim or {}), view, rng, metadata
+    )
     DEFINITIONS[name] = definition
     spaces = (torch, functional, torch.special, neural_functions, operator)
     found = [getattr(space, n) for space in spaces for n in (name, name + "_") if hasattr(space, n)]

@@ -134,9 +134,6 @@ OTHERS: dict[str, tuple[str, tuple[str, ...]]] = {
         "query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False",
         (),
     ),
-    "conv1d": ("input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1", ()),
-    "conv2d": ("input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1", ()),
-    "conv3d": ("input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1", ()),
     "clone": ("input, memory_format=None", ()),
     "full": ("size, fill_value, *, dtype=None, device=None, requires_grad=False", ()),
     "tensor": ("data, *, dtype=None, device=None, requires_grad=False", ()),
@@ -160,6 +157,10 @@ RANDOM: dict[str, str] = {
     "randn_like": "input",
 }
 
+CONVOLUTIONS: dict[str, str] = dict.fromkeys(
+    ("conv1d", "conv2d", "conv3d"), "input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1"
+)
+
 _AVERAGED = "input, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True"
 _MAXIMUM = "input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False"
 POOLS: dict[str, str] = {
@@ -169,6 +170,8 @@ POOLS: dict[str, str] = {
     **{f"adaptive_avg_pool{dims}d": "input, output_size" for dims in (1, 2, 3)},
     **{f"adaptive_max_pool{dims}d": "input, output_size, return_indices=False" for dims in (1, 2, 3)},
 }
+
+_PER_DIM = ("kernel_size", "stride", "padding", "dilation", "output_size")
 
 METADATA: dict[str, str] = {
     "shape": "input",
@@ -316,8 +319,8 @@ def _register_rows() -> None:
         register_op(name, signature, dims=dims, view=True)
     for name, signature in RANDOM.items():
         register_op(name, signature, rng=True, view="dropout" in name)
-    for name, signature in POOLS.items():
-        register_op(name, signature)
+    for name, signature in {**CONVOLUTIONS, **POOLS}.items():
+        register_op(name, signature, per_dim=dict.fromkeys(_PER_DIM, int(name[-2])))
     for name, signature in METADATA.items():
         register_op(name, signature, metadata=True)
 

@@ -71,6 +71,21 @@ SAME = {
     "matmul": [lambda x: x @ x, lambda x: torch.matmul(x, x), lambda x: x.matmul(x)],
     "layer_norm": [lambda x: F.layer_norm(x, (4,)), lambda x: F.layer_norm(x, [4], None, None, 1e-5)],
     "transpose": [lambda x: x.transpose(-2, -1), lambda x: torch.transpose(x, -2, -1), lambda x: x.mT],
+    "mean": [lambda x: x.mean(1), lambda x: x.mean([1]), lambda x: torch.mean(x, dim=(1,)), lambda x: x.mean(axis=1)],
+    "squeeze": [lambda x: x.squeeze(1), lambda x: torch.squeeze(x, (1,))],
+    "conv2d": [
+        lambda x: F.conv2d(x, x),
+        lambda x: F.conv2d(x, x, padding=[0, 0], dilation=(1, 1)),
+        lambda x: torch.conv2d(x, x, None, [1], 0),
+    ],
+    "max_pool2d": [
+        lambda x: F.max_pool2d(x, 2),
+        lambda x: F.max_pool2d(x, [2, 2], padding=[0, 0]),
+        lambda x: torch.max_pool2d(x, (2,), [], dilation=1),
+        lambda x: F.max_pool2d(x, kernel_size=2, stride=(2, 2)),
+    ],
+    "avg_pool3d": [lambda x: F.avg_pool3d(x, 3), lambda x: F.avg_pool3d(x, (3, 3, 3), 3, (0, 0, 0))],
+    "adaptive_avg_pool2d": [lambda x: F.adaptive_avg_pool2d(x, 1), lambda x: F.adaptive_avg_pool2d(x, (1, 1))],
 }
 
 
@@ -95,6 +110,9 @@ MODULES = [
     (nn.SiLU(), lambda x: F.silu(x)),
     (nn.MaxPool1d(2, 1, 1), lambda x: F.max_pool1d(x, 2, 1, 1)),
     (nn.AvgPool1d(2), lambda x: F.avg_pool1d(x, (2,), (2,), (0,))),
+    (nn.MaxPool2d(2), lambda x: F.max_pool2d(x, [2, 2])),
+    (nn.AvgPool2d([3, 3], padding=1), lambda x: F.avg_pool2d(x, 3, 3, (1, 1))),
+    (nn.AdaptiveMaxPool2d((1, 1)), lambda x: F.adaptive_max_pool2d(x, 1)),
     (nn.AdaptiveAvgPool1d(1), lambda x: F.adaptive_avg_pool1d(x, 1)),
     (nn.Flatten(), lambda x: x.flatten(1)),
 ]
@@ -124,6 +142,10 @@ DIFFERENT = {
     "view or reshape": (lambda x: x.view(-1), lambda x: x.reshape(-1)),
     "out is kept": (lambda x: torch.abs(x), lambda x: torch.abs(x, out=x)),
     "in place": (lambda x: F.relu(x), lambda x: F.relu(x, inplace=True)),
+    "one window": (lambda x: F.max_pool2d(x, 2), lambda x: F.max_pool2d(x, (2, 1))),
+    "stride": (lambda x: F.max_pool2d(x, 2), lambda x: F.max_pool2d(x, 2, 1)),
+    "two dimensions": (lambda x: x.mean(1), lambda x: x.mean([1, 2])),
+    "no dimension": (lambda x: x.mean([]), lambda x: x.mean([0])),
     "cast copies": (lambda x: x.to(torch.float32), lambda x: x.to(torch.float32, copy=True)),
 }
 
