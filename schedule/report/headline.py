@@ -81,7 +81,8 @@ def verified(found: EquivalenceReport | None) -> Figure:
     if found.failed is not None:
         return Figure(name, "DIFFERENT", str(found.failed), "bad")
     shapes = len({case.shapes for case in found.cases})
-    compared = f"in {counted(len(found.cases), 'case')} at {counted(shapes, 'shape')}"
+    only = "" if any(case.mode == "train" for case in found.cases) else " in eval mode only"
+    compared = f"in {counted(len(found.cases), 'case')} at {counted(shapes, 'shape')}{only}"
     return Figure(name, "equal", f"{compared}, largest relative deviation {found.max_deviation:.2g}", "good")
 
 

@@ -125,7 +125,7 @@ class Report:
             self.timing = self.time_ratio(rounds, advance)
         return self.timing
 
-    def verify(self, batch: Any = None, steps: int = 5) -> EquivalenceReport:
+    def verify(self, batch: Any = None, steps: int = 5, *, training: bool = True) -> EquivalenceReport:
         """Compare the model with the original, as :func:`schedule.verify` does.
 
         The report shows the result afterwards.
@@ -133,6 +133,7 @@ class Report:
         Args:
             batch: inputs of the model; if None, those it was optimized with.
             steps: optimizer steps for the comparison of updates.
+            training: False to compare in eval mode and without gradients only.
 
         Raises:
             VerificationError: they differ.
@@ -141,7 +142,7 @@ class Report:
         if self.schedule is None:
             raise _made_by_hand("verify")
         batch = self.schedule.tree.graphs.example_inputs if batch is None else batch
-        verification = Verification(self.schedule, batch, steps)
+        verification = Verification(self.schedule, batch, steps, training=training)
         try:
             with uncounted(self.model):
                 return verification.check()

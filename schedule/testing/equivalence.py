@@ -10,7 +10,13 @@ from schedule.verify import Tolerance, equivalent
 
 
 def assert_equivalent(
-    model: nn.Module, twin: nn.Module, batch: Any, steps: int = 5, *, tolerance: Tolerance | None = None
+    model: nn.Module,
+    twin: nn.Module,
+    batch: Any,
+    steps: int = 5,
+    *,
+    tolerance: Tolerance | None = None,
+    training: bool = True,
 ) -> None:
     """Assert that ``twin`` computes and trains like ``model``.
 
@@ -24,11 +30,12 @@ def assert_equivalent(
         batch: mapping (called by keyword), tuple or list (by position), or a single tensor.
         steps: optimizer steps; 0 leaves updates out.
         tolerance: in place of the one for the model's dtype.
+        training: False to compare in eval mode and without gradients only.
 
     Raises:
         AssertionError: they differ; the message names the case, the worst tensor and its deviation.
     """
     __tracebackhide__ = True
-    report = equivalent(model, twin, batch, steps, tolerance=tolerance)
+    report = equivalent(model, twin, batch, steps, tolerance=tolerance, training=training)
     if not report:
         raise AssertionError(f"the models differ:\n{report}")

@@ -39,6 +39,7 @@ def equivalent(
     *,
     tolerance: Tolerance | None = None,
     optimizer: OptimizerFactory | None = None,
+    training: bool = True,
 ) -> EquivalenceReport:
     """Compare ``b`` with ``a``, the reference, in training and in inference.
 
@@ -55,6 +56,8 @@ def equivalent(
         steps: optimizer steps; 0 leaves updates out.
         tolerance: in place of the row for the model's dtype in :data:`TOLERANCES`.
         optimizer: makes an optimizer from a list of parameters; AdamW by default.
+        training: whether the models are trained. If False, both run in eval mode and without gradients only, for
+            models that cannot be trained; the report lists what is left out.
 
     Returns:
         a report, true exactly if everything was within tolerance. It stops at the first failing case.
@@ -67,22 +70,30 @@ def equivalent(
     refuse_meta(a)
     refuse_meta(b)
     tolerance = tolerance or tolerance_for(a)
-    report = EquivalenceReport()
-    for index, case in enumerate(cases(batch, steps, optimizer)):
+    report = empty_report(training)
+    for index, case in enumerate(cases(batch, steps, optimizer, training)):
         result, _ = check_case(case, a, b, tolerance, report, required=index == 0)
         if result is not None and not result.equal:
             break
     return report
 
 
-def cases(batch: Any, steps: int, optimizer: OptimizerFactory | None) -> Iterator[Case]:
-    """Yield the given batch with own and perturbed weights, then other shapes with own ones, all in both modes."""
+def empty_report(training: bool) -> EquivalenceReport:
+    """Return a report without cases that names what is left out if the models are not trained."""
+    return EquivalenceReport(skipped=[] if training else [UNTRAINED])
+
+
+def cases(batch: Any, steps: int, optimizer: OptimizerFactory | None, training: bool) -> Iterator[Case]:
+    """Yield the given batch with own and perturbed weights, then other shapes with own ones.
+
+    Each comes in both modes, or in eval mode if the models are not trained.
+    """
     weights: tuple[Weights, ...] = get_args(Weights)
-    modes: tuple[Mode, ...] = get_args(Mode)
+    modes: tuple[Mode, ...] = ("eval", "train") if training else ("eval",)
     plans = [(batch, each) for each in weights] + [(other, weights[0]) for other in other_shapes(batch)]
     for chosen, weight in plans:
-        for mode in reversed(modes):
-            yield Case(mode, weight, chosen, shapes_of(chosen), steps, optimizer)
+        for mode in modes:
+            yield Case(mode, weight, chosen, shapes_of(chosen), steps, optimizer, training)
 
 
 def check_case(
@@ -154,6 +165,7 @@ def _observed(
     return other, compare(reference, other, tolerance)
 
 
+UNTRAINED = "train mode, gradients and updates: left out by training=False"
 TELL_NOTHING = "left out: the original changes such a tensor by as much when its weights are off by a few roundings"
 # If a ReLU is at zero, about one direction in three makes it jump.
 _ATTEMPTS = 8

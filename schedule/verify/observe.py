@@ -47,6 +47,7 @@ class Case:
         optimizer: makes the optimizer; AdamW when None.
         dropout: in train mode, whether dropout is on.
         forked: whether modules draw random numbers of each rank, so that torch's generators are elsewhere afterwards.
+        training: whether to compute gradients and take steps; without, the model runs without gradients.
     """
 
     mode: Mode
@@ -57,6 +58,7 @@ class Case:
     optimizer: OptimizerFactory | None = None
     dropout: bool = True
     forked: bool = False
+    training: bool = True
 
 
 @dataclass
@@ -115,7 +117,7 @@ def observe(
         model.train(case.mode == "train")
         if not case.dropout:
             _dropout_off(model)
-        if case.mode == "eval":
+        if case.mode == "eval" and case.training:
             # Without grad other code paths run than with grad in eval mode: fused ops save nothing for backward.
             seen.outputs_without_grad = _forward_only(model, case)
         _train(model, case, tolerance, seen, reference, updates)
@@ -151,7 +153,8 @@ def _train(
     """
     parameters = dict(model.named_parameters())
     trainable = {name: p for name, p in parameters.items() if p.requires_grad}
-    loss = _first_pass(model, case, seen)
+    with torch.set_grad_enabled(case.training):
+        loss = _first_pass(model, case, seen)
     seen.loss = float(loss.detach()) if loss is not None else 0.0
     # Clones: AdamW does not write to gradients, but another optimizer may.
     seen.gradients = {name: _taken(p.grad) for name, p in trainable.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -12,7 +13,7 @@ from schedule.distributed.tensor_parallel.modules import is_sharded
 from schedule.primitives.fork_rng import draws_apart
 from schedule.util.errors import VerificationError
 from schedule.verify.bisection import Undoable, first_failing_step, undone
-from schedule.verify.equivalence import REFUSALS, cases, check_case, refuse_meta
+from schedule.verify.equivalence import REFUSALS, cases, check_case, empty_report, refuse_meta
 from schedule.verify.observe import Case, Observation, OptimizerFactory
 from schedule.verify.report import CaseResult, EquivalenceReport
 from schedule.verify.tolerances import Tolerance, tolerance_for
@@ -39,16 +40,17 @@ class Verification:
         tolerance: Tolerance | None = None,
         optimizer: OptimizerFactory | None = None,
         limit: float = 300.0,
+        training: bool = True,
     ) -> None:
-        self._limit = limit
+        self._limit, self._training = limit, training
         self._sch, self._batch, self._steps = sch, batch, steps
         self._tolerance, self._optimizer = tolerance, optimizer
-        self.report = EquivalenceReport()
+        self.report = empty_report(training)
 
     def check(self) -> EquivalenceReport:
         """Compare now, and raise :class:`VerificationError` at the first difference."""
         sch = self._sch
-        self.report = EquivalenceReport()
+        self.report = empty_report(self._training)
         if not len(sch.history):
             return self.report
         refuse_meta(sch.module)
@@ -56,11 +58,14 @@ class Verification:
         if mesh is not None:
             return self._check_ranks(mesh)
         tolerance = self._tolerance or tolerance_for(sch.module)
-        for index, case in enumerate(cases(self._batch, self._steps, self._optimizer)):
+        for index, case in enumerate(self._cases()):
             result, reference = self._case(case, tolerance, required=index == 0, alone=True)
             if result is not None and reference is not None and not result.equal:
                 raise _error(sch, case, result, reference, tolerance)
         return self.report
+
+    def _cases(self) -> Iterator[Case]:
+        return cases(self._batch, self._steps, self._optimizer, self._training)
 
     def _case(
         self, case: Case, tolerance: Tolerance, *, required: bool, alone: bool
@@ -78,7 +83,7 @@ class Verification:
         forked = draws_apart(sch.module)
         apart = forked or is_sharded(sch.module)
         with limited(mesh, self._limit):
-            for index, each in enumerate(cases(self._batch, self._steps, self._optimizer)):
+            for index, each in enumerate(self._cases()):
                 case = replace(each, forked=forked)
                 wrong, reference = self._on_ranks(case, tolerance, index == 0, verdicts)
                 drew = apart and case.mode == "train" and reference is not None and reference.drew
@@ -139,6 +144,7 @@ def verify(
     tolerance: Tolerance | None = None,
     optimizer: OptimizerFactory | None = None,
     limit: float = 300.0,
+    training: bool = True,
 ) -> Verification:
     """Check the scheduled model against the original, in the sense of :func:`equivalent`.
 
@@ -162,12 +168,14 @@ def verify(
         tolerance: in place of the row for the model's dtype in :data:`TOLERANCES`.
         optimizer: makes an optimizer from a list of parameters; AdamW by default.
         limit: on a mesh of several ranks, which must all call this: seconds one rank waits for another.
+        training: whether the model is trained. If False, it runs in eval mode and without gradients only, for a model
+            that cannot be trained; the report lists what is left out.
 
     Raises:
         VerificationError: they differ. Names the primitive that broke the model, the worst tensor, mode and shapes;
             on a mesh also the ranks that differ, on every rank.
     """
-    verification = Verification(sch, batch, steps, tolerance, optimizer, limit)
+    verification = Verification(sch, batch, steps, tolerance, optimizer, limit, training)
     verification.check()
     return verification
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from schedule.report.headline import verified
 from schedule.util.errors import VerificationError
 from schedule.verify import verify
 from schedule.verify.preserve import preserved
@@ -20,6 +21,21 @@ from .mutations import MUTATIONS, DropoutSkipped, ErfForTanh, MissingBias, Wrong
 
 class Renamed(Block):
     """The same computation under another class, as a rewrite leaves behind."""
+
+
+class Untrainable(torch.autograd.Function):
+    """The identity, without a gradient."""
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("there is no backward")
 
 
 class Stack(nn.Module):
@@ -46,6 +62,31 @@ def fingerprint(model: nn.Module) -> list[Any]:
 
 
 BATCH = floats(2, 6, 16)
+
+
+class OnlyInference(Stack):
+    """A model that raises in train mode and in backward."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            raise RuntimeError("there is no training")
+        return Untrainable.apply(super().forward(x))
+
+
+def test_without_training_only_inference_is_compared() -> None:
+    sch = FakeSchedule(OnlyInference())
+    sch.swap_class("h.0", Renamed, "fuse(first)")
+    with pytest.raises(RuntimeError, match="there is no backward"):
+        verify(sch, BATCH)
+    check = verify(sch, BATCH, training=False)
+    assert check and {case.mode for case in check.report.cases} == {"eval"} and len(check.report.cases) == 6
+    kinds = {deviation.kind for case in check.report.cases for deviation in case.deviations}
+    assert kinds <= {"output", "input after the call", "buffer"}
+    assert "skipped train mode, gradients and updates" in str(check)
+    assert "in eval mode only" in verified(check.report).note
+    sch.swap_class("h.1", WrongScale, "fuse(second)")
+    with pytest.raises(VerificationError, match=r"fuse\(second\) changed"):
+        verify(sch, BATCH, training=False)
 
 
 def test_a_right_schedule_passes_as_a_call_and_as_a_context() -> None:
