@@ -241,7 +241,7 @@ class FusedScaleMaskSoftmax(nn.Module):
             raise ValueError(f"FusedScaleMaskSoftmax: the input must be [b, np, sq, sk], got {shape(input)}")
         out_dtype = torch.float16 if self.input_in_fp16 else input.dtype
         out_dtype = torch.bfloat16 if self.input_in_bf16 else out_dtype
-        if self.scaled_masked_softmax_fusion or self.mask_func is None:
+        if self.is_kernel_available(mask, *input.shape):
             return checked_softmax(
                 "FusedScaleMaskSoftmax",
                 input,
@@ -254,6 +254,13 @@ class FusedScaleMaskSoftmax(nn.Module):
             )
         scores = self._masked(input, mask, self.mask_func)
         return scaled_masked_softmax(scores, sink=softmax_offset, out_dtype=out_dtype)
+
+    def is_kernel_available(self, mask: Tensor | None, b: int, np: int, sq: int, sk: int) -> bool:
+        """Check whether `forward` takes one pass for scores of ``[b, np, sq, sk]`` and this mask.
+
+        Unlike in Megatron this depends on the settings alone: any sizes, dtypes and masks are fused.
+        """
+        return self.scaled_masked_softmax_fusion or self.mask_func is None
 
     def _masked(self, input: Tensor, mask: Tensor | None, mask_func: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         scores = input.float() if input.dtype.itemsize < 4 else input

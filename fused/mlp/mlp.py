@@ -105,12 +105,16 @@ class MLP(nn.Module):
             **common,
         )
 
-    def forward(self, hidden_states: Tensor, per_token_scale: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, hidden_states: Tensor, per_token_scale: Tensor | None = None, *, padding_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Compute the output, and return it with the second layer's bias not added.
 
         Args:
             hidden_states: ``[s, b, h]``; any leading dimensions are accepted.
             per_token_scale: ``[s, b]``, factors of each token's activations, or None.
+            padding_mask: accepted for Megatron's transformer layer, and ignored: only the router of a mixture of
+                experts reads it. Megatron ignores keywords of any other name too; here they raise a TypeError.
 
         Returns:
             ``[s, b, h]``, and the bias ``[h]`` or None. With a scale, the bias times the scale is added to the output,

@@ -137,6 +137,21 @@ def test_module_never_hands_its_input_to_the_mask_function():
     assert torch.equal(x, scores())
 
 
+def test_the_kernel_is_available_exactly_if_the_mask_function_is_not_called():
+    called = []
+
+    def mask_func(scores, mask):
+        called.append(scores)
+        return scores.masked_fill(mask, -10000.0)
+
+    x, mask = scores(), torch.zeros(6, 6, dtype=torch.bool)
+    for fusion, function in ((True, mask_func), (True, None), (False, mask_func), (False, None)):
+        module = make("padding", fusion, mask_func=function)
+        called.clear()
+        module(x, mask)
+        assert module.is_kernel_available(mask, *x.shape) is (not called)
+
+
 def test_module_with_fewer_queries_than_keys():
     x = scores((2, 3, 2, 6))
     expected = F.softmax((x * 0.5).masked_fill(future(2, 6), -math.inf), -1)

@@ -252,6 +252,14 @@ def test_compiles_without_graph_break_and_exports(gated):
     torch.testing.assert_close(exported(x), mlp(x))
 
 
+def test_the_padding_mask_of_a_router_is_ignored_and_other_keywords_are_not():
+    mlp, x = filled(MLP(config())), torch.randn(3, 2, H)
+    out, _ = mlp(x, padding_mask=torch.ones(2, 3, dtype=torch.bool))
+    assert torch.equal(out, mlp(x)[0])
+    with pytest.raises(TypeError, match="token_scale"):
+        mlp(x, token_scale=torch.ones(3, 2))
+
+
 def test_what_cannot_be_built_or_run():
     with pytest.raises(ValueError, match="an expert needs ffn_hidden_size"):
         MLP(config(), is_expert=True)
