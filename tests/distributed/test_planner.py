@@ -102,6 +102,35 @@ def test_attention_is_shared_out_by_heads(make: type[nn.Module]) -> None:
     assert len(seen.forward) == 1
 
 
+class CachesTable(Attention):
+    """It keeps a table for the next call of the same length: the model read it, and has none yet."""
+
+    table: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None or self.table.size(0) != x.size(1):
+            self.table = torch.linspace(0.5, 2.0, x.size(1))[:, None]
+        result: Tensor = self.o(self.mixed(x * self.table).flatten(2))
+        return result
+
+
+class Twice(nn.Module):
+    """Two calls of one module, the second of which reads what the first keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = CachesTable()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.inner(self.inner(x))
+        return result
+
+
+def test_a_table_that_the_model_does_not_hold_yet() -> None:
+    plan, _ = planned(Twice())
+    assert [group.kind for group in plan.groups] == [HEADS]
+
+
 class Act(nn.Module):
     """An activation that is a module of two inputs."""
 

@@ -92,7 +92,7 @@ class Values:
             self.found.dims[node] = self.fresh(node.spec, "")
             return
         if node.op == "get_attr":
-            self.found.dims[node] = self.tensor(str(node.target)) if isinstance(node.spec, TensorSpec) else None
+            self.found.dims[node] = self.attribute(node) if isinstance(node.spec, TensorSpec) else None
             return
         if node.is_metadata or node.op == "placeholder":
             self.found.dims[node] = self.fresh(node.spec, "an input of the model is whole on every rank")
@@ -105,6 +105,15 @@ class Values:
         if isinstance(spec, (tuple, list)):
             return tuple(self.fresh(one, why) for one in spec)
         return None
+
+    def attribute(self, node: OpNode) -> Value:
+        """Return the dimensions of a tensor that the graph reads.
+
+        Those of a plain attribute are whole on every rank. They come from the recorded run, since the module may have
+        another value now: a table that it caches for later calls is None before the first.
+        """
+        path = str(node.target)
+        return self.tensor(path) if path in self._names else self.fresh(node.spec, FACTORIES)
 
     def tensor(self, path: str) -> Dims:
         """Return the dimensions of a parameter or buffer, the same under all of its names."""
