@@ -265,4 +265,6 @@ class Node:
             )
 
     def __repr__(self) -> str:
+        if "_module" not in vars(self):  # a traceback shows the object that its own constructor refused
+            return object.__repr__(self)
         return f"{type(self).__name__}({self.label}: {original_class(self._module).__name__})"

@@ -105,8 +105,9 @@ def test_not_a_module() -> None:
         schedule.create_schedule({})  # type: ignore[arg-type]
     with pytest.raises(schedule.ScheduleError, match=r"Schedule\(Linear\) was called[^$]*create_schedule\(model\)"):
         schedule.Schedule(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
-    with pytest.raises(schedule.ScheduleError, match=r"Schedule\(Linear\) was called"):
+    with pytest.raises(schedule.ScheduleError, match=r"Schedule\(Linear\) was called") as raised:
         schedule.Schedule(torch.nn.Linear(2, 2), torch.randn(1, 2))  # type: ignore[arg-type]
+    assert "Schedule object" in repr(raised.traceback[-1].frame.f_locals["self"])  # as debuggers show it
 
 
 def test_a_property_tells_its_own_error(sch: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
