@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from schedule.recipes.steps import Call, Find, Step
+from schedule.recipes.steps import Call, Find, Step, finds_used
 from schedule.recipes.values import Arguments, Joined, Made, Picked, changed, inner
 
 Select = Callable[[str], list[str]]
@@ -19,9 +19,10 @@ def rolled(steps: Sequence[Step], select: Select) -> list[Step]:
     """Return the steps with each block repeated for every layer number written once, with a glob."""
     out: list[Step] = []
     start = 0
+    last = {name: at for at, step in enumerate(steps) for name in finds_used(step)}
     while start < len(steps):
         for period in range(1, _LONGEST + 1):
-            block = _repeated(steps, start, period, select)
+            block = _repeated(steps, start, period, select, last)
             if block is not None:
                 out += block.once
                 start += period * block.times
@@ -38,7 +39,12 @@ class _Block:
     times: int
 
 
-def _repeated(steps: Sequence[Step], start: int, period: int, select: Select) -> _Block | None:
+def _repeated(steps: Sequence[Step], start: int, period: int, select: Select, last: Mapping[str, int]) -> _Block | None:
+    """Return the block that begins at ``start`` and is repeated for other layers, or None.
+
+    Args:
+        last: name of each find → the last step that uses it. Those found in a block are used in it alone.
+    """
     first = steps[start : start + period]
     if len(first) < period or not all(isinstance(step, (Find, Call)) for step in first):
         return None
@@ -54,11 +60,18 @@ def _repeated(steps: Sequence[Step], start: int, period: int, select: Select) ->
             if _template(following, beginning) != template:
                 break
             blocks.append(following)
+        if any(last.get(find.name, 0) >= start + period * (i + 1) for i, find in _finds(blocks)):
+            continue
         wanted = [[_path(block[i]) for block in blocks] for i in range(period)]
         globs = [step.at[0] for step in template]  # type: ignore[union-attr]
         if len(blocks) > 1 and all(select(glob) == paths for glob, paths in zip(globs, wanted, strict=True)):
             return _Block([_merged(i, blocks, glob) for i, glob in enumerate(globs)], len(blocks))
     return None
+
+
+def _finds(blocks: Sequence[Sequence[Step]]) -> Iterator[tuple[int, Find]]:
+    """Yield each find with the number of its block."""
+    return ((i, step) for i, block in enumerate(blocks) for step in block if isinstance(step, Find))
 
 
 def _path(step: Step) -> str:

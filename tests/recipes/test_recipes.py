@@ -122,6 +122,15 @@ def test_matches_found_before_earlier_steps(sch: Schedule) -> None:
     assert [type(step) for step in recipe.steps] == [Find, Call, Call]
 
 
+def test_finds_of_all_layers_before_what_uses_them(sch: Schedule) -> None:
+    mlps = [sch[f"blocks.{i}.mlp"] for i in range(2)]
+    found = [mlp.find(bias_gelu, expect=1) for mlp in mlps]
+    for matches in found:
+        sch.fuse(matches, compiler=None)
+    recipe = round_trip(sch, small, ids())
+    assert [type(step) for step in recipe.steps] == [Find, Find, Call, Call]
+
+
 def test_matches_of_several_finds(sch: Schedule) -> None:
     mlp, attn = sch["blocks.0.mlp"], sch["blocks.0.attn"]
     sch.fuse([*mlp.find(bias_gelu, expect=1), *attn.find(softmax_dropout, expect=1)], compiler=None)
