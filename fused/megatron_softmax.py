@@ -241,7 +241,7 @@ class FusedScaleMaskSoftmax(nn.Module):
             raise ValueError(f"FusedScaleMaskSoftmax: the input must be [b, np, sq, sk], got {shape(input)}")
         out_dtype = torch.float16 if self.input_in_fp16 else input.dtype
         out_dtype = torch.bfloat16 if self.input_in_bf16 else out_dtype
-        if self.is_kernel_available(mask, *input.shape):
+        if self.mask_func is None or self.is_kernel_available(mask, *input.shape):
             return checked_softmax(
                 "FusedScaleMaskSoftmax",
                 input,
