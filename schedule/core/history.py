@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from torch import fx
+
 from schedule.util.errors import NotApplicable
 from schedule.util.generators import generator_states, restore_generators
 
@@ -50,6 +52,13 @@ class Step:
     edits: tuple[Edit, ...] = field(repr=False)
     touched: Mapping[str, int] = field(default_factory=dict, repr=False)
     record: Any = field(default=None, repr=False)
+
+    @property
+    def replaced(self) -> tuple[fx.Node, ...]:
+        """Nodes of the matches that it was called with, in the first graph of each match."""
+        given = self.arguments.get("matches") or ()
+        groups = [each if isinstance(each, (list, tuple)) else (each,) for each in given]
+        return tuple(node for group in groups for match in group for node in match.nodes)
 
 
 @dataclass

@@ -12,7 +12,7 @@ from schedule.core.matching import Match, Wanted
 from schedule.patterns import GraphMatch
 from schedule.primitives.callees import CompiledRegion, Region, region_of
 from schedule.primitives.registry import primitive
-from schedule.primitives.rewrites import PatternRewrite, Replacement, rewrite_matches
+from schedule.primitives.rewrites import PatternRewrite, Replacement, checked_name, rewrite_matches
 from schedule.util.errors import NotApplicable
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ Compiler = Literal["auto", "inductor"]
 
 
 @primitive
-def fuse(sch: NodeT, matches: Sequence[Match], compiler: Compiler | None = "auto") -> NodeT:
+def fuse(sch: NodeT, matches: Sequence[Match], compiler: Compiler | None = "auto", name: str | None = None) -> NodeT:
     """Replace each match by one call, of a rule's fused op or of the same operations compiled.
 
     ::
@@ -37,28 +37,35 @@ def fuse(sch: NodeT, matches: Sequence[Match], compiler: Compiler | None = "auto
         compiler: ``"auto"`` takes the registered fused op if any rule matches the same operations, else
             ``"inductor"``: the matched part is compiled by ``torch.compile`` at its first call, with dynamic
             shapes, or runs uncompiled without a compiler. None only makes it one call.
+        name: name of the new node in the graph, and of the compiled function; by default those of the op or the
+            pattern. Further calls in one graph get a number: ``FusedLN``, ``FusedLN_1``.
+
+    The nodes that it replaces are ``sch.history[-1].replaced``.
 
     Raises:
         MatchError: a match is of another model, consumed already (gives the primitive), or unsafe: an
             interior value is used outside, operations would change order, or a hook would be bypassed.
-        NotApplicable: no matches; an unknown compiler; or the module is inlined in another module's graph.
+        NotApplicable: no matches; an unknown compiler; ``name`` is no identifier; or the module is inlined in another
+            module's graph.
     """
     if compiler not in ("auto", "inductor", None):
         raise NotApplicable(f"there is no compiler {compiler!r}", fix='"auto", "inductor" or None')
-    rewrite_matches(sch, [[match] for match in matches], lambda _, wanted, sizes: Fusion(wanted, compiler))
+    node_name = checked_name(name)
+    groups = [[match] for match in matches]
+    rewrite_matches(sch, groups, lambda _, wanted, sizes: Fusion(wanted, compiler, node_name))
     return sch
 
 
 class Fusion(PatternRewrite):
     """Rewrite of each match to one call: of the fused op of a rule, or of the same operations compiled."""
 
-    def __init__(self, wanted: Wanted, compiler: Compiler | None) -> None:
-        super().__init__(wanted)
+    def __init__(self, wanted: Wanted, compiler: Compiler | None, node_name: str = "") -> None:
+        super().__init__(wanted, node_name=node_name)
         self.compiler = compiler
 
     def settings(self) -> tuple[Any, ...]:
-        """Return the compiler."""
-        return (self.compiler,)
+        """Return the compiler and the name of the nodes."""
+        return self.compiler, self.node_name
 
     def replacement(self, graph_match: GraphMatch, module: nn.Module) -> Replacement:
         """Return the match as the rule sees it with the rule's build, else a region."""
@@ -68,4 +75,5 @@ class Fusion(PatternRewrite):
         seen = rules.rule_at(graph_match) if self.compiler == "auto" else None
         if seen is not None:
             return seen[1], seen[0].build_for(seen[1])
-        return region_of(graph_match, self.name, Region if self.compiler is None else CompiledRegion, module)
+        kind = Region if self.compiler is None else CompiledRegion
+        return region_of(graph_match, self.node_name or self.name, kind, module)

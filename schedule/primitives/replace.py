@@ -17,7 +17,7 @@ from schedule.primitives.annotate import tags_carried
 from schedule.primitives.callees import Named
 from schedule.primitives.interface import call_arguments, refuse_other_interface
 from schedule.primitives.registry import primitive
-from schedule.primitives.rewrites import PatternRewrite, Replacement, rewrite_matches
+from schedule.primitives.rewrites import PatternRewrite, Replacement, checked_name, rewrite_matches
 from schedule.primitives.splicing import MatchGroup, refuse_foreign
 from schedule.util.errors import MatchError, NotApplicable
 
@@ -33,6 +33,7 @@ def replace(
     sch: Node,
     new: nn.Module | Callable[..., Any],
     matches: Sequence[Match | Sequence[Match]] | None = None,
+    name: str | None = None,
 ) -> Node:
     """Replace this module by ``new``, or each match by one call of ``new``.
 
@@ -59,17 +60,24 @@ def replace(
         new: a module; with matches also a function, which may return several results. A module given for
             matches becomes a child of the matched module.
         matches: result of ``find``, or groups of parallel matches.
+        name: with matches, the name of the new node in the graph, and of ``new`` as a child if it is a module; by
+            default the function's name, or ``scheduled_`` and the class. A name that is taken gets a number.
+
+    The nodes that it replaces are ``sch.history[-1].replaced``.
 
     Raises:
-        NotApplicable: the signatures differ; the module is the root; ``new`` is part of the model already;
-            or the module is inlined in another module's graph.
+        NotApplicable: the signatures differ; the module is the root; ``new`` is part of the model already; ``name`` is
+            no identifier, or given for a whole module, which keeps its path; or the module is inlined in another
+            module's graph.
         MatchError: as for :meth:`fuse`.
     """
     if matches is None:
+        if name is not None:
+            raise NotApplicable(f"{sch.label} keeps its path, so {name!r} names nothing", fix="leave out name=")
         _replace_module(sch, new)
         return sch
     groups = [[item] if isinstance(item, Match) else list(item) for item in matches]
-    target = _Replacement(new, groups)
+    target = _Replacement(new, groups, checked_name(name))
     refuse_foreign(sch, groups)
     target.add_to(sch)
     rewrite_matches(sch, groups, target.rewrite)
@@ -215,13 +223,15 @@ def _calling(function: Callable[..., Any], callee: Any, name: str) -> Build:
 class Replacing(PatternRewrite):
     """Each match, or each group of parallel matches, as a call of a function or of a child module."""
 
-    def __init__(self, wanted: Wanted, sizes: frozenset[int], callee: Any, callee_name: str) -> None:
-        super().__init__(wanted, sizes)
+    def __init__(
+        self, wanted: Wanted, sizes: frozenset[int], callee: Any, callee_name: str, node_name: str = ""
+    ) -> None:
+        super().__init__(wanted, sizes, node_name)
         self.callee, self.callee_name = callee, callee_name
 
     def settings(self) -> tuple[Any, ...]:
-        """Return the sizes of the groups of matches, and the target of the call."""
-        return self.sizes, self.callee, self.callee_name
+        """Return the sizes of the groups of matches, the target of the call, and the name of the nodes."""
+        return self.sizes, self.callee, self.callee_name, self.node_name
 
     def replacement(self, graph_match: GraphMatch, module: nn.Module) -> Replacement:
         """Return the match, and a call with the inputs and scalars of the pattern."""
@@ -239,10 +249,10 @@ class Replacing(PatternRewrite):
 class _Replacement:
     """Call target inserted in place of matches."""
 
-    def __init__(self, new: Any, groups: Sequence[MatchGroup]) -> None:
+    def __init__(self, new: Any, groups: Sequence[MatchGroup], node_name: str) -> None:
         if not callable(new):
             raise NotApplicable(f"{type(new).__name__} cannot be called", fix="give a function or a module")
-        self.new, self.groups = new, groups
+        self.new, self.groups, self.node_name = new, groups, node_name
         self.is_module = isinstance(new, nn.Module)
         self.name = getattr(new, "__name__", type(new).__name__)
         has_name = hasattr(new, "__name__") and hasattr(new, "__module__") and new.__name__ != "<lambda>"
@@ -255,9 +265,9 @@ class _Replacement:
 
     def child_name(self, parent: nn.Module) -> str:
         """Return an unused name for the module as a child of ``parent``."""
-        name = stem = f"scheduled_{self.name.lower()}"
+        name = stem = self.node_name or f"scheduled_{self.name.lower()}"
         number = 1
-        while name in parent._modules and parent._modules[name] is not self.new:
+        while getattr(parent, name, self.new) is not self.new:
             name, number = f"{stem}_{number}", number + 1
         return name
 
@@ -267,7 +277,7 @@ class _Replacement:
 
     def rewrite(self, node: Node, wanted: Wanted, sizes: frozenset[int]) -> Replacing:
         """Return the rewrite of the matches of a module."""
-        return Replacing(wanted, sizes, self.callee(node.module), self.name)
+        return Replacing(wanted, sizes, self.callee(node.module), self.name, self.node_name)
 
     def add_to(self, sch: Node) -> None:
         """Add the replacement, if it is a module, as a child of every module with a match."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import pickle
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -25,6 +26,7 @@ from schedule.rules import Rule
 from schedule.rules.applying import find_all
 from schedule.rules.registry import RULES
 from schedule.rules.rule import spec_of
+from schedule.util.errors import NotApplicable
 
 Item = tuple[Any, Sequence[Site]]
 Replacement = tuple[GraphMatch, Build]
@@ -106,10 +108,11 @@ class PatternRewrite(ABC):
     Args:
         wanted: the pattern.
         sizes: how many parallel matches become one call; ``{1}`` where each becomes its own.
+        node_name: name of the nodes of the calls; if "", they are named after their functions.
     """
 
-    def __init__(self, wanted: Wanted, sizes: Collection[int] = (1,)) -> None:
-        self.wanted, self.sizes = wanted, frozenset(sizes)
+    def __init__(self, wanted: Wanted, sizes: Collection[int] = (1,), node_name: str = "") -> None:
+        self.wanted, self.sizes, self.node_name = wanted, frozenset(sizes), node_name
 
     @property
     def name(self) -> str:
@@ -124,6 +127,11 @@ class PatternRewrite(ABC):
     def settings(self) -> tuple[Any, ...]:
         """Return the arguments of the class besides the pattern."""
 
+    def named_replacement(self, graph_match: GraphMatch, module: nn.Module) -> Replacement:
+        """Return the same as ``replacement``, with the name of the node."""
+        found, build = self.replacement(graph_match, module)
+        return found, _naming(build, self.node_name) if self.node_name else build
+
     def on(self, made: Specialization, module: nn.Module, recording: Recording) -> Rewritten:
         """Find the pattern in this graph and replace it."""
         sites, _ = sites_in(made, module, recording, self.wanted)
@@ -133,7 +141,7 @@ class PatternRewrite(ABC):
             return made, {}
 
         def prepare(_: Any, graph_match: GraphMatch) -> Replacement:
-            return self.replacement(graph_match, module)
+            return self.named_replacement(graph_match, module)
 
         return rewritten(made, module, recording, items, prepare, self.name), {self.name: len(items)}
 
@@ -145,7 +153,7 @@ class PatternRewrite(ABC):
 
     def _identity(self) -> tuple[Any, ...]:
         settings = (each if isinstance(each, (str, frozenset)) else id(each) for each in self.settings())
-        return (type(self), id(self.wanted), self.sizes, *settings)
+        return (type(self), id(self.wanted), self.sizes, self.node_name, *settings)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PatternRewrite:
         return self
@@ -156,6 +164,30 @@ class PatternRewrite(ABC):
         if _portable((given, self.settings())):
             return _by_given_pattern, (type(self), given, self.settings())
         return Unrepeatable, (f"the pattern {self.name} cannot be pickled, and the model was since",)
+
+
+def _naming(build: Build, name: str) -> Build:
+    """Wrap ``build`` to name its call; a name that is taken in the graph gets a number."""
+
+    def build_named(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> Any:
+        returned = build(graph, inputs, scalars)
+        first = returned if isinstance(returned, fx.Node) else returned[0]
+        call = first.all_input_nodes[0] if first.target is operator.getitem else first
+        call._rename(name)
+        return returned
+
+    return build_named
+
+
+def checked_name(name: str | None) -> str:
+    """Return the ``name`` that a user gives, or "" for None.
+
+    Raises:
+        NotApplicable: it cannot be the name of a node or a module.
+    """
+    if name is not None and not (isinstance(name, str) and name.isidentifier()):
+        raise NotApplicable(f"{name!r} cannot name a node or a module", fix='give an identifier, such as "FusedLN"')
+    return name or ""
 
 
 def _by_given_pattern(kind: Callable[..., Rewrite], given: Any, settings: tuple[Any, ...]) -> Rewrite:
@@ -187,7 +219,7 @@ def rewrite_matches(sch: Node, groups: Sequence[MatchGroup], make: Make) -> None
         searched = Wanted(match.name, (match.pattern,), match.rule, match.pattern)
         wanted = searched if match.search is None else match.search.wanted
         rewrite = make(match.schedule, wanted, frozenset({len(group)}))
-        return rewrite.replacement(graph_match, match.schedule.module)
+        return rewrite.named_replacement(graph_match, match.schedule.module)
 
     def repeat(node: Node, own: Sequence[MatchGroup]) -> Adapter | None:
         return adapter_for(node, _of_searches(node, own, make))

@@ -44,6 +44,36 @@ def test_a_rule_gives_its_fused_op(sch: Schedule) -> None:
     assert schedule.verify(sch, ids(), steps=2)
 
 
+def norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(x, (16,), weight, bias)
+
+
+def test_a_fusion_has_the_name_that_it_is_given(sch: Schedule) -> None:
+    mlps = sch["blocks.*.mlp"]
+    found = mlps.find(bias_gelu, expect=2)
+    mlps.fuse(found, name="FusedGelu")
+    for mlp in mlps:
+        assert [[n.name for n in made.graph.nodes][-3] for made in mlp.specializations] == ["FusedGelu"] * 2
+    step = sch.history[-1]
+    assert step.replaced == (*found[0].nodes, *found[1].nodes) and "name='FusedGelu'" in step.description
+    assert sch.undo() is sch and sch.history == ()
+
+    for index in range(2):
+        block = sch[f"blocks.{index}"]
+        block.fuse(block.find(norm, expect=1), compiler=None, name="FusedLN")
+    (node,) = [n for n in sch["blocks.1"].graph.nodes if n.name == "FusedLN"]
+    assert isinstance(node.target, Region) and node.target.__name__ == "FusedLN"
+    assert schedule.verify(sch, ids(), steps=1)
+
+
+def test_a_name_that_is_taken_gets_a_number(sch: Schedule) -> None:
+    attn = sch["blocks.0.attn"]
+    attn.fuse(attn.find("linear_bias"), name="query")
+    assert [n.name for n in attn.graph.nodes if n.name.startswith("query")][:3] == ["query", "query_1", "query_2"]
+    with pytest.raises(schedule.NotApplicable, match=r"'not a name' cannot name"):
+        sch["blocks.0.mlp"].fuse(sch["blocks.0.mlp"].find(bias_gelu), name="not a name")
+
+
 @pytest.mark.unwritable("what is looked for is defined inside the test")
 @pytest.mark.parametrize("compiler", ["inductor", None])
 def test_without_a_rule(sch: Schedule, compiler: str | None) -> None:

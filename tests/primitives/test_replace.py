@@ -33,6 +33,44 @@ class Doubled(nn.Module):
         return 2 * self.fc1(hidden)
 
 
+class Gelu(nn.Module):
+    """In place of a match."""
+
+    def forward(self, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return F.gelu(x + bias, approximate="tanh")
+
+
+# -- names --------------------------------------------------------------------------------------------------
+
+
+def test_a_replacement_has_the_name_that_it_is_given(sch: Schedule) -> None:
+    mlp = sch["blocks.0.mlp"]
+    found = mlp.find(bias_gelu, expect=1)
+    mlp.replace(Gelu(), found, name="fused_gelu")
+    assert isinstance(mlp.module.fused_gelu, Gelu)
+    assert {n.name: n.target for n in mlp.graph.nodes}["fused_gelu"] == "fused_gelu"
+    assert sch.history[-1].replaced == found[0].nodes
+    other = sch["blocks.1.mlp"]
+    other.replace(Gelu(), other.find(bias_gelu), name="act")  # a child of the MLP
+    assert isinstance(other.module.act, nn.GELU) and isinstance(other.module.act_1, Gelu)
+    attn = sch["blocks.0.attn"]
+    attn.replace(qkv, attn.find_parallel(projection, expect=1), name="packed")
+    assert {n.name: n.target for n in attn.graph.nodes}["packed"] is qkv and len(sch.history[-1].replaced) == 6
+    assert schedule.verify(sch, ids(), steps=1)
+
+
+def test_names_that_name_nothing(sch: Schedule) -> None:
+    mlp, new = sch["blocks.0.mlp"], Doubled()
+    found = mlp.find(bias_gelu)
+    before = fingerprint(sch)
+    for name in ("a.b", "", 3):
+        with pytest.raises(schedule.NotApplicable, match="cannot name a node or a module"):
+            mlp.replace(Gelu(), found, name=name)  # type: ignore[arg-type]
+    with pytest.raises(schedule.NotApplicable, match="keeps its path"):
+        mlp.replace(new, name="doubled")
+    assert fingerprint(sch) == before and not sch.history
+
+
 # -- whole modules ------------------------------------------------------------------------------------------
 
 
