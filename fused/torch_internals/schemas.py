@@ -62,6 +62,15 @@ def aten_parameters(name: str) -> tuple[Parameter, ...]:
     return _of_overload(getattr(packet, overloads[0])) if len(overloads) == 1 else ()
 
 
+@functools.lru_cache(maxsize=1024)
+def takes_no_tensor(name: str, parameter: str) -> bool:
+    """Check whether the aten operators of this name have such a parameter, and none takes a tensor for it."""
+    packet = getattr(torch.ops.aten, name, None)
+    schemas = [getattr(packet, overload)._schema for overload in packet.overloads()] if packet is not None else []
+    types = [str(given.type) for schema in schemas for given in schema.arguments if given.name == parameter]
+    return bool(types) and not any("Tensor" in each for each in types)
+
+
 def is_custom(function: Any) -> bool:
     """Check whether ``function`` is an operator that torch did not define."""
     if isinstance(function, OpOverload):

@@ -9,6 +9,7 @@ from typing import Any
 import networkx as nx
 from torch import fx, nn
 
+from fused.torch_internals.schemas import takes_no_tensor
 from schedule.patterns.language import Tracer, call_module, mark_choice, mark_input, mark_module, mark_scalar, recording
 from schedule.patterns.nodes import MISSING, CallNode, ChoiceNode, InputNode, ScalarNode, Which
 from schedule.patterns.normalize import Builder
@@ -170,6 +171,8 @@ def _assemble(name: str, builder: _PatternBuilder, returned: Any) -> Pattern:
     digraph = graph.digraph.subgraph(live).copy()
     if not nx.is_weakly_connected(digraph):
         raise MatchError(f"the parts of the pattern {name} share no value", fix="make it several patterns")
+    for node in builder.ordered.values():
+        node.is_setting = node.is_free and _only_settings(node, graph.users_of(node))
     order = sorted(live, key=lambda node: node.index)
     kinds = {kind: tuple(n for n in order if isinstance(n, kind)) for kind in (InputNode, ScalarNode, ChoiceNode)}
     operations = [n for n in order if n.op not in ("input", "scalar", "choice")]
@@ -186,6 +189,12 @@ def _assemble(name: str, builder: _PatternBuilder, returned: Any) -> Pattern:
         size=len(operations),
         users={node: [u for u in graph.users_of(node) if u in live] for node in order},
     )
+
+
+def _only_settings(node: InputNode, users: list[OpNode]) -> bool:
+    """Check whether the operations use ``node`` only where torch takes no tensor."""
+    slots = [(user, name) for user in users for name, value in user.args.items() if node in operands(value)]
+    return bool(slots) and all(user.definition and takes_no_tensor(user.op, name) for user, name in slots)
 
 
 def _required(outputs: tuple[OpNode, ...]) -> tuple[OpNode, ...]:

@@ -10,7 +10,8 @@
 
     compile_pattern(bias_gelu)
 
-A function's parameters are the pattern's inputs. A parameter with a default may also bind a constant, and
+A function's parameters are the pattern's inputs. A parameter used only where torch takes no tensor, such as the size
+of a pool's window, binds the number or the list there. A parameter with a default may also bind a constant, and
 takes the default if the match does not reach it. The tensors of an ``nn.Module`` used as a pattern are
 inputs too, named by their paths.
 """

@@ -20,9 +20,13 @@ Which = str | type[nn.Module] | Callable[[nn.Module], bool]
 
 
 class InputNode(OpNode):
-    """Input of a pattern, bound to a value of the graph or, if it has a default, to a constant."""
+    """Input of a pattern, bound to a value of the graph.
 
-    __slots__ = ("default", "dtype", "input_name", "ndim", "where")
+    It may bind a constant if it has a default. A setting, which the pattern uses only where torch takes no tensor (such
+    as the size of a pool's window), binds numbers, lists of numbers, and sizes.
+    """
+
+    __slots__ = ("default", "dtype", "input_name", "is_setting", "ndim", "where")
 
     def __init__(self, name: str, default: Any = MISSING) -> None:
         super().__init__("input", {})
@@ -30,18 +34,27 @@ class InputNode(OpNode):
         self.dtype: tuple[torch.dtype, ...] = ()
         self.ndim: int | None = None
         self.where: Callable[[TensorSpec], bool] | None = None
+        self.is_setting = False
 
     @property
     def name(self) -> str:
         return self.input_name
 
+    @property
+    def is_free(self) -> bool:
+        """Whether it has neither a default nor predicates."""
+        return self.default is MISSING and not self.dtype and self.ndim is None and self.where is None
+
     def accepts(self, value: Any) -> str:
         """Return the unmet requirement if ``value`` cannot be this input, or "" if it can."""
+        if self.is_setting:
+            return "" if all(map(_is_scalar_node, operands(value))) else "a constant or a size"
+        constant = f"a tensor (scalar({self.name!r}) binds constants)"
         if not isinstance(value, OpNode):
-            return "" if self.default is not MISSING and not _holds_nodes(value) else "a value of the graph"
+            return "" if self.default is not MISSING and not _holds_nodes(value) else constant
         spec = value.spec
         if is_number(spec) and self.default is MISSING:
-            return "a tensor"
+            return constant
         if not self.dtype and self.ndim is None and self.where is None:
             return ""
         if not isinstance(spec, TensorSpec):

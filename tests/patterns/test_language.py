@@ -117,6 +117,31 @@ def test_defaults_are_optional_constants(traced):
     assert not search(traced(lambda a: torch.relu(torch.abs(a) * 3)), strict).graph_matches
 
 
+@pytest.mark.parametrize(
+    ("pattern", "graph", "found"),
+    [
+        (lambda x, size: F.max_pool2d(x, size).relu(), lambda a: F.max_pool2d(a, 2).relu(), {"size": (2, 2)}),
+        (lambda x, dims: x.mean(dims).relu(), lambda a: a.mean([1, 2]).relu(), {"dims": (1, 2)}),
+        (lambda x, dims: x.mean(dims).relu(), lambda a: a.mean([1]).relu(), {"dims": 1}),
+        (lambda x, p: F.relu(F.dropout(x, p)), lambda a: F.relu(F.dropout(a, 0.25)), {"p": 0.25}),
+        (lambda x, shape: x.view(shape).relu(), lambda a: a.view(3, -1).relu(), {"shape": (3, -1)}),
+        (lambda x, m, n: x.view(m, n).relu(), lambda a: a.view([3, -1]).relu(), {"m": 3, "n": -1}),
+    ],
+)
+def test_inputs_where_torch_takes_no_tensor_bind_constants(pattern, graph, found, traced):
+    inputs = only(traced(graph), pattern).inputs
+    assert {name: inputs[name] for name in found} == found
+
+
+def test_inputs_where_torch_takes_tensors_bind_no_constants(traced):
+    for pattern, graph in (
+        (lambda x, c: torch.relu(torch.abs(x) * c), lambda a: torch.relu(torch.abs(a) * 3.0)),
+        (lambda x, c: F.dropout(torch.abs(x), c) * c, lambda a: F.dropout(torch.abs(a), 0.5) * 0.5),
+    ):
+        result = search(traced(graph), pattern)
+        assert not result.graph_matches and "scalar('c') binds constants" in str(result.near_misses[0])
+
+
 def test_an_optional_bias(traced):
     def pattern(x, w, b=None):
         return torch.relu(F.linear(x, w, b))

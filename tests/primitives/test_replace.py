@@ -301,6 +301,29 @@ def projection(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> tor
     return F.linear(x, weight, bias)
 
 
+class Pooled(nn.Module):
+    """A pool and a view by numbers and by a size."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.max_pool2d(F.relu(x), 2, padding=(1, 0)).view(x.size(0), -1).tanh()
+
+
+def pooled_view(x: torch.Tensor, size: int, padding: int, shape: tuple[int, ...]) -> torch.Tensor:
+    return F.max_pool2d(F.relu(x), size, padding=padding).view(shape)
+
+
+def pooled_reshape(x: torch.Tensor, size: tuple[int, int], padding: tuple[int, int], shape: torch.Size) -> torch.Tensor:
+    assert (size, padding) == ((2, 2), (1, 0))
+    return F.relu(F.max_pool2d(x, size, padding=padding)).reshape(shape)
+
+
+def test_numbers_and_sizes_go_to_the_replacement() -> None:
+    sch = schedule.create_schedule(Pooled(), torch.randn(2, 3, 8, 8))
+    sch.replace(pooled_reshape, sch.find(pooled_view, expect=1))
+    assert schedule.verify(sch, torch.randn(4, 3, 6, 8), steps=0)
+    assert state_of(sch.module).fallbacks == 0
+
+
 def test_parallel_chains_become_one_call(sch: Schedule) -> None:
     attn = sch["blocks.0.attn"]
     attn.replace(qkv, attn.find_parallel(projection, expect=1))
