@@ -31,6 +31,7 @@ def fuse(sch: NodeT, matches: Sequence[Match], compiler: Compiler | None = "auto
         after:   y = F.linear(x, self.c_fc.weight);  z = bias_gelu(y, self.c_fc.bias)
 
     Parameters keep their paths. Training, eval and every recorded signature are rewritten together.
+    Afterwards ``sch.history[-1].replaced`` has the nodes that were replaced.
 
     Args:
         matches: result of ``find``.
@@ -39,8 +40,6 @@ def fuse(sch: NodeT, matches: Sequence[Match], compiler: Compiler | None = "auto
             shapes, or runs uncompiled without a compiler. None only makes it one call.
         name: name of the new node in the graph, and of the compiled function; by default those of the op or the
             pattern. Further calls in one graph get a number: ``FusedLN``, ``FusedLN_1``.
-
-    The nodes that it replaces are ``sch.history[-1].replaced``.
 
     Raises:
         MatchError: a match is of another model, consumed already (gives the primitive), or unsafe: an

@@ -54,7 +54,7 @@ def replace(
 
     ``new`` gets the inputs of the pattern, by name if it has parameters of all their names, else in order; and
     constants by keyword if it takes them. Inputs not shared by parallel matches are passed as ``name_0``,
-    ``name_1``, ….
+    ``name_1``, …. Afterwards ``sch.history[-1].replaced`` has the nodes that were replaced.
 
     Args:
         new: a module; with matches also a function, which may return several results. A module given for
@@ -62,8 +62,6 @@ def replace(
         matches: result of ``find``, or groups of parallel matches.
         name: with matches, the name of the new node in the graph, and of ``new`` as a child if it is a module; by
             default the function's name, or ``scheduled_`` and the class. A name that is taken gets a number.
-
-    The nodes that it replaces are ``sch.history[-1].replaced``.
 
     Raises:
         NotApplicable: the signatures differ; the module is the root; ``new`` is part of the model already; ``name`` is
