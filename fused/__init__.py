@@ -89,6 +89,7 @@ from fused.preference import (
     simpo_loss,
     token_log_probs,
 )
+from fused.recomputation import recomputed_input
 from fused.rotary import apply_rotary, rotary_embedding
 from fused.softmax import scaled_masked_softmax
 from fused.viewless import (
@@ -176,6 +177,7 @@ __all__ = [
     "orpo_loss",
     "quick_geglu",
     "quick_gelu",
+    "recomputed_input",
     "reglu",
     "rms_norm",
     "rotary_embedding",

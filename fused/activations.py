@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -13,6 +14,7 @@ from fused.backends.reference.activations import ACTIVATIONS
 from fused.backends.rows import as_rows
 from fused.backends.tracing import differentiated, transformed
 from fused.checks import check_activation, check_bias, check_float, check_weights, has_one_feature
+from fused.recomputation import Recomputation, saved_tensors
 from fused.sharding import localise, sharded
 
 Tensor = torch.Tensor
@@ -91,7 +93,7 @@ def _save(ctx: Any, inp: Tensor, bias: Tensor | None, result: Tensor, activation
 def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
     needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[1])
     dx, dbias = BIAS_ACTIVATION.run(
-        "backward", (g, *ctx.saved_tensors), ctx.backend, activation=ctx.activation, needs=needs
+        "backward", (g, *saved_tensors(ctx)), ctx.backend, activation=ctx.activation, needs=needs
     )
     return dx if dx is None else dx.to(ctx.dtype), dbias
 
@@ -107,6 +109,8 @@ class _BiasActivation(torch.autograd.Function):
     def forward(ctx: Any, inp: Tensor, bias: Tensor | None, activation: str) -> Tensor:
         result = _forward(inp, bias, activation)
         _save(ctx, inp, bias, result, activation)
+        if not ACTIVATIONS[activation].saves_result(result.dtype):
+            ctx.recomputation = Recomputation(result, partial(_forward, activation=activation), requested())
         return result
 
     @staticmethod
@@ -152,6 +156,11 @@ class BiasGeLUFunction(torch.autograd.Function):
 GeLUFunction = BiasGeLUFunction
 
 
+def _weighted_squared_relu(x: Tensor, weights: Tensor) -> Tensor:
+    result: Tensor = WEIGHTED_SQUARED_RELU.run("forward", (x, weights), requested())
+    return result
+
+
 class _WeightedSquaredReLU(torch.autograd.Function):
     """Autograd function of relu(x)² · weights for plain tensors, saving both."""
 
@@ -159,14 +168,15 @@ class _WeightedSquaredReLU(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weights: Tensor) -> Tensor:
         ctx.save_for_backward(x, weights)
         ctx.backend = requested()
-        result: Tensor = WEIGHTED_SQUARED_RELU.run("forward", (x, weights), ctx.backend)
+        result = _weighted_squared_relu(x, weights)
+        ctx.recomputation = Recomputation(result, _weighted_squared_relu, ctx.backend)
         return result
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         dx, dweights = WEIGHTED_SQUARED_RELU.run(
             "backward",
-            (grad_output, *ctx.saved_tensors),
+            (grad_output, *saved_tensors(ctx)),
             ctx.backend,
             needs=tuple(ctx.needs_input_grad),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from fused.backends.reference.numbers import autocast_norm_dtype
 from fused.backends.strides import owned
 from fused.backends.tracing import differentiated, transformed
 from fused.checks import broadcast_shape, broadcasts_to, check_eps, check_float, check_row
+from fused.recomputation import Recomputation, saved_tensors
 from fused.sharding import localise, sharded
 
 Tensor = torch.Tensor
@@ -107,6 +109,11 @@ def _forward(x: Tensor, parameters: Parameters, eps: float, dtype: torch.dtype) 
     return result.contiguous(), mean, rstd
 
 
+def _again(x: Tensor, *saved: Tensor | None, eps: float, dtype: torch.dtype) -> Tensor:
+    scale, shift, weight, bias = saved[:4]
+    return _forward(x, (scale, shift, weight, bias), eps, dtype)[0]
+
+
 class _AdaptiveLayerNorm(torch.autograd.Function):
     """Autograd function for plain tensors, saving x, the parameters and the statistics of the rows."""
 
@@ -125,11 +132,12 @@ class _AdaptiveLayerNorm(torch.autograd.Function):
         result, mean, rstd = owned(_forward(x, parameters, eps, dtype))
         ctx.save_for_backward(x, *parameters, mean, rstd)
         ctx.eps, ctx.backend = eps, requested()
+        ctx.recomputation = Recomputation(result, partial(_again, eps=eps, dtype=dtype), ctx.backend)
         return result
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         gradients = ADAPTIVE_LAYER_NORM.run(
-            "backward", (g, *ctx.saved_tensors), ctx.backend, eps=ctx.eps, needs=tuple(ctx.needs_input_grad[:5])
+            "backward", (g, *saved_tensors(ctx)), ctx.backend, eps=ctx.eps, needs=tuple(ctx.needs_input_grad[:5])
         )
         return *gradients, None, None

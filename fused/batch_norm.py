@@ -7,6 +7,7 @@ eager saves the input of each step.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from fused.backends.reference.numbers import compute_dtype
 from fused.backends.strides import channels_last_of, owned
 from fused.backends.tracing import differentiated, transformed
 from fused.checks import broadcast_shape, check_activation, check_eps, check_float, check_row, shape
+from fused.recomputation import Recomputation, saved_tensors
 from fused.sharding import localise, sharded
 
 Tensor = torch.Tensor
@@ -147,10 +149,23 @@ def _forward(
     compute = compute_dtype(x.dtype)
     rstd = torch.rsqrt(variance.to(compute) + eps)
     mean = mean.clone() if mean is running[0] else mean  # which training updates, perhaps before the backward pass
+    return _normalized(x, weight, bias, mean, rstd, residual, activation=activation), mean, rstd
+
+
+def _normalized(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    residual: Tensor | None,
+    *,
+    activation: str | None,
+) -> Tensor:
     dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
     args = (x, mean, rstd, weight, bias, residual)
-    result = BATCH_NORM.run("forward", args, requested(), activation=activation, out_dtype=dtype)
-    return result.contiguous(memory_format=channels_last_of(x) or torch.contiguous_format), mean, rstd
+    result: Tensor = BATCH_NORM.run("forward", args, requested(), activation=activation, out_dtype=dtype)
+    return result.contiguous(memory_format=channels_last_of(x) or torch.contiguous_format)
 
 
 class _BatchNorm(torch.autograd.Function):
@@ -171,20 +186,27 @@ class _BatchNorm(torch.autograd.Function):
     ) -> Tensor:
         given = (weight, bias, residual, training, momentum, eps, activation)
         result, mean, rstd = owned(_forward(x, running, *given))
-        if rstd.dtype.itemsize < 4:  # torch's kernel rounds those of parameters of 16 bits
+        is_rounded = rstd.dtype.itemsize < 4  # by torch's kernel, for parameters of 16 bits
+        if is_rounded:
             mean, rstd = formulas.statistics(x, eps)
-        ctx.from_result = activation is not None and ACTIVATIONS[activation].saves_result(result.dtype)
+        by_result = activation is not None and ACTIVATIONS[activation].saves_result(result.dtype)
+        ctx.from_result = by_result and residual is not None
         kept = result if ctx.from_result else None if activation is None else residual
         ctx.save_for_backward(x, weight, bias, mean, rstd, kept)
         ctx.of_batch, ctx.eps, ctx.activation = training or running[0] is None, eps, activation
         # Compiled code computes the gradient of the activation in both of its passes.
-        is_costly = activation is not None and not ctx.from_result and channels_last_of(x) is None
+        is_costly = activation is not None and not by_result and channels_last_of(x) is None
         ctx.backend = requested() or ("reference" if x.is_cpu and is_costly else None)
+        if kept is residual and not is_rounded:
+            # torch's kernel for the statistics of a batch on the CPU rounds as the formula does, not as compiled code.
+            by_kernel = ctx.of_batch and x.is_cpu
+            request = requested() or ("reference" if by_kernel else None)
+            ctx.recomputation = Recomputation(result, partial(_normalized, activation=activation), request)
         return result
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, mean, rstd, kept = ctx.saved_tensors
+        x, weight, bias, mean, rstd, kept = saved_tensors(ctx)
         if torch.is_grad_enabled() and ctx.of_batch:
             mean, rstd = formulas.statistics(x, ctx.eps)  # recomputed to be differentiable again
         gradients = BATCH_NORM.run(

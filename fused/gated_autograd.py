@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from fused.backends import Op, compiled_gated, requested
 from fused.backends.reference import gated as formulas
 from fused.backends.rows import as_rows
+from fused.recomputation import Recomputation, saved_tensors
 
 Tensor = torch.Tensor
 
@@ -135,7 +137,7 @@ def save(ctx: Any, y: Tensor, up: Tensor | None, bias: Tensor | None, weights: T
 def gradients(ctx: Any, g: Tensor, needs: tuple[bool, bool, bool, bool]) -> formulas.Gradients:
     """Compute the needed gradients among those of y, up, bias and weights."""
     how: Gated = ctx.how
-    y, up, bias, weights, y_scale, up_scale = ctx.saved_tensors
+    y, up, bias, weights, y_scale, up_scale = saved_tensors(ctx)
     if how.fp8:
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             raise RuntimeError(
@@ -172,6 +174,10 @@ def restored(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     return (x.to(scale.dtype) * scale).to(dtype)
 
 
+def _again(y: Tensor, up: Tensor | None, bias: Tensor | None, weights: Tensor | None, *_: None, how: Gated) -> Tensor:
+    return forward(y, up, bias, weights, how)
+
+
 class GatedActivation(torch.autograd.Function):
     """Autograd function of act(gate)·(up + offset)·weights for plain tensors, saving gate, up, bias and weights."""
 
@@ -181,7 +187,10 @@ class GatedActivation(torch.autograd.Function):
         ctx: Any, y: Tensor, up: Tensor | None, bias: Tensor | None, weights: Tensor | None, how: Gated
     ) -> Tensor:
         save(ctx, y, up, bias, weights, how)
-        return forward(y, up, bias, weights, how)
+        result = forward(y, up, bias, weights, how)
+        if not how.fp8:
+            ctx.recomputation = Recomputation(result, partial(_again, how=how), ctx.backend)
+        return result
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:

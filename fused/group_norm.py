@@ -5,6 +5,7 @@ It saves the input, the parameters, and two numbers per group; eager saves a ten
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from fused.backends.reference.numbers import autocast_norm_dtype
 from fused.backends.strides import owned
 from fused.backends.tracing import differentiated, transformed
 from fused.checks import broadcast_shape, check_activation, check_eps, check_float, check_row, shape
+from fused.recomputation import Recomputation, saved_tensors
 from fused.sharding import localise, sharded
 
 Tensor = torch.Tensor
@@ -129,6 +131,11 @@ def _backend(x: Tensor) -> str | None:
     return requested() or ("reference" if x.is_cpu else None)
 
 
+def _again(x: Tensor, *saved: Tensor | None, **settings: Any) -> Tensor:
+    weight, bias, scale, shift = saved[:4]
+    return _forward(x, (weight, bias, scale, shift), **settings)[0]
+
+
 class _GroupNorm(torch.autograd.Function):
     """Autograd function for plain tensors, saving x, the parameters and the statistics of the groups."""
 
@@ -149,11 +156,13 @@ class _GroupNorm(torch.autograd.Function):
         result, mean, rstd = owned(_forward(x, parameters, groups, eps, activation, dtype))
         ctx.save_for_backward(x, *parameters, mean, rstd)
         ctx.groups, ctx.eps, ctx.activation, ctx.backend = groups, eps, activation, _backend(x)
+        again = partial(_again, groups=groups, eps=eps, activation=activation, dtype=dtype)
+        ctx.recomputation = Recomputation(result, again, requested())
         return result
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, *parameters, mean, rstd = ctx.saved_tensors
+        x, *parameters, mean, rstd = saved_tensors(ctx)
         if torch.is_grad_enabled():
             mean, rstd = formulas.statistics(x, ctx.groups, ctx.eps)  # recomputed to be differentiable again
         gradients = GROUP_NORM.run(

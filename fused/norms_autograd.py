@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from fused.backends.reference import norms as formulas
 from fused.backends.reference.norms import Casting
 from fused.backends.rows import as_rows
 from fused.backends.strides import owned
+from fused.recomputation import Recomputation, saved_tensors
 
 Tensor = torch.Tensor
 RMSResults = tuple[Tensor, Tensor | None, Tensor]
@@ -90,6 +92,10 @@ def _gradients_of_sum(ctx: Any, dx: Tensor | None) -> tuple[Tensor | None, Tenso
     return dx.to(x_dtype) if of_x else None, dx.to(residual_dtype) if of_residual else None
 
 
+def _rms_norm_again(x: Tensor, weight: Tensor | None, rstd: Tensor, **settings: Any) -> Tensor:
+    return rms_norm_forward(x, None, weight, **settings)[0]
+
+
 class RMSNorm(torch.autograd.Function):
     """Autograd function of the RMS norm and optional residual sum, saving the sum (or x), the weight and 1/RMS."""
 
@@ -109,6 +115,8 @@ class RMSNorm(torch.autograd.Function):
         if total is not None and not any(ctx.needs_input_grad[:2]):
             ctx.mark_non_differentiable(total)
         ctx.save_for_backward(x if total is None else total, weight, rstd)
+        again = partial(_rms_norm_again, eps=eps, casting=casting, memory_format=memory_format)
+        ctx.recomputation = Recomputation(normed, again, requested())
         ctx.dtypes = (x.dtype, x.dtype if residual is None else residual.dtype)
         ctx.eps, ctx.casting, ctx.backend = eps, casting, requested()
         return normed, total
@@ -117,13 +125,19 @@ class RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor | None, g_total: Tensor | None) -> tuple[Tensor | None, ...]:
         if g is None:
             return *_gradients_of_sum(ctx, g_total), None, None, None, None
-        x, weight, rstd = ctx.saved_tensors
+        x, weight, rstd = saved_tensors(ctx)
         if torch.is_grad_enabled():
             rstd = formulas.reciprocal_rms(x, ctx.eps)  # recomputed from x to be differentiable again
         needs = any(ctx.needs_input_grad[:2]), ctx.needs_input_grad[2]
         args = (g, g_total, x, weight, rstd)
         dx, dweight = RMS_NORM.run("backward", args, ctx.backend, casting=ctx.casting, needs=needs)
         return *_gradients_of_sum(ctx, dx), dweight, None, None, None
+
+
+def _layer_norm_again(
+    x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, bias: Tensor | None, **settings: Any
+) -> Tensor:
+    return layer_norm_forward(x, None, weight, bias, **settings)[0]
 
 
 class LayerNorm(torch.autograd.Function):
@@ -145,7 +159,9 @@ class LayerNorm(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         if total is not None and not any(ctx.needs_input_grad[:2]):
             ctx.mark_non_differentiable(total)
-        ctx.save_for_backward(x if total is None else total, weight, mean, rstd)
+        ctx.save_for_backward(x if total is None else total, weight, mean, rstd, bias)
+        again = partial(_layer_norm_again, eps=eps, out_dtype=out_dtype, memory_format=memory_format)
+        ctx.recomputation = Recomputation(normed, again, requested())
         ctx.dtypes = (x.dtype, x.dtype if residual is None else residual.dtype)
         ctx.bias_dtype = None if bias is None else bias.dtype
         ctx.backend = requested()
@@ -155,7 +171,7 @@ class LayerNorm(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor | None, g_total: Tensor | None) -> tuple[Tensor | None, ...]:
         if g is None:
             return *_gradients_of_sum(ctx, g_total), None, None, None, None, None
-        x, weight, mean, rstd = ctx.saved_tensors
+        x, weight, mean, rstd, _ = saved_tensors(ctx)
         # torch's own kernel sums 16-bit numbers in 16 bits, and a gradient of the sum would take one more pass.
         alone = x.is_cpu and g_total is None and x.dtype == mean.dtype
         dx, dweight, dbias = LAYER_NORM.run(

@@ -15,6 +15,7 @@ import fused
 import schedule
 
 OPS = [
+    "recomputed_input",
     "BiasGeLUFunction",
     "GeLUFunction",
     "bias_gelu_impl",

@@ -21,6 +21,7 @@ __all__ = [
     "TorchDispatchMode",
     "are_functorch_transforms_active",
     "are_operations_observed",
+    "are_saved_tensor_hooks_enabled",
     "count_dispatch_modes",
     "count_function_modes",
     "function_mode_stack",
@@ -46,6 +47,7 @@ count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 is_torch_function_disabled: Callable[[], bool] = torch._C._is_torch_function_all_disabled
 are_functorch_transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 innermost_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
+are_saved_tensor_hooks_enabled: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]
 is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 is_jit_tracing: Callable[[], bool] = torch._C._is_tracing
 is_batched_by_autograd: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
