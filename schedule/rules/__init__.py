@@ -16,6 +16,7 @@ from schedule.rules import (  # noqa: F401 - they register their rules
     linear,
     linear_cross_entropy,
     qkv_merge,
+    recomputed_input,
     rms_norm,
     rms_norm_normalize,
     rotary,

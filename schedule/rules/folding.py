@@ -34,7 +34,8 @@ Layer = Callable[[Value, Value, Value], Value]
 # -- patterns -----------------------------------------------------------------------------------------------
 
 
-def _convolved(dims: int) -> Layer:
+def convolved(dims: int) -> Layer:
+    """Return the pattern of a convolution of 1 to 3 dimensions, its settings bound by their names."""
     function = (F.conv1d, F.conv2d, F.conv3d)[dims - 1]
 
     def layer(x: Value, weight: Value, bias: Value) -> Value:
@@ -122,7 +123,7 @@ def _rule(name: str, activation: str | None, way: Way | None, form: Callable[[Te
         function = fused.conv_batch_norm if settings else fused.linear_batch_norm
         return graph.call_function(function, (*args, *settings), options(inputs, activation))
 
-    layers = (_convolved(1), _convolved(2), _convolved(3), _linear)
+    layers = (convolved(1), convolved(2), convolved(3), _linear)
     return register_rule(
         Rule(
             name=name,

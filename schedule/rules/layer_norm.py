@@ -6,6 +6,8 @@
     after:   y, s = fused.add_layer_norm(x, r, self.ln.weight, self.ln.bias, 1e-05)
 
 ``F.layer_norm`` alone is one pass already; a norm written out (Cohere, DeBERTa) saves a tensor for each of its steps.
+With ``rules="memory"`` the former is rewritten too, so that the layers behind it need not save its result
+(:mod:`schedule.rules.recomputed_input`).
 """
 
 from __future__ import annotations
@@ -170,6 +172,27 @@ LAYER_NORM = register_rule(
         summary="fused.layer_norm(x, weight, bias, eps)",
         extra_check=norms.extra_check,
         profitability=_profitability,
+    )
+)
+CALLED_LAYER_NORM = register_rule(
+    Rule(
+        name="called_layer_norm",
+        family=FAMILY,
+        patterns=tuple(norms.alone(way, "called_layer_norm") for way in norms.CALLS),
+        build=_build,
+        proof=Proof(
+            SINGLE_FORMS,
+            norms.inputs,
+            norms.SHAPES,
+            refused=(
+                lambda x, w, b: F.layer_norm(x, x.shape[-2:]),
+                lambda x, w, b: F.group_norm(x, 1, eps=1e-6),
+            ),
+        ),
+        summary="fused.layer_norm(x, weight, bias, eps), which can be computed again",
+        extra_check=norms.extra_check,
+        rank=-1,  # after the norm with the sum before it
+        sets=("memory",),
     )
 )
 ADD_LAYER_NORM = register_rule(

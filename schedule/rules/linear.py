@@ -26,13 +26,16 @@ from fused.linear import LEAST_PRODUCTS
 from schedule.capture.recording.specs import TensorSpec
 from schedule.patterns import GraphMatch, tensor
 from schedule.patterns.ops import register_form
+from schedule.rules import recomputed_layers
 from schedule.rules.casts import Value, floating
 from schedule.rules.registry import register_rule
 from schedule.rules.rule import Proof, Rule, spec_of
 
 FAMILY = "linear"
 
-register_form("linear", fused.linear)  # rules and patterns for products treat it as one
+_REWRITTEN = (fused.linear, recomputed_layers.linear)
+for _function in _REWRITTEN:
+    register_form("linear", _function)  # rules and patterns for products treat it as one
 
 # -- patterns -----------------------------------------------------------------------------------------------
 
@@ -59,6 +62,9 @@ def _addmm(x: Value, matrix: Value, bias: Value) -> Value:
     return torch.addmm(tensor("bias", ndim=1), floating("x"), tensor("matrix", ndim=2))
 
 
+PLAIN = (_product, _matrix_product)
+BIASED = (_product_and_bias, _matrix_product_and_bias, _addmm)
+
 # -- checks -------------------------------------------------------------------------------------------------
 
 
@@ -70,18 +76,20 @@ def _specs(graph_match: GraphMatch) -> tuple[TensorSpec | None, TensorSpec | Non
     return spec_of(inputs["x"]), turned or spec_of(inputs.get("weight"))
 
 
-def _is_about(graph_match: GraphMatch) -> bool:
-    """Check for a float32 product on the CPU, not rewritten yet, with nothing added except a bias."""
-    if any(node.target is fused.linear for node in graph_match.nodes):
-        return False
+def is_layer(graph_match: GraphMatch) -> bool:
+    """Check for a product of fitting shapes, with nothing added except a bias."""
     x, weight = _specs(graph_match)
     if x is None or weight is None or x.shape[-1:] != weight.shape[1:]:
         return False
-    if graph_match.inputs.get("bias") is not None:
-        bias = spec_of(graph_match.inputs["bias"])
-        if bias is None or bias.shape != weight.shape[:1]:
-            return False
-    return all(spec.dtype == torch.float32 and spec.device.type == "cpu" for spec in (x, weight))
+    bias = spec_of(graph_match.inputs.get("bias"))
+    return graph_match.inputs.get("bias") is None or (bias is not None and bias.shape == weight.shape[:1])
+
+
+def _is_about(graph_match: GraphMatch) -> bool:
+    """Check for a float32 layer on the CPU, not rewritten yet."""
+    if not is_layer(graph_match) or any(node.target in _REWRITTEN for node in graph_match.nodes):
+        return False
+    return all(spec and spec.dtype == torch.float32 and spec.device.type == "cpu" for spec in _specs(graph_match))
 
 
 def _profitability(graph_match: GraphMatch) -> str:
@@ -100,14 +108,15 @@ def _profitability(graph_match: GraphMatch) -> str:
 # -- the rules ----------------------------------------------------------------------------------------------
 
 
-def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
+def build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any], function: Any = fused.linear) -> fx.Node:
+    """Insert a call of ``function`` for a match of one of the patterns."""
     weight, matrix, bias = (inputs.get(name) for name in ("weight", "matrix", "bias"))
     if weight is None:
         weight = graph.call_method("t", (matrix,))
-    return graph.call_function(fused.linear, (inputs["x"], weight, *([] if bias is None else [bias])))
+    return graph.call_function(function, (inputs["x"], weight, *([] if bias is None else [bias])))
 
 
-def _inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+def inputs_of(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Return x, a weight of the width of ``shape``, and a bias."""
     width = shape[-1]
     weight = torch.randn(width, width, dtype=dtype) * width**-0.5
@@ -123,7 +132,7 @@ def _rule(name: str, patterns: tuple[Any, ...], proof: Proof, summary: str) -> R
             name=name,
             family=FAMILY,
             patterns=patterns,
-            build=_build,
+            build=build,
             proof=proof,
             summary=summary,
             about=_is_about,
@@ -137,7 +146,7 @@ def _rule(name: str, patterns: tuple[Any, ...], proof: Proof, summary: str) -> R
 
 LINEAR_BIAS = _rule(
     "linear_bias",
-    (_product_and_bias, _matrix_product_and_bias, _addmm),
+    BIASED,
     Proof(
         (
             lambda x, w, b: F.linear(x, w, b),
@@ -146,7 +155,7 @@ LINEAR_BIAS = _rule(
             lambda x, w, b: b + torch.matmul(x, w),
             lambda x, w, b: torch.addmm(b, x.view(-1, x.shape[-1]), w).view(x.shape),
         ),
-        _inputs,
+        inputs_of,
         _SHAPES,
         dtypes=(torch.float32,),
         refused=(
@@ -158,10 +167,10 @@ LINEAR_BIAS = _rule(
 )
 LINEAR = _rule(
     "linear",
-    (_product, _matrix_product),
+    PLAIN,
     Proof(
         (lambda x, w, b: F.linear(x, w) * b, lambda x, w, b: (x @ w).tanh() - b),
-        _inputs,
+        inputs_of,
         _SHAPES,
         dtypes=(torch.float32,),
         refused=(lambda x, w, b: x * b @ w.expand(2, -1, -1),),

@@ -35,6 +35,7 @@ import fused
 from schedule.capture.recording.specs import TensorSpec
 from schedule.patterns import GraphMatch, tensor
 from schedule.rules import cross_entropy as plain
+from schedule.rules import recomputed_layers
 from schedule.rules.casts import FLOATS, Value
 from schedule.rules.loss_patterns import class_weights, loss_check, loss_options, row_losses, rows_of
 from schedule.rules.registry import register_rule
@@ -121,7 +122,7 @@ def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> 
 
 
 def _build_both(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> tuple[fx.Node, fx.Node]:
-    logits = graph.call_function(fused.linear, (inputs["hidden"], inputs["weight"], *_bias(inputs)))
+    logits = graph.call_function(recomputed_layers.linear, (inputs["hidden"], inputs["weight"], *_bias(inputs)))
     return _build(graph, inputs, scalars), logits
 
 

@@ -36,7 +36,8 @@ def no_reason(graph_match: GraphMatch) -> str:
     return ""
 
 
-def _every(graph_match: GraphMatch) -> bool:
+def every_match(graph_match: GraphMatch) -> bool:
+    """Return True."""
     return True
 
 
@@ -98,7 +99,7 @@ class Rule:
     build: Build
     proof: Proof | None = None
     summary: str = ""
-    about: Filter = _every
+    about: Filter = every_match
     extra_check: Judge = no_reason
     no_gain: Judge = no_reason
     profitability: Judge = no_reason

@@ -31,7 +31,12 @@ class Gated(nn.Module):
 
 def optimized(sch: schedule.Schedule) -> None:
     """By rules, one of which takes the layer without a bias."""
-    assert sch.optimize(rules=["all", "linear"], cost_guard=False).applied["linear"]
+    assert sch.optimize(rules=["default", "linear"], cost_guard=False).applied["linear"]
+
+
+def computed_again(sch: schedule.Schedule) -> None:
+    """By rules for memory, one of which takes that layer."""
+    assert sch.optimize(rules="all", cost_guard=False).applied["recomputed_linear"]
 
 
 def fused_by_hand(sch: schedule.Schedule) -> None:
@@ -62,7 +67,7 @@ def set_and_remove(model: Gated) -> None:
 
 
 @pytest.mark.parametrize("change", [set_bias, remove_bias, set_bias_of_norm, set_and_remove])
-@pytest.mark.parametrize("how", [optimized, fused_by_hand, decomposed])
+@pytest.mark.parametrize("how", [optimized, computed_again, fused_by_hand, decomposed])
 @pytest.mark.filterwarnings("ignore")
 def test_a_bias_that_comes_or_goes_counts(
     how: Callable[[schedule.Schedule], None], change: Callable[[Gated], None]
