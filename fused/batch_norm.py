@@ -1,7 +1,7 @@
 """Batch norm with an optional residual sum and an activation, in one pass over the normalized values.
 
-It saves the input and the statistics of the channels, and the result for a ReLU, which the next layer saves as well;
-eager saves the input of each step.
+It saves the input and the statistics of the channels, and the result for a ReLU of the residual sum, which the next
+layer saves as well; eager saves the input of each step.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def batch_norm(
 
     Returns:
         A tensor of the shape of x, with the strides of ``F.batch_norm``, in the dtype of the expression. Saves x, the
-        parameters, and mean and 1/deviation of each channel; and the result if the gradient of the activation needs
-        nothing else (ReLU), or the residual if it needs more.
+        parameters, and mean and 1/deviation of each channel; and with a residual and an activation, the result if the
+        gradient of the activation needs nothing else (ReLU), or the residual if it needs more.
 
     Raises:
         TypeError: if a tensor is not floating point, or eps not a number.
