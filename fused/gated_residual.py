@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 
 
 def _merged(args: Sequence[Any]) -> tuple[Sequence[Any], Callable[[Any], Any]]:
-    """Merge the dimensions that the gate is broadcast along alike, so that one compilation serves many shapes."""
+    """Merge dimensions broadcast alike, for one compilation to serve many shapes."""
     whole, gate = args[0].shape, args[-1].shape
     sizes, of_gate = merged_shapes(whole, gate)
 

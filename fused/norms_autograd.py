@@ -159,9 +159,9 @@ class LayerNorm(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         if total is not None and not any(ctx.needs_input_grad[:2]):
             ctx.mark_non_differentiable(total)
-        ctx.save_for_backward(x if total is None else total, weight, mean, rstd, bias)
+        ctx.save_for_backward(x if total is None else total, weight, mean, rstd)
         again = partial(_layer_norm_again, eps=eps, out_dtype=out_dtype, memory_format=memory_format)
-        ctx.recomputation = Recomputation(normed, again, requested())
+        ctx.recomputation = Recomputation(normed, again, requested(), [None if bias is None else bias.detach()])
         ctx.dtypes = (x.dtype, x.dtype if residual is None else residual.dtype)
         ctx.bias_dtype = None if bias is None else bias.dtype
         ctx.backend = requested()
@@ -171,7 +171,7 @@ class LayerNorm(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor | None, g_total: Tensor | None) -> tuple[Tensor | None, ...]:
         if g is None:
             return *_gradients_of_sum(ctx, g_total), None, None, None, None, None
-        x, weight, mean, rstd, _ = saved_tensors(ctx)
+        x, weight, mean, rstd = saved_tensors(ctx)
         # torch's own kernel sums 16-bit numbers in 16 bits, and a gradient of the sum would take one more pass.
         alone = x.is_cpu and g_total is None and x.dtype == mean.dtype
         dx, dweight, dbias = LAYER_NORM.run(

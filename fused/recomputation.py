@@ -75,6 +75,10 @@ def _unchanged(tensor: Tensor | None, version: int) -> Tensor | None:
     return tensor
 
 
+def _watched(tensors: Sequence[Tensor | None]) -> list[Callable[[], Tensor | None]]:
+    return [partial(_unchanged, each, 0 if each is None else each._version) for each in tensors]
+
+
 def saved_tensors(ctx: Any) -> tuple[Any, ...]:
     """Return ``ctx.saved_tensors`` for the gradient, from the computation of the result if there was one.
 
@@ -86,24 +90,28 @@ def saved_tensors(ctx: Any) -> tuple[Any, ...]:
 
 
 class Recomputation:
-    """Way to compute the first result of an autograd function again, which it keeps as ``ctx.recomputation``.
+    """Way to compute the first result of an autograd function again, kept as ``ctx.recomputation``.
 
     Args:
         result: as it is in the forward pass; not kept.
         compute: computes it from the saved tensors.
         backend: the requested one, or None for that of the device.
+        others: further tensors for ``compute``, of no use to the gradient, such as a bias.
 
     Attributes:
         readers: how often layers have saved the result.
     """
 
-    def __init__(self, result: Tensor, compute: Callable[..., Tensor], backend: str | None) -> None:
+    def __init__(
+        self, result: Tensor, compute: Callable[..., Tensor], backend: str | None, others: Sequence[Tensor | None] = ()
+    ) -> None:
         self.readers = 0
         self._version = result._version
         self._compute, self._backend = compute, backend
         self._left = 0
         self._result: Tensor | None = None
         self._saved: list[Callable[[], Tensor | None]] = []
+        self._others = _watched(others)
 
     def is_result(self, input: Tensor, source: Tensor) -> bool:
         """Check whether the input reads the result ``source`` of the autograd function, as that returned it."""
@@ -114,9 +122,9 @@ class Recomputation:
         result = self._result
         if result is None:
             saved = self.take(ctx)
-            self._saved = [partial(_unchanged, each, 0 if each is None else each._version) for each in saved]
+            self._saved = _watched(saved)
             with torch.no_grad(), backend(self._backend or "auto"):
-                result = self._compute(*saved)
+                result = self._compute(*saved, *(each() for each in self._others))
             self._left = self.readers
         self._left -= 1
         self._result = result if self._left else None

@@ -34,7 +34,7 @@ def missing(why: str, fix: str = "", where: str = "") -> CommandError:
 
 
 def raised(what: str, error: BaseException, fix: str) -> CommandError:
-    """Return the error for foreign code that raised ``error``, with the line that did."""
+    """Return the error for ``error`` raised by foreign code, with its line."""
     innermost = traceback.extract_tb(error.__traceback__)[-1]
     location = f"{innermost.filename}:{innermost.lineno}"
     return missing(f"{what} raised {type(error).__name__}: {first_line(error)}", fix, location)

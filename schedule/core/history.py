@@ -55,7 +55,7 @@ class Step:
 
     @property
     def replaced(self) -> tuple[fx.Node, ...]:
-        """Nodes of the matches that it was called with, in the first graph of each match."""
+        """Nodes of the matches among its arguments, in the first graph of each match."""
         given = self.arguments.get("matches") or ()
         groups = [each if isinstance(each, (list, tuple)) else (each,) for each in given]
         return tuple(node for group in groups for match in group for node in match.nodes)

@@ -180,7 +180,7 @@ def _naming(build: Build, name: str) -> Build:
 
 
 def checked_name(name: str | None) -> str:
-    """Return the ``name`` that a user gives, or "" for None.
+    """Return the ``name`` given by a user, or "" for None.
 
     Raises:
         NotApplicable: it cannot be the name of a node or a module.

@@ -169,7 +169,7 @@ def peak_bytes(run: Callable[[], Any], device: str) -> int:
 
 
 def kept_bytes(run: Callable[[], Any]) -> int:
-    """Return the bytes that a call newly allocates on the CPU and its result keeps, such as a loss with its graph."""
+    """Return the bytes newly allocated on the CPU in a call and kept by its result, such as a loss with its graph."""
     return _allocated(run)[-1]
 
 

@@ -67,8 +67,8 @@ def select_rules(rules: str | Iterable[str | Rule], applied: Collection[str] | N
             ``"attention"`` and ``"inference"``, or ``"all"`` of them; the name of a rule or a family; or several of
             these, or rules themselves.
             Of ``"all"`` and the sets, rules without a gain on this machine are left out.
-        applied: names of the rules that a recipe says were applied. Of machine-dependent rules, only these are
-            returned, and of a set, also those that have left it since.
+        applied: names of the rules that a recipe says were applied. Of a set only these are returned, whether they
+            have left it since or not: rules that joined it, or gain something on this machine only, do not count.
 
     Raises:
         MatchError: there is no rule or family of a given name.
@@ -83,12 +83,10 @@ def _named(item: str | Rule, applied: Collection[str] | None) -> list[Rule]:
     if isinstance(item, Rule):
         return [item]
     if item == "all" or item in SETS:
-        found = [
-            rule
-            for rule in RULES.values()
-            if (rule.sets if item == "all" else item in rule.sets) or rule.name in (applied or ())
-        ]
-        return [rule for rule in found if not rule.depends_on_machine or _wanted(rule, applied)]
+        if applied is not None:
+            return [rule for rule in RULES.values() if rule.name in applied]
+        found = [rule for rule in RULES.values() if (rule.sets if item == "all" else item in rule.sets)]
+        return [rule for rule in found if not rule.no_gain_here()]
     found = [RULES[item]] if item in RULES else list_rules(item)
     if not found:
         families = sorted({rule.family for rule in RULES.values()})
@@ -100,10 +98,6 @@ def _named(item: str | Rule, applied: Collection[str] | None) -> list[Rule]:
             fix=f"{near} schedule.list_rules() names all" if near else known,
         )
     return found
-
-
-def _wanted(rule: Rule, applied: Collection[str] | None) -> bool:
-    return not rule.no_gain_here() if applied is None else rule.name in applied
 
 
 def rule_for(pattern: Any) -> Rule | None:

@@ -79,7 +79,7 @@ def equivalent(
 
 
 def empty_report(training: bool) -> EquivalenceReport:
-    """Return a report without cases that names what is left out if the models are not trained."""
+    """Return a report without cases, with the parts left out without training."""
     return EquivalenceReport(skipped=[] if training else [UNTRAINED])
 
 
@@ -93,7 +93,7 @@ def cases(batch: Any, steps: int, optimizer: OptimizerFactory | None, training: 
     plans = [(batch, each) for each in weights] + [(other, weights[0]) for other in other_shapes(batch)]
     for chosen, weight in plans:
         for mode in modes:
-            yield Case(mode, weight, chosen, shapes_of(chosen), steps, optimizer, training)
+            yield Case(mode, weight, chosen, shapes_of(chosen), steps, optimizer, training=training)
 
 
 def check_case(

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from fused.torch_internals.symbolic_sizes import SymbolicSizes
+from fused.torch_internals.tensors import SymbolicSizes
 from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.recording.structure import map_structure
 from schedule.capture.tracing.effects import has_effect
@@ -25,7 +25,7 @@ _FAILURES = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, No
 
 
 class _Unknown(Exception):
-    """A value that sizes cannot be derived from."""
+    """Unknown value of an argument."""
 
 
 def derived_size(sizes: Sizes, node: fx.Node, dim: int, value: int) -> Any:

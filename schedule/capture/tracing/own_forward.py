@@ -101,7 +101,7 @@ def is_batch_norm(cls: type[nn.Module]) -> bool:
 
 
 def installed_forward(module: nn.Module) -> Any:
-    """Return the forward that a primitive has given to ``module`` in place of that of its class, or None."""
+    """Return the forward given to ``module`` by a primitive in place of its class's, or None."""
     return getattr(vars(module).get("_schedule_state"), "forward", None)
 
 

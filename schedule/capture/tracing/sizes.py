@@ -233,7 +233,7 @@ class SizeReader:
 
     @contextmanager
     def deriving(self) -> Iterator[None]:
-        """Ask torch's shape functions for what is not known otherwise, and about each size again."""
+        """Also ask torch's shape functions, and try unknown sizes again."""
         self._derives = True
         self._assumed = {key: size for key, size in self._assumed.items() if size is not None}
         try:
@@ -270,7 +270,7 @@ class SizeReader:
         return derived_size(self, node, dim, value) if traced is None and self._derives else traced
 
     def setting(self, call: fx.Node, module: nn.Module, name: str) -> Any:
-        """Return an attribute of a module that ``call`` calls, and guard on it."""
+        """Return an attribute of the module called by ``call``, and guard on it."""
         value = getattr(module, name)
         read = self.tracer.emit(getattr, (self.tracer.graph.get_attr(str(call.target)), name))
         read.meta["spec"] = value

@@ -87,7 +87,7 @@ class Trace(Protocol):
 
 
 class Sizes(Protocol):
-    """What is known of the sizes in one trace."""
+    """Known sizes of the values in one trace."""
 
     tracer: Trace
 
@@ -98,4 +98,4 @@ class Sizes(Protocol):
         """Return it as arithmetic on the sizes of inputs and parameters, with assumptions as guards, or None."""
 
     def setting(self, call: fx.Node, module: nn.Module, name: str) -> Any:
-        """Return an attribute of a module that ``call`` calls, and guard on it."""
+        """Return an attribute of the module called by ``call``, and guard on it."""

@@ -89,7 +89,7 @@ def arguments_of(node: fx.Node, rank: int) -> dict[str, Any] | None:
 
 
 def settings_of(module: nn.Module, rank: int) -> tuple[str, ...]:
-    """Return the names of the settings that decide on sizes if ``module`` is a convolution or pooling, else none."""
+    """Return the names of the size settings of a convolution or pooling, or none for another module."""
     cls = type(module)
     shipped = cls.__module__ in (conv.__name__, pooling.__name__) and has_own_forward(cls)
     return _SETTINGS.get(cls.__name__.replace(f"{rank - SPATIAL}d", ""), ()) if shipped else ()

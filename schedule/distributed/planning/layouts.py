@@ -58,14 +58,14 @@ def check_neighbors(state: Sharded, module: nn.Module, after: ModuleSharding) ->
 
 @dataclass(frozen=True)
 class _Layout:
-    """A layout, and the module that gives it."""
+    """A layout and its origin."""
 
     letters: str
     source: str
 
 
 class _Layouts:
-    """Layouts of the values of one forward that are determined so far."""
+    """Layouts of the values of one forward, as far as determined."""
 
     def __init__(
         self, caller: nn.Module, whole: Specialization, sharding: Callable[[nn.Module], ModuleSharding | None]

@@ -107,7 +107,7 @@ class Values:
         return None
 
     def attribute(self, node: OpNode) -> Value:
-        """Return the dimensions of a tensor that the graph reads.
+        """Return the dimensions of a tensor attribute.
 
         Those of a plain attribute are whole on every rank. They come from the recorded run, since the module may have
         another value now: a table that it caches for later calls is None before the first.
