@@ -15,6 +15,7 @@ import builtins
 import math
 import operator
 import random
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,16 +46,58 @@ _PATCHABLE: tuple[Any, ...] = (builtins, math, operator, torch, torch.Tensor, fu
 _BY_TORCH = {"manual_seed", "__init__", "__setstate__"}
 
 
+# Families of many cases that are much alike: one in so many cases is in every run, all are in the sweep.
+_ONE_IN = {
+    "tests.adversary": {
+        "test_a_disturbed_model_is_right_or_says_that_it_is_not": 2,
+        "test_a_match_takes_the_case_that_it_takes_in_python": 3,
+        "test_a_submodule_is_called_once": 2,
+        "test_a_value_of_another_class": 2,
+        "test_another_answer_is_noticed": 2,
+        "test_derivatives_of_every_rule": 2,
+        "test_trains_alike": 2,
+        "test_what_an_argument_holds_is_read_and_changed_as_by_the_original": 2,
+        "test_what_was_recorded_with_one_row_holds_where_any_operand_has_more": 3,
+        "test_what_was_recorded_with_one_row_is_rewritten_and_runs_with_three": 3,
+    },
+    "tests.fused": {
+        "test_every_width": 2,
+        "test_half_precision_is_no_worse_than_eager": 2,
+        "test_inputs_are_never_changed": 2,
+        "test_not_a_number_and_infinity_propagate_as_in_eager": 2,
+        "test_results_have_the_strides_of_eager_torch": 2,
+        "test_strides_do_not_matter": 2,
+    },
+    "tests": {
+        "test_a_fault_at_any_step_changes_nothing": 2,
+        "test_verify_is_the_function_whatever_is_imported_first": 4,
+        "test_what_held_still_holds": 2,
+    },
+}
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--card", default="cuda", help="device of the tests marked cuda; cpu to try what runs without one")
 
 
+@pytest.hookimpl(tryfirst=True)  # before the slow ones are deselected
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests marked `cuda` are collected everywhere, and skipped for one reason where there is no card."""
+    for item in items:
+        every = _one_in(item)
+        if zlib.crc32(item.name.encode()) % every:
+            item.add_marker(pytest.mark.slow)
     if config.getoption("--card") == "cuda" and not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("cuda") is not None:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _one_in(item: pytest.Item) -> int:
+    """Return of how many cases of a test one is in every run."""
+    module, name = item.module.__name__, getattr(item, "originalname", item.name)  # type: ignore[attr-defined]
+    counts = [names[name] for folder, names in _ONE_IN.items() if module.startswith(f"{folder}.") and name in names]
+    return counts[0] if counts else 1
 
 
 @pytest.fixture
