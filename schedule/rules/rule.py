@@ -153,11 +153,6 @@ class Rule:
 
         return build
 
-    @property
-    def depends_on_machine(self) -> bool:
-        """Whether a set may contain the rule on one machine and not on another."""
-        return self.no_gain_here is not _everywhere
-
     def possible(self, normal: NormalGraph) -> Iterator[tuple[Pattern, list[OpNode]]]:
         """Yield the patterns with all of their operations in a graph, each with the nodes of the rarest one."""
         for pattern, ops in zip(self.patterns, self.needs, strict=True):
