@@ -79,8 +79,7 @@ def batch_norm(
         x: ``[samples, channels, ...]``; float16, bfloat16, float32 or float64, any strides.
         running_mean, running_var: ``[channels]``, or None for both. In training they are updated in place, as torch
             does; else they are the statistics, unless they are None.
-        weight, bias: ``[channels]``, or None. Where x is plain and these are DTensors, they are the local shards, for
-            the channels of x.
+        weight, bias: ``[channels]``, or None. DTensors beside a plain x stand for their local shards.
         training: normalize by the statistics of x.
         momentum: of the update; None for the average of all batches, which needs ``num_batches_tracked``.
         eps: added to the variance.
@@ -114,8 +113,7 @@ def batch_norm(
     if momentum is None:
         momentum = 1.0 / float(num_batches_tracked) if training and num_batches_tracked is not None else 0.0
     running = (running_mean, running_var)
-    tensors = (x, *running, weight, bias, residual)
-    if transformed() or sharded(*tensors) or not x.numel() or differentiated(*running):
+    if transformed() or sharded(x, *running, weight, bias, residual) or not x.numel() or differentiated(*running):
         normed = F.batch_norm(x, *running, weight, bias, training or running_mean is None, momentum, eps)
         return _finished(normed, residual, activation)
     if not differentiated(x, weight, bias, residual):

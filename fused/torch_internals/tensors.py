@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -149,10 +149,7 @@ class SymbolicSizes:
         """Call ``function`` with such tensors. It raises what it raises for tensors, or for sizes that data decide."""
         from torch._dispatch.python import enable_python_dispatcher
 
-        with ExitStack() as stack:
-            stack.enter_context(failures_unlogged())
-            stack.enter_context(enable_python_dispatcher())  # for operations composed of others
-            stack.enter_context(self._mode)
+        with failures_unlogged(), enable_python_dispatcher(), self._mode:  # the second for operations made of others
             return function(*args, **kwargs)
 
     def expressed(self, size: Any) -> Any:

@@ -14,6 +14,7 @@ from torch import nn
 
 from fxschedule.cli.loaded import Loaded, missing, raised
 from schedule.util.errors import did_you_mean
+from schedule.util.user_code import UserCodeError, user_code
 
 RETURNS = "return an nn.Module, or (nn.Module, batch) with a tensor, tuple or dict as the batch"
 
@@ -52,9 +53,10 @@ def _called(name: str, found: Any) -> Any:
             f"{name} is {type(found).__name__}, not a function", fix="name a function without arguments that makes it"
         )
     try:
-        return found()
-    except Exception as error:
-        raise raised(name, error, "a factory is called without arguments; correct it") from error
+        with user_code(passing=UserCodeError):
+            return found()
+    except UserCodeError as error:
+        raise raised(name, error.error, "a factory is called without arguments; correct it") from error.error
 
 
 def _imported(where: str) -> ModuleType:
@@ -66,14 +68,15 @@ def _imported(where: str) -> ModuleType:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        module = importlib.import_module(name)
+        with user_code(passing=ModuleNotFoundError):
+            module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise missing(f"{where} needs a package: {error}", fix=f"install {error.name}") from error
         fix = "run this where it can be imported, or name its file: path/to/file.py:factory"
         raise missing(f"there is no module {where!r} to import", fix) from error
-    except Exception as error:
-        raise raised(f"importing {where}", error, fix="correct it, so that Python can import it") from error
+    except UserCodeError as error:
+        raise raised(f"importing {where}", error.error, fix="correct it, so that Python can import it") from error.error
     if file is not None and Path(module.__file__ or "").absolute() != file:
         raise missing(f"{where} is hidden by another module {name!r}: {module.__file__}", fix="rename the file")
     return module

@@ -64,7 +64,7 @@ def sync(
     fwd_post    reduce_scatter       row-parallel: this rank's part of that sum along ``axis``; all-gathered
     fwd_post    all_gather           column-parallel: concatenated outputs of all ranks; this rank's part
     fwd_post    dtensor              column-parallel: unchanged outputs, as a DTensor; unchanged
-    bwd_post    all_reduce           column-parallel: unchanged input; all-reduced
+    bwd_post    all_reduce           column-parallel: unchanged input, after fwd_pre; all-reduced
     bwd_pre     all_reduce           any whole output read by sharded modules: unchanged; all-reduced
     fwd_pre     all_gather           column-parallel: gathers an input sharded along ``axis``; reduce-scattered
     fwd_pre     scatter              row-parallel: this rank's part of a whole input; all-gathered
@@ -72,30 +72,27 @@ def sync(
     fwd_post    "RRR->RSR"           any module: reshards its output; resharded back
     ==========  ===================  ==============================================================
 
-    A resharding has one letter for each dimension: R for replicated, S for sharded. A second one on the same side
-    starts from the layout that the first one left, and both run as one. A replicated tensor has the same gradient on
-    every rank: its slice is all-gathered back, and a gathered tensor's gradient is sliced. Between two reshardings,
+    A resharding has one letter for each dimension: R for replicated, S for sharded. ``"RS->RR"`` all-gathers (its
+    gradient is sliced), ``"RR->SR"`` takes each rank's part (all-gathered), ``"RS->SR"`` is an all-to-all. A second one
+    on the same side starts from the layout that the first one left, and both run as one. Between two reshardings,
     modules work on a part of the tensor, and so the gradients of their whole parameters are partial sums.
 
     A module that calls several column-parallel ones on one input (q, k and v; gate and up) can run their
     ``bwd_post`` ``all_reduce`` or ``fwd_pre`` ``all_gather`` for them: one collective instead of several. Any other
     module can be synchronized at one of its arguments, at its (first) output, and in the gradient of its own whole
-    parameter used on different data by every rank: ``sync("bwd_post", "all_reduce", argument="weight")``. In
-    ``fwd_pre`` the input is synchronized first; ``bwd_post`` is about the gradient of the result.
+    parameter used on different data by every rank: ``sync("bwd_post", "all_reduce", argument="weight")``.
 
     Args:
         sch: the module.
         mode: ``"fwd_pre"``, ``"fwd_post"``, ``"bwd_pre"`` or ``"bwd_post"``.
-        op_or_fn: a collective by name; a resharding (``"RS->RR"`` all-gathers, ``"RR->SR"`` takes each rank's part,
-            ``"RS->SR"`` is an all-to-all); or a function of the tensor, called in place of the collective (in
-            ``bwd_post``, of the gradient of the input).
+        op_or_fn: a collective by name; a resharding; or a function of the tensor (in ``bwd_post``, of its gradient).
         axis: the dimension gathered by all_gather or split by reduce_scatter, such as 1 for the sequence.
-        argument: for a module other than a projection, the name of the input or parameter. None means, in
-            ``bwd_post``, the inputs shared by its column-parallel modules, else the first.
+        argument: name of an input or parameter of any module but a projection. None means, in ``bwd_post``, the inputs
+            shared by its column-parallel modules, else the first.
 
     Raises:
-        ShardError: the module is not sharded, or the collective contradicts its sharding. A resharding that contradicts
-            the recorded shapes, the modules next to it or another synchronization.
+        ShardError: the module is not sharded; the collective contradicts its sharding; or a resharding contradicts the
+            recorded shapes, the modules next to it or another synchronization.
     """
     state, sharding = sharded_state(sch.tree), sharding_of(sch.module)
     wanted = _wanted(sch, state, mode, Sync(op_or_fn, axis, argument))

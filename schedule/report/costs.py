@@ -165,7 +165,7 @@ def peak_bytes(run: Callable[[], Any], device: str) -> int:
         before = [torch.cuda.memory_allocated(card) for card in cards]
         run()
         return sum(torch.cuda.max_memory_allocated(card) - held for card, held in zip(cards, before, strict=True))
-    return max(_allocated(run), default=0)
+    return max(_allocated(run))
 
 
 def kept_bytes(run: Callable[[], Any]) -> int:

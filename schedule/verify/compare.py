@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from schedule.util.named_values import Plain, limit_of
-from schedule.verify.observe import Observation, as_real, rms
+from schedule.verify.observe import Observation, as_real, largest_rms, rms
 from schedule.verify.report import Deviation, missing
 from schedule.verify.tolerances import Tolerance
 
@@ -29,7 +29,7 @@ def compare(reference: Observation, other: Observation, tolerance: Tolerance) ->
         ("buffer", reference.buffers, other.buffers),
     ):
         found += _values(kind, ours, theirs, tolerance.forward)
-    floor = tolerance.floor * _largest_rms(reference.gradients)
+    floor = tolerance.floor * largest_rms(reference.gradients)
     found += _values("gradient", reference.gradients, other.gradients, tolerance.gradient, floor)
     found += _input_gradients(reference, other, tolerance)
     found += _updates(reference, other, tolerance)
@@ -135,7 +135,7 @@ def _class(tensor: torch.Tensor, limit: float) -> torch.Tensor:
 
 def _updates(reference: Observation, other: Observation, tolerance: Tolerance) -> Iterator[Deviation]:
     """Compare updates by RMS: a weight frozen by mistake has a relative deviation of one."""
-    floor = tolerance.floor_update * _largest_rms(reference.updates)
+    floor = tolerance.floor_update * largest_rms(reference.updates)
     for name, ours in reference.updates.items():
         theirs = other.updates.get(name)
         if ours is None or theirs is None:
@@ -172,7 +172,3 @@ def _trained(reference: Observation, other: Observation, tolerance: Tolerance) -
         largest = float((theirs_after - after).abs().max())
         relative = apart / max(moved, 1e-300) if apart else 0.0
         yield Deviation(TRAINED, name, largest, relative, tolerance.update, excess)
-
-
-def _largest_rms(tensors: Mapping[str, torch.Tensor | None]) -> float:
-    return max((rms(tensor) for tensor in tensors.values() if tensor is not None), default=0.0)

@@ -164,7 +164,7 @@ def _train(
         _add(trainable, updates)
         seen.outputs_trained = _forward_only(model, case)
         return
-    seen.adam_eps = reference.adam_eps if reference else tolerance.adam_eps * _largest_rms(seen.gradients)
+    seen.adam_eps = reference.adam_eps if reference else tolerance.adam_eps * largest_rms(seen.gradients)
     start = {name: p.detach().clone() for name, p in trainable.items()}
     optimizer = _optimizer(list(trainable.values()), case, tolerance, seen.adam_eps)
     optimizer.step()
@@ -264,7 +264,8 @@ def as_real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def _largest_rms(tensors: Named) -> float:
+def largest_rms(tensors: Named) -> float:
+    """Return the largest :func:`rms` of the tensors, or 0 if there is none."""
     return max((rms(t) for t in tensors.values() if t is not None), default=0.0)
 
 

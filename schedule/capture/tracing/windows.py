@@ -17,7 +17,7 @@ from schedule.capture.tracing.own_forward import has_own_forward
 from schedule.capture.tracing.scalars import scalar_of
 from schedule.capture.tracing.trace import Sizes
 
-SPATIAL = 2
+_SPATIAL = 2
 """The first dimension that a window moves along, after those of samples and channels."""
 
 
@@ -25,10 +25,10 @@ def windowed_size(sizes: Sizes, node: fx.Node, dim: int, value: int) -> Any:
     """Return size ``dim`` of the result of a convolution or pooling, ``value`` in the recorded run, or None."""
     rank, source = len(node.meta["spec"].shape), node.args[0]
     weight: Any = None
-    given = arguments_of(node, rank)
+    given = _arguments_of(node, rank)
     if node.op == "call_module":
         child = sizes.tracer.module.get_submodule(str(node.target))
-        given = {name: sizes.setting(node, child, name) for name in settings_of(child, rank)}
+        given = {name: sizes.setting(node, child, name) for name in _settings_of(child, rank)}
         weight = sizes.tracer.node_of(child.weight) if given and hasattr(child, "weight") else None
     spec = source.meta.get("spec") if isinstance(source, fx.Node) else None
     if not given or not isinstance(source, fx.Node) or not isinstance(spec, TensorSpec) or spec.ndim != rank:
@@ -38,24 +38,24 @@ def windowed_size(sizes: Sizes, node: fx.Node, dim: int, value: int) -> Any:
     if dim == 1 and of_weight:
         return sizes.size(weight, 0, of_weight[0])
     length = sizes.assumed(source, dim, spec.shape[dim])
-    if dim < SPATIAL or length is None:
+    if dim < _SPATIAL or length is None:
         return length
     kernel = sizes.size(weight, dim, of_weight[dim]) if of_weight else given["kernel_size"]
-    traced = windowed_length(length, given, kernel, dim)
+    traced = _windowed_length(length, given, kernel, dim)
     return traced if (scalar.value if (scalar := scalar_of(traced)) else traced) == value else None
 
 
-def windowed_length(length: Any, given: dict[str, Any], kernel: Any, dim: int) -> Any:
+def _windowed_length(length: Any, given: dict[str, Any], kernel: Any, dim: int) -> Any:
     """Return the length of the result along ``dim``, or None if it has no such form.
 
     Args:
         length: length of the input along ``dim``.
         given: settings of the convolution or pooling, by their names in ``torch.nn.functional``.
         kernel: number of elements of the window along ``dim``, or for each dimension.
-        dim: at least :data:`SPATIAL`.
+        dim: at least 2, behind samples and channels.
     """
     settings = (kernel, given["stride"] or kernel, given["padding"], given.get("dilation", 1))
-    numbers = [_along(setting, dim - SPATIAL) for setting in settings]
+    numbers = [_along(setting, dim - _SPATIAL) for setting in settings]
     if None in numbers:
         return None
     kernel, stride, padding, dilation = numbers
@@ -74,10 +74,10 @@ def _along(setting: Any, dim: int) -> Any:
     return setting if isinstance(setting, (int, torch.SymInt)) else None
 
 
-def arguments_of(node: fx.Node, rank: int) -> dict[str, Any] | None:
+def _arguments_of(node: fx.Node, rank: int) -> dict[str, Any] | None:
     """Return the arguments by name if ``node`` calls a convolution or pooling function of ``rank`` dimensions."""
     name = getattr(node.target, "__name__", "").lstrip("_")
-    signature = _SIGNATURES.get(name.replace(f"{rank - SPATIAL}d", "")) if node.op == "call_function" else None
+    signature = _SIGNATURES.get(name.replace(f"{rank - _SPATIAL}d", "")) if node.op == "call_function" else None
     if signature is None:
         return None
     try:
@@ -88,11 +88,11 @@ def arguments_of(node: fx.Node, rank: int) -> dict[str, Any] | None:
     return bound.arguments
 
 
-def settings_of(module: nn.Module, rank: int) -> tuple[str, ...]:
+def _settings_of(module: nn.Module, rank: int) -> tuple[str, ...]:
     """Return the names of the size settings of a convolution or pooling, or none for another module."""
     cls = type(module)
     shipped = cls.__module__ in (conv.__name__, pooling.__name__) and has_own_forward(cls)
-    return _SETTINGS.get(cls.__name__.replace(f"{rank - SPATIAL}d", ""), ()) if shipped else ()
+    return _SETTINGS.get(cls.__name__.replace(f"{rank - _SPATIAL}d", ""), ()) if shipped else ()
 
 
 def _signature(*names: str, **defaults: Any) -> inspect.Signature:
