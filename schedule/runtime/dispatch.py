@@ -14,13 +14,13 @@ from torch import nn
 from fused.torch_internals.compiled_checks import CompiledCheck
 from schedule.capture.recording.recording import Call
 from schedule.capture.recording.structure import module_source
-from schedule.capture.tracing.generated_code import generated
 from schedule.capture.tracing.hooks import acts_now, acts_on_all
 from schedule.capture.tracing.later_reads import can_follow
 from schedule.capture.tracing.reading.ledger import Ledger, shared_ledger
 from schedule.capture.tracing.signature import Parameters, Signature
 from schedule.capture.tracing.specialization import Specialization
 from schedule.runtime.classes import STATE, scheduled_class
+from schedule.util.generated_code import generated
 
 Selected = tuple[Any, tuple[Any, ...]]
 """A graph's function, with the module and its inputs; None and the reason for calls that run the original forward."""

@@ -20,7 +20,7 @@ from tests.small import Block, ids, small
 from tests.zoo import batch, build
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-TIMES = 20
+TIMES = 10
 HIDDEN = torch.linspace(-1, 1, 160).reshape(2, 5, 16)
 PATCHED = (
     (torch.autograd.Function, "apply"),

@@ -19,7 +19,6 @@ from schedule.capture.recording.structure import leaves, original_class
 from schedule.capture.tracing.attributes import attributes_unchanged
 from schedule.capture.tracing.effects import KIND, LENGTH, is_check, remove_dead
 from schedule.capture.tracing.environment import Environment, fast_path_conditions, parameter_conditions
-from schedule.capture.tracing.generated_code import generated
 from schedule.capture.tracing.guards import conditions, kind_conditions
 from schedule.capture.tracing.handed_containers import CONTAINER, READ
 from schedule.capture.tracing.later_reads import LATER, with_checks
@@ -35,6 +34,7 @@ from schedule.capture.tracing.spelling import check_spelling, source_of
 from schedule.capture.tracing.tracer import EnterChild, ModuleTracer
 from schedule.capture.tracing.trials import tried
 from schedule.util.errors import TraceError
+from schedule.util.generated_code import generated
 from schedule.util.generators import generators_restored
 
 

@@ -39,6 +39,7 @@ from schedule.capture.tracing.reading.sources import (
     Source,
     submodule_path,
 )
+from schedule.util.generated_code import code_of
 
 
 def _is_of_class(value: Any, cls: type) -> bool:
@@ -334,6 +335,6 @@ def compiled(guards: Iterable[Guard], followed: bool = False) -> Callable[[Any],
         code.lines.insert(0, f"        if not ({condition}): return False")
     lines = [*code.functions, "def holds(self):", "    try:", *(code.lines or ["        pass"])]
     lines += [f"    except {_ABSENT}:", "        return False", "    return True"]
-    exec(compile("\n".join(lines), "<schedule ledger>", "exec"), code.names)
+    exec(code_of("\n".join(lines), "<schedule ledger>"), code.names)
     function: Callable[[Any], bool] = code.names["holds"]
     return function
