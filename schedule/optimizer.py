@@ -18,12 +18,14 @@ from schedule.capture.examples import example_inputs
 from schedule.capture.recording.structure import Path
 from schedule.capture.tracing.expansion import expand
 from schedule.capture.tracing.hooks import is_hooked
+from schedule.capture.tracing.reading.ledger import Ledger, whole
 from schedule.capture.tracing.specialization import original_class
 from schedule.core.adapting import Adapter, adapter_for
 from schedule.core.edits import SetSpecializations
 from schedule.core.matching import Match, Site
 from schedule.core.node import Node
-from schedule.patterns import GraphMatch
+from schedule.patterns import Effects, GraphMatch, effects
+from schedule.patterns.effects import is_plain_module
 from schedule.patterns.ops import find_form, operation_of
 from schedule.patterns.rewriting import Build
 from schedule.primitives.group import Group
@@ -96,12 +98,45 @@ class _Planned:
         return replace(self.adapter, rewrites=(*self.adapter.rewrites, again))
 
 
+@dataclass(frozen=True)
+class _Called:
+    """What a search in a graph depends on of the modules that the graph calls.
+
+    Attributes:
+        effects: of each call.
+        plain: path → class and state of each layer that is matched as its operation, such as a convolution.
+    """
+
+    effects: list[Effects]
+    plain: dict[str, tuple[type, Ledger]]
+
+    @classmethod
+    def of(cls, graph: fx.Graph, modules: Mapping[str, nn.Module]) -> _Called:
+        plain = {path: modules[path] for path in _paths_called(graph) if is_plain_module(modules[path])}
+        return cls(_effects_of_calls(graph, modules), {path: (type(m), whole(m)) for path, m in plain.items()})
+
+    def fits(self, graph: fx.Graph, modules: Mapping[str, nn.Module]) -> bool:
+        """Check whether a search for other modules with the same graph has the same results."""
+        plain = {path: modules[path] for path in _paths_called(graph) if is_plain_module(modules[path])}
+        if plain.keys() != self.plain.keys() or self.effects != _effects_of_calls(graph, modules):
+            return False
+        return all(type(plain[path]) is cls and state.holds(plain[path]) for path, (cls, state) in self.plain.items())
+
+
+def _paths_called(graph: fx.Graph) -> list[str]:
+    return [str(node.target) for node in graph.nodes if node.op == "call_module"]
+
+
+def _effects_of_calls(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> list[Effects]:
+    return [effects(node, modules) for node in graph.nodes if node.op == "call_module"]
+
+
 class _Optimization:
     def __init__(self, top: Node, nodes: Sequence[Node], rules: Sequence[Rule], cost_guard: bool, record: Any) -> None:
         self.top, self.nodes, self.rules, self.cost_guard, self.record = top, nodes, rules, cost_guard, record
         self.graphs = top.tree.graphs
         self.inlined: set[nn.Module] = set()
-        self._found: dict[tuple[fx.Graph, frozenset[Path]], Findings] = {}
+        self._found: dict[tuple[fx.Graph, frozenset[Path]], list[tuple[_Called, Findings]]] = {}
 
     def run(self, strict: bool) -> Report:
         before = len(self.top.history)
@@ -212,14 +247,18 @@ class _Optimization:
     def found(self, graph: fx.Graph, module: nn.Module, modules: dict[str, nn.Module], explained: bool) -> Findings:
         """Return the matches of the rules in ``graph``.
 
-        Structurally equal modules share one graph, so it is searched only once.
+        Structurally equal modules share one graph, so it is searched only once for those whose layers are set alike.
         """
         read = frozenset(self.graphs.recording.read.get(module, ()))
-        if (graph, read) not in self._found:
-            findings = self._found[graph, read] = find_all(graph, self.rules, modules, self.cost_guard, read=read)
-            if explained:
-                findings.rejected += explain(graph, self.rules, modules, findings)
-        return self._found[graph, read]
+        known = self._found.setdefault((graph, read), [])
+        for called, found in known:
+            if called.fits(graph, modules):
+                return found
+        findings = find_all(graph, self.rules, modules, self.cost_guard, read=read)
+        if explained:
+            findings.rejected += explain(graph, self.rules, modules, findings)
+        known.append((_Called.of(graph, modules), findings))
+        return findings
 
     # -- doing it -----------------------------------------------------------------------------------------
 
