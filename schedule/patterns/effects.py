@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
@@ -11,6 +11,8 @@ import torch
 from torch import fx, nn
 
 from fused.torch_internals.kernels import NATIVE_MODULES
+from fused.torch_internals.tensors import storage_of
+from schedule.capture.recording.structure import original_class
 from schedule.capture.tracing.effects import (
     QUIET,
     changed,
@@ -23,7 +25,7 @@ from schedule.capture.tracing.effects import (
 from schedule.capture.tracing.memory import SHARES
 from schedule.capture.tracing.messages import MESSAGES
 from schedule.capture.tracing.opaque import Constant
-from schedule.capture.tracing.own_forward import installed_forward
+from schedule.capture.tracing.own_forward import has_own_forward, installed_forward, is_batch_norm
 from schedule.capture.tracing.regions import REGION_FUNCTIONS
 from schedule.patterns import optable  # the import fills the vocabulary
 from schedule.patterns.ops import (
@@ -61,6 +63,7 @@ class Effects:
         fresh: its value shares memory with no other value.
         barrier: it changes the meaning of every operation after it (grad mode, autocast, the seed).
         in_place: its value is the one that it changes, and shares memory with no other.
+        state: storages of running statistics that it updates, or reads.
     """
 
     mutates: tuple[fx.Node, ...] = ()
@@ -69,11 +72,12 @@ class Effects:
     fresh: bool = False
     barrier: bool = False
     in_place: bool = False
+    state: frozenset[Hashable] = frozenset()
 
     @property
     def pure(self) -> bool:
         """Whether the node has no side effects, so it may be moved, or erased once unused."""
-        return not (self.mutates or self.rng or self.opaque or self.barrier)
+        return not (self.mutates or self.rng or self.opaque or self.barrier or self.state)
 
 
 FRESH, VIEW, OPAQUE = Effects(fresh=True), Effects(), Effects(opaque=True)
@@ -192,6 +196,12 @@ def _method_effects(node: fx.Node, name: str) -> Effects:
 
 
 def _module_effects(node: fx.Node, module: nn.Module | None) -> Effects:
+    if module is not None and _is_untouched(module):
+        cls = original_class(module)
+        if is_batch_norm(cls):
+            return Effects(fresh=True, state=frozenset(map(storage_of, module.buffers())))
+        if cls is nn.Sequential and has_own_forward(cls):
+            return _sequential_effects([_module_effects(node, child) for child in module.children()])
     if not is_plain_module(module):
         forward = None if module is None else installed_forward(module)
         return replace(OPAQUE, fresh=getattr(forward, "is_fresh", False))
@@ -200,6 +210,23 @@ def _module_effects(node: fx.Node, module: nn.Module | None) -> Effects:
         return Effects(first_argument(node), in_place=True)
     draws = "dropout" in name and drops(given.get("p"), given.get("training"))
     return Effects(rng=draws, fresh="dropout" not in name and name != "identity")
+
+
+def _is_untouched(module: nn.Module) -> bool:
+    """Check whether calling ``module`` runs the forward of its class, or a scheduled graph of it, and no hooks."""
+    hooked = any(getattr(module, hooks) for hooks in _HOOKS)
+    return not hooked and "forward" not in vars(module) and installed_forward(module) is None
+
+
+def _sequential_effects(layers: Sequence[Effects]) -> Effects:
+    """Return the effects of layers that are called one after another, the first with the arguments of the node."""
+    if any(layer.opaque for layer in layers):
+        return OPAQUE
+    fresh = [number for number, layer in enumerate(layers) if layer.fresh]
+    reaching = layers[: fresh[0]] if fresh else layers  # what they change is an argument
+    mutates = next((layer.mutates for layer in reaching if layer.mutates), ())
+    state = frozenset[Hashable]().union(*(layer.state for layer in layers))
+    return Effects(mutates, any(layer.rng for layer in layers), fresh=bool(fresh), state=state)
 
 
 def memory_of(

@@ -72,13 +72,24 @@ class Hazards:
         known = self.effects(node)
         if not self.memory(node.all_input_nodes if known.opaque else known.mutates).isdisjoint(values):
             return True
+        if known.state and any(value.op == "get_attr" and self._is_in(value, known.state) for value in values):
+            return True
         return known.opaque and any(self._is_known_before(value, node) for value in values)
+
+    def _is_in(self, value: fx.Node, storages: Collection[Hashable]) -> bool:
+        """Check whether an attribute is, or may be, in one of these storages."""
+        tensor = self.attribute(str(value.target))
+        return tensor is None or storage_of(tensor) in storages
 
     def _is_known_before(self, value: fx.Node, node: fx.Node) -> bool:
         """Check whether unknown code may have a reference to ``value`` by the time that ``node`` runs."""
         if value.op == "get_attr" or self.effects(value).opaque:
             return True
         return any(user < node and self.effects(user).opaque for user in value.users)
+
+    def has_state_beside(self, node: fx.Node, values: Collection[fx.Node]) -> bool:
+        """Check whether the side effects of ``node`` are known running statistics, and none of ``values``."""
+        return bool(self.effects(node).state) and not self.may_change(node, values)
 
     def impure_between(self, first: fx.Node, last: fx.Node, outside: Collection[fx.Node]) -> Iterator[fx.Node]:
         """Yield the impure nodes from ``first`` up to ``last`` (exclusive), except those in ``outside``."""
@@ -174,7 +185,9 @@ def _check_update(node: fx.Node, state: Collection[fx.Node], region: Collection[
     first, last = min(region), max(region)
     if first is last:
         return
-    other = next(hazards.impure_between(first, last, region), None)
+    memory = hazards.memory(state)
+    between = hazards.impure_between(first, last, region)
+    other = next((each for each in between if not hazards.has_state_beside(each, memory)), None)
     if other is not None:
         _refuse(other, f"may use or change the state that {node.name} updates")
     for owner in state:
@@ -184,7 +197,6 @@ def _check_update(node: fx.Node, state: Collection[fx.Node], region: Collection[
                 node=node,
                 fix="keep running statistics in buffers",
             )
-    memory = hazards.memory(state)
     reader = first.next
     while reader is not last:
         if reader not in region and not memory.isdisjoint(hazards.memory(reader.all_input_nodes)):

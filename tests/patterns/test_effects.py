@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from fused.torch_internals.tensors import storage_of
 from schedule.capture.tracing.effects import changed, uses_random
 from schedule.capture.tracing.regions import begin_autocast
 from schedule.patterns import declare_pure, effects
@@ -104,8 +105,23 @@ def test_modules():
     hooked.register_forward_hook(lambda *_: None)
     assert call(nn.Linear(2, 2)).pure and call(nn.Dropout(0.5).eval()).pure
     assert call(nn.Dropout(0.5)).rng and call(nn.ReLU(inplace=True)).mutates
-    for module in (hooked, nn.BatchNorm1d(2), nn.Sequential(nn.ReLU()), None):
+    hooked_inside = nn.Sequential(nn.ReLU(), hooked)
+    for module in (hooked, hooked_inside, nn.Sequential(nn.MultiheadAttention(2, 1)), nn.SyncBatchNorm(2), None):
         assert call(module).opaque
+
+
+def test_layers_one_after_another():
+    def call(*layers):
+        return effects(node_of("m", kind="call_module"), {"m": nn.Sequential(*layers)})
+
+    norm = nn.BatchNorm1d(2)
+    assert call(nn.Linear(2, 2), nn.ReLU(inplace=True)).pure
+    assert call(nn.Identity(), nn.ReLU(inplace=True), nn.Linear(2, 2)).mutates
+    assert not call(nn.Identity(), nn.Dropout(0.5).eval()).fresh
+    assert call(nn.Linear(2, 2), nn.Dropout(0.5)).rng
+    assert not call(nn.Linear(2, 2), norm).pure and not call(norm).opaque
+    assert call(norm).state == {storage_of(buffer) for buffer in norm.buffers()}
+    assert call(nn.BatchNorm1d(2, track_running_stats=False)).pure
 
 
 def test_blocks_are_barriers():

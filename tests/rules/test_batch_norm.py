@@ -309,6 +309,68 @@ def test_order_of_updates_and_reads(make: Callable[[], nn.Module], rules: str) -
             assert_same_step(model, twin, images() if number % 2 else -images())
 
 
+class Shortcut(Residual):
+    """As in ResNet where the size changes: the other summand comes of layers of their own, called in between."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.shortcut = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.conv(self.first(x)))
+        h += self.shortcut(x)
+        return self.act(h)
+
+
+class SharedNorm(Shortcut):
+    """The norm of the match is one of those layers too: two updates, in this order."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(3, 3, 1))
+        self.shortcut.append(self.norm)
+
+
+class SharedStatistics(Shortcut):
+    """Another norm updates the same buffers."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3, momentum=0.5))
+        self.shortcut[1]._buffers = self.norm._buffers
+
+
+class Reading(Shortcut):
+    """A frozen norm reads the statistics that the match updates."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.BatchNorm2d(3))
+        self.shortcut[0]._buffers = self.norm._buffers
+
+    def train(self, mode: bool = True) -> Reading:
+        super().train(mode)
+        self.shortcut.eval()
+        return self
+
+
+@pytest.mark.parametrize("rules", ["default", "all"])
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: Shortcut(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)), True),
+        (lambda: Shortcut(nn.AvgPool2d(1), nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU(inplace=True))), True),
+        (SharedNorm, False),
+        (SharedStatistics, False),
+        (Reading, False),
+    ],
+    ids=["norm", "nested", "shared norm", "shared statistics", "reading"],
+)
+def test_layers_called_amid_a_match(make: Callable[[], nn.Module], expected: bool, rules: str) -> None:
+    model, twin, report = optimized(make(), rules)
+    found = {entry.rule: entry.status for entry in report.entries if entry.path == ""}
+    assert (found.get("batch_norm_relu") == "applied") is expected
+    for mode in (True, False, True):
+        assert_same_step(model.train(mode), twin.train(mode), images())
+
+
 def test_one_value_for_each_channel_is_an_error_and_updates_nothing() -> None:
     model, twin, _ = optimized(randomized(Block()).train())
     before = copy.deepcopy(model.state_dict())
