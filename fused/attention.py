@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend
 
 from fused.backends.tracing import PLAIN, differentiated, transformed
+from fused.checks import agrees
 from fused.loss_autograd import watched
 from fused.torch_internals.kernels import choose_attention_kernel
 from fused.torch_internals.modes import is_tracing_dispatch_active
@@ -102,16 +103,11 @@ def _is_grouped(q: Tensor, k: Tensor, v: Tensor, repeated: tuple[Repetition | No
         (sizes, shape), (batch, heads, *rest) = how, x.shape
         count = q.shape[1] // max(heads, 1)
         merged = (batch, heads * count, *rest)
-        if heads * count != q.shape[1] or not _agrees(sizes, (batch, heads, count, *rest)) or sizes[2] != count:
+        if heads * count != q.shape[1] or not agrees(sizes, (batch, heads, count, *rest)) or sizes[2] != count:
             return False
-        if shape is not None and not _agrees(shape, merged):
+        if shape is not None and not agrees(shape, merged):
             return False
     return True
-
-
-def _agrees(sizes: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Check whether sizes as given to a view, with -1 for inferred ones, are the wanted ones."""
-    return len(sizes) == len(wanted) and all(a in (-1, b) for a, b in zip(sizes, wanted, strict=True))
 
 
 def _repeat(x: Tensor, how: Repetition | None) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from fused.backends.reference.activations import ACTIVATIONS
@@ -105,3 +107,8 @@ def broadcast_shape(op: str, x: torch.Tensor, name: str, other: torch.Tensor, x_
 def shape(tensor: torch.Tensor) -> str:
     """Return the shape as a string such as ``[2, 3]``."""
     return "[" + ", ".join(str(size) for size in tensor.shape) + "]"
+
+
+def agrees(sizes: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Check whether sizes as given to a view, with -1 for inferred ones, are the wanted ones."""
+    return len(sizes) == len(wanted) and all(a in (-1, b) for a, b in zip(sizes, wanted, strict=True))

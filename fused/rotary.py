@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -10,11 +10,20 @@ from fused.backends import Op, compiled_rotary, requested
 from fused.backends.reference import rotary as formulas
 from fused.backends.strides import memory_order
 from fused.backends.tracing import differentiated, transformed
-from fused.checks import broadcast_shape, broadcasts_to, check_float, check_same_device, shape
+from fused.checks import agrees, broadcast_shape, broadcasts_to, check_float, check_same_device, shape
 from fused.sharding import localise, sharded
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 Tensor = torch.Tensor
-Turned = tuple[int | None, int | None]
+Views = tuple["Sequence[int] | None", "Sequence[int] | None"]
+"""Shapes that an expression views a part as, to take its pairs or halves apart, and to join its pairs again.
+
+None stands for ``unflatten`` and ``flatten``.
+"""
+
+Turned = tuple[int | None, int | Views | None]
 """Width of the part that an expression turns, None for all, and where it splits that part, None for ``chunk``."""
 
 HALF = -1
@@ -110,7 +119,7 @@ def rotary_embedding(
     op = "rotary_embedding"
     check_float(op, "q", q, min_ndim=1)
     check_float(op, "k", k, min_ndim=1)
-    if turned is not None and not (_is_turned(q, cos, sin, turned) and _is_turned(k, cos, sin, turned)):
+    if turned is not None and not all(_is_turned(x, cos, sin, interleaved, turned) for x in (q, k)):
         return _written_out(q, cos, sin, interleaved, turned), _written_out(k, cos, sin, interleaved, turned)
     _check_angles(op, cos, sin)
     if unsqueeze_dim is not None:
@@ -137,7 +146,7 @@ def apply_rotary(
     """
     op = "apply_rotary"
     check_float(op, "x", x, min_ndim=1)
-    if turned is not None and not _is_turned(x, cos, sin, turned):
+    if turned is not None and not _is_turned(x, cos, sin, interleaved, turned):
         return _written_out(x, cos, sin, interleaved, turned)
     _check_angles(op, cos, sin)
     if sharded(x, cos, sin):
@@ -153,11 +162,18 @@ def _have_one_order(q: Tensor, k: Tensor, cos: Tensor) -> bool:
     return bool(of_q) == bool(of_k) and (not of_q or memory_order(of_q) == memory_order(of_k))
 
 
-def _is_turned(x: Tensor, cos: Tensor, sin: Tensor, turned: Turned) -> bool:
-    """Check whether cos and sin are as wide as what an expression turns, which it splits in halves."""
+def _is_turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, turned: Turned) -> bool:
+    """Check whether cos and sin are as wide as what an expression turns, which it splits in pairs or halves."""
     (width, half), size = turned, cos.shape[-1]
     alike = cos.shape == sin.shape and cos.dtype == sin.dtype
-    return alike and size == _width(x, width) and size % 2 == 0 and half in (None, HALF, size // 2)
+    if not alike or size != _width(x, width) or size % 2:
+        return False
+    if not isinstance(half, tuple):
+        return half in (None, HALF, size // 2)
+    apart, joined = half
+    leading, parts = x.shape[:-1], (size // 2, 2) if interleaved else (2, size // 2)
+    fits = apart is None or agrees(apart, (*leading, *parts))
+    return fits and (joined is None or agrees(joined, (*leading, size)))
 
 
 def _width(x: Tensor, width: int | None) -> int:
@@ -168,14 +184,28 @@ def _written_out(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, turned:
     """Compute the expression as it is written, for any sizes."""
     width, half = turned
     part = x if width is None else x[..., :width]
-    half = part.shape[-1] // 2 if half == HALF else half
+    first, second = _taken_apart(part, interleaved, half)
     if interleaved:
-        swapped = torch.stack((-part[..., 1::2], part[..., ::2]), dim=-1).flatten(-2)
+        swapped = torch.stack((-second, first), dim=-1)
+        joined = half[1] if isinstance(half, tuple) else None
+        swapped = swapped.flatten(-2) if joined is None else swapped.reshape(tuple(joined))
     else:
-        first, second = part.chunk(2, dim=-1) if half is None else (part[..., :half], part[..., half:])
         swapped = torch.cat((-second, first), dim=-1)
     result = part * cos + swapped * sin
     return result if width is None else torch.cat((result, x[..., width:]), dim=-1)
+
+
+def _taken_apart(part: Tensor, interleaved: bool, half: int | Views | None) -> tuple[Tensor, Tensor]:
+    if isinstance(half, tuple):
+        sizes = (-1, 2) if interleaved else (2, -1)
+        apart = part.unflatten(-1, sizes) if half[0] is None else part.reshape(tuple(half[0]))
+        parts = apart.unbind(-1 if interleaved else -2)
+        return parts[0], parts[1]
+    if interleaved:
+        return part[..., ::2], part[..., 1::2]
+    half = part.shape[-1] // 2 if half == HALF else half
+    first, second = part.chunk(2, dim=-1) if half is None else (part[..., :half], part[..., half:])
+    return first, second
 
 
 def _forward(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor | None]:

@@ -13,20 +13,24 @@ written.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 import fused
+from fused.checks import agrees
 from fused.rotary import HALF
 from schedule.capture.recording.specs import TensorSpec
+from schedule.capture.recording.structure import leaves
 from schedule.patterns import GraphMatch, any_of, scalar
+from schedule.rules import rotary_forms as forms
 from schedule.rules.casts import Dtypes, Value, cast, cast_node, floating
 from schedule.rules.registry import register_rule
-from schedule.rules.rule import Form, Proof, Rule, spec_of
+from schedule.rules.rule import Proof, Rule, spec_of
 from schedule.rules.sizes import is_half, operation, reads_any
 from schedule.rules.thresholds import small
 
@@ -39,9 +43,20 @@ Turn = Callable[[Value, str], Value]
 
 def _half_turned(x: Value, name: str) -> Value:
     parts, half = torch.chunk(x, 2, dim=-1), f"{name}_half"
-    first = any_of(x[..., : scalar(half)], parts[0], name="first")
-    second = any_of(x[..., scalar(half) :], parts[1], name="second")
+    halves = _apart(x, name, (2, -1)).unbind(-2)
+    first = any_of(x[..., : scalar(half)], parts[0], halves[0], name="first")
+    second = any_of(x[..., scalar(half) :], parts[1], halves[1], name="second")
     return torch.cat((-second, first), dim=-1)
+
+
+def _apart(x: Value, name: str, parts: tuple[int, int]) -> Value:
+    """Match a view with the last dimension taken apart into these parts, of which one is 2."""
+
+    def are_parts(sizes: Any) -> bool:
+        return isinstance(sizes, (tuple, list)) and tuple(sizes) == parts
+
+    shape, sizes = scalar(f"{name}_viewed"), scalar(f"{name}_parts", where=are_parts)
+    return any_of(x.reshape(shape), x.view(shape), x.unflatten(-1, sizes), name="apart")
 
 
 def _every_second(x: Value, starts: tuple[int | None, ...]) -> Value:
@@ -50,7 +65,11 @@ def _every_second(x: Value, starts: tuple[int | None, ...]) -> Value:
 
 
 def _pairs_turned(x: Value, name: str) -> Value:
-    return torch.stack((-_every_second(x, (1,)), _every_second(x, (None, 0))), dim=-1).flatten(-2)
+    both = _apart(x, name, (-1, 2)).unbind(-1)
+    first = any_of(_every_second(x, (None, 0)), both[0], name="first")
+    second = any_of(_every_second(x, (1,)), both[1], name="second")
+    pairs = torch.stack((-second, first), dim=-1)
+    return any_of(pairs.flatten(-2), pairs.reshape(scalar(f"{name}_joined")), name="joined")
 
 
 def _turned(turn: Turn, x: Value, name: str) -> Value:
@@ -96,7 +115,7 @@ def _patterns(turn: Turn) -> tuple[Callable[..., Value], ...]:
 # -- checks -------------------------------------------------------------------------------------------------
 
 
-def _extra_check(graph_match: GraphMatch) -> str:
+def _extra_check(interleaved: bool, graph_match: GraphMatch) -> str:
     dtypes = Dtypes.of(graph_match)
     cos, sin = dtypes.spec("cos"), dtypes.spec("sin")
     if cos is None or sin is None or (cos.shape, cos.dtype, cos.device) != (sin.shape, sin.dtype, sin.device):
@@ -105,7 +124,11 @@ def _extra_check(graph_match: GraphMatch) -> str:
         x = dtypes.spec(name)
         if x is None or x.device != cos.device or not _broadcasts(cos, x, spec_of(out)):
             return f"cos and sin do not broadcast to {name}"
-        reason = _no_split(graph_match, name, x, cos.shape[-1]) or _unlike(dtypes, name, x, spec_of(out))
+        reason = (
+            _no_split(graph_match, name, x, cos.shape[-1])
+            or _not_apart(graph_match.scalars, name, (*x.shape[:-1], cos.shape[-1]), interleaved)
+            or _unlike(dtypes, name, x, spec_of(out))
+        )
         if reason:
             return reason
     return ""
@@ -129,14 +152,28 @@ def _no_split(graph_match: GraphMatch, name: str, x: TensorSpec, turned: int) ->
         return "cos and sin are not as wide as what is turned"
     if half is not None and _size(half) != turned // 2:
         return "the parts that change places are not halves"
-    if any(reads_any(size, set(graph_match.nodes)) for size in _turned_parts(inputs, scalars, name)):
+    if any(reads_any(size, set(graph_match.nodes)) for _, size in leaves(_turned_parts(inputs, scalars, name))):
         return "the sizes of the parts are read from values that the fused op does not compute"
+    return ""
+
+
+def _not_apart(scalars: dict[str, Any], name: str, shape: tuple[int, ...], interleaved: bool) -> str:
+    """Return the reason if what is viewed as pairs or halves of the turned part is anything else, else ""."""
+    *leading, width = shape
+    parts = (width // 2, 2) if interleaved else (2, width // 2)
+    for step, wanted in (("viewed", (*leading, *parts)), ("joined", shape)):
+        view = _size(scalars.get(f"{name}_{step}"))
+        if view is not None and not agrees([_size(size) for size in view], wanted):
+            return f"{name} is not viewed as the {'pairs' if interleaved else 'halves'} of what is turned"
     return ""
 
 
 def _turned_parts(inputs: dict[str, Any], scalars: dict[str, Any], name: str) -> tuple[Any, Any]:
     """Return the width of the part that is turned and where its halves are split, as the fused op takes them."""
     width, half = scalars.get(f"{name}_width"), scalars.get(f"{name}_half")
+    views = scalars.get(f"{name}_viewed"), scalars.get(f"{name}_joined")
+    if views != (None, None) or scalars.get(f"{name}_parts") is not None:
+        return width, views
     return width, HALF if is_half(half, lambda tensor: _is_part(tensor, inputs[name], width)) else half
 
 
@@ -223,7 +260,7 @@ def _rule(turn: Turn, name: str, interleaved: bool, proof: Proof) -> Rule:
             build=build,
             proof=proof,
             summary=f"fused.rotary_embedding(q, k, cos, sin{', interleaved=True' if interleaved else ''})",
-            extra_check=_extra_check,
+            extra_check=functools.partial(_extra_check, interleaved),
             profitability=_profitability,
         )
     )
@@ -232,117 +269,36 @@ def _rule(turn: Turn, name: str, interleaved: bool, proof: Proof) -> Rule:
 # -- the rules ----------------------------------------------------------------------------------------------
 
 
-def _inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Return q, k, and cos and sin of the whole head and of half of it.
-
-    ``shape`` is (batch, heads, seq, head_dim).
-    """
-    batch, heads, seq, width = shape
-    q, k = torch.randn(batch, heads, seq, width, dtype=dtype), torch.randn(batch, 1, seq, width, dtype=dtype)
-    angles = (torch.randn(1, seq, size, dtype=dtype) for size in (width, width, width // 2, width // 2))
-    return q, k, *angles
-
-
-_SHAPES = ((2, 3, 5, 8), (1, 2, 7, 8), (2, 1, 1, 8))
-
-
-def _rotate_half(x: Tensor) -> Tensor:
-    return torch.cat((-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]), dim=-1)
-
-
-def _rotate_half_fixed(x: Tensor) -> Tensor:
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((-b, a), dim=-1)
-
-
-def _rotate_pairs(x: Tensor) -> Tensor:
-    return torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
-
-
-def _rotate_every_two(x: Tensor) -> Tensor:
-    return torch.stack((-x[:, :, :, 1::2], x[:, :, :, 0::2]), dim=-1).flatten(-2)
-
-
-def _wide(x: Tensor) -> Tensor:
-    """Return ``x.float()``, but keep float64.
-
-    Rules leave float64 inputs alone if a model casts them to float32.
-    """
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _forms(rotate: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor]) -> tuple[Form, ...]:
-    """Return the forms of LLaMA, Cohere, ModernBERT, ERNIE, OLMo, GPT-NeoX and GPT-J.
-
-    ``other`` is another way to write ``rotate``.
-    """
-
-    def llama(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
-        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-        return q * cos + rotate(q) * sin, k * cos + rotate(k) * sin
-
-    def one(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return q * cos.unsqueeze(1) + other(q) * sin.unsqueeze(1)
-
-    def cohere(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
-        q32, k32, cos, sin = _wide(q), _wide(k), cos.unsqueeze(1), sin.unsqueeze(1)
-        q32, k32 = q32 * cos + rotate(q32) * sin, k32 * cos + rotate(k32) * sin
-        return q32.to(dtype=q.dtype), k32.to(dtype=k.dtype)
-
-    def modernbert(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
-        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-        turned = [_wide(x) * cos + rotate(_wide(x)) * sin for x in (q, k)]
-        return turned[0].to(q.dtype), turned[1].to(k.dtype)
-
-    def ernie(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
-        cos, sin = _wide(cos.unsqueeze(1)), _wide(sin.unsqueeze(1))
-        turned = [_wide(x) * cos + _wide(other(x)) * sin for x in (q, k)]
-        return turned[0].to(q.dtype), turned[1]
-
-    def gpt_neox(
-        q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, part_cos: Tensor, part_sin: Tensor
-    ) -> tuple[Tensor, ...]:
-        cos, sin, width = part_cos.unsqueeze(1), part_sin.unsqueeze(1), part_cos.shape[-1]
-        q_rot, q_pass, k_rot, k_pass = q[..., :width], q[..., width:], k[..., :width], k[..., width:]
-        q_rot, k_rot = q_rot * cos + rotate(q_rot) * sin, k_rot * cos + rotate(k_rot) * sin
-        return torch.cat([q_rot, q_pass], dim=-1), torch.cat([k_rot, k_pass], dim=-1)
-
-    def gptj(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, part_cos: Tensor, part_sin: Tensor) -> Tensor:
-        q_rot, q_pass = q[:, :, :, :4], q[:, :, :, 4:]
-        return torch.cat([q_rot * part_cos.unsqueeze(1) + other(q_rot) * part_sin.unsqueeze(1), q_pass], dim=-1)
-
-    return llama, one, cohere, modernbert, ernie, gpt_neox, gptj
-
-
-def _backwards(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    turned = torch.cat((q[..., q.shape[-1] // 2 :], -q[..., : q.shape[-1] // 2]), dim=-1)
-    return q * cos.unsqueeze(1) + turned * sin.unsqueeze(1)
-
-
-def _of_another(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return q * cos.unsqueeze(1) + _rotate_half(q + k) * sin.unsqueeze(1)
-
-
-def _no_halves(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return q * cos.unsqueeze(1) + torch.cat((-q[..., 2:], q[..., :2]), dim=-1) * sin.unsqueeze(1)
-
-
-def _odd_first(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    turned = torch.stack((-q[..., ::2], q[..., 1::2]), dim=-1).flatten(-2)
-    return q * cos.unsqueeze(1) + turned * sin.unsqueeze(1)
-
-
 ROTARY = _rule(
     _half_turned,
     "rotary_embedding",
     interleaved=False,
     proof=Proof(
-        _forms(_rotate_half, _rotate_half_fixed), _inputs, _SHAPES, refused=(_backwards, _of_another, _no_halves)
+        (
+            *forms.of_transformers(forms.rotate_half, forms.rotate_half_fixed),
+            forms.of_diffusers(forms.rotate_viewed_halves),
+        ),
+        forms.inputs,
+        forms.SHAPES,
+        refused=(forms.backwards, forms.of_another, forms.no_halves, forms.of_diffusers(forms.pairs_for_halves)),
     ),
 )
 INTERLEAVED = _rule(
     _pairs_turned,
     "rotary_embedding_interleaved",
     interleaved=True,
-    proof=Proof(_forms(_rotate_pairs, _rotate_every_two), _inputs, _SHAPES, refused=(_odd_first, _of_another)),
+    proof=Proof(
+        (
+            *forms.of_transformers(forms.rotate_pairs, forms.rotate_every_two),
+            *map(forms.of_diffusers, (forms.rotate_viewed_pairs, forms.rotate_unflattened_pairs)),
+        ),
+        forms.inputs,
+        forms.SHAPES,
+        refused=(
+            forms.odd_first,
+            forms.of_another,
+            forms.of_diffusers(forms.halves_for_pairs),
+            forms.of_diffusers(forms.viewed_otherwise),
+        ),
+    ),
 )

@@ -72,3 +72,28 @@ def test_errors_say_what_does_not_fit(qkcs):
         fused.rotary_embedding(q, k, cos, sin, unsqueeze_dim=3)
     with pytest.raises(TypeError, match="q must be float16"):
         fused.rotary_embedding(q.int(), k, cos, sin)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_views_that_take_apart_something_else_are_computed_as_they_are_written(qkcs, interleaved):
+    x, _, cos, sin = qkcs
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    leading, parts, dim = x.shape[:-1], (-1, 2) if interleaved else (2, -1), -1 if interleaved else -2
+
+    def written(*sizes):
+        first, second = x.reshape(*sizes).unbind(dim)[:2]
+        swapped = torch.stack((-second, first), -1).flatten(-2) if interleaved else torch.cat((-second, first), -1)
+        return x * cos + swapped * sin
+
+    for sizes in ((*leading, *parts), (x.shape[0], x.shape[2], x.shape[1], *parts)):
+        viewed = {"interleaved": interleaved, "turned": (None, (sizes, None))}
+        if sizes[:3] == leading:
+            torch.testing.assert_close(fused.apply_rotary(x, cos, sin, **viewed), written(*sizes))
+        else:
+            with pytest.raises(RuntimeError):
+                fused.apply_rotary(x, cos, sin, **viewed)
+            with pytest.raises(RuntimeError):
+                written(*sizes)
+    with pytest.raises(RuntimeError, match="unflatten"):
+        odd = x[..., :7], cos[..., :7], sin[..., :7]
+        fused.apply_rotary(*odd, interleaved=interleaved, turned=(None, (None, None)))

@@ -133,6 +133,8 @@ class SizeReader:
         source = node.args[0]
         if name in ("view", "reshape", "expand"):
             return self._through_view(node, dim, rank, value)
+        if name == "unflatten" and len(node.args) == 3:
+            return self._through_unflatten(node, dim, rank, value)
         if name in ("transpose", "permute"):
             return self._from(source, permuted(name, node.args[1:], dim, rank), value)
         if _is_leading(node, name, dim, rank) or source in changed(node):
@@ -149,6 +151,15 @@ class SizeReader:
         if same_shape(node):
             return self._from(source, dim, value)
         return self._through_broadcast(node, dim, rank) if node.target in SCALAR_OPERATORS else None
+
+    def _through_unflatten(self, node: fx.Node, dim: int, rank: int, value: int) -> Any:
+        source, along, sizes = node.args
+        if not isinstance(along, int) or not isinstance(sizes, (list, tuple)):
+            return None
+        inside = dim - along % (rank - len(sizes) + 1)
+        if 0 <= inside < len(sizes):
+            return self._as_size(sizes[inside], value)
+        return self._from(source, dim if inside < 0 else dim - len(sizes) + 1, value)
 
     def _through_stack(self, node: fx.Node, dim: int, rank: int, value: int) -> Any:
         along = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
@@ -345,6 +356,9 @@ class SizeReader:
             return self._through_slice(node, parent, dim, value) if at is None else self._from(parent, at, value)
         if isinstance(parent, fx.Node) and parent.target in ("split", "chunk", torch.split, torch.chunk):
             return self._through_split(node, parent, dim, value)
+        if isinstance(parent, fx.Node) and parent.target in ("unbind", torch.unbind):
+            along = parent.kwargs.get("dim", parent.args[1] if len(parent.args) > 1 else 0)
+            return self._from(parent.args[0], dim + (dim >= along % (rank + 1)), value) if type(along) is int else None
         return None
 
     def _through_split(self, node: fx.Node, parent: fx.Node, dim: int, value: int) -> Any:

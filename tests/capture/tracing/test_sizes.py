@@ -33,6 +33,8 @@ FOLLOWED = {
     "broadcast with an indexed one": lambda x, mask: (x[:, -mask.shape[1] :, None] * mask[:, :, None])[..., 0],
     "split by numbers": lambda x, mask: torch.split(x, [2, x.shape[1] - 2], dim=1)[1],
     "split and inferred": lambda x, mask: x.split([2, x.shape[1] - 2], dim=1)[0].reshape(x.shape[0], -1, 1),
+    "taken apart": lambda x, mask: x[..., None].expand(-1, -1, 6).unflatten(-1, (3, 2)).unbind(-1)[1],
+    "its first dimension taken apart": lambda x, mask: x.unflatten(0, (-1, 3)).unbind()[0],
     "normalized": lambda x, mask: x * torch.rsqrt((x * x).sum(dim=0, keepdim=True) + 1) / x.mean(0),
     "a number from a broadcast": lambda x, mask: mask[:, :1, None] * x[:, None].expand(-1, 4, -1),
     "changed in place": lambda x, mask: x.clone().mul_(3),
