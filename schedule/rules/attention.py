@@ -15,22 +15,23 @@ graph is made for it, since that would return less than the module does.
 The results agree within rounding, not bit by bit: torch's kernels sum in another order and compute the softmax of
 16-bit scores in float32 throughout. On the CPU, dropout draws the same numbers as eager torch; CUDA kernels draw
 others. Fully masked rows, which torch's kernels get wrong, agree with eager torch in values and gradients. Filled
-scores and heads repeated for grouped queries are in :mod:`schedule.rules.attention_inputs`. Soft-capped scores and
-scores with sinks stay eager: torch's attention supports neither.
+scores and heads repeated for grouped queries are in :mod:`schedule.rules.attention_inputs`, products written as
+``einsum`` in :mod:`schedule.rules.attention_products`. Soft-capped scores and scores with sinks stay eager: torch's
+attention supports neither.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx
+from torch import fx
 
 from fused.attention import attention as attention_op
 from schedule.capture.recording.specs import TensorSpec
 from schedule.patterns import GraphMatch, any_of, optional, scalar, tensor
+from schedule.rules import attention_forms as forms
 from schedule.rules.attention_inputs import (
     FILLS,
     filled,
@@ -40,6 +41,16 @@ from schedule.rules.attention_inputs import (
     repeated,
     repetition,
     where_filled,
+)
+from schedule.rules.attention_products import (
+    Order,
+    attended,
+    inverse,
+    is_permuted,
+    orders,
+    permuted_node,
+    permuted_spec,
+    scores_of,
 )
 from schedule.rules.attention_softmax import with_sink
 from schedule.rules.casts import FLOATS, Dtypes, Value, cast
@@ -97,7 +108,7 @@ def _scores(q: Value, k: Value) -> Value:
     def scaled(s: Value) -> Value:
         return any_of(s * scalar("scale"), s / scalar("divisor"))
 
-    return optional(scaled, name="scaled")(torch.matmul(q, any_of(k.transpose(-1, -2), k.transpose(-2, -1))))
+    return optional(scaled, name="scaled")(scores_of(q, k))
 
 
 def _weights(scores: Value) -> Value:
@@ -109,7 +120,7 @@ def _weights(scores: Value) -> Value:
 
 
 def _attended(weights: Value) -> Value:
-    return torch.matmul(weights, repeated("v")(_floats("v")))
+    return attended(weights, repeated("v")(_floats("v")))
 
 
 def _masked(count: int, q: Value, k: Value) -> Value:
@@ -168,11 +179,13 @@ BYSTANDERS = (
 
 
 def _extra_check(graph_match: GraphMatch) -> str:
-    specs = [spec_of(graph_match.inputs[name]) for name in ("q", "k", "v")]
-    q, k, v = specs
+    scalars = graph_match.scalars
+    order = orders(scalars)
+    if order is None:
+        return "an einsum is not the product of queries and keys, or of weights and values"
+    q, k, v = (permuted_spec(spec_of(graph_match.inputs[name]), order.get(name)) for name in ("q", "k", "v"))
     if q is None or k is None or v is None or min(q.ndim, k.ndim, v.ndim) < 3:
         return "queries, keys and values are not [..., heads, tokens, features]"
-    scalars = graph_match.scalars
     leading = (tuple(leading_sizes(each, q, scalars, name)) for name, each in (("k", k), ("v", v)))
     if not q.dtype == k.dtype == v.dtype or any(each != q.shape[:-2] for each in leading):
         return "queries, keys and values differ in dtype, batch or heads"
@@ -189,7 +202,7 @@ def _extra_check(graph_match: GraphMatch) -> str:
     masks = [graph_match.inputs[name] for name in ("mask", "bias") if graph_match.inputs.get(name) is not None]
     if not all(_fits(spec_of(mask), scores, q.dtype) for mask in masks):
         return f"the mask is no {q.dtype} tensor that broadcasts to the scores"
-    return _not_filled_so(graph_match, scores, q.dtype) or _used(graph_match)
+    return _not_filled_so(graph_match, scores, q.dtype) or _used(graph_match) or _not_permuted_so(graph_match, order)
 
 
 def _not_filled_so(graph_match: GraphMatch, scores: tuple[int, ...], dtype: torch.dtype) -> str:
@@ -200,6 +213,13 @@ def _not_filled_so(graph_match: GraphMatch, scores: tuple[int, ...], dtype: torc
         if fill is not None and not is_swallowing(graph_match.scalars, name, dtype):
             return "scores are filled with a number that is not about the lowest, so that adding it is not the same"
     return ""
+
+
+def _not_permuted_so(graph_match: GraphMatch, order: dict[str, Order]) -> str:
+    """Return the reason if operands or result in another order of dimensions forbid the rewrite, else ""."""
+    if any(repetition(graph_match.scalars, name) and is_permuted(order.get(name)) for name in ("k", "v")):
+        return "heads that come after the tokens are repeated"
+    return _restride(graph_match) if is_permuted(order.get("result")) else ""
 
 
 def _fits(mask: TensorSpec | None, scores: tuple[int, ...], dtype: torch.dtype) -> bool:
@@ -222,14 +242,20 @@ def _restride(graph_match: GraphMatch) -> str:
     In memory the heads of torch's kernels come after the tokens.
     """
     result, spec = graph_match.outputs[0], spec_of(graph_match.outputs[0])
-    if spec is None or 1 in spec.shape[-3:-1]:
+    order = (orders(graph_match.scalars) or {}).get("result")
+    plain = permuted_spec(spec, None if order is None else inverse(order))
+    if plain is None or 1 in plain.shape[-3:-1]:
         return "the strides of the result are not known"
-    eager = torch.empty(spec.shape, dtype=spec.dtype, device="meta")
-    return told_apart(result, eager, eager.transpose(-3, -2).contiguous().transpose(-3, -2))
+    eager = torch.empty(plain.shape, dtype=plain.dtype, device="meta")
+    ours = eager.transpose(-3, -2).contiguous().transpose(-3, -2)
+    if order is not None:
+        eager, ours = eager.permute(order), ours.permute(order)
+    return told_apart(result, eager, ours)
 
 
 def _profitability(graph_match: GraphMatch) -> str:
-    q, k = spec_of(graph_match.inputs["q"]), spec_of(graph_match.inputs["k"])
+    order = orders(graph_match.scalars) or {}
+    q, k = (permuted_spec(spec_of(graph_match.inputs[name]), order.get(name)) for name in ("q", "k"))
     if q is None or k is None:
         return ""
     if q.device.type == "cpu" and _dropout(graph_match.scalars):
@@ -258,7 +284,9 @@ def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> 
     how = repetition(scalars, "k"), repetition(scalars, "v")
     if how != (None, None):
         options |= {"enable_gqa": True, "repeated": how}
-    return graph.call_function(attention_op, (inputs["q"], inputs["k"], inputs["v"]), options)
+    order = orders(scalars) or {}
+    operands = tuple(permuted_node(graph, inputs[name], order.get(name)) for name in ("q", "k", "v"))
+    return permuted_node(graph, graph.call_function(attention_op, operands, options), order.get("result"))
 
 
 def _build_both(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> tuple[fx.Node, fx.Node]:
@@ -270,82 +298,6 @@ def _build_both(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]
 # -- the rules ----------------------------------------------------------------------------------------------
 
 
-def _wide(q: Tensor) -> torch.dtype:
-    """Return the dtype of the softmax: float32, or float64 for float64 queries.
-
-    Rules leave float64 scores alone if a model computes their softmax in float32.
-    """
-    return torch.promote_types(q.dtype, torch.float32)
-
-
-def _llama(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    s = torch.matmul(q, k.transpose(2, 3)) * 0.5 + mask
-    p = F.dropout(F.softmax(s, dim=-1, dtype=_wide(q)).to(q.dtype), p=0.0, training=True)
-    return torch.matmul(p, v).transpose(1, 2).contiguous()
-
-
-def _gpt2(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    s = torch.matmul(q, k.transpose(-1, -2)) / 2.0 + mask
-    return torch.matmul(F.dropout(F.softmax(s, dim=-1).type(v.dtype), 0.1), v)
-
-
-def _t5(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Tensor) -> Tensor:
-    return torch.matmul((torch.matmul(q, k.transpose(3, 2)) + bias + mask).softmax(-1), v)
-
-
-def _bare(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return (q @ k.transpose(-2, -1) * 0.3).softmax(-1) @ v
-
-
-def _viewed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return ((q @ k.transpose(-2, -1) * 0.3).softmax(-1) @ v).view(-1)
-
-
-def _nanogpt(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    return F.softmax(((q @ k.transpose(-2, -1)) * 0.5).masked_fill(mask > 1.5, -math.inf), dim=-1) @ v
-
-
-def _gpt_neo(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    s = torch.matmul(q, k.transpose(-1, -2))
-    s = torch.where(mask > -1.0, s, torch.tensor(torch.finfo(s.dtype).min, dtype=s.dtype))
-    return torch.matmul(F.softmax(s + mask, dim=-1), v)
-
-
-def _mpt(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Tensor) -> Tensor:
-    s = (torch.matmul(q, k.transpose(-1, -2)) * 0.5 + bias).masked_fill(mask < -1.0, torch.finfo(q.dtype).min)
-    return torch.matmul(F.softmax(s, dim=-1), v)
-
-
-def _repeat(x: Tensor) -> Tensor:
-    batch, heads, tokens, features = x.shape
-    x = x[:, :, None, :, :].expand(batch, heads, 3, tokens, features)
-    return x.reshape(batch, heads * 3, tokens, features)
-
-
-def _grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    return _llama(q, _repeat(k[:, :1]), _repeat(v[:, :1]), mask)
-
-
-def _interleaved(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return _bare(q, k[:, 1:2].repeat_interleave(3, dim=1), v[:, :1].repeat_interleave(3, dim=1))
-
-
-def _inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Return queries, keys, values, an additive mask and a bias of each head for (batch, heads, queries, keys)."""
-    batch, heads, queries, keys = shape
-    q, k, v = (torch.randn(batch, heads, n, 4, dtype=dtype) for n in (queries, keys, keys))
-    mask = torch.randn(batch, 1, queries, keys, dtype=dtype)
-    mask[..., 0] = torch.finfo(dtype).min
-    return q, k, v, mask, torch.randn(1, heads, queries, keys, dtype=dtype)
-
-
-def _weights_read(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    weights = (q @ k.transpose(-2, -1)).softmax(-1)
-    return weights @ v, weights.sum(-2)
-
-
-_SHAPES = ((2, 3, 4, 5), (1, 3, 4, 4), (3, 3, 1, 6))
-
 SDPA = register_rule(
     Rule(
         name="sdpa",
@@ -353,11 +305,14 @@ SDPA = register_rule(
         patterns=(biased_attention, masked_attention, attention),
         build=_build,
         proof=Proof(
-            (_llama, _gpt2, _t5, _bare, _viewed, _nanogpt, _gpt_neo, _mpt, _grouped, _interleaved),
-            _inputs,
-            _SHAPES,
+            (
+                *(forms.llama, forms.gpt2, forms.t5, forms.bare, forms.viewed, forms.nanogpt, forms.gpt_neo, forms.mpt),
+                *(forms.grouped, forms.interleaved, forms.lucidrains, forms.heads_after_tokens),
+            ),
+            forms.inputs,
+            forms.SHAPES,
             refused=(
-                _weights_read,
+                *(forms.weights_read, forms.keys_twice, forms.heads_summed, forms.keys_for_queries),
                 lambda q, k, v: (q @ k.transpose(-2, -1)).softmax(-2) @ v,
                 lambda q, k, v: torch.sigmoid(q @ k.transpose(-2, -1)) @ v,
                 lambda q, k, v: (torch.tanh(q @ k.transpose(-2, -1))).softmax(-1) @ v,

@@ -27,7 +27,8 @@ def mutated(rule: Rule, change: Change) -> Rule:
 
     def build_wrongly(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> Any:
         made = rule.build(graph, inputs, scalars)
-        change(made[0] if isinstance(made, tuple) else made)
+        node = made[0] if isinstance(made, tuple) else made
+        change(node.args[0] if node.target == "permute" else node)
         return made
 
     return dataclasses.replace(rule, build=build_wrongly)
