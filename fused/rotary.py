@@ -10,7 +10,7 @@ from fused.backends import Op, compiled_rotary, requested
 from fused.backends.reference import rotary as formulas
 from fused.backends.strides import memory_order
 from fused.backends.tracing import differentiated, transformed
-from fused.checks import agrees, broadcast_shape, broadcasts_to, check_float, check_same_device, shape
+from fused.checks import FLOATS, agrees, broadcast_shape, broadcasts_to, check_float, check_same_device, shape
 from fused.sharding import localise, sharded
 
 if TYPE_CHECKING:
@@ -51,13 +51,19 @@ class _Rotary(torch.autograd.Function):
     # `forward` and `setup_context` are not split: torch would look up their signatures at every call.
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool
+        ctx: Any,
+        q: Tensor,
+        k: Tensor | None,
+        cos: Tensor,
+        sin: Tensor,
+        interleaved: bool,
+        out_dtype: torch.dtype | None,
     ) -> tuple[Tensor, Tensor | None]:
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(cos, sin)
         ctx.dtypes = (q.dtype, None if k is None else k.dtype)
         ctx.interleaved, ctx.backend = interleaved, requested()
-        results = _forward(q, k, cos, sin, interleaved)
+        results = _forward(q, k, cos, sin, interleaved, out_dtype)
         fixed = [result for result, needs in zip(results, ctx.needs_input_grad, strict=False) if not needs]
         if fixed:  # in one call: each replaces what the last one marked
             ctx.mark_non_differentiable(*[result for result in fixed if result is not None])
@@ -71,10 +77,12 @@ class _Rotary(torch.autograd.Function):
         if wanted:
             given = [incoming[n] for n in wanted]
             args = (given[0], given[1] if len(given) > 1 else None, cos, sin)
-            turned = ROTARY.run("backward", args, ctx.backend, interleaved=ctx.interleaved)
+            dtypes = {ctx.dtypes[n] for n in wanted}
+            out_dtype = dtypes.pop() if len(dtypes) == 1 else None
+            turned = ROTARY.run("backward", args, ctx.backend, interleaved=ctx.interleaved, out_dtype=out_dtype)
             for n, gradient in zip(wanted, turned, strict=False):
                 gradients[n] = gradient if gradient.dtype == ctx.dtypes[n] else gradient.to(ctx.dtypes[n])
-        return *gradients, None, None, None
+        return *gradients, None, None, None, None
 
 
 def rotary_embedding(
@@ -86,6 +94,7 @@ def rotary_embedding(
     interleaved: bool = False,
     unsqueeze_dim: int | None = 1,
     turned: Turned | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Rotate the pairs of dimensions of queries and keys by the angles of their positions.
 
@@ -104,54 +113,65 @@ def rotary_embedding(
         turned: the sizes in the expression that this stands for. Where they are not rotary_dim and half of it, such as
             for cos and sin that broadcast in the last dimension, the expression itself is computed, and its errors are
             raised.
+        out_dtype: dtype of the results, by default those of ``q * cos`` and ``k * cos``.
 
     Returns:
-        q and k rotated, in the dtypes of ``q * cos`` and ``k * cos``; 16-bit numbers are computed in float32 and
+        q and k rotated; 16-bit numbers are computed in float32 and
         rounded once. Saves only cos and sin; q and k too if cos or sin require a gradient.
 
     Raises:
-        TypeError: if an argument is not a floating-point tensor.
+        TypeError: if an argument is not a floating-point tensor, or `out_dtype` not a floating-point dtype.
         ValueError: for cos and sin of two shapes or dtypes, an odd or too large rotary_dim, shapes that do not
             broadcast, or tensors on two devices.
 
     Source: Su et al. 2021; transformers ``apply_rotary_pos_emb`` of Llama, GPT-NeoX and Cohere.
     """
     op = "rotary_embedding"
+    _check_out_dtype(op, out_dtype)
     check_float(op, "q", q, min_ndim=1)
     check_float(op, "k", k, min_ndim=1)
     if turned is not None and not all(_is_turned(x, cos, sin, interleaved, turned) for x in (q, k)):
-        return _written_out(q, cos, sin, interleaved, turned), _written_out(k, cos, sin, interleaved, turned)
+        q, k = (_written_out(x, cos, sin, interleaved, turned, out_dtype) for x in (q, k))
+        return q, k
     _check_angles(op, cos, sin)
     if unsqueeze_dim is not None:
         if not -cos.ndim <= unsqueeze_dim + (unsqueeze_dim < 0) < cos.ndim:
             raise ValueError(f"{op}: unsqueeze_dim {unsqueeze_dim} puts no dimension before the last of {shape(cos)}")
         cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
     if sharded(q, k, cos, sin):
-        return _on_shards(op, "q", q, cos, sin, interleaved), _on_shards(op, "k", k, cos, sin, interleaved)
+        q, k = (_on_shards(op, name, x, cos, sin, interleaved, out_dtype) for name, x in (("q", q), ("k", k)))
+        return q, k
     q, k = _expanded(op, "q", q, cos), _expanded(op, "k", k, cos)
-    return cast("tuple[Tensor, Tensor]", _apply(q, k, cos, sin, interleaved))
+    return cast("tuple[Tensor, Tensor]", _apply(q, k, cos, sin, interleaved, out_dtype))
 
 
 def apply_rotary(
-    x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, turned: Turned | None = None
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    interleaved: bool = False,
+    turned: Turned | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Rotate one tensor, as `rotary_embedding` rotates q.
 
     Args:
         x: as q in `rotary_embedding`.
         cos, sin: broadcast to x, except for the last dimension, which may be shorter: the rest of x is passed through.
-        interleaved, turned: as in `rotary_embedding`.
+        interleaved, turned, out_dtype: as in `rotary_embedding`.
 
     Returns, raises: as `rotary_embedding`.
     """
     op = "apply_rotary"
+    _check_out_dtype(op, out_dtype)
     check_float(op, "x", x, min_ndim=1)
     if turned is not None and not _is_turned(x, cos, sin, interleaved, turned):
-        return _written_out(x, cos, sin, interleaved, turned)
+        return _written_out(x, cos, sin, interleaved, turned, out_dtype)
     _check_angles(op, cos, sin)
     if sharded(x, cos, sin):
-        return _on_shards(op, "x", x, cos, sin, interleaved)
-    return _apply(_expanded(op, "x", x, cos), None, cos, sin, interleaved)[0]
+        return _on_shards(op, "x", x, cos, sin, interleaved, out_dtype)
+    return _apply(_expanded(op, "x", x, cos), None, cos, sin, interleaved, out_dtype)[0]
 
 
 def _have_one_order(q: Tensor, k: Tensor, cos: Tensor) -> bool:
@@ -180,7 +200,9 @@ def _width(x: Tensor, width: int | None) -> int:
     return x.shape[-1] if width is None else min(width, x.shape[-1])
 
 
-def _written_out(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, turned: Turned) -> Tensor:
+def _written_out(
+    x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, turned: Turned, out_dtype: torch.dtype | None
+) -> Tensor:
     """Compute the expression as it is written, for any sizes."""
     width, half = turned
     part = x if width is None else x[..., :width]
@@ -192,7 +214,8 @@ def _written_out(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, turned:
     else:
         swapped = torch.cat((-second, first), dim=-1)
     result = part * cos + swapped * sin
-    return result if width is None else torch.cat((result, x[..., width:]), dim=-1)
+    result = result if width is None else torch.cat((result, x[..., width:]), dim=-1)
+    return result if out_dtype is None else result.to(out_dtype)
 
 
 def _taken_apart(part: Tensor, interleaved: bool, half: int | Views | None) -> tuple[Tensor, Tensor]:
@@ -208,33 +231,51 @@ def _taken_apart(part: Tensor, interleaved: bool, half: int | Views | None) -> t
     return first, second
 
 
-def _forward(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor | None]:
+def _forward(
+    q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool, out_dtype: torch.dtype | None
+) -> tuple[Tensor, Tensor | None]:
     if k is not None and not _have_one_order(q, k, cos):
-        return _forward(q, None, cos, sin, interleaved)[0], _forward(k, None, cos, sin, interleaved)[0]
+        first, second = (_forward(x, None, cos, sin, interleaved, out_dtype)[0] for x in (q, k))
+        return first, second
     results: tuple[Tensor, Tensor | None] = ROTARY.run(
-        "forward", (q, k, cos, sin), requested(), interleaved=interleaved
+        "forward", (q, k, cos, sin), requested(), interleaved=interleaved, out_dtype=out_dtype
     )
     return results
 
 
-def _apply(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor | None]:
+def _apply(
+    q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool, out_dtype: torch.dtype | None
+) -> tuple[Tensor, Tensor | None]:
     # Gradients of cos and sin are rare: autograd of the plain formula is enough.
     if transformed() or differentiated(cos, sin):
-        return formulas.rotary(q, k, cos, sin, interleaved=interleaved)
+        return formulas.rotary(q, k, cos, sin, interleaved=interleaved, out_dtype=out_dtype)
     if not differentiated(q, k):
-        return _forward(q, k, cos, sin, interleaved)
-    result: tuple[Tensor, Tensor | None] = _Rotary.apply(q, k, cos, sin, interleaved)
+        return _forward(q, k, cos, sin, interleaved, out_dtype)
+    result: tuple[Tensor, Tensor | None] = _Rotary.apply(q, k, cos, sin, interleaved, out_dtype)
     return result
 
 
-def _on_shards(op: str, name: str, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+def _on_shards(
+    op: str,
+    name: str,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool,
+    out_dtype: torch.dtype | None,
+) -> Tensor:
     """Rotate q or k alone: their sharding may differ."""
     if sharded(x):
         _check_fits(op, name, x, cos)
     local = localise(op, x, [cos, sin], whole=[-1])
     cos, sin = local.given(0), local.given(1)
     _check_fits(op, name, local.x, cos)
-    return local.wrap(_apply(local.x, None, cos, sin, interleaved)[0])
+    return local.wrap(_apply(local.x, None, cos, sin, interleaved, out_dtype)[0])
+
+
+def _check_out_dtype(op: str, out_dtype: object) -> None:
+    if out_dtype is not None and out_dtype not in FLOATS:
+        raise TypeError(f"{op}: out_dtype must be a floating-point dtype, got {out_dtype}")
 
 
 def _check_angles(op: str, cos: Tensor, sin: Tensor) -> None:

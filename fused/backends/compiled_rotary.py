@@ -10,7 +10,9 @@ from fused.backends.reference.rotary import pairs, whole
 Tensor = torch.Tensor
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool) -> Tensor:
+def _rotated(
+    x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool, out_dtype: torch.dtype | None
+) -> Tensor:
     dtype = torch.promote_types(x.dtype, cos.dtype)
     compute = compute_dtype(dtype)
     width = cos.shape[-1]
@@ -19,19 +21,33 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool)
     c, c_ = pairs(cos.to(compute), interleaved)
     s, s_ = pairs(sin.to(compute), interleaved)
     pair = (a * c + b * s_, b * c_ - a * s) if back else (a * c - b * s, b * c_ + a * s_)
-    out = whole(*pair, interleaved).to(dtype)
-    return out if rest is None else torch.cat((out, rest.to(dtype)), -1)
+    out = whole(*pair, interleaved).to(out_dtype or dtype)
+    return out if rest is None else torch.cat((out, rest.to(out.dtype)), -1)
 
 
-def rotary(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, *, interleaved: bool) -> tuple[Tensor, Tensor | None]:
+def rotary(
+    q: Tensor,
+    k: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    interleaved: bool,
+    out_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor | None]:
     """Compute the reference formula of this name."""
-    first = _rotated(q, cos, sin, interleaved, False)
-    return first, None if k is None else _rotated(k, cos, sin, interleaved, False)
+    first = _rotated(q, cos, sin, interleaved, False, out_dtype)
+    return first, None if k is None else _rotated(k, cos, sin, interleaved, False, out_dtype)
 
 
 def rotary_backward(
-    g: Tensor, g_k: Tensor | None, cos: Tensor, sin: Tensor, *, interleaved: bool
+    g: Tensor,
+    g_k: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    interleaved: bool,
+    out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute the reference formula of this name."""
-    first = _rotated(g, cos, sin, interleaved, True)
-    return first, None if g_k is None else _rotated(g_k, cos, sin, interleaved, True)
+    first = _rotated(g, cos, sin, interleaved, True, out_dtype)
+    return first, None if g_k is None else _rotated(g_k, cos, sin, interleaved, True, out_dtype)

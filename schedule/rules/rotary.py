@@ -227,30 +227,29 @@ def _widened(graph: fx.Graph, dtypes: Dtypes, name: str) -> Any:
     return x if torch.promote_types(given, wanted) == given else cast_node(graph, x, wanted)
 
 
-def _narrowed(graph: fx.Graph, dtypes: Dtypes, name: str, result: fx.Node) -> fx.Node:
-    """Return the result, cast to the dtype of the construct if it is narrower."""
+def _out_dtype(dtypes: Dtypes, name: str) -> dict[str, torch.dtype]:
+    """Return the option for the dtype of the construct where it is not the one of the fused op, else no option."""
     given, wanted = _dtypes(dtypes, name)
-    return cast_node(graph, result, wanted) if torch.promote_types(given, wanted) != wanted else result
+    return {"out_dtype": wanted} if torch.promote_types(given, wanted) != wanted else {}
 
 
 def _rule(turn: Turn, name: str, interleaved: bool, proof: Proof) -> Rule:
-    options: dict[str, Any] = {"interleaved": True} if interleaved else {}
-
     def build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> Any:
-        dtypes, names = Dtypes(inputs, scalars), _turning(inputs)
-        args = (*(_widened(graph, dtypes, each) for each in names), inputs["cos"], inputs["sin"])
-        if len(names) == 1:
-            turned = {**options, "turned": _turned_parts(inputs, scalars, "q")}
-            return _narrowed(graph, dtypes, "q", graph.call_function(fused.apply_rotary, args, turned))
-        parts = [_turned_parts(inputs, scalars, each) for each in names]
-        if parts[0] != parts[1]:
-            pairs = zip(args, parts, strict=False)
-            one = [graph.call_function(fused.apply_rotary, (x, *args[2:]), {**options, "turned": t}) for x, t in pairs]
-            return [_narrowed(graph, dtypes, each, result) for each, result in zip(names, one, strict=True)]
-        turned = {**options, "unsqueeze_dim": None, "turned": parts[0]}
-        both = graph.call_function(fused.rotary_embedding, args, turned)
-        results = [graph.call_function(operator.getitem, (both, n)) for n in range(2)]
-        return [_narrowed(graph, dtypes, each, result) for each, result in zip(names, results, strict=True)]
+        dtypes, names, angles = Dtypes(inputs, scalars), _turning(inputs), (inputs["cos"], inputs["sin"])
+        given = [_widened(graph, dtypes, each) for each in names]
+        kinds: list[dict[str, Any]] = [
+            {"turned": _turned_parts(inputs, scalars, each), **_out_dtype(dtypes, each)} for each in names
+        ]
+        options: dict[str, Any] = {"interleaved": True} if interleaved else {}
+        if len(names) == 2 and kinds[0] == kinds[1]:
+            options |= {"unsqueeze_dim": None, **kinds[0]}
+            both = graph.call_function(fused.rotary_embedding, (*given, *angles), options)
+            return [graph.call_function(operator.getitem, (both, n)) for n in range(2)]
+        made = [
+            graph.call_function(fused.apply_rotary, (x, *angles), {**options, **kind})
+            for x, kind in zip(given, kinds, strict=True)
+        ]
+        return made if len(made) == 2 else made[0]
 
     return register_rule(
         Rule(

@@ -97,3 +97,22 @@ def test_views_that_take_apart_something_else_are_computed_as_they_are_written(q
     with pytest.raises(RuntimeError, match="unflatten"):
         odd = x[..., :7], cos[..., :7], sin[..., :7]
         fused.apply_rotary(*odd, interleaved=interleaved, turned=(None, (None, None)))
+
+
+@pytest.mark.parametrize("backend", ["reference", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_results_of_another_dtype_are_rounded_once(qkcs, backend, interleaved):
+    q, k, cos, sin = (t.float() for t in qkcs)
+    narrow = [t.bfloat16().requires_grad_() for t in (q, k)]
+    wide = [t.detach().float().requires_grad_() for t in narrow]
+    with fused.backend(backend):
+        ours = fused.rotary_embedding(*narrow, cos, sin, interleaved=interleaved, out_dtype=torch.bfloat16)
+        eager = eager_rotary(*wide, cos, sin, interleaved)
+        for mine, other in zip(ours, eager, strict=True):
+            torch.testing.assert_close(mine, other.bfloat16(), rtol=0.01, atol=1e-6)
+        grads = torch.autograd.grad(sum(t.square().sum() for t in ours), narrow)
+    for mine, other in zip(grads, torch.autograd.grad(sum(t.square().sum() for t in eager), wide), strict=True):
+        assert mine.dtype == torch.bfloat16
+        torch.testing.assert_close(mine, other.bfloat16(), rtol=0.02, atol=0.05)
+    with pytest.raises(TypeError, match=r"out_dtype must be a floating-point dtype, got torch.int32"):
+        fused.rotary_embedding(*narrow, cos, sin, out_dtype=torch.int32)

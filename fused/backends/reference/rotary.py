@@ -27,7 +27,9 @@ def whole(a: Tensor, b: Tensor, interleaved: bool) -> Tensor:
     return torch.stack((a, b), -1 if interleaved else -2).reshape(*a.shape[:-1], 2 * a.shape[-1])
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool) -> Tensor:
+def _rotated(
+    x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool, out_dtype: torch.dtype | None
+) -> Tensor:
     dtype = torch.promote_types(x.dtype, cos.dtype)
     compute = compute_dtype(dtype)
     width = cos.shape[-1]
@@ -43,22 +45,37 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool)
     else:
         for half, added in zip(pairs(out, interleaved), across, strict=True):
             half += added
-    out = out.to(dtype)
-    return out if rest is None else torch.cat((out, rest.to(dtype)), -1)
+    out = out.to(out_dtype or dtype)
+    return out if rest is None else torch.cat((out, rest.to(out.dtype)), -1)
 
 
-def rotary(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, *, interleaved: bool) -> tuple[Tensor, Tensor | None]:
+def rotary(
+    q: Tensor,
+    k: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    interleaved: bool,
+    out_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor | None]:
     """Rotate q and k by the angles.
 
-    cos and sin broadcast to both, except for the last dimension, which may be shorter.
+    cos and sin broadcast to both, except for the last dimension, which may be shorter. The dtype of the results is that
+    of the products with cos, or `out_dtype`.
     """
-    first = _rotated(q, cos, sin, interleaved, False)
-    return first, None if k is None else _rotated(k, cos, sin, interleaved, False)
+    first = _rotated(q, cos, sin, interleaved, False, out_dtype)
+    return first, None if k is None else _rotated(k, cos, sin, interleaved, False, out_dtype)
 
 
 def rotary_backward(
-    g: Tensor, g_k: Tensor | None, cos: Tensor, sin: Tensor, *, interleaved: bool
+    g: Tensor,
+    g_k: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    interleaved: bool,
+    out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Rotate the gradients back, in the dtype of `rotary`'s results."""
-    first = _rotated(g, cos, sin, interleaved, True)
-    return first, None if g_k is None else _rotated(g_k, cos, sin, interleaved, True)
+    """Rotate the gradients back, in the dtype of their products with cos, or `out_dtype`."""
+    first = _rotated(g, cos, sin, interleaved, True, out_dtype)
+    return first, None if g_k is None else _rotated(g_k, cos, sin, interleaved, True, out_dtype)

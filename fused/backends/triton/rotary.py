@@ -105,28 +105,40 @@ def _turn(
         )  # fmt: skip
 
 
-def rotary(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Any:
+def rotary(
+    q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, *, interleaved: bool, out_dtype: torch.dtype | None = None
+) -> Any:
     """Compute the reference formula of this name, or return NotImplemented for more than four dimensions."""
-    return _turned(q, k, cos, sin, interleaved, back=False)
+    return _turned(q, k, cos, sin, interleaved, back=False, out_dtype=out_dtype)
 
 
-def rotary_backward(g: Tensor, g_k: Tensor | None, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Any:
+def rotary_backward(
+    g: Tensor, g_k: Tensor | None, cos: Tensor, sin: Tensor, *, interleaved: bool, out_dtype: torch.dtype | None = None
+) -> Any:
     """Compute the reference formula of this name, or return NotImplemented for more than four dimensions."""
-    return _turned(g, g_k, cos, sin, interleaved, back=True)
+    return _turned(g, g_k, cos, sin, interleaved, back=True, out_dtype=out_dtype)
 
 
-def _turned(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool, back: bool) -> Any:
+def _turned(
+    q: Tensor,
+    k: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool,
+    back: bool,
+    out_dtype: torch.dtype | None,
+) -> Any:
     if q.ndim > 4 or (k is not None and k.ndim > 4):
         return NotImplemented
     plan = _plan(_layout(q), None if k is None else _layout(k), _layout(cos), _layout(sin))
     if plan is None:
         q, k, cos, sin = _with_columns(q), None if k is None else _with_columns(k), *map(_with_columns, (cos, sin))
         if k is None or _plan(_layout(q), _layout(k), _layout(cos), _layout(sin)) is not None:
-            return _turned(q, k, cos, sin, interleaved, back)
-        alone = [_turned(x, None, cos, sin, interleaved, back)[0] for x in (q, k)]
+            return _turned(q, k, cos, sin, interleaved, back, out_dtype)
+        alone = [_turned(x, None, cos, sin, interleaved, back, out_dtype)[0] for x in (q, k)]
         return alone[0], alone[1]
-    q_out = torch.empty_like(q, dtype=plan.dtypes[0], memory_format=plan.strides)
-    k_out = None if k is None else torch.empty_like(k, dtype=plan.dtypes[1], memory_format=plan.strides)
+    q_out = torch.empty_like(q, dtype=out_dtype or plan.dtypes[0], memory_format=plan.strides)
+    k_out = None if k is None else torch.empty_like(k, dtype=out_dtype or plan.dtypes[1], memory_format=plan.strides)
     launch(
         _turn,
         plan.grid,

@@ -52,6 +52,17 @@ def test_angles_are_broadcast_over_any_dimensions(check, normal, interleaved):
 
 
 @every_pairing
+def test_results_of_another_dtype(normal, interleaved):
+    q, k = (normal(2, heads, 7, 11, dtype=torch.bfloat16) for heads in (3, 1))
+    angles, options = (normal(7, 8), normal(7, 8)), {"interleaved": interleaved, "out_dtype": torch.bfloat16}
+    for part in ("forward", "backward"):
+        ours, plain = (ROTARY.run(part, (q, k, *angles), name, **options) for name in ("triton", "reference"))
+        for mine, other in zip(ours, plain, strict=True):
+            assert mine.dtype == torch.bfloat16
+            torch.testing.assert_close(mine, other)
+
+
+@every_pairing
 def test_heads_stay_where_they_are_in_memory(check, normal, interleaved):
     q, k = normal(2, 5, 4, 8).transpose(1, 2), normal(2, 5, 3, 2, 8)[:, :, :, 0].transpose(1, 2)
     out, *_ = check(q, k, normal(2, 1, 5, 8), normal(2, 1, 5, 8), interleaved)
