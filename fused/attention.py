@@ -47,6 +47,7 @@ def attention(
     repeated: tuple[Repetition | None, Repetition | None] | None = None,
     filled: Filling | None = None,
     filled_last: Filling | None = None,
+    sink: Tensor | None = None,
 ) -> Tensor:
     """Compute ``dropout(softmax(scale·q·kᵀ + bias + mask))·v``, without storing the weights if possible.
 
@@ -66,6 +67,7 @@ def attention(
         filled: a boolean mask that broadcasts with the scores, and the value to fill them with where it is True,
             before `bias` and `attn_mask` are added. The value must be about the lowest of the dtype, or -inf.
         filled_last: likewise, after they are added.
+        sink: ``[..., heads, queries, 1]``, the score of one more key, whose weight is dropped (GPT-OSS).
 
     Returns:
         ``[..., heads, queries, features]``, within rounding of the expression. On the CPU it supports second
@@ -77,10 +79,14 @@ def attention(
     if repeated is not None and not _is_grouped(q, k, v, repeated):
         k, v, enable_gqa = _repeat(k, repeated[0]), _repeat(v, repeated[1]), False
     operands: Operands = (q, k, v, bias, attn_mask)
-    how = (dropout_p, scale, enable_gqa, filled, filled_last)
-    if _is_watched(operands) or (dropout_p > 0 and q.is_cpu):
+    how = (dropout_p, scale, enable_gqa, filled, filled_last, sink)
+    if _is_watched((*operands, sink)) or (sink is not None and scale == 0) or (dropout_p > 0 and q.is_cpu):
         return _written_out(operands, *how)
     mask = _one_mask(operands, filled, filled_last)
+    if sink is not None:
+        features = v.shape[-1]
+        q, k, v, mask = _with_sink(q, k, v, mask, sink / scale)
+        return attention(q, k, v, None, mask, dropout_p=dropout_p, scale=scale, enable_gqa=enable_gqa)[..., :features]
     if not q.is_cpu:
         done = None if _is_captured(mask) else _by_kernel(operands, mask, dropout_p, scale, enable_gqa)
         return _written_out(operands, *how) if done is None else done
@@ -183,6 +189,16 @@ def _fits(mask: Tensor, scores: tuple[int, ...]) -> bool:
     return mask.ndim == len(scores) and all(a in (1, b) for a, b in zip(mask.shape, scores, strict=True))
 
 
+def _with_sink(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sink: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return operands with one more feature and key: its product with a query is the sink, and its value is 0."""
+    one = F.pad(k.new_zeros(*k.shape[:-2], 1, k.shape[-1]), (0, 1), value=1.0)
+    k = torch.cat((F.pad(k, (0, 1)), one), -2)
+    v = F.pad(v, (0, 1, 0, 1))
+    return torch.cat((q, sink), -1), k, v, None if mask is None else F.pad(mask, (0, 1))
+
+
 def _is_far(mask: Tensor | None, operands: Operands) -> bool:
     """Check whether any row of the mask may give another result in the kernel than in eager torch."""
     if mask is None:
@@ -215,6 +231,7 @@ def _written_out(
     enable_gqa: bool,
     filled: Filling | None = None,
     filled_last: Filling | None = None,
+    sink: Tensor | None = None,
 ) -> Tensor:
     """Compute attention by the plain expression, in the order of eager code."""
     q, k, v, bias, mask = operands
@@ -226,7 +243,9 @@ def _written_out(
     for part in (bias, mask):
         scores = scores if part is None else scores + part
     scores = scores if filled_last is None else scores.masked_fill(*filled_last)
+    scores = scores if sink is None else torch.cat((scores, sink), -1)
     weights = F.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(q.dtype)
+    weights = weights if sink is None else weights[..., :-1]
     return torch.matmul(F.dropout(weights, dropout_p) if dropout_p > 0 else weights, v)
 
 

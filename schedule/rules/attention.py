@@ -16,8 +16,8 @@ The results agree within rounding, not bit by bit: torch's kernels sum in anothe
 16-bit scores in float32 throughout. On the CPU, dropout draws the same numbers as eager torch; CUDA kernels draw
 others. Fully masked rows, which torch's kernels get wrong, agree with eager torch in values and gradients. Filled
 scores and heads repeated for grouped queries are in :mod:`schedule.rules.attention_inputs`, products written as
-``einsum`` in :mod:`schedule.rules.attention_products`. Soft-capped scores and scores with sinks stay eager: torch's
-attention supports neither.
+``einsum`` in :mod:`schedule.rules.attention_products`. A sink becomes one more key. Soft-capped scores stay eager:
+torch's attention does not support them, and FlexAttention, which does, has no backward pass on the CPU.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ from schedule.rules.attention_softmax import with_sink
 from schedule.rules.casts import FLOATS, Dtypes, Value, cast
 from schedule.rules.registry import register_rule
 from schedule.rules.rule import Proof, Rule, spec_of
+from schedule.rules.sizes import is_last_one
 from schedule.rules.strides import told_apart
 from schedule.rules.thresholds import small
 from schedule.util.errors import NotApplicable
@@ -142,21 +143,41 @@ def biased_attention(q: Value, k: Value, v: Value, bias: Value, mask: Value) -> 
     return _attended(_masked(2, q, k))
 
 
-def _and_weights(count: int, q: Value, k: Value) -> tuple[Value, Value]:
-    weights = _masked(count, q, k)
+def _sunk(count: int, q: Value, k: Value) -> Value:
+    scores = _scores(_floats("q"), repeated("k")(_floats("k")))
+    return cast("dropped")(with_sink(scores + _floats("mask") if count else scores))
+
+
+def sink_attention(q: Value, k: Value, v: Value, sink: Value) -> Value:
+    return _attended(_sunk(0, q, k))
+
+
+def masked_sink_attention(q: Value, k: Value, v: Value, mask: Value, sink: Value) -> Value:
+    return _attended(_sunk(1, q, k))
+
+
+def _and_weights(weights: Value) -> tuple[Value, Value]:
     return _attended(weights), weights
 
 
 def attention_and_weights(q: Value, k: Value, v: Value) -> Value:
-    return _and_weights(0, q, k)
+    return _and_weights(_masked(0, q, k))
 
 
 def masked_attention_and_weights(q: Value, k: Value, v: Value, mask: Value) -> Value:
-    return _and_weights(1, q, k)
+    return _and_weights(_masked(1, q, k))
 
 
 def biased_attention_and_weights(q: Value, k: Value, v: Value, bias: Value, mask: Value) -> Value:
-    return _and_weights(2, q, k)
+    return _and_weights(_masked(2, q, k))
+
+
+def sink_attention_and_weights(q: Value, k: Value, v: Value, sink: Value) -> Value:
+    return _and_weights(_sunk(0, q, k))
+
+
+def masked_sink_attention_and_weights(q: Value, k: Value, v: Value, mask: Value, sink: Value) -> Value:
+    return _and_weights(_sunk(1, q, k))
 
 
 # -- checks -------------------------------------------------------------------------------------------------
@@ -167,15 +188,7 @@ def capped_weights(q: Value, k: Value) -> Value:
     return _weights(optional(lambda s: s + _floats("mask"), name="masked")(capped))
 
 
-def weights_with_sinks(q: Value, k: Value) -> Value:
-    scores = optional(lambda s: s + _floats("mask"), name="masked")(_scores(_floats("q"), _floats("k")))
-    return with_sink(scores)
-
-
-BYSTANDERS = (
-    (capped_weights, "the scores are capped softly, which scaled_dot_product_attention cannot"),
-    (weights_with_sinks, "the softmax has sinks, which scaled_dot_product_attention has not"),
-)
+BYSTANDERS = ((capped_weights, "the scores are capped softly, which scaled_dot_product_attention cannot"),)
 
 
 def _extra_check(graph_match: GraphMatch) -> str:
@@ -195,10 +208,13 @@ def _extra_check(graph_match: GraphMatch) -> str:
         return "the scores are divided by 0"
     if not isinstance(graph_match.scalars.get("training"), (bool, type(None))):
         return "whether there is dropout is computed while running"
-    narrowed = Dtypes.of(graph_match).narrowed(q.dtype, "between", "softmax_dtype", "after")
+    narrowed = Dtypes.of(graph_match).narrowed(q.dtype, "between", "softmax_dtype", "after", "dropped")
     if narrowed is not None:
         return f"{q.dtype} scores become {narrowed}, which scaled_dot_product_attention does not imitate"
     scores = (*q.shape[:-1], k.shape[-2])
+    sink = graph_match.inputs.get("sink")
+    if sink is not None and not (_fits(spec_of(sink), (*scores[:-1], 1), q.dtype) and is_last_one(sink)):
+        return f"the values appended to the scores are not a {q.dtype} column of sinks"
     masks = [graph_match.inputs[name] for name in ("mask", "bias") if graph_match.inputs.get(name) is not None]
     if not all(_fits(spec_of(mask), scores, q.dtype) for mask in masks):
         return f"the mask is no {q.dtype} tensor that broadcasts to the scores"
@@ -277,7 +293,7 @@ def _scale(scalars: dict[str, Any]) -> float:
 
 
 def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
-    added = {"bias": inputs.get("bias"), "attn_mask": inputs.get("mask")}
+    added = {"bias": inputs.get("bias"), "attn_mask": inputs.get("mask"), "sink": inputs.get("sink")}
     added |= {name: filling(graph, inputs, scalars, name) for name in FILLS}
     options = {name: value for name, value in added.items() if value is not None}
     options |= {"dropout_p": _dropout(scalars), "scale": _scale(scalars)}
@@ -302,12 +318,12 @@ SDPA = register_rule(
     Rule(
         name="sdpa",
         family=FAMILY,
-        patterns=(biased_attention, masked_attention, attention),
+        patterns=(masked_sink_attention, sink_attention, biased_attention, masked_attention, attention),
         build=_build,
         proof=Proof(
             (
                 *(forms.llama, forms.gpt2, forms.t5, forms.bare, forms.viewed, forms.nanogpt, forms.gpt_neo, forms.mpt),
-                *(forms.grouped, forms.interleaved, forms.lucidrains, forms.heads_after_tokens),
+                *(forms.grouped, forms.interleaved, forms.lucidrains, forms.gpt_oss, forms.heads_after_tokens),
             ),
             forms.inputs,
             forms.SHAPES,
@@ -332,7 +348,13 @@ SDPA_WITHOUT_WEIGHTS = register_rule(
     Rule(
         name="sdpa_without_weights",
         family=FAMILY,
-        patterns=(biased_attention_and_weights, masked_attention_and_weights, attention_and_weights),
+        patterns=(
+            masked_sink_attention_and_weights,
+            sink_attention_and_weights,
+            biased_attention_and_weights,
+            masked_attention_and_weights,
+            attention_and_weights,
+        ),
         build=_build_both,
         proof=SDPA.proof,  # of the result; the placeholder is not a tensor to compare
         summary="attention(q, k, v, mask, p, scale=scale); returned weights are not computed",

@@ -98,6 +98,15 @@ def heads_after_tokens(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return torch.einsum("bhqk,bkhd->bqhd", p, v).flatten(2)
 
 
+def gpt_oss(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Tensor) -> Tensor:
+    s = torch.matmul(q, k.transpose(2, 3)) * 0.5 + mask
+    sinks = bias.amax(-1, keepdim=True).expand(q.shape[0], -1, -1, -1)
+    s = torch.cat([s, sinks], dim=-1)
+    s = s - s.max(dim=-1, keepdim=True).values
+    p = F.dropout(F.softmax(s, dim=-1, dtype=s.dtype)[..., :-1], p=0.0, training=True).to(q.dtype)
+    return torch.matmul(p, v).transpose(1, 2).contiguous()
+
+
 def keys_twice(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.einsum("bhij,bhjd->bhid", torch.einsum("bhid,bhjd->bhji", q, q).softmax(-1), q) + k.sum() + v.sum()
 

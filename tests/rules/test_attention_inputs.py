@@ -136,11 +136,20 @@ class Sinks(Attention):
         return F.softmax(s, dim=-1)[..., :-1] @ v
 
 
-@pytest.mark.parametrize(("module", "reason"), [(Attention(capped), "capped softly"), (Sinks(), "has sinks")])
-def test_what_it_cannot_express_is_declined(module: nn.Module, reason: str) -> None:
-    report = schedule.optimize(module, given(6), rules="attention", cost_guard=False)
+def test_what_it_cannot_express_is_declined() -> None:
+    report = schedule.optimize(Attention(capped), given(6), rules="attention", cost_guard=False)
     assert not report.applied
-    assert [entry.status for entry in report.entries if reason in entry.reason] == ["declined"]
+    assert [entry.status for entry in report.entries if "capped softly" in entry.reason] == ["declined"]
+
+
+def test_a_sink_is_one_more_key() -> None:
+    module = Sinks()
+    twin = copy.deepcopy(module)
+    call = check(module)
+    assert call is not None and call.kwargs["sink"] is not None
+    inputs = given(9)
+    ours, eager = (torch.autograd.grad(each(*inputs).square().sum(), each.sinks) for each in (module, twin))
+    torch.testing.assert_close(ours, eager)
 
 
 MUTATIONS: dict[str, Callable[[dict[str, Any], dict[str, Any]], None]] = {
