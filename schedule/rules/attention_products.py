@@ -46,38 +46,29 @@ def orders(scalars: Mapping[str, Any]) -> dict[str, Order] | None:
     """
     found: dict[str, Order] = {}
     if scalars.get(SCORES) is not None:
-        q, k, scores = _terms(scalars[SCORES])
-        *batch, query, key = scores or "??"
-        features = (set(q) & set(k)) - set(scores)
-        if len(features) != 1 or not _are(q, k, scores):
-            return None
-        found["q"], found["k"] = (_order(term, (*batch, one, *features)) for term, one in ((q, query), (k, key)))
+        q, k, (*batch, query, key) = _terms(scalars[SCORES])
+        features = (set(q) & set(k)).difference(batch, query, key)
+        found["q"], found["k"] = _order(q, (*batch, query, *features)), _order(k, (*batch, key, *features))
     if scalars.get(ATTENDED) is not None:
-        weights, v, result = _terms(scalars[ATTENDED])
-        *batch, query, key = weights or "??"
-        features = set(v) - set(weights)
-        if len(features) != 1 or not _are(weights, v, result):
-            return None
+        (*batch, query, key), v, result = _terms(scalars[ATTENDED])
+        features = set(v).difference(batch, query, key)
         found["v"] = _order(v, (*batch, key, *features))
-        found["result"] = _order((*batch, query, *features), tuple(result))
+        found["result"] = _order((*batch, query, *features), result)
     return None if () in found.values() else found
 
 
-def _terms(equation: Any) -> tuple[str, str, str]:
-    """Return the dimensions of both operands and of the result, or nothing of an equation with other parts."""
+def _terms(equation: Any) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Return the names of the dimensions of both operands and of the result, or none that fit for other equations."""
     operands, _, result = equation.replace(" ", "").partition("->") if isinstance(equation, str) else ("", "", "")
     first, _, second = operands.partition(",")
-    return (first, second, result) if all(map(str.isalpha, (first, second, result))) else ("", "", "")
+    terms = tuple(first), tuple(second), tuple(result)
+    named = all(len(set(term)) == len(term) == len(result) > 2 and all(map(str.isalpha, term)) for term in terms)
+    return terms if named else (("", ""), ("", ""), ("", ""))
 
 
-def _are(*terms: str) -> bool:
-    """Check that no dimension is named twice in a term, and that there are four in each or three."""
-    return len({len(term) for term in terms}) == 1 and all(len(set(term)) == len(term) > 2 for term in terms)
-
-
-def _order(given: Any, wanted: tuple[str, ...]) -> Order:
-    """Return how to permute dimensions, or () if they are not the wanted ones."""
-    return tuple(map(given.index, wanted)) if set(given) == set(wanted) else ()
+def _order(given: tuple[str, ...], wanted: tuple[str, ...]) -> Order:
+    """Return how to permute named dimensions, or () if they are not the wanted ones."""
+    return tuple(map(given.index, wanted)) if sorted(given) == sorted(wanted) and len(set(given)) == len(given) else ()
 
 
 def is_permuted(order: Order | None) -> bool:

@@ -15,7 +15,7 @@ import schedule
 from fused.attention import attention
 from schedule.rules import prove
 from schedule.rules.attention import SDPA
-from schedule.rules.attention_products import ATTENDED
+from schedule.rules.attention_products import ATTENDED, SCORES, orders
 
 
 class Einsum(nn.Module):
@@ -63,6 +63,13 @@ def test_equations(name: str) -> None:
         assert ours.stride() == eager.stride()
         mine, other = (torch.autograd.grad(out.square().sum(), inputs) for out in (ours, eager))
         torch.testing.assert_close(mine, other)
+
+
+def test_two_dimensions_of_features_are_no_attention() -> None:
+    for scores in ("bhicd,bhjcd->bhij", "bd,d->b", "bhid,bhjd->bhji", "bhid,bhjd"):
+        assert orders({SCORES: scores}) is None
+    assert orders({ATTENDED: "bhij,bhjcd->bhicd"}) is None
+    assert orders({SCORES: "bhid,bhjd->bhij"}) == {"q": (0, 1, 2, 3), "k": (0, 1, 2, 3)}
 
 
 def test_the_proof_catches_another_order_of_the_result() -> None:
