@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from schedule.capture.examples import example_inputs
+from schedule.capture.examples import found_inputs
 from schedule.capture.recording.structure import Path
 from schedule.capture.tracing.expansion import expand
 from schedule.capture.tracing.hooks import is_hooked
@@ -71,7 +71,7 @@ def optimize_by(
     top = nodes[0].root
     graphs = top.tree.graphs
     if graphs.example_inputs is None:
-        graphs.example_inputs = example_inputs(top.module) if batch is None else batch
+        graphs.example_inputs = found_inputs(top.module) if batch is None else batch
     given = {"rules": rules, "cost_guard": cost_guard}
     record = top.tree.history.record("optimize", [node.path for node in nodes], glob, given)
     return _Optimization(top, nodes, selected, cost_guard, record).run(strict)

@@ -16,8 +16,7 @@ from fxschedule.cli.models import Wanted
 from fxschedule.cli.output import Code, CommandError, stage
 from fxschedule.cli.tiny.batches import repaired
 from schedule.api.schedule import Schedule, create_schedule
-from schedule.capture.examples import example_inputs
-from schedule.capture.examples.trials import tried_inputs
+from schedule.capture.examples import found_inputs
 from schedule.rules import Rule, select_rules
 from schedule.util.errors import MatchError, NotApplicable
 
@@ -95,13 +94,8 @@ class Asked:
         return loaded, create_schedule(model, _moved(batch, self.device))
 
     def _example(self, model: nn.Module, shapes: Sequence[Sequence[int]]) -> Any:
-        """Make a batch from the config of the model, else find one by trial."""
         try:
-            return example_inputs(model, self.rows, self.length, repaired if self.wanted.tiny else None)
-        except NotApplicable:
-            pass
-        try:
-            return tried_inputs(model, self.rows, self.length, shapes)
+            return found_inputs(model, self.rows, self.length, repaired if self.wanted.tiny else None, shapes)
         except NotApplicable as error:
             error.fix += "; here, name a factory that returns (model, batch): module:factory or file.py:factory"
             raise

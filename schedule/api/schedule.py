@@ -157,8 +157,8 @@ def create_schedule(model: nn.Module, example_inputs: Any = None, mesh: Any = No
     Args:
         model: any module; scheduling continues on a module that was scheduled before.
         example_inputs: inputs of the model: a dict of keyword arguments, a tuple of positional arguments, or
-            one tensor. By default, made from the model (:mod:`schedule.capture.examples`) when something is traced.
-            Sizes are not baked in.
+            one tensor. By default, made from the config of the model, or found by trying shapes that its weights take
+            (:mod:`schedule.capture.examples`), when something is traced. Sizes are not baked in.
         mesh: a ``DeviceMesh`` for ``shard`` and ``sync``.
 
     Raises:

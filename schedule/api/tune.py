@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from schedule.api.schedule import Schedule, create_schedule
-from schedule.capture.examples import example_inputs
+from schedule.capture.examples import found_inputs
 from schedule.tuning.measuring import TrainingStep
 from schedule.tuning.result import Tuning
 from schedule.tuning.space import Space
@@ -79,6 +79,6 @@ def tune(
     sch = model if isinstance(model, Schedule) else create_schedule(model, batch)
     graphs = sch.tree.graphs
     if batch is not None or graphs.example_inputs is None:
-        graphs.example_inputs = example_inputs(sch.tree.root) if batch is None else batch
+        graphs.example_inputs = found_inputs(sch.tree.root) if batch is None else batch
     tuner = Tuner(sch, plan, Space(space), cost or TrainingStep(), checked_bound(memory, trials), create_schedule)
     return tuner.search(tuner.study(storage, name, seed, sampler), trials, progress)

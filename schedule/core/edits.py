@@ -24,6 +24,7 @@ _HOOK_TABLES = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
+_BACKWARD, _FULL = "_backward_hooks", "_is_full_backward_hook"  # torch runs the former only if it knows the latter
 
 
 _applied: weakref.WeakSet[SetState] = weakref.WeakSet()
@@ -125,7 +126,11 @@ class SetTrace:
 
 
 class SwapModule:
-    """Edit to replace a module in all its parents and move its hooks and its node of the tree to the new one."""
+    """Edit to replace a module in all its parents and move its hooks and its node of the tree to the new one.
+
+    Raises:
+        NotApplicable: both have backward hooks, and of torch's two kinds.
+    """
 
     def __init__(self, tree: Tree, old: nn.Module, new: nn.Module) -> None:
         self.tree, self.old, self.new = tree, old, new
@@ -134,6 +139,11 @@ class SwapModule:
         ]
         self._hooks: Mapping[str, tuple[Any, Any]] = {}
         self._training: list[tuple[nn.Module, bool]] = []
+        if old._backward_hooks and new._backward_hooks and getattr(old, _FULL) != getattr(new, _FULL):
+            raise NotApplicable(
+                "one of the two modules has full backward hooks, and the other those of register_backward_hook",
+                fix="register_full_backward_hook on both",
+            )
 
     def apply(self) -> None:
         """Swap the modules."""
@@ -145,6 +155,9 @@ class SwapModule:
             module.training = self.old.training
         for table, (of_old, of_new) in self._hooks.items():
             self._move_hooks(table, of_old, of_new)
+        if any(self._hooks.get(_BACKWARD, ())[:1]):
+            self._hooks = {**self._hooks, _FULL: (vars(self.old)[_FULL], vars(self.new)[_FULL])}
+            vars(self.new)[_FULL] = vars(self.old)[_FULL]
         self._hold(self.new)
         self.tree.moved(self.old, self.new, [parent for parent, _ in self.holders])
 

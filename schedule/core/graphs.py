@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from schedule.capture.examples import example_inputs
+from schedule.capture.examples import found_inputs
 from schedule.capture.examples.shapes import other_shapes, small_shapes
 from schedule.capture.recording import recording as recordings
 from schedule.capture.recording.calls import interceptable, intercepted_calls
@@ -70,7 +70,7 @@ class Graphs:
         """
         if self._recording is None:
             if self.example_inputs is None:
-                self.example_inputs = example_inputs(self.root)
+                self.example_inputs = found_inputs(self.root)
             with uncounted(self.root):
                 self._recording = recordings.record(self.root, self.example_inputs)
         return self._recording

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import inspect
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from schedule import Group, Schedule
 from schedule.primitives.registry import registered, unregister
 from tests import zoo
 from tests.fingerprint import fingerprint
-from tests.small import bias_gelu, ids, small
+from tests.small import Mlp, bias_gelu, ids, small
 
 
 @pytest.fixture
@@ -121,11 +122,30 @@ def test_graph_is_that_of_training(sch: Schedule) -> None:
     assert [n.target for n in sch["blocks.0.mlp"].graph.nodes if n.op == "call_module"] == ["fc1", "act", "fc10"]
 
 
+class Session(nn.Module):
+    """It takes an object of its own, which no trial can make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = Mlp(16)
+
+    def forward(self, ids: torch.Tensor, session: Any) -> torch.Tensor:
+        return self.mlp(session.embed(ids))
+
+
 def test_no_example_inputs() -> None:
+    sch = schedule.create_schedule(Session())
+    asked = r"what is Session called with(?s:.*)example_inputs: dict\(ids=…, session=…\)"
+    with pytest.raises(schedule.NotApplicable, match=asked):
+        sch["mlp"].find(bias_gelu)
+    assert sch["mlp"].annotate("fc1.weight", "decay", 0.0)  # what does not trace needs none
+
+
+def test_example_inputs_of_a_plain_module_are_found_by_trial() -> None:
     sch = schedule.create_schedule(small())
-    with pytest.raises(schedule.NotApplicable, match=r"what is Small called with(?s:.*)example_inputs: dict\(ids=…\)"):
-        sch["blocks.0.mlp"].find(bias_gelu)
-    assert sch["blocks.0.mlp"].annotate("fc1.weight", "decay", 0.0)  # what does not trace needs none
+    mlp = sch["blocks.0.mlp"]
+    mlp.fuse(mlp.find(bias_gelu, expect=1))
+    assert schedule.verify(sch, ids(), steps=1)
 
 
 def test_show_says_what_was_done(sch: Schedule, capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,6 +125,32 @@ def test_the_replacements_own_hooks_stay(sch: Schedule) -> None:
 
 
 @pytest.mark.unwritable("a module with weights takes another's place")
+@pytest.mark.parametrize("register", ["register_full_backward_hook", "register_backward_hook"])
+@pytest.mark.filterwarnings("ignore:Using a non-full backward hook")
+def test_backward_hooks_move(sch: Schedule, register: str) -> None:
+    """Torch has two kinds of them, and runs those of the kind that the module says it has."""
+    old, new, calls = sch.module.blocks[0].mlp, Doubled(), []
+    getattr(old, register)(lambda module, *_: calls.append(type(module)))
+    sch["blocks.0.mlp"].replace(new)
+    calls.clear()
+    sch.module(**ids()).sum().backward()
+    sch.undo()
+    sch.module(**ids()).sum().backward()
+    assert calls == [Doubled, type(old)] and new._is_full_backward_hook is None
+
+
+@pytest.mark.unwritable("a module with weights takes another's place")
+def test_backward_hooks_of_two_kinds_do_not_mix(sch: Schedule) -> None:
+    new = Doubled()
+    sch.module.blocks[0].mlp.register_full_backward_hook(lambda *_: None)
+    new.register_backward_hook(lambda *_: None)
+    before = fingerprint(sch)
+    with pytest.raises(schedule.NotApplicable, match="full backward hooks(?s:.*)on both"):
+        sch["blocks.0.mlp"].replace(new)
+    assert fingerprint(sch) == before
+
+
+@pytest.mark.unwritable("a module with weights takes another's place")
 def test_training_flag_follows(sch: Schedule) -> None:
     sch.module.eval()
     new = Doubled()

@@ -1,5 +1,6 @@
 """Example inputs, made from the model itself when none are given."""
 
 from schedule.capture.examples.inputs import example_inputs
+from schedule.capture.examples.trials import found_inputs
 
-__all__ = ["example_inputs"]
+__all__ = ["example_inputs", "found_inputs"]

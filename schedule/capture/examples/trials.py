@@ -21,16 +21,43 @@ from torch.overrides import TorchFunctionMode
 from schedule.capture.examples.arguments import make
 from schedule.capture.examples.configs import Configs
 from schedule.capture.examples.images import image_size
-from schedule.capture.examples.inputs import REFUSALS, Inputs
+from schedule.capture.examples.inputs import REFUSALS, Inputs, Repair, example_inputs
 from schedule.capture.examples.questions import because, no_forward, question
 from schedule.capture.examples.sizes import Sizes
 from schedule.capture.recording.recording import undisturbed
+from schedule.util.errors import NotApplicable
 
 MAX_TRIALS = 512
 MAX_NUMBERS = 2**18  # of one row
 SIDES = (32, 48, 64, 224)  # of an image, in pixels
 FRAMES = 8  # of a video
 FEW = 2  # ids if there is no embedding to count them
+
+
+def found_inputs(
+    model: nn.Module, rows: int = 2, length: int = 12, repair: Repair | None = None, shapes: Sequence[Sequence[int]] = ()
+) -> Inputs:
+    """Return a batch made from the config of ``model``, else one found by trial.
+
+    Args:
+        model: any module.
+        rows: batch size.
+        length: tokens of each row.
+        repair: as for :func:`example_inputs`.
+        shapes: as for :func:`tried_inputs`.
+
+    Raises:
+        NotApplicable: neither gives a batch; asks for what is missing.
+    """
+    try:
+        return example_inputs(model, rows, length, repair)
+    except NotApplicable as refused:
+        try:
+            return tried_inputs(model, rows, length, shapes)
+        except NotApplicable:
+            if getattr(model, "config", None) is None:
+                raise
+            raise refused from None
 
 
 def tried_inputs(model: nn.Module, rows: int = 2, length: int = 12, shapes: Sequence[Sequence[int]] = ()) -> Inputs:
@@ -128,7 +155,12 @@ class _Trials:
         yield sizes.whole(self.ids, sizes.rows)
 
     def shapes_of_weights(self) -> Iterator[tuple[int, ...]]:
-        """Yield shapes of one row of what a linear layer or convolution with each of the weights takes."""
+        """Yield shapes of one row of what a linear layer or convolution with each of the weights takes.
+
+        Without weights, it is a vector.
+        """
+        if not self.weights:
+            yield (self.sizes.length,)
         sides = dict.fromkeys((image_size(self.sizes.configs, SIDES[0])[0], *SIDES))
         for weight in self.weights:
             if weight.ndim == 2:

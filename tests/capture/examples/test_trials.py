@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import PretrainedConfig
 
-from schedule.capture.examples.trials import tried_inputs
+from schedule.capture.examples.trials import found_inputs, tried_inputs
 from schedule.util.errors import NotApplicable
 from tests.small import Mlp, small
 
@@ -110,6 +111,18 @@ class Session(nn.Module):
 
     def forward(self, x: torch.Tensor, session: Any) -> torch.Tensor:
         return self.fc(x) + session.state
+
+
+def test_a_model_with_a_config_is_asked_about_by_its_config() -> None:
+    model = Session()
+    assert found_inputs(Mlp(16))["hidden"].shape == (2, 12, 16)
+    model.config = PretrainedConfig()
+    with pytest.raises(NotApplicable, match="neither the config nor the docstring"):
+        found_inputs(model)
+
+
+def test_a_module_without_weights_takes_vectors() -> None:
+    assert shapes(tried_inputs(nn.ReLU())) == {"input": (2, 12)}
 
 
 def test_the_error_is_that_of_the_call_that_ran_furthest() -> None:
