@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from schedule.capture.examples import found_inputs
+from schedule.capture.examples import found_inputs, has_values, placed
 from schedule.capture.examples.shapes import other_shapes, small_shapes
 from schedule.capture.recording import recording as recordings
 from schedule.capture.recording.calls import interceptable, intercepted_calls
@@ -72,7 +72,7 @@ class Graphs:
             if self.example_inputs is None:
                 self.example_inputs = found_inputs(self.root)
             with uncounted(self.root):
-                self._recording = recordings.record(self.root, self.example_inputs)
+                self._recording = recordings.record(self.root, placed(self.root, self.example_inputs))
         return self._recording
 
     def current(self, module: nn.Module) -> Specializations | None:
@@ -254,7 +254,7 @@ class Graphs:
         run. The model does not change.
         """
         wrong: dict[nn.Module, TraceError] = {}
-        if not traced or any(t.is_meta for t in (*self.root.parameters(), *self.root.buffers())):
+        if not traced or not has_values(self.root):
             return wrong
         comparison = _Comparison(traced, self._path_of, wrong)
         batches = self._other_batches()
@@ -276,8 +276,8 @@ class Graphs:
 
     def _other_batches(self) -> list[Any]:
         if self._batches is None:
-            full = other_shapes(self.example_inputs)[:_CHECKED_SHAPES]
-            self._batches = [*small_shapes(self.example_inputs), *full]
+            batch = placed(self.root, self.example_inputs)
+            self._batches = [*small_shapes(batch), *other_shapes(batch)[:_CHECKED_SHAPES]]
         return self._batches
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from schedule.capture.examples.shapes import other_shapes
 from schedule.util.errors import ScheduleError, VerificationError
-from schedule.util.named_values import shapes_of
+from schedule.util.named_values import named_tensors, shapes_of
 from schedule.util.wording import counted
 from schedule.verify.compare import TRAINED, compare
 from schedule.verify.observe import Case, Mode, Observation, OptimizerFactory, Weights, observe
@@ -67,8 +67,7 @@ def equivalent(
             ``batch``.
         Exception: whatever ``a`` itself raises on ``batch``.
     """
-    refuse_meta(a)
-    refuse_meta(b)
+    refuse_meta(batch, a, b)
     tolerance = tolerance or tolerance_for(a)
     report = empty_report(training)
     for index, case in enumerate(cases(batch, steps, optimizer, training)):
@@ -216,13 +215,20 @@ def _told(
     return told
 
 
-def refuse_meta(model: nn.Module) -> None:
-    """Raise if a parameter or buffer has no values to compute with."""
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+def refuse_meta(batch: Any, *models: nn.Module) -> None:
+    """Raise if the batch, a parameter or a buffer has no values to compute with."""
+    for model in models:
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if tensor.is_meta:
+                raise VerificationError(
+                    f"{name} is on the meta device: it has a shape but no values, so nothing can be compared",
+                    fix="give the model values first, with schedule.build(sch) or model.to_empty(device=...)",
+                )
+    for tensor in named_tensors(batch).values():
         if tensor.is_meta:
             raise VerificationError(
-                f"{name} is on the meta device: it has a shape but no values, so nothing can be compared",
-                fix="give the model values first, with schedule.build(sch) or model.to_empty(device=...)",
+                f"the batch has a tensor {list(tensor.shape)} on the meta device: it has no values to compute with",
+                fix="verify with a batch of values",
             )
 
 

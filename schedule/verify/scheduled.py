@@ -53,7 +53,7 @@ class Verification:
         self.report = empty_report(self._training)
         if not len(sch.history):
             return self.report
-        refuse_meta(sch.module)
+        refuse_meta(self._batch, sch.module)
         mesh = getattr(sch, "mesh", None)
         if mesh is not None:
             return self._check_ranks(mesh)
@@ -127,6 +127,7 @@ class Verification:
     __repr__ = __str__
 
     def __enter__(self) -> Verification:
+        refuse_meta(self._batch)
         return self
 
     def __exit__(
