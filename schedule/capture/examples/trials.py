@@ -35,7 +35,11 @@ FEW = 2  # ids if there is no embedding to count them
 
 
 def found_inputs(
-    model: nn.Module, rows: int = 2, length: int = 12, repair: Repair | None = None, shapes: Sequence[Sequence[int]] = ()
+    model: nn.Module,
+    rows: int = 2,
+    length: int = 12,
+    repair: Repair | None = None,
+    shapes: Sequence[Sequence[int]] = (),
 ) -> Inputs:
     """Return a batch made from the config of ``model``, else one found by trial.
 

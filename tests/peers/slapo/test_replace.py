@@ -180,7 +180,10 @@ HEADS = torch.ones(2, 3, 4, 8)
 def test_parallel_chains_become_one_module_with_several_results() -> None:
     sch = schedule.create_schedule(Parallel(), HEADS)
     found = sch.find_parallel(projected, expect=1)
-    assert [[str(node.target) for node in match.nodes] for match in found[0]] == [["fc1", "permute"], ["fc2", "permute"]]
+    assert [[str(node.target) for node in match.nodes] for match in found[0]] == [
+        ["fc1", "permute"],
+        ["fc2", "permute"],
+    ]
     sch.replace(Twice(), found, name="test")
     taken = [node for node in sch.graph.nodes if node.target is operator.getitem and node.args[0].target == "test"]
     assert [node.args[1] for node in taken] == [0, 1]
@@ -271,7 +274,9 @@ def test_lambdas_are_found_and_take_their_places_one_after_the_other() -> None:
     assert in_turn(numbers)(*numbers) == 10
 
 
-@pytest.mark.xfail(strict=True, reason="a number is a constant of a graph, guarded; operators of constants alone are none")
+@pytest.mark.xfail(
+    strict=True, reason="a number is a constant of a graph, guarded; operators of constants alone are none"
+)
 def test_a_model_is_called_with_plain_numbers() -> None:
     assert in_turn((4, 10, 0))(4, 10, 0) == 10
 
@@ -290,9 +295,78 @@ def test_hooks_of_a_module_stay_when_it_is_traced(kind: str) -> None:
 
 
 def heads(x: Tensor) -> Tensor:
-    return call_module(r"query|key|value")(x).view(*x.shape[:-1], -1, 8).transpose(1, 2)
+    return call_module(r"query|key|value")(x).view(x.shape[0], x.shape[1], -1, 8).transpose(1, 2)
 
 
 def attention() -> Any:
     """BERT's, with its schedule."""
     return schedule.create_schedule(build("bert"))["bert.encoder.layer.0.attention.self"]
+
+
+def test_the_projections_of_an_attention_are_found_apart() -> None:
+    (found,) = attention().find_parallel(heads, expect=1)
+    assert [match.nodes[0].target for match in found] == ["query", "key", "value"]
+    assert len({node for match in found for node in match.nodes}) == sum(len(match.nodes) for match in found) == 9
+
+
+def thrice(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    parts: Tensor = x.view(*x.shape[:-1], -1, 8).transpose(1, 2)
+    return parts, parts, parts
+
+
+class Thrice(nn.Module):
+    """The same as a module."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return thrice(x)
+
+
+@pytest.mark.parametrize("new", [thrice, Thrice()])
+def test_the_projections_of_an_attention_become_one_call(new: Any) -> None:
+    """One intention each: of a function, or of a module."""
+    node = attention()
+    node.replace(new, node.find_parallel(heads, expect=1), name="qkv")
+    taken = [each for each in node.graph.nodes if each.target is operator.getitem and each.args[0].name == "qkv"]
+    assert [each.args[1] for each in taken] == [0, 1, 2]
+
+
+class Scores(nn.Module):
+    """An attention without a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return attended(self.q(x), self.k(x), self.v(x))
+
+
+def attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    scores = torch.matmul(query, key.transpose(-1, -2)) / 8**0.5
+    return torch.matmul(F.softmax(scores, dim=-1), value)
+
+
+TOKENS = torch.linspace(-2, 2, 48).view(2, 3, 8)
+
+
+def fused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(query, key, value)
+
+
+def swapped(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(value, key, query)
+
+
+def test_an_attention_is_found_and_a_wrong_replacement_noticed() -> None:
+    """It has the arguments in another order: it fits, and computes something else."""
+    sch = schedule.create_schedule(Scores(), TOKENS)
+    found = sch.find(attended, expect=1)
+    with pytest.raises(schedule.VerificationError, match="replace"):  # noqa: SIM117
+        with schedule.verify(sch, TOKENS, steps=0):
+            sch.replace(swapped, found)
+
+
+def test_a_right_replacement_of_an_attention_is_verified() -> None:
+    sch = schedule.create_schedule(Scores(), TOKENS)
+    with schedule.verify(sch, TOKENS, steps=0):
+        sch.replace(fused, sch.find(attended, expect=1))
