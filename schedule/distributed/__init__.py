@@ -9,7 +9,7 @@ from schedule.distributed.communication.collectives import (
     reduce_scatter_to_sequence_parallel,
     scatter_to_tensor_parallel,
 )
-from schedule.distributed.communication.mesh import TensorParallel, checked_mesh, tensor_parallel
+from schedule.distributed.communication.mesh import TensorParallel, checked_mesh
 from schedule.distributed.tensor_parallel.conflicts import missing_syncs
 from schedule.distributed.tensor_parallel.training import clip_grad_norm_, mixed_parameters
 
@@ -26,5 +26,4 @@ __all__ = [
     "reduce_from_tensor_parallel",
     "reduce_scatter_to_sequence_parallel",
     "scatter_to_tensor_parallel",
-    "tensor_parallel",
 ]

@@ -145,7 +145,7 @@ def test_backward_hooks_of_two_kinds_do_not_mix(sch: Schedule) -> None:
     sch.module.blocks[0].mlp.register_full_backward_hook(lambda *_: None)
     new.register_backward_hook(lambda *_: None)
     before = fingerprint(sch)
-    with pytest.raises(schedule.NotApplicable, match="full backward hooks(?s:.*)on both"):
+    with pytest.raises(schedule.NotApplicable, match=r"full backward hooks(?s:.*)on both"):
         sch["blocks.0.mlp"].replace(new)
     assert fingerprint(sch) == before
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import schedule
 from schedule import NotApplicable, TraceError, call_module
+from schedule.distributed.pipeline.splitting import StageGraph
 from tests import zoo
 from tests.distributed.test_pipeline import run_in_order, stages_of
 
@@ -261,8 +262,8 @@ def test_ranks_and_stages_of_tied_weights_in_deepspeeds_topology(what: str) -> N
     pytest.xfail(f"no engine of DeepSpeed's for pipelines: {what} of tied weights are torch's process groups")
 
 
-def neo(*cuts: int) -> list[tuple[str, ...]]:
-    """What the stages of four layers receive."""
+def neo(*cuts: int) -> list[StageGraph]:
+    """The stages of four layers."""
     auto, config = zoo.ARCHITECTURES["gpt_neo"]
     made = config()
     made.num_layers, made.attention_types = 4, [[["global", "local"], 2]]
@@ -271,14 +272,14 @@ def neo(*cuts: int) -> list[tuple[str, ...]]:
     sch = schedule.create_schedule(auto.from_config(made, attn_implementation="eager"), batch)
     for cut in cuts:
         sch[f"transformer.h.{cut}"].cut_pipeline_stage()
-    return [(*stage.received, *stage.inputs) for stage in stages_of(sch)[0]]
+    return stages_of(sch)[0]
 
 
 def test_the_first_of_two_stages_takes_the_inputs_of_the_model() -> None:
-    assert {"input_ids", "attention_mask"} <= {*neo(3)[0]}
+    assert {"input_ids", "attention_mask"} <= {*neo(3)[0].inputs}
 
 
-def test_a_stage_takes_hidden_states_and_what_it_cannot_compute_from_the_inputs() -> None:
-    """In four stages, as in two."""
-    for number, stage in enumerate(neo(0, 1, 2)[1:]):
-        assert f"transformer_h_{number}" in stage and "input_ids" not in stage
+def test_a_later_stage_receives_hidden_states_and_what_the_inputs_do_not_tell() -> None:
+    """Of two stages as of four. What only the inputs determine, such as the mask, each stage computes."""
+    for stages in (neo(3), neo(0, 1, 2)):
+        assert [len(stage.received) for stage in stages] == [0, *[2] * (len(stages) - 1)]
