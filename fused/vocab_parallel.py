@@ -41,7 +41,8 @@ def vocab_parallel_cross_entropy(
         label_smoothing: ε from 0, below 1, as in Megatron: it is a smoothing of ``ε·vocab / (vocab − 1)`` in
             `cross_entropy`. Megatron uses the vocabulary and mean of the local shard, so its processes disagree; here
             both are those of the full vocabulary.
-        tp_group: the process group for plain logits, None for the default one; a DTensor has its own.
+        tp_group: the process group for plain logits, None for the default one; a DTensor has its own. Anything with a
+            ``size()`` of 1 will do for whole logits.
         ignore_index, z_loss, softcap, inplace_backward: as in `cross_entropy`.
 
     Returns:
@@ -51,7 +52,7 @@ def vocab_parallel_cross_entropy(
 
     Raises:
         TypeError, ValueError, IndexError: as `cross_entropy`; ValueError if the smoothing is 1, or for plain logits
-            without an initialized process group.
+            without a group and an initialized process group.
 
     Source: Megatron-LM ``vocab_parallel_cross_entropy``.
     """
@@ -62,18 +63,24 @@ def vocab_parallel_cross_entropy(
     check_operands(loss, logits, targets, inplace_backward)
     if sharded(logits, targets):
         return losses_of_shards(_as_megatron(loss, logits.shape[-1]), logits, targets, inplace_backward)
+    group = _of_several(op, logits, tp_group)
+    columns = logits.shape[-1]
+    classes, start = (columns, 0) if group is None else (columns * group.size(), columns * group.rank())
+    loss = _as_megatron(loss, classes)
+    check_range(loss, targets, classes)
+    return plain_loss(loss, logits, targets, classes, start=start, group=group, inplace=inplace_backward)
+
+
+def _of_several(op: str, logits: Tensor, tp_group: Any) -> Any:
+    """Return the group over which plain logits are sharded, or None for a group of one process."""
+    if tp_group is not None:
+        return None if tp_group.size() == 1 else tp_group
     if not (dist.is_available() and dist.is_initialized()):
         raise ValueError(
             f"{op}: logits {shape(logits)} are a plain tensor and there is no process group to share them over; call "
             "torch.distributed.init_process_group, or use cross_entropy for whole logits"
         )
-    group = dist.group.WORLD if tp_group is None else tp_group
-    columns = logits.shape[-1]
-    classes = columns * dist.get_world_size(group)
-    loss = _as_megatron(loss, classes)
-    check_range(loss, targets, classes)
-    start = columns * dist.get_rank(group)
-    return plain_loss(loss, logits, targets, classes, start=start, group=group, inplace=inplace_backward)
+    return dist.group.WORLD
 
 
 def _as_megatron(loss: Loss, classes: int) -> Loss:

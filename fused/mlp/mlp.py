@@ -47,7 +47,9 @@ class MLP(nn.Module):
         input_size: of the input, by default ``config.hidden_size``.
         ffn_hidden_size: width between the layers, by default ``config.ffn_hidden_size``; a gated unit's first
             layer has twice that many outputs.
-        tp_group: the tensor-parallel ranks: the first layer's outputs and the second's inputs are sharded.
+        tp_group: the tensor-parallel ranks: the first layer's outputs and the second's inputs are sharded. Any object
+            of size 1 will do, or one with ``size()`` and ``rank()`` that the collectives of torch take.
+        name, pg_collection: accepted for Megatron's callers, and ignored.
 
     Raises:
         TypeError: if the config has no `hidden_size`.
@@ -67,6 +69,8 @@ class MLP(nn.Module):
         input_size: int | None = None,
         ffn_hidden_size: int | None = None,
         tp_group: ProcessGroup | None = None,
+        name: str | None = None,
+        pg_collection: Any = None,
     ) -> None:
         super().__init__()
         parts = MLPSubmodules() if submodules is None else submodules
@@ -104,6 +108,28 @@ class MLP(nn.Module):
             tp_comm_buffer_name="fc2",
             **common,
         )
+
+    @classmethod
+    def as_mlp_submodule(
+        cls,
+        submodules: MLPSubmodules | None = None,
+        *,
+        config: Any,
+        pg_collection: Any,
+        is_mtp_layer: bool = False,
+        **settings: Any,
+    ) -> MLP:
+        """Build the MLP of Megatron's transformer layer, which calls this with its process groups.
+
+        Args:
+            submodules, config: as for the class.
+            pg_collection: any object whose `tp` is the tensor-parallel group.
+            is_mtp_layer: accepted, and ignored.
+            settings: further arguments of the class.
+
+        Source: Megatron-LM ``MLP.as_mlp_submodule``.
+        """
+        return cls(config, submodules, tp_group=pg_collection.tp, pg_collection=pg_collection, **settings)
 
     def forward(
         self, hidden_states: Tensor, per_token_scale: Tensor | None = None, *, padding_mask: Tensor | None = None

@@ -213,6 +213,19 @@ def test_parts_are_built_with_megatrons_arguments():
         assert settings == {**common, **own}
 
 
+def test_built_as_by_megatrons_transformer_layer():
+    groups = SimpleNamespace(tp=SimpleNamespace(size=lambda: 1, rank=lambda: 0))
+    given, call = config(), {"is_mtp_layer": False, "is_expert": False, "input_size": 6, "ffn_hidden_size": 20}
+    mlp = MLP.as_mlp_submodule(MLPSubmodules(), config=given, pg_collection=groups, name="layer.mlp", **call)
+    assert mlp.linear_fc1.weight.shape == (20, 6) and mlp.linear_fc2.weight.shape == (H, 20)
+    split = SimpleNamespace(tp=SimpleNamespace(size=lambda: 2, rank=lambda: 1))
+    torch.manual_seed(0)
+    whole = MLP.as_mlp_submodule(config=given, pg_collection=groups)
+    torch.manual_seed(0)
+    own = MLP.as_mlp_submodule(config=given, pg_collection=split)
+    assert torch.equal(own.linear_fc1.weight, whole.linear_fc1.weight.chunk(2, 0)[1])
+
+
 def test_an_activation_of_ones_own_does_the_gating_too():
     class Activation:
         def __init__(self, config):

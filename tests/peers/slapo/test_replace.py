@@ -303,6 +303,7 @@ def attention() -> Any:
     return schedule.create_schedule(build("bert"))["bert.encoder.layer.0.attention.self"]
 
 
+@pytest.mark.slow
 def test_the_projections_of_an_attention_are_found_apart() -> None:
     (found,) = attention().find_parallel(heads, expect=1)
     assert [match.nodes[0].target for match in found] == ["query", "key", "value"]
@@ -321,6 +322,7 @@ class Thrice(nn.Module):
         return thrice(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("new", [thrice, Thrice()])
 def test_the_projections_of_an_attention_become_one_call(new: Any) -> None:
     """One intention each: of a function, or of a module."""
@@ -357,6 +359,7 @@ def swapped(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(value, key, query)
 
 
+@pytest.mark.slow
 def test_an_attention_is_found_and_a_wrong_replacement_noticed() -> None:
     """It has the arguments in another order: it fits, and computes something else."""
     sch = schedule.create_schedule(Scores(), TOKENS)
@@ -366,6 +369,7 @@ def test_an_attention_is_found_and_a_wrong_replacement_noticed() -> None:
             sch.replace(swapped, found)
 
 
+@pytest.mark.slow
 def test_a_right_replacement_of_an_attention_is_verified() -> None:
     sch = schedule.create_schedule(Scores(), TOKENS)
     with schedule.verify(sch, TOKENS, steps=0):

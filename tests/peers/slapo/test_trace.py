@@ -38,6 +38,7 @@ def bert() -> Any:
     return schedule.create_schedule(zoo.build("bert"), zoo.batch("bert"))
 
 
+@pytest.mark.slow
 def test_only_the_module_asked_for_is_traced() -> None:
     """What is around it stays as it is, and so do the classes of all."""
     sch = bert()
@@ -109,12 +110,14 @@ def test_a_chain_in_a_block_is_one_call() -> None:
     assert names(resnet()["layer1.0.downsample"]) == ["0", "1"]
 
 
+@pytest.mark.slow
 def test_a_flat_graph_has_what_is_inside() -> None:
     sch = bert()
     found = names(sch[f"{LAYER}.attention"].trace(flatten=True))
     assert {"self.query", "output.dense"} <= {*found}
 
 
+@pytest.mark.slow
 def test_modules_inside_a_flat_graph_stay_and_are_not_scheduled() -> None:
     sch = bert()
     inner = sch.module.bert.encoder.layer[0].attention.self
@@ -139,6 +142,7 @@ def test_a_flat_graph_has_nothing_below_its_leaves() -> None:
     assert not any(name.startswith(("attention.self.", "attention.output.")) for name in two_levels())
 
 
+@pytest.mark.slow
 def test_one_tracer_does_for_models_of_transformers_too() -> None:
     """There it is chosen: with a cache that may be given, and arguments left at their defaults."""
     node = schedule.create_schedule(zoo.build("gpt_neo"), zoo.batch("gpt_neo"))["transformer.h.0.attn.attention"]
@@ -158,6 +162,7 @@ def test_projections_are_found_in_such_a_trace() -> None:
     assert len(shared("bert")[f"{LAYER}.attention.self"].find(heads)) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.unwritable("lambdas take the place of a match")
 def test_a_part_of_a_model_is_built_and_called_with_its_arguments() -> None:
     sch = bert()
@@ -275,10 +280,12 @@ def neo(*cuts: int) -> list[StageGraph]:
     return stages_of(sch)[0]
 
 
+@pytest.mark.slow
 def test_the_first_of_two_stages_takes_the_inputs_of_the_model() -> None:
     assert {"input_ids", "attention_mask"} <= {*neo(3)[0].inputs}
 
 
+@pytest.mark.slow
 def test_a_later_stage_receives_hidden_states_and_what_the_inputs_do_not_tell() -> None:
     """Of two stages as of four. What only the inputs determine, such as the mask, each stage computes."""
     for stages in (neo(3), neo(0, 1, 2)):
