@@ -2,46 +2,54 @@
 
 Real architectures of timm, diffusers and x-transformers, which ``make sweep-beyond`` installs into ``build/libraries``,
 with random weights and no dropout. One line per model and candidate: time of a training step relative to the original
-(medians of interleaved rounds with quartiles), and the bytes that a forward pass keeps for backward. Results of all
-candidates are compared before anything is measured. On a shared machine only the ratios are meaningful.
+(medians of interleaved rounds with quartiles), and the bytes that a forward pass keeps for backward; of convolutional
+models also a forward pass in evaluation, with ``rules=["default", "inference"]``. Results of all candidates are
+compared before anything is measured. On a shared machine only the ratios are meaningful. Models may be measured one by
+one: the results of the others stay in the JSON.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 import schedule
-from benchmarks.timing import Timing, interleaved, write_json
+from benchmarks.comparing import Figures, compare
+from benchmarks.timing import Timing, interleaved
 from schedule.report.costs import kept_bytes
 from schedule.util.named_values import named_tensors
 from tests.sweep.beyond.timm import library as timm
 
 RESULTS = Path(__file__).parent / "results" / "beyond.json"
-RULES = {"original": None, "ours": "default", "ours, memory": ["default", "memory"], "torch.compile": None}
+Rules = Mapping[str, str | list[str] | None]
+TRAINING: Rules = {"original": None, "ours": "default", "ours, memory": ["default", "memory"], "torch.compile": None}
+EVALUATION: Rules = {"original": None, "ours": ["default", "inference"], "torch.compile": None}
 Batch = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model, and its batch."""
+    """A model, its batch, and whether evaluation has rules of its own."""
 
     make: Callable[[], nn.Module]
     batch: Callable[[], Batch]
+    has_evaluation: bool = False
 
 
-def _of_timm(name: str) -> Model:
-    return Model(lambda: timm().create_model(name, num_classes=10), lambda: {"x": torch.randn(4, 3, 224, 224)})
+def _of_timm(name: str, has_evaluation: bool = False) -> Model:
+    def make() -> nn.Module:
+        model: nn.Module = timm().create_model(name, num_classes=10)
+        return model
+
+    return Model(make, lambda: {"x": torch.randn(4, 3, 224, 224)}, has_evaluation)
 
 
 def _dit() -> nn.Module:
@@ -75,7 +83,7 @@ def _decoder() -> nn.Module:
 
 
 MODELS = {
-    "resnet50": _of_timm("resnet50"),
+    "resnet50": _of_timm("resnet50", has_evaluation=True),
     "vit_b_16": _of_timm("vit_base_patch16_224"),
     "dit": Model(
         _dit,
@@ -102,48 +110,36 @@ def _loss(model: Callable[..., Any], batch: Batch) -> Tensor:
     return result.float().square().mean()
 
 
-def _candidates(model: nn.Module, batch: Batch) -> Mapping[str, Callable[[], Tensor]]:
-    """Return a function for each candidate that computes the loss."""
+def _candidates(model: nn.Module, batch: Batch, candidates: Rules) -> dict[str, Callable[[], Tensor]]:
+    """Return a function for each candidate that computes the loss, after a comparison of their results."""
     torch._dynamo.reset()
-    made: dict[str, Callable[..., Any]] = {}
-    for name, rules in RULES.items():
-        made[name] = own = copy.deepcopy(model)
+    losses: dict[str, Callable[[], Tensor]] = {}
+    for name, rules in candidates.items():
+        own = copy.deepcopy(model)
         if rules is not None:
             schedule.optimize(own, batch, rules=rules)
-        if name == "torch.compile":
-            made[name] = torch.compile(own)
-    return {name: (lambda run=run: _loss(run, batch)) for name, run in made.items()}
-
-
-def _measured(model: Model, rounds: int) -> dict[str, dict[str, Any]]:
-    torch.manual_seed(0)
-    losses = _candidates(model.make().train(), model.batch())
+        losses[name] = partial(_loss, torch.compile(own) if name == "torch.compile" else own, batch)
     expected = losses["original"]()
     for loss in losses.values():
         torch.testing.assert_close(loss(), expected, rtol=1e-3, atol=1e-3)
-    kept = {name: kept_bytes(loss) for name, loss in losses.items()}
+    return losses
+
+
+def measured(model: Model, rounds: int) -> dict[str, Figures]:
+    """Return candidate → seconds of a training step, bytes kept for backward, and seconds of an evaluation."""
+    torch.manual_seed(0)
+    module, batch = model.make().train(), model.batch()
+    losses = _candidates(module, batch, TRAINING)
+    figures: dict[str, dict[str, Timing | int]] = {name: {"kept": kept_bytes(loss)} for name, loss in losses.items()}
     steps = interleaved({name: (lambda loss=loss: loss().backward()) for name, loss in losses.items()}, rounds)
-    return {name: {"step": asdict(steps[name]), "kept": kept[name]} for name in losses}
-
-
-def main() -> None:
-    """Compare, measure, print and write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", nargs="*", default=list(MODELS), choices=list(MODELS))
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    options = parser.parse_args()
-    table, results = Table("model", "candidate", "step ×", "kept for backward, MiB"), {}
-    for name in options.only:
-        rows = results[name] = _measured(MODELS[name], options.rounds)
-        original = Timing(**rows["original"]["step"]).median
-        for candidate, figures in rows.items():
-            step = Timing(**figures["step"])
-            ratio = f"{step.median / original:.2f} ({step.low / original:.2f}–{step.high / original:.2f})"
-            table.add_row(name, candidate, ratio, f"{figures['kept'] / 2**20:.0f}")
-        write_json(options.out, results)
-    Console().print(table)
+    for name, step in steps.items():
+        figures[name]["step"] = step
+    if model.has_evaluation:
+        with torch.no_grad():
+            for name, forward in interleaved(_candidates(module.eval(), batch, EVALUATION), rounds).items():
+                figures[name]["evaluation"] = forward
+    return {**figures}
 
 
 if __name__ == "__main__":
-    main()
+    compare(__doc__, {name: partial(measured, model) for name, model in MODELS.items()}, RESULTS)

@@ -64,5 +64,14 @@ def interleaved(
 def write_json(path: Path, results: Any) -> None:
     """Write ``results`` with the versions of torch and Python and the machine."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    machine = {"torch": torch.__version__, "python": platform.python_version(), "machine": platform.machine()}
-    path.write_text(json.dumps({"on": machine, "results": results}, indent=1) + "\n")
+    path.write_text(json.dumps({"on": _machine(), "results": results}, indent=1) + "\n")
+
+
+def merge_json(path: Path, results: Mapping[str, Any]) -> None:
+    """Write ``results`` beside those written before with the same versions and machine; others are dropped."""
+    before = json.loads(path.read_text()) if path.exists() else {}
+    write_json(path, {**(before["results"] if before.get("on") == _machine() else {}), **results})
+
+
+def _machine() -> dict[str, str]:
+    return {"torch": torch.__version__, "python": platform.python_version(), "machine": platform.machine()}

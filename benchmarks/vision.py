@@ -8,21 +8,19 @@ machine only the ratios are meaningful. Results of all candidates are compared b
 
 from __future__ import annotations
 
-import argparse
 import copy
 from collections.abc import Callable
-from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers as hf
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 import schedule
-from benchmarks.timing import Timing, interleaved, write_json
+from benchmarks.comparing import Figures, compare
+from benchmarks.timing import Timing, interleaved
 from schedule.report.costs import measure
 
 RESULTS = Path(__file__).parent / "results" / "vision.json"
@@ -32,7 +30,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "efficientnet_b0": lambda: hf.EfficientNetConfig(width_coefficient=1.0, depth_coefficient=1.0, dropout_rate=0),
     "mobilenet_v2": lambda: hf.MobileNetV2Config(classifier_dropout_prob=0),
 }
-FORMATS = {"contiguous": torch.contiguous_format, "channels last": torch.channels_last}
+FORMATS = {"": torch.contiguous_format, "_channels_last": torch.channels_last}
 CANDIDATES = ("original", "ours", "torch.compile")
 Batch = dict[str, Tensor]
 
@@ -73,7 +71,7 @@ def _candidates(original: nn.Module, batch: Batch, rules: list[str]) -> tuple[di
     return modules, calls
 
 
-def _measured(name: str, layout: torch.memory_format, rounds: int) -> dict[str, dict[str, Any]]:
+def _measured(name: str, layout: torch.memory_format, rounds: int) -> dict[str, Figures]:
     original, batch = _built(name, layout)
     _, calls = _candidates(original.eval(), batch, ["default", "inference"])
     forwards = {candidate: _evaluating(call, batch) for candidate, call in calls.items()}
@@ -84,41 +82,17 @@ def _measured(name: str, layout: torch.memory_format, rounds: int) -> dict[str, 
     modules, calls = _candidates(original.train(), batch, ["default"])
     steps = {candidate: _stepping(call)(batch) for candidate, call in calls.items()}
     training = interleaved(steps, rounds)
-    saved = {each: measure(modules[each], batch).saved_bytes for each in ("original", "ours")}
-    return {
-        candidate: {
-            "evaluation": asdict(evaluation[candidate]),
-            "step": asdict(training[candidate]),
-            "saved": saved.get(candidate),
-        }
-        for candidate in CANDIDATES
+    figures: dict[str, dict[str, Timing | int]] = {
+        candidate: {"evaluation": evaluation[candidate], "step": training[candidate]} for candidate in CANDIDATES
     }
+    for candidate in ("original", "ours"):
+        figures[candidate]["saved"] = measure(modules[candidate], batch).saved_bytes
+    return {**figures}
 
 
-def _ratio(figures: dict[str, Any], base: dict[str, Any], what: str) -> str:
-    ours, theirs = Timing(**figures[what]), Timing(**base[what])
-    return f"{ours.median / theirs.median:.2f} ({ours.low / theirs.median:.2f}–{ours.high / theirs.median:.2f})"
-
-
-def main() -> None:
-    """Compare, measure, print and write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", nargs="*", default=list(MODELS), choices=list(MODELS))
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    options = parser.parse_args()
-    table = Table("model", "format", "candidate", "evaluation ×", "step ×", "saved MiB")
-    results: dict[str, Any] = {}
-    for name in options.only:
-        for label, layout in FORMATS.items():
-            rows = results[f"{name}, {label}"] = _measured(name, layout, options.rounds)
-            for candidate, figures in rows.items():
-                ratios = [_ratio(figures, rows["original"], what) for what in ("evaluation", "step")]
-                saved = "" if figures["saved"] is None else f"{figures['saved'] / 2**20:.0f}"
-                table.add_row(name, label, candidate, *ratios, saved)
-            write_json(options.out, results)
-    Console().print(table)
-
+MEASURES = {
+    f"{name}{suffix}": partial(_measured, name, layout) for name in MODELS for suffix, layout in FORMATS.items()
+}
 
 if __name__ == "__main__":
-    main()
+    compare(__doc__, MEASURES, RESULTS)
