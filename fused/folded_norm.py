@@ -1,20 +1,24 @@
 """Batch norm by given statistics, folded into the convolution or the linear layer before it: for inference.
 
-The folded weights are computed in each call, so a change of a parameter or statistic, by whatever means, is never
-missed. That takes one pass over the weights; where they have more numbers than the result, it is normalized instead.
+The folded weights of parameters on the CPU are cached (`fused/backends/folded_weights.py`), and a change of a parameter
+or statistic, by whatever means, is never missed. Other weights are folded in each call. That takes one pass over them;
+where they have more numbers than the result, it is normalized instead.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from fused.backends.folded_weights import Packing, folded
 from fused.backends.reference.activations import activated, activated_over
 from fused.backends.reference.numbers import compute_dtype
-from fused.backends.tracing import differentiated, needs_reference, transformed
+from fused.backends.tracing import differentiated, needs_reference, transformed, watched
 from fused.batch_norm import batch_norm
 from fused.checks import check_activation, check_eps, check_float, check_row, shape
 
@@ -59,8 +63,8 @@ def conv_batch_norm(
         residual: broadcastable with the result of the norm, or None.
 
     Returns:
-        A tensor of the shape, dtype and strides of the expression. Where a gradient with respect to a parameter is
-        needed, nothing is folded.
+        A tensor of the shape, dtype and strides of the expression. Where a parameter needs a gradient, nothing is
+        folded. With channels last, oneDNN computes it in float32 on the CPU with weights packed once.
 
     Raises:
         TypeError: if a tensor is not floating point, or eps not a number.
@@ -80,7 +84,14 @@ def conv_batch_norm(
     steps = (stride,) * (x.ndim - 2) if isinstance(stride, int) else stride
     results = x.numel() // max(x.shape[1], 1) // math.prod(steps) * weight.shape[0]
     norm = (running_mean, running_var, norm_weight, norm_bias)
-    return _folded("conv_batch_norm", layer, weight, bias, norm, eps, results, activation, residual)
+    _check("conv_batch_norm", weight, bias, norm, eps, activation)
+    packing = _packing(x, weight, (bias, *norm), residual, (stride, padding, dilation, groups))
+    if packing is not None:
+        given = (weight, bias, *norm)
+        packed, shift = folded(given, (eps, packing), partial(_fold, eps=eps, pack=packing.pack))
+        added = residual if packing.fits(residual, x, weight) else None
+        return _finished(packing.convolve(x, packed, shift, added), activation, residual if added is None else None)
+    return _folded(layer, weight, bias, norm, eps, results, activation, residual)
 
 
 def linear_batch_norm(
@@ -106,11 +117,38 @@ def linear_batch_norm(
         return F.linear(x, weight, bias)
 
     norm, results = (running_mean, running_var, norm_weight, norm_bias), x.shape[0] * weight.shape[0]
-    return _folded("linear_batch_norm", layer, weight, bias, norm, eps, results, activation, residual)
+    _check("linear_batch_norm", weight, bias, norm, eps, activation)
+    return _folded(layer, weight, bias, norm, eps, results, activation, residual)
+
+
+def _check(op: str, weight: Tensor, bias: Tensor | None, norm: Norm, eps: object, activation: str | None) -> None:
+    check_eps(op, eps)
+    if activation is not None:
+        check_activation(op, activation)
+    names = ("bias", "running_mean", "running_var", "norm_weight", "norm_bias")
+    for name, row in zip(names, (bias, *norm), strict=True):
+        check_row(op, weight, name, row, dim=0)
+
+
+def _is_cached(weight: Tensor, *rows: Tensor | None) -> bool:
+    """Check whether the folded weights are cached: those of parameters, not of tensors that are new in each call."""
+    given = [weight, *(row for row in rows if row is not None)]
+    if not isinstance(weight, torch.nn.Parameter) or transformed() or differentiated(*given) or watched(given):
+        return False
+    return all(each.is_cpu for each in given)
+
+
+def _packing(
+    x: Tensor, weight: Tensor, rows: Sequence[Tensor | None], residual: Tensor | None, settings: Sequence[Any]
+) -> Packing | None:
+    """Return how the weight is packed, or None if it is not."""
+    others = (x,) if residual is None else (x, residual)
+    if not _is_cached(weight, *rows) or differentiated(*others) or watched(others):
+        return None
+    return Packing.of(x, weight, settings)
 
 
 def _folded(
-    op: str,
     layer: Layer,
     weight: Tensor,
     bias: Tensor | None,
@@ -125,22 +163,38 @@ def _folded(
     Args:
         results: about how many numbers the layer computes.
     """
-    check_eps(op, eps)
-    if activation is not None:
-        check_activation(op, activation)
-    names = ("bias", "running_mean", "running_var", "norm_weight", "norm_bias")
-    for name, row in zip(names, (bias, *norm), strict=True):
-        check_row(op, weight, name, row, dim=0)
     if transformed() or differentiated(weight, bias, *norm) or weight.numel() > results:
         return batch_norm(layer(weight, bias), *norm, eps=eps, activation=activation, residual=residual)
+    fold = partial(_fold, eps=eps)
+    parameters = (weight, bias, *norm)
+    z = layer(*(folded(parameters, eps, fold) if _is_cached(*parameters) else fold(*parameters)))
+    return _finished(z, activation, residual)
+
+
+def _fold(
+    weight: Tensor,
+    bias: Tensor | None,
+    mean: Tensor,
+    variance: Tensor,
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    *,
+    eps: float,
+    pack: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the weight and bias of the layer and its norm as one layer, the weight packed."""
     compute = compute_dtype(weight.dtype)
-    mean, variance, gamma, beta = norm
     slope = torch.rsqrt(variance.to(compute) + eps)
     slope = slope if gamma is None else slope * gamma.to(compute)
     start = -mean.to(compute) if bias is None else bias.to(compute) - mean.to(compute)
     shift = start * slope if beta is None else torch.addcmul(beta.to(compute), start, slope)
     factor = slope.reshape(-1, *(1,) * (weight.ndim - 1))
-    z = layer((weight.to(compute) * factor).to(weight.dtype), shift.to(weight.dtype))
+    product = (weight.to(compute) * factor).to(weight.dtype)
+    return product if pack is None else pack(product), shift.to(weight.dtype)
+
+
+def _finished(z: Tensor, activation: str | None, residual: Tensor | None) -> Tensor:
+    """Add the residual to a new tensor, and compute the activation."""
     if differentiated(z, residual) or needs_reference((z, residual)):
         return activated(activation, z if residual is None else z + residual)
     if residual is not None:

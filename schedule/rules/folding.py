@@ -5,7 +5,8 @@
     before:  n = self.norm(self.conv(x));  y = F.relu(n + residual)
     after:   y = fused.conv_batch_norm(x, self.conv.weight, …, activation='relu', residual=residual)
 
-The folded weights are computed in each call, and no parameter changes: training, ``state_dict`` and undo are as before.
+No parameter changes: the folded weights are computed when one has changed, and training, ``state_dict`` and undo are as
+before.
 """
 
 from __future__ import annotations
