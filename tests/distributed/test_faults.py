@@ -50,6 +50,45 @@ def never_comes(mesh: Any) -> None:
         del os.environ[agreement.LIMIT_VARIABLE]
 
 
+def comes_too_late(mesh: Any) -> None:
+    """The others gave up on it, and it says so at once instead of waiting for them in the collective."""
+    os.environ[agreement.LIMIT_VARIABLE] = "1"
+    try:
+        sch, _ = scheduled(Mlp(), mesh, shard_mlp, 16)
+        late = mesh.get_local_rank() == 1
+        dist.barrier()
+        time.sleep(4 * late)
+        start = time.monotonic()
+        error = "rank 0 stopped before this collective: rank 1 did not reach" if late else "rank 1 did not reach"
+        with pytest.raises(ShardError, match=error):
+            sch.module(X)
+        assert time.monotonic() - start < 10
+    finally:
+        del os.environ[agreement.LIMIT_VARIABLE]
+
+
+def another_torch(mesh: Any) -> None:
+    """Before the first collective, which may have another format there."""
+    sch, _ = scheduled(Mlp(), mesh, shard_mlp, 16)
+    version = torch.__version__
+    torch.__version__ = f"9.{mesh.get_local_rank()}"  # type: ignore[assignment]
+    try:
+        with pytest.raises(ShardError, match=r"different versions of torch: rank \d has 9\.\d, rank \d has 9\."):
+            sch.module(X)
+    finally:
+        torch.__version__ = version
+
+
+def another_dtype(mesh: Any) -> None:
+    """Found before its first collective; the group is of use afterwards."""
+    sch, twin = scheduled(Mlp(), mesh, shard_mlp, 16)
+    torch.testing.assert_close(sch.module(X), twin(X), rtol=1e-4, atol=1e-5)
+    dtype = torch.bfloat16 if mesh.get_local_rank() else torch.float64
+    with pytest.raises(ShardError, match=r"rank \d calls all_reduce of torch.\w+, rank \d calls all_reduce of torch"):
+        sch.module.to(dtype)(X.to(dtype))
+    torch.testing.assert_close(sch.module.float()(X), twin(X), rtol=1e-1, atol=1e-1)
+
+
 def slow(mesh: Any) -> None:
     """Slower than the others, and still in time."""
     sch, twin = scheduled(Mlp(), mesh, shard_mlp, 16)
@@ -107,8 +146,15 @@ def one_rank_raises(mesh: Any) -> None:
     assert time.monotonic() - start < 60
 
 
-CASES = [scheduled_differently, slow, one_rank_computes_something_else, a_step_is_wrong_everywhere]
-LAST = [never_comes, one_rank_raises]
+CASES = [
+    scheduled_differently,
+    another_torch,
+    another_dtype,
+    slow,
+    one_rank_computes_something_else,
+    a_step_is_wrong_everywhere,
+]
+LAST = [never_comes, comes_too_late, one_rank_raises]
 """Afterwards the group is of no more use."""
 
 

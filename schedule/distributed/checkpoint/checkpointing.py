@@ -9,15 +9,23 @@ checkpoint.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 
 from fused.sharding import local_part
+from fused.torch_internals.optimizers import initialize_state
 from schedule.distributed.checkpoint.layout import Layout
 from schedule.distributed.checkpoint.pieces import Pieces
+from schedule.distributed.checkpoint.writing import ReplacingWriter
+from schedule.util.errors import ShardError
+
+_OPTIMIZER = "optimizer"
 
 
 def sharded_state(model: nn.Module) -> dict[str, Any]:
@@ -32,35 +40,88 @@ def sharded_state(model: nn.Module) -> dict[str, Any]:
     Raises:
         ShardError: a tensor is neither whole nor sharded, for example partial sums.
     """
+    return {name: Pieces(local_part(tensor), Layout.of(tensor)) for name, tensor in _named(model)}
+
+
+def _named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters and saved buffers with their first names in the whole model."""
     whole = getattr(model, "whole", model)
     first: dict[int, str] = {}
     for name, tensor in (*whole.named_parameters(), *whole.named_buffers()):
         first.setdefault(id(tensor), name)
-    found: dict[str, Any] = {}
     saved = set(model.state_dict())
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if name in saved:
-            found[first.get(id(tensor), name)] = Pieces(local_part(tensor), Layout.of(tensor))
-    return found
+            yield first.get(id(tensor), name), tensor
 
 
-def save_sharded(model: nn.Module, path: str | os.PathLike[str]) -> None:
+def save_sharded(
+    model: nn.Module, path: str | os.PathLike[str], optimizer: torch.optim.Optimizer | None = None
+) -> None:
     """Save ``model`` to a folder.
 
-    All ranks must call it. Data held by several ranks is written once.
+    All ranks must call it. Data held by several ranks is written once. A checkpoint that is in the folder already is
+    replaced in one step at the end, so it stays whole if a rank dies during the save.
 
     Args:
         model: as for :func:`sharded_state`.
         path: the same folder on all ranks.
+        optimizer: of the parameters of ``model``; its state and the settings of its groups are saved too.
+
+    Raises:
+        ShardError: a rank failed or died, or the optimizer has parameters that the model has not.
     """
-    dcp.save(sharded_state(model), checkpoint_id=path, no_dist=not dist.is_initialized())
+    state = sharded_state(model) | ({} if optimizer is None else optimizer_state(model, optimizer))
+    try:
+        dcp.save(state, storage_writer=ReplacingWriter(path), no_dist=not dist.is_initialized())
+    except (RuntimeError, CheckpointException) as error:
+        raise ShardError(
+            f"saving to {os.fspath(path)} failed: {str(error).strip().splitlines()[-1]}",
+            fix="look at what the ranks said first; what was saved there before is still whole",
+        ) from error
 
 
-def load_sharded(model: nn.Module, path: str | os.PathLike[str]) -> None:
+def load_sharded(
+    model: nn.Module, path: str | os.PathLike[str], optimizer: torch.optim.Optimizer | None = None
+) -> None:
     """Load ``model`` in place from a folder saved on any mesh, called by all ranks.
 
     Args:
         model: as for :func:`sharded_state`. Unlike for ``schedule.build``, its tensors must not be on the meta device.
         path: the same folder on all ranks.
+        optimizer: as for :func:`save_sharded`, of the same class and with the same groups as the one that was saved.
+
+    Raises:
+        ShardError: the optimizer has parameters that the model has not.
     """
-    dcp.load(sharded_state(model), checkpoint_id=path, no_dist=not dist.is_initialized())
+    state = sharded_state(model)
+    if optimizer is not None:
+        initialize_state(optimizer)
+        state |= optimizer_state(model, optimizer)
+    dcp.load(state, checkpoint_id=path, no_dist=not dist.is_initialized())
+    for at, group in enumerate(() if optimizer is None else optimizer.param_groups):
+        group.update(state[f"{_OPTIMIZER}.groups.{at}"])
+
+
+def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return the state of ``optimizer`` for ``dcp``: tensors by parameter, and the settings of each group.
+
+    Raises:
+        ShardError: it has a parameter that ``model`` has not, or a state that is not a tensor.
+    """
+    names = {id(parameter): name for name, parameter in _named(model)}
+    found: dict[str, Any] = {}
+    for at, group in enumerate(optimizer.param_groups):
+        found[f"{_OPTIMIZER}.groups.{at}"] = {name: value for name, value in group.items() if name != "params"}
+        for parameter in group["params"]:
+            name = names.get(id(parameter))
+            if name is None:
+                raise ShardError(
+                    f"the optimizer has a parameter of {list(parameter.shape)} that the model has not",
+                    fix="make the optimizer of model.parameters() after schedule, build and fully_shard",
+                )
+            for key, value in optimizer.state[parameter].items():
+                if not isinstance(value, Tensor):
+                    raise ShardError(f"{key} of the optimizer, for {name}, is no tensor but {type(value).__name__}")
+                found[f"{_OPTIMIZER}.state.{name}.{key}"] = Pieces(local_part(value), Layout.of(value))
+    return found

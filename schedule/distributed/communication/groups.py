@@ -103,13 +103,13 @@ def group_rank(group: str) -> int:
     return ranks.rank if ranks is not None else int(process_group_by_name(cast("GroupName", group)).rank())
 
 
-def _made(op: str, group: str, *args: Any) -> Tensor:
+def _made(op: str, group: str, x: Tensor, *args: Any) -> Tensor:
     """Run a collective of ``torch.distributed`` and return its finished result."""
-    agree(group)
     if torch.compiler.is_compiling():
-        return _finished(op, group, *args)
+        return _finished(op, group, x, *args)
+    agree(group, f"{op} of {x.dtype}")
     try:
-        return _finished(op, group, *args)
+        return _finished(op, group, x, *args)
     except RuntimeError as error:
         raise ShardError(
             f"{op} of {group_size(group)} ranks failed on rank {group_rank(group)}: {str(error).splitlines()[0]}",
