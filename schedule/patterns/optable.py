@@ -61,6 +61,7 @@ VIEWS: dict[str, tuple[str, tuple[str, ...]]] = {
     "view_as": ("input, other", ()),
     "type_as": ("input, other", ()),
     "detach": ("input", ()),
+    "to_local": ("input, *, grad_placements=None", ()),
     "diagonal": ("input, offset=0, dim1=0, dim2=1", ()),
     "broadcast_to": ("input, *size", ()),
     "getitem": ("input, index", ()),

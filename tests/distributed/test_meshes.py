@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import GPT2LMHeadModel, LlamaForCausalLM
 
 import schedule
-from schedule.distributed import full_tensor
+from schedule.distributed import clip_grad_norm_, full_tensor
 from schedule.distributed.checkpoint.checkpointing import load_sharded, save_sharded
 from schedule.distributed.pipeline.pipeline import Pipeline
 from tests.distributed import launch
@@ -54,6 +55,9 @@ def data_and_tensor_parallel(mesh: Any) -> None:
         share = {name: value.chunk(2)[mine] for name, value in BATCH.items()}
         model(**share).loss.backward()
         twin(**BATCH).loss.backward()
+        norms = [clip(m.parameters(), 0.5) for clip, m in ((clip_grad_norm_, model), (nn.utils.clip_grad_norm_, twin))]
+        torch.testing.assert_close(*norms, rtol=1e-4, atol=1e-6)
+        assert float(norms[0]) > 0.5
         for (name, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):
             torch.testing.assert_close(
                 full_tensor(p.grad), q.grad, rtol=1e-3, atol=1e-5, msg=lambda text, at=name: f"{at}: {text}"

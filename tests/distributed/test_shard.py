@@ -107,6 +107,17 @@ def fused_inside(mesh: Any) -> None:
         sch["fc1"].sync("fwd_post", "all_gather")
 
 
+def gated_with_rules_after_it(mesh: Any) -> None:
+    """Between the parts of the match the second projection reads its shard, which changes nothing."""
+
+    def apply(sch: Any) -> None:
+        shard_gated(sch)
+        assert schedule.optimize(sch, cost_guard=False).applied
+
+    block, twin = scheduled(Gated(), mesh, apply, 16)
+    compare(block.module, twin, 16)
+
+
 def fused_first(mesh: Any) -> None:
     with pytest.raises(schedule.ShardError, match="shard and sync first, then fuse"):
         scheduled(Mlp(), mesh, lambda sch: (sch.fuse(sch.find(bias_gelu)), shard_mlp(sch)), 16)
@@ -367,6 +378,7 @@ def tagged_then_undone_and_sharded_again(mesh: Any) -> None:
 CASES = [
     tagged, tagged_then_undone_and_sharded_again,
     linear_mlp, without_bias, uneven_sizes, conv1d_mlp, packed_attention, gated_mlp, fused_inside, fused_first,
+    gated_with_rules_after_it,
     gathered_output, sequence_parallel, user_functions, training_steps, state_dicts, copies, whole_models,
     fused_attention, verified, compiled, generation,
 ]  # fmt: skip

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.experimental import implicit_replication
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from fused.sharding import full_tensor
 
@@ -30,11 +31,21 @@ def clip_grad_norm_(
 ) -> Tensor:
     """Clip gradients like ``torch.nn.utils.clip_grad_norm_``, with sharded and whole parameters together.
 
-    All ranks must call it.
+    All ranks must call it. Parameters may be sharded over different meshes, as by a plan and by FSDP2.
 
     Returns:
         The norm of all gradients, sharded and whole, as one plain tensor.
     """
+    by_mesh: dict[DeviceMesh | None, list[Tensor]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            by_mesh.setdefault(getattr(parameter.grad, "device_mesh", None), []).append(parameter)
+    norms = [
+        full_tensor(get_total_norm([p.grad for p in each if p.grad is not None], norm_type, error_if_nonfinite))
+        for each in by_mesh.values()
+    ]
+    norm = get_total_norm(norms, norm_type, error_if_nonfinite)
     with mixed_parameters():
-        norm = torch.nn.utils.clip_grad_norm_(list(parameters), max_norm, norm_type, error_if_nonfinite)
-        return full_tensor(norm)
+        for each in by_mesh.values():
+            clip_grads_with_norm_(each, max_norm, norm)
+    return norm
