@@ -3,6 +3,8 @@
     torchrun --nproc-per-node 4 tutorials/train_distributed.py --pp 2 --tp 2 --rank-logs build/logs
     torchrun --nproc-per-node 2 tutorials/train_distributed.py --tp 2 --steps 5
     torchrun --nproc-per-node 2 tutorials/train_distributed.py --pp 1 2 --tp 2 1 --losses losses.json    # one by one
+    torchrun --nproc-per-node 4 tutorials/train_distributed.py --tp 2 --checkpoint --steps 10 --save build/saved
+    torchrun --nproc-per-node 2 tutorials/train_distributed.py --tp 2 --resume build/saved    # or on 1, or with --pp 2
 
 The model begins on the meta device; each process materializes its own part, with the weights that one process would
 give the whole. Rank 0 shows the progress; each rank writes its own log. Runs on CPUs (gloo) and GPUs (NCCL) alike.
@@ -15,6 +17,7 @@ import json
 import logging
 import os
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -26,7 +29,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import schedule
 from schedule.api.schedule import Schedule
-from schedule.distributed.checkpoint import save_sharded
+from schedule.distributed.checkpoint import load_sharded, save_sharded
 from schedule.distributed.pipeline import Pipeline
 
 TEXT = b"To be, or not to be, that is the question: whether 'tis nobler in the mind to suffer the slings and arrows. "
@@ -40,10 +43,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--microbatches", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--rows", type=int, default=8, help="of a batch, over all copies of the data")
+    parser.add_argument("--steps", type=int, default=20, help="in all, those before --resume included")
+    parser.add_argument("--eps", type=float, default=1e-8, help="AdamW's; a larger one magnifies rounding less")
+    parser.add_argument("--checkpoint", action="store_true", help="compute the layers again in the backward pass")
     parser.add_argument("--losses", type=Path, help="file for the loss of each step, as JSON: layout → losses")
     parser.add_argument("--rank-logs", type=Path, help="folder for one log a rank")
-    parser.add_argument("--save", type=Path, help="folder for a sharded checkpoint")
+    parser.add_argument("--save", type=Path, help="folder for a sharded checkpoint of model and optimizer")
+    parser.add_argument("--resume", type=Path, help="such a folder, saved by any number of processes")
     args = parser.parse_args()
     args.pp, args.tp = args.pp or [1] * len(args.tp or [1]), args.tp or [1] * len(args.pp or [1])
     if len(args.pp) != len(args.tp):
@@ -98,6 +105,8 @@ def scheduled(args: argparse.Namespace, mesh: DeviceMesh) -> Schedule:
     sch = schedule.create_schedule(model, example_inputs=example, mesh=mesh)
     if mesh["tp"].size() > 1:
         sch.apply_plan(sch.shard_plan(vocabulary=False))
+    if args.checkpoint:
+        sch["model.layers.*"].checkpoint()
     for stage in range(1, stages):
         sch[f"model.layers.{stage * args.layers // stages - 1}"].cut_pipeline_stage()
     return sch
@@ -119,12 +128,16 @@ def train(args: argparse.Namespace, mesh: DeviceMesh, logger: logging.Logger) ->
         fully_shard(part, mesh=mesh["dp"])
     own = sum(p.numel() for part in parts for p in part.parameters())
     logger.info("%s: coordinate %s, %d parameters in its stages", mesh, mesh.get_coordinate(), own)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=False)
-    first = dist.get_rank() == 0
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, eps=args.eps, foreach=False)
+    first = 0
+    if args.resume is not None:
+        load_sharded(model, args.resume, optimizer)
+        first = int(next(iter(optimizer.state.values()))["step"])
+        logger.info("resumed from %s after %d steps", args.resume, first)
     losses: list[float] = []
-    rows = 2 * args.microbatches * copies
-    for step in track(range(args.steps), "training", disable=not first):
-        share = {name: value.chunk(copies)[mesh.get_local_rank("dp")] for name, value in batch_of(step, rows).items()}
+    for step in track(range(first, args.steps), "training", disable=dist.get_rank() > 0):
+        batch = batch_of(step, args.rows)
+        share = {name: value.chunk(copies)[mesh.get_local_rank("dp")] for name, value in batch.items()}
         share = {name: value.to(kind) for name, value in share.items()}
         if stages > 1:
             loss = model.step(**share).loss
@@ -137,7 +150,7 @@ def train(args: argparse.Namespace, mesh: DeviceMesh, logger: logging.Logger) ->
         logger.info("step %d: loss %s", step, "in the last stage" if loss is None else f"{float(loss):.4f}")
         losses += [] if loss is None else [float(loss)]
     if args.save is not None:
-        save_sharded(model, args.save)
+        save_sharded(model, args.save, optimizer)
         logger.info("saved to %s", args.save)
     return losses
 
@@ -156,7 +169,7 @@ def main() -> None:
         mesh = init_device_mesh(kind, shape, mesh_dim_names=("pp", "dp", "tp"))
         of_ranks: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(of_ranks, train(args, mesh, logger))
-        curves[f"pp {pp}, tp {tp}"] = next(filter(None, of_ranks), [])
+        curves[f"pp {pp}, tp {tp}"] = [fmean(losses) for losses in zip(*filter(None, of_ranks), strict=True)]
     if args.losses is not None and dist.get_rank() == 0:
         args.losses.write_text(json.dumps(curves), encoding="utf-8")
     dist.destroy_process_group()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -28,6 +29,30 @@ def test_models_under_torchrun(processes: int) -> None:
     done = subprocess.run(script, capture_output=True, text=True, timeout=1500, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count(f"trains alike on {processes}") == 2 * len(MINIMUM)
+
+
+def losses(folder: Path, processes: int, *options: str) -> list[float]:
+    """Run the script with 20 steps, or as many as ``options`` say."""
+    written = folder / "losses.json"
+    script = [*command(processes), str(SCRIPT), "--eps=1e-3", f"--losses={written}", *options]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (curve,) = json.loads(written.read_text()).values()
+    found: list[float] = curve
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("layout", [("--tp=2", "--checkpoint"), ("--pp=2", "--tp=2"), ("--pp=2", "--checkpoint")])
+def test_four_processes_then_two_or_one(layout: tuple[str, ...], tmp_path: Path) -> None:
+    """Ten steps on four processes, FSDP2 over what the layout leaves, and ten more on others are twenty on one."""
+    expected, saved = losses(tmp_path, 1), tmp_path / "saved"
+    assert len(expected) == 20 and expected[-1] < expected[0] - 0.3
+    assert losses(tmp_path, 4, *layout, "--steps=10", f"--save={saved}") == pytest.approx(expected[:10], rel=1e-4)
+    for options in (layout[:1], ()):
+        resumed = losses(tmp_path, 1 + len(options), *options, f"--resume={saved}")
+        assert resumed == pytest.approx(expected[10:], rel=1e-4), options
 
 
 @pytest.mark.slow
