@@ -13,6 +13,8 @@ from torch import nn
 
 import schedule
 from schedule.distributed.communication import agreement
+from schedule.distributed.communication.verdicts import limited
+from schedule.distributed.pipeline.pipeline import Pipeline
 from schedule.util.errors import ShardError, VerificationError
 from tests.distributed import launch
 from tests.distributed.blocks import Mlp, scheduled, shard_mlp
@@ -50,6 +52,16 @@ def never_comes(mesh: Any) -> None:
         del os.environ[agreement.LIMIT_VARIABLE]
 
 
+def cut_differently(mesh: Any) -> None:
+    """Stages of one rank would wait for tensors that the other does not send."""
+    layers = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
+    sch = schedule.create_schedule(layers, example_inputs=X, mesh=mesh)
+    sch[str(mesh.get_local_rank())].cut_pipeline_stage()
+    error = r"Step 1: rank \d did cut_pipeline_stage after \d, rank \d did cut_pipeline_stage after \d"
+    with pytest.raises(ShardError, match=error):
+        schedule.build(sch, pipeline=Pipeline(2))
+
+
 def comes_too_late(mesh: Any) -> None:
     """The others gave up on it, and it says so at once instead of waiting for them in the collective."""
     os.environ[agreement.LIMIT_VARIABLE] = "1"
@@ -63,6 +75,8 @@ def comes_too_late(mesh: Any) -> None:
         with pytest.raises(ShardError, match=error):
             sch.module(X)
         assert time.monotonic() - start < 10
+        while sch.history:
+            sch.undo()
     finally:
         del os.environ[agreement.LIMIT_VARIABLE]
 
@@ -87,6 +101,32 @@ def another_dtype(mesh: Any) -> None:
     with pytest.raises(ShardError, match=r"rank \d calls all_reduce of torch.\w+, rank \d calls all_reduce of torch"):
         sch.module.to(dtype)(X.to(dtype))
     torch.testing.assert_close(sch.module.float()(X), twin(X), rtol=1e-1, atol=1e-1)
+
+
+def one_rank_changes_its_dtype(mesh: Any) -> None:
+    """It waits for the others, which call what they called before, each for its time limit."""
+    os.environ[agreement.LIMIT_VARIABLE] = "2"
+    try:
+        sch, _ = scheduled(Mlp(), mesh, shard_mlp, 16)
+        sch.module(X)
+        changes = mesh.get_local_rank() == 1
+        dtype = torch.bfloat16 if changes else torch.float32
+        error = "rank 0 did not reach its first collective" if changes else "failed on rank 0"
+        with limited(mesh, 4), pytest.raises(ShardError, match=error):
+            sch.module.to(dtype)(X.to(dtype))
+    finally:
+        del os.environ[agreement.LIMIT_VARIABLE]
+
+
+def falls_behind(mesh: Any) -> None:
+    """A rank that is slower than the time limit of the process group, after steps that went well."""
+    sch, _ = scheduled(Mlp(), mesh, shard_mlp, 16)
+    sch.module(X)
+    with limited(mesh, 2):
+        dist.barrier()
+        time.sleep(5 * mesh.get_local_rank())
+        with pytest.raises(ShardError, match=r"all_reduce of 2 ranks failed on rank \d: (.|\n)*is too slow"):
+            sch.module(X)
 
 
 def slow(mesh: Any) -> None:
@@ -150,12 +190,15 @@ CASES = [
     scheduled_differently,
     another_torch,
     another_dtype,
+    cut_differently,
+    comes_too_late,
     slow,
     one_rank_computes_something_else,
     a_step_is_wrong_everywhere,
 ]
-LAST = [never_comes, comes_too_late, one_rank_raises]
+LAST = [never_comes, one_rank_raises]
 """Afterwards the group is of no more use."""
+LAST_SLOWLY = [one_rank_changes_its_dtype, falls_behind]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
@@ -189,3 +232,21 @@ def test_a_killed_rank() -> None:
     finally:
         launch.stop()
     assert "rank 1:\nit died" in error and "rank 0" not in error
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("case", [*CASES, *LAST, *LAST_SLOWLY, killed], ids=lambda case: case.__name__)
+def test_twenty_times(case: Any) -> None:
+    """Each ends on every rank within a minute."""
+    for _ in range(20):
+        if case not in CASES:
+            launch.stop()
+        launch.passes(nothing)  # the processes have started
+        error = launch.run_one(case, limit=60)
+        assert error == "" or (case is killed and "rank 1:\nit died" in error and "rank 0" not in error), error
+    launch.stop()
+
+
+def nothing(mesh: Any) -> None:
+    """Return at once."""

@@ -19,6 +19,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_sc
 
 from schedule.capture.tracing.hooks import is_hooked
 from schedule.capture.tracing.specialization import original_class
+from schedule.distributed.communication.agreement import check_same
 from schedule.distributed.pipeline.splitting import on_device, split, state_of_stages
 from schedule.distributed.pipeline.stages import Modes, SendingStage, Stage, attach_all
 from schedule.distributed.pipeline.tied import TiedGradients
@@ -85,6 +86,16 @@ class PipelineRanks:
         lines = mesh.mesh.movedim(dim, -1).reshape(-1, mesh.size(dim)).tolist()
         return PipelineRanks(mesh.get_group(dim), mesh.size(dim), mesh.get_local_rank(dim), lines)
 
+    def check_same(self, sch: Node, pipeline: Pipeline) -> None:
+        """Compare cuts and settings across the ranks, which would wait for each other otherwise.
+
+        Raises:
+            ShardError: a rank has others, or does not call this in time.
+        """
+        steps = [f"cut_pipeline_stage after {sch.tree.path_of(module)}" for module in sch.tree.stage_ends]
+        steps.append(f"build with {pipeline.microbatches} microbatches in {pipeline.schedule}")
+        check_same(f"pipeline {self.group.group_name}", {"steps": steps}, dist.get_process_group_ranks(self.group))
+
 
 @dataclass(frozen=True)
 class Output:
@@ -111,7 +122,9 @@ class PipelinedModel(nn.Module):
     def __init__(self, sch: Node, pipeline: Pipeline, device: torch.device) -> None:
         super().__init__()
         self._whole, self._settings = [sch.root.module], pipeline
-        self._ranks, self._modes = PipelineRanks.of(sch.mesh), _split(sch, device)
+        self._ranks = PipelineRanks.of(sch.mesh)
+        self._ranks.check_same(sch, pipeline)
+        self._modes = _split(sch, device)
         self.count = len(next(iter(self._modes.values()))[1])
         _check(pipeline, self.count, self._ranks)
         self._stages = [
