@@ -124,7 +124,7 @@ def accelerated(mesh: Any, fsdp: int, tp: int, expected: list[float]) -> None:
     assert losses == pytest.approx(expected, rel=TOLERANCE)
 
 
-@pytest.mark.parametrize(("fsdp", "tp"), [(1, 2), (2, 2)])
+@pytest.mark.parametrize(("fsdp", "tp"), [(1, 2), pytest.param(2, 2, marks=pytest.mark.slow)])
 def test_accelerate_with_a_plan(fsdp: int, tp: int) -> None:
     expected = accelerate_losses(None, lambda accelerator, model: None, ROWS)
     launch.passes(partial(accelerated, fsdp=fsdp, tp=tp, expected=expected), ranks=fsdp * tp)
