@@ -2,8 +2,9 @@
 
 Examples are autocast turned on, another dtype, or a mask or cache that was absent before. The live call is described
 by metadata only, like the recorded ones; the module is traced for it; and the rewrites of its other graphs are
-repeated. All of this happens on a shadow copy of the module with shared parameters, and the result is compared with
-the original forward before it is used. If anything fails, the original forward runs.
+repeated. If the forward needs data to go on, such as the number of pieces that it splits a tensor into, the call is
+recorded with its data. All of this happens on a shadow copy of the module with shared parameters, and the result is
+compared with the original forward before it is used. If anything fails, the original forward runs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,7 +23,8 @@ from torch.distributed.tensor import DTensor
 import fused
 from schedule.capture.examples.shapes import other_shapes
 from schedule.capture.recording.calls import interceptable
-from schedule.capture.recording.recording import Call, Recording
+from schedule.capture.recording.recording import Call, Recording, recorded
+from schedule.capture.recording.source import NeedsData
 from schedule.capture.recording.structure import map_structure
 from schedule.capture.snapshots import restored
 from schedule.capture.tracing.environment import (
@@ -33,6 +35,7 @@ from schedule.capture.tracing.environment import (
     parameter_conditions,
     quiet_autocast,
 )
+from schedule.capture.tracing.guards import GuardMiss
 from schedule.capture.tracing.messages import MESSAGES
 from schedule.capture.tracing.opaque import Constant
 from schedule.capture.tracing.sharing import has_constants, structural_key
@@ -49,6 +52,9 @@ from schedule.util.user_code import UserCodeError, user_code
 
 if TYPE_CHECKING:
     from schedule.core.node import Node
+
+Live = tuple[tuple[Any, ...], dict[str, Any]]
+"""Arguments of the call at hand."""
 
 Rewritten = tuple[Specialization, dict[str, int]]
 """A graph, with the number of matches rewritten in it by rule."""
@@ -103,7 +109,12 @@ class Adapter:
     rewrites: tuple[Rewrite, ...] = ()
 
     def adapt(
-        self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        module: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        missed: tuple[str, ...] = (),
     ) -> Adaptation | None:
         """Make graphs for calls like this one, in training and eval mode, or give the reason against it.
 
@@ -111,6 +122,7 @@ class Adapter:
             module: the live module; neither it nor the random state changes.
             forward: its original forward.
             args: the arguments of the call, with ``kwargs``.
+            missed: the checks inside graphs that the call failed; none if no graph took it.
 
         Returns:
             None if the arguments do not fit the forward, or cannot be described.
@@ -125,15 +137,17 @@ class Adapter:
             return None
         if on_fast_path(module, forward):
             signature.conditions.append(FAST_PATH)
-            return Adaptation((), Declined(signature, "torch has a kernel of its own for it without gradients"))
+            return Adaptation(
+                (), Declined(signature, "torch has a kernel of its own for it without gradients"), missed=missed
+            )
         try:
             _refuse(module)
-            key = (structural_key(module, call, forward, autocast), self)
+            key = (structural_key(module, call, forward, autocast), self, missed)
             known = _known.get(key)
             if known is not None and all(_holds_for(module, made) for made in known.specializations):
                 return known
             with user_code(), _undisturbed(module):
-                made, summary = self._made(module, forward, call, recording, autocast, (args, kwargs))
+                made, summary = self._made(module, forward, call, recording, autocast, (args, kwargs), bool(missed))
         except _NothingToRewrite as error:
             why = error.why if _altered(module) else ""  # else the original forward misses nothing: no fallback
         except ScheduleError as error:
@@ -141,11 +155,13 @@ class Adapter:
         except UserCodeError as failed:  # on tensors without data, or of other sizes
             why = str(failed)
         else:
-            adaptation = Adaptation(made, Declined(signature, "the graph made for it does not take it"), summary)
+            adaptation = Adaptation(
+                made, Declined(signature, "the graph made for it does not take it"), summary, missed
+            )
             if not any(map(has_constants, made)):
                 _known[key] = adaptation
             return adaptation
-        return Adaptation((), Declined(signature, why.partition("\n")[0]))
+        return Adaptation((), Declined(signature, why.partition("\n")[0]), missed=missed)
 
     def _made(
         self,
@@ -154,26 +170,44 @@ class Adapter:
         call: Call,
         recording: Recording,
         autocast: torch.dtype | None,
-        live: tuple[tuple[Any, ...], dict[str, Any]],
+        live: Live,
+        by_data: bool,
     ) -> tuple[tuple[Specialization, ...], str]:
         shadow = Shadow(module)
-        enter = (lambda child, path: path in self.inlined) if self.inlined else None
-        made = []
-        rewritten: dict[str, int] = {}
+        made: list[Specialization] = []
         with interceptable(shadow.module):
-            for training in (True, False):
-                with state_unchanged(shadow.module):
-                    graph = specialize(shadow.module, forward, call, recording, training, enter, autocast)
-                for rewrite in self.rewrites:
-                    graph, counts = rewrite.on(graph, shadow.module, recording)
-                    rewritten |= counts
-                made.append(shadow.remapped(graph))
-        if not rewritten:
+            if not by_data:
+                with suppress(NeedsData):
+                    made, rewritten = self._traced(shadow, forward, call, recording, autocast)
+            if not made:
+                recording = _with_data(shadow.module, forward, live, recording.grad_enabled)
+                made, rewritten = self._traced(shadow, forward, recording.calls[shadow.module][0], recording, autocast)
+        if self.rewrites and not rewritten:
             raise _NothingToRewrite("nothing of what was rewritten occurs in it")
         with restored({"self": shadow.module}):  # its functions and globals are those of the live module
             _check(shadow.module, forward, made[1], live)
         done = ", ".join(f"{name} × {count}" for name, count in rewritten.items())
-        return tuple(made), f"{_kind(call, autocast)}: {done}"
+        return tuple(made), f"{_kind(call, autocast)}: {done or 'traced'}"
+
+    def _traced(
+        self,
+        shadow: Shadow,
+        forward: Callable[..., Any],
+        call: Call,
+        recording: Recording,
+        autocast: torch.dtype | None,
+    ) -> tuple[list[Specialization], dict[str, int]]:
+        enter = (lambda child, path: path in self.inlined) if self.inlined else None
+        made = []
+        rewritten: dict[str, int] = {}
+        for training in (True, False):
+            with state_unchanged(shadow.module):
+                graph = specialize(shadow.module, forward, call, recording, training, enter, autocast)
+            for rewrite in self.rewrites:
+                graph, counts = rewrite.on(graph, shadow.module, recording)
+                rewritten |= counts
+            made.append(shadow.remapped(graph))
+        return made, rewritten
 
 
 def adapter_for(node: Node, rewrites: Sequence[Rewrite]) -> Adapter | None:
@@ -291,14 +325,33 @@ class Shadow:
 # -- checking ------------------------------------------------------------------------------------------------
 
 
-def _check(shadow: nn.Module, forward: Callable[..., Any], made: Specialization, live: Any) -> None:
+def _with_data(shadow: nn.Module, forward: Callable[..., Any], live: Live, grad_enabled: bool) -> Recording:
+    """Record the live call with its data-dependent results.
+
+    Raises:
+        TraceError: the forward writes messages, which the recorded run would write again.
+    """
+    state = state_of(shadow)
+    for made in () if state is None else state.specializations:
+        _refuse_messages(made)
+    args, kwargs = map_structure(live, _own)
+    recording = recorded(shadow, forward, args, kwargs)
+    recording.grad_enabled = grad_enabled
+    return recording
+
+
+def _refuse_messages(made: Specialization) -> None:
+    if any(node.target in MESSAGES for node in made.graph.nodes):
+        raise TraceError("the forward prints, warns or logs, and checking a new graph would do so again", fix=_EXAMPLES)
+
+
+def _check(shadow: nn.Module, forward: Callable[..., Any], made: Specialization, live: Live) -> None:
     """Compare an eval-mode graph with the forward, on the live arguments and on other sizes of them.
 
     Raises:
         TraceError: they differ, or the comparison would write messages of the forward.
     """
-    if any(node.target in MESSAGES for node in made.graph.nodes):
-        raise TraceError("the forward prints, warns or logs, and checking a new graph would do so again", fix=_EXAMPLES)
+    _refuse_messages(made)
     select = ScheduledState(original_class(shadow), [made], "").select
     kind = Environment.of(made.call, None).device_type
     quiet = nullcontext() if made.autocast is None else quiet_autocast(str(kind), made.autocast)
@@ -318,6 +371,9 @@ def _check(shadow: nn.Module, forward: Callable[..., Any], made: Specialization,
             selected = select(shadow, own_args, own_kwargs)
             if selected is not None:
                 run, given = selected
-                why = difference(run(*given), expected, made.autocast)
+                try:
+                    why = difference(run(*given), expected, made.autocast)
+                except GuardMiss as miss:
+                    why = str(miss) if batch is live else ""
                 if why:
                     raise TraceError(f"its graph differs from the original forward: {why}", fix=_EXAMPLES)

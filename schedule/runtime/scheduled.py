@@ -9,7 +9,6 @@ counted, and warns once.
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,20 +18,14 @@ from typing import Any, Protocol
 import torch
 from torch import fx, nn
 
-from fused.torch_internals.modes import (
-    count_dispatch_modes,
-    count_function_modes,
-    function_mode_stack,
-    innermost_transform,
-)
-from fused.torch_internals.tensors import FakeTensor, FunctionalTensor
-from schedule.capture.recording.structure import leaves
+from fused.torch_internals.modes import count_function_modes
 from schedule.capture.tracing.guards import GuardMiss
 from schedule.capture.tracing.hooks import acts_on_all
 from schedule.capture.tracing.lock import TRACING
 from schedule.capture.tracing.outputs import OutputMiss
-from schedule.capture.tracing.replaying import replayed
+from schedule.capture.tracing.replaying import repeatable, replayed
 from schedule.capture.tracing.specialization import Specialization, original_class
+from schedule.runtime.call_kinds import adapting, is_only_traced, sees_functions, summary
 from schedule.runtime.classes import STATE, Owner, put_on, scheduled_class, take_off, wraps_forward
 from schedule.runtime.dispatch import Declined, Select, Selected, generated_check, generated_select
 from schedule.runtime.logs import log_guards, log_missed
@@ -43,13 +36,6 @@ MAX_ADAPTATIONS = 8
 
 _NOT_TAKEN = (TypeError, LookupError, AttributeError, fx.proxy.TraceError)
 """Errors of a selection: the arguments do not bind, lack what a guard reads, or are torch.fx proxies."""
-
-
-class _Busy(threading.local):
-    now = False
-
-
-_busy = _Busy()
 
 
 class FallbackWarning(UserWarning):
@@ -64,20 +50,30 @@ class Adaptation:
         specializations: graphs for training and eval mode; none if they cannot be made.
         declined: the reason against them; used also if the graphs do not take the call after all.
         summary: description of the calls and of the rewrites in their graphs.
+        missed: the failed checks of other graphs that they are tried after; none if they are tried at once.
     """
 
     specializations: tuple[Specialization, ...]
     declined: Declined
     summary: str = ""
+    missed: tuple[str, ...] = ()
 
 
 class Adapter(Protocol):
     """Maker of graphs for further calls of a module, copied and pickled with it."""
 
     def adapt(
-        self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        module: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        missed: tuple[str, ...] = (),
     ) -> Adaptation | None:
-        """Make graphs for calls like this one, or return None if the arguments do not fit the forward."""
+        """Make graphs for calls like this one, or return None if the arguments do not fit the forward.
+
+        ``missed`` are the checks inside other graphs that the call failed, none if no graph took it.
+        """
 
 
 class ScheduledState:
@@ -92,6 +88,7 @@ class ScheduledState:
         last_miss: description of the arguments of the first such call.
         unused: whether neither a graph nor the original forward has run yet.
         owner: the module.
+        selects: failed checks → function that selects among the graphs made for calls that fail them.
         checks: for each graph in dispatch, the conditions that ``torch.compile`` checks before each call.
         forward: fallback forward set by a primitive; None for the class's own.
     """
@@ -138,15 +135,40 @@ class ScheduledState:
         try:
             return run(*given)
         except GuardMiss as miss:
-            why = str(miss) if isinstance(miss, OutputMiss) else ""
-            if why:
-                self.retire(run, why)
-            with replayed(module, miss.made):
-                return self.fall_back(module, args, kwargs, why)
+            return self.after(miss, run, module, args, kwargs)
+
+    def after(
+        self,
+        miss: GuardMiss,
+        run: Callable[..., Any],
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        missed: tuple[str, ...] = (),
+    ) -> Any:
+        """Run the graph made for calls that fail this check of ``run``, else the original forward.
+
+        ``missed`` are the failed checks of the graphs tried before.
+        """
+        why = ""
+        if isinstance(miss, OutputMiss):
+            why = str(miss)
+            self.retire(run, why)
+        elif not is_only_traced(args, kwargs) and str(miss) not in missed and repeatable(module, miss.made):
+            missed = (*missed, str(miss))
+            run, given = self.adapt(module, args, kwargs, missed) or (None, ("",))
+            if run is not None:
+                try:
+                    return run(*given)
+                except GuardMiss as further:
+                    return self.after(further, run, module, args, kwargs, missed)
+            (why,) = given
+        with replayed(module, miss.made):
+            return self.fall_back(module, args, kwargs, why)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out graphs that another process could not check; it adapts to such calls, or runs the original."""
-        state = {name: value for name, value in vars(self).items() if name not in ("select", "checks")}
+        state = {name: value for name, value in vars(self).items() if name not in ("select", "selects", "checks")}
         portable = tuple(each for each in self.specializations if each.is_portable)
         return {**state, "specializations": portable, "adaptations": ()}
 
@@ -155,33 +177,50 @@ class ScheduledState:
         self.select = self._dispatch()
 
     def _dispatch(self) -> Select:
-        adapted = [made for each in self.adaptations for made in each.specializations]
-        declined = [each.declined for each in self.adaptations if not each.specializations]
-        given = [each for each in self.specializations if not any(each is other for other in self.retired)]
-        graphs = [*given, *adapted]
+        missed = dict.fromkeys(each.missed for each in self.adaptations if each.missed)
+        self.selects = {checks: self._select(self._adapted(checks), checks) for checks in missed}
+        graphs = [each for each in self.specializations if not any(each is other for other in self.retired)]
+        graphs += self._adapted(())
         self.checks = tuple(generated_check(each, self.owner) for each in graphs)
+        return self._select(graphs, ())
+
+    def _adapted(self, missed: tuple[str, ...]) -> list[Specialization]:
+        return [made for each in self.adaptations if each.missed == missed for made in each.specializations]
+
+    def _select(self, graphs: Sequence[Specialization], missed: tuple[str, ...]) -> Select:
+        declined = [each.declined for each in self.adaptations if each.missed == missed and not each.specializations]
         return generated_select(self.module_class.forward, graphs, declined)
 
-    def selected(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Selected | None:
-        """Return the graph or the reason selected for this call, or None if there is neither."""
+    def selected(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[str, ...] = ()
+    ) -> Selected | None:
+        """Return the graph or the reason selected for this call, or None if there is neither.
+
+        Args:
+            module: the module.
+            args: the arguments of the call, with ``kwargs``.
+            missed: the failed checks that graphs are selected after; none for those tried at once.
+        """
+        select = self.selects.get(missed) if missed else self.select
         try:
-            return self.select(module, args, kwargs)
+            return None if select is None else select(module, args, kwargs)
         except _NOT_TAKEN:
             return None
 
-    def adapt(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Selected | None:
-        """Make a graph for a call taken by none so far, or return None for the original forward."""
+    def adapt(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[str, ...] = ()
+    ) -> Selected | None:
+        """Return a graph for a call that none tried before takes, made now if there is none, or None if impossible."""
         if is_only_traced(args, kwargs) or self.adapter is None or acts_on_all():
             return None
+        if missed and (selected := self.selected(module, args, kwargs, missed)) is not None:
+            return selected
         with TRACING:
-            selected = self.selected(module, args, kwargs)  # another thread may have made one
+            selected = self.selected(module, args, kwargs, missed)  # another thread may have made one
             if selected is not None or len(self.adaptations) >= MAX_ADAPTATIONS:
                 return selected
-            _busy.now = True
-            try:
-                made = self.adapter.adapt(module, self.original, args, kwargs)
-            finally:
-                _busy.now = False
+            with adapting():
+                made = self.adapter.adapt(module, self.original, args, kwargs, missed)
             if made is None:
                 return None
             selected = self._with(made, module, args, kwargs)
@@ -199,7 +238,7 @@ class ScheduledState:
         before = self.adaptations
         self.adaptations = (*before, made)
         self.select = self._dispatch()
-        selected = self.selected(module, args, kwargs)
+        selected = self.selected(module, args, kwargs, made.missed)
         if selected is None and made.specializations:
             self.adaptations = before
         return selected
@@ -257,11 +296,11 @@ class ScheduledState:
         if self.specializations and not is_only_traced(args, kwargs):
             self.fallbacks += 1
             if is_on("fallbacks"):
-                received = _summary(args, kwargs)
+                received = summary(args, kwargs)
                 facts = {"module": self.name, "count": self.fallbacks, "received": received, "reason": why}
                 log("fallbacks", f"{self.label}: original forward, number {self.fallbacks}: {received}", facts)
             if self.fallbacks == 1:
-                self.last_miss = _summary(args, kwargs)
+                self.last_miss = summary(args, kwargs)
                 because = f". No graph could be made for it: {why}" if why else ""
                 warnings.warn(
                     f"{self.label}: a call differs from the recorded ones and runs the original forward; correct, not "
@@ -269,39 +308,6 @@ class ScheduledState:
                     FallbackWarning,
                     stacklevel=5,
                 )
-
-
-def sees_functions() -> bool:
-    """Check whether a user's ``TorchFunctionMode`` is active (it sees, and may change, each torch function called)."""
-    own = ("torch.utils._device", "schedule.")
-    return not all(type(mode).__module__.startswith(own) for mode in function_mode_stack())
-
-
-def is_only_traced(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Check whether a call is not a real run: it is compiled, exported, transformed, captured, or without data."""
-    if torch.compiler.is_compiling() or _busy.now or torch.jit.is_tracing():
-        return True
-    if count_dispatch_modes() or innermost_transform() is not None:
-        return True
-    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-        return True
-    return any(map(_is_traced_value, (leaf for _, leaf in leaves((args, kwargs)))))
-
-
-def _is_traced_value(leaf: Any) -> bool:
-    if isinstance(leaf, torch.Tensor):
-        return leaf.is_meta or isinstance(leaf, (FakeTensor, FunctionalTensor))
-    return isinstance(leaf, fx.Proxy)
-
-
-def _summary(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    def short(value: Any) -> str:
-        if isinstance(value, torch.Tensor):
-            sizes = "[nested]" if value.is_nested else list(value.shape)
-            return f"{str(value.dtype).removeprefix('torch.')}{sizes}"
-        return repr(value) if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__
-
-    return ", ".join([*map(short, args), *(f"{key}={short(value)}" for key, value in kwargs.items())])
 
 
 def state_of(module: nn.Module) -> ScheduledState | None:

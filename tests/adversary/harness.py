@@ -25,7 +25,8 @@ from torch import nn
 
 import schedule
 from schedule.rules import select_rules
-from schedule.runtime.scheduled import ScheduledState, is_only_traced, state_of
+from schedule.runtime.call_kinds import is_only_traced
+from schedule.runtime.scheduled import ScheduledState, state_of
 from schedule.util.errors import ScheduleError
 from tests.adversary.calls import STEP, TRAINED, USUAL
 from tests.adversary.cases import (

@@ -110,7 +110,7 @@ class EveryModelScheduled:
     def schedule(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Schedule ``model`` for calls like this one; whatever refuses it leaves it as it was."""
         import schedule
-        from schedule.runtime.scheduled import is_only_traced
+        from schedule.runtime.call_kinds import is_only_traced
         from schedule.util.copying import copied
         from schedule.util.errors import ScheduleError
 

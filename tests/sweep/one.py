@@ -24,6 +24,7 @@ from torch import nn
 import fused
 import schedule
 from schedule.capture.examples.inputs import REFUSALS, Inputs
+from schedule.core.adapting import adapter_for
 from schedule.report.entries import Entry
 from schedule.runtime.scheduled import install, state_of
 from schedule.util.errors import ScheduleError, TraceError, VerificationError
@@ -283,7 +284,7 @@ def _traced(model: nn.Module, batch: Inputs, result: Result) -> None:
     result.traced = "calls" if any(_has_parts(model.get_submodule(path)) for path in calls) else "whole"
     # transformers leaves the weights of some experts uninitialized: another build has others
     twin = copy.deepcopy(model)
-    install(twin, sch.specializations)
+    install(twin, sch.specializations, adapter=adapter_for(sch, ()))
     report = equivalent(model, twin, batch, steps=0)
     if report.equal and len(_shapes([report])) < 3:
         other = _other(model, batch, *OTHER_SHAPES[0])

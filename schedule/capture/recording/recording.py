@@ -12,9 +12,10 @@ import inspect
 import numbers
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -256,8 +257,24 @@ def record(root: nn.Module, example_inputs: Any) -> Recording:
     Raises:
         NotApplicable: the model raises for these inputs; its error is the cause.
     """
+    return recorded(root, None, *as_call(example_inputs))
+
+
+def recorded(
+    root: nn.Module, forward: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Recording:
+    """Record one call, as :func:`record` does.
+
+    Args:
+        root: the model.
+        forward: its forward, unbound, to run in place of a call of ``root``; None for the call.
+        args: positional arguments.
+        kwargs: keyword arguments.
+
+    Raises:
+        NotApplicable: the model raises for these inputs; its error is the cause.
+    """
     recording = Recording()
-    args, kwargs = as_call(example_inputs)
     watching = _WatchingFunctions(recording)
 
     def keep(module: nn.Module, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -273,11 +290,14 @@ def record(root: nn.Module, example_inputs: Any) -> Recording:
         watching.returned(module, output)
         return output
 
+    def run() -> Any:
+        return root(*args, **kwargs) if forward is None else keep(root, partial(forward, root), args, kwargs)
+
     with undisturbed(root, args, kwargs) as before, torch.no_grad(), intercepted_calls(root, keep):
         root.eval()
         try:
             with user_code(), watching:
-                watching.reads(root(*args, **kwargs))
+                watching.reads(run())
             recording.set_by_run = before.changed_entries()
         except UserCodeError as failed:
             raise NotApplicable(

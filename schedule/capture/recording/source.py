@@ -63,10 +63,14 @@ def raised(error: Exception) -> TraceError:
     )
 
 
-def data_dependent(func: Any) -> TraceError:
+class NeedsData(TraceError):
+    """Error for Python code that needs values of a tensor that were not recorded."""
+
+
+def data_dependent(func: Any) -> NeedsData:
     """Return the error for Python code that needs the values of a tensor."""
     name = getattr(func, "__name__", str(func))
-    return TraceError(
+    return NeedsData(
         f"the forward needs the data of a tensor to go on ({name})",
         where=user_line(),
         fix="flatten less: keep the module that holds this line a leaf (`leaves=(…,)`), "

@@ -154,7 +154,7 @@ def replayed(root: nn.Module, made: Iterable[Made]) -> AbstractContextManager[No
     left: dict[nn.Module, deque[Made]] = {}
     for each in made:
         module = root.get_submodule(each.path)
-        if each.lasting or not is_plain(module) or (isinstance(module, DropoutBase) and not each.states):
+        if each.lasting or not _is_repeatable(module, each):
             left.setdefault(module, deque()).append(each)
     if not left:
         return nullcontext()
@@ -164,3 +164,13 @@ def replayed(root: nn.Module, made: Iterable[Made]) -> AbstractContextManager[No
         return waiting.popleft().again() if waiting else call(*args, **kwargs)
 
     return intercepted_calls(root, again)
+
+
+def repeatable(root: nn.Module, made: Iterable[Made]) -> bool:
+    """Check whether all these calls may be made again: another graph then runs in place of the one that made them."""
+    return all(_is_repeatable(root.get_submodule(each.path), each) for each in made)
+
+
+def _is_repeatable(module: nn.Module, made: Made) -> bool:
+    """Check whether a call of ``module`` only computes, and draws nothing or the same numbers again."""
+    return is_plain(module) and not (isinstance(module, DropoutBase) and module.training and not made.states)

@@ -26,7 +26,7 @@ class Kinds(Mlp):
 
     def by_data(self, hidden: torch.Tensor) -> torch.Tensor:
         """Cannot be traced."""
-        return super().forward(hidden) * (2 if float(hidden.sum()) > -1e9 else 3)
+        return super().forward(hidden) * float(hidden.detach().numpy().shape[0])
 
 
 def kinds() -> tuple[nn.Module, nn.Module, schedule.Report]:
