@@ -36,6 +36,7 @@ from schedule.capture.tracing.environment import (
     quiet_autocast,
 )
 from schedule.capture.tracing.guards import GuardMiss
+from schedule.capture.tracing.hooks import acts_now
 from schedule.capture.tracing.messages import MESSAGES
 from schedule.capture.tracing.opaque import Constant
 from schedule.capture.tracing.sharing import has_constants, structural_key
@@ -263,7 +264,7 @@ def _refuse(module: nn.Module) -> None:
             raise NotApplicable(f"a primitive wraps the forward of {path or 'the module'}", fix=_EXAMPLES)
         if any(isinstance(tensor, DTensor) for tensor in child._parameters.values()):
             raise NotApplicable(f"{path or 'the module'} is sharded", fix=_EXAMPLES)
-        if path and any(getattr(child, hooks) for hooks in _HOOKS):
+        if path and acts_now(child):
             raise NotApplicable(f"{path} has a hook", fix="remove the hook")
         if "forward" in vars(child):
             raise NotApplicable(f"{path or 'the module'} has a forward of its own, set on the object", fix="remove it")
@@ -302,8 +303,8 @@ class Shadow:
     def __init__(self, module: nn.Module) -> None:
         memo: dict[int, Any] = {id(parameter): parameter for parameter in module.parameters()}
         memo |= {id(buffer): buffer.clone() for buffer in module.buffers()}
+        memo |= {id(getattr(module, hooks)): type(getattr(module, hooks))() for hooks in _HOOKS}
         for child in module.modules():
-            memo |= {id(getattr(child, hooks)): type(getattr(child, hooks))() for hooks in _HOOKS}
             if (state := state_of(child)) is not None:
                 memo[id(state)] = state
         self.module = copied(module, lambda tensor: tensor, memo)

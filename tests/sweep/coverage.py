@@ -116,6 +116,7 @@ def summary(results: Results, of: str = "config classes") -> str:
     traced = [result for result in built if result.get("traced") == "whole"]
     elsewhere = [result for result in traced if not _kinds(result) & {"traced for one shape", "trace never runs"}]
     everyhow = [result for result in elsewhere if not any(kind.startswith("traced for") for kind in _kinds(result))]
+    further = [result for result in everyhow if result.get("trace_further")]
     equal = [r for r in built if (r.get("equal") or r.get("trace_equal")) and not wrong(r)]
     every_rule = [result for result in built if result.get("every_rule")]
     by_all = [result for result in every_rule if result["every_equal"]]
@@ -126,7 +127,8 @@ def summary(results: Results, of: str = "config classes") -> str:
     return (
         f"{len(every)} {of}, {len(built)} built: {len(traced)} traced whole{_percent(traced, built)}, "
         f"{len(elsewhere)} of them right at other shapes{_percent(elsewhere, built)} and {len(everyhow)} at every "
-        f"shape that was tried, in both modes{_percent(everyhow, built)}; every attention, MLP, norm and other "
+        f"shape that was tried, in both modes{_percent(everyhow, built)}, {len(further)} of these with further graphs for "
+        f"other numbers of rows or lengths; every attention, MLP, norm and other "
         f"innermost module that a rule is about traced in {len(followed)}{_percent(followed, built)}, those around "
         f"them too in {len(around)}{_percent(around, built)}; {len(rewritten)} rewritten, of those with a construct "
         f"{len(everywhere)} everywhere{_percent(everywhere, holding)}; {len(equal)} checked and equal, "

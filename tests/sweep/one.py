@@ -93,6 +93,7 @@ class Result(Outcome):
         traced: ``whole``, or ``calls`` if modules with parts of their own stayed calls.
         trace_equal: the traced root computed the same everywhere.
         trace_missed: modes, train or eval, in which its recorded call ran the original forward.
+        trace_further: calls of other shapes that got graphs of their own, at most two.
         every_rule: as ``rules``, with ``rules="all"``.
         every_equal: with all rules it computed the same, at two shapes.
     """
@@ -108,6 +109,7 @@ class Result(Outcome):
     traced: str | None = None
     trace_equal: bool | None = None
     trace_missed: list[str] = field(default_factory=list)
+    trace_further: int = 0
     every_rule: dict[str, int] | None = None
     every_equal: bool | None = None
 
@@ -297,8 +299,9 @@ def _traced(model: nn.Module, batch: Inputs, result: Result) -> None:
         kind = {"train": "traced for eval only", "eval": "traced for training only"}.get(" ".join(result.trace_missed))
         result.reasons[kind or "trace never runs"] = "the recorded call ran the original forward"
     bound_to = _bound_to(twin, model, batch, result.trace_missed)
+    state = state_of(twin)
+    result.trace_further = sum(bool(each.specializations) for each in state.adaptations) if state else 0
     if bound_to:
-        state = state_of(twin)
         result.reasons[f"traced for one {bound_to}"] = f"the original forward runs: {state and state.last_miss}"
 
 

@@ -96,8 +96,8 @@ def test_the_page(tmp_path) -> None:  # type: ignore[no-untyped-def]
     assert line == f"{summary(results)} 1 have no result yet."
     assert line.startswith(
         "3 config classes, 2 built: 1 traced whole (50.0 %), 1 of them right at other shapes (50.0 %) and 1 at every "
-        "shape that was tried, in both modes (50.0 %); every attention, MLP, norm and other innermost "
-        "module that a rule is about traced in 1 (50.0 %), those around them too in 1 (50.0 %); 2 rewritten, of those "
+        "shape that was tried, in both modes (50.0 %), 0 of these with further graphs for other numbers of rows or "
+        "lengths; every attention, MLP, norm and other innermost module that a rule is about traced in 1 (50.0 %), those around them too in 1 (50.0 %); 2 rewritten, of those "
         "with a construct 1 everywhere (50.0 %); 1 checked and equal, 1 of 1 rewritten by all rules are equal, 1 wrong"
     )
     lines = (tmp_path / "page.md").read_text().splitlines()
@@ -111,7 +111,7 @@ def test_how_a_trace_is_bound_is_counted() -> None:
         return vars(Result(name, built=True, traced="whole", trace_equal=True, reasons=dict.fromkeys(kinds, "why")))
 
     several = (
-        traced("free"),
+        traced("free") | {"trace_further": 2},
         traced("images", "traced for one number of rows"),
         traced("layer_drop", "traced for eval only"),
         traced("tokens", "traced for one shape"),
@@ -119,7 +119,7 @@ def test_how_a_trace_is_bound_is_counted() -> None:
     )
     assert summary({str(result["name"]): result for result in several}).startswith(
         "5 config classes, 4 built: 4 traced whole (100.0 %), 3 of them right at other shapes (75.0 %) and 1 at every "
-        "shape that was tried, in both modes (25.0 %)"
+        "shape that was tried, in both modes (25.0 %), 1 of these with further graphs for other numbers of rows"
     )
 
 

@@ -103,8 +103,8 @@ def same_calls(model: nn.Module, batch: Batch, others: list[Batch]) -> None:
     ("cls", "batch", "others", "graphs"),
     [
         (Rows, (hidden(2, 3),), [(hidden(3, 3),), (hidden(1, 4),)], 2),
-        (Pieces, (hidden(6), sizes(2, 4)), [(hidden(6), sizes(1, 2, 3)), (hidden(7), sizes(4, 3)), (hidden(5), sizes(5))], 2),
-        (Counted, (hidden(6), sizes(1, 1)), [(hidden(5), sizes(2, 1)), (hidden(4), sizes(1)), (hidden(4), sizes(2))], 2),
+        (Pieces, (hidden(6), sizes(2, 4)), [(hidden(6), sizes(1, 2, 3)), (hidden(7), sizes(4, 3))], 1),
+        (Counted, (hidden(6), sizes(1, 1)), [(hidden(5), sizes(2, 1)), (hidden(4), sizes(2))], 1),
         (Branching, (hidden(2),), [(-hidden(3),), (-hidden(2).abs(),), (-hidden(3),)], 2),
         (Dropping, (hidden(2),), [(-hidden(3),)], 1),
     ],
