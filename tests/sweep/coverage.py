@@ -127,9 +127,9 @@ def summary(results: Results, of: str = "config classes") -> str:
     return (
         f"{len(every)} {of}, {len(built)} built: {len(traced)} traced whole{_percent(traced, built)}, "
         f"{len(elsewhere)} of them right at other shapes{_percent(elsewhere, built)} and {len(everyhow)} at every "
-        f"shape that was tried, in both modes{_percent(everyhow, built)}, {len(further)} of these with further graphs for "
-        f"other numbers of rows or lengths; every attention, MLP, norm and other "
-        f"innermost module that a rule is about traced in {len(followed)}{_percent(followed, built)}, those around "
+        f"shape that was tried, in both modes{_percent(everyhow, built)}, {len(further)} of these with further graphs "
+        f"for other numbers of rows or lengths; every attention, MLP, norm and other innermost module "
+        f"that a rule is about traced in {len(followed)}{_percent(followed, built)}, those around "
         f"them too in {len(around)}{_percent(around, built)}; {len(rewritten)} rewritten, of those with a construct "
         f"{len(everywhere)} everywhere{_percent(everywhere, holding)}; {len(equal)} checked and equal, "
         f"{len(by_all)} of {len(every_rule)} rewritten by all rules are equal, {sum(map(wrong, built))} wrong."

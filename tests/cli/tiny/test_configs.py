@@ -97,7 +97,8 @@ def test_the_page(tmp_path) -> None:  # type: ignore[no-untyped-def]
     assert line.startswith(
         "3 config classes, 2 built: 1 traced whole (50.0 %), 1 of them right at other shapes (50.0 %) and 1 at every "
         "shape that was tried, in both modes (50.0 %), 0 of these with further graphs for other numbers of rows or "
-        "lengths; every attention, MLP, norm and other innermost module that a rule is about traced in 1 (50.0 %), those around them too in 1 (50.0 %); 2 rewritten, of those "
+        "lengths; every attention, MLP, norm and other innermost module that a rule is about traced in 1 (50.0 %), "
+        "those around them too in 1 (50.0 %); 2 rewritten, of those "
         "with a construct 1 everywhere (50.0 %); 1 checked and equal, 1 of 1 rewritten by all rules are equal, 1 wrong"
     )
     lines = (tmp_path / "page.md").read_text().splitlines()
