@@ -213,7 +213,8 @@ class ScheduledState:
         """Return a graph for a call that none tried before takes, made now if there is none, or None if impossible."""
         if is_only_traced(args, kwargs) or self.adapter is None or acts_on_all():
             return None
-        if missed and (selected := self.selected(module, args, kwargs, missed)) is not None:
+        selected = self.selected(module, args, kwargs, missed) if missed else None
+        if selected is not None or len(self.adaptations) >= MAX_ADAPTATIONS:
             return selected
         with TRACING:
             selected = self.selected(module, args, kwargs, missed)  # another thread may have made one
