@@ -93,7 +93,7 @@ class Result(Outcome):
         traced: ``whole``, or ``calls`` if modules with parts of their own stayed calls.
         trace_equal: the traced root computed the same everywhere.
         trace_missed: modes, train or eval, in which its recorded call ran the original forward.
-        trace_further: calls of other shapes that got graphs of their own, at most two.
+        trace_further: kinds of calls of other shapes that got graphs of their own.
         every_rule: as ``rules``, with ``rules="all"``.
         every_equal: with all rules it computed the same, at two shapes.
     """
