@@ -156,12 +156,12 @@ class ScheduledState:
             self.retire(run, why)
         elif not is_only_traced(args, kwargs) and str(miss) not in missed and repeatable(module, miss.made):
             missed = (*missed, str(miss))
-            run, given = self.adapt(module, args, kwargs, missed) or (None, ("",))
-            if run is not None:
+            other, given = self.adapt(module, args, kwargs, missed) or (None, ("",))
+            if other is not None:
                 try:
-                    return run(*given)
+                    return other(*given)
                 except GuardMiss as further:
-                    return self.after(further, run, module, args, kwargs, missed)
+                    return self.after(further, other, module, args, kwargs, missed)
             (why,) = given
         with replayed(module, miss.made):
             return self.fall_back(module, args, kwargs, why)
