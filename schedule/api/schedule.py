@@ -130,6 +130,7 @@ class Schedule(Node):
     fork_rng = primitives.fork_rng
     cut_pipeline_stage = primitives.cut_pipeline_stage
     shard = primitives.shard
+    shard_experts = primitives.shard_experts
     sync = primitives.sync
     shard_plan = primitives.shard_plan
     apply_plan = primitives.apply_plan

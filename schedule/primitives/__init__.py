@@ -11,6 +11,7 @@ from schedule.primitives.plan import apply_plan, shard_plan
 from schedule.primitives.registry import list_primitives, primitive
 from schedule.primitives.replace import replace, replace_all
 from schedule.primitives.shard import shard
+from schedule.primitives.shard_experts import shard_experts
 from schedule.primitives.sync import sync
 from schedule.primitives.trace import trace, trace_until
 
@@ -29,6 +30,7 @@ __all__ = [
     "replace",
     "replace_all",
     "shard",
+    "shard_experts",
     "shard_plan",
     "sync",
     "trace",

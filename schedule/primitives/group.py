@@ -187,6 +187,7 @@ class Group(Generic[NodeT]):
     fork_rng = broadcast(primitives.fork_rng)
     cut_pipeline_stage = broadcast(primitives.cut_pipeline_stage)
     shard = broadcast(primitives.shard)
+    shard_experts = broadcast(primitives.shard_experts)
     sync = broadcast(primitives.sync)
 
     if not TYPE_CHECKING:  # else a misspelled primitive would not be an error

@@ -5,14 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from schedule.capture.tracing.specialization import Specialization, specialize
-from schedule.distributed.communication.mesh import TensorParallel, checked_mesh, tensor_parallel
+from schedule.distributed.communication.mesh import (
+    TensorParallel,
+    checked_mesh,
+    expert_ranks,
+    has_expert_dimension,
+    tensor_parallel,
+)
+from schedule.distributed.planning.experts import with_expert_parallel
 from schedule.distributed.planning.plan import with_parallel_loss
+from schedule.distributed.planning.plan_steps import EXPERTS
 from schedule.distributed.planning.planner import find_plan
 from schedule.distributed.planning.sequence import with_sequence_parallel
 from schedule.distributed.tensor_parallel.modules import LEFT, stays_call
 from schedule.distributed.tensor_parallel.state import Sharded, sharded_state
 from schedule.primitives.registry import primitive, query
 from schedule.primitives.shard import shard
+from schedule.primitives.shard_experts import shard_experts
 from schedule.primitives.sync import sync
 from schedule.runtime.scheduled import forward_of, state_of
 from schedule.util.errors import NotApplicable, ShardError, TraceError
@@ -27,7 +36,12 @@ if TYPE_CHECKING:
 
 @query
 def shard_plan(
-    sch: Node, mesh: Any = None, vocabulary: bool = True, sequence: bool = False, parallel_loss: bool = False
+    sch: Node,
+    mesh: Any = None,
+    vocabulary: bool = True,
+    sequence: bool = False,
+    parallel_loss: bool = False,
+    experts: bool | None = None,
 ) -> Plan:
     """Find a tensor-parallel plan for this model from its traced graph alone.
 
@@ -50,9 +64,13 @@ def shard_plan(
             gathering them. Run the model and the backward pass within
             ``torch.distributed.tensor.parallel.loss_parallel()``, whose cross entropy communicates a few numbers per
             token; :func:`fused.cross_entropy` takes such logits directly.
+        experts: spread the experts of a mixture over the dimensions ``"ep"`` and ``"tp"`` of the mesh, as
+            :meth:`shard_experts` does, instead of sharding the width of each. By default if the mesh has a dimension
+            ``"ep"``. Experts whose number is not divisible keep their shards of the width.
 
     Raises:
-        ShardError: no mesh, or another than the schedule's; ``parallel_loss`` without sharded logits.
+        ShardError: no mesh, or another than the schedule's; ``parallel_loss`` without sharded logits; ``experts``
+            without these dimensions.
         TraceError: the model cannot be traced.
         NotApplicable: the model is sharded or rewritten already.
     """
@@ -67,6 +85,9 @@ def shard_plan(
     state.whole = sch.tree.graphs.recording
     graph = _flattened(sch).graph
     plan = find_plan(graph, sch.module, state, vocabulary)
+    if has_expert_dimension(sch.tree.mesh) if experts is None else experts:
+        ranks = state.tp.size if isinstance(mesh, int) else expert_ranks(sch.tree.mesh)
+        plan = with_expert_parallel(plan, sch.module, state, ranks)
     if sequence:
         plan = with_sequence_parallel(plan, graph, sch.module, state)
     return with_parallel_loss(plan) if parallel_loss else plan
@@ -96,6 +117,9 @@ def _apply(sch: Node, plan: Plan) -> None:
     whole = [("fwd_post", "all_gather"), ("fwd_post", LEFT)]
     state.gathered = frozenset(step.path for step in plan.syncs if (step.mode, step.op) in whole)
     for group in plan.groups:
+        if group.kind == EXPERTS:
+            shard_experts(sch.at(group.name))
+            continue
         for step in group.shards:
             shard(sch.at(step.path), step.name, step.axis, step.parts, step.replicas, step.common)
     for each in plan.syncs:

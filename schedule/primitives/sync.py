@@ -96,6 +96,11 @@ def sync(
     """
     state, sharding = sharded_state(sch.tree), sharding_of(sch.module)
     wanted = _wanted(sch, state, mode, Sync(op_or_fn, axis, argument))
+    if sharding is not None and sharding.experts is not None:
+        raise ShardError(
+            "its experts are spread over the ranks, and its inputs and output are whole",
+            fix="sync the module around it",
+        )
     if mode == "bwd_pre":
         _sync_output_gradient(sch, state, wanted)
     elif projection_of(sch.module) is not None and wanted.argument is None:

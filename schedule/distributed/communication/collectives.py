@@ -172,6 +172,20 @@ class _Move(torch.autograd.Function):
         return _Move.apply(grad, ctx.group, ctx.target, ctx.source), None, None, None
 
 
+class _ExchangeRows(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, group: str, sent: list[int], received: list[int]) -> Tensor:
+        return exchanged(x, group, sent, received)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, ctx.group, ctx.sent, ctx.received = inputs
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _ExchangeRows.apply(grad, ctx.group, ctx.received, ctx.sent), None, None, None
+
+
 class _OnGradient(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
@@ -266,6 +280,20 @@ def move_in_tensor_parallel(x: Tensor, group: str, source: int, target: int) -> 
         ShardError: ``target`` does not divide evenly over the ranks.
     """
     result: Tensor = _Move.apply(x, group, source, target)
+    return result
+
+
+@_leaf
+def exchange_rows(x: Tensor, group: str, sent: list[int], received: list[int]) -> Tensor:
+    """Send consecutive rows of ``x`` to each rank by an all-to-all, and return the received rows, in rank order.
+
+    Args:
+        x: the rows for rank 0, then those for rank 1, and so on.
+        group: name of the process group.
+        sent: number of rows for each rank.
+        received: number of rows from each rank.
+    """
+    result: Tensor = _ExchangeRows.apply(x, group, sent, received)
     return result
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -155,13 +156,23 @@ def summed_part(x: Tensor, group: str) -> Tensor:
     return _made("reduce_scatter_tensor", group, x.contiguous(), "sum", size)
 
 
-def exchanged(x: Tensor, group: str) -> Tensor:
-    """Send chunk ``i`` of the first dimension to rank ``i``, and concatenate the received chunks (all-to-all)."""
+def exchanged(x: Tensor, group: str, sent: Sequence[int] = (), received: Sequence[int] = ()) -> Tensor:
+    """Send chunk ``i`` of the first dimension to rank ``i``, and concatenate the received chunks (all-to-all).
+
+    Args:
+        x: the chunks for all ranks.
+        group: name of the process group.
+        sent: size of the chunk for each rank; equal chunks if left out.
+        received: size of the chunk from each rank.
+    """
     size = group_size(group)
     if size == 1:
         return x
+    equal = [x.shape[0] // size] * size
+    sent, received = list(sent or equal), list(received or equal)
     ranks = _simulated.get(group)
     if ranks is not None:
-        return torch.cat([one.chunk(size)[ranks.rank] for one in ranks.exchange("all_to_all", x)])
-    parts = [x.shape[0] // size] * size
-    return _made("all_to_all_single", group, x.contiguous(), parts, parts)
+        parts = torch.nn.utils.rnn.pad_sequence(list(x.split(sent)), batch_first=True)
+        given = ranks.exchange("all_to_all", parts)
+        return torch.cat([one[ranks.rank, :own] for one, own in zip(given, received, strict=True)])
+    return _made("all_to_all_single", group, x.contiguous(), received, sent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from schedule.util.errors import ShardError
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-TENSOR_PARALLEL = "tp"
+TENSOR_PARALLEL, EXPERT_PARALLEL = "tp", "ep"
 
 _MAKE_MESH = 'pass create_schedule(…, mesh=init_device_mesh("cuda", (n,), mesh_dim_names=("tp",)))'
 
@@ -85,6 +86,52 @@ def tensor_parallel(mesh: DeviceMesh | SimulatedMesh | None) -> TensorParallel:
             fix="schedule on the ranks of the mesh only",
         )
     return TensorParallel(own, own.get_group().group_name, own.size(), own.get_local_rank())
+
+
+def has_expert_dimension(mesh: Any) -> bool:
+    """Return whether ``mesh`` has a dimension named ``"ep"``."""
+    return isinstance(mesh, DeviceMesh) and EXPERT_PARALLEL in (mesh.mesh_dim_names or ())
+
+
+def expert_ranks(mesh: DeviceMesh | SimulatedMesh | None) -> int:
+    """Return the number of ranks of the dimensions ``"ep"`` and ``"tp"`` of ``mesh``, without communication.
+
+    Simulated ranks are those of ``"tp"``.
+
+    Raises:
+        ShardError: as :func:`tensor_parallel` does, or there are no two dimensions of these names.
+    """
+    size = tensor_parallel(mesh).size
+    return math.prod(mesh[name].size() for name in _expert_dimensions(mesh)) if isinstance(mesh, DeviceMesh) else size
+
+
+def expert_parallel(mesh: DeviceMesh | SimulatedMesh | None) -> TensorParallel:
+    """Return the dimensions ``"ep"`` and ``"tp"`` of ``mesh`` as a single one. All ranks must call it.
+
+    Simulated ranks are those of ``"tp"``.
+
+    Raises:
+        ShardError: as :func:`expert_ranks` does.
+    """
+    tp = tensor_parallel(mesh)
+    if not isinstance(mesh, DeviceMesh):
+        return tp
+    wanted = tuple(name for name in _expert_dimensions(mesh) if mesh[name].size() > 1)
+    if EXPERT_PARALLEL not in wanted:
+        return tp
+    own = mesh[wanted[0]] if len(wanted) == 1 else mesh[wanted]._flatten()
+    return TensorParallel(own, own.get_group().group_name, own.size(), own.get_local_rank())
+
+
+def _expert_dimensions(mesh: DeviceMesh) -> list[str]:
+    names = mesh.mesh_dim_names or ()
+    if not {TENSOR_PARALLEL, EXPERT_PARALLEL} <= set(names):
+        has = ", ".join(map(repr, names)) or f"{mesh.ndim} without names"
+        raise ShardError(
+            f'experts are spread over the dimensions "ep" and "tp" of a mesh, and this mesh has {has}',
+            fix='init_device_mesh("cuda", (n, 1), mesh_dim_names=("ep", "tp")), if nothing else is sharded',
+        )
+    return [name for name in names if name in (TENSOR_PARALLEL, EXPERT_PARALLEL)]
 
 
 def _dimension(mesh: Any) -> str | None:

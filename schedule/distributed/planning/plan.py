@@ -56,7 +56,8 @@ class Plan:
 
     def bytes_moved(self) -> int:
         """Return the number of bytes sent by each rank per training step of the recorded run, with ring algorithms."""
-        steps: list[ShardStep | SyncStep] = [*self.shards, *self.syncs]
+        exchanges = [step for group in self.groups for step in group.exchanges]
+        steps: list[ShardStep | SyncStep] = [*self.shards, *self.syncs, *exchanges]
         return sum(moved(step, self.ranks) for step in steps)
 
     def to_json(self) -> str:
@@ -79,6 +80,7 @@ class Plan:
                     [ShardStep(**step) for step in group["shards"]],
                     [SyncStep(**step) for step in group["syncs"]],
                     group["kind"],
+                    [SyncStep(**step) for step in group.get("exchanges", ())],
                 )
                 for group in found["groups"]
             ]

@@ -49,6 +49,7 @@ class SyncStep:
         axis: the sharded dimension.
         argument: the name of the input or parameter, for a module that is not a projection.
         nbytes: the bytes of the whole tensor in the recorded run.
+        ranks: the number of ranks that take part, if these are not the ranks of the plan.
     """
 
     path: str
@@ -57,9 +58,10 @@ class SyncStep:
     axis: int | None = None
     argument: str | None = None
     nbytes: int = field(default=0, compare=False)
+    ranks: int | None = None
 
 
-HEADS, FEATURES, VOCABULARY = "heads", "features", "tokens"
+HEADS, FEATURES, VOCABULARY, EXPERTS = "heads", "features", "tokens", "experts"
 
 
 @dataclass(frozen=True)
@@ -68,10 +70,12 @@ class Group:
 
     Attributes:
         name: the path of the module around the group, or the names of the vocabulary modules.
-        size: the number of heads, features or tokens that are sharded.
+        size: the number of heads, features, tokens or experts that are sharded.
         shards: the shard steps in order.
         syncs: the sync steps in order.
-        kind: the kind of dimension: the heads of an attention, other features, or the tokens of a vocabulary.
+        kind: the kind of dimension: the heads of an attention, other features, the tokens of a vocabulary, or
+            whole experts, by ``shard_experts``.
+        exchanges: the collectives made inside the module, besides the sync steps.
     """
 
     name: str
@@ -79,6 +83,7 @@ class Group:
     shards: list[ShardStep]
     syncs: list[SyncStep]
     kind: str = FEATURES
+    exchanges: list[SyncStep] = field(default_factory=list)
 
 
 def moved(step: ShardStep | SyncStep, ranks: int) -> int:
@@ -87,11 +92,13 @@ def moved(step: ShardStep | SyncStep, ranks: int) -> int:
     An all-reduce of n bytes sends 2·n·(ranks − 1)/ranks; an all-gather or a reduce-scatter sends half as
     much in each direction.
     """
+    if isinstance(step, SyncStep) and step.ranks is not None:
+        ranks = step.ranks
     part = step.nbytes * (ranks - 1) // ranks
     if isinstance(step, ShardStep) or step.op == "all_reduce":
         return 2 * part
     if step.op == LEFT:
         return 0
-    if step.op == "all_gather" and step.mode == "fwd_post":
+    if step.op == "all_gather" and step.mode != "fwd_pre":
         return part  # its gradient is this rank's part
-    return part if step.op == "scatter" or "->" in step.op else 2 * part
+    return part if step.op in ("scatter", "all_to_all") or "->" in step.op else 2 * part

@@ -45,9 +45,9 @@ def plan_table(ranks: int, groups: Sequence[Group], boundaries: Sequence[SyncSte
             f"{group.size} {group.kind}",
             _short(columns, group.name),
             _short(rows, group.name),
-            _counted(group.syncs, forward=True),
-            _counted([*group.syncs, *_summed(group)], forward=False),
-            f"{times}{sent([*group.shards, *group.syncs]):,}",
+            _counted([*group.syncs, *group.exchanges], forward=True),
+            _counted([*group.syncs, *group.exchanges, *_summed(group)], forward=False),
+            f"{times}{sent([*group.shards, *group.syncs, *group.exchanges]):,}",
         )
     if boundaries:
         counted = (_counted(boundaries, forward) for forward in (True, False))
@@ -70,7 +70,8 @@ def _alike(groups: Sequence[Group]) -> list[list[Group]]:
 
 def _kind(group: Group) -> Hashable:
     shards = tuple(replace(step, path=_without_number(step.path)) for step in group.shards)
-    syncs = tuple((replace(step, path=_without_number(step.path)), step.nbytes) for step in group.syncs)
+    steps = [*group.syncs, *group.exchanges]
+    syncs = tuple((replace(step, path=_without_number(step.path)), step.nbytes) for step in steps)
     return _without_number(group.name), group.size, group.kind, shards, syncs
 
 

@@ -19,6 +19,7 @@ from schedule.capture.tracing.own_forward import is_basic, is_conv1d
 from schedule.capture.tracing.specialization import original_class
 from schedule.distributed.communication.chunks import chunk_bounds
 from schedule.distributed.communication.resharding import Resharding
+from schedule.distributed.tensor_parallel.experts import Experts
 from schedule.distributed.tensor_parallel.linears import computes_linear
 
 SHARDING = "_schedule_sharding"
@@ -188,12 +189,14 @@ class ModuleSharding:
         ranks: number of ranks in the group.
         splits: parameter name → :class:`Split`.
         syncs: mode, with the argument if given (``"fwd_pre hidden_states"``) → :class:`Sync`.
+        experts: description of the experts, if the ranks of the group have different ones.
     """
 
     group: str
     ranks: int
     splits: Mapping[str, Split] = field(default_factory=dict)
     syncs: Mapping[str, Sync] = field(default_factory=dict)
+    experts: Experts | None = None
 
     def with_split(self, name: str, split: Split) -> ModuleSharding:
         """Return a copy with one more sharded parameter."""

@@ -16,6 +16,7 @@ from schedule.capture.tracing.specialization import original_class
 from schedule.distributed.communication import collectives
 from schedule.distributed.communication.chunks import chunk_bounds
 from schedule.distributed.communication.groups import group_rank, group_size
+from schedule.distributed.tensor_parallel.experts import Experts, dispatched
 from schedule.distributed.tensor_parallel.modules import (
     COLUMN,
     CONVOLUTIONS,
@@ -58,7 +59,7 @@ class ShardedForward:
     @property
     def is_local(self) -> bool:
         """Whether it is the forward of the class on local shards, without communication."""
-        return not self.missing and not self.sharding.syncs
+        return not self.missing and not self.sharding.syncs and self.sharding.experts is None
 
     @property
     def is_fresh(self) -> bool:
@@ -74,6 +75,8 @@ class ShardedForward:
         with self._own_share(module):
             if self.role == ROW and isinstance(module, nn.Embedding):
                 result = self._looked_up(module, *args, **kwargs)
+            elif self.sharding.experts is not None:
+                result = self._dispatched(self.sharding.experts, module, *args, **kwargs)
             else:
                 result = self.cls.forward(module, *args, **kwargs)
         result = self._reduced(result)
@@ -132,7 +135,8 @@ class ShardedForward:
         if tensor is None or (name == "bias" and self.role == ROW and self.cls in CONVOLUTIONS):
             return None  # a row-parallel convolution adds its bias to the reduced sum
         if isinstance(tensor, DTensor):
-            return tensor.to_local()
+            local, experts = tensor.to_local(), self.sharding.experts
+            return local if experts is None else experts.averaged(local)
         if name in self.partial:
             return collectives.copy_to_tensor_parallel(tensor, self.sharding.group)
         return tensor
@@ -149,6 +153,17 @@ class ShardedForward:
         finally:
             module.padding_idx = padding
         return rows.masked_fill(outside.unsqueeze(-1), 0.0)
+
+    def _dispatched(self, experts: Experts, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Send the tokens to their experts, and compute this rank's experts for those received."""
+        bound = inspect.signature(self.cls.forward).bind(module, *args, **kwargs)
+
+        def run(*given: Tensor) -> Any:
+            bound.arguments.update(zip(experts.names, given, strict=True))
+            return self.cls.forward(*bound.args, **bound.kwargs)
+
+        with experts.counted(module, experts.count // self.sharding.ranks):
+            return dispatched(run, experts, self.sharding.group, *[bound.arguments[name] for name in experts.names])
 
     # -- inputs and outputs ------------------------------------------------------------------------------
 
