@@ -66,11 +66,11 @@ def shard_plan(
             token; :func:`fused.cross_entropy` takes such logits directly.
         experts: spread the experts of a mixture over the dimensions ``"ep"`` and ``"tp"`` of the mesh, as
             :meth:`shard_experts` does, instead of sharding the width of each. By default if the mesh has a dimension
-            ``"ep"``. Experts whose number is not divisible keep their shards of the width.
+            ``"ep"``. Experts whose number is not divisible by the ranks keep their shards of the width.
 
     Raises:
         ShardError: no mesh, or another than the schedule's; ``parallel_loss`` without sharded logits; ``experts``
-            without these dimensions.
+            on a mesh without these dimensions.
         TraceError: the model cannot be traced.
         NotApplicable: the model is sharded or rewritten already.
     """
@@ -82,12 +82,12 @@ def shard_plan(
             fix="make the plan first; undo(), if need be",
         )
     state = Sharded(sch.tree, _ranks(sch, mesh))
+    spread = _expert_ranks(sch, mesh, experts)
     state.whole = sch.tree.graphs.recording
     graph = _flattened(sch).graph
     plan = find_plan(graph, sch.module, state, vocabulary)
-    if has_expert_dimension(sch.tree.mesh) if experts is None else experts:
-        ranks = state.tp.size if isinstance(mesh, int) else expert_ranks(sch.tree.mesh)
-        plan = with_expert_parallel(plan, sch.module, state, ranks)
+    if spread is not None:
+        plan = with_expert_parallel(plan, sch.module, state, spread)
     if sequence:
         plan = with_sequence_parallel(plan, graph, sch.module, state)
     return with_parallel_loss(plan) if parallel_loss else plan
@@ -141,6 +141,14 @@ def _ranks(sch: Node, mesh: Any) -> TensorParallel:
     if mesh is not None and mesh != sch.tree.mesh:
         raise ShardError(f"the schedule's mesh is {sch.tree.mesh}, and this is {mesh}", fix="use one mesh")
     return tensor_parallel(sch.tree.mesh)
+
+
+def _expert_ranks(sch: Node, mesh: Any, experts: bool | None) -> int | None:
+    """Return the number of ranks over which experts are spread, or None if they are not."""
+    if isinstance(mesh, int):
+        return mesh if experts else None
+    wanted = has_expert_dimension(sch.tree.mesh) if experts is None else experts
+    return expert_ranks(sch.tree.mesh) if wanted else None
 
 
 def _flattened(sch: Node) -> Specialization:

@@ -29,10 +29,10 @@ def shard_experts(sch: Node) -> None:
 
     ::
 
-        before:  y = self.experts(x, index, weights)          # gate_up_proj [experts, 2 · width, hidden], x [tokens, hidden]
-        after:   rows = all_to_all(x[token of each pair])     # local gate_up_proj [experts / n, 2 · width, hidden]
-                 pairs = all_to_all(self.experts(rows, index of each row, 1))
-                 y = (pairs · weights).sum(over the k experts of a token)
+        before:  y = self.experts(x, index, weights)         # x [tokens, hidden], local weight [experts, out, in]
+        after:   rows = all_to_all(x[token of each pair])
+                 pairs = all_to_all(self.experts(rows, expert of each row, 1))  # [experts / n, out, in]
+                 y = (pairs * weights).sum(1)                # over the k experts of each token
 
     Along ``"ep"`` each rank has a batch of its own, as in data parallelism: a loss that is a mean over the batch is the
     mean of the ranks' losses, and the gradients of the experts are averaged over the ranks. The gradients of all other

@@ -89,8 +89,8 @@ def tensor_parallel(mesh: DeviceMesh | SimulatedMesh | None) -> TensorParallel:
 
 
 def has_expert_dimension(mesh: Any) -> bool:
-    """Return whether ``mesh`` has a dimension named ``"ep"``."""
-    return isinstance(mesh, DeviceMesh) and EXPERT_PARALLEL in (mesh.mesh_dim_names or ())
+    """Return whether ``mesh`` has dimensions named ``"ep"`` and ``"tp"``."""
+    return isinstance(mesh, DeviceMesh) and {TENSOR_PARALLEL, EXPERT_PARALLEL} <= set(mesh.mesh_dim_names or ())
 
 
 def expert_ranks(mesh: DeviceMesh | SimulatedMesh | None) -> int:
@@ -125,7 +125,7 @@ def expert_parallel(mesh: DeviceMesh | SimulatedMesh | None) -> TensorParallel:
 
 def _expert_dimensions(mesh: DeviceMesh) -> list[str]:
     names = mesh.mesh_dim_names or ()
-    if not {TENSOR_PARALLEL, EXPERT_PARALLEL} <= set(names):
+    if not has_expert_dimension(mesh):
         has = ", ".join(map(repr, names)) or f"{mesh.ndim} without names"
         raise ShardError(
             f'experts are spread over the dimensions "ep" and "tp" of a mesh, and this mesh has {has}',

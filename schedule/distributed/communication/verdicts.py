@@ -13,7 +13,7 @@ import torch.distributed as dist
 from fused.torch_internals.process_groups import set_timeout
 from schedule.distributed.communication.agreement import difference
 from schedule.distributed.communication.exchange import exchanged_strings
-from schedule.distributed.communication.mesh import tensor_parallel
+from schedule.distributed.communication.mesh import expert_parallel, has_expert_dimension, tensor_parallel
 from schedule.util.errors import VerificationError
 
 
@@ -73,20 +73,28 @@ def verdicts_of(mesh: Any, limit: float) -> Verdicts | None:
     """Return the verdicts for a mesh of several ranks, or None for a schedule on one device."""
     if not isinstance(mesh, dist.device_mesh.DeviceMesh) or not dist.is_initialized():
         return None
-    ranks = dist.get_process_group_ranks(tensor_parallel(mesh).mesh.get_group())  # type: ignore[union-attr]
+    ranks = dist.get_process_group_ranks(_groups(mesh)[-1])
     return Verdicts(ranks, limit) if len(ranks) > 1 else None
 
 
 @contextmanager
 def limited(mesh: Any, limit: float) -> Iterator[None]:
-    """Limit the time of collectives on the tensor-parallel group, so a hang becomes an error."""
+    """Limit the time of the collectives of sharded modules, so a hang becomes an error."""
     if verdicts_of(mesh, limit) is None:
         yield
         return
-    group = tensor_parallel(mesh).mesh.get_group()  # type: ignore[union-attr]
-    before = group._get_backend(torch.device(mesh.device_type)).options._timeout
-    set_timeout(timedelta(seconds=limit), group)
+    groups, device = _groups(mesh), torch.device(mesh.device_type)
+    before = [group._get_backend(device).options._timeout for group in groups]
+    for group in groups:
+        set_timeout(timedelta(seconds=limit), group)
     try:
         yield
     finally:
-        set_timeout(before, group)
+        for group, timeout in zip(groups, before, strict=True):
+            set_timeout(timeout, group)
+
+
+def _groups(mesh: Any) -> list[dist.ProcessGroup]:
+    """Return the process groups of sharded modules, the largest last."""
+    made = [tensor_parallel(mesh), *([expert_parallel(mesh)] if has_expert_dimension(mesh) else [])]
+    return [each.mesh.get_group() for each in made if each.mesh is not None]

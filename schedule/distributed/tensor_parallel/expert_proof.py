@@ -6,7 +6,6 @@ import inspect
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +56,7 @@ def experts_of(module: nn.Module, calls: Sequence[Call], ranks: int) -> Experts:
             if _computed_alike(trial, found, parameters, ranks):
                 return found
     raise ShardError(
-        f"experts of {original_class(module).__name__} computed apart do not give the weighted sum that they give together",
+        f"a {original_class(module).__name__} does not return the weighted sum of what each expert computes alone",
         fix="leave it whole, or shard its parameters along their width",
     )
 
@@ -142,7 +141,7 @@ def _trial(module: nn.Module, calls: Sequence[Call]) -> _Trial:
 
 
 def _subsets(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    for size in range(len(names) + 1):
+    for size in range(len(names), -1, -1):
         yield from itertools.combinations(names, size)
 
 
@@ -167,11 +166,13 @@ def _computed_alike(trial: _Trial, experts: Experts, parameters: Mapping[str, Te
 
     try:
         with user_code():
-            together: Any = trial.run(experts, parameters, x, chosen.view(rows, k), w)
+            together = trial.run(experts, parameters, x, chosen.view(rows, k), w)
             results, orders = zip(*map(part, range(ranks)), strict=True)
             apart = combined(torch.cat(results), torch.cat(orders), w).to(tokens.dtype)
     except UserCodeError:  # not with this number of experts in these attributes
         return False
     rounding = torch.finfo(tokens.dtype).eps ** 0.5
+    if together.shape != apart.shape:
+        return False
     size, distance = together.norm(), (together - apart).norm()
-    return together.shape == apart.shape and bool(size > 0) and bool(distance <= rounding * size)
+    return bool(size > 0) and bool(distance <= rounding * size)

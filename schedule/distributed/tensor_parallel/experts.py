@@ -121,4 +121,4 @@ def combined(results: Tensor, order: Tensor, weights: Tensor) -> Tensor:
         weights: ``[tokens, k]``.
     """
     spread = results.new_zeros(weights.numel(), *results.shape[1:]).index_copy(0, order, results)
-    return (spread.view(*weights.shape, -1) * weights.unsqueeze(-1)).sum(1)
+    return (spread.unflatten(0, weights.shape) * weights.unsqueeze(-1)).sum(1)
