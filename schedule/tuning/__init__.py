@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from schedule.tuning.cost_model import Machine, ModeledStep, Network, Shape
+from schedule.tuning.cost_model import Machine, Mixture, ModeledStep, Network, Shape
 from schedule.tuning.measuring import Measured, TrainingStep, Watch
 from schedule.tuning.result import Tuning
 from schedule.tuning.space import Choice, Number, choice, number, splits
@@ -13,6 +13,7 @@ __all__ = [
     "Choice",
     "Machine",
     "Measured",
+    "Mixture",
     "ModeledStep",
     "Network",
     "Number",

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from torch import nn
 
 from schedule.core.node import Node
+from schedule.distributed.tensor_parallel.expert_proof import has_experts
 from schedule.tuning.measuring import Measured
 from schedule.util.errors import NotApplicable
 
 BYTES = 2
 """Bytes of a bf16 number."""
+INDEX = 8
+"""Bytes of an index."""
 STATES = 16
 """Bytes per parameter: bf16 weight and gradient; float32 weight and two moments of AdamW (Rajbhandari et al. 2020)."""
 
@@ -36,6 +39,10 @@ class Network:
     def all_reduce(self, size: float, ranks: int) -> float:
         """Return the seconds for a ring all-reduce of ``size`` bytes: a reduce-scatter and an all-gather."""
         return 2 * (ranks - 1) * self.alpha + 2 * size * (ranks - 1) / ranks / self.bandwidth
+
+    def all_to_all(self, size: float, ranks: int) -> float:
+        """Return the seconds for an all-to-all of ``size`` bytes of each rank, or for an all-gather of as many."""
+        return self.all_reduce(size, ranks) / 2
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,39 @@ class Machine:
 
 
 @dataclass(frozen=True)
+class Mixture:
+    """Sizes of the experts of a mixture.
+
+    Attributes:
+        parameters: number in the experts of all layers.
+        layers: number of layers with experts.
+        experts: number in each of them.
+        chosen: number of experts for each token.
+    """
+
+    parameters: int
+    layers: int
+    experts: int
+    chosen: int
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Mixture | None:
+        """Read the sizes of a HuggingFace model, or return None if it has no experts of one number and size."""
+        chosen = getattr(getattr(model, "config", None), "num_experts_per_tok", None)
+        layers = [[*module.parameters(recurse=False)] for module in model.modules() if has_experts(module)]
+        counts = {parameters[0].shape[0] for parameters in layers}
+        if not isinstance(chosen, int) or len(counts) != 1:
+            return None
+        sizes = sum(parameter.numel() for parameters in layers for parameter in parameters)
+        return cls(sizes, len(layers), counts.pop(), chosen)
+
+    @property
+    def idle(self) -> float:
+        """Number of parameters that do not compute with a token."""
+        return self.parameters * (1 - self.chosen / self.experts)
+
+
+@dataclass(frozen=True)
 class Shape:
     """Sizes of a transformer relevant for its costs.
 
@@ -70,12 +110,14 @@ class Shape:
         layers: number of identical layers.
         hidden: size of the hidden states.
         heads: number of heads by which attention can be sharded.
+        mixture: of experts, if there are any.
     """
 
     parameters: int
     layers: int
     hidden: int
     heads: int
+    mixture: Mixture | None = None
 
     @classmethod
     def of(cls, model: nn.Module) -> Shape:
@@ -93,7 +135,8 @@ class Shape:
             )
         layers, hidden, heads = (getattr(config, name) for name in names)
         shared = math.gcd(heads, getattr(config, "num_key_value_heads", None) or heads)
-        return cls(sum(parameter.numel() for parameter in model.parameters()), layers, hidden, shared)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        return cls(parameters, layers, hidden, shared, Mixture.of(model))
 
 
 @dataclass(frozen=True)
@@ -106,6 +149,7 @@ class StepTime:
         data: the all-reduce of the gradients, which up to half of the compute may hide.
         stages: additional time of a pipeline: its bubble, and messages from stage to stage.
         reached: fraction of the peak reached by products.
+        experts: all-to-alls between tokens and experts, not overlapped with compute.
     """
 
     compute: float
@@ -113,6 +157,7 @@ class StepTime:
     data: float
     stages: float = 0.0
     reached: float = 1.0
+    experts: float = 0.0
 
     @property
     def hidden(self) -> bool:
@@ -122,11 +167,14 @@ class StepTime:
     def seconds(self, hiding: bool = True) -> float:
         """Return the total time."""
         seen = max(0.0, self.data - self.compute / 2) if hiding else self.data
-        return self.compute + self.tensor + self.stages + seen
+        return self.compute + self.tensor + self.experts + self.stages + seen
 
     def of_peak(self, hiding: bool = True) -> float:
         """Return the reached FLOP/s as a fraction of the peak."""
         return self.reached * self.compute / self.seconds(hiding)
+
+
+_NO_EXPERTS = Mixture(0, 0, 1, 1)
 
 
 def step_time(
@@ -139,6 +187,7 @@ def step_time(
     data: int = 1,
     parts: int = 1,
     recomputed: bool = False,
+    experts: int = 1,
 ) -> StepTime:
     """Compute the time of one step on ``tensor`` × ``stages`` × ``data`` devices.
 
@@ -153,22 +202,42 @@ def step_time(
         data: groups that all-reduce their gradients.
         parts: micro-batches per group.
         recomputed: whether layers run forward once more for their backward pass.
+        experts: of the ``data`` groups, how many have different experts, each with all devices of ``tensor``; 1 shards
+            the width of each expert instead. It replaces the all-reduces around experts by all-to-alls over all of
+            these devices, and all-gathers over ``tensor``.
     """
     passes = 4 if recomputed else 3  # a backward pass counts as two
-    flops = 2 * passes * shape.parameters + 4 * passes * shape.layers * shape.hidden * sequence
+    mixture = shape.mixture or _NO_EXPERTS
+    flops = 2 * passes * (shape.parameters - mixture.idle) + 4 * passes * shape.layers * shape.hidden * sequence
     compute = flops * tokens / (tensor * stages) / (machine.peak * machine.reached)
     message = BYTES * tokens / parts * shape.hidden
     reduced = machine.linking(tensor).all_reduce(message, tensor)
     reductions = 2 * (passes - 1) * shape.layers / stages * parts * reduced
-    gradients = machine.between.all_reduce(BYTES * shape.parameters / (tensor * stages), data)
-    slot = (compute + reductions) / parts
+    spread = mixture.parameters if experts > 1 else 0
+    gradients = machine.between.all_reduce(BYTES * (shape.parameters - spread) / (tensor * stages), data)
+    exchanged = 0.0
+    if experts > 1:
+        own = BYTES * spread / (tensor * stages * experts)
+        gradients += machine.between.all_reduce(own, data // experts)
+        times, network = mixture.layers / stages * parts, machine.linking(tensor * experts)
+        pairs, counts = message * mixture.chosen / tensor, INDEX * mixture.experts
+        both = 2 * (passes - 1) * network.all_to_all(pairs, tensor * experts)
+        exchanged = times * (both + (passes - 2) * network.all_to_all(counts, tensor * experts))
+        reductions -= times * (passes - 1) * reduced  # an all-gather instead of an all-reduce, twice half as much
+    slot = (compute + reductions + exchanged) / parts
     sent = 2 * machine.linking(tensor * stages).send(message / tensor) if stages > 1 else 0.0
     added = (stages - 1) * slot + (parts + stages - 1) * sent
-    return StepTime(compute, reductions, gradients, added, machine.reached)
+    return StepTime(compute, reductions, gradients, added, machine.reached, exchanged)
 
 
 def peak_bytes(
-    shape: Shape, tokens: int, tensor: int = 1, stages: int = 1, parts: int = 1, recomputed: bool = False
+    shape: Shape,
+    tokens: int,
+    tensor: int = 1,
+    stages: int = 1,
+    parts: int = 1,
+    recomputed: bool = False,
+    experts: int = 1,
 ) -> int:
     """Return the bytes of the fullest device: weights, gradients, AdamW, and saved activations of the layers.
 
@@ -183,18 +252,21 @@ def peak_bytes(
         stages: of the pipeline.
         parts: micro-batches per step.
         recomputed: whether layers run forward once more.
+        experts: groups with different experts, as for :func:`step_time`.
     """
+    elsewhere = (shape.mixture or _NO_EXPERTS).parameters * (1 - 1 / experts)
     whole = (10 + 24 / tensor) * tokens * shape.hidden
     layers = shape.layers / stages * min(stages, parts)
     activations = 2 * tokens * shape.hidden * layers + whole if recomputed else whole * layers
-    return int(STATES * shape.parameters / (tensor * stages) + activations)
+    return int(STATES * (shape.parameters - elsewhere) / (tensor * stages) + activations)
 
 
 class ModeledStep:
     """Modeled cost for :func:`schedule.tune` of a training step on many devices, without running it.
 
-    Its knobs are ``split`` (tensor parallel, pipeline; the rest is data parallel), ``micro_batch`` (rows per part)
-    and ``recomputed``. Time is in seconds, memory in bytes of the fullest device::
+    Its knobs are ``split`` (tensor parallel, pipeline; the rest is data parallel), ``micro_batch`` (rows per part),
+    ``recomputed``, and ``experts`` (data-parallel groups over which experts are spread). Time is in seconds, memory in
+    bytes of the fullest device::
 
         cost = ModeledStep(Shape.of(model), devices=64, rows=512, sequence=4096)
         space = {"split": schedule.splits(64), "micro_batch": [1, 2, 4], "recomputed": [False, True]}
@@ -213,12 +285,17 @@ class ModeledStep:
         self.machine = machine or Machine()
 
     def __call__(
-        self, sch: Node, split: tuple[int, int] = (1, 1), micro_batch: int = 1, recomputed: bool = False
+        self,
+        sch: Node,
+        split: tuple[int, int] = (1, 1),
+        micro_batch: int = 1,
+        recomputed: bool = False,
+        experts: int = 1,
     ) -> Measured:
         """Compute time and memory of a step.
 
         Raises:
-            NotApplicable: heads, layers, devices or rows cannot be divided evenly.
+            NotApplicable: heads, layers, devices, rows or experts cannot be divided evenly.
         """
         tensor, stages = split
         data = self.devices // (tensor * stages)
@@ -226,11 +303,15 @@ class ModeledStep:
         self._check_shares("heads", self.shape.heads, tensor)
         self._check_shares("layers", self.shape.layers, stages)
         self._check_shares("rows", self.rows, data * micro_batch)
+        if experts > 1:
+            self._check_shares("data-parallel groups", data, experts)
+            self._check_shares("experts", (self.shape.mixture or _NO_EXPERTS).experts, tensor * experts)
         parts, tokens = self.rows // (data * micro_batch), micro_batch * self.sequence
         time = step_time(
-            self.shape, self.machine, self.sequence, parts * tokens, tensor, stages, data, parts, recomputed
+            self.shape, self.machine, self.sequence, parts * tokens, tensor, stages, data, parts, recomputed, experts
         )
-        return Measured(time.seconds(), peak_bytes(self.shape, tokens, tensor, stages, parts, recomputed))
+        memory = peak_bytes(self.shape, tokens, tensor, stages, parts, recomputed, experts)
+        return Measured(time.seconds(), memory)
 
     def _check_shares(self, what: str, count: int, ways: int) -> None:
         if count % ways:

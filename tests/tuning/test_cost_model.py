@@ -12,7 +12,7 @@ from torch import nn
 
 import schedule
 from schedule import NotApplicable
-from schedule.tuning import Machine, ModeledStep, Network, Shape
+from schedule.tuning import Machine, Mixture, ModeledStep, Network, Shape
 from schedule.tuning.cost_model import peak_bytes, step_time
 from tests.tuning.synthetic import plan_nothing
 
@@ -108,3 +108,52 @@ def test_what_does_not_share_out_is_recorded() -> None:
         assert said in reasons
     with pytest.raises(NotApplicable, match="8 devices cannot be split evenly into 3"):
         cost(None, (3, 1))  # type: ignore[arg-type]
+
+
+MIXED = Shape(7 * 10**9, layers=32, hidden=4096, heads=32, mixture=Mixture(6 * 10**9, layers=16, experts=8, chosen=2))
+
+
+def test_experts_compute_with_their_tokens_only() -> None:
+    time = step_time(MIXED, FAST, 1, tokens=1_000)
+    assert time.compute == pytest.approx((6 * (1e9 + 6e9 / 4) + 12 * 32 * 4096) * 1_000 / 1e15)
+
+
+def test_spread_experts_cost_messages_and_save_memory() -> None:
+    machine = Machine(peak=1e30, inside=Network(1e-3, 1e30), between=Network(1.0, 1e30), node=8)
+    whole = step_time(MIXED, machine, 1, 1, data=4)
+    spread = step_time(MIXED, machine, 1, 1, data=4, experts=4)
+    assert (whole.experts, whole.tensor) == (0.0, 0.0)
+    assert spread.experts == pytest.approx(16 * 5 * 3e-3), "three all-to-alls forward, two backward"
+    assert spread.data == pytest.approx(6.0), "of all but the experts, which no other group has"
+    assert step_time(MIXED, machine, 1, 1, data=8, experts=4).data == pytest.approx(14.0 + 2.0)
+    beside = step_time(MIXED, machine, 1, 1, tensor=2, data=4, experts=4)
+    assert beside.tensor == pytest.approx((4 * 32 - 2 * 16) * 2 * 1e-3) and beside.experts == pytest.approx(
+        16 * 5 * 7e-3
+    )
+    wide = Machine(peak=1e30, inside=Network(0.0, 1e9), node=8)
+    sent = step_time(MIXED, wide, 1, 1_000, data=4, experts=4).experts
+    assert sent == pytest.approx(16 * (4 * 2 * 2 * 1_000 * 4096 + 8 * 8) * 3 / 4 / 1e9)
+    assert peak_bytes(MIXED, 0, experts=4) == 16 * (10**9 + 6 * 10**9 // 4)
+    assert peak_bytes(MIXED, 0, tensor=2, experts=4) == 16 * (10**9 // 2 + 6 * 10**9 // 8)
+
+
+def test_what_cannot_be_spread() -> None:
+    cost = ModeledStep(MIXED, devices=8, rows=8, sequence=128)
+    sch: Any = None
+    assert cost(sch, experts=8).memory < cost(sch).memory
+    with pytest.raises(NotApplicable, match="2 data-parallel groups cannot be split evenly into 4"):
+        cost(sch, split=(4, 1), experts=4)
+    with pytest.raises(NotApplicable, match="8 experts cannot be split evenly into 16"):
+        ModeledStep(MIXED, devices=16, rows=16, sequence=128)(sch, experts=16)
+    with pytest.raises(NotApplicable, match="1 experts cannot be split evenly into 2"):
+        ModeledStep(SMALL, devices=8, rows=8, sequence=128)(sch, experts=2)
+
+
+def test_experts_of_models() -> None:
+    config = hf.MixtralConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=3, num_local_experts=4,
+        num_attention_heads=4, num_key_value_heads=2,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = hf.MixtralForCausalLM(config)
+    assert Shape.of(model).mixture == Mixture(3 * 4 * 3 * 16 * 24, layers=3, experts=4, chosen=2)
