@@ -53,7 +53,8 @@ at least a quarter of the weights, are sharded. *attention*, *features*: layers 
 other features such as the width of an MLP, sharded, of all layers. *column / row / whole*: projections. *shared*: of
 a layer's weights, in the layer with the least of it. *collectives*: of all layers, forward + backward, and in brackets
 one each way for an attention or an MLP, which is the least there can be; a list of several in a layer, such as experts,
-counts as one.
+counts as one. The experts of a mixture are sharded along their width; on a mesh with a dimension `"ep"`, or with
+`experts=True`, a plan spreads whole experts instead.
 
 {summary}
 
