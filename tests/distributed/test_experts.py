@@ -353,13 +353,19 @@ def test_twice_and_synchronized() -> None:
 
 
 def test_a_plan_for_a_number_of_ranks() -> None:
-    """Experts are spread if asked for and if they can be, with sequence parallelism around them, too."""
+    """Experts are spread if asked for, with sequence parallelism around them, too."""
     batch = {name: value[:, :6] for name, value in given().items()}
     plan = schedule.create_schedule(made("mixtral", layers=1), batch).shard_plan(2, experts=True, sequence=True)
     assert Plan.from_json(plan.to_json()) == plan and "4 experts" in str(plan).replace("\n", " ")
     assert plan.boundaries and sum(group.kind == EXPERTS_KIND for group in plan.groups) == 1
     assert plan.without("experts").bytes_moved() < plan.bytes_moved()
     assert simulate(made("mixtral", layers=1), batch, lambda sch: sch.apply_plan(plan), 2).equal()
+
+
+@pytest.mark.slow
+def test_a_plan_for_uneven_experts() -> None:
+    """They keep the shards of their width."""
+    batch = {name: value[:, :6] for name, value in given().items()}
     uneven = schedule.create_schedule(made("mixtral", experts=3, layers=1), batch).shard_plan(2, experts=True)
     assert not any(group.kind == EXPERTS_KIND for group in uneven.groups)
     assert "3 experts cannot be shared evenly by 2 ranks" in uneven.whole["experts of model.layers.0.mlp.experts"]
