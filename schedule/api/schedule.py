@@ -132,6 +132,7 @@ class Schedule(Node):
     shard = primitives.shard
     shard_experts = primitives.shard_experts
     sync = primitives.sync
+    context_parallel = primitives.context_parallel
     shard_plan = primitives.shard_plan
     apply_plan = primitives.apply_plan
     optimize = optimize

@@ -2,6 +2,7 @@
 
 from schedule.primitives.annotate import annotate
 from schedule.primitives.checkpoint import checkpoint
+from schedule.primitives.context_parallel import context_parallel
 from schedule.primitives.cut_pipeline_stage import cut_pipeline_stage
 from schedule.primitives.decompose import decompose
 from schedule.primitives.find import find, find_parallel
@@ -19,6 +20,7 @@ __all__ = [
     "annotate",
     "apply_plan",
     "checkpoint",
+    "context_parallel",
     "cut_pipeline_stage",
     "decompose",
     "find",

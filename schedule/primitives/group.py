@@ -189,6 +189,7 @@ class Group(Generic[NodeT]):
     shard = broadcast(primitives.shard)
     shard_experts = broadcast(primitives.shard_experts)
     sync = broadcast(primitives.sync)
+    context_parallel = broadcast(primitives.context_parallel)
 
     if not TYPE_CHECKING:  # else a misspelled primitive would not be an error
 

@@ -7,18 +7,21 @@ from typing import TYPE_CHECKING, Any
 from schedule.capture.tracing.specialization import Specialization, specialize
 from schedule.distributed.communication.mesh import (
     TensorParallel,
+    check_context,
     checked_mesh,
     expert_ranks,
     has_expert_dimension,
     tensor_parallel,
 )
+from schedule.distributed.planning.contexts import find_contexts
 from schedule.distributed.planning.experts import with_expert_parallel
 from schedule.distributed.planning.plan import with_parallel_loss
 from schedule.distributed.planning.plan_steps import EXPERTS
 from schedule.distributed.planning.planner import find_plan
 from schedule.distributed.planning.sequence import with_sequence_parallel
-from schedule.distributed.tensor_parallel.modules import LEFT, stays_call
+from schedule.distributed.tensor_parallel.modules import ATTENTION, LEFT, stays_call
 from schedule.distributed.tensor_parallel.state import Sharded, sharded_state
+from schedule.primitives.context_parallel import run_on_parts
 from schedule.primitives.registry import primitive, query
 from schedule.primitives.shard import shard
 from schedule.primitives.shard_experts import shard_experts
@@ -42,6 +45,7 @@ def shard_plan(
     sequence: bool = False,
     parallel_loss: bool = False,
     experts: bool | None = None,
+    context: bool | None = False,
 ) -> Plan:
     """Find a tensor-parallel plan for this model from its traced graph alone.
 
@@ -67,10 +71,14 @@ def shard_plan(
         experts: spread the experts of a mixture over the dimensions ``"ep"`` and ``"tp"`` of the mesh, as
             :meth:`shard_experts` does, instead of sharding the width of each. By default if the mesh has a dimension
             ``"ep"``. Experts whose number is not divisible by the ranks keep their shards of the width.
+        context: share the sequence instead of heads and features, from the first layer to the last
+            (:meth:`context_parallel`). None takes the plan that moves fewer bytes, which context parallelism does for
+            sequences that are long next to the width of the model.
 
     Raises:
         ShardError: no mesh, or another than the schedule's; ``parallel_loss`` without sharded logits; ``experts``
-            on a mesh without these dimensions.
+            on a mesh without these dimensions; ``context`` with a mesh without a dimension ``"cp"``, or no chain of
+            layers can work on parts of the sequence.
         TraceError: the model cannot be traced.
         NotApplicable: the model is sharded or rewritten already.
     """
@@ -84,13 +92,26 @@ def shard_plan(
     state = Sharded(sch.tree, _ranks(sch, mesh))
     spread = _expert_ranks(sch, mesh, experts)
     state.whole = sch.tree.graphs.recording
+    if context is not False:
+        check_context(sch.tree.mesh)
+        shared = find_contexts(sch.module, state)
+        if context:
+            return shared if shared.groups else _refuse_contexts(shared)
     graph = _flattened(sch).graph
     plan = find_plan(graph, sch.module, state, vocabulary)
     if spread is not None:
         plan = with_expert_parallel(plan, sch.module, state, spread)
     if sequence:
         plan = with_sequence_parallel(plan, graph, sch.module, state)
-    return with_parallel_loss(plan) if parallel_loss else plan
+    plan = with_parallel_loss(plan) if parallel_loss else plan
+    return shared if context is None and shared.groups and shared.bytes_moved() < plan.bytes_moved() else plan
+
+
+def _refuse_contexts(found: Plan) -> Plan:
+    raise ShardError(
+        "; ".join(f"{where}: {why}" for where, why in found.whole.items()) or "no layers hand hidden states on",
+        fix="shard heads and features instead: shard_plan(mesh)",
+    )
 
 
 @primitive
@@ -122,7 +143,10 @@ def _apply(sch: Node, plan: Plan) -> None:
             continue
         for step in group.shards:
             shard(sch.at(step.path), step.name, step.axis, step.parts, step.replicas, step.common)
-    for each in plan.syncs:
+    for path, argument in dict.fromkeys((step.path, step.argument) for step in plan.syncs if step.mode == ATTENTION):
+        check_context(sch.tree.mesh)
+        run_on_parts(sch.at(path), argument)
+    for each in (step for step in plan.syncs if step.mode != ATTENTION):
         sync(sch.at(each.path), each.mode, each.op, each.axis, each.argument)
 
 

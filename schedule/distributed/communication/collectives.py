@@ -203,7 +203,7 @@ class _OnGradient(torch.autograd.Function):
 # -- targets of graph nodes ---------------------------------------------------------------------------------
 
 
-def _leaf(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def leaf(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Wrap ``function`` to be recorded as one node by any trace."""
 
     @functools.wraps(function)
@@ -216,21 +216,21 @@ def _leaf(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return called
 
 
-@_leaf
+@leaf
 def copy_to_tensor_parallel(x: Tensor, group: str) -> Tensor:
     """Return the replicated ``x`` unchanged, and all-reduce its gradient."""
     result: Tensor = _Copy.apply(x, group)
     return result
 
 
-@_leaf
+@leaf
 def reduce_from_tensor_parallel(x: Tensor, group: str) -> Tensor:
     """All-reduce ``x``, and pass the gradient through unchanged."""
     result: Tensor = _Reduce.apply(x, group)
     return result
 
 
-@_leaf
+@leaf
 def gather_from_tensor_parallel(x: Tensor, group: str, axis: int = -1, size: int | None = None) -> Tensor:
     """All-gather ``x`` along ``axis``, and slice this rank's shard of the gradient.
 
@@ -244,14 +244,14 @@ def gather_from_tensor_parallel(x: Tensor, group: str, axis: int = -1, size: int
     return result
 
 
-@_leaf
+@leaf
 def scatter_to_tensor_parallel(x: Tensor, group: str, axis: int = -1) -> Tensor:
     """Return this rank's shard of the replicated ``x`` along ``axis``, and all-gather the gradient."""
     result: Tensor = _Scatter.apply(x, group, axis)
     return result
 
 
-@_leaf
+@leaf
 def gather_from_sequence_parallel(x: Tensor, group: str, axis: int) -> Tensor:
     """All-gather ``x`` along ``axis``, and reduce-scatter the gradient.
 
@@ -261,7 +261,7 @@ def gather_from_sequence_parallel(x: Tensor, group: str, axis: int) -> Tensor:
     return result
 
 
-@_leaf
+@leaf
 def reduce_scatter_to_sequence_parallel(x: Tensor, group: str, axis: int) -> Tensor:
     """Reduce-scatter ``x`` along ``axis``, and all-gather the gradient.
 
@@ -272,7 +272,7 @@ def reduce_scatter_to_sequence_parallel(x: Tensor, group: str, axis: int) -> Ten
     return result
 
 
-@_leaf
+@leaf
 def move_in_tensor_parallel(x: Tensor, group: str, source: int, target: int) -> Tensor:
     """Reshard ``x`` from dimension ``source`` to dimension ``target`` by an all-to-all.
 
@@ -283,7 +283,7 @@ def move_in_tensor_parallel(x: Tensor, group: str, source: int, target: int) -> 
     return result
 
 
-@_leaf
+@leaf
 def exchange_rows(x: Tensor, group: str, sent: list[int], received: list[int]) -> Tensor:
     """Send consecutive rows of ``x`` to each rank by an all-to-all, and return the received rows, in rank order.
 
@@ -297,7 +297,7 @@ def exchange_rows(x: Tensor, group: str, sent: list[int], received: list[int]) -
     return result
 
 
-@_leaf
+@leaf
 def replicated_part(x: Tensor, group: str, axis: int, replicas: int, common: int = 0) -> Tensor:
     """Return this rank's part of the replicated ``x`` along ``axis``, without communication.
 
@@ -314,7 +314,7 @@ def replicated_part(x: Tensor, group: str, axis: int, replicas: int, common: int
     return torch.cat((own, x.narrow(axis, shared, common)), axis) if common else own
 
 
-@_leaf
+@leaf
 def left_in_tensor_parallel(x: Tensor, weight: Tensor, group: str, size: int) -> Tensor:
     """Wrap ``x`` in a DTensor sharded along the last dimension, without communication.
 
@@ -333,7 +333,7 @@ def left_in_tensor_parallel(x: Tensor, weight: Tensor, group: str, size: int) ->
     return DTensor.from_local(x, weight.device_mesh, how, run_check=False, shape=shape, stride=stride)
 
 
-@_leaf
+@leaf
 def on_gradient(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     """Return ``x`` unchanged, and apply ``function`` to its gradient."""
     result: Tensor = _OnGradient.apply(x, function)

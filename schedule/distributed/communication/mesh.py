@@ -16,7 +16,7 @@ from schedule.util.errors import ShardError
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-TENSOR_PARALLEL, EXPERT_PARALLEL = "tp", "ep"
+TENSOR_PARALLEL, EXPERT_PARALLEL, CONTEXT_PARALLEL = "tp", "ep", "cp"
 
 _MAKE_MESH = 'pass create_schedule(…, mesh=init_device_mesh("cuda", (n,), mesh_dim_names=("tp",)))'
 
@@ -64,7 +64,7 @@ def checked_mesh(mesh: Any) -> Any:
 
 
 def tensor_parallel(mesh: DeviceMesh | SimulatedMesh | None) -> TensorParallel:
-    """Return the dimension named ``"tp"`` of ``mesh``, or its only dimension.
+    """Return the dimension named ``"tp"`` of ``mesh``, else ``"cp"``, or its only dimension.
 
     Raises:
         ShardError: there is no mesh, no such dimension, or no process group, or this rank is not part of the mesh.
@@ -134,17 +134,33 @@ def _expert_dimensions(mesh: DeviceMesh) -> list[str]:
     return [name for name in names if name in (TENSOR_PARALLEL, EXPERT_PARALLEL)]
 
 
+def check_context(mesh: DeviceMesh | SimulatedMesh | None) -> None:
+    """Raise unless the ranks of a schedule with this mesh can share sequences.
+
+    Raises:
+        ShardError: of several dimensions, none is named ``"cp"``, or another is named ``"tp"``.
+    """
+    if not isinstance(mesh, DeviceMesh) or mesh.ndim == 1 or _dimension(mesh) == CONTEXT_PARALLEL:
+        return
+    dims = ", ".join(mesh.mesh_dim_names or ())
+    raise ShardError(
+        f'the mesh has the dimensions {dims}, of which a schedule shards over "tp", and context parallelism needs "cp"',
+        fix='a schedule for mesh["cp"] alone: one schedule shards features or sequences, not both',
+    )
+
+
 def _dimension(mesh: Any) -> str | None:
     """Return the name of the tensor-parallel dimension, or None for a one-dimensional mesh without names."""
     if not isinstance(mesh, DeviceMesh):
         raise ShardError(f"a mesh is a DeviceMesh of torch.distributed, no {type(mesh).__name__}", fix=_MAKE_MESH)
     names = mesh.mesh_dim_names or ()
-    if TENSOR_PARALLEL in names:
-        return TENSOR_PARALLEL
+    for name in (TENSOR_PARALLEL, CONTEXT_PARALLEL):
+        if name in names:
+            return name
     if mesh.ndim == 1:
         return names[0] if names else None
     dims = ", ".join(names) or f"{mesh.ndim} unnamed ones"
     raise ShardError(
         f'the mesh has {mesh.ndim} dimensions ({dims}) and none is named "tp"',
-        fix='name the tensor-parallel one: mesh_dim_names=("dp", "tp")',
+        fix='name the tensor-parallel one: mesh_dim_names=("dp", "tp"), or the context-parallel one: ("dp", "cp")',
     )

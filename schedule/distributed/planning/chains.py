@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from torch import fx, nn
 
 from schedule.capture.recording.specs import TensorSpec
-from schedule.distributed.planning.plan import Plan
 from schedule.distributed.tensor_parallel.modules import stays_call
 from schedule.distributed.tensor_parallel.state import Sharded
 from schedule.util.errors import TraceError
@@ -25,12 +24,11 @@ class Link:
     length: int
 
 
-def chains_of(plan: Plan, root: nn.Module, state: Sharded) -> Iterator[list[Link]]:
+def chains_of(paths: Collection[str], root: nn.Module, state: Sharded) -> Iterator[list[Link]]:
     """Yield the chains of modules passing a tensor from one to the next, outer chains first.
 
-    Only modules with sharded parameters inside are links of a chain.
+    Only modules around one of ``paths`` are links of a chain.
     """
-    paths = [step.path for step in plan.shards]
     for path, module in root.named_modules():
         below = f"{path}." if path else ""
         if stays_call(module) or not any(one.startswith(below) for one in paths):

@@ -44,7 +44,8 @@ class SyncStep:
 
     Attributes:
         path: the path of the module.
-        mode: ``"fwd_pre"``, ``"fwd_post"``, ``"bwd_pre"`` or ``"bwd_post"``.
+        mode: ``"fwd_pre"``, ``"fwd_post"``, ``"bwd_pre"`` or ``"bwd_post"``; ``"fwd_attention"`` for the keys and
+            values of a module that runs on a part of the sequence by ``context_parallel``.
         op: the collective, or a resharding.
         axis: the sharded dimension.
         argument: the name of the input or parameter, for a module that is not a projection.
@@ -61,7 +62,7 @@ class SyncStep:
     ranks: int | None = None
 
 
-HEADS, FEATURES, VOCABULARY, EXPERTS = "heads", "features", "tokens", "experts"
+HEADS, FEATURES, VOCABULARY, EXPERTS, POSITIONS = "heads", "features", "tokens", "experts", "positions"
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,8 @@ class Group:
         size: the number of heads, features, tokens or experts that are sharded.
         shards: the shard steps in order.
         syncs: the sync steps in order.
-        kind: the kind of dimension: the heads of an attention, other features, the tokens of a vocabulary, or
-            whole experts, by ``shard_experts``.
+        kind: the kind of dimension: the heads of an attention, other features, the tokens of a vocabulary, whole
+            experts (by ``shard_experts``), or the positions of a sequence.
         exchanges: the collectives made inside the module, besides the sync steps.
     """
 

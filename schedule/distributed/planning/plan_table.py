@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rich.table import Table
 
-from schedule.distributed.planning.plan_steps import Group, ShardStep, SyncStep, moved
+from schedule.distributed.planning.plan_steps import POSITIONS, Group, ShardStep, SyncStep, moved
 
 _COLUMNS = ("group", "size", "columns", "rows", "forward", "backward", "bytes a step")
 _BACKWARD = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather", "scatter": "all_gather"}
@@ -31,7 +31,8 @@ def plan_table(ranks: int, groups: Sequence[Group], boundaries: Sequence[SyncSte
     def sent(steps: Iterable[ShardStep | SyncStep]) -> int:
         return sum(moved(step, ranks) for step in steps)
 
-    table = Table(title=f"Tensor parallel over {ranks} ranks", title_justify="left")
+    kind = "Context" if any(group.kind == POSITIONS for group in groups) else "Tensor"
+    table = Table(title=f"{kind} parallel over {ranks} ranks", title_justify="left")
     for column in _COLUMNS:
         table.add_column(column, justify="right" if column in ("size", "bytes a step") else "left", overflow="fold")
     for alike in _alike(groups):

@@ -31,7 +31,12 @@ _NOT_POINTWISE = (nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin, nn.GLU, n
 
 
 def propagate(
-    graph: fx.Graph, root: nn.Module, apart: Collection[str] = (), free: Collection[str] = (), returned: bool = False
+    graph: fx.Graph,
+    root: nn.Module,
+    apart: Collection[str] = (),
+    free: Collection[str] = (),
+    returned: bool = False,
+    gathers: bool = False,
 ) -> Propagated:
     """Follow the factors of every dimension through ``graph``.
 
@@ -42,8 +47,10 @@ def propagate(
             equated.
         free: inputs that need not be replicated on every rank.
         returned: whether the outputs need not be replicated.
+        gathers: whether attention gathers its keys and values along the sequence, and takes rows of its mask.
     """
     run = _Propagation(root, apart, free, returned)
+    run.gathers = gathers
     for node in normalize(graph, dict(root.named_modules(remove_duplicate=False))).nodes:
         run.visit(node)
     return run.found
@@ -199,7 +206,7 @@ class _Propagation(Shapes):
             return self.unknown(node)
         for dim in (q[-1], k[-1]):
             block(dim, "attention sums over it")
-        for dim in (k[-2], v[-2]):
+        for dim in () if self.gathers else (k[-2], v[-2]):
             block(dim, "attention works along it")
         for at in range(len(q) - 2):
             heads = take(q[at], size_of(k[at])) if node.args.get("enable_gqa") is True else (q[at], [])
@@ -209,6 +216,9 @@ class _Propagation(Shapes):
             for at, dim in enumerate(mask[:-2]):
                 if dim:
                     equate(q[at + len(q) - len(mask)], dim)
+            for dim, other in zip(mask[-2:], (q[-2], k[-2]), strict=True) if self.gathers else ():
+                if dim:
+                    equate(other, dim)
         return [*q[:-1], v[-1]]
 
     # -- modules -----------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def with_sequence_parallel(plan: Plan, graph: fx.Graph, root: nn.Module, state: 
     repeated = {path for path, count in calls.items() if count > 1}
     groups, boundaries, whole = list(plan.groups), list(plan.boundaries), dict(plan.whole)
     covered: set[str] = set()
-    for chain in chains_of(plan, root, state):
+    for chain in chains_of([step.path for step in plan.shards], root, state):
         if any(link.path.startswith(f"{done}.") for link in chain for done in covered):
             continue
         try:

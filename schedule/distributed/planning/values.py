@@ -69,9 +69,11 @@ class Values:
 
     Attributes:
         handlers: operation → the method that propagates through it.
+        gathers: whether attention gathers its keys and values along the sequence, so that queries may be a part of it.
     """
 
     handlers: ClassVar[Mapping[str, Callable[[Any, OpNode], Value]]] = {}
+    gathers = False
 
     def __init__(self, root: nn.Module, apart: Collection[str], free: Collection[str], returned: bool) -> None:
         self.root, self.apart, self.free, self.returned = root, apart, free, returned

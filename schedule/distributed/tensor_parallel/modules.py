@@ -30,6 +30,8 @@ OUTPUTS = ("fwd_post", "bwd_pre")
 COLUMN, ROW, CHANNEL, OWN = "column", "row", "channel", "own"
 LEFT = "dtensor"
 """The collective that is none: outputs stay where they are, in a DTensor."""
+ATTENTION = "fwd_attention"
+"""The mode of the all-gather of keys and values inside a module."""
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -181,6 +183,21 @@ class Sync:
 
 
 @dataclass(frozen=True)
+class ContextInput:
+    """An input of a module that works on a part of the sequence, besides the hidden states.
+
+    Attributes:
+        argument: the name of the argument.
+        steps: the indices that lead to the tensor in it.
+        axis: the dimension along the sequence, of which each rank takes its part; None if the tensor stays whole.
+    """
+
+    argument: str
+    steps: tuple[int, ...]
+    axis: int | None
+
+
+@dataclass(frozen=True)
 class ModuleSharding:
     """Sharding of one module, stored on the module.
 
@@ -190,6 +207,7 @@ class ModuleSharding:
         splits: parameter name → :class:`Split`.
         syncs: mode, with the argument if given (``"fwd_pre hidden_states"``) → :class:`Sync`.
         experts: description of the experts, if the ranks of the group have different ones.
+        context: inputs of a module that works on a part of the sequence, its attention on the whole; None for others.
     """
 
     group: str
@@ -197,6 +215,7 @@ class ModuleSharding:
     splits: Mapping[str, Split] = field(default_factory=dict)
     syncs: Mapping[str, Sync] = field(default_factory=dict)
     experts: Experts | None = None
+    context: tuple[ContextInput, ...] | None = None
 
     def with_split(self, name: str, split: Split) -> ModuleSharding:
         """Return a copy with one more sharded parameter."""

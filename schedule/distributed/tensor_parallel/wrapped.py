@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from schedule.capture.tracing.specialization import original_class
 from schedule.distributed.communication import collectives
 from schedule.distributed.communication.chunks import chunk_bounds
 from schedule.distributed.communication.groups import group_rank, group_size
+from schedule.distributed.tensor_parallel.contexts import AttentionOverRanks, own_part, refuse_objects
 from schedule.distributed.tensor_parallel.experts import Experts, dispatched
 from schedule.distributed.tensor_parallel.modules import (
     COLUMN,
@@ -59,7 +61,8 @@ class ShardedForward:
     @property
     def is_local(self) -> bool:
         """Whether it is the forward of the class on local shards, without communication."""
-        return not self.missing and not self.sharding.syncs and self.sharding.experts is None
+        inside = self.sharding.experts is not None or self.sharding.context is not None
+        return not self.missing and not self.sharding.syncs and not inside
 
     @property
     def is_fresh(self) -> bool:
@@ -71,8 +74,15 @@ class ShardedForward:
         if self.missing:
             raise ShardError(f"a half-sharded module was called: {self.missing}")
         for sync, mode in self.inputs:
-            args, kwargs = self._synchronized(sync, mode, args, kwargs)
-        with self._own_share(module):
+            given = partial(self._input, sync, mode)
+            args, kwargs = self._with_argument(sync.argument, given, args, kwargs)
+        if self.sharding.context is not None:
+            refuse_objects({**dict(zip(self._names, args, strict=False)), **kwargs})
+        for one in self.sharding.context or ():
+            given = partial(own_part, steps=one.steps, axis=one.axis, group=self.sharding.group)
+            args, kwargs = self._with_argument(one.argument, given, args, kwargs)
+        context = nullcontext() if self.sharding.context is None else AttentionOverRanks(self.sharding.group)
+        with self._own_share(module), context:
             if self.role == ROW and isinstance(module, nn.Embedding):
                 result = self._looked_up(module, *args, **kwargs)
             elif self.sharding.experts is not None:
@@ -167,15 +177,16 @@ class ShardedForward:
 
     # -- inputs and outputs ------------------------------------------------------------------------------
 
-    def _synchronized(
-        self, sync: Sync, mode: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    def _with_argument(
+        self, argument: str | None, function: Callable[[Any], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        name = sync.argument if sync.argument is not None else self._names[0]
+        """Return the call with ``function`` applied to one argument, the first if None."""
+        name = self._names[0] if argument is None else argument
         at = self._names.index(name) if name in self._names else len(args)
         if at < len(args):
-            return (*args[:at], self._input(sync, mode, args[at]), *args[at + 1 :]), kwargs
+            return (*args[:at], function(args[at]), *args[at + 1 :]), kwargs
         if name in kwargs:
-            return args, {**kwargs, name: self._input(sync, mode, kwargs[name])}
+            return args, {**kwargs, name: function(kwargs[name])}
         return args, kwargs
 
     def _input(self, sync: Sync, mode: str, value: Any) -> Any:
